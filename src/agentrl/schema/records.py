@@ -1,0 +1,112 @@
+"""`Record`: one try of a Task. The Record document is also the claimable slot.
+
+Lifecycle (`RECORD_TRANSITIONS` is enforced by the store's update filters):
+
+    pending ──claim──> running ──finish──> finished ──score──> scored
+       ^                  │                   │  ^
+       └──release/expire──┤                   └──┘ scoring failed: lease expires, claimed again
+                          └──max_attempts──> failed
+"""
+
+from datetime import datetime
+from typing import Any, Literal
+
+from pydantic import Field
+
+from agentrl.schema.base import Value, utc_now
+from agentrl.schema.tasks import Split
+
+RecordStatus = Literal["pending", "running", "finished", "scored", "failed"]
+RECORD_TRANSITIONS: dict[RecordStatus, frozenset[RecordStatus]] = {
+    "pending": frozenset({"running"}),
+    "running": frozenset({"pending", "finished", "failed"}),
+    "finished": frozenset({"scored"}),
+    "scored": frozenset(),
+    "failed": frozenset(),
+}
+TERMINAL_STATUSES: frozenset[RecordStatus] = frozenset({"scored", "failed"})
+
+Outcome = Literal[
+    "answered",
+    "no_answer",
+    "turns_limit",
+    "length_limit",
+    "time_limit",
+    "tool_calls_limit",
+    "repetition",
+]
+"""How a rollout ended. All of them are the policy's doing and may be trained on; a failure of the
+infrastructure is no outcome, it ends the attempt."""
+
+
+class Lease(Value):
+    """Who may write to a Record, and until when."""
+
+    owner: str
+    """`host:pid:random` of the holding process."""
+    fence: int
+    """Grows with every claim of the Record; every write of the holder filters on it."""
+    expires_at: datetime
+
+
+class Attempt(Value):
+    """One attempt at a Record, kept after it ended."""
+
+    attempt: int
+    fence: int
+    owner: str
+    started_at: datetime
+    ended_at: datetime | None = None
+    ended_by: Literal["finished", "expired", "released", "error"] | None = None
+    error: str | None = None
+
+
+class Score(Value):
+    """A scorer's verdict: a fact with its origin."""
+
+    scorer: str
+    version: str = "1"
+    value: float
+    detail: str = ""
+    """What the scorer wants a reader to know (a judge's words, a normalised answer)."""
+    inputs: dict[str, Any] = Field(default_factory=dict)
+    """What the scorer was given beside the record itself (model answer, reference)."""
+    scored_at: datetime = Field(default_factory=utc_now)
+
+
+class Record(Value):
+    """One try of a Task: its lease while it runs, its result afterwards."""
+
+    id: str
+    """`{task_id}/{traj_id}`."""
+    task_id: str
+    split: Split
+    traj_id: int
+    """Number of the try in its group, from 0."""
+    order: int
+    """The Task's order; slots are claimed in ascending (order, traj_id)."""
+    status: RecordStatus = "pending"
+    attempt: int = 0
+    """Attempts begun so far; 0 before the first claim."""
+    fence: int = 0
+    """Claims so far; the current lease carries this number."""
+    lease: Lease | None = None
+    attempts: tuple[Attempt, ...] = ()
+    turns: tuple[str, ...] = ()
+    """Ids of the current attempt's acknowledged turns (`DispatchedSamplingTask.id`), in order."""
+    outcome: Outcome | None = None
+    final_answer: str | None = None
+    score: Score | None = None
+    """The current score. None means not yet scored, never 0."""
+    num_prompt_tokens: int = 0
+    """Tokens that came from outside the model over all turns, each counted once."""
+    num_output_tokens: int = 0
+    min_version: int | None = None
+    max_version: int | None = None
+    """Oldest and newest policy version that sampled a token of this Record."""
+    num_tool_calls: int = 0
+    error: str | None = None
+    """Why the Record is `failed`, or why its scoring was last put off."""
+    created_at: datetime = Field(default_factory=utc_now)
+    started_at: datetime | None = None
+    finished_at: datetime | None = None

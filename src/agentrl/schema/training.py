@@ -1,0 +1,68 @@
+"""What the trainer reads (`DBRecordData`) and writes (`LedgerEntry`, `Policy`)."""
+
+from datetime import datetime
+from typing import Literal
+
+from pydantic import Field
+
+from agentrl.schema.base import Value, utc_now
+from agentrl.schema.records import Outcome, Score
+from agentrl.schema.tasks import Split
+from agentrl.schema.turns import DispatchedSamplingTask
+
+LedgerStatus = Literal["ready", "reserved", "trained", "dropped"]
+
+
+class LedgerEntry(Value):
+    """Standing of one DBRecordData with one consumer (trainer).
+
+    ready ──reserve(s)──> reserved ──commit──> trained ──(reuse allowed)──> reserved ...
+      ^                      │  └──drop──> dropped
+      └──crash before commit─┘
+    """
+
+    status: LedgerStatus = "ready"
+    step: int | None = None
+    """Optimizer step (from 1) that reserved, last trained or dropped the record."""
+    trained_count: int = 0
+    reason: str | None = None
+    """Why the record was dropped (`stale`, `zero_variance`, ...)."""
+
+
+class DBRecordData(Value):
+    """The facts of one scored (or failed) Record in token form.
+
+    The stored document holds references and counts; `turns` is filled in by the store when a
+    trainer reads, so that tokens are kept once.
+    """
+
+    record_id: str
+    task_id: str
+    traj_id: int
+    split: Split
+    order: int
+    attempt: int
+    outcome: Outcome | None
+    score: Score | None
+    """None for a Record that failed for reasons of infrastructure: it is in no baseline."""
+    turn_ids: tuple[str, ...]
+    num_tokens: int
+    """Distinct tokens over all turns: prompt and sampled, each counted once."""
+    min_version: int | None
+    max_version: int | None
+    group_completed: bool = False
+    created_at: datetime = Field(default_factory=utc_now)
+    ledger: dict[str, LedgerEntry] = Field(default_factory=dict)
+    turns: tuple[DispatchedSamplingTask, ...] = ()
+
+
+class Policy(Value):
+    """A published set of weights."""
+
+    version: int
+    """Number of optimizer steps behind the weights; 0 is the start."""
+    path: str
+    checksum: str
+    """SHA-256 over the weight files, in name order."""
+    num_bytes: int
+    created_at: datetime = Field(default_factory=utc_now)
