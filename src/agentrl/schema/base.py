@@ -32,7 +32,10 @@ Logprobs = Annotated[np.ndarray, BeforeValidator(_to_float32)]
 
 
 class Value(BaseModel):
-    """A frozen value. Keys that this version does not know are ignored, so that a document which a
-    person annotated in Compass still loads."""
+    """A frozen value.
+
+    Keys that this version does not know are ignored, so that a document which a person annotated
+    in Compass still loads.
+    """
 
     model_config = ConfigDict(frozen=True, extra="ignore", arbitrary_types_allowed=True)

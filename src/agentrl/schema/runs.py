@@ -18,8 +18,8 @@ class Control(Value):
     sampling_paused: bool = False
     max_staleness: int = 1
     """S of the freshness rules, in policy versions."""
-    records_per_step: int = 1
-    """Records that one optimizer step consumes (groups a step x generations)."""
+    groups_per_step: int = 1
+    """Groups that one optimizer step consumes."""
 
 
 class Run(Value):
@@ -33,9 +33,10 @@ class Run(Value):
     control: Control = Field(default_factory=Control)
     policy_version: int = 0
     """The version that servers are expected to serve."""
-    admitted_records: int = 0
-    """Training slots may be claimed while fewer than this many were ever claimed in the stream:
-    the trainer raises it as it consumes (the admission rule of the design)."""
+    admitted_groups: int = 0
+    """Slots of training groups with `order` below this may be claimed. The trainer keeps it at
+    (groups consumed, dropped ones included) + (max_staleness + 1) * groups_per_step, so running
+    and finished-but-untrained records stay within that many steps' worth."""
     trainer_leases: dict[str, Lease] = Field(default_factory=dict)
     """Consumer name -> lease of the trainer that holds it."""
     created_at: datetime = Field(default_factory=utc_now)
