@@ -1,0 +1,406 @@
+"""The sections of a run's configuration. Every field is a flat command-line flag of the same name.
+
+A component receives its own section, never the whole. Field docstrings are the flags' help texts.
+"""
+
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr
+
+
+class Section(BaseModel):
+    """Base of all sections: frozen, unknown keys forbidden, docstrings become help texts."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        use_attribute_docstrings=True,
+        protected_namespaces=(),
+        validate_default=True,
+    )
+    title: ClassVar[str] = ""
+
+
+class RunSection(Section):
+    """What the run is called and where its files go."""
+
+    title: ClassVar[str] = "run"
+
+    run_name: str = Field(default="run", pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$")
+    """Name of the run: also of its database, output and log files."""
+    output_dir: Path | None = None
+    """Checkpoints, published weights, metrics and summary; `output/RUN_NAME` when not given."""
+    logs_dir: Path = Path("logs/as")
+    """Log files of all processes."""
+    seed: int = 42
+    """Seed of everything that is drawn: order of questions, sampling, initial states."""
+    fresh: bool = False
+    """Start anew instead of resuming. Refused while the run's database or output still exists,
+    unless `--delete_existing` is given too."""
+    delete_existing: bool = False
+    """With `--fresh`: delete the run's database and output directory first."""
+
+    @property
+    def output_path(self) -> Path:
+        """The output directory, absolute."""
+        return (self.output_dir or Path("output") / self.run_name).absolute()
+
+
+class ModelSection(Section):
+    """The policy that is trained."""
+
+    title: ClassVar[str] = "model"
+
+    model_name_or_path: str = "assets/demo/model"
+    """Directory of a Hugging Face checkpoint (weights, tokenizer, chat template), or a hub id."""
+    model_name: str = "train-model"
+    """Name under which servers serve the model."""
+    trust_remote_code: bool = False
+    """Run Python code that a checkpoint brings along. Only for checkpoints that you trust."""
+    torch_dtype: Literal["auto", "float32", "bfloat16", "float64"] = "auto"
+    """Training precision; auto: bfloat16 on CUDA, float32 on CPU."""
+    attention_implementation: Literal["sdpa"] = "sdpa"
+    """Attention back end of the trainer."""
+    cpu_ram_efficient_loading: bool = True
+    """Load weights shard by shard. Weights are loaded either way."""
+
+
+class StoreSection(Section):
+    """The document store."""
+
+    title: ClassVar[str] = "store"
+
+    db_connection_string: SecretStr | None = None
+    """MongoDB URI; `MONGODB_URI` when not given. Without either, `agentrl run` starts a private
+    mongod. The database is named after the run unless the URI names one."""
+    mongo_data_dir: Path = Path(".agentrl/mongo")
+    """Where the private mongod keeps its data; runs share it, each with a database of its own."""
+    mongo_port: int = 27417
+    """Port of the private mongod (loopback); the next free one when it is taken."""
+
+
+class DataSection(Section):
+    """The questions."""
+
+    title: ClassVar[str] = "data"
+
+    train_file: Path | None = None
+    """JSONL or JSON file of training questions; without it, the tasks that the database holds."""
+    eval_file: Path | None = None
+    """JSONL or JSON file of held-out questions."""
+    num_train_epochs: int = Field(default=1, ge=1)
+    """Times that every training question is asked."""
+    num_generations: int = Field(default=8, ge=1)
+    """Tries per training question: the size of a group."""
+    eval_num_generations: int = Field(default=1, ge=1)
+    """Tries per evaluation question."""
+    default_scorer: str = "agentcpm"
+    """Scorer of questions that name none."""
+    default_answer_schema: str = "answer"
+    """Answer schema of questions that name none: `boxed`, or a tag name."""
+    system_prompt: str | None = None
+    """System prompt of questions that bring none."""
+    shuffle: bool = True
+    """Ask the questions of each epoch in an order drawn with the seed."""
+
+
+class SamplingSection(Section):
+    """How tokens are drawn."""
+
+    title: ClassVar[str] = "sampling"
+
+    temperature: float = Field(default=1.0, ge=0.0)
+    """Sampling temperature of training rollouts."""
+    eval_temperature: float = Field(default=0.0, ge=0.0)
+    """Sampling temperature of evaluation rollouts; 0 is greedy."""
+    top_p: float = Field(default=1.0, gt=0.0, le=1.0)
+    """Nucleus bound. Anything but 1 makes the behavior logprobs approximate."""
+    top_k: int = -1
+    """Keep the k likeliest tokens; -1 keeps all."""
+    min_p: float = Field(default=0.0, ge=0.0, le=1.0)
+    """Drop tokens below this share of the likeliest one."""
+    presence_penalty: float = Field(default=0.0, ge=-2.0, le=2.0)
+    """Penalty on tokens that appeared."""
+    frequency_penalty: float = Field(default=0.0, ge=-2.0, le=2.0)
+    """Penalty on tokens by how often they appeared."""
+    repetition_penalty: float = Field(default=1.0, gt=0.0, le=2.0)
+    """Divisor on the scores of tokens that appeared."""
+    max_new_tokens: int = Field(default=8196, ge=1)
+    """Most tokens that one model call may sample."""
+    max_prompt_tokens: int = Field(default=128_768, ge=1)
+    """Longest prompt; a rollout whose context grows past it ends with `length_limit`."""
+    preferred_sampling_params: dict[str, Any] | None = None
+    """JSON object whose keys (temperature, top_p, top_k, min_p, *_penalty) override the above."""
+
+
+class RolloutSection(Section):
+    """How a rollout is played, and by how many samplers."""
+
+    title: ClassVar[str] = "rollout"
+
+    num_samplers: int = Field(default=2, ge=0)
+    """Sampler processes that `agentrl run` starts."""
+    max_concurrent_samples_per_process: int = Field(default=32, ge=1)
+    """Rollouts that one sampler plays at the same time."""
+    target_concurrency: int = Field(default=64, ge=1)
+    """Requests that a sampler keeps in flight per inference server, at most."""
+    max_turns: int = Field(default=25, ge=1)
+    """Model calls in a rollout, at most."""
+    max_tool_calls: int = Field(default=200, ge=0)
+    """Tool calls in a rollout, at most."""
+    rollout_timeout_seconds: float = Field(default=3600.0, gt=0)
+    """Wall clock of one rollout; past it, it ends with `time_limit`."""
+    repetition_early_stop_times: int = -1
+    """End a rollout when the model gave the same reply this many times; <= 0: never."""
+    enable_repetition_compress: bool = False
+    """On repetition reset the context instead of ending the rollout."""
+    new_context: Literal["disabled", "discard_all_tools", "discard_all"] = "disabled"
+    """What to do when the context is full."""
+    agent_config_path: Path | None = None
+    """YAML file with the LLM judge's (and browse agent's) models; see assets/agent_config.yml."""
+    scorer_module: Path | None = None
+    """Python file that registers scorers with MCPScorerFactory."""
+    lease_seconds: float = Field(default=30.0, gt=1)
+    """How long a claim holds without a heartbeat; three heartbeats are sent in that time."""
+    max_attempts: int = Field(default=5, ge=1)
+    """Attempts at one slot before it is parked as failed."""
+    drain_seconds: float = Field(default=0.0, ge=0)
+    """On SIGTERM: time given to running rollouts before their slots are handed back."""
+    resample_error_records: bool = True
+    """Try a slot again after an infrastructure failure (up to max_attempts)."""
+    exit_when_done: bool = False
+    """End the sampler once no claimable or running slot is left."""
+
+
+class ToolsSection(Section):
+    """Where the tools are."""
+
+    title: ClassVar[str] = "tools"
+
+    mcp_manager_url: str | None = None
+    """URL of one MCP server (streamable HTTP)."""
+    mcp_servers: str | None = None
+    """`mcpServers` mapping as other MCP clients use it: a JSON file, or JSON itself."""
+    mcp_server_name: str = "all"
+    """Use only this server's tools (comma separated for several), or all."""
+    mcp_auth_token: SecretStr | None = None
+    """Bearer token for `mcp_manager_url`; `MCP_SERVER_TOKEN` when not given."""
+    tool_timeout_seconds: float = Field(default=60.0, gt=0)
+    """Longest wait for one tool call."""
+    tool_server_command: str | None = None
+    """Command that `agentrl run` starts as the tool server; `{port}` is replaced by a free port and
+    `mcp_manager_url` by the resulting address."""
+
+
+class InferenceSection(Section):
+    """The inference servers."""
+
+    title: ClassVar[str] = "inference"
+
+    inference_backend: Literal["embedded", "sglang"] = "embedded"
+    """embedded: the engine that ships here (CPU, small models); sglang: SGLang on GPUs."""
+    inference_urls: tuple[str, ...] = ()
+    """Running servers to use instead of starting any (comma separated)."""
+    num_inference_servers: int = Field(default=1, ge=1)
+    """Servers that `agentrl run` starts when no URLs are given."""
+    inference_host: str = "127.0.0.1"
+    """Address that servers listen on. Anything but loopback needs inference_api_key."""
+    inference_port: int = 30000
+    """Port of the first server; the next free one when it is taken."""
+    inference_api_key: SecretStr | None = None
+    """Bearer key of the data routes; `AGENTRL_API_KEY` when not given."""
+    inference_admin_key: SecretStr | None = None
+    """Bearer key of the control routes; `AGENTRL_ADMIN_KEY` when not given."""
+    inf_tp_size: int = Field(default=1, ge=1)
+    """Tensor parallel degree of one server."""
+    inf_ep_size: int = Field(default=1, ge=1)
+    """Expert parallel degree of one server."""
+    inf_mem_ratio: float = Field(default=0.8, gt=0, le=1)
+    """Share of GPU memory for SGLang's weights and cache."""
+    max_running_requests: int = Field(default=64, ge=1)
+    """Requests that one server decodes at the same time."""
+    context_length: int | None = None
+    """Longest sequence a server takes; the model's own limit when not given."""
+    inference_threads: int | None = None
+    """CPU threads of the embedded engine."""
+    tool_call_parser: str = "qwen25"
+    """Format of the model's tool calls."""
+    sglang_args: str = ""
+    """Further arguments for `sglang.launch_server`, as typed in a shell."""
+
+
+class AlgorithmSection(Section):
+    """Advantages, losses, filters and freshness."""
+
+    title: ClassVar[str] = "algorithm"
+
+    loss_calculator: str = "GRPO"
+    """Policy loss: GRPO, MINIRL and those that `agentrl train --help` lists."""
+    epsilon: float = Field(default=0.2, ge=0)
+    """Half-width of the clip range."""
+    epsilon_higher: float = Field(default=0.1, ge=0)
+    """Extra width of the clip range upwards."""
+    beta1: float | None = None
+    """CE-GPPO weight of tokens clipped from below."""
+    beta2: float | None = None
+    """CE-GPPO weight of tokens clipped from above."""
+    importance_weight_cap_ratio: float = Field(default=4.0, gt=0)
+    """Factor on the clip range that gives the hard drop range."""
+    strict_in_bound: bool = False
+    """Make the hard drop range equal to the clip range."""
+    out_of_date_decay: float | None = None
+    """Narrow the hard drop range with staleness at this rate."""
+    token_level_loss: bool = True
+    """Average over all loss tokens of the step; otherwise over the records."""
+    skip_length_normalization: bool = False
+    """With token_level_loss false: sum over a record instead of averaging."""
+    advantage_estimator: Literal["leave_one_out", "group_mean", "group_std"] = "leave_one_out"
+    """Baseline within the group."""
+    adv_scaling: float = 1.0
+    """Factor on the advantages."""
+    sign_clip: bool = True
+    """Keep advantages of wrong records (score <= 0.5) <= 0 and of right ones >= 0."""
+    drop_zero_advantage: bool = True
+    """Leave turns with advantage 0 out of the batch."""
+    skip_non_positive_advantage: bool = False
+    """Leave turns with advantage <= 0 out of the batch."""
+    minimal_advantage: float | None = None
+    """Leave turns with an advantage below this out of the batch."""
+    min_score_spread: float = Field(default=0.1, ge=0)
+    """Groups whose best and worst score differ by less teach nothing and are dropped."""
+    balance_sample: bool = False
+    """Keep about as many right as wrong records of a group."""
+    min_turns: int = Field(default=1, ge=0)
+    """Right records with fewer turns than this are not trained."""
+    reserve_context_error_count: int = Field(default=-1, ge=-1)
+    """Records a group that ended at a length or turn limit and are kept; -1 keeps all."""
+    efficient_rewarding: bool = False
+    """Shift scores by up to 0.1 in favour of right records with few turns."""
+    max_staleness: int = Field(default=1, ge=0)
+    """Oldest policy version, in steps behind the current one, that may still be trained on."""
+    staleness_policy: Literal["drop", "wait"] = "drop"
+    """What happens to records beyond max_staleness."""
+    max_trained_count: int = Field(default=1, ge=1)
+    """Optimizer steps that may use a record."""
+    retrained_interval: int = Field(default=1, ge=1)
+    """Steps between two uses of a record, at least."""
+
+
+class TrainerSection(Section):
+    """The optimizer's loop."""
+
+    title: ClassVar[str] = "trainer"
+
+    max_steps: int = Field(default=1000, ge=1)
+    """Optimizer steps in all (the resumed ones included)."""
+    groups_per_step: int | None = None
+    """Groups that one step consumes; when not given, per_device_train_batch_size *
+    gradient_accumulation_steps records are taken, rounded up to whole groups."""
+    per_device_train_batch_size: int = Field(default=1, ge=1)
+    """Used when groups_per_step is not given."""
+    gradient_accumulation_steps: int = Field(default=48, ge=1)
+    """Used when groups_per_step is not given."""
+    learning_rate: float = Field(default=1e-6, ge=0)
+    """Peak learning rate of AdamW. 0 trains nothing (a control experiment)."""
+    weight_decay: float = Field(default=0.0, ge=0)
+    """Decoupled weight decay."""
+    optim_args: str = "beta1=0.9,beta2=0.98"
+    """AdamW's betas and eps: `beta1=..,beta2=..,eps=..`."""
+    warmup_steps: int = Field(default=0, ge=0)
+    """Steps of linear warm-up."""
+    lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"
+    """Learning rate after the warm-up."""
+    max_grad_norm: float = Field(default=1.0, gt=0)
+    """Gradient norm above which gradients are scaled down."""
+    max_tokens: int = Field(default=65536, ge=1)
+    """Token budget of one forward pass."""
+    merge: Literal["tree", "linear", "none"] = "tree"
+    """Prefix sharing in the forward pass: over the whole group, within a record, or none."""
+    loss_seq_chunk_size: int = Field(default=4096, ge=1)
+    """Loss positions that go through the LM head at a time."""
+    log_entropy: bool = True
+    """Compute and log the policy's entropy."""
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass to save memory."""
+    bf16: bool = False
+    """Same as torch_dtype bfloat16."""
+    tp_size: int = Field(default=1, ge=1)
+    """Tensor parallel degree of the trainer."""
+    pp_size: int = Field(default=1, ge=1)
+    """Pipeline parallel degree of the trainer."""
+    ep_size: int = Field(default=1, ge=1)
+    """Expert parallel degree of the trainer."""
+    cp_size: int = Field(default=1, ge=1)
+    """Context parallel degree of the trainer."""
+    trainer_threads: int | None = None
+    """CPU threads of the trainer."""
+    save_steps: int = Field(default=3, ge=1)
+    """Steps between two checkpoints."""
+    save_total_limit: int = Field(default=2, ge=1)
+    """Checkpoints that are kept."""
+    save_only_model: bool = False
+    """Leave optimizer state out of checkpoints (such a run cannot resume exactly)."""
+    logging_steps: int = Field(default=1, ge=1)
+    """Steps between two log lines."""
+    report_to: str = "none"
+    """Trackers besides console and JSONL (comma separated)."""
+    eval_strategy: Literal["no", "ends", "steps"] = "no"
+    """no; ends: before the first and after the last step; steps: also every eval_steps."""
+    eval_steps: int = Field(default=5, ge=1)
+    """Steps between two evaluations."""
+    eval_timeout_seconds: float = Field(default=3600.0, gt=0)
+    """Longest wait for an evaluation."""
+    sync_sampling: bool = False
+    """Sample, then train, in turn (max_staleness 0)."""
+    consumer: str = Field(default="trainer", pattern=r"^[a-z][a-z0-9_]{0,31}$")
+    """Name under which this trainer keeps its ledger."""
+    trainer_lease_seconds: float = Field(default=60.0, gt=1)
+    """How long the trainer's claim on the run holds without a heartbeat."""
+
+
+class PublishSection(Section):
+    """How new weights reach the servers."""
+
+    title: ClassVar[str] = "publish"
+
+    publish_mode: Literal["retract", "in_place", "abort"] = "retract"
+    """What happens to generations in flight: recomputed under the new weights, continued on the
+    old cache, or cut and resumed by the client."""
+    publish_timeout_seconds: float = Field(default=120.0, gt=0)
+    """Longest wait for one server; a slower one is taken out."""
+    keep_policies: int = Field(default=2, ge=1)
+    """Published weight directories that are kept besides those in use."""
+
+
+SECTIONS: dict[str, type[Section]] = {
+    "run": RunSection,
+    "model": ModelSection,
+    "store": StoreSection,
+    "data": DataSection,
+    "sampling": SamplingSection,
+    "rollout": RolloutSection,
+    "tools": ToolsSection,
+    "inference": InferenceSection,
+    "algorithm": AlgorithmSection,
+    "trainer": TrainerSection,
+    "publish": PublishSection,
+}
+
+
+class RootConfig(BaseModel):
+    """All sections together: what one process was started with."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    run: RunSection = RunSection()
+    model: ModelSection = ModelSection()
+    store: StoreSection = StoreSection()
+    data: DataSection = DataSection()
+    sampling: SamplingSection = SamplingSection()
+    rollout: RolloutSection = RolloutSection()
+    tools: ToolsSection = ToolsSection()
+    inference: InferenceSection = InferenceSection()
+    algorithm: AlgorithmSection = AlgorithmSection()
+    trainer: TrainerSection = TrainerSection()
+    publish: PublishSection = PublishSection()
