@@ -74,8 +74,8 @@ class StoreSection(Section):
     db_connection_string: SecretStr | None = None
     """MongoDB URI; `MONGODB_URI` when not given. Without either, `agentrl run` starts a private
     mongod. The database is named after the run unless the URI names one."""
-    mongo_data_dir: Path = Path(".agentrl/mongo")
-    """Where the private mongod keeps its data; runs share it, each with a database of its own."""
+    mongo_data_dir: Path | None = None
+    """Where the private mongod keeps its data; `.agentrl/mongo/RUN_NAME` when not given."""
     mongo_port: int = 27417
     """Port of the private mongod (loopback); the next free one when it is taken."""
 
@@ -139,6 +139,8 @@ class RolloutSection(Section):
 
     title: ClassVar[str] = "rollout"
 
+    enable_sampling: bool = True
+    """Start inference servers and samplers; otherwise train on what the database holds."""
     num_samplers: int = Field(default=2, ge=0)
     """Sampler processes that `agentrl run` starts."""
     max_concurrent_samples_per_process: int = Field(default=32, ge=1)

@@ -1,0 +1,82 @@
+"""Checks that span several flags, and clear refusals of what is not supported yet."""
+
+import ipaddress
+from collections.abc import Iterator
+
+from agentrl.config.sections import RootConfig
+from agentrl.errors import ConfigError
+
+
+def check_config(config: RootConfig) -> RootConfig:
+    """Return the configuration with implied values filled in.
+
+    Raises:
+        ConfigError: values contradict each other, or ask for what is not supported yet.
+    """
+    for problem in (*_unsupported(config), *_contradictions(config)):
+        raise ConfigError(problem)
+    if config.trainer.sync_sampling and config.algorithm.max_staleness != 0:
+        algorithm = config.algorithm.model_copy(update={"max_staleness": 0})
+        config = config.model_copy(update={"algorithm": algorithm})
+    if config.trainer.bf16 and config.model.torch_dtype == "auto":
+        model = config.model.model_copy(update={"torch_dtype": "bfloat16"})
+        config = config.model_copy(update={"model": model})
+    return config
+
+
+def groups_per_step(config: RootConfig, world_size: int = 1) -> int:
+    """Return the number of groups that one optimizer step consumes."""
+    trainer = config.trainer
+    if trainer.groups_per_step is not None:
+        return trainer.groups_per_step
+    records = trainer.per_device_train_batch_size * trainer.gradient_accumulation_steps * world_size
+    return -(-records // config.data.num_generations)
+
+
+def _unsupported(config: RootConfig) -> Iterator[str]:
+    trainer, rollout = config.trainer, config.rollout
+    for name in ("tp_size", "pp_size", "ep_size", "cp_size"):
+        if getattr(trainer, name) != 1:
+            yield (
+                f"--{name} {getattr(trainer, name)} is not supported yet; "
+                "use 1 (more ranks shard the model with FSDP2)"
+            )
+    if rollout.new_context != "disabled":
+        yield f"--new_context {rollout.new_context} is not supported yet; use disabled"
+    if rollout.enable_repetition_compress:
+        yield "--enable_repetition_compress is not supported yet; use false"
+    if config.algorithm.staleness_policy == "wait":
+        yield "--staleness_policy wait is not supported yet; use drop"
+    trackers = {name.strip() for name in trainer.report_to.split(",")} - {"", "none", "jsonl"}
+    if trackers:
+        yield (
+            f"--report_to {trainer.report_to} is not supported yet; metrics go to console, "
+            "metrics.jsonl and summary.json (use none)"
+        )
+
+
+def _contradictions(config: RootConfig) -> Iterator[str]:
+    trainer, tools = config.trainer, config.tools
+    if tools.mcp_manager_url and tools.tool_server_command:
+        yield "--mcp_manager_url and --tool_server_command exclude each other; give one"
+    if trainer.groups_per_step is not None and trainer.groups_per_step < 1:
+        yield f"--groups_per_step must be at least 1, got {trainer.groups_per_step}"
+    if trainer.eval_strategy != "no" and config.data.eval_file is None:
+        yield f"--eval_strategy {trainer.eval_strategy} needs --eval_file"
+    if config.run.delete_existing and not config.run.fresh:
+        yield "--delete_existing goes with --fresh"
+    host = config.inference.inference_host
+    if not _is_loopback(host) and config.inference.inference_api_key is None:
+        yield (
+            f"--inference_host {host} is reachable from outside; set AGENTRL_API_KEY "
+            "(and AGENTRL_ADMIN_KEY), or listen on 127.0.0.1"
+        )
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

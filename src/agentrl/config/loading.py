@@ -1,0 +1,207 @@
+"""Flags and YAML files to a `RootConfig`, and back to a file that children and people read."""
+
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import yaml
+from pydantic import SecretStr, ValidationError
+
+from agentrl.config.checks import check_config
+from agentrl.config.flags import FLAGS, NO_EFFECT, canonical_name, nearest_name
+from agentrl.config.sections import SECTIONS, RootConfig
+from agentrl.errors import ConfigError
+
+SECRET_ENVIRONMENT = {
+    "db_connection_string": "MONGODB_URI",
+    "mcp_auth_token": "MCP_SERVER_TOKEN",
+    "inference_api_key": "AGENTRL_API_KEY",
+    "inference_admin_key": "AGENTRL_ADMIN_KEY",
+}
+"""Environment variables that give a secret when no flag does; children get secrets this way."""
+
+_ONE_SHOT = {"fresh", "delete_existing"}
+"""Flags that speak of one start and not of the run; they are not written down."""
+
+
+def parse_flags(argv: Sequence[str]) -> RootConfig:
+    """Build the configuration of a process from its command line.
+
+    A `--config FILE` gives values that the other flags override; secrets that neither gives are
+    read from the environment.
+
+    Raises:
+        ConfigError: an unknown flag (the nearest known one is named), a missing or impossible
+            value, or an unreadable file.
+    """
+    typed = _split_arguments(argv)
+    values: dict[str, Any] = {}
+    if "config" in typed:
+        values.update(_read_yaml(Path(typed.pop("config"))))
+    values.update(typed)
+    return build_config(values)
+
+
+def build_config(values: Mapping[str, Any]) -> RootConfig:
+    """Validate flat values (strings as typed, or already typed) into a `RootConfig`."""
+    sections: dict[str, dict[str, Any]] = {name: {} for name in SECTIONS}
+    for typed_name, value in values.items():
+        name = canonical_name(typed_name)
+        if name in NO_EFFECT:
+            sys.stderr.write(f"note: --{name} has no effect here: {NO_EFFECT[name]}\n")
+            continue
+        if name not in FLAGS:
+            raise ConfigError(_unknown(name))
+        sections[FLAGS[name].section][name] = _convert(name, value)
+    for name, variable in SECRET_ENVIRONMENT.items():
+        section = sections[FLAGS[name].section]
+        if name not in section and os.environ.get(variable):
+            section[name] = os.environ[variable]
+    try:
+        config = RootConfig.model_validate(sections)
+    except ValidationError as error:
+        raise ConfigError(_first_problem(error)) from None
+    return check_config(_apply_preferred_sampling(config))
+
+
+def flat_values(config: RootConfig) -> dict[str, Any]:
+    """Return all values by flag name, JSON-compatible, without secrets.
+
+    A database URI that carries no password is no secret: it is kept, so that further samplers can
+    be started from the file.
+    """
+    flat: dict[str, Any] = {}
+    for section in SECTIONS:
+        for name, value in getattr(config, section):
+            if name in _ONE_SHOT:
+                continue
+            if isinstance(value, SecretStr):
+                uri = value.get_secret_value()
+                if name == "db_connection_string" and urlsplit(uri).password is None:
+                    flat[name] = uri
+                continue
+            flat[name] = str(value) if isinstance(value, Path) else value
+    plain: dict[str, Any] = json.loads(json.dumps(flat))
+    return plain
+
+
+def write_config(config: RootConfig, path: Path) -> None:
+    """Write the resolved configuration as YAML, in sections, without secrets."""
+    flat = flat_values(config)
+    lines = ["# The resolved configuration of this run. Secrets are not in it.\n"]
+    for section, cls in SECTIONS.items():
+        part = {
+            name: flat[name] for name in cls.model_fields if flat.get(name) not in (None, "", [])
+        }
+        if part:
+            lines.append(f"\n# {section}\n{yaml.safe_dump(part, sort_keys=False)}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(lines))
+
+
+def secret_environment(config: RootConfig) -> dict[str, str]:
+    """Return the environment variables that hand the configuration's secrets to a child."""
+    return {
+        variable: value.get_secret_value()
+        for name, variable in SECRET_ENVIRONMENT.items()
+        if (value := getattr(getattr(config, FLAGS[name].section), name)) is not None
+    }
+
+
+def _split_arguments(argv: Sequence[str]) -> dict[str, Any]:
+    typed: dict[str, Any] = {}
+    position = 0
+    while position < len(argv):
+        argument = argv[position]
+        if not argument.startswith("--"):
+            raise ConfigError(f"unexpected argument {argument!r}; flags look like --max_steps 10")
+        position += 1
+        flag, has_value, value = argument[2:].partition("=")
+        name = canonical_name(flag)
+        if name != "config" and name not in FLAGS and name not in NO_EFFECT:
+            raise ConfigError(_unknown(name))
+        if not has_value:
+            # A flag's value may begin with "-" (as in -1), but never with "--".
+            follows = position < len(argv) and not argv[position].startswith("--")
+            if follows:
+                value = argv[position]
+                position += 1
+            elif name in NO_EFFECT or (name in FLAGS and FLAGS[name].is_bool):
+                value = "true"
+            else:
+                raise ConfigError(f"--{name} needs a value")
+        typed[name] = value
+    return typed
+
+
+def _convert(name: str, value: Any) -> Any:
+    """Turn a typed string into what its field expects."""
+    flag = FLAGS[name]
+    if not isinstance(value, str):
+        return value
+    if flag.is_tuple:
+        return tuple(part.strip() for part in value.split(",") if part.strip())
+    if flag.is_mapping:
+        try:
+            return json.loads(value)
+        except json.JSONDecodeError as error:
+            raise ConfigError(f"--{name} is not valid JSON: {error}") from None
+    if value.lower() in ("none", "null") and not flag.field.is_required():
+        return flag.field.default if flag.field.default is None else value
+    return value
+
+
+def _apply_preferred_sampling(config: RootConfig) -> RootConfig:
+    preferred = config.sampling.preferred_sampling_params
+    if not preferred:
+        return config
+    allowed = set(type(config.sampling).model_fields) - {"preferred_sampling_params"}
+    unknown = sorted(set(preferred) - allowed)
+    if unknown:
+        raise ConfigError(
+            f"--preferred_sampling_params: unknown key {unknown[0]!r}; known: "
+            f"{', '.join(sorted(allowed))}"
+        )
+    merged = config.sampling.model_dump() | preferred | {"preferred_sampling_params": None}
+    try:
+        sampling = type(config.sampling).model_validate(merged)
+    except ValidationError as error:
+        raise ConfigError(_first_problem(error)) from None
+    return config.model_copy(update={"sampling": sampling})
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        content = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise ConfigError(f"--config {path}: {error.strerror}") from None
+    except yaml.YAMLError as error:
+        problem = " ".join(str(error).split())
+        raise ConfigError(f"--config {path} is not valid YAML: {problem}") from None
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise ConfigError(f"--config {path}: expected `flag: value` lines")
+    return {canonical_name(str(key)): value for key, value in content.items()}
+
+
+def _unknown(name: str) -> str:
+    nearest = nearest_name(name)
+    hint = f"; did you mean --{nearest}?" if nearest else "; see --help"
+    return f"unknown flag --{name}{hint}"
+
+
+def _first_problem(error: ValidationError) -> str:
+    problems = error.errors(include_url=False)
+    first = problems[0]
+    given = first.get("input")
+    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    name = first["loc"][-1] if first["loc"] else "configuration"
+    for part in first["loc"]:
+        if part in FLAGS:
+            name = part
+    return f"--{name}: {first['msg']}, got {given!r}{more}"
