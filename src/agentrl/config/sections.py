@@ -335,6 +335,9 @@ class TrainerSection(Section):
     """Expert parallel degree of the trainer."""
     cp_size: int = Field(default=1, ge=1)
     """Context parallel degree of the trainer."""
+    num_processes: int = Field(default=1, ge=1)
+    """Trainer ranks that `agentrl run` starts on this machine; more than one go through
+    `accelerate launch` with assets/fsdp2_dst.yml."""
     trainer_threads: int | None = None
     """CPU threads of the trainer."""
     save_steps: int = Field(default=3, ge=1)

@@ -1,0 +1,35 @@
+"""Help texts made from the configuration sections."""
+
+import textwrap
+
+from agentrl.config.flags import FLAGS, NO_EFFECT
+from agentrl.config.sections import SECTIONS
+
+_USED_SECTIONS = {
+    "run": tuple(SECTIONS),
+    "sample": ("run", "model", "store", "data", "sampling", "rollout", "tools"),
+    "train": ("run", "model", "store", "data", "sampling", "algorithm", "trainer", "publish"),
+    "serve": ("run", "model", "store", "inference"),
+    "eval": ("run", "model", "store", "data", "sampling", "rollout", "tools", "inference"),
+    "tasks": ("run", "store", "data"),
+    "store": ("run", "store"),
+}
+
+
+def command_help(command: str, summary: str) -> str:
+    """Return a command's help: every flag of the sections it uses, with defaults in brackets."""
+    lines = [f"agentrl {command}: {summary}", ""]
+    lines.append("Flags are the same for every command; --config FILE reads them from YAML.")
+    for section in _USED_SECTIONS[command]:
+        lines += ["", f"{section}: {(SECTIONS[section].__doc__ or '').strip()}"]
+        for flag in FLAGS.values():
+            if flag.section == section:
+                lines += textwrap.wrap(
+                    f"--{flag.name}  {flag.help}",
+                    100,
+                    initial_indent="  ",
+                    subsequent_indent=" " * 8,
+                )
+    if command == "run":
+        lines += ["", f"accepted without effect: {', '.join(NO_EFFECT)}"]
+    return "\n".join(lines)

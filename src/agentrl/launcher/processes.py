@@ -1,0 +1,149 @@
+"""Child processes of a launcher: own process groups, own logs, ended with their parent.
+
+Only processes started here are ever signalled.
+"""
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent() -> None:
+    """Ask the kernel to send SIGTERM to this process when its parent dies (Linux; else nothing).
+
+    Runs between fork and exec, so that third-party programs are covered too.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+@dataclass
+class Child:
+    """One supervised child process."""
+
+    name: str
+    argv: Sequence[str]
+    log_path: Path
+    environment: Mapping[str, str] = field(default_factory=dict)
+    max_restarts: int = 0
+    """How often it is started again after it failed; 0: a failure is final."""
+    process: asyncio.subprocess.Process | None = None
+    restarts: int = 0
+    stopping: bool = False
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the current incarnation."""
+        return self.process.pid if self.process else None
+
+    def log_tail(self, num_lines: int = 5) -> str:
+        """Return the last lines of the child's log, for error messages."""
+        try:
+            text = self.log_path.read_text(errors="replace")
+        except OSError:
+            return ""
+        lines = [line for line in text.splitlines() if line.strip()]
+        return "\n".join(lines[-num_lines:])
+
+
+class Supervisor:
+    """Starts children, restarts those that may be, and ends them all on exit (async context)."""
+
+    def __init__(self, *, stop_seconds: float = 15.0, restart_delay_seconds: float = 1.0) -> None:
+        self._stop_seconds = stop_seconds
+        self._restart_delay_seconds = restart_delay_seconds
+        self._children: dict[str, Child] = {}
+        self._watchers: dict[str, asyncio.Task[int]] = {}
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for name in reversed(list(self._children)):
+            await self.stop(name)
+
+    async def start(self, child: Child) -> None:
+        """Start a child; its output is appended to its log file.
+
+        Must be called from the main thread: the kernel ties a child to the thread that started it.
+        """
+        if child.name in self._children:
+            raise ValueError(f"a child named {child.name!r} is already running")
+        await self._spawn(child)
+        self._children[child.name] = child
+        self._watchers[child.name] = asyncio.create_task(self._watch(child))
+
+    async def wait(self, name: str) -> int:
+        """Return the child's exit status once it ended for good."""
+        return await asyncio.shield(self._watchers[name])
+
+    def failed(self) -> Child | None:
+        """Return a child that ended with an error and is not restarted any more, if there is one."""
+        for name, watcher in self._watchers.items():
+            if watcher.done() and watcher.result() != 0 and not self._children[name].stopping:
+                return self._children[name]
+        return None
+
+    async def stop(self, name: str) -> None:
+        """End a child: SIGTERM to the process, then SIGKILL to its group after a bound."""
+        child = self._children.get(name)
+        if child is None or child.process is None:
+            return
+        child.stopping = True
+        process = child.process
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                process.terminate()
+            try:
+                await asyncio.wait_for(process.wait(), self._stop_seconds)
+            except TimeoutError:
+                _kill_group(process.pid)
+        with contextlib.suppress(asyncio.CancelledError):
+            watcher = self._watchers[name]
+            watcher.cancel()
+            await watcher
+        # What the child itself left behind in its group ends with it.
+        _kill_group(process.pid)
+
+    async def _spawn(self, child: Child) -> None:
+        child.log_path.parent.mkdir(parents=True, exist_ok=True)
+        with child.log_path.open("ab") as log:
+            child.process = await asyncio.create_subprocess_exec(
+                *child.argv,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=asyncio.subprocess.STDOUT,
+                env={**os.environ, **child.environment},
+                start_new_session=True,
+                preexec_fn=die_with_parent,
+            )
+
+    async def _watch(self, child: Child) -> int:
+        while True:
+            assert child.process is not None
+            status = await child.process.wait()
+            if status == 0 or child.stopping or child.restarts >= child.max_restarts:
+                return status
+            child.restarts += 1
+            await asyncio.sleep(self._restart_delay_seconds * child.restarts)
+            await self._spawn(child)
+
+
+def _kill_group(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
