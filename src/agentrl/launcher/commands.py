@@ -1,0 +1,35 @@
+"""The command lines of the processes that `agentrl run` starts."""
+
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from agentrl.config.sections import RootConfig
+
+FSDP_CONFIG = Path("assets/fsdp2_dst.yml")
+
+
+def agentrl_command(command: str, config_path: Path, *flags: str) -> list[str]:
+    """Return the argv of one AgentRL process that reads the run's resolved configuration."""
+    return [sys.executable, "-m", "agentrl", command, "--config", str(config_path), *flags]
+
+
+def trainer_command(config: RootConfig, config_path: Path) -> list[str]:
+    """Return the trainer's argv: plain Python for one rank, `accelerate launch` for several."""
+    if config.trainer.num_processes == 1:
+        return agentrl_command("train", config_path)
+    return [
+        *(sys.executable, "-m", "accelerate.commands.launch"),
+        *("--config_file", str(FSDP_CONFIG)),
+        *("--num_processes", str(config.trainer.num_processes)),
+        *("-m", "agentrl", "train", "--config", str(config_path)),
+    ]
+
+
+def tool_server_command(template: str, port: int) -> Sequence[str]:
+    """Return the tool server's argv; `{port}` is filled in and `python` means this interpreter."""
+    words = [word.replace("{port}", str(port)) for word in shlex.split(template)]
+    if words and words[0] in ("python", "python3"):
+        words[0] = sys.executable
+    return words
