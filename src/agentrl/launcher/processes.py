@@ -113,6 +113,7 @@ class Supervisor:
                 await asyncio.wait_for(process.wait(), self._stop_seconds)
             except TimeoutError:
                 _kill_group(process.pid)
+                await process.wait()
         with contextlib.suppress(asyncio.CancelledError):
             watcher = self._watchers[name]
             watcher.cancel()

@@ -1,0 +1,135 @@
+from pathlib import Path
+
+import pytest
+import yaml
+
+from agentrl.config.checks import groups_per_step
+from agentrl.config.loading import (
+    build_config,
+    flat_values,
+    parse_flags,
+    secret_environment,
+    write_config,
+)
+from agentrl.errors import ConfigError
+
+
+def test_underscores_and_hyphens_are_alike() -> None:
+    assert parse_flags(["--max-steps", "7"]) == parse_flags(["--max_steps", "7"])
+
+
+def test_the_original_misspelling_is_accepted() -> None:
+    config = parse_flags(["--loss_calculater", "MINIRL"])
+    assert config.algorithm.loss_calculator == "MINIRL"
+
+
+def test_a_bool_flag_stands_alone_or_takes_a_value() -> None:
+    assert parse_flags(["--strict_in_bound"]).algorithm.strict_in_bound
+    assert not parse_flags(["--sign_clip", "false"]).algorithm.sign_clip
+
+
+def test_negative_values_are_not_mistaken_for_flags() -> None:
+    assert parse_flags(["--top_k", "-1"]).sampling.top_k == -1
+
+
+def test_the_last_of_two_values_counts() -> None:
+    assert parse_flags(["--max_steps", "3", "--max_steps=5"]).trainer.max_steps == 5
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--max_step", "3"], "unknown flag --max_step; did you mean --max_steps?"),
+        (["--qqqqqqqqq"], "unknown flag --qqqqqqqqq; see --help"),
+        (["--max_steps"], "--max_steps needs a value"),
+        (["--max_steps", "0"], "--max_steps: Input should be greater than or equal to 1, got '0'"),
+        (["demo"], "unexpected argument 'demo'"),
+        (["--tp_size", "4"], "--tp_size 4 is not supported yet"),
+        (["--new_context", "discard_all"], "--new_context discard_all is not supported yet"),
+        (["--report_to", "swanlab"], "--report_to swanlab is not supported yet"),
+        (["--preferred_sampling_params", "{"], "--preferred_sampling_params is not valid JSON"),
+        (["--preferred_sampling_params", '{"heat": 1}'], "unknown key 'heat'"),
+        (["--eval_strategy", "ends"], "--eval_strategy ends needs --eval_file"),
+        (["--config", "/nonexistent.yaml"], "--config /nonexistent.yaml: No such file"),
+        (["--inference_host", "0.0.0.0"], "--inference_host 0.0.0.0 is reachable from outside"),
+        (["--run_name", "../x"], "--run_name: String should match"),
+        (["--delete_existing"], "--delete_existing goes with --fresh"),
+    ],
+)
+def test_a_users_mistake_is_one_clear_line(argv: list[str], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_flags(argv)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_preferred_sampling_params_override_the_flags() -> None:
+    config = parse_flags(
+        ["--temperature", "0.5", "--preferred_sampling_params", '{"temperature": 0.9, "top_k": 5}']
+    )
+    assert (config.sampling.temperature, config.sampling.top_k) == (0.9, 5)
+
+
+def test_a_flag_without_effect_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    parse_flags(["--dataloader_num_workers", "1"])
+    assert "--dataloader_num_workers has no effect here" in capsys.readouterr().err
+
+
+def test_a_written_configuration_reads_back_the_same(tmp_path: Path) -> None:
+    argv = ["--run_name", "a", "--max_steps", "9", "--train_file", "x.jsonl", "--inference_urls"]
+    config = parse_flags([*argv, "http://127.0.0.1:1,http://127.0.0.1:2"])
+    path = tmp_path / "config.yaml"
+    write_config(config, path)
+    assert parse_flags(["--config", str(path)]) == config
+
+
+def test_flags_override_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text("max-steps: 3\nlearning_rate: 0.1\n")
+    config = parse_flags(["--config", str(path), "--max_steps", "4"])
+    assert (config.trainer.max_steps, config.trainer.learning_rate) == (4, 0.1)
+
+
+def test_secrets_are_never_written_down(tmp_path: Path) -> None:
+    config = build_config(
+        {
+            "db_connection_string": "mongodb://user:pa55word@db.example/x",
+            "mcp_auth_token": "tok3n",
+            "inference_api_key": "k3y",
+        }
+    )
+    path = tmp_path / "config.yaml"
+    write_config(config, path)
+    written = path.read_text() + str(flat_values(config)) + repr(config)
+    for secret in ("pa55word", "tok3n", "k3y"):
+        assert secret not in written
+    assert secret_environment(config) == {
+        "MONGODB_URI": "mongodb://user:pa55word@db.example/x",
+        "MCP_SERVER_TOKEN": "tok3n",
+        "AGENTRL_API_KEY": "k3y",
+    }
+
+
+def test_a_uri_without_a_password_is_written_for_further_samplers(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    write_config(build_config({"db_connection_string": "mongodb://127.0.0.1:1/x"}), path)
+    assert yaml.safe_load(path.read_text())["db_connection_string"] == "mongodb://127.0.0.1:1/x"
+
+
+def test_secrets_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MONGODB_URI", "mongodb://127.0.0.1:9/x")
+    uri = parse_flags([]).store.db_connection_string
+    assert uri is not None
+    assert uri.get_secret_value() == "mongodb://127.0.0.1:9/x"
+
+
+def test_groups_per_step_follow_from_batch_sizes_when_not_given() -> None:
+    config = build_config({"gradient_accumulation_steps": 48, "num_generations": 8})
+    assert groups_per_step(config) == 6
+    assert groups_per_step(config, world_size=2) == 12
+    assert groups_per_step(build_config({"groups_per_step": 3})) == 3
+    assert groups_per_step(build_config({"gradient_accumulation_steps": 9})) == 2
+
+
+def test_synchronous_sampling_means_no_staleness() -> None:
+    assert build_config({"sync_sampling": True}).algorithm.max_staleness == 0
