@@ -11,6 +11,7 @@
     ├── ToolError                     the tool side's infrastructure failed (not a tool's own error)
     ├── RenderError                   a chat template or tokenizer cannot do what is asked
     ├── ScoringError                  a scorer could not decide; the score stays missing
+    ├── TrainingError                 optimisation cannot go on (non-finite losses or gradients)
     └── PublishError                  weights could not be written or handed to any server
 
 User mistakes are `ConfigError`s and are raised before any process starts. The text of every error
@@ -60,6 +61,10 @@ class RenderError(AgentRLError):
 
 class ScoringError(AgentRLError):
     """A scorer could not decide; the score stays missing and is tried again."""
+
+
+class TrainingError(AgentRLError):
+    """Optimisation cannot go on: losses or gradients stay non-finite."""
 
 
 class PublishError(AgentRLError):
