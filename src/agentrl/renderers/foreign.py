@@ -1,0 +1,293 @@
+"""Foreign text must not become control tokens.
+
+An added token such as `<|im_end|>` is a boundary that only the chat template may set. The same
+characters in a user's question, a tool's result or a tool's description are text. Before the
+template is rendered, each such literal in foreign text is replaced by one private-use character (a
+marker) that occurs nowhere in the conversation; after rendering, markers are encoded as the plain
+characters of their literal by a tokenizer that knows no added tokens. Text without such literals
+passes untouched, and so tokenises as the model's own template would have it.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar, cast
+
+from tokenizers import Tokenizer
+
+from agentrl.errors import RenderError
+from agentrl.schema import Message
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+# What an assistant itself writes with added tokens. Its other control tokens end or begin turns.
+_ASSISTANT_TAGS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
+_FIRST_MARKER = 0xF0000
+_PRIVATE_USE = re.compile("[\U000f0000-\U0010fffd]")
+
+
+def _pattern(literals: Iterable[str]) -> re.Pattern[str]:
+    longest_first = sorted(literals, key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+
+
+class _Markers:
+    """Private-use characters, each standing for one literal, none of them in the conversation."""
+
+    def __init__(self, taken: set[str]) -> None:
+        self._taken = taken
+        self._next = _FIRST_MARKER
+        self.literals: dict[str, str] = {}
+        self._markers: dict[str, str] = {}
+
+    def stand_for(self, literal: str) -> str:
+        if literal not in self._markers:
+            while chr(self._next) in self._taken:
+                self._next += 1
+            self._markers[literal] = chr(self._next)
+            self.literals[chr(self._next)] = literal
+            self._next += 1
+        return self._markers[literal]
+
+
+Tools = Sequence[Mapping[str, Any]]
+_Json = TypeVar("_Json")
+
+
+@dataclass(frozen=True)
+class MarkedConversation:
+    """A conversation whose foreign control literals are replaced by markers."""
+
+    messages: list[Message]
+    tools: list[dict[str, Any]]
+    literals: Mapping[str, str]
+    """Marker -> the literal that it stands for."""
+    dangling: bool
+    """A text begins or ends with a part of a literal, so that a template could complete it."""
+
+
+class ForeignText:
+    """Turns conversations into token ids without letting foreign text make control tokens."""
+
+    def __init__(self, tokenizer: Tokenizer, tokenizer_json: str) -> None:
+        self._tokenizer = tokenizer
+        self._bare = _without_added_tokens(tokenizer_json)
+        added = tokenizer.get_added_tokens_decoder()
+        # Runs of spaces are added tokens in some vocabularies; they bound nothing.
+        control = {id_: token for id_, token in added.items() if token.content.strip()}
+        self.control_ids = frozenset(control)
+        literals = [token.content for token in control.values()]
+        self._any_control = _pattern(literals)
+        self._assistant_control = _pattern(
+            token.content
+            for token in control.values()
+            if token.special and token.content not in _ASSISTANT_TAGS
+        )
+        self._prefixes = {text[:k] for text in literals for k in range(1, len(text))}
+        self._suffixes = {text[k:] for text in literals for k in range(1, len(text))}
+        self._starts = frozenset(text[0] for text in literals)
+        self._ends = frozenset(text[-1] for text in literals)
+        self._longest = max((len(text) for text in literals), default=0)
+        self._plain: dict[str, list[int]] = {}
+        self._anchor = next(
+            (
+                (token.content, id_)
+                for id_, token in control.items()
+                if token.special and not (token.lstrip or token.rstrip or token.single_word)
+            ),
+            None,
+        )
+
+    def mark(
+        self, messages: Sequence[Message], tools: Tools, *, edges: bool = False
+    ) -> MarkedConversation:
+        """Replace the control literals in foreign text by markers.
+
+        Args:
+            messages: in OpenAI form.
+            tools: OpenAI-form schemas.
+            edges: also mark the parts of literals with which texts begin or end.
+
+        Raises:
+            RenderError: a message has an unknown role or holds more than text.
+        """
+        plain = [_plain_message(message) for message in messages]
+        taken: set[str] = set()
+        found = dangling = False
+        for text, pattern in self._strings(plain, tools):
+            found = found or pattern.search(text) is not None
+            dangling = dangling or bool(self._head(text) or self._tail(text))
+            taken.update(_PRIVATE_USE.findall(text))
+        if not found and not edges:
+            return MarkedConversation(plain, [dict(tool) for tool in tools], {}, dangling)
+        markers = _Markers(taken)
+
+        def mark_text(text: str, pattern: re.Pattern[str]) -> str:
+            text = pattern.sub(lambda match: markers.stand_for(match[0]), text)
+            return self._mark_edges(text, markers) if edges else text
+
+        return MarkedConversation(
+            [
+                _map_strings(message, partial(mark_text, pattern=self._pattern_for(message)))
+                for message in plain
+            ],
+            [
+                _map_strings(dict(tool), partial(mark_text, pattern=self._any_control))
+                for tool in tools
+            ],
+            markers.literals,
+            dangling,
+        )
+
+    def count(self, text: str) -> int:
+        """Return how many control literals stand in a text."""
+        return sum(1 for _ in self._any_control.finditer(text))
+
+    def encode(
+        self, text: str, literals: Mapping[str, str], *, after_token: bool = False
+    ) -> list[int]:
+        """Return the ids of rendered text.
+
+        Args:
+            text: what the template made of a marked conversation, or a part of it.
+            literals: the conversation's markers.
+            after_token: the text follows a token, so nothing is put before it (tokenizers of the
+                SentencePiece family put a space before the beginning of a text).
+
+        Raises:
+            RenderError: foreign text would become a control token in spite of everything.
+        """
+        pieces = re.split(f"([{''.join(literals)}])", text) if literals else [text]
+        ids: list[int] = []
+        num_control = 0
+        for position, piece in enumerate(pieces):
+            if position % 2:
+                ids += self._plain_ids(literals[piece])
+            elif piece:
+                num_control += self.count(piece)
+                ids += self._encode_piece(piece, after_token=after_token or position > 0)
+        if sum(id_ in self.control_ids for id_ in ids) > num_control:
+            raise RenderError("foreign text would turn into control tokens under this tokenizer")
+        return ids
+
+    def _encode_piece(self, text: str, *, after_token: bool) -> list[int]:
+        if not after_token or self._anchor is None:
+            return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+        literal, anchor_id = self._anchor
+        ids = list(self._tokenizer.encode(literal + text, add_special_tokens=False).ids)
+        assert ids[0] == anchor_id
+        return ids[1:]
+
+    def _plain_ids(self, literal: str) -> list[int]:
+        """Return the ids of a literal as plain characters."""
+        if literal not in self._plain:
+            # Cut into ever smaller pieces: a vocabulary may hold the literal as an ordinary word.
+            for size in range(len(literal), 0, -1):
+                ids = [
+                    id_
+                    for start in range(0, len(literal), size)
+                    for id_ in self._bare.encode(
+                        literal[start : start + size], add_special_tokens=False
+                    ).ids
+                ]
+                if not self.control_ids.intersection(ids):
+                    self._plain[literal] = ids
+                    break
+            else:
+                raise RenderError(f"the tokenizer has no plain form of {literal!r}")
+        return self._plain[literal]
+
+    def _strings(
+        self, messages: Sequence[Message], tools: Tools
+    ) -> Iterator[tuple[str, re.Pattern[str]]]:
+        """Yield every string of a conversation with the literals that must not stand in it."""
+        for message in messages:
+            pattern = self._pattern_for(message)
+            for text in _strings_in(message):
+                yield text, pattern
+        for text in _strings_in(list(tools)):
+            yield text, self._any_control
+
+    def _pattern_for(self, message: Message) -> re.Pattern[str]:
+        return self._assistant_control if message["role"] == "assistant" else self._any_control
+
+    def _head(self, text: str) -> str:
+        """Return the end of a literal with which a text begins, space aside (templates trim)."""
+        text = text.lstrip()[: self._longest]
+        if self._ends.isdisjoint(text):
+            return ""
+        return next((text[:k] for k in range(len(text), 0, -1) if text[:k] in self._suffixes), "")
+
+    def _tail(self, text: str) -> str:
+        """Return the beginning of a literal with which a text ends, space aside."""
+        text = text.rstrip()[-self._longest :]
+        if self._starts.isdisjoint(text):
+            return ""
+        return next((text[k:] for k in range(len(text)) if text[k:] in self._prefixes), "")
+
+    def _mark_edges(self, text: str, markers: _Markers) -> str:
+        if tail := self._tail(text):
+            start = len(text.rstrip()) - len(tail)
+            text = text[:start] + markers.stand_for(tail) + text[start + len(tail) :]
+        if head := self._head(text):
+            start = len(text) - len(text.lstrip())
+            text = text[:start] + markers.stand_for(head) + text[start + len(head) :]
+        return text
+
+
+def _without_added_tokens(tokenizer_json: str) -> Tokenizer:
+    """Return the same tokenizer blind to added tokens."""
+    definition = json.loads(tokenizer_json)
+    definition["added_tokens"] = []
+    # Post-processors name special tokens, which are no longer there; they add, never split.
+    definition["post_processor"] = None
+    return Tokenizer.from_str(json.dumps(definition))
+
+
+def _plain_message(message: Message) -> Message:
+    """Return the message with its text parts joined.
+
+    Parts would be set side by side by the template, out of reach of the search for literals.
+
+    Raises:
+        RenderError: an unknown role, or a part that is not text.
+    """
+    role = message.get("role")
+    if role not in ROLES:
+        raise RenderError(f"unknown message role {role!r} (known: {', '.join(ROLES)})")
+    content = message.get("content")
+    if not isinstance(content, list):
+        return message
+    texts: list[str] = []
+    for part in content:
+        if not isinstance(part, dict) or part.get("type") != "text":
+            raise RenderError("only text parts can be rendered")
+        texts.append(str(part["text"]))
+    return {**message, "content": "".join(texts)}
+
+
+def _strings_in(value: object) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _strings_in(key)
+            yield from _strings_in(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _strings_in(item)
+
+
+def _map_strings(value: _Json, change: Callable[[str], str]) -> _Json:
+    """Return a JSON value with every string in it changed, keys included."""
+    changed: object = value
+    if isinstance(value, str):
+        changed = change(value)
+    elif isinstance(value, Mapping):
+        changed = {
+            _map_strings(key, change): _map_strings(item, change) for key, item in value.items()
+        }
+    elif isinstance(value, list | tuple):
+        changed = [_map_strings(item, change) for item in value]
+    return cast("_Json", changed)

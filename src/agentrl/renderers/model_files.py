@@ -1,0 +1,98 @@
+"""The files of a model directory that decide how text becomes tokens."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from agentrl.errors import ConfigError
+
+_NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
+
+
+@dataclass(frozen=True)
+class ModelFiles:
+    """What `read_model_files` found."""
+
+    tokenizer: Tokenizer
+    tokenizer_json: str
+    chat_template: str
+    named_tokens: dict[str, str]
+    """`bos_token`, `eos_token`, ... as the template may use them."""
+    stop_token_ids: tuple[int, ...]
+
+
+def read_model_files(model_dir: str | Path) -> ModelFiles:
+    """Read tokenizer, chat template and end-of-turn ids of a model directory.
+
+    Raises:
+        ConfigError: the directory or a file in it is missing or malformed.
+    """
+    path = Path(model_dir)
+    if not path.is_dir():
+        raise ConfigError(f"model path {path}: no such directory")
+    tokenizer_path = path / "tokenizer.json"
+    if not tokenizer_path.is_file():
+        raise ConfigError(f"model path {path}: tokenizer.json is missing")
+    tokenizer_json = tokenizer_path.read_text(encoding="utf-8")
+    try:
+        tokenizer = Tokenizer.from_str(tokenizer_json)
+    except Exception as error:
+        raise ConfigError(f"{tokenizer_path}: not a tokenizer ({error})") from error
+    config = _read_json(path / "tokenizer_config.json")
+    named_tokens = {name: text for name in _NAMED_TOKENS if (text := _token_text(config.get(name)))}
+    return ModelFiles(
+        tokenizer=tokenizer,
+        tokenizer_json=tokenizer_json,
+        chat_template=_chat_template(path, config),
+        named_tokens=named_tokens,
+        stop_token_ids=_stop_token_ids(path, tokenizer, named_tokens.get("eos_token")),
+    )
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigError(f"{path}: not JSON ({error})") from error
+    if not isinstance(value, dict):
+        raise ConfigError(f"{path}: not a JSON object")
+    return value
+
+
+def _token_text(value: object) -> str | None:
+    if isinstance(value, dict):
+        value = value.get("content")
+    return value if isinstance(value, str) else None
+
+
+def _chat_template(path: Path, config: dict[str, Any]) -> str:
+    own_file = path / "chat_template.jinja"
+    if own_file.is_file():
+        return own_file.read_text(encoding="utf-8")
+    template = config.get("chat_template")
+    if isinstance(template, list):
+        named = {entry.get("name"): entry.get("template") for entry in template}
+        template = named.get("tool_use") or named.get("default")
+    if not isinstance(template, str):
+        raise ConfigError(
+            f"model path {path}: no chat template (neither chat_template.jinja nor "
+            "`chat_template` in tokenizer_config.json)"
+        )
+    return template
+
+
+def _stop_token_ids(path: Path, tokenizer: Tokenizer, eos_token: str | None) -> tuple[int, ...]:
+    found: list[int] = []
+    for name in ("generation_config.json", "config.json"):
+        value = _read_json(path / name).get("eos_token_id")
+        found.extend([value] if isinstance(value, int) else value or [])
+    if eos_token is not None and (eos_id := tokenizer.token_to_id(eos_token)) is not None:
+        found.append(eos_id)
+    if not found:
+        raise ConfigError(f"model path {path}: no file names an end-of-turn token (eos_token)")
+    return tuple(dict.fromkeys(found))

@@ -1,0 +1,309 @@
+"""Messages to token ids and back, for one model.
+
+Token in, token out: what a model sampled is never decoded and encoded again. The prompt of a next
+turn is the parent's ids, as they were, and the ids of the text that the template puts behind them.
+Where the template rewrites history instead (or the context was edited), the prompt is rendered
+anew and shares with its parent what it still has in common.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from agentrl.errors import RenderError
+from agentrl.renderers.chat_template import ChatTemplate
+from agentrl.renderers.foreign import ForeignText, MarkedConversation, Tools
+from agentrl.renderers.model_files import ModelFiles, read_model_files
+from agentrl.renderers.reply import Reply, parse_reply
+from agentrl.renderers.tool_calls import get_tool_call_parser
+from agentrl.schema import Message
+
+_DEFAULT_PARSER = "hermes"
+_PROBE = "\U000f0000"
+
+
+@dataclass(frozen=True)
+class Bridge:
+    """The prompt of a next turn: `full_ids_of_parent[:shared_len] + added_ids`."""
+
+    added_ids: np.ndarray
+    """int32 [A]."""
+    shared_len: int
+    exact: bool
+    """The prompt extends the parent's ids in full."""
+    reason: str | None
+    """Why it does not (`drift`, `stop_token`, or the caller's own reason); None where it does."""
+
+    def prompt_ids(self, parent_full_ids: np.ndarray) -> np.ndarray:
+        """Return the whole prompt, int32 [shared_len + A]."""
+        shared = np.asarray(parent_full_ids[: self.shared_len], dtype=np.int32)
+        return np.concatenate([shared, self.added_ids])
+
+
+class Renderer:
+    """Renders conversations for one model and reads its replies.
+
+    Example:
+        renderer = Renderer.load("assets/demo/model")
+        prompt_ids = renderer.render(messages, tools)
+        reply = renderer.parse(output_ids)
+        history = [*messages, reply.message]
+        full_ids = np.concatenate([prompt_ids, output_ids])
+        bridge = renderer.bridge(full_ids, history, [tool_message], tools)
+    """
+
+    def __init__(
+        self,
+        files: ModelFiles,
+        *,
+        tool_call_parser: str | None = None,
+        template_variables: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Build a renderer; `load` is the usual way to one."""
+        self._tokenizer = files.tokenizer
+        self._template = ChatTemplate(
+            files.chat_template, {**files.named_tokens, **(template_variables or {})}
+        )
+        self._foreign = ForeignText(files.tokenizer, files.tokenizer_json)
+        self._parser = get_tool_call_parser(tool_call_parser or _DEFAULT_PARSER)
+        self.stop_token_ids = files.stop_token_ids
+        """Ids that end a turn, int; sampling stops at any of them."""
+        self._stop_literals = {
+            id_: text
+            for id_ in files.stop_token_ids
+            if (text := files.tokenizer.id_to_token(id_)) is not None
+        }
+        self._prompt_text, self._close_text = self._probe_template()
+        opened = self._prompt_text.rfind("<think>")
+        self._starts_inside = opened > self._prompt_text.rfind("</think>")
+
+    @classmethod
+    def load(
+        cls,
+        model_dir: str | Path,
+        *,
+        tool_call_parser: str | None = None,
+        template_variables: Mapping[str, Any] | None = None,
+    ) -> "Renderer":
+        """Read a model directory (tokenizer.json, tokenizer_config.json, chat template, eos ids).
+
+        Args:
+            model_dir: directory in Hugging Face's layout; no weights are read.
+            tool_call_parser: name of the format in which the model writes tool calls.
+            template_variables: further variables of the template (`enable_thinking`, ...).
+
+        Raises:
+            ConfigError: a file is missing or malformed, or the parser is unknown.
+        """
+        return cls(
+            read_model_files(model_dir),
+            tool_call_parser=tool_call_parser,
+            template_variables=template_variables,
+        )
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of ids the tokenizer knows, added tokens included (a model may have more rows)."""
+        return int(self._tokenizer.get_vocab_size(with_added_tokens=True))
+
+    @property
+    def control_token_ids(self) -> frozenset[int]:
+        """Ids that only the template and the model may produce, never text from outside."""
+        return self._foreign.control_ids
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        tools: Tools = (),
+        *,
+        add_generation_prompt: bool = True,
+    ) -> np.ndarray:
+        """Return the prompt ids of a conversation, int32 [P].
+
+        Raises:
+            RenderError: the template or the tokenizer cannot do it.
+        """
+        conversation, text = self._marked(messages, tools, add_generation_prompt)
+        return _int32(self._foreign.encode(text, conversation.literals))
+
+    def bridge(
+        self,
+        parent_full_ids: np.ndarray,
+        messages_before: Sequence[Message],
+        new_messages: Sequence[Message],
+        tools: Tools = (),
+    ) -> Bridge:
+        """Return the prompt of the next turn as what it adds to its parent.
+
+        Args:
+            parent_full_ids: prompt and output ids of the parent turn, int32 [F].
+            messages_before: the parent's messages and, last, the assistant message of its reply
+                (`Reply.message`).
+            new_messages: what came since (tool results, a user's message).
+            tools: the tools that the parent was shown.
+
+        Raises:
+            RenderError: the template or the tokenizer cannot do it.
+        """
+        if not messages_before or messages_before[-1].get("role") != "assistant":
+            raise RenderError("a bridge starts from the assistant message of the parent's reply")
+        messages = [*messages_before, *new_messages]
+        conversation, text = self._marked(messages, tools, True)
+        behind = self._text_behind_reply(conversation, text, len(messages_before))
+        if behind is None:
+            return self._branch(parent_full_ids, conversation, text, "drift")
+        rest, num_dropped = self._closing(parent_full_ids)
+        added = self._foreign.encode(rest + behind, conversation.literals, after_token=True)
+        return Bridge(
+            added_ids=_int32(added),
+            shared_len=len(parent_full_ids) - num_dropped,
+            exact=num_dropped == 0,
+            reason="stop_token" if num_dropped else None,
+        )
+
+    def branch(
+        self,
+        parent_full_ids: np.ndarray,
+        messages: Sequence[Message],
+        tools: Tools = (),
+        *,
+        reason: str,
+    ) -> Bridge:
+        """Render an edited context anew, sharing the longest common prefix with its parent.
+
+        Raises:
+            RenderError: the template or the tokenizer cannot do it.
+        """
+        conversation, text = self._marked(messages, tools, True)
+        return self._branch(parent_full_ids, conversation, text, reason)
+
+    def parse(self, output_ids: Sequence[int] | np.ndarray, *, turn: int = 0) -> Reply:
+        """Take a turn's output apart; never raises on what a model wrote.
+
+        Args:
+            output_ids: sampled ids, with or without the end-of-turn token, int [T].
+            turn: index of the turn; it numbers the tool calls.
+        """
+        ids = [int(id_) for id_ in output_ids]
+        if ids and ids[-1] in self.stop_token_ids:
+            ids.pop()
+        return parse_reply(
+            self.decode(ids), self._parser, starts_inside=self._starts_inside, turn=turn
+        )
+
+    def decode(self, ids: Sequence[int] | np.ndarray) -> str:
+        """Return the text of ids, special tokens included as their literals."""
+        return str(self._tokenizer.decode([int(id_) for id_ in ids], skip_special_tokens=False))
+
+    def encode(self, text: str) -> np.ndarray:
+        """Return the ids of text from outside the model: no control token among them, int32 [T].
+
+        Raises:
+            RenderError: the tokenizer has no plain form of a literal in the text.
+        """
+        message = {"role": "user", "content": text}
+        marked = self._foreign.mark([message], ())
+        content = str(marked.messages[0]["content"])
+        return _int32(self._foreign.encode(content, marked.literals))
+
+    def _text(
+        self, conversation: MarkedConversation, stop: int, *, add_generation_prompt: bool
+    ) -> str:
+        return self._template.render(
+            conversation.messages[:stop],
+            conversation.tools,
+            add_generation_prompt=add_generation_prompt,
+        )
+
+    def _marked(
+        self, messages: Sequence[Message], tools: Tools, add_generation_prompt: bool
+    ) -> tuple[MarkedConversation, str]:
+        """Return the marked conversation and the text that the template makes of it."""
+        conversation = self._foreign.mark(messages, tools)
+        text = self._text(conversation, len(messages), add_generation_prompt=add_generation_prompt)
+        if not conversation.dangling:
+            return conversation, text
+        # The template may set foreign texts side by side so that a literal arises. If taking the
+        # loose ends away takes a literal away, one did.
+        guarded = self._foreign.mark(messages, tools, edges=True)
+        guarded_text = self._text(
+            guarded, len(messages), add_generation_prompt=add_generation_prompt
+        )
+        if self._foreign.count(guarded_text) < self._foreign.count(text):
+            return guarded, guarded_text
+        return conversation, text
+
+    def _text_behind_reply(
+        self, conversation: MarkedConversation, text: str, num_before: int
+    ) -> str | None:
+        """Return what the template puts behind the parent's closed reply, or None.
+
+        None means that appending does not hold: with the new messages, the template renders the
+        parent's prompt or reply otherwise than before.
+        """
+        prompt = self._text(conversation, num_before - 1, add_generation_prompt=True)
+        before = self._text(conversation, num_before, add_generation_prompt=False)
+        if self._close_text is None or not before.endswith(self._close_text):
+            return None
+        if not text.startswith(before):
+            return None
+        reply = str(conversation.messages[num_before - 1].get("content") or "")
+        rendered = before[: len(before) - len(self._close_text)]
+        # Templates trim and pad replies with space; the sampled tokens stay as they are.
+        if _squeeze(rendered) != _squeeze(prompt + reply):
+            return None
+        return text[len(before) :]
+
+    def _closing(self, parent_full_ids: np.ndarray) -> tuple[str, int]:
+        """Return the text that closes the parent's turn, and how many of its ids to give up."""
+        assert self._close_text is not None
+        last = int(parent_full_ids[-1]) if len(parent_full_ids) else -1
+        literal = self._stop_literals.get(last)
+        if literal is None:
+            return self._close_text, 0
+        _, found, rest = self._close_text.partition(literal)
+        if found:
+            return rest, 0
+        # It stopped with another token than the template ends turns with.
+        return self._close_text, 1
+
+    def _branch(
+        self,
+        parent_full_ids: np.ndarray,
+        conversation: MarkedConversation,
+        text: str,
+        reason: str,
+    ) -> Bridge:
+        ids = _int32(self._foreign.encode(text, conversation.literals))
+        limit = min(len(ids), len(parent_full_ids))
+        differs = np.flatnonzero(ids[:limit] != np.asarray(parent_full_ids[:limit]))
+        shared_len = int(differs[0]) if len(differs) else limit
+        exact = shared_len == len(parent_full_ids)
+        return Bridge(
+            added_ids=ids[shared_len:],
+            shared_len=shared_len,
+            exact=exact,
+            reason=None if exact else reason,
+        )
+
+    def _probe_template(self) -> tuple[str, str | None]:
+        """Return the generation prompt and the text that closes an assistant turn, if any."""
+        question: Message = {"role": "user", "content": "x"}
+        open_ = self._template.render([question], (), add_generation_prompt=False)
+        prompt = self._template.render([question], (), add_generation_prompt=True)
+        reply = self._template.render(
+            [question, {"role": "assistant", "content": _PROBE}], (), add_generation_prompt=False
+        )
+        _, found, close = reply.partition(_PROBE)
+        return prompt.removeprefix(open_), close if found else None
+
+
+def _squeeze(text: str) -> str:
+    return "".join(text.split())
+
+
+def _int32(ids: Sequence[int]) -> np.ndarray:
+    return np.asarray(ids, dtype=np.int32)
