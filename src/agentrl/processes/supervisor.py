@@ -1,4 +1,4 @@
-"""Child processes of a launcher: own process groups, own logs, ended with their parent.
+"""Child processes of a launcher or server: own process groups, own logs, ended with their parent.
 
 Only processes started here are ever signalled.
 """

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.launcher.processes import Child, Supervisor
+from agentrl.processes.supervisor import Child, Supervisor
 
 SLEEPER = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(60)"]
 
@@ -85,7 +85,7 @@ async def test_children_end_when_their_launcher_is_killed(tmp_path: Path) -> Non
     launcher = (
         "import asyncio, sys\n"
         "from pathlib import Path\n"
-        "from agentrl.launcher.processes import Child, Supervisor\n"
+        "from agentrl.processes.supervisor import Child, Supervisor\n"
         "async def main():\n"
         "    async with Supervisor() as supervisor:\n"
         f"        child = Child('sleeper', {SLEEPER!r}, Path({str(tmp_path / 'log')!r}))\n"
