@@ -1,0 +1,142 @@
+"""Which records of a group are trained on, from facts about the group alone.
+
+Every filter returns a reason for what it drops; reasons end up in the ledger and the metrics.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from agentrl.algorithms.advantages import RIGHT_ABOVE
+
+RecordDrop = Literal[
+    "no_score", "zero_variance", "balance", "few_turns", "context_limit", "stale", "no_terms"
+]
+CONTEXT_LIMITS = frozenset({"length_limit", "turns_limit"})
+"""Outcomes that `reserve_context_error_count` rations."""
+_SPREAD = 0.2
+"""Distance between the largest and the smallest shift of `efficiency_shaped`."""
+
+
+@dataclass(frozen=True)
+class RecordFacts:
+    """What the filters know about a record."""
+
+    record_id: str
+    score: float | None
+    num_turns: int
+    outcome: str | None
+
+    @property
+    def is_right(self) -> bool:
+        """Say whether the record has a score and the score counts as right."""
+        return self.score is not None and self.score > RIGHT_ABOVE
+
+
+@dataclass(frozen=True)
+class GroupFacts:
+    """What the filters know about a group."""
+
+    task_id: str
+    records: tuple[RecordFacts, ...]
+
+    @property
+    def scores(self) -> tuple[float | None, ...]:
+        """Return the scores in record order."""
+        return tuple(record.score for record in self.records)
+
+
+def filter_group(
+    group: GroupFacts,
+    *,
+    min_score_spread: float = 0.1,
+    balance_sample: bool = False,
+    min_turns: int = 0,
+    reserve_context_error_count: int = -1,
+    seed: int = 0,
+) -> tuple[RecordDrop | None, ...]:
+    """Return for each record the reason to leave it out, or None to train on it.
+
+    Records without a score are always left out. A group whose scores spread by less than
+    `min_score_spread` teaches nothing and is left out whole. Then either `balance_sample` applies
+    (with n = min(wrong, right), n + 1 wrong and n + 2 right records stay, drawn by `seed`), or
+    both of the others do.
+
+    Args:
+        group: the facts.
+        min_score_spread: smallest difference between best and worst score.
+        balance_sample: keep about as many right as wrong records.
+        min_turns: right records with fewer turns are left out.
+        reserve_context_error_count: records that hit a length or turn limit and stay; -1 for all.
+        seed: draws which records stay.
+    """
+    reasons: list[RecordDrop | None] = [
+        "no_score" if record.score is None else None for record in group.records
+    ]
+    scores = [score for score in group.scores if score is not None]
+    if not scores or max(scores) - min(scores) < min_score_spread:
+        return tuple(reason or "zero_variance" for reason in reasons)
+    rng = np.random.default_rng([seed, *group.task_id.encode()])
+    open_ = [index for index, reason in enumerate(reasons) if reason is None]
+    if balance_sample:
+        right = [index for index in open_ if group.records[index].is_right]
+        wrong = [index for index in open_ if not group.records[index].is_right]
+        smaller = min(len(right), len(wrong))
+        for side, quota in ((wrong, smaller + 1), (right, smaller + 2)):
+            for index in _surplus(side, quota, rng):
+                reasons[index] = "balance"
+        return tuple(reasons)
+    for index in open_:
+        record = group.records[index]
+        if record.is_right and record.num_turns < min_turns:
+            reasons[index] = "few_turns"
+    if reserve_context_error_count >= 0:
+        limited = [
+            index
+            for index in open_
+            if reasons[index] is None and group.records[index].outcome in CONTEXT_LIMITS
+        ]
+        for index in _surplus(limited, reserve_context_error_count, rng):
+            reasons[index] = "context_limit"
+    return tuple(reasons)
+
+
+def efficiency_shaped(group: GroupFacts) -> tuple[float | None, ...]:
+    """Return scores shifted by up to 0.1 in favour of efficient records.
+
+    Among right records fewer turns are better, among wrong ones more are (they tried harder). The
+    shift is the centred rank (ties share their mean rank) times 0.2 / (n - 1), so it sums to zero
+    on either side.
+    """
+    shaped = list(group.scores)
+    for right in (True, False):
+        side = [
+            index
+            for index, record in enumerate(group.records)
+            if record.score is not None and record.is_right == right
+        ]
+        if len(side) < 2:
+            continue
+        turns = np.array([group.records[index].num_turns for index in side], dtype=np.float64)
+        ranks = _mean_ranks(-turns if right else turns)
+        shifts = (ranks - ranks.mean()) * _SPREAD / (len(side) - 1)
+        for index, shift in zip(side, shifts.tolist(), strict=True):
+            score = group.records[index].score
+            shaped[index] = None if score is None else score + shift
+    return tuple(shaped)
+
+
+def _surplus(indices: Sequence[int], quota: int, rng: np.random.Generator) -> list[int]:
+    """Return those of `indices` that are over the quota, drawn at random."""
+    order = rng.permutation(len(indices))
+    return [indices[position] for position in order[quota:].tolist()]
+
+
+def _mean_ranks(values: np.ndarray) -> np.ndarray:
+    """Return ranks from 0, equal values sharing their mean rank."""
+    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
+    last = np.cumsum(counts) - 1
+    ranks: np.ndarray = (last - (counts - 1) / 2)[inverse.reshape(-1)]
+    return ranks

@@ -1,0 +1,211 @@
+"""Policy losses, one value a loss term, unreduced.
+
+Notation: mu = behavior policy (the sampler), pi = policy in training, r = pi/mu, A = advantage,
+sg = stop-gradient. A loss term is one sampled token of one turn; a token that several records
+sampled alike is several terms. Reduction lives in `agentrl.algorithms.reductions`: the scalar loss
+is `sum(weights * where(keep, loss, 0))` over the whole optimizer step.
+
+The hard drop range and GRPO follow AgentRL's documented formulas.
+"""
+
+from typing import Literal, NamedTuple, get_args
+
+import torch
+
+from agentrl.errors import ConfigError
+
+LossKind = Literal["GRPO", "MINIRL", "GSPO", "CISPO", "REINFORCE"]
+LOSS_KINDS: tuple[LossKind, ...] = get_args(LossKind)
+
+
+class LossTerms(NamedTuple):
+    """Unreduced policy loss; every field has shape [N]."""
+
+    loss: torch.Tensor
+    """Loss of each term, before `keep` is applied."""
+    keep: torch.Tensor
+    """bool; False where the ratio left the hard drop range in the direction of its advantage."""
+    ratio: torch.Tensor
+    """Importance ratio pi/mu without gradient."""
+    clipped: torch.Tensor
+    """bool; True where clipping is active, i.e. the plain gradient r*A was replaced."""
+
+
+def policy_loss(  # noqa: PLR0913 - the knobs of the published formulas
+    policy_logprobs: torch.Tensor,
+    behavior_logprobs: torch.Tensor,
+    advantages: torch.Tensor,
+    *,
+    kind: str = "GRPO",
+    epsilon: float = 0.2,
+    epsilon_higher: float = 0.1,
+    importance_weight_cap_ratio: float = 4.0,
+    strict_in_bound: bool = False,
+    out_of_date_decay: float | None = None,
+    staleness: torch.Tensor | None = None,
+    beta1: float | None = None,
+    beta2: float | None = None,
+    sequences: torch.Tensor | None = None,
+) -> LossTerms:
+    """Return the policy loss of every term.
+
+    With `lower = 1 - epsilon` and `upper = 1 + epsilon + epsilon_higher`:
+
+    - GRPO: `-min(r*A, clip(r, lower, upper)*A)`. With `beta1` the gradient of terms clipped from
+      below (r < lower, A < 0) is `beta1 * lower * A * grad(log pi)` instead of 0; with `beta2`
+      that of terms clipped from above is `beta2 * upper * A * grad(log pi)` (CE-GPPO).
+    - MINIRL: `-sg(r) * A * log pi`; bounded by the drop range alone.
+    - GSPO (2507.18071, token form): as GRPO with the ratio `sg(s) * exp(log pi - sg(log pi))`,
+      s = exp(mean over the term's sequence of log r). A sequence is one turn.
+    - CISPO (2506.13585): `-sg(min(r, upper)) * A * log pi`.
+    - REINFORCE: `-A * log pi`, without importance weight.
+
+    Args:
+        policy_logprobs: log pi [N], carries the gradient.
+        behavior_logprobs: log mu [N].
+        advantages: A [N].
+        kind: one of `LOSS_KINDS`.
+        epsilon: half-width of the clip range.
+        epsilon_higher: extra width upwards.
+        importance_weight_cap_ratio: factor c on the clip range that gives the hard drop range
+            `[1 - epsilon*c*k, 1 + (epsilon + epsilon_higher)*c*k]`.
+        strict_in_bound: k = 1/c, so the drop range is the clip range.
+        out_of_date_decay: k = exp(-staleness * decay), unless `strict_in_bound`.
+        staleness: policy versions that a term is behind [N]; needed with `out_of_date_decay`.
+        beta1: CE-GPPO weight of terms clipped from below (GRPO only).
+        beta2: CE-GPPO weight of terms clipped from above (GRPO only).
+        sequences: index of each term's turn, int64 [N] (GSPO only). A turn must not be split over
+            calls.
+
+    Returns:
+        Loss, keep mask, ratio and clip mask, each [N].
+
+    Raises:
+        ConfigError: unknown kind, or an argument that the kind needs is missing.
+        ValueError: shapes differ.
+    """
+    shapes = {tuple(t.shape) for t in (policy_logprobs, behavior_logprobs, advantages)}
+    if len(shapes) != 1:
+        raise ValueError(f"logprobs and advantages differ in shape: {sorted(shapes)}")
+    lower, upper = 1.0 - epsilon, 1.0 + epsilon + epsilon_higher
+    log_ratio = policy_logprobs - behavior_logprobs.to(policy_logprobs.dtype)
+    advantages = advantages.to(policy_logprobs.dtype)
+    ratio = log_ratio.exp()
+    name = checked_kind(kind)
+    if name == "GRPO":
+        loss, clipped = _clipped_surrogate(ratio, advantages, lower, upper)
+        loss = _with_clipped_gradients(
+            loss, policy_logprobs, ratio, advantages, lower, upper, beta1=beta1, beta2=beta2
+        )
+    elif name == "GSPO":
+        if sequences is None:
+            raise ConfigError("the GSPO loss needs the turn of every term")
+        sequence_ratio = _sequence_ratio(log_ratio.detach(), sequences)
+        surrogate = sequence_ratio * (policy_logprobs - policy_logprobs.detach()).exp()
+        loss, clipped = _clipped_surrogate(surrogate, advantages, lower, upper)
+    elif name == "CISPO":
+        clipped = ratio.detach() > upper
+        loss = -ratio.detach().clamp(max=upper) * advantages * policy_logprobs
+    else:
+        weights = ratio.detach() if name == "MINIRL" else torch.ones_like(ratio)
+        clipped = torch.zeros_like(ratio, dtype=torch.bool)
+        loss = -weights * advantages * policy_logprobs
+    keep = _inside_drop_range(
+        ratio.detach(),
+        advantages,
+        epsilon=epsilon,
+        epsilon_higher=epsilon_higher,
+        cap=importance_weight_cap_ratio,
+        shrink=_shrink(importance_weight_cap_ratio, strict_in_bound, out_of_date_decay, staleness),
+    )
+    return LossTerms(loss=loss, keep=keep, ratio=ratio.detach(), clipped=clipped.detach())
+
+
+def sft_loss(policy_logprobs: torch.Tensor) -> torch.Tensor:
+    """Return the cross-entropy of every term, `-log pi` [N]."""
+    return -policy_logprobs
+
+
+def checked_kind(kind: str) -> LossKind:
+    """Return `kind` as one of `LOSS_KINDS` (in any case).
+
+    Raises:
+        ConfigError: it is none of them.
+    """
+    name = kind.upper()
+    if name not in LOSS_KINDS:
+        raise ConfigError(f"unknown loss {kind!r}; supported are {', '.join(LOSS_KINDS)}")
+    return name
+
+
+def _clipped_surrogate(
+    ratio: torch.Tensor, advantages: torch.Tensor, lower: float, upper: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return `-min(r*A, clip(r)*A)` and where the clipped side was taken."""
+    plain = ratio * advantages
+    bounded = ratio.clamp(lower, upper) * advantages
+    return -torch.minimum(plain, bounded), bounded.detach() < plain.detach()
+
+
+def _with_clipped_gradients(
+    loss: torch.Tensor,
+    policy_logprobs: torch.Tensor,
+    ratio: torch.Tensor,
+    advantages: torch.Tensor,
+    lower: float,
+    upper: float,
+    *,
+    beta1: float | None,
+    beta2: float | None,
+) -> torch.Tensor:
+    """Give clipped terms the bounded gradients of CE-GPPO (2509.20712)."""
+    # r / sg(r): value 1, gradient that of log pi. Written this way it stays finite for any r.
+    unit = (policy_logprobs - policy_logprobs.detach()).exp()
+    if beta1 is not None:
+        below = (ratio.detach() < lower) & (advantages < 0)
+        loss = torch.where(below, -beta1 * lower * unit * advantages, loss)
+    if beta2 is not None:
+        above = (ratio.detach() > upper) & (advantages > 0)
+        loss = torch.where(above, -beta2 * upper * unit * advantages, loss)
+    return loss
+
+
+def _sequence_ratio(log_ratio: torch.Tensor, sequences: torch.Tensor) -> torch.Tensor:
+    """Return exp(mean log ratio of the term's sequence) [N]."""
+    _, index = torch.unique(sequences, return_inverse=True)
+    num_sequences = int(index.max()) + 1 if index.numel() else 0
+    sums = log_ratio.new_zeros(num_sequences).index_add(0, index, log_ratio)
+    counts = log_ratio.new_zeros(num_sequences).index_add(0, index, torch.ones_like(log_ratio))
+    return (sums / counts).exp().index_select(0, index)
+
+
+def _shrink(
+    cap: float,
+    strict_in_bound: bool,
+    out_of_date_decay: float | None,
+    staleness: torch.Tensor | None,
+) -> float | torch.Tensor:
+    """Return k, the factor on the drop range."""
+    if strict_in_bound:
+        return 1.0 / cap
+    if out_of_date_decay is None:
+        return 1.0
+    if staleness is None:
+        raise ConfigError("out_of_date_decay needs the staleness of every term")
+    decay: torch.Tensor = (-staleness.to(torch.float64) * out_of_date_decay).clamp(max=0.0).exp()
+    return decay
+
+
+def _inside_drop_range(
+    ratio: torch.Tensor,
+    advantages: torch.Tensor,
+    *,
+    epsilon: float,
+    epsilon_higher: float,
+    cap: float,
+    shrink: float | torch.Tensor,
+) -> torch.Tensor:
+    upper = 1.0 + (epsilon + epsilon_higher) * cap * shrink
+    lower = 1.0 - epsilon * cap * shrink
+    outwards = ((ratio > upper) & (advantages > 0)) | ((ratio < lower) & (advantages < 0))
+    return ~outwards

@@ -1,0 +1,47 @@
+"""From per-term losses to one number: the weight of every loss term in its optimizer step.
+
+Weights are fixed over the **global** batch of the step before anything is merged, packed or spread
+over ranks, so the loss is the plain sum of weighted terms wherever they end up. Every loss term
+counts in the normalisers, also those whose ratio later leaves the drop range: what is dropped
+depends on the policy, and a normaliser that depended on it would need a forward pass over the
+whole step first and would raise the weight of what is left.
+"""
+
+from typing import Literal
+
+import numpy as np
+
+Reduction = Literal["token_mean", "sequence_mean", "sequence_sum"]
+
+
+def reduction_kind(*, token_level_loss: bool, skip_length_normalization: bool) -> Reduction:
+    """Return the reduction that AgentRL's two flags name."""
+    if token_level_loss:
+        return "token_mean"
+    return "sequence_sum" if skip_length_normalization else "sequence_mean"
+
+
+def term_weights(sequences: np.ndarray, *, kind: Reduction) -> np.ndarray:
+    """Return the weight of every loss term of a step, float64 [N].
+
+    With N terms, M sequences and n_i terms in sequence i:
+
+    - `token_mean`: 1 / N (DAPO, 2503.14476);
+    - `sequence_mean`: 1 / (M * n_i) (GRPO, 2402.03300);
+    - `sequence_sum`: 1 / M (MINIRL; Dr.GRPO, 2503.20783, up to its constant length).
+
+    Args:
+        sequences: index of the sequence of each term, int [N]; in AgentRL a sequence is a Record
+            with all its turns.
+        kind: which of the above.
+    """
+    num_terms = len(sequences)
+    if num_terms == 0:
+        return np.empty(0, dtype=np.float64)
+    if kind == "token_mean":
+        return np.full(num_terms, 1.0 / num_terms)
+    _, index, counts = np.unique(sequences, return_inverse=True, return_counts=True)
+    if kind == "sequence_sum":
+        return np.full(num_terms, 1.0 / len(counts))
+    weights: np.ndarray = 1.0 / (len(counts) * counts[index.reshape(-1)].astype(np.float64))
+    return weights

@@ -1,0 +1,104 @@
+"""Attention over token trees, plugged into transformers' attention interface.
+
+`tree_attention` is registered under `TREE_ATTENTION`. transformers hands it queries, keys and
+values after the rotary embedding and passes the keyword `tree_layout` through every layer, so no
+model code is forked. Each block of queries attends to the keys of its own path; nothing is
+N x N. Eager attention with a bool mask is silently wrong in transformers and is not offered.
+
+Shape legend: H query heads, K key-value heads, N tokens, D head dimension; batch is always 1.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface
+
+from agentrl.models.layout import AttentionLayout
+
+TREE_ATTENTION = "agentrl_tree"
+
+
+@dataclass(frozen=True)
+class DeviceLayout:
+    """An `AttentionLayout` with what attention needs on the device, made once a row."""
+
+    query_lengths: list[int]
+    key_lengths: list[int]
+    key_index: torch.Tensor
+    """int64 [total keys]."""
+    masks: list[torch.Tensor | None]
+    """Per block bool [queries, keys], or None where plain causal attention does."""
+
+    @classmethod
+    def build(cls, layout: AttentionLayout, device: torch.device) -> "DeviceLayout":
+        """Move a layout to the device and make its masks (equal shapes share one)."""
+        made: dict[tuple[int, int], torch.Tensor | None] = {}
+        masks: list[torch.Tensor | None] = []
+        for num_queries, num_keys in zip(layout.query_lengths, layout.key_lengths, strict=True):
+            shape = (num_queries, num_keys)
+            if shape not in made:
+                made[shape] = None if num_queries == num_keys else _lower_right(shape, device)
+            masks.append(made[shape])
+        return cls(
+            query_lengths=list(layout.query_lengths),
+            key_lengths=list(layout.key_lengths),
+            key_index=torch.from_numpy(layout.key_index).to(device),
+            masks=masks,
+        )
+
+
+def _lower_right(shape: tuple[int, int], device: torch.device) -> torch.Tensor:
+    num_queries, num_keys = shape
+    ones = torch.ones(shape, dtype=torch.bool, device=device)
+    return ones.tril(diagonal=num_keys - num_queries)
+
+
+def tree_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float,
+    tree_layout: DeviceLayout,
+    **_: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attend along tree paths; called by transformers' attention layers.
+
+    Args:
+        module: the attention layer.
+        query: [1, H, N, D] after the rotary embedding.
+        key: [1, K, N, D].
+        value: [1, K, N, D].
+        attention_mask: always None, the layout says who sees whom.
+        scaling: factor on the scores.
+        tree_layout: blocks of the row.
+
+    Returns:
+        The attention output [1, N, H, D] and None for the weights.
+    """
+    group = query.shape[1] // key.shape[1]
+    # One gather for all blocks: its backward is one index_add. A gather a block would fill a
+    # whole-row gradient for each of them.
+    keys = _gathered(key, tree_layout.key_index, group)
+    values = _gathered(value, tree_layout.key_index, group)
+    outputs = [
+        scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, scale=scaling)
+        for q, k, v, mask in zip(
+            torch.split(query, tree_layout.query_lengths, dim=2),
+            torch.split(keys, tree_layout.key_lengths, dim=2),
+            torch.split(values, tree_layout.key_lengths, dim=2),
+            tree_layout.masks,
+            strict=True,
+        )
+    ]
+    return torch.cat(outputs, dim=2).transpose(1, 2), None
+
+
+def _gathered(states: torch.Tensor, index: torch.Tensor, group: int) -> torch.Tensor:
+    return states.index_select(2, index).repeat_interleave(group, dim=1)
+
+
+AttentionInterface.register(TREE_ATTENTION, tree_attention)

@@ -1,0 +1,75 @@
+"""Write a policy as a Hugging Face checkpoint: safetensors, config, tokenizer, chat template."""
+
+import os
+import shutil
+from pathlib import Path
+
+import torch
+
+from agentrl.models.policy import PolicyModel
+
+# What `save_pretrained` does not write and inference servers read.
+_COPIED = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+    "chat_template.jinja",
+    "chat_template.json",
+)
+
+
+def save_hf(
+    policy: PolicyModel,
+    path: str | Path,
+    *,
+    tokenizer_from: str | Path | None = None,
+    state_dict: dict[str, torch.Tensor] | None = None,
+) -> Path:
+    """Write a checkpoint; `path` appears whole or not at all.
+
+    Everything is written to a sibling directory, flushed to disk and renamed.
+
+    Args:
+        policy: the model whose config (and weights, unless given) are written.
+        path: directory to make; an existing one is replaced.
+        tokenizer_from: directory whose tokenizer files are copied along.
+        state_dict: full weights under the names of the wrapped transformers model, when the
+            policy's own parameters are sharded.
+
+    Returns:
+        The directory.
+    """
+    target = Path(path)
+    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    policy.model.save_pretrained(partial, state_dict=state_dict)
+    if tokenizer_from is not None:
+        for name in _COPIED:
+            source = Path(tokenizer_from) / name
+            if source.is_file():
+                shutil.copyfile(source, partial / name)
+    for file in sorted(partial.iterdir()):
+        _flush(file)
+    _flush(partial)
+    if target.exists():
+        outgoing = target.with_name(f".{target.name}.{os.getpid()}.outgoing")
+        target.rename(outgoing)
+        partial.rename(target)
+        shutil.rmtree(outgoing)
+    else:
+        partial.rename(target)
+    _flush(target.parent)
+    return target
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,120 @@
+"""Load a policy from a Hugging Face checkpoint. Weights are always read, never drawn."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+
+from agentrl.errors import ConfigError
+from agentrl.models.attention import TREE_ATTENTION
+from agentrl.models.policy import PolicyModel
+
+SUPPORTED_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
+"""Architectures whose trees are checked to be exact."""
+
+
+def load_policy(
+    path: str | Path,
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: str | torch.device = "cpu",
+    attention: str = TREE_ATTENTION,
+    trust_remote_code: bool = False,
+    gradient_checkpointing: bool = False,
+) -> PolicyModel:
+    """Load config and weights.
+
+    Args:
+        path: directory of a checkpoint, or a hub id.
+        dtype: precision of parameters and computation; float64 is exact throughout.
+        device: where the parameters go.
+        attention: `TREE_ATTENTION`, or `sdpa` for the dense oracle.
+        trust_remote_code: run Python code that the checkpoint brings along.
+        gradient_checkpointing: recompute activations in the backward pass.
+
+    Raises:
+        ConfigError: no checkpoint there, weights are missing, or the architecture cannot be
+            trained on token trees.
+    """
+    try:
+        config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"no model configuration at {path}: {_first_line(error)}") from error
+    check_tree_support(config)
+    try:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            path,
+            config=config,
+            dtype=dtype,
+            attn_implementation=attention,
+            trust_remote_code=trust_remote_code,
+            output_loading_info=True,
+        )
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot load weights from {path}: {_first_line(error)}") from error
+    model: PreTrainedModel = loaded[0]
+    missing = sorted(loaded[1]["missing_keys"])
+    if missing:
+        raise ConfigError(f"{path} lacks {len(missing)} weights, the first is {missing[0]}")
+    model.to(device)  # type: ignore[arg-type]
+    return wrap_policy(model, gradient_checkpointing=gradient_checkpointing)
+
+
+def wrap_policy(model: PreTrainedModel, *, gradient_checkpointing: bool = False) -> PolicyModel:
+    """Make a trainable policy of a loaded transformers model (dropout stays off)."""
+    if model.dtype == torch.float64:
+        _make_norms_exact(model)
+    if gradient_checkpointing:
+        enable: Any = model.gradient_checkpointing_enable
+        enable({"use_reentrant": False})
+    return PolicyModel(model).train()
+
+
+def check_tree_support(config: PretrainedConfig) -> None:
+    """Refuse architectures whose hidden states do not follow from the token path alone.
+
+    Raises:
+        ConfigError: names what is not supported.
+    """
+    if config.model_type not in SUPPORTED_MODEL_TYPES:
+        raise ConfigError(
+            f"model type {config.model_type!r} is not supported; "
+            f"supported are {', '.join(SUPPORTED_MODEL_TYPES)}"
+        )
+    layer_types = set(getattr(config, "layer_types", None) or ["full_attention"])
+    sliding = getattr(config, "sliding_window", None)
+    windowed = sliding is not None and config.model_type == "mistral"
+    if layer_types != {"full_attention"} or windowed:
+        raise ConfigError(
+            "models with sliding-window or linear-attention layers cannot be trained on token "
+            f"trees (layer types {sorted(layer_types)}, sliding window {sliding})"
+        )
+    if getattr(config, "attention_dropout", 0.0):
+        raise ConfigError("attention_dropout must be 0: policy logprobs have to be reproducible")
+
+
+class _ExactNorm(nn.Module):
+    """RMS norm in the precision of its input; transformers' own rounds to float32."""
+
+    def __init__(self, weight: nn.Parameter, eps: float) -> None:
+        super().__init__()
+        self.weight = weight
+        self.eps = eps
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        scale = torch.rsqrt(hidden.square().mean(dim=-1, keepdim=True) + self.eps)
+        return self.weight * (hidden * scale)
+
+
+def _make_norms_exact(model: nn.Module) -> None:
+    for module in list(model.modules()):
+        children: list[tuple[str, Any]] = list(module.named_children())
+        for name, child in children:
+            if type(child).__name__.endswith("RMSNorm") and hasattr(child, "variance_epsilon"):
+                setattr(module, name, _ExactNorm(child.weight, child.variance_epsilon))
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

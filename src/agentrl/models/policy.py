@@ -1,0 +1,159 @@
+"""`PolicyModel`: a causal language model that answers with logprobs of loss terms.
+
+Logits are never whole: only positions with a loss term go through the LM head, in chunks, and the
+backward pass makes each chunk's logits again.
+
+Shape legend: N tokens of the row, D hidden size, V vocabulary, T terms, R distinct (source,
+temperature) pairs.
+"""
+
+# ruff: noqa: N803, N806 - shape suffixes
+
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedModel
+
+from agentrl.models.attention import TREE_ATTENTION, DeviceLayout
+from agentrl.models.layout import attention_layout, visibility
+from agentrl.models.rows import PackedRow
+
+
+class TermLogprobs(NamedTuple):
+    """What a policy says about the terms of a row."""
+
+    logprobs: torch.Tensor
+    """Logprob of each target after temperature, float32 (float64 for a float64 model) [T]."""
+    entropies: torch.Tensor | None
+    """Entropy in nats of the distribution that each target was drawn from [T]; no gradient."""
+
+
+class PolicyModel(nn.Module):
+    """Wraps a transformers causal LM; its forward pass takes a `PackedRow`.
+
+    Everything that touches parameters happens inside `forward`, so the module can be sharded as
+    one (FSDP2 gathers the parameters of embedding, norm and head around this call).
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__()
+        self.model = model
+
+    @property
+    def device(self) -> torch.device:
+        """Return the device of the parameters."""
+        return next(self.parameters()).device
+
+    def forward(
+        self, row: PackedRow, *, chunk_size: int = 4096, with_entropy: bool = False
+    ) -> TermLogprobs:
+        """Return the logprobs of the row's terms.
+
+        Args:
+            row: token trees and terms.
+            chunk_size: positions that go through the LM head at a time.
+            with_entropy: also return entropies.
+        """
+        hidden_ND = self._hidden_states(row)
+        sources_R, temperatures_R, rows_T = _distinct_rows(row)
+        device = hidden_ND.device
+        hidden_RD = hidden_ND.index_select(0, torch.from_numpy(sources_R).to(device))
+        order = np.argsort(rows_T, kind="stable")
+        temperatures = torch.from_numpy(temperatures_R).to(device)
+        rows = torch.from_numpy(rows_T[order]).to(device)
+        targets = torch.from_numpy(row.targets[order]).to(device)
+        head = self.model.get_output_embeddings()  # type: ignore[no-untyped-call]
+        # At least one chunk, if an empty one: every rank's graph reaches every parameter.
+        edges = [*range(0, max(len(sources_R), 1), chunk_size), len(sources_R)]
+        term_edges = np.searchsorted(rows_T[order], edges).tolist()
+        logprobs, entropies = [], []
+        for number, (first, last) in enumerate(pairwise(edges)):
+            terms = slice(term_edges[number], term_edges[number + 1])
+            arguments = (
+                head,
+                hidden_RD[first:last],
+                temperatures[first:last],
+                rows[terms] - first,
+                targets[terms],
+                with_entropy,
+            )
+            if len(edges) > 2:  # more than one chunk: keep no chunk's logits
+                chunk = checkpoint(_head_logprobs, *arguments, use_reentrant=False)
+            else:
+                chunk = _head_logprobs(*arguments)
+            logprobs.append(chunk[0])
+            entropies.append(chunk[1])
+        back = torch.from_numpy(np.argsort(order, kind="stable")).to(device)
+        return TermLogprobs(
+            logprobs=torch.cat(logprobs).index_select(0, back),
+            entropies=torch.cat(entropies).index_select(0, back) if with_entropy else None,
+        )
+
+    def _hidden_states(self, row: PackedRow) -> torch.Tensor:
+        """Return the last hidden states [N, D]."""
+        device = self.device
+        implementation = self.model.config._attn_implementation
+        if implementation == TREE_ATTENTION:
+            layout = DeviceLayout.build(attention_layout(row), device)
+            extra: dict[str, Any] = {"tree_layout": layout}
+        else:  # the oracle: dense bool mask through transformers' own SDPA
+            extra = {"attention_mask": torch.from_numpy(visibility(row)).to(device)[None, None]}
+        output = self.model.base_model(
+            input_ids=torch.from_numpy(row.token_ids).to(device)[None],
+            position_ids=torch.from_numpy(row.positions).to(device)[None],
+            use_cache=False,
+            **extra,
+        )
+        hidden: torch.Tensor = output.last_hidden_state[0]
+        return hidden
+
+
+def term_logprobs(
+    policy: nn.Module, row: PackedRow, *, chunk_size: int = 4096, with_entropy: bool = False
+) -> TermLogprobs:
+    """Return the policy logprobs of a row's terms (`policy` may be a sharded `PolicyModel`)."""
+    output: TermLogprobs = policy(row, chunk_size=chunk_size, with_entropy=with_entropy)
+    return output
+
+
+def _distinct_rows(row: PackedRow) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the distinct (source, temperature) pairs and the pair of every term.
+
+    Returns:
+        sources int64 [R], temperatures float32 [R], index of each term's pair int64 [T].
+    """
+    pairs = np.stack([row.sources.astype(np.float64), row.temperatures.astype(np.float64)], axis=1)
+    distinct, inverse = np.unique(pairs, axis=0, return_inverse=True)
+    return (
+        distinct[:, 0].astype(np.int64),
+        distinct[:, 1].astype(np.float32),
+        inverse.reshape(-1).astype(np.int64),
+    )
+
+
+def _head_logprobs(
+    head: nn.Module,
+    hidden_CD: torch.Tensor,
+    temperatures_C: torch.Tensor,
+    rows_T: torch.Tensor,
+    targets_T: torch.Tensor,
+    with_entropy: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return logprobs and entropies [T] of the terms of one chunk of C positions."""
+    logits_CV = head(hidden_CD)
+    if logits_CV.dtype != torch.float64:
+        logits_CV = logits_CV.float()
+    logits_CV = logits_CV / temperatures_C.to(logits_CV.dtype)[:, None]
+    normalizers_C = logits_CV.logsumexp(dim=-1)
+    chosen_T = logits_CV[rows_T, targets_T]
+    logprobs_T = chosen_T - normalizers_C.index_select(0, rows_T)
+    if not with_entropy:
+        return logprobs_T, logprobs_T.new_empty(0)
+    with torch.no_grad():
+        probabilities_CV = (logits_CV - normalizers_C[:, None]).exp()
+        entropies_C = normalizers_C - (probabilities_CV * logits_CV).sum(dim=-1)
+    return logprobs_T, entropies_C.index_select(0, rows_T)
