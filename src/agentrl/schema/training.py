@@ -24,7 +24,10 @@ class LedgerEntry(Value):
     status: LedgerStatus = "ready"
     step: int | None = None
     """Optimizer step (from 1) that reserved, last trained or dropped the record."""
+    trained_at: tuple[int, ...] = ()
+    """Steps that trained the record and were committed, ascending."""
     trained_count: int = 0
+    """Length of `trained_at`."""
     reason: str | None = None
     """Why the record was dropped (`stale`, `zero_variance`, ...)."""
 

@@ -1,0 +1,114 @@
+"""Documents to BSON that a person can read, and back.
+
+Text stays text. Token ids and logprobs become Binary (subtype 0): int32 and float32, little endian.
+What JSON allows and BSON does not (integers beyond 64 bits, lone surrogates, NUL in keys) can reach
+us in a model's tool calls; it is stored as text, because a rollout must not fail on it.
+"""
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import numpy as np
+from bson import Binary
+from pydantic import BaseModel, ValidationError
+
+from agentrl.errors import StoreError
+from agentrl.schema import (
+    TASK_TYPES,
+    DBRecordData,
+    Policy,
+    Record,
+    Run,
+    Task,
+)
+
+Document = dict[str, Any]
+Model = TypeVar("Model", bound=BaseModel)
+
+_INT64 = 2**63
+_ARRAY_TYPES = {"i": "<i4", "f": "<f4"}
+_ID_FIELDS: dict[type[BaseModel], str] = {Run: "name", DBRecordData: "record_id", Policy: "version"}
+
+
+def encode(value: Any) -> Any:
+    """Return `value` in a form that BSON holds without loss of meaning (see the module text)."""
+    if isinstance(value, str):
+        return value if value.isascii() else value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, dict):
+        return {encode(str(key)).replace("\0", "\\0"): encode(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [encode(item) for item in value]
+    if isinstance(value, np.ndarray):
+        return Binary(value.astype(_ARRAY_TYPES[value.dtype.kind]).tobytes())
+    if isinstance(value, int) and not -_INT64 <= value < _INT64:
+        return str(value)
+    return value
+
+
+def to_document(value: BaseModel) -> Document:
+    """Return the stored form of a schema value; its id becomes `_id`, a Task's kind is kept."""
+    document: Document = encode(value.model_dump())
+    id_field = _id_field(type(value))
+    stored: Document = {"_id": document.pop(id_field)}
+    if isinstance(value, Task):
+        stored["kind"] = value.kind
+    return {**stored, **document}
+
+
+def from_document(cls: type[Model], document: Mapping[str, Any]) -> Model:
+    """Return the schema value of a stored document.
+
+    Raises:
+        StoreError: the document does not have the form of `cls`.
+    """
+    fields = dict(document)
+    fields[_id_field(cls)] = fields.pop("_id")
+    try:
+        return cls.model_validate(fields)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise StoreError(
+            f"document {document['_id']!r} is no valid {cls.__name__}: {where}: {first['msg']}"
+        ) from error
+
+
+def task_from_document(document: Mapping[str, Any]) -> Task:
+    """Return a Task of the class that is registered for the document's kind.
+
+    Raises:
+        StoreError: no class is registered for the kind, or the document is malformed.
+    """
+    kind = document.get("kind", Task.kind)
+    if kind not in TASK_TYPES:
+        raise StoreError(
+            f"task {document['_id']!r} is of kind {kind!r}, which is not registered here; "
+            "import the module that registers it with register_task_type"
+        )
+    return from_document(TASK_TYPES[kind], document)
+
+
+def record_to_document(record: Record) -> Document:
+    """Return the stored form of a Record.
+
+    The version range is left out while it is unknown: `$min` would keep a stored null for ever.
+    """
+    document = to_document(record)
+    for field in ("min_version", "max_version"):
+        if document[field] is None:
+            del document[field]
+    return document
+
+
+def int32_array(data: bytes) -> np.ndarray:
+    """Return the int32 array [N] that a Binary holds."""
+    return np.frombuffer(data, dtype="<i4")
+
+
+def float32_array(data: bytes) -> np.ndarray:
+    """Return the float32 array [N] that a Binary holds."""
+    return np.frombuffer(data, dtype="<f4")
+
+
+def _id_field(cls: type[BaseModel]) -> str:
+    return _ID_FIELDS.get(cls, "id")

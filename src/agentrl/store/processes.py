@@ -1,0 +1,147 @@
+"""Policies, inference servers and samplers: who serves what, and who is alive."""
+
+from pymongo import ReturnDocument
+
+from agentrl.errors import StoreError
+from agentrl.schema import InferenceService, Policy, SamplerInfo, ServiceStatus
+from agentrl.store.codec import Document, encode, from_document, to_document
+from agentrl.store.door import Door, operation
+
+
+class ProcessDoor(Door):
+    """Registers processes and published weights."""
+
+    @operation("publish a policy")
+    async def publish_policy(self, policy: Policy) -> None:
+        """Store a policy and make it the version that servers are expected to serve.
+
+        A version that was published before is replaced: a trainer that resumed from an earlier
+        checkpoint publishes its versions again, and later ones of the lost future are forgotten.
+        """
+        document = to_document(policy)
+        await self._policies.replace_one({"_id": policy.version}, document, upsert=True)
+        await self._policies.delete_many({"_id": {"$gt": policy.version}})
+        result = await self._runs.update_one(
+            {},
+            {
+                "$set": {"policy_version": policy.version},
+                "$currentDate": {"updated_at": True},
+            },
+        )
+        if result.matched_count == 0:
+            raise StoreError(f"database {self.database_name!r} holds no run yet")
+
+    @operation("read the latest policy")
+    async def latest_policy(self) -> Policy | None:
+        """Return the policy that servers are expected to serve, None before the first."""
+        run = await self._runs.find_one({}, {"policy_version": 1})
+        if run is None:
+            return None
+        document = await self._policies.find_one({"_id": run["policy_version"]})
+        return None if document is None else from_document(Policy, document)
+
+    @operation("read policies")
+    async def policies(self) -> list[Policy]:
+        """Return all published policies by version."""
+        return [from_document(Policy, d) async for d in self._policies.find().sort("_id", 1)]
+
+    @operation("register an inference server")
+    async def register_service(self, service: InferenceService) -> None:
+        """Store a server's registration; one of the same id replaces the former."""
+        await self._services.replace_one({"_id": service.id}, to_document(service), upsert=True)
+
+    @operation("send a server's heartbeat")
+    async def heartbeat_service(
+        self,
+        service_id: str,
+        *,
+        status: ServiceStatus | None = None,
+        policy_version: int | None = None,
+        error: str | None = None,
+    ) -> InferenceService:
+        """Say that a server is alive, and what changed about it (None: nothing).
+
+        Raises:
+            StoreError: the server is not registered.
+        """
+        changes = _service_changes(status, policy_version, error)
+        update: Document = {"$currentDate": {"heartbeat_at": True}}
+        if changes:
+            update["$set"] = changes
+        return await self._change_service(service_id, update)
+
+    @operation("set a server's status")
+    async def set_service(
+        self,
+        service_id: str,
+        *,
+        status: ServiceStatus,
+        policy_version: int | None = None,
+        error: str | None = None,
+    ) -> InferenceService:
+        """Change what is known about a server from outside; its heartbeat stays as it is.
+
+        Raises:
+            StoreError: the server is not registered.
+        """
+        changes = _service_changes(status, policy_version, error)
+        return await self._change_service(service_id, {"$set": {**changes, "error": error}})
+
+    async def _change_service(self, service_id: str, update: Document) -> InferenceService:
+        document = await self._services.find_one_and_update(
+            {"_id": service_id}, update, return_document=ReturnDocument.AFTER
+        )
+        if document is None:
+            raise StoreError(f"inference server {service_id!r} is not registered")
+        return from_document(InferenceService, document)
+
+    @operation("read inference servers")
+    async def services(self, *, alive_within: float | None = None) -> list[InferenceService]:
+        """Return the registered servers by id.
+
+        Args:
+            alive_within: leave out servers whose last heartbeat is more seconds ago.
+        """
+        found = self._services.find(_alive(alive_within)).sort("_id", 1)
+        return [from_document(InferenceService, document) async for document in found]
+
+    @operation("register a sampler")
+    async def register_sampler(self, sampler: SamplerInfo) -> None:
+        """Store a sampler's registration."""
+        await self._samplers.replace_one({"_id": sampler.id}, to_document(sampler), upsert=True)
+
+    @operation("send a sampler's heartbeat")
+    async def heartbeat_sampler(self, sampler: SamplerInfo) -> None:
+        """Store what a sampler reports about itself now."""
+        changes = to_document(sampler)
+        for field in ("_id", "started_at", "heartbeat_at"):
+            del changes[field]
+        await self._samplers.update_one(
+            {"_id": sampler.id},
+            {
+                "$set": changes,
+                "$setOnInsert": {"started_at": sampler.started_at},
+                "$currentDate": {"heartbeat_at": True},
+            },
+            upsert=True,
+        )
+
+    @operation("read samplers")
+    async def samplers(self, *, alive_within: float | None = None) -> list[SamplerInfo]:
+        """Return the samplers by id; `alive_within` as for `services`."""
+        found = self._samplers.find(_alive(alive_within)).sort("_id", 1)
+        return [from_document(SamplerInfo, document) async for document in found]
+
+
+def _service_changes(
+    status: ServiceStatus | None, policy_version: int | None, error: str | None
+) -> Document:
+    changes = {"status": status, "policy_version": policy_version, "error": encode(error)}
+    return {field: value for field, value in changes.items() if value is not None}
+
+
+def _alive(alive_within: float | None) -> Document:
+    if alive_within is None:
+        return {}
+    since = {"$subtract": ["$$NOW", round(alive_within * 1000)]}
+    return {"$expr": {"$gte": ["$heartbeat_at", since]}}

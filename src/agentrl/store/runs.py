@@ -1,0 +1,152 @@
+"""The `runs` document: identity, controls, admission, and who trains."""
+
+from contextlib import suppress
+from typing import Any
+
+from pymongo import ReturnDocument
+from pymongo.errors import DuplicateKeyError
+
+from agentrl.errors import ConfigError, LeaseLost, StoreError, TrainerBusy
+from agentrl.schema import Control, Lease, Run, RunStatus
+from agentrl.store.codec import Document, encode, from_document, to_document
+from agentrl.store.door import Door, operation
+from agentrl.store.expressions import after, lease
+
+
+class RunDoor(Door):
+    """Reads and steers the run."""
+
+    @operation("create the run")
+    async def create_run(self, run: Run) -> Run:
+        """Store `run`, or return the run of that name untouched when it exists.
+
+        Raises:
+            StoreError: the database belongs to another run.
+        """
+        existing = await self._runs.find_one()
+        if existing is None:
+            with suppress(DuplicateKeyError):  # another process created it a moment ago
+                await self._runs.insert_one(to_document(run))
+            existing = await self._runs.find_one() or {}
+        if existing["_id"] != run.name:
+            raise StoreError(
+                f"database {self.database_name!r} holds the run {existing['_id']!r}, "
+                f"not {run.name!r}; use another database or the same run name"
+            )
+        return from_document(Run, existing)
+
+    @operation("read the run")
+    async def get_run(self) -> Run | None:
+        """Return the run of this database, None before it was created."""
+        document = await self._runs.find_one()
+        return None if document is None else from_document(Run, document)
+
+    @operation("change the run's controls")
+    async def update_control(self, /, **changes: Any) -> Run:
+        """Change fields of `Run.control` on the running run, and return the run.
+
+        Raises:
+            ConfigError: a field is unknown or its value has the wrong type.
+            StoreError: there is no run.
+        """
+        unknown = sorted(changes.keys() - Control.model_fields.keys())
+        if unknown:
+            raise ConfigError(
+                f"unknown control {unknown[0]!r}; known: {', '.join(Control.model_fields)}"
+            )
+        try:
+            checked = Control.model_validate(changes, strict=True)
+        except ValueError as error:
+            raise ConfigError(f"bad control value: {' '.join(str(error).split())}") from error
+        values = encode(checked.model_dump(include=set(changes)))
+        return await self._change_run({f"control.{key}": value for key, value in values.items()})
+
+    @operation("set the run's status")
+    async def set_run_status(self, status: RunStatus) -> Run:
+        """Set the run's status, and return the run."""
+        return await self._change_run({"status": status})
+
+    @operation("set admission")
+    async def set_admission(self, admitted_groups: int) -> Run:
+        """Admit training groups with `order` below `admitted_groups`, and return the run."""
+        return await self._change_run({"admitted_groups": admitted_groups})
+
+    async def _change_run(self, values: Document) -> Run:
+        document = await self._runs.find_one_and_update(
+            {},
+            {"$set": values, "$currentDate": {"updated_at": True}},
+            return_document=ReturnDocument.AFTER,
+        )
+        if document is None:
+            raise StoreError(f"database {self.database_name!r} holds no run yet")
+        return from_document(Run, document)
+
+    @operation("acquire the trainer's lease", repeatable=False)
+    async def acquire_trainer(self, consumer: str, owner: str, lease_seconds: float) -> Lease:
+        """Make `owner` the only trainer under the name `consumer`.
+
+        Raises:
+            ConfigError: `consumer` cannot be a field name.
+            TrainerBusy: another owner holds the name, and its lease has not expired.
+            StoreError: there is no run.
+        """
+        _check_consumer(consumer)
+        field = f"trainer_leases.{consumer}"
+        free = {
+            "$expr": {
+                "$or": [
+                    {"$lt": [{"$ifNull": [f"${field}.expires_at", None]}, "$$NOW"]},
+                    {"$eq": [f"${field}.owner", {"$literal": owner}]},
+                ]
+            }
+        }
+        fence = {"$add": [{"$ifNull": [f"${field}.fence", 0]}, 1]}
+        document = await self._runs.find_one_and_update(
+            free,
+            [{"$set": {field: lease(owner, fence, lease_seconds)}}],
+            return_document=ReturnDocument.AFTER,
+        )
+        if document is not None:
+            acquired = from_document(Run, document).trainer_leases[consumer]
+            self._trainer_fences[consumer] = acquired.fence
+            return acquired
+        current = await self._runs.find_one()
+        if current is None:
+            raise StoreError(f"database {self.database_name!r} holds no run yet")
+        holder = from_document(Run, current).trainer_leases[consumer]
+        raise TrainerBusy(
+            f"{holder.owner} trains this run as {consumer!r} until {holder.expires_at:%H:%M:%S} UTC "
+            "at least; end it first, or wait for its lease to expire"
+        )
+
+    @operation("renew the trainer's lease")
+    async def renew_trainer(self, consumer: str, lease_seconds: float) -> None:
+        """Extend the lease that this store object acquired.
+
+        Raises:
+            LeaseLost: another trainer took the name over.
+        """
+        await self._set_trainer_expiry(consumer, after(lease_seconds))
+
+    @operation("release the trainer's lease")
+    async def release_trainer(self, consumer: str) -> None:
+        """End the lease that this store object acquired, so that the next trainer need not wait.
+
+        Raises:
+            LeaseLost: another trainer took the name over.
+        """
+        await self._set_trainer_expiry(consumer, {"$subtract": ["$$NOW", 1]})
+
+    async def _set_trainer_expiry(self, consumer: str, expires_at: Document) -> None:
+        field = f"trainer_leases.{consumer}"
+        result = await self._runs.update_one(
+            {f"{field}.fence": self._trainer_fences.get(consumer, -1)},
+            [{"$set": {f"{field}.expires_at": expires_at}}],
+        )
+        if result.matched_count == 0:
+            raise LeaseLost(f"the trainer lease {consumer!r} belongs to another process now")
+
+
+def _check_consumer(consumer: str) -> None:
+    if not consumer.isidentifier():
+        raise ConfigError(f"trainer name {consumer!r} must be letters, digits and underscores")

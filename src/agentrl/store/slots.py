@@ -1,0 +1,226 @@
+"""Claiming slots, keeping them, and giving them back."""
+
+from collections.abc import Collection, Sequence
+
+from pymongo import ReturnDocument, UpdateOne
+
+from agentrl.errors import LeaseLost
+from agentrl.schema import Outcome, Record, Split, Task
+from agentrl.store.codec import Document, from_document, task_from_document
+from agentrl.store.door import first, operation
+from agentrl.store.expressions import (
+    NEXT_FENCE,
+    after,
+    attempt_failed,
+    attempts_closed,
+    held,
+    lease,
+    literal,
+    may_become,
+    nobodys_lease,
+)
+from agentrl.store.groups import GroupDoor
+
+CLAIM_ORDER = [("order", 1), ("traj_id", 1)]
+
+
+class SlotDoor(GroupDoor):
+    """The life of a Record while a sampler plays it."""
+
+    @operation("claim a slot", repeatable=False)
+    async def claim_record(
+        self,
+        owner: str,
+        *,
+        lease_seconds: float,
+        admitted_groups: int,
+        max_attempts: int,
+        splits: Collection[Split] | None = None,
+    ) -> tuple[Record, Task] | None:
+        """Claim the first claimable slot in one atomic write.
+
+        When no slot is pending, slots whose lease expired are taken back first.
+
+        Args:
+            owner: the claiming process.
+            lease_seconds: how long the lease lasts without a heartbeat.
+            admitted_groups: only slots with `order` below this are claimable (`Run`); evaluation
+                slots have negative orders and always are.
+            max_attempts: attempts after which an expired slot is parked instead.
+            splits: claim only slots of these splits; None means any.
+
+        Returns:
+            The Record under its new lease, and its Task; None when there is nothing to claim.
+        """
+        claimed = await self._claim_pending(owner, lease_seconds, admitted_groups, splits)
+        if claimed is None and await self.reap_expired(max_attempts):
+            claimed = await self._claim_pending(owner, lease_seconds, admitted_groups, splits)
+        if claimed is None:
+            return None
+        task = await self._tasks.find_one({"_id": claimed["task_id"]})
+        return from_document(Record, claimed), task_from_document(
+            first(task, f"task {claimed['task_id']!r}")
+        )
+
+    async def _claim_pending(
+        self,
+        owner: str,
+        lease_seconds: float,
+        admitted_groups: int,
+        splits: Collection[Split] | None,
+    ) -> Document | None:
+        wanted = claim_filter(admitted_groups, splits)
+        return await self._records.find_one_and_update(
+            wanted,
+            claim_update(owner, lease_seconds),
+            sort=CLAIM_ORDER,
+            return_document=ReturnDocument.AFTER,
+        )
+
+    @operation("send heartbeats")
+    async def heartbeat(self, leases: Sequence[tuple[str, int]], lease_seconds: float) -> set[str]:
+        """Extend leases by (record id, fence), all in one request.
+
+        Returns:
+            The ids of those Records whose lease is lost; their holders must stop writing.
+        """
+        if not leases:
+            return set()
+        extend = [{"$set": {"lease.expires_at": after(lease_seconds)}}]
+        result = await self._records.bulk_write(
+            [UpdateOne(held(record_id, fence), extend) for record_id, fence in leases],
+            ordered=False,
+        )
+        if result.matched_count == len(leases):
+            return set()
+        ids = [record_id for record_id, _ in leases]
+        found = self._records.find({"_id": {"$in": ids}}, {"lease.fence": 1})
+        fences = {d["_id"]: (d.get("lease") or {}).get("fence") async for d in found}
+        return {record_id for record_id, fence in leases if fences.get(record_id) != fence}
+
+    @operation("finish a rollout")
+    async def finish_rollout(
+        self,
+        record_id: str,
+        fence: int,
+        *,
+        outcome: Outcome,
+        final_answer: str | None,
+        lease_seconds: float,
+    ) -> Record:
+        """Store how the rollout ended; the lease goes on, for scoring.
+
+        Raises:
+            LeaseLost: the caller's lease is gone; nothing was written.
+        """
+        update = {
+            "status": "finished",
+            "outcome": literal(outcome),
+            "final_answer": literal(final_answer),
+            "finished_at": "$$NOW",
+            "attempts": attempts_closed("finished", None),
+            "lease.expires_at": after(lease_seconds),
+            "error": None,
+        }
+        document = await self._records.find_one_and_update(
+            {**held(record_id, fence), "status": may_become("finished")},
+            [{"$set": update}],
+            return_document=ReturnDocument.AFTER,
+        )
+        if document is None:
+            # A repeated request finds its own work done.
+            document = await self._records.find_one(
+                {**held(record_id, fence), "status": "finished"}
+            )
+        if document is None:
+            raise lease_lost(record_id, fence)
+        return from_document(Record, document)
+
+    @operation("hand a slot back")
+    async def release(self, record_id: str, fence: int) -> None:
+        """Give up a lease in good order; the attempt is not counted as a failed one.
+
+        A running slot becomes claimable again, a finished one becomes free to be scored by others.
+
+        Raises:
+            LeaseLost: the caller's lease is gone; nothing was written.
+        """
+        running = {"$eq": ["$status", "running"]}
+        update = {
+            "status": {"$cond": [running, "pending", "$status"]},
+            "attempts": {"$cond": [running, attempts_closed("released", None), "$attempts"]},
+            "lease": {"$cond": [running, None, nobodys_lease(0)]},
+        }
+        result = await self._records.update_one(
+            {**held(record_id, fence), "status": {"$in": ["running", "finished"]}},
+            [{"$set": update}],
+        )
+        if result.matched_count == 0:
+            raise lease_lost(record_id, fence)
+
+    @operation("end a failed attempt")
+    async def fail_attempt(
+        self, record_id: str, fence: int, error: str, max_attempts: int
+    ) -> Record:
+        """End the attempt for a reason of infrastructure.
+
+        The slot becomes claimable again, or is parked as failed after `max_attempts` such ends; its
+        group then goes on without it.
+
+        Raises:
+            LeaseLost: the caller's lease is gone; nothing was written.
+        """
+        document = await self._records.find_one_and_update(
+            {**held(record_id, fence), "status": may_become("failed")},
+            attempt_failed("error", error, max_attempts),
+            return_document=ReturnDocument.AFTER,
+        )
+        if document is None:
+            raise lease_lost(record_id, fence)
+        record = from_document(Record, document)
+        if record.status == "failed":
+            await self.complete_group(record.task_id)
+        return record
+
+
+def claim_filter(admitted_groups: int, splits: Collection[Split] | None) -> Document:
+    """Return the filter of claimable slots."""
+    wanted: Document = {"status": "pending", "order": {"$lt": admitted_groups}}
+    if splits is not None:
+        wanted["split"] = {"$in": sorted(splits)}
+    return wanted
+
+
+def claim_update(owner: str, lease_seconds: float) -> list[Document]:
+    """Return the update that begins a new attempt and forgets the results of the last."""
+    attempt = {
+        "attempt": {"$add": ["$attempt", 1]},
+        "fence": NEXT_FENCE,
+        "owner": literal(owner),
+        "started_at": "$$NOW",
+        "ended_at": None,
+        "ended_by": None,
+        "error": None,
+    }
+    begun: Document = {
+        "status": "running",
+        "fence": NEXT_FENCE,
+        "attempt": {"$add": ["$attempt", 1]},
+        "lease": lease(owner, NEXT_FENCE, lease_seconds),
+        "attempts": {"$concatArrays": ["$attempts", [attempt]]},
+        "started_at": "$$NOW",
+        "finished_at": None,
+        "turns": [],
+        "outcome": None,
+        "final_answer": None,
+        "error": None,
+        "num_prompt_tokens": 0,
+        "num_output_tokens": 0,
+        "num_tool_calls": 0,
+    }
+    return [{"$set": begun}, {"$unset": ["min_version", "max_version"]}]
+
+
+def lease_lost(record_id: str, fence: int) -> LeaseLost:
+    """Return the error of a holder whose lease is gone."""
+    return LeaseLost(f"record {record_id!r}: the lease with fence {fence} is lost")

@@ -1,0 +1,125 @@
+"""`TrajectoryStore`: the only door to MongoDB.
+
+Documents of `agentrl.schema` go in and come out; nothing of the driver is seen outside. Every
+method may be called from any number of processes at once. The parts stand in modules of their own:
+runs, tasks, slots, turns, scoring, groups, ledger, processes, progress.
+"""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Self
+
+from pymongo import AsyncMongoClient
+from pymongo.asynchronous.database import AsyncDatabase
+from pymongo.errors import CollectionInvalid, ConfigurationError
+from pymongo.write_concern import WriteConcern
+
+from agentrl.errors import ConfigError, StoreError
+from agentrl.schema import SCHEMA_VERSION
+from agentrl.store.codec import Document
+from agentrl.store.door import boundary, operation
+from agentrl.store.indexes import INDEXES, ledger_indexes
+from agentrl.store.ledger import DEFAULT_CONSUMER
+from agentrl.store.processes import ProcessDoor
+from agentrl.store.progress import ProgressDoor
+from agentrl.store.runs import RunDoor
+from agentrl.store.scoring import ScoringDoor
+from agentrl.store.tasks import TaskDoor
+from agentrl.store.views import VIEWS
+
+DURABLE = WriteConcern(w="majority", j=True)
+"""An acknowledged write survives the death of any process and of a minority of the servers."""
+
+
+class TrajectoryStore(RunDoor, TaskDoor, ScoringDoor, ProgressDoor, ProcessDoor):
+    """The run's database.
+
+    Example:
+        async with TrajectoryStore.connect("mongodb://127.0.0.1:27417/demo") as store:
+            await store.ensure_schema()
+            await store.add_tasks([MCPTask(id="train/0/q1", query="...", num_generations=8)])
+    """
+
+    @classmethod
+    @asynccontextmanager
+    async def connect(
+        cls, uri: str, database: str | None = None, *, server_selection_timeout: float = 5.0
+    ) -> AsyncIterator[Self]:
+        """Connect, check that the server answers, and close on exit.
+
+        Args:
+            uri: MongoDB connection string. Writes are majority-acknowledged and journaled whatever
+                it says.
+            database: name of the database; the one that the URI names when not given.
+            server_selection_timeout: seconds to wait for a server that takes writes.
+
+        Raises:
+            ConfigError: the URI is malformed, or no database is named.
+            StoreError: no server answers, or it refuses the login.
+        """
+        client = _client(uri, server_selection_timeout)
+        try:
+            async with boundary("connect", uri):
+                await client.admin.command("ping")
+            yield cls(client, _database(client, database), uri)
+        finally:
+            await client.close()
+
+    @operation("prepare the database")
+    async def ensure_schema(self) -> None:
+        """Create indexes and views that are missing.
+
+        Raises:
+            StoreError: the database was written by another version of the schema.
+        """
+        run = await self._runs.find_one({}, {"schema_version": 1})
+        if run is not None and run["schema_version"] != SCHEMA_VERSION:
+            raise StoreError(
+                f"database {self.database_name!r} has schema version {run['schema_version']}, "
+                f"this AgentRL needs {SCHEMA_VERSION}"
+            )
+        for collection, indexes in INDEXES.items():
+            await self._db[collection].create_indexes(indexes)
+        await self._record_data.create_indexes(ledger_indexes(DEFAULT_CONSUMER))
+        existing = set(await self._db.list_collection_names())
+        for name, (source, pipeline) in VIEWS.items():
+            if name not in existing:
+                await self._create_view(name, source, pipeline)
+
+    async def _create_view(self, name: str, source: str, pipeline: list[Document]) -> None:
+        try:
+            await self._db.create_collection(name, viewOn=source, pipeline=pipeline)
+        except CollectionInvalid:
+            return  # another process created it a moment ago
+
+    @operation("drop the database")
+    async def drop_database(self) -> None:
+        """Delete the whole database of the run. Nothing in AgentRL does so unasked."""
+        await self._client.drop_database(self._db.name)
+
+
+def _client(uri: str, server_selection_timeout: float) -> AsyncMongoClient[Document]:
+    try:
+        return AsyncMongoClient(
+            uri,
+            tz_aware=True,
+            appname="agentrl",
+            serverSelectionTimeoutMS=round(server_selection_timeout * 1000),
+        )
+    except (ConfigurationError, ValueError) as error:
+        # The driver's text may repeat the URI, so only its kind is shown.
+        raise ConfigError(
+            f"the MongoDB connection string cannot be read ({type(error).__name__}); "
+            "it looks like mongodb://user:password@host:27017/database"
+        ) from None
+
+
+def _database(client: AsyncMongoClient[Document], name: str | None) -> AsyncDatabase[Document]:
+    try:
+        if name is not None:
+            return client.get_database(name, write_concern=DURABLE)
+        return client.get_default_database(write_concern=DURABLE)
+    except ConfigurationError as error:
+        raise ConfigError(
+            "no database is named: give a run name, or a URI with /database"
+        ) from error

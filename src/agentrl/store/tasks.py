@@ -1,0 +1,154 @@
+"""Tasks and the pending Records (slots) that belong to them."""
+
+from collections.abc import AsyncIterable, AsyncIterator, Iterable
+from typing import Any
+
+from agentrl.schema import Record, RecordStatus, Split, Task
+from agentrl.schema.tasks import TaskStatus
+from agentrl.store.codec import (
+    Document,
+    from_document,
+    record_to_document,
+    task_from_document,
+    to_document,
+)
+from agentrl.store.door import Door, boundary, operation
+from agentrl.store.inserts import insert_new
+
+
+class TaskDoor(Door):
+    """Pushes and reads tasks."""
+
+    async def add_tasks(
+        self, tasks: Iterable[Task] | AsyncIterable[Task], batch_size: int = 500
+    ) -> int:
+        """Store tasks together with `num_generations` pending Records each.
+
+        Tasks that are there already are left as they are, and Records that a crash kept from being
+        written are added: calling it again with the same tasks repairs and changes nothing else.
+
+        Returns:
+            The number of tasks that were new.
+        """
+        num_new = 0
+        batch: list[Task] = []
+        async for task in _iterate(tasks):
+            batch.append(task)
+            if len(batch) == batch_size:
+                num_new += await self._add_batch(batch)
+                batch = []
+        return num_new + await self._add_batch(batch)
+
+    @operation("add tasks")
+    async def _add_batch(self, tasks: list[Task]) -> int:
+        # Tasks first: a slot that can be claimed always finds its Task.
+        num_new = await insert_new(self._tasks, [to_document(task) for task in tasks])
+        await insert_new(self._records, [slot for task in tasks for slot in _slots(task)])
+        return num_new
+
+    @operation("read the next order")
+    async def next_train_order(self) -> int:
+        """Return the order that the next training Task gets: one above the highest, or 0."""
+        last = await self._tasks.find_one({"split": "train"}, {"order": 1}, sort=[("order", -1)])
+        return 0 if last is None else int(last["order"]) + 1
+
+    @operation("read a task")
+    async def task(self, task_id: str) -> Task | None:
+        """Return the Task, None when there is none of that id."""
+        document = await self._tasks.find_one({"_id": task_id})
+        return None if document is None else task_from_document(document)
+
+    @operation("count tasks")
+    async def count_tasks(
+        self,
+        *,
+        split: Split | None = None,
+        tag: str | None = None,
+        status: TaskStatus | None = None,
+    ) -> int:
+        """Return the number of tasks that fit."""
+        return await self._tasks.count_documents(_only(split=split, tag=tag, status=status))
+
+    async def iter_tasks(
+        self,
+        *,
+        split: Split | None = None,
+        tag: str | None = None,
+        status: TaskStatus | None = None,
+    ) -> AsyncIterator[Task]:
+        """Yield the tasks that fit, in their order."""
+        async with boundary("read tasks", self._uri):
+            cursor = self._tasks.find(_only(split=split, tag=tag, status=status))
+            async for document in cursor.sort("order", 1):
+                yield task_from_document(document)
+
+    @operation("read a record")
+    async def record(self, record_id: str) -> Record | None:
+        """Return the Record, None when there is none of that id."""
+        document = await self._records.find_one({"_id": record_id})
+        return None if document is None else from_document(Record, document)
+
+    @operation("read a group")
+    async def records_of(self, task_id: str) -> list[Record]:
+        """Return the Records of a Task, in order of `traj_id`."""
+        cursor = self._records.find({"task_id": task_id}).sort("traj_id", 1)
+        return [from_document(Record, document) async for document in cursor]
+
+    async def iter_records(
+        self, *, status: RecordStatus | None = None, split: Split | None = None
+    ) -> AsyncIterator[Record]:
+        """Yield the Records that fit, by order and `traj_id`."""
+        async with boundary("read records", self._uri):
+            cursor = self._records.find(_only(status=status, split=split))
+            async for document in cursor.sort([("order", 1), ("traj_id", 1)]):
+                yield from_document(Record, document)
+
+    @operation("read scores")
+    async def group_scores(self, task_id: str) -> list[float | None]:
+        """Return the scores of a Task's Records by `traj_id`; None where there is none (yet)."""
+        return (await self._scores([task_id])).get(task_id, [])
+
+    @operation("read scores")
+    async def tag_scores(self, tag: str) -> dict[str, list[float | None]]:
+        """Return the scores of all tasks under a tag: task id -> scores by `traj_id`."""
+        ids = [task["_id"] async for task in self._tasks.find({"tag": tag}, {"_id": 1})]
+        return await self._scores(ids)
+
+    async def _scores(self, task_ids: list[str]) -> dict[str, list[float | None]]:
+        scores: dict[str, list[float | None]] = {}
+        cursor = self._records.find(
+            {"task_id": {"$in": task_ids}}, {"task_id": 1, "traj_id": 1, "score.value": 1}
+        )
+        documents = [document async for document in cursor]
+        for document in sorted(documents, key=lambda d: (d["task_id"], d["traj_id"])):
+            score = document.get("score")
+            scores.setdefault(document["task_id"], []).append(score["value"] if score else None)
+        return scores
+
+
+def _slots(task: Task) -> list[Document]:
+    slots = []
+    for traj_id in range(task.num_generations):
+        record = Record(
+            id=f"{task.id}/{traj_id}",
+            task_id=task.id,
+            split=task.split,
+            traj_id=traj_id,
+            order=task.order,
+        )
+        # `group_open` is the store's own: the index of groups that still have to be completed.
+        slots.append({**record_to_document(record), "group_open": True})
+    return slots
+
+
+def _only(**conditions: Any) -> Document:
+    return {field: value for field, value in conditions.items() if value is not None}
+
+
+async def _iterate(tasks: Iterable[Task] | AsyncIterable[Task]) -> AsyncIterator[Task]:
+    if isinstance(tasks, AsyncIterable):
+        async for task in tasks:
+            yield task
+    else:
+        for task in tasks:
+            yield task

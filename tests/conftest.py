@@ -1,0 +1,31 @@
+"""Fixtures for all rooms: one real mongod a session, one database a test."""
+
+import uuid
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+
+from agentrl.store import TrajectoryStore
+from agentrl.store.embedded import EmbeddedMongo
+
+
+@pytest.fixture(scope="session")
+def mongod(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedMongo]:
+    """A real mongod for the whole session; `mongod.uri("name")` is a connection string."""
+    with EmbeddedMongo(tmp_path_factory.mktemp("mongod")) as mongo:
+        yield mongo
+
+
+@pytest.fixture
+def mongo_uri(mongod: EmbeddedMongo) -> str:
+    """Connection string of a database that no other test uses (not dropped by itself)."""
+    return mongod.uri(f"test_{uuid.uuid4().hex[:12]}")
+
+
+@pytest.fixture
+async def store(mongo_uri: str) -> AsyncIterator[TrajectoryStore]:
+    """An empty, prepared store in a database of its own, dropped afterwards."""
+    async with TrajectoryStore.connect(mongo_uri) as connected:
+        await connected.ensure_schema()
+        yield connected
+        await connected.drop_database()
