@@ -1,0 +1,156 @@
+"""Which tool servers there are and how they are reached."""
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
+
+from agentrl.errors import ConfigError
+
+Transport = Literal["http", "sse", "stdio"]
+_TRANSPORT_NAMES: dict[str, Transport] = {
+    "http": "http",
+    "streamable-http": "http",
+    "streamable_http": "http",
+    "streamableHttp": "http",
+    "sse": "sse",
+    "stdio": "stdio",
+}
+
+
+class McpServer(BaseModel):
+    """One MCP server: an address, or a command that is started and spoken to over its pipes."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    transport: Transport
+    url: str | None = None
+    """Endpoint of an HTTP server, for example `http://127.0.0.1:8000/mcp`."""
+    headers: dict[str, SecretStr] = Field(default_factory=dict)
+    """Further headers of every HTTP request."""
+    command: str | None = None
+    args: tuple[str, ...] = ()
+    env: dict[str, SecretStr] = Field(default_factory=dict)
+    """Environment of the command, beside PATH, HOME and the like."""
+    cwd: str | None = None
+    call_timeout_seconds: float | None = Field(default=None, gt=0)
+    """Longest tool call; `ToolsConfig.call_timeout_seconds` when not given."""
+    per_rollout: bool = False
+    """Give every rollout its own connection: for servers that keep state in the session."""
+
+    @model_validator(mode="after")
+    def _check_address(self) -> Self:
+        given, missing = ("command", "url") if self.transport == "stdio" else ("url", "command")
+        if getattr(self, given) is None or getattr(self, missing) is not None:
+            raise ValueError(f"a {self.transport} server needs `{given}` and no `{missing}`")
+        if self.url is not None and not re.match(r"https?://[^/\s]", self.url):
+            raise ValueError(f"url {self.url!r} is not an http(s) address")
+        return self
+
+    @property
+    def address(self) -> str:
+        """What to call the server in messages: never with credentials or query strings."""
+        if self.url is None:
+            return " ".join([self.command or "", *self.args])
+        return re.sub(r"//[^/@]*@", "//", self.url).split("?", 1)[0]
+
+
+class ToolsConfig(BaseModel):
+    """The tool servers of a run."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    servers: dict[str, McpServer]
+    server_names: tuple[str, ...] | None = None
+    """Use these servers only; None means all."""
+    tool_names: tuple[str, ...] | None = None
+    """Show these tools only (plain or `server.tool` names); None means all."""
+    auth_token: SecretStr | None = None
+    """Bearer token sent to every HTTP server that has no `Authorization` header of its own."""
+    connect_timeout_seconds: float = Field(default=10.0, gt=0)
+    call_timeout_seconds: float = Field(default=120.0, gt=0)
+    """Longest tool call; a longer one is answered by an error that the model sees."""
+    max_retries: int = Field(default=4, ge=0)
+    """Further tries after a failure of the connection, where a repeated call does no harm."""
+    retry_delay_seconds: float = Field(default=0.5, ge=0)
+    """Pause before the first further try; it doubles from try to try."""
+    retry_lost_calls: bool = False
+    """Also repeat calls whose answer was lost and that may have been carried out, for tools that
+    do not declare themselves read-only or idempotent."""
+    max_result_chars: int = Field(default=200_000, gt=0)
+    """Longer results are cut in the middle, and say so."""
+
+    @model_validator(mode="after")
+    def _check_names(self) -> Self:
+        unknown = [name for name in self.server_names or () if name not in self.servers]
+        if unknown:
+            known = ", ".join(sorted(self.servers)) or "none"
+            raise ValueError(f"unknown MCP server {unknown[0]!r} (known: {known})")
+        return self
+
+    @property
+    def selected(self) -> dict[str, McpServer]:
+        """The servers in use."""
+        if self.server_names is None:
+            return dict(self.servers)
+        return {name: self.servers[name] for name in self.server_names}
+
+
+def load_mcp_servers(source: str | Path | Mapping[str, object]) -> dict[str, McpServer]:
+    """Read an `mcpServers` mapping: `{"mcpServers": {NAME: {"url": ...} | {"command": ...}}}`.
+
+    Args:
+        source: a mapping, JSON text, the path of a JSON file, or the address of a single HTTP
+            server (it is then called `default`). The outer `mcpServers` key may be left out.
+
+    Raises:
+        ConfigError: the source is missing or malformed; the server at fault is named.
+    """
+    if isinstance(source, Mapping):
+        data: object = source
+    elif isinstance(source, str) and re.match(r"https?://", source):
+        data = {"default": {"url": source}}
+    else:
+        data = _read_json(source)
+    if isinstance(data, Mapping) and "mcpServers" in data:
+        data = data["mcpServers"]
+    if not isinstance(data, Mapping) or not data:
+        raise ConfigError("mcpServers: expected a non-empty object of servers by name")
+    return {str(name): _parse_server(str(name), value) for name, value in data.items()}
+
+
+def _read_json(source: str | Path) -> object:
+    text, origin = str(source), "mcpServers"
+    if not text.lstrip().startswith("{"):
+        origin = text
+        try:
+            text = Path(source).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"MCP servers file {origin}: {error}") from error
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"{origin}: not JSON ({error})") from error
+
+
+def _parse_server(name: str, value: object) -> McpServer:
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"mcpServers.{name}: expected an object")
+    fields = dict(value)
+    kind = fields.pop("type", None) or fields.pop("transport", None)
+    if kind is None:
+        kind = "stdio" if "command" in fields else "http"
+    if kind not in _TRANSPORT_NAMES:
+        known = ", ".join(sorted(set(_TRANSPORT_NAMES)))
+        raise ConfigError(f"mcpServers.{name}: unknown transport {kind!r} (known: {known})")
+    if "timeout" in fields:
+        fields["call_timeout_seconds"] = fields.pop("timeout")
+    try:
+        return McpServer.model_validate({**fields, "transport": _TRANSPORT_NAMES[kind]})
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(["mcpServers", name, *map(str, first["loc"])])
+        raise ConfigError(f"{where}: {first['msg'].removeprefix('Value error, ')}") from error
