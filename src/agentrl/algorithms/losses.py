@@ -121,6 +121,17 @@ def policy_loss(  # noqa: PLR0913 - the knobs of the published formulas
     return LossTerms(loss=loss, keep=keep, ratio=ratio.detach(), clipped=clipped.detach())
 
 
+def weighted_sum(terms: LossTerms, weights: torch.Tensor) -> torch.Tensor:
+    """Return the share of the step's loss that these terms contribute, a scalar.
+
+    Args:
+        terms: of one micro-batch [N].
+        weights: their weights in the whole step [N], see `reductions.term_weights`.
+    """
+    kept = torch.where(terms.keep, terms.loss, torch.zeros_like(terms.loss))
+    return (weights.to(kept.dtype) * kept).sum()
+
+
 def sft_loss(policy_logprobs: torch.Tensor) -> torch.Tensor:
     """Return the cross-entropy of every term, `-log pi` [N]."""
     return -policy_logprobs

@@ -1,0 +1,15 @@
+"""From finished groups to micro-batches: selection, token trees, packing."""
+
+from agentrl.data.batch import MicroBatch, StepBatch, StepStats, build_step
+from agentrl.data.select import SelectedGroup, select_group
+from agentrl.data.tree import TokenTree
+
+__all__ = [
+    "MicroBatch",
+    "SelectedGroup",
+    "StepBatch",
+    "StepStats",
+    "TokenTree",
+    "build_step",
+    "select_group",
+]

@@ -1,0 +1,205 @@
+"""`StepBatch`: everything that one optimizer step trains on, as arrays that can travel."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import get_args
+
+import numpy as np
+
+from agentrl.algorithms.reductions import Reduction, term_weights
+from agentrl.data.packing import Bin, plan_bins
+from agentrl.data.select import SelectedGroup
+from agentrl.data.tokens import TurnTokens
+from agentrl.data.tree import Merge, TokenTree, lay_out
+from agentrl.models.rows import PackedRow, empty_row
+
+_MERGES: tuple[Merge, ...] = get_args(Merge)
+
+
+@dataclass(frozen=True, eq=False)
+class MicroBatch:
+    """One row and what the loss needs to know about its T terms."""
+
+    row: PackedRow
+    turns: np.ndarray
+    """int64 [T], index into `StepBatch.turn_ids`."""
+    records: np.ndarray
+    """int64 [T], index into `StepBatch.record_ids`."""
+    advantages: np.ndarray
+    """float64 [T]."""
+    behavior_logprobs: np.ndarray
+    """float32 [T]."""
+    staleness: np.ndarray
+    """int64 [T], policy versions that each token is behind."""
+    weights: np.ndarray
+    """float64 [T]; the step's loss is the plain sum of weight times loss over all micro-batches
+    of all ranks."""
+
+
+@dataclass(frozen=True)
+class StepStats:
+    """What went into a step, and what did not."""
+
+    num_groups: int
+    num_records: int
+    """Records with at least one trained turn."""
+    num_turns: int
+    num_terms: int
+    tokens_flat: int
+    """Tokens with every turn in a row of its own."""
+    tokens_linear: int
+    """Tokens with turns merged within a record."""
+    tokens_tree: int
+    """Tokens with the whole group merged."""
+    tokens_packed: int
+    """Tokens that go through the model: merged as asked, cut prefixes repeated."""
+    dropped_records: dict[str, int]
+    dropped_turns: dict[str, int]
+    dropped_terms: dict[str, int]
+    staleness_histogram: dict[int, int]
+    """Policy versions behind -> loss terms."""
+    scores: tuple[float, ...]
+    """Of every scored record of the groups, trained on or not."""
+    mean_advantage: float
+    """Over loss terms."""
+
+
+@dataclass(frozen=True, eq=False)
+class StepBatch:
+    """Micro-batches of every rank, equally many, and the facts about them."""
+
+    micro_batches: tuple[tuple[MicroBatch, ...], ...]
+    """[rank][i]; a rank with less work ends in empty rows."""
+    turn_ids: tuple[str, ...]
+    record_ids: tuple[str, ...]
+    stats: StepStats
+
+
+def build_step(
+    groups: Sequence[SelectedGroup],
+    *,
+    policy_version: int,
+    token_budget: int,
+    reduction: Reduction = "token_mean",
+    merge: Merge = "tree",
+    num_ranks: int = 1,
+) -> StepBatch:
+    """Merge, weigh and pack the groups of one optimizer step.
+
+    Args:
+        groups: of the step; unusable ones only add to the statistics.
+        policy_version: version of the weights that the step starts from.
+        token_budget: tokens of one forward pass.
+        reduction: how terms are averaged, see `term_weights`; a sequence is a Record.
+        merge: prefix sharing in the forward pass.
+        num_ranks: data-parallel ranks.
+    """
+    trees = [TokenTree.from_tokens(group.turns, merge=merge) for group in groups if group.usable]
+    branches = [branch for tree in trees for branch in tree.branches]
+    turns = [branch.turn for branch in branches]
+    record_ids = tuple(dict.fromkeys(turn.record_id for turn in turns))
+    record_of = {record_id: index for index, record_id in enumerate(record_ids)}
+    records = np.array([record_of[turn.record_id] for turn in turns], dtype=np.int64)
+    counts = np.array([turn.num_terms for turn in turns], dtype=np.int64)
+    weights = term_weights(np.repeat(records, counts), kind=reduction)
+    table = _TermTable(
+        index={turn.turn_id: number for number, turn in enumerate(turns)},
+        records=records,
+        weights=np.split(weights, np.cumsum(counts)[:-1]) if turns else [],
+        policy_version=policy_version,
+    )
+    shares = plan_bins(branches, token_budget=token_budget, num_ranks=num_ranks)
+    rounds = max((len(share) for share in shares), default=0)
+    return StepBatch(
+        micro_batches=tuple(
+            tuple(
+                table.micro_batch(share[number]) if number < len(share) else _empty()
+                for number in range(rounds)
+            )
+            for share in shares
+        ),
+        turn_ids=tuple(turn.turn_id for turn in turns),
+        record_ids=record_ids,
+        stats=_stats(groups, turns, policy_version, sum(b.num_tokens for s in shares for b in s)),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _TermTable:
+    """Per-turn facts of the step by which rows are annotated."""
+
+    index: dict[str, int]
+    records: np.ndarray
+    weights: list[np.ndarray]
+    policy_version: int
+
+    def micro_batch(self, bin_: Bin) -> MicroBatch:
+        turns = [branch.turn for branch in bin_.branches]
+        numbers = np.array([self.index[turn.turn_id] for turn in turns], dtype=np.int64)
+        counts = np.array([turn.num_terms for turn in turns], dtype=np.int64)
+        versions = np.concatenate([turn.versions for turn in turns]).astype(np.int64)
+        return MicroBatch(
+            row=lay_out(bin_.branches),
+            turns=np.repeat(numbers, counts),
+            records=np.repeat(self.records[numbers], counts),
+            advantages=np.repeat(np.array([turn.advantage for turn in turns]), counts),
+            behavior_logprobs=np.concatenate([turn.behavior_logprobs for turn in turns]),
+            staleness=self.policy_version - versions,
+            weights=np.concatenate([self.weights[number] for number in numbers.tolist()]),
+        )
+
+
+def _empty() -> MicroBatch:
+    whole, real = np.empty(0, dtype=np.int64), np.empty(0, dtype=np.float64)
+    return MicroBatch(
+        row=empty_row(),
+        turns=whole,
+        records=whole,
+        advantages=real,
+        behavior_logprobs=np.empty(0, dtype=np.float32),
+        staleness=whole,
+        weights=real,
+    )
+
+
+def _stats(
+    groups: Sequence[SelectedGroup],
+    turns: Sequence[TurnTokens],
+    policy_version: int,
+    tokens_packed: int,
+) -> StepStats:
+    usable = [group for group in groups if group.usable]
+    sizes = {
+        merge: sum(TokenTree.from_tokens(group.turns, merge=merge).num_tokens for group in usable)
+        for merge in _MERGES
+    }
+    num_terms = sum(turn.num_terms for turn in turns)
+    staleness = Counter(
+        int(behind) for turn in turns for behind in (policy_version - turn.versions).tolist()
+    )
+    return StepStats(
+        num_groups=len(groups),
+        num_records=len({turn.record_id for turn in turns}),
+        num_turns=len(turns),
+        num_terms=num_terms,
+        tokens_flat=sizes["none"],
+        tokens_linear=sizes["linear"],
+        tokens_tree=sizes["tree"],
+        tokens_packed=tokens_packed,
+        dropped_records=dict(Counter(r for g in groups for r in g.dropped_records.values())),
+        dropped_turns=dict(_total(group.dropped_turns for group in groups)),
+        dropped_terms=dict(_total(group.dropped_terms for group in groups)),
+        staleness_histogram=dict(sorted(staleness.items())),
+        scores=tuple(score for group in groups for score in group.scores if score is not None),
+        mean_advantage=(
+            sum(turn.advantage * turn.num_terms for turn in turns) / num_terms if num_terms else 0.0
+        ),
+    )
+
+
+def _total(counters: Iterable[Counter[str]]) -> Counter[str]:
+    total: Counter[str] = Counter()
+    for counter in counters:
+        total.update(counter)
+    return total

@@ -1,0 +1,174 @@
+"""From a finished group to the turns that are trained on.
+
+Scores, tokens, logprobs and versions are facts of the samplers; advantages and drops are derived
+here and leave with a reason.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from agentrl.algorithms.advantages import RIGHT_ABOVE, group_advantages, turn_advantages
+from agentrl.algorithms.filters import (
+    GroupFacts,
+    RecordDrop,
+    RecordFacts,
+    efficiency_shaped,
+    filter_group,
+)
+from agentrl.config.sections import AlgorithmSection
+from agentrl.data.tokens import TurnTokens, turn_tokens
+from agentrl.schema import DBRecordData
+
+TurnDrop = Literal[
+    "record",
+    "stale",
+    "zero_advantage",
+    "minimal_advantage",
+    "non_positive_advantage",
+]
+"""Why a turn is left out; `record` when its whole record is."""
+
+
+@dataclass(frozen=True, eq=False)
+class SelectedGroup:
+    """What is left of one group for training."""
+
+    task_id: str
+    record_ids: tuple[str, ...]
+    scores: tuple[float | None, ...]
+    """As scored, one a record; None where the infrastructure failed."""
+    turns: tuple[TurnTokens, ...]
+    """With their advantages, in record order."""
+    dropped_records: dict[str, str]
+    """Record id -> reason, for every record without a turn in `turns`."""
+    dropped_turns: Counter[str]
+    """Reason (`TurnDrop`) -> turns."""
+    dropped_terms: Counter[str]
+    """Reason (`TurnDrop`) -> sampled tokens."""
+
+    @property
+    def usable(self) -> bool:
+        """Say whether anything is left to train on."""
+        return bool(self.turns)
+
+
+def select_group(
+    records: Sequence[DBRecordData],
+    algorithm: AlgorithmSection,
+    *,
+    policy_version: int,
+    seed: int = 0,
+) -> SelectedGroup:
+    """Decide what to train on in a completed group.
+
+    Args:
+        records: all records of one Task, with their turns.
+        algorithm: filters, advantages and freshness.
+        policy_version: version of the weights that the step starts from.
+        seed: draws the records that `balance_sample` and `reserve_context_error_count` keep.
+
+    Raises:
+        ValueError: the records are not of one Task, or turns are missing.
+    """
+    if len({record.task_id for record in records}) != 1:
+        raise ValueError("select_group wants the records of exactly one task")
+    ordered = sorted(records, key=lambda record: record.traj_id)
+    group = GroupFacts(ordered[0].task_id, tuple(_facts(record) for record in ordered))
+    reasons: tuple[RecordDrop | None, ...] = filter_group(
+        group,
+        min_score_spread=algorithm.min_score_spread,
+        balance_sample=algorithm.balance_sample,
+        min_turns=algorithm.min_turns,
+        reserve_context_error_count=algorithm.reserve_context_error_count,
+        seed=seed,
+    )
+    scores = efficiency_shaped(group) if algorithm.efficient_rewarding else group.scores
+    advantages = group_advantages(
+        scores, kind=algorithm.advantage_estimator, adv_scaling=1.0, sign_clip=False
+    )
+    kept: list[TurnTokens] = []
+    dropped_records: dict[str, str] = {}
+    dropped_turns: Counter[str] = Counter()
+    dropped_terms: Counter[str] = Counter()
+    for record, reason, advantage in zip(ordered, reasons, advantages.tolist(), strict=True):
+        if reason is None:
+            verdicts = _turn_verdicts(record, advantage, algorithm, policy_version)
+        else:
+            verdicts = [("record", turn) for turn in turn_tokens(record.turns)]
+        lost: Counter[str] = Counter()
+        for verdict, turn in verdicts:
+            if verdict is None:
+                kept.append(turn)
+            else:
+                lost[verdict] += 1
+                dropped_terms[verdict] += turn.num_terms
+        dropped_turns += lost
+        if reason is not None:
+            dropped_records[record.record_id] = reason
+        elif sum(lost.values()) == len(verdicts):
+            # Named after what hit most of its turns.
+            dropped_records[record.record_id] = lost.most_common(1)[0][0] if lost else "no_terms"
+    return SelectedGroup(
+        task_id=group.task_id,
+        record_ids=tuple(record.record_id for record in ordered),
+        scores=group.scores,
+        turns=tuple(kept),
+        dropped_records=dropped_records,
+        dropped_turns=dropped_turns,
+        dropped_terms=dropped_terms,
+    )
+
+
+def turn_staleness(turn: TurnTokens, policy_version: int) -> int:
+    """Return the current policy version minus the oldest version in the turn."""
+    return policy_version - int(turn.versions.min())
+
+
+def _facts(record: DBRecordData) -> RecordFacts:
+    return RecordFacts(
+        record_id=record.record_id,
+        score=None if record.score is None else record.score.value,
+        num_turns=len(record.turns),
+        outcome=record.outcome,
+    )
+
+
+def _turn_verdicts(
+    record: DBRecordData, advantage: float, algorithm: AlgorithmSection, policy_version: int
+) -> list[tuple[TurnDrop | None, TurnTokens]]:
+    """Return every trainable turn with its advantage and the reason to drop it, if any."""
+    assert record.score is not None, "records without a score are filtered before"
+    tokens = turn_tokens(record.turns)
+    overrides = {turn.id: turn.advantage for turn in record.turns}
+    advantages = turn_advantages(
+        advantage,
+        [overrides[turn.turn_id] for turn in tokens],
+        right=record.score.value > RIGHT_ABOVE,
+        adv_scaling=algorithm.adv_scaling,
+        sign_clip=algorithm.sign_clip,
+    )
+    return [
+        (
+            _turn_drop(turn, value, algorithm, policy_version),
+            replace(turn, advantage=value),
+        )
+        for turn, value in zip(tokens, advantages.tolist(), strict=True)
+    ]
+
+
+def _turn_drop(
+    turn: TurnTokens, advantage: float, algorithm: AlgorithmSection, policy_version: int
+) -> TurnDrop | None:
+    if turn_staleness(turn, policy_version) > algorithm.max_staleness:
+        return "stale"
+    if algorithm.minimal_advantage is not None and advantage < algorithm.minimal_advantage:
+        return "minimal_advantage"
+    if algorithm.drop_zero_advantage and np.isclose(advantage, 0.0, rtol=0.0, atol=1e-12):
+        return "zero_advantage"
+    if algorithm.skip_non_positive_advantage and advantage <= 0.0:
+        return "non_positive_advantage"
+    return None
