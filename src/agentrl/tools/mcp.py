@@ -120,8 +120,16 @@ async def connect_tools(config: ToolsConfig) -> AsyncIterator[McpToolBox]:
     async with AsyncExitStack() as stack:
         for connection in connections.values():
             stack.push_async_callback(connection.close)
-        listed = await asyncio.gather(*(c.list_tools() for c in connections.values()))
-        specs = _select(dict(zip(connections, listed, strict=True)), config.tool_names)
+        answers = await asyncio.gather(
+            *(connection.list_tools() for connection in connections.values()),
+            return_exceptions=True,  # so that every connection has settled before it is closed
+        )
+        listed: dict[str, list[Tool]] = {}
+        for name, answer in zip(connections, answers, strict=True):
+            if isinstance(answer, BaseException):
+                raise answer
+            listed[name] = answer
+        specs = _select(listed, config.tool_names)
         yield McpToolBox(config, specs, connections)
 
 
