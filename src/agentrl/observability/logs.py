@@ -1,0 +1,58 @@
+"""Logging of a process: plain lines on the console and in the process's own log file."""
+
+import logging
+import os
+import re
+import sys
+from pathlib import Path
+
+_PASSWORD = re.compile(r"(://[^:/@\s]*):[^@/\s]+@")
+_BEARER = re.compile(r"(?i)(bearer\s+)\S+")
+_NOISY = ("httpx", "httpcore", "mcp", "pymongo", "asyncio", "filelock", "uvicorn.access")
+
+
+class _RedactingFormatter(logging.Formatter):
+    """Formats records and blanks out passwords in URLs and bearer tokens."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return redact(super().format(record))
+
+
+def redact(text: str) -> str:
+    """Return the text without passwords in URLs and without bearer tokens."""
+    return _BEARER.sub(r"\1***", _PASSWORD.sub(r"\1:***@", text))
+
+
+def setup_logging(process: str, log_file: Path | None = None, *, console: bool = True) -> None:
+    """Send this process's log lines to the console and, when given, to a file (appending).
+
+    The level comes from `LOG_LEVEL` (default INFO). Libraries that log every request are held at
+    WARNING.
+
+    Args:
+        process: short name of the process (`sampler-0`), shown in every line.
+        log_file: where lines are appended; its folder is made when missing.
+        console: whether lines also go to standard error.
+    """
+    level = os.environ.get("LOG_LEVEL", "INFO").upper()
+    formatter = _RedactingFormatter(
+        f"%(asctime)s %(levelname)-7s {process} %(name)s: %(message)s", "%Y-%m-%d %H:%M:%S"
+    )
+    handlers: list[logging.Handler] = []
+    if console:
+        handlers.append(logging.StreamHandler(sys.stderr))
+    if log_file is not None:
+        log_file.parent.mkdir(parents=True, exist_ok=True)
+        handlers.append(logging.FileHandler(log_file, encoding="utf-8"))
+    for handler in handlers:
+        handler.setFormatter(formatter)
+    root = logging.getLogger()
+    for old in root.handlers[:]:
+        root.removeHandler(old)
+        old.close()
+    for handler in handlers:
+        root.addHandler(handler)
+    known = logging.getLevelNamesMapping()
+    root.setLevel(known.get(level, logging.INFO))
+    for name in _NOISY:
+        logging.getLogger(name).setLevel(logging.WARNING)

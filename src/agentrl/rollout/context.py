@@ -1,0 +1,71 @@
+"""What rollouts share: one set of clients per process, handed to every `AsyncSampler`."""
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from agentrl.config.sections import RolloutSection, SamplingSection
+from agentrl.inference.pool import ServerPool
+from agentrl.renderers.renderer import Renderer
+from agentrl.schema import MCPTask, SamplingParams, Score, Split
+from agentrl.store import TrajectoryStore
+from agentrl.tools import McpToolBox
+
+
+class Scoring(Protocol):
+    """The scorers, as rollouts see them."""
+
+    def extract_answer(self, text: str, schema: str) -> str | None:
+        """Return the final answer that the text gives, or None."""
+        ...
+
+    async def score(self, task: MCPTask, answer: str) -> Score:
+        """Judge an answer.
+
+        Raises:
+            ScoringError: no verdict could be had; the score stays missing and is tried again.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class RolloutContext:
+    """Clients and settings that all rollouts of a process share.
+
+    Attributes:
+        store: the trajectory store.
+        servers: the inference servers.
+        renderer: chat template, tokenizer and tool-call parser of the policy.
+        toolbox: the tools; connected once, safe for concurrent use.
+        scoring: answer extraction and scorers.
+        rollout: limits of a rollout.
+        sampling: how tokens are drawn.
+        seed: seed of the run, from which every request's seed is derived.
+        context_length: longest sequence that the servers take, when known.
+    """
+
+    store: TrajectoryStore
+    servers: ServerPool
+    renderer: Renderer
+    toolbox: McpToolBox
+    scoring: Scoring
+    rollout: RolloutSection
+    sampling: SamplingSection
+    seed: int = 0
+    context_length: int | None = None
+
+    def sampling_params(self, split: Split, **overrides: Any) -> SamplingParams:
+        """Return how tokens of a rollout in this split are drawn."""
+        section = self.sampling
+        temperature = section.temperature if split == "train" else section.eval_temperature
+        values: dict[str, Any] = {
+            "temperature": temperature,
+            "top_p": section.top_p,
+            "top_k": section.top_k,
+            "min_p": section.min_p,
+            "presence_penalty": section.presence_penalty,
+            "frequency_penalty": section.frequency_penalty,
+            "repetition_penalty": section.repetition_penalty,
+            "max_new_tokens": section.max_new_tokens,
+            "stop_token_ids": tuple(self.renderer.stop_token_ids),
+        }
+        return SamplingParams(**(values | overrides))

@@ -1,0 +1,85 @@
+"""Builds what all rollouts of a process share from the configuration."""
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+from agentrl.config.sections import RootConfig, ToolsSection
+from agentrl.errors import ConfigError
+from agentrl.inference.pool import ServerPool
+from agentrl.renderers.renderer import Renderer
+from agentrl.rollout.context import RolloutContext, Scoring
+from agentrl.schema import MCPTask, Score
+from agentrl.store import TrajectoryStore
+from agentrl.tools import ToolsConfig, connect_tools, load_mcp_servers
+
+
+@asynccontextmanager
+async def open_context(
+    config: RootConfig, scoring: Scoring | None = None
+) -> AsyncIterator[RolloutContext]:
+    """Connect to the store and the tools, load the renderer, and open the pool of servers.
+
+    Raises:
+        ConfigError: the model, a tool server or a setting cannot be used.
+        StoreError: the store is unreachable.
+    """
+    uri = config.store.db_connection_string
+    if uri is None:
+        raise ConfigError("a sampler needs --db_connection_string (or MONGODB_URI)")
+    renderer = Renderer.load(
+        config.model.model_name_or_path, tool_call_parser=config.inference.tool_call_parser
+    )
+    key = config.inference.inference_api_key
+    async with AsyncExitStack() as stack:
+        store = await stack.enter_async_context(
+            TrajectoryStore.connect(uri.get_secret_value(), config.run.run_name)
+        )
+        toolbox = await stack.enter_async_context(connect_tools(tools_config(config.tools)))
+        servers = await stack.enter_async_context(
+            ServerPool(api_key=None if key is None else key.get_secret_value())
+        )
+        yield RolloutContext(
+            store=store,
+            servers=servers,
+            renderer=renderer,
+            toolbox=toolbox,
+            scoring=scoring or _NoScoring(),
+            rollout=config.rollout,
+            sampling=config.sampling,
+            seed=config.run.seed,
+            context_length=config.inference.context_length,
+        )
+
+
+def tools_config(section: ToolsSection) -> ToolsConfig:
+    """Return the tool servers that the flags name; none at all is allowed.
+
+    Raises:
+        ConfigError: a server's description is malformed, or a selected server is not described.
+    """
+    servers = {}
+    if section.mcp_servers is not None:
+        servers.update(load_mcp_servers(section.mcp_servers))
+    if section.mcp_manager_url is not None:
+        servers.update(load_mcp_servers(section.mcp_manager_url))
+    names = tuple(name.strip() for name in section.mcp_server_name.split(",") if name.strip())
+    try:
+        return ToolsConfig(
+            servers=servers,
+            server_names=None if names in ((), ("all",)) else names,
+            auth_token=section.mcp_auth_token,
+            call_timeout_seconds=section.tool_timeout_seconds,
+        )
+    except ValueError as error:
+        raise ConfigError(f"--mcp_server_name: {error}") from None
+
+
+class _NoScoring:
+    """Stands in where a sampler class brings its own evaluation."""
+
+    def extract_answer(self, text: str, schema: str) -> str | None:
+        raise ConfigError("no scorers were given to the scheduler; MCPSampler needs them")
+
+    async def score(self, task: MCPTask, answer: Any) -> Score:
+        raise ConfigError("no scorers were given to the scheduler; MCPSampler needs them")

@@ -1,0 +1,105 @@
+"""`SamplingScheduler`: a sampler process, from its configuration to its exit status."""
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import uuid
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from agentrl.config.sections import RootConfig
+from agentrl.rollout.base import AsyncSampler
+from agentrl.rollout.context import RolloutContext, Scoring
+from agentrl.rollout.loop import SamplingLoop
+from agentrl.rollout.registry import sampler_class_for
+from agentrl.rollout.resources import open_context
+from agentrl.schema import Record, Split, Task
+
+log = logging.getLogger(__name__)
+
+
+class SamplingScheduler:
+    """Claims slots, plays and scores them, and keeps their leases alive.
+
+    `run` returns when the run is completed or failed, when there is nothing left to do and
+    `exit_when_done` is set, or after SIGTERM or SIGINT. On the first signal it stops claiming, gives
+    running rollouts `drain_seconds`, and hands the others' slots back, which does not count as an
+    attempt. On the second it ends at once and leaves the leases to expire.
+
+    Args:
+        config: the process's configuration.
+        sampler_class: plays every slot; by default the class registered for the task's kind.
+        dataset: tasks to add to the run first (idempotent, by their ids).
+        split: claim only slots of this split; None means any.
+        scoring: the scorers, needed by `MCPSampler`.
+    """
+
+    def __init__(
+        self,
+        config: RootConfig,
+        sampler_class: type[AsyncSampler[Any]] | None = None,
+        dataset: Iterable[Task] | None = None,
+        split: Split | None = None,
+        *,
+        scoring: Scoring | None = None,
+    ) -> None:
+        self.owner = new_owner()
+        self._config = config
+        self._sampler_class = sampler_class
+        self._dataset = dataset
+        self._splits: Collection[Split] | None = None if split is None else (split,)
+        self._scoring = scoring
+        self._stop = asyncio.Event()
+        self._abandoned = asyncio.Event()
+
+    async def run(self) -> int:
+        """Sample until there is a reason to end; return the process's exit status.
+
+        Raises:
+            ConfigError: something that the configuration names does not exist or is not reachable.
+            StoreError: the store was away for too long.
+        """
+        with _signals(self.stop):
+            async with open_context(self._config, self._scoring) as context:
+                if self._dataset is not None:
+                    log.info("%d new tasks", await context.store.add_tasks(self._dataset))
+                loop = SamplingLoop(context, self.owner, self._make_sampler, self._splits)
+                await loop.run(self._stop, self._abandoned)
+        return 130 if self._abandoned.is_set() else 0
+
+    def stop(self) -> None:
+        """Ask for a graceful end; asked a second time, end at once."""
+        if self._stop.is_set():
+            log.warning("second signal: ending at once")
+            self._abandoned.set()
+        else:
+            log.info("ending: no new slots are claimed")
+        self._stop.set()
+
+    def _make_sampler(
+        self, task: Task, record: Record, context: RolloutContext
+    ) -> AsyncSampler[Any]:
+        sampler_class = self._sampler_class or sampler_class_for(task)
+        return sampler_class(task, record, context)
+
+
+def new_owner() -> str:
+    """Return a lease owner string for this process: `host:pid:random`."""
+    return f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
+
+
+@contextmanager
+def _signals(handler: Callable[[], None]) -> Iterator[None]:
+    """Call `handler` on SIGTERM and SIGINT for as long as the context lasts."""
+    loop = asyncio.get_running_loop()
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    for number in numbers:
+        loop.add_signal_handler(number, handler)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)

@@ -1,0 +1,118 @@
+"""A scripted stand-in for a language model behind a real HTTP server.
+
+It speaks the part of SGLang's HTTP that samplers use (`/generate`), over real sockets, but what it
+"samples" is decided by a function from the prompt's text to a reply: with it, tests can play exact
+conversations. It keeps every request, so that stored prompts can be compared with what was sent.
+"""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from agentrl.renderers.renderer import Renderer
+
+Script = Callable[[str], str]
+STOP = "<|im_end|>"
+
+
+@dataclass
+class ScriptedEngine:
+    """Replies by script.
+
+    Attributes:
+        script: prompt text -> reply text. A reply that ends in `<cut>` is stopped by length.
+        delay_seconds: how long each generation takes.
+        version: weight version that the replies carry.
+        down: answer 503 to everything.
+        requests: the bodies of all generations that were asked for.
+    """
+
+    renderer: Renderer
+    script: Script
+    delay_seconds: float = 0.0
+    version: int = 0
+    down: bool = False
+    requests: list[dict[str, Any]] = field(default_factory=list)
+    base_url: str = ""
+
+    def reply_ids(self, text: str) -> list[int]:
+        """Return the ids of a reply as the model would sample them, tags as added tokens."""
+        ids = self.renderer._tokenizer.encode(text.removesuffix("<cut>"), add_special_tokens=False)
+        stop = [] if text.endswith("<cut>") else list(self.renderer.stop_token_ids[:1])
+        return [*ids.ids, *stop]
+
+    async def generate(self, request: Request) -> Response:
+        body = await request.json()
+        if self.down:
+            return JSONResponse({"object": "error", "message": "queue is full"}, 503)
+        self.requests.append(body)
+        await asyncio.sleep(self.delay_seconds)
+        text = self.script(self.renderer.decode(body["input_ids"]))
+        ids = self.reply_ids(text)[: body["sampling_params"]["max_new_tokens"]]
+        stopped = bool(ids) and ids[-1] in self.renderer.stop_token_ids
+        reason: dict[str, Any] = {"type": "length", "length": len(ids)}
+        if stopped:
+            reason = {"type": "stop", "matched": ids[-1]}
+        version = str(self.version)
+        meta = {
+            "id": body.get("rid") or "none",
+            "finish_reason": reason,
+            "prompt_tokens": len(body["input_ids"]),
+            "completion_tokens": len(ids),
+            "cached_tokens": 0,
+            "num_retractions": 0,
+            "weight_version": version,
+            "weight_versions": [{"version": version, "start": 0, "end": len(ids)}],
+            "input_token_logprobs": [],
+            "output_token_logprobs": [[-0.5, id_, None] for id_ in ids],
+        }
+        return JSONResponse({"text": text, "output_ids": ids, "meta_info": meta})
+
+    async def info(self, request: Request) -> Response:
+        body = {"weight_version": str(self.version), "version": "0.5.23", "model_path": "scripted"}
+        return JSONResponse(body)
+
+    async def loads(self, request: Request) -> Response:
+        return JSONResponse({"loads": [{"num_running_reqs": 0, "num_waiting_reqs": 0}]})
+
+
+@contextmanager
+def serve_script(renderer: Renderer, script: Script, **options: Any) -> Iterator[ScriptedEngine]:
+    """Serve a script on a free port of this machine, from a thread of this process."""
+    engine = ScriptedEngine(renderer, script, **options)
+    app = Starlette(
+        routes=[
+            Route("/generate", engine.generate, methods=["POST"]),
+            Route("/model_info", engine.info),
+            Route("/server_info", engine.info),
+            Route("/health", engine.info),
+            Route("/v1/loads", engine.loads),
+        ]
+    )
+    config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error", lifespan="off")
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    deadline = time.monotonic() + 10
+    while not server.started:
+        assert thread.is_alive() and time.monotonic() < deadline, (
+            "the scripted engine did not start"
+        )
+        time.sleep(0.005)
+    host, port = server.servers[0].sockets[0].getsockname()[:2]
+    engine.base_url = f"http://{host}:{port}"
+    try:
+        yield engine
+    finally:
+        server.should_exit = True
+        thread.join(timeout=10)
