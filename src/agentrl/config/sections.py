@@ -73,7 +73,7 @@ class StoreSection(Section):
 
     db_connection_string: SecretStr | None = None
     """MongoDB URI; `MONGODB_URI` when not given. Without either, `agentrl run` starts a private
-    mongod. The database is named after the run unless the URI names one."""
+    mongod. The database is always named after the run."""
     mongo_data_dir: Path | None = None
     """Where the private mongod keeps its data; `.agentrl/mongo/RUN_NAME` when not given."""
     mongo_port: int = 27417

@@ -2,7 +2,6 @@
 
 import shlex
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 from agentrl.config.sections import RootConfig
@@ -27,7 +26,7 @@ def trainer_command(config: RootConfig, config_path: Path) -> list[str]:
     ]
 
 
-def tool_server_command(template: str, port: int) -> Sequence[str]:
+def tool_server_command(template: str, port: int) -> list[str]:
     """Return the tool server's argv; `{port}` is filled in and `python` means this interpreter."""
     words = [word.replace("{port}", str(port)) for word in shlex.split(template)]
     if words and words[0] in ("python", "python3"):

@@ -100,7 +100,7 @@ class Supervisor:
         return None
 
     async def stop(self, name: str) -> None:
-        """End a child: SIGTERM to the process, then SIGKILL to its group after a bound."""
+        """End a child and forget it: SIGTERM to the process, then SIGKILL to its group."""
         child = self._children.get(name)
         if child is None or child.process is None:
             return
@@ -114,12 +114,13 @@ class Supervisor:
             except TimeoutError:
                 _kill_group(process.pid)
                 await process.wait()
+        watcher = self._watchers.pop(name)
+        watcher.cancel()
         with contextlib.suppress(asyncio.CancelledError):
-            watcher = self._watchers[name]
-            watcher.cancel()
             await watcher
         # What the child itself left behind in its group ends with it.
         _kill_group(process.pid)
+        del self._children[name]
 
     async def _spawn(self, child: Child) -> None:
         child.log_path.parent.mkdir(parents=True, exist_ok=True)

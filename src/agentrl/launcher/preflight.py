@@ -1,0 +1,107 @@
+"""Everything that can be checked before a process starts, so that a mistake costs one line."""
+
+import shutil
+
+import httpx
+
+from agentrl.config.sections import RootConfig
+from agentrl.errors import ConfigError, StoreError
+from agentrl.launcher.commands import tool_server_command
+from agentrl.models.resolve import resolve_model
+from agentrl.renderers.renderer import Renderer
+from agentrl.rewards.factory import MCPScorerFactory, load_scorer_module
+from agentrl.rollout.datasets import load_questions
+from agentrl.rollout.resources import tools_config
+from agentrl.server.commands import sglang_python
+from agentrl.store import TrajectoryStore
+from agentrl.store.embedded import find_mongod
+from agentrl.tools import probe
+
+
+async def check_inputs(config: RootConfig) -> None:
+    """Check model, questions, scorers, database, tool servers and inference servers.
+
+    Raises:
+        ConfigError: something that the user gave cannot be used.
+        StoreError: the database does not answer.
+    """
+    model_path = resolve_model(config.model.model_name_or_path)
+    Renderer.load(model_path, tool_call_parser=config.inference.tool_call_parser)
+    _check_questions(config)
+    await _check_store(config)
+    await _check_tools(config)
+    await _check_servers(config)
+
+
+def _check_questions(config: RootConfig) -> None:
+    if config.rollout.scorer_module is not None:
+        load_scorer_module(config.rollout.scorer_module)
+    known = MCPScorerFactory.names()
+    if config.data.default_scorer not in known:
+        MCPScorerFactory.get_scorer(config.data.default_scorer)
+    for path in (config.data.train_file, config.data.eval_file):
+        if path is not None:
+            load_questions(path, config.data, known)
+
+
+async def _check_store(config: RootConfig) -> None:
+    uri = config.store.db_connection_string
+    if uri is None:
+        find_mongod()
+        return
+    async with TrajectoryStore.connect(uri.get_secret_value(), config.run.run_name):
+        pass
+
+
+async def _check_tools(config: RootConfig) -> None:
+    command = config.tools.tool_server_command
+    if command is not None:
+        words = tool_server_command(command, port=0)
+        if not words or shutil.which(words[0]) is None:
+            raise ConfigError(f"--tool_server_command {command!r}: no such program")
+        return
+    tools = tools_config(config.tools)
+    if tools.servers and config.rollout.enable_sampling:
+        await probe(tools)
+
+
+async def _check_servers(config: RootConfig) -> None:
+    inference = config.inference
+    if not config.rollout.enable_sampling:
+        return
+    if not inference.inference_urls:
+        if inference.inference_backend == "sglang":
+            sglang_python()
+        return
+    async with httpx.AsyncClient(timeout=10.0) as client:
+        for url in inference.inference_urls:
+            try:
+                await client.get(f"{url.rstrip('/')}/health")
+            except (httpx.HTTPError, httpx.InvalidURL) as error:
+                raise ConfigError(
+                    f"--inference_urls {url}: no server answers there "
+                    f"({type(error).__name__}); start it, or leave the flag out"
+                ) from None
+
+
+async def check_name_is_free(config: RootConfig, store: TrajectoryStore) -> None:
+    """Refuse `--fresh` while an earlier run of this name would have to go for it.
+
+    With `--delete_existing`, that run's database is dropped here and its output was asked to be.
+
+    Raises:
+        StoreError: the run exists and may not be deleted.
+    """
+    run = await store.get_run()
+    output = config.run.output_path
+    if run is None and not output.exists():
+        return
+    if not config.run.delete_existing:
+        raise StoreError(
+            f"--fresh: run {config.run.run_name!r} already has "
+            f"{'a database' if run is not None else f'files in {output}'}; "
+            "choose another run name, or add --delete_existing to delete both"
+        )
+    await store.drop_database()
+    if output.exists():
+        shutil.rmtree(output)

@@ -1,0 +1,174 @@
+"""The processes around a trainer or an evaluation: store, tools, servers, samplers.
+
+Each is a child of its own with a log file of its own; all of them end with the stage.
+"""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from pydantic import SecretStr
+
+from agentrl.config.loading import secret_environment, write_config
+from agentrl.config.sections import RootConfig
+from agentrl.errors import AgentRLError, ConfigError
+from agentrl.launcher.commands import agentrl_command, tool_server_command, trainer_command
+from agentrl.processes.ports import free_port
+from agentrl.processes.supervisor import Child, Supervisor
+from agentrl.rollout.resources import tools_config
+from agentrl.store import TrajectoryStore
+from agentrl.store.embedded import EmbeddedMongo
+from agentrl.tools import probe
+
+TOOL_SERVER_START_SECONDS = 30.0
+SAMPLER_RESTARTS = 20
+TOOL_SERVER_RESTARTS = 5
+
+
+def mongo_data_dir(config: RootConfig) -> Path:
+    """Return where the run's private mongod keeps its data."""
+    return config.store.mongo_data_dir or Path(".agentrl/mongo") / config.run.run_name
+
+
+class Stage:
+    """Async context around the children; `config` gains addresses as they come up."""
+
+    def __init__(self, config: RootConfig, *, role: str = "") -> None:
+        """Prepare; nothing is started.
+
+        Args:
+            config: the checked configuration.
+            role: part of the log and configuration file names (`eval`), empty for training.
+        """
+        self.config = config
+        self._role = f"{role}_" if role else ""
+        self._stack = AsyncExitStack()
+        self._supervisor = Supervisor()
+
+    async def __aenter__(self) -> Self:
+        await self._stack.__aenter__()
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self._stack.__aexit__(exc_type, exc, traceback)
+
+    @property
+    def config_path(self) -> Path:
+        """The resolved configuration that children, and samplers started by hand, read."""
+        return self.config.run.output_path / f"{self._role}config.yaml"
+
+    async def open_store(self) -> TrajectoryStore:
+        """Start the private mongod unless a database was given, and connect."""
+        uri = self.config.store.db_connection_string
+        if uri is None:
+            mongo = EmbeddedMongo(mongo_data_dir(self.config), self.config.store.mongo_port)
+            # Entered here, in the main thread: the kernel ends it with the thread that started it.
+            self._stack.enter_context(mongo)
+            uri = SecretStr(mongo.uri(self.config.run.run_name))
+            section = self.config.store.model_copy(update={"db_connection_string": uri})
+            self.config = self.config.model_copy(update={"store": section})
+        store = await self._stack.enter_async_context(
+            TrajectoryStore.connect(uri.get_secret_value(), self.config.run.run_name)
+        )
+        # After the store: children are stopped while the store is still there.
+        await self._stack.enter_async_context(self._supervisor)
+        return store
+
+    async def start_tool_server(self) -> None:
+        """Start the user's tool server, if one is to be started, and check that it has tools."""
+        command = self.config.tools.tool_server_command
+        if command is None:
+            return
+        port = free_port()
+        child = self._child("tools", tool_server_command(command, port), TOOL_SERVER_RESTARTS)
+        await self._supervisor.start(child)
+        tools = self.config.tools.model_copy(
+            update={"mcp_manager_url": f"http://127.0.0.1:{port}/mcp", "tool_server_command": None}
+        )
+        deadline = time.monotonic() + TOOL_SERVER_START_SECONDS
+        while True:
+            try:
+                await probe(tools_config(tools))
+                break
+            except ConfigError:
+                if time.monotonic() > deadline or self._supervisor.failed() is not None:
+                    raise AgentRLError(
+                        f"the tool server did not start; the end of {child.log_path} says: "
+                        f"{child.log_tail(1)}"
+                    ) from None
+                await asyncio.sleep(0.1)
+        self.config = self.config.model_copy(update={"tools": tools})
+
+    def write_config(self) -> None:
+        """Write the configuration with all addresses for children and for people."""
+        write_config(self.config, self.config_path)
+
+    async def start_servers(self) -> None:
+        """Start a keeper a server; given URLs share one."""
+        inference = self.config.inference
+        if inference.inference_urls:
+            await self._start_agentrl("serve_0", "serve")
+            return
+        for number in range(inference.num_inference_servers):
+            port = free_port(inference.inference_host, inference.inference_port + number)
+            await self._start_agentrl(f"serve_{number}", "serve", "--inference_port", str(port))
+
+    async def start_samplers(self) -> None:
+        """Start the sampler processes; they wait for servers and tasks by themselves."""
+        for number in range(self.config.rollout.num_samplers):
+            await self._start_agentrl(f"sampler_{number}", "sample", restarts=SAMPLER_RESTARTS)
+
+    async def start_trainer(self) -> Child:
+        """Start the trainer, under `accelerate launch` when it has several ranks."""
+        child = self._child("train_0", trainer_command(self.config, self.config_path), 0)
+        await self._supervisor.start(child)
+        return child
+
+    async def wait(self, name: str) -> int:
+        """Return a child's exit status; an earlier failure of another child is raised.
+
+        Raises:
+            AgentRLError: another child failed for good; its log is named and quoted.
+        """
+        ended = asyncio.create_task(self._supervisor.wait(name))
+        while not ended.done():
+            await asyncio.wait({ended}, timeout=0.5)
+            failed = self._supervisor.failed()
+            if failed is not None and failed.name != name:
+                ended.cancel()
+                raise AgentRLError(
+                    f"{failed.name} failed; the end of {failed.log_path} says: {failed.log_tail(3)}"
+                )
+        return ended.result()
+
+    async def _start_agentrl(self, name: str, command: str, *flags: str, restarts: int = 0) -> None:
+        argv = agentrl_command(command, self.config_path, *flags)
+        await self._supervisor.start(self._child(name, argv, restarts))
+
+    def _child(self, name: str, argv: Sequence[str], restarts: int) -> Child:
+        run = self.config.run
+        return Child(
+            name=name,
+            argv=argv,
+            log_path=run.logs_dir / f"{run.run_name}_{self._role}{name}.log",
+            environment=secret_environment(self.config) | _thread_settings(),
+            max_restarts=restarts,
+        )
+
+
+def _thread_settings() -> dict[str, str]:
+    """Return environment for children: none of them may spin on cores that others need."""
+    return {
+        "TOKENIZERS_PARALLELISM": "false",
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "PYTHONUNBUFFERED": "1",
+    }

@@ -1,0 +1,91 @@
+"""The command lines of inference servers."""
+
+import importlib.util
+import shlex
+import shutil
+import sys
+from pathlib import Path
+
+from agentrl.config.sections import InferenceSection, ModelSection
+from agentrl.errors import ConfigError
+
+
+def server_command(
+    inference: InferenceSection,
+    model: ModelSection,
+    *,
+    model_path: Path,
+    port: int,
+    version: int,
+    seed: int,
+) -> list[str]:
+    """Return the argv of an inference server that starts on the weights of `model_path`.
+
+    Keys are not on the command line, where every user of the machine could read them, except for
+    SGLang, which takes them from nowhere else.
+    """
+    if inference.inference_backend == "embedded":
+        return _embedded(inference, model_path=model_path, port=port, version=version, seed=seed)
+    return _sglang(inference, model, model_path=model_path, port=port, version=version, seed=seed)
+
+
+def sglang_python() -> str:
+    """Return the interpreter that has SGLang: this one, or the one of the `sglang` command.
+
+    Raises:
+        ConfigError: SGLang is not installed.
+    """
+    if importlib.util.find_spec("sglang") is not None:
+        return sys.executable
+    script = shutil.which("sglang")
+    if script is not None:
+        first_line = Path(script).read_text(errors="replace").partition("\n")[0]
+        if first_line.startswith("#!"):
+            return first_line[2:].strip()
+    raise ConfigError(
+        "--inference_backend sglang: SGLang is not installed; install it in an environment of its "
+        "own and put its `sglang` command on PATH, or give running servers with --inference_urls"
+    )
+
+
+def _embedded(
+    inference: InferenceSection, *, model_path: Path, port: int, version: int, seed: int
+) -> list[str]:
+    argv = [sys.executable, "-m", "agentrl.inference.engine"]
+    argv += ["--model-path", str(model_path), "--host", inference.inference_host]
+    argv += ["--port", str(port), "--weight-version", str(version), "--seed", str(seed)]
+    argv += ["--max-running-requests", str(inference.max_running_requests)]
+    if inference.context_length is not None:
+        argv += ["--context-length", str(inference.context_length)]
+    if inference.inference_threads is not None:
+        argv += ["--num-threads", str(inference.inference_threads)]
+    return argv
+
+
+def _sglang(
+    inference: InferenceSection,
+    model: ModelSection,
+    *,
+    model_path: Path,
+    port: int,
+    version: int,
+    seed: int,
+) -> list[str]:
+    argv = [sglang_python(), "-m", "sglang.launch_server", "--model-path", str(model_path)]
+    argv += ["--served-model-name", model.model_name, "--host", inference.inference_host]
+    argv += ["--port", str(port), "--weight-version", str(version), "--random-seed", str(seed)]
+    argv += ["--tp-size", str(inference.inf_tp_size)]
+    if inference.inf_ep_size > 1:
+        argv += ["--ep-size", str(inference.inf_ep_size)]
+    argv += ["--mem-fraction-static", str(inference.inf_mem_ratio)]
+    argv += ["--max-running-requests", str(inference.max_running_requests)]
+    argv += ["--tool-call-parser", inference.tool_call_parser, "--sampling-defaults", "openai"]
+    if inference.context_length is not None:
+        argv += ["--context-length", str(inference.context_length)]
+    if model.trust_remote_code:
+        argv.append("--trust-remote-code")
+    if inference.inference_api_key is not None:
+        argv += ["--api-key", inference.inference_api_key.get_secret_value()]
+    if inference.inference_admin_key is not None:
+        argv += ["--admin-api-key", inference.inference_admin_key.get_secret_value()]
+    return argv + shlex.split(inference.sglang_args)

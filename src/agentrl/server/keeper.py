@@ -1,0 +1,236 @@
+"""One inference server under care: started, registered, kept up to date, started again.
+
+A server is `up` in the store only while it answers and serves the current policy, or is being
+handed it by the trainer's publisher. One that starts late or comes back starts on the newest
+published weights; one that the publisher took out is brought up to date and offered again.
+"""
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from agentrl.config.sections import InferenceSection, ModelSection, PublishSection
+from agentrl.errors import InferenceError, StoreError
+from agentrl.inference.client import SGLangClient
+from agentrl.processes.supervisor import Child, Supervisor
+from agentrl.schema import InferenceService, Policy, ServiceStatus
+from agentrl.server.commands import server_command
+from agentrl.store import TrajectoryStore
+from agentrl.weight_sync.update import update_server
+
+logger = logging.getLogger(__name__)
+
+BEAT_SECONDS = 1.0
+MISSED_UPDATE_SECONDS = 3.0
+"""An `up` server that is behind for this long was missed by the publisher (it registered while a
+version went out); the publisher itself marks its servers `updating` within milliseconds."""
+
+
+@dataclass(frozen=True)
+class ServerPlan:
+    """Which server is kept."""
+
+    service_id: str
+    base_url: str
+    port: int | None
+    """Port to start it on; None for a server that somebody else runs."""
+    model_path: Path
+    """Weights of version 0."""
+    log_path: Path
+    seed: int
+
+
+class ServerKeeper:
+    """Keeps one server; `run` returns when told to stop or when the server cannot be had."""
+
+    def __init__(
+        self,
+        store: TrajectoryStore,
+        plan: ServerPlan,
+        *,
+        model: ModelSection,
+        inference: InferenceSection,
+        publish: PublishSection,
+    ) -> None:
+        self._store = store
+        self._plan = plan
+        self._model = model
+        self._inference = inference
+        self._publish = publish
+        self._registered = False
+        self._behind_since: float | None = None
+
+    async def run(self, stop: asyncio.Event, *, max_restarts: int, start_seconds: float) -> None:
+        """Keep the server until `stop` is set.
+
+        Args:
+            stop: set by whoever wants the server ended.
+            max_restarts: how often a server that died is started again.
+            start_seconds: bound on a server's start, loading included.
+
+        Raises:
+            InferenceError: the server did not start, or died too often.
+        """
+        key, admin = self._inference.inference_api_key, self._inference.inference_admin_key
+        async with (
+            SGLangClient(
+                self._plan.base_url,
+                api_key=key.get_secret_value() if key else None,
+                admin_key=admin.get_secret_value() if admin else None,
+            ) as client,
+            Supervisor() as supervisor,
+        ):
+            for incarnation in range(max_restarts + 1):
+                child = await self._start(supervisor)
+                died = await self._live(client, supervisor, child, stop, start_seconds)
+                if not died:
+                    break
+                await self._set_status("down", error="the server process ended")
+                logger.warning("server %s ended; start %d", self._plan.base_url, incarnation + 2)
+                await supervisor.stop("engine")
+            else:
+                raise InferenceError(
+                    f"the server on {self._plan.base_url} died {max_restarts + 1} times; "
+                    f"see {self._plan.log_path}"
+                )
+            await self._set_status("down", error="stopped")
+
+    async def _start(self, supervisor: Supervisor) -> Child | None:
+        if self._plan.port is None:
+            return None
+        policy = await self._store.latest_policy()
+        path, version = (
+            (Path(policy.path), policy.version) if policy else (self._plan.model_path, 0)
+        )
+        command = server_command(
+            self._inference,
+            self._model,
+            model_path=path,
+            port=self._plan.port,
+            version=version,
+            seed=self._plan.seed,
+        )
+        child = Child("engine", command, self._plan.log_path)
+        await supervisor.start(child)
+        return child
+
+    async def _live(
+        self,
+        client: SGLangClient,
+        supervisor: Supervisor,
+        child: Child | None,
+        stop: asyncio.Event,
+        start_seconds: float,
+    ) -> bool:
+        """Serve until told to stop (False) or until the server process died (True)."""
+        died = asyncio.create_task(supervisor.wait("engine")) if child else asyncio.Future[int]()
+        stopped = asyncio.create_task(stop.wait())
+        try:
+            caring = asyncio.create_task(self._care(client, child, start_seconds))
+            done, _ = await asyncio.wait(
+                {died, stopped, caring}, return_when=asyncio.FIRST_COMPLETED
+            )
+            if caring in done:
+                caring.result()  # it only ever ends with an error
+            caring.cancel()
+            await asyncio.wait({caring})
+            return died in done and stopped not in done
+        finally:
+            died.cancel()
+            stopped.cancel()
+
+    async def _care(self, client: SGLangClient, child: Child | None, start_seconds: float) -> None:
+        await self._until_healthy(client, child, start_seconds)
+        await self._catch_up(client, await self._store.latest_policy())
+        await self._store.register_service(
+            InferenceService(
+                id=self._plan.service_id,
+                base_url=self._plan.base_url,
+                backend=self._inference.inference_backend,
+                model_path=str(self._plan.model_path),
+                status="up",
+                policy_version=await self._served_version(client),
+            )
+        )
+        self._registered = True
+        logger.info("server %s is up", self._plan.base_url)
+        while True:
+            await asyncio.sleep(BEAT_SECONDS)
+            try:
+                await self._beat(client)
+            except StoreError as error:
+                logger.warning("heartbeat put off: %s", error)
+
+    async def _beat(self, client: SGLangClient) -> None:
+        await self._store.heartbeat_service(self._plan.service_id)
+        service = next(
+            (s for s in await self._store.services() if s.id == self._plan.service_id), None
+        )
+        if service is None:
+            return
+        try:
+            version = await self._served_version(client)
+            policy = await self._store.latest_policy()
+            if self._was_missed(service, version, policy):
+                await self._catch_up(client, policy)
+                version = policy.version if policy else version
+            if service.status == "down" or service.policy_version != version:
+                await self._set_status("up", policy_version=version)
+        except InferenceError as error:
+            if service.status == "up":
+                logger.warning("server %s does not answer: %s", self._plan.base_url, error)
+                await self._set_status("down", error=str(error))
+
+    def _was_missed(self, service: InferenceService, version: int, policy: Policy | None) -> bool:
+        """Whether this keeper, and not the publisher, has to bring the server up to date."""
+        if policy is None or version == policy.version:
+            self._behind_since = None
+            return False
+        if service.status == "down":
+            return True
+        now = time.monotonic()
+        if self._behind_since is None:
+            self._behind_since = now
+        patience = (
+            MISSED_UPDATE_SECONDS
+            if service.status == "up"
+            else self._publish.publish_timeout_seconds + MISSED_UPDATE_SECONDS
+        )
+        return now - self._behind_since > patience
+
+    async def _catch_up(self, client: SGLangClient, policy: Policy | None) -> None:
+        if policy is None or await self._served_version(client) == policy.version:
+            return
+        await update_server(
+            client,
+            Path(policy.path),
+            policy.version,
+            mode=self._publish.publish_mode,
+            timeout_seconds=self._publish.publish_timeout_seconds,
+        )
+        self._behind_since = None
+
+    async def _until_healthy(
+        self, client: SGLangClient, child: Child | None, start_seconds: float
+    ) -> None:
+        deadline = time.monotonic() + start_seconds
+        while not await client.health():
+            if time.monotonic() > deadline:
+                tail = child.log_tail() if child else ""
+                raise InferenceError(
+                    f"no healthy server on {self._plan.base_url} after {start_seconds:g} s {tail}".strip()
+                )
+            await asyncio.sleep(0.1)
+
+    async def _served_version(self, client: SGLangClient) -> int:
+        return (await client.model_info()).weight_version
+
+    async def _set_status(
+        self, status: ServiceStatus, *, error: str | None = None, policy_version: int | None = None
+    ) -> None:
+        if self._registered:
+            await self._store.set_service(
+                self._plan.service_id, status=status, error=error, policy_version=policy_version
+            )

@@ -1,0 +1,82 @@
+"""The process behind `agentrl serve`: keeps one server it starts, or several given as URLs."""
+
+import asyncio
+import logging
+import signal
+import socket
+from pathlib import Path
+
+from agentrl.config.sections import RootConfig
+from agentrl.models.resolve import resolve_model
+from agentrl.processes.ports import free_port
+from agentrl.server.keeper import ServerKeeper, ServerPlan
+from agentrl.store import TrajectoryStore
+
+logger = logging.getLogger(__name__)
+
+MAX_RESTARTS = 5
+START_SECONDS = {"embedded": 120.0, "sglang": 1800.0}
+
+
+async def run_server(config: RootConfig, uri: str) -> None:
+    """Keep this process's servers until SIGTERM or SIGINT.
+
+    Raises:
+        ConfigError: the model is not there.
+        InferenceError: a server did not start, or died too often.
+        StoreError: the store is unreachable.
+    """
+    model_path = resolve_model(config.model.model_name_or_path)
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(signum, stop.set)
+    plans = _plans(config, model_path=model_path)
+    async with TrajectoryStore.connect(uri, database=config.run.run_name) as store:
+        keepers = [
+            ServerKeeper(
+                store,
+                plan,
+                model=config.model,
+                inference=config.inference,
+                publish=config.publish,
+            )
+            for plan in plans
+        ]
+        async with asyncio.TaskGroup() as group:
+            for keeper in keepers:
+                group.create_task(
+                    keeper.run(
+                        stop,
+                        max_restarts=MAX_RESTARTS,
+                        start_seconds=START_SECONDS[config.inference.inference_backend],
+                    )
+                )
+
+
+def _plans(config: RootConfig, *, model_path: Path) -> list[ServerPlan]:
+    inference, run = config.inference, config.run
+    host = socket.gethostname()
+    if inference.inference_urls:
+        return [
+            ServerPlan(
+                service_id=url,
+                base_url=url.rstrip("/"),
+                port=None,
+                model_path=model_path,
+                log_path=run.logs_dir / f"{run.run_name}_serve.log",
+                seed=run.seed,
+            )
+            for url in inference.inference_urls
+        ]
+    port = free_port(inference.inference_host, inference.inference_port)
+    return [
+        ServerPlan(
+            service_id=f"{host}:{port}",
+            base_url=f"http://{inference.inference_host}:{port}",
+            port=port,
+            model_path=model_path,
+            log_path=run.logs_dir / f"{run.run_name}_engine_{port}.log",
+            seed=run.seed,
+        )
+    ]
