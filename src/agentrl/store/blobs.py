@@ -32,17 +32,12 @@ class BlobStore:
 
     async def put(self, blobs: Iterable["Blob"]) -> None:
         """Make the blobs durable. What this process stored before costs nothing."""
-        documents = [
-            document
-            for blob in blobs
-            if blob.key not in self._stored
-            for document in blob.documents()
-        ]
+        fresh = {blob.key: blob for blob in blobs if blob.key not in self._stored}
+        documents = [document for blob in fresh.values() for document in blob.documents()]
         if not documents:
             return
         await insert_new(self._collection, documents)
-        for document in documents:
-            self._stored[document["_id"]] = None
+        self._stored.update(dict.fromkeys(fresh))
         while len(self._stored) > _REMEMBERED:
             self._stored.popitem(last=False)
 

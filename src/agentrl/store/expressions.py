@@ -1,4 +1,4 @@
-"""Pieces of filters and pipeline updates that the lifecycle operations share.
+"""Filters and pipeline updates that the operations on a Record's lifecycle share.
 
 All lease times are the server's (`$$NOW`), so clocks of different hosts never meet. Free text is
 wrapped in `$literal`: a `$` in it would otherwise be read as a field path.
@@ -6,8 +6,9 @@ wrapped in `$literal`: a `$` in it would otherwise be read as a field path.
 
 from typing import Any
 
+from agentrl.errors import LeaseLost
 from agentrl.schema import RECORD_TRANSITIONS, RecordStatus
-from agentrl.store.codec import Document
+from agentrl.store.codec import Document, encode
 
 NEXT_FENCE = {"$add": ["$fence", 1]}
 LEASE_EXPIRED = {"$expr": {"$lt": ["$lease.expires_at", "$$NOW"]}}
@@ -49,7 +50,7 @@ def attempts_closed(ended_by: str, error: str | None) -> Document:
     closing = {
         "ended_at": "$$NOW",
         "ended_by": literal(ended_by),
-        "error": literal(error),
+        "error": literal(encode(error)),
     }
     return {
         "$map": {
@@ -86,8 +87,13 @@ def attempt_failed(ended_by: str, error: str, max_attempts: int) -> list[Documen
         {
             "$set": {
                 "status": {"$cond": [parked, "failed", "pending"]},
-                "error": literal(error),
+                "error": literal(encode(error)),
                 "finished_at": {"$cond": [parked, "$$NOW", None]},
             }
         },
     ]
+
+
+def lease_lost(record_id: str, fence: int) -> LeaseLost:
+    """Return the error of a holder whose lease is gone."""
+    return LeaseLost(f"record {record_id!r}: the lease with fence {fence} is lost")

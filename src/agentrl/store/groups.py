@@ -1,14 +1,16 @@
 """Groups complete exactly once, and whatever a crash left half done is found and finished."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
-from agentrl.schema import TERMINAL_STATUSES, DBRecordData, Record
+from agentrl.schema import RECORD_TRANSITIONS, TERMINAL_STATUSES, DBRecordData, Record
 from agentrl.store.codec import Document, from_document, to_document
 from agentrl.store.door import Door, operation
 from agentrl.store.expressions import LEASE_EXPIRED, attempt_failed, held, may_become
 from agentrl.store.inserts import insert_new
 
 TERMINAL: Document = {"$in": sorted(TERMINAL_STATUSES)}
+UNFINISHED = sorted(set(RECORD_TRANSITIONS) - TERMINAL_STATUSES)
 REAP_BATCH = 256
 
 
@@ -35,9 +37,23 @@ class GroupDoor(Door):
         Returns:
             True for exactly one of all callers: the one whose write completed the Task.
         """
-        unfinished = {"task_id": task_id, "status": {"$nin": sorted(TERMINAL_STATUSES)}}
-        if await self._records.find_one(unfinished, {"_id": 1}) is not None:
-            return False
+        return bool(await self.complete_groups({task_id}))
+
+    async def complete_groups(self, task_ids: Collection[str]) -> set[str]:
+        """Complete those of the groups whose Records are all at their end.
+
+        Returns:
+            The ids of the tasks that this call completed; each is returned to one caller only.
+        """
+        if not task_ids:
+            return set()
+        unfinished = await self._records.distinct(
+            "task_id", {"task_id": {"$in": sorted(task_ids)}, "status": {"$in": UNFINISHED}}
+        )
+        ended = set(task_ids) - set(unfinished)
+        return {task_id for task_id in sorted(ended) if await self._complete(task_id)}
+
+    async def _complete(self, task_id: str) -> bool:
         cursor = self._records.find({"task_id": task_id})
         records = [from_document(Record, document) async for document in cursor]
         task = await self._tasks.find_one({"_id": task_id}, {"num_generations": 1})
@@ -87,12 +103,12 @@ class GroupDoor(Door):
             )
             if result.modified_count:
                 num_expired += 1
-                await self.complete_group(found["task_id"])
+                await self.complete_groups({found["task_id"]})
         return num_expired
 
     async def _reap_groups(self) -> int:
         task_ids = await self._records.distinct("task_id", {"group_open": True, "status": TERMINAL})
-        return sum([await self.complete_group(task_id) for task_id in task_ids])
+        return len(await self.complete_groups(task_ids))
 
 
 def _record_data(record: Record) -> Document:

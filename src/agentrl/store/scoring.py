@@ -3,18 +3,19 @@
 from pymongo import ReturnDocument
 
 from agentrl.schema import DispatchedSamplingTask, Record, Score, Task
-from agentrl.store.codec import encode, from_document, task_from_document
-from agentrl.store.door import first, operation
+from agentrl.store.codec import encode, from_document
+from agentrl.store.door import operation
 from agentrl.store.expressions import (
     LEASE_EXPIRED,
     NEXT_FENCE,
     held,
     lease,
+    lease_lost,
     literal,
-    may_become,
     nobodys_lease,
 )
-from agentrl.store.slots import SlotDoor, lease_lost
+from agentrl.store.slots import SlotDoor
+from agentrl.store.transitions import Move
 from agentrl.store.turns import TurnDoor
 
 
@@ -39,9 +40,7 @@ class ScoringDoor(SlotDoor, TurnDoor):
         if document is None:
             return None
         record = from_document(Record, document)
-        task = await self._tasks.find_one({"_id": record.task_id})
-        turns = await self.read_turns(record.turns)
-        return record, task_from_document(first(task, f"task {record.task_id!r}")), turns
+        return record, await self._task_of(record), await self.read_turns(record.turns)
 
     @operation("store a score")
     async def set_score(self, record_id: str, fence: int, score: Score) -> Record:
@@ -50,27 +49,10 @@ class ScoringDoor(SlotDoor, TurnDoor):
         Raises:
             LeaseLost: the caller's lease is gone; nothing was written.
         """
-        document = await self._records.find_one_and_update(
-            {**held(record_id, fence), "status": may_become("scored")},
-            {
-                "$set": {
-                    "status": "scored",
-                    "score": encode(score.model_dump()),
-                    "error": None,
-                    "lease": None,
-                }
-            },
-            return_document=ReturnDocument.AFTER,
+        update = {"score": literal(encode(score.model_dump())), "error": None, "lease": None}
+        return await self._moves.submit(
+            Move(record_id=record_id, fence=fence, to="scored", update=update)
         )
-        if document is None:
-            # A repeated request finds its own work done; the fence says that it was its own.
-            done = {"_id": record_id, "fence": fence, "status": "scored"}
-            document = await self._records.find_one(done)
-        if document is None:
-            raise lease_lost(record_id, fence)
-        record = from_document(Record, document)
-        await self.complete_group(record.task_id)
-        return record
 
     @operation("put a scoring off")
     async def put_off_scoring(

@@ -2,11 +2,11 @@
 
 from collections.abc import Collection, Sequence
 
-from pymongo import ReturnDocument, UpdateOne
+from pymongo import AsyncMongoClient, ReturnDocument, UpdateOne
+from pymongo.asynchronous.database import AsyncDatabase
 
-from agentrl.errors import LeaseLost
 from agentrl.schema import Outcome, Record, Split, Task
-from agentrl.store.codec import Document, from_document, task_from_document
+from agentrl.store.codec import Document, encode, from_document, task_from_document
 from agentrl.store.door import first, operation
 from agentrl.store.expressions import (
     NEXT_FENCE,
@@ -15,17 +15,25 @@ from agentrl.store.expressions import (
     attempts_closed,
     held,
     lease,
+    lease_lost,
     literal,
     may_become,
     nobodys_lease,
 )
-from agentrl.store.groups import GroupDoor
+from agentrl.store.transitions import Move, TransitionDoor
 
 CLAIM_ORDER = [("order", 1), ("traj_id", 1)]
+KNOWN_TASKS = 256
 
 
-class SlotDoor(GroupDoor):
+class SlotDoor(TransitionDoor):
     """The life of a Record while a sampler plays it."""
+
+    def __init__(
+        self, client: AsyncMongoClient[Document], database: AsyncDatabase[Document], uri: str
+    ) -> None:
+        super().__init__(client, database, uri)
+        self._known_tasks: dict[str, Task] = {}
 
     @operation("claim a slot", repeatable=False)
     async def claim_record(
@@ -57,10 +65,19 @@ class SlotDoor(GroupDoor):
             claimed = await self._claim_pending(owner, lease_seconds, admitted_groups, splits)
         if claimed is None:
             return None
-        task = await self._tasks.find_one({"_id": claimed["task_id"]})
-        return from_document(Record, claimed), task_from_document(
-            first(task, f"task {claimed['task_id']!r}")
-        )
+        record = from_document(Record, claimed)
+        return record, await self._task_of(record)
+
+    async def _task_of(self, record: Record) -> Task:
+        """Return the Record's Task; the tries of a group share one reading of it."""
+        task = self._known_tasks.get(record.task_id)
+        if task is None:
+            document = await self._tasks.find_one({"_id": record.task_id})
+            task = task_from_document(first(document, f"task {record.task_id!r}"))
+            self._known_tasks[record.task_id] = task
+        while len(self._known_tasks) > KNOWN_TASKS:
+            self._known_tasks.pop(next(iter(self._known_tasks)))
+        return task
 
     async def _claim_pending(
         self,
@@ -114,27 +131,16 @@ class SlotDoor(GroupDoor):
             LeaseLost: the caller's lease is gone; nothing was written.
         """
         update = {
-            "status": "finished",
             "outcome": literal(outcome),
-            "final_answer": literal(final_answer),
+            "final_answer": literal(encode(final_answer)),
             "finished_at": "$$NOW",
             "attempts": attempts_closed("finished", None),
             "lease.expires_at": after(lease_seconds),
             "error": None,
         }
-        document = await self._records.find_one_and_update(
-            {**held(record_id, fence), "status": may_become("finished")},
-            [{"$set": update}],
-            return_document=ReturnDocument.AFTER,
+        return await self._moves.submit(
+            Move(record_id=record_id, fence=fence, to="finished", update=update)
         )
-        if document is None:
-            # A repeated request finds its own work done.
-            document = await self._records.find_one(
-                {**held(record_id, fence), "status": "finished"}
-            )
-        if document is None:
-            raise lease_lost(record_id, fence)
-        return from_document(Record, document)
 
     @operation("hand a slot back")
     async def release(self, record_id: str, fence: int) -> None:
@@ -219,8 +225,3 @@ def claim_update(owner: str, lease_seconds: float) -> list[Document]:
         "num_tool_calls": 0,
     }
     return [{"$set": begun}, {"$unset": ["min_version", "max_version"]}]
-
-
-def lease_lost(record_id: str, fence: int) -> LeaseLost:
-    """Return the error of a holder whose lease is gone."""
-    return LeaseLost(f"record {record_id!r}: the lease with fence {fence} is lost")

@@ -2,14 +2,15 @@
 
 import re
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from typing import Any
 
-from pymongo.errors import DuplicateKeyError
+from pymongo import AsyncMongoClient, UpdateOne
+from pymongo.asynchronous.database import AsyncDatabase
 
 from agentrl.errors import LeaseLost, StoreError
 from agentrl.schema import DispatchedSamplingTask, ToolResult
 from agentrl.store.blobs import Blob
+from agentrl.store.coalesce import Coalescer
 from agentrl.store.codec import (
     Document,
     encode,
@@ -19,7 +20,8 @@ from agentrl.store.codec import (
     to_document,
 )
 from agentrl.store.door import Door, boundary, operation
-from agentrl.store.expressions import held
+from agentrl.store.expressions import held, lease_lost
+from agentrl.store.inserts import insert_new
 
 SHARED_BYTES = 256
 """A value of a root turn that is longer is stored as a blob: the group's tries share it."""
@@ -28,9 +30,19 @@ LARGE_BYTES = 2**20
 PREVIEW_CHARS = 80
 _BLOB = "blob"
 
+_Append = tuple[DispatchedSamplingTask, int]
+_Results = tuple[str, str, int, Sequence[ToolResult]]
+
 
 class TurnDoor(Door):
     """Appends and reads turns."""
+
+    def __init__(
+        self, client: AsyncMongoClient[Document], database: AsyncDatabase[Document], uri: str
+    ) -> None:
+        super().__init__(client, database, uri)
+        self._appends = Coalescer(self._append_all)
+        self._results = Coalescer(self._set_all_results)
 
     @operation("append a turn")
     async def append_turn(self, turn: DispatchedSamplingTask, fence: int) -> None:
@@ -39,18 +51,31 @@ class TurnDoor(Door):
         Raises:
             LeaseLost: the caller's lease is gone; the turn is not part of the record.
         """
-        document, blobs = pack(turn)
-        await self._blobs.put(blobs)
-        # The id holds the fence: only an earlier try of this very request can have written it.
-        with suppress(DuplicateKeyError):
-            await self._turns.insert_one(document)
-        result = await self._records.update_one(
-            {**held(turn.record_id, fence), "status": "running", "turns": {"$ne": turn.id}},
-            _record_update(turn),
+        await self._appends.submit((turn, fence))
+
+    async def _append_all(self, items: Sequence[_Append]) -> list[LeaseLost | None]:
+        packed = [pack(turn) for turn, _ in items]
+        await self._blobs.put(blob for _, blobs in packed for blob in blobs)
+        # The id of a turn holds the fence: only an earlier try of this very request can have
+        # inserted it before.
+        await insert_new(self._turns, [document for document, _ in packed])
+        result = await self._records.bulk_write(
+            [
+                UpdateOne(
+                    {**held(turn.record_id, fence), "status": "running", "turns": {"$ne": turn.id}},
+                    _record_update(turn),
+                )
+                for turn, fence in items
+            ],
+            ordered=False,
         )
-        if result.matched_count == 0 and not await self._holds(turn.record_id, fence, turn.id):
-            await self._turns.delete_one({"_id": turn.id})
-            raise LeaseLost(f"record {turn.record_id!r}: the lease with fence {fence} is lost")
+        if result.matched_count == len(items):
+            return [None] * len(items)
+        refused, unknown = await self._refused(
+            [(turn.id, turn.record_id, fence) for turn, fence in items]
+        )
+        await self._turns.delete_many({"_id": {"$in": unknown}})
+        return [refused.get(turn.id) for turn, _ in items]
 
     @operation("store tool results")
     async def set_tool_results(
@@ -61,17 +86,45 @@ class TurnDoor(Door):
         Raises:
             LeaseLost: the caller's lease is gone; nothing was written.
         """
-        if not await self._holds(record_id, fence, turn_id):
-            raise LeaseLost(f"record {record_id!r}: the lease with fence {fence} is lost")
-        packed, blobs = _pack_values(
-            "tool_result", [encode(result.model_dump()) for result in results], LARGE_BYTES
-        )
-        await self._blobs.put(blobs)
-        await self._turns.update_one({"_id": turn_id}, {"$set": {"tool_results": packed}})
+        await self._results.submit((turn_id, record_id, fence, results))
 
-    async def _holds(self, record_id: str, fence: int, turn_id: str) -> bool:
-        holding = {**held(record_id, fence), "status": "running", "turns": turn_id}
-        return await self._records.find_one(holding, {"_id": 1}) is not None
+    async def _set_all_results(self, items: Sequence[_Results]) -> list[LeaseLost | None]:
+        refused, _ = await self._refused([(turn, rid, fence) for turn, rid, fence, _ in items])
+        updates = []
+        for turn_id, _, _, results in items:
+            if turn_id not in refused:
+                values = [encode(result.model_dump()) for result in results]
+                packed, blobs = _pack_values("tool_results", values, LARGE_BYTES)
+                await self._blobs.put(blobs)
+                updates.append(UpdateOne({"_id": turn_id}, {"$set": {"tool_results": packed}}))
+        if updates:
+            await self._turns.bulk_write(updates, ordered=False)
+        return [refused.get(turn_id) for turn_id, *_ in items]
+
+    async def _refused(
+        self, claims: list[tuple[str, str, int]]
+    ) -> tuple[dict[str, LeaseLost], list[str]]:
+        """Check (turn id, record id, fence) against the records.
+
+        Returns:
+            The error by turn id of those that their record does not bear out, and the ids of those
+            turns that their record does not even name.
+        """
+        found = self._records.find(
+            {"_id": {"$in": [record_id for _, record_id, _ in claims]}},
+            {"status": 1, "lease.fence": 1, "turns": 1},
+        )
+        records = {document["_id"]: document async for document in found}
+        refused, unknown = {}, []
+        for turn_id, record_id, fence in claims:
+            record = records.get(record_id, {"status": None, "turns": ()})
+            held_by = (record.get("lease") or {}).get("fence")
+            named = turn_id in record["turns"]
+            if not named or record["status"] != "running" or held_by != fence:
+                refused[turn_id] = lease_lost(record_id, fence)
+            if not named:
+                unknown.append(turn_id)
+        return refused, unknown
 
     @operation("read turns")
     async def turns_of(
