@@ -1,0 +1,204 @@
+"""The groups of one optimizer step: read as they become ready, reserved or dropped at once."""
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from agentrl.config.sections import AlgorithmSection
+from agentrl.data import SelectedGroup, select_group
+from agentrl.schema import DBRecordData
+from agentrl.store import TrajectoryStore
+from agentrl.trainer.evaluation import stopped_within
+
+logger = logging.getLogger(__name__)
+
+_POLL_SECONDS = 0.1
+_REPORT_SECONDS = 30.0
+
+
+@dataclass
+class StepGroups:
+    """What was read for a step so far."""
+
+    step: int
+    groups: list[SelectedGroup] = field(default_factory=list)
+    """Every group that was consumed, in order of reading, unusable ones included."""
+    num_new_groups: int = 0
+    """Those among them that no step had consumed before."""
+    num_new_unusable: int = 0
+    """New groups that were dropped whole; others may be sampled in their place at once."""
+    num_records: int = 0
+    num_output_tokens: int = 0
+    num_prompt_tokens: int = 0
+    staleness: Counter[int] = field(default_factory=Counter)
+    """Records by policy versions behind the one that the step starts from."""
+    dropped: Counter[str] = field(default_factory=Counter)
+    """Records not trained on, by reason."""
+    num_reserved: int = 0
+    end: Literal["full", "data_ended", "stopped"] = "full"
+    """Why reading ended."""
+
+    @property
+    def usable(self) -> list[SelectedGroup]:
+        """The groups with something to train on."""
+        return [group for group in self.groups if group.usable]
+
+    @property
+    def reward_mean(self) -> float | None:
+        """Mean score of all scored records, dropped ones included."""
+        scores = [score for group in self.groups for score in group.scores if score is not None]
+        return sum(scores) / len(scores) if scores else None
+
+
+class GroupReader:
+    """Fills steps with groups and keeps the admission of samplers in line."""
+
+    def __init__(
+        self,
+        store: TrajectoryStore,
+        *,
+        consumer: str,
+        algorithm: AlgorithmSection,
+        seed: int,
+        more_may_come: bool,
+    ) -> None:
+        """Set up.
+
+        Args:
+            store: the run's store.
+            consumer: name of the trainer's ledger.
+            algorithm: filters and freshness.
+            seed: of the draws that some filters make.
+            more_may_come: False when nobody samples, so what is not ready never will be.
+        """
+        self._store = store
+        self._consumer = consumer
+        self._algorithm = algorithm
+        self._seed = seed
+        self._more_may_come = more_may_come
+
+    async def admit(
+        self, groups_consumed: int, *, max_staleness: int, groups_per_step: int
+    ) -> None:
+        """Let samplers claim groups up to the freshness bound.
+
+        Running and finished-but-untrained groups stay within (max_staleness + 1) steps' worth.
+        """
+        await self._store.set_admission(groups_consumed + (max_staleness + 1) * groups_per_step)
+
+    async def read_step(
+        self,
+        step: int,
+        *,
+        groups_consumed: int,
+        groups_per_step: int,
+        max_staleness: int,
+        stop: asyncio.Event,
+    ) -> StepGroups:
+        """Read until the step has `groups_per_step` usable groups.
+
+        Groups that teach nothing or are too old are dropped on the way and make room for others.
+
+        Args:
+            step: number of the optimizer step (from 1); the weights have version `step - 1`.
+            groups_consumed: groups consumed by the steps before.
+            groups_per_step: usable groups wanted.
+            max_staleness: oldest version that may be trained on, in versions behind.
+            stop: set when the process has to end.
+        """
+        algorithm = self._algorithm.model_copy(update={"max_staleness": max_staleness})
+        found = StepGroups(step)
+        num_usable = 0
+        reported = time.monotonic()
+        while num_usable < groups_per_step:
+            ready = await self._store.ready_groups(
+                self._consumer,
+                limit=groups_per_step - num_usable,
+                max_trained_count=algorithm.max_trained_count,
+                retrained_interval=algorithm.retrained_interval,
+                step=step,
+            )
+            unusable_before = found.num_new_unusable
+            for records in ready:
+                num_usable += await self._take(records, found, algorithm)
+            if found.num_new_unusable > unusable_before:
+                await self.admit(
+                    groups_consumed + found.num_new_unusable,
+                    max_staleness=max_staleness,
+                    groups_per_step=groups_per_step,
+                )
+            if ready:
+                reported = time.monotonic()
+                continue
+            if await self._is_exhausted(groups_consumed + found.num_new_groups):
+                found.end = "data_ended"
+                break
+            if await stopped_within(stop, _POLL_SECONDS):
+                found.end = "stopped"
+                break
+            if time.monotonic() - reported > _REPORT_SECONDS:
+                reported = time.monotonic()
+                await self._report_wait(step, num_usable, groups_per_step)
+        return found
+
+    async def _take(
+        self, records: Sequence[DBRecordData], found: StepGroups, algorithm: AlgorithmSection
+    ) -> bool:
+        """Reserve what a group gives to the step and drop the rest; return whether it is usable."""
+        version = found.step - 1
+        entries = {record.record_id: record.ledger.get(self._consumer) for record in records}
+        eligible = {
+            record_id
+            for record_id, entry in entries.items()
+            if entry is None or entry.status == "ready" or entry.status == "trained"
+        }
+        group = select_group(records, algorithm, policy_version=version, seed=self._seed)
+        group = _only(group, eligible)
+        kept = {turn.record_id for turn in group.turns}
+        dropped = {r: why for r, why in group.dropped_records.items() if r in eligible}
+        if kept:
+            await self._store.reserve(self._consumer, sorted(kept), found.step)
+        if dropped:
+            await self._store.drop(self._consumer, sorted(dropped), found.step, dropped)
+        found.groups.append(group)
+        is_new = all(entry is None for entry in entries.values())
+        found.num_new_groups += is_new
+        found.num_new_unusable += is_new and not group.usable
+        found.num_records += len(records)
+        found.num_reserved += len(kept)
+        found.dropped.update(dropped.values())
+        for record in records:
+            sampled = sum(len(turn.output_ids) for turn in record.turns)
+            found.num_output_tokens += sampled
+            found.num_prompt_tokens += record.num_tokens - sampled
+            if record.min_version is not None:
+                found.staleness[max(0, version - record.min_version)] += 1
+        return group.usable
+
+    async def _is_exhausted(self, groups_consumed: int) -> bool:
+        if not self._more_may_come:
+            return True
+        return groups_consumed >= await self._store.count_tasks(split="train")
+
+    async def _report_wait(self, step: int, num_usable: int, groups_per_step: int) -> None:
+        services = await self._store.services()
+        samplers = await self._store.samplers(alive_within=_REPORT_SECONDS)
+        logger.info(
+            "step %d waits for samples: %d of %d groups; %d inference server(s) up, %d sampler(s)",
+            step,
+            num_usable,
+            groups_per_step,
+            sum(service.status == "up" for service in services),
+            len(samplers),
+        )
+
+
+def _only(group: SelectedGroup, record_ids: set[str]) -> SelectedGroup:
+    """Leave out turns of records that were dropped or used up by earlier steps."""
+    if record_ids.issuperset(group.record_ids):
+        return group
+    return replace(group, turns=tuple(turn for turn in group.turns if turn.record_id in record_ids))

@@ -1,0 +1,230 @@
+"""One rank's model and optimizer: micro-batches in, one optimizer step out.
+
+Knows nothing of the store, of servers, or of what the terms came from.
+"""
+
+import math
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from agentrl.algorithms import policy_loss
+from agentrl.config.sections import AlgorithmSection, ModelSection, TrainerSection
+from agentrl.data import MicroBatch
+from agentrl.distributed import (
+    Ranks,
+    clip_gradients,
+    full_optimizer_state,
+    full_state_dict,
+    load_full_optimizer_state,
+    shard_model,
+)
+from agentrl.models.export import save_hf
+from agentrl.models.load import load_policy
+from agentrl.models.policy import term_logprobs
+from agentrl.trainer.optimizer import make_optimizer, make_schedule
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
+_WRAPPER_PREFIX = "model."
+
+
+@dataclass(frozen=True)
+class StepOutcome:
+    """What one optimizer step did; means are over all loss terms of the step."""
+
+    loss: float
+    grad_norm: float
+    learning_rate: float
+    num_terms: int
+    clip_fraction: float
+    drop_fraction: float
+    ratio_mean: float
+    logprob_gap: float
+    entropy: float | None
+    seconds: dict[str, float]
+    """Wall time of `forward_backward` and `optimizer` on this rank."""
+    skipped: str | None = None
+    """Why no step was made: `non_finite_loss` or `non_finite_gradient`."""
+
+
+class Learner:
+    """Model, optimizer and schedule of one rank."""
+
+    def __init__(
+        self,
+        model_path: Path,
+        *,
+        ranks: Ranks,
+        model: ModelSection,
+        trainer: TrainerSection,
+        algorithm: AlgorithmSection,
+        seed: int,
+    ) -> None:
+        """Load the weights.
+
+        Args:
+            model_path: Hugging Face directory; its tokenizer files go along with every export.
+            ranks: this process among its peers.
+            model: precision and code trust.
+            trainer: optimizer settings.
+            algorithm: loss settings.
+            seed: of whatever is random in training.
+
+        Raises:
+            ConfigError: the model cannot be loaded, or an optimizer argument is wrong.
+        """
+        _seed_everything(seed)
+        self._ranks = ranks
+        self._model_path = model_path
+        self._trainer = trainer
+        self._algorithm = algorithm
+        self._policy = load_policy(
+            model_path,
+            dtype=_dtype(model.torch_dtype, ranks.device),
+            device=ranks.device,
+            trust_remote_code=model.trust_remote_code,
+            gradient_checkpointing=trainer.gradient_checkpointing,
+        )
+        shard_model(self._policy, ranks)
+        self._optimizer = make_optimizer(self._policy.parameters(), trainer)
+        self._schedule = make_schedule(self._optimizer, trainer)
+
+    def train(self, micro_batches: Sequence[MicroBatch]) -> StepOutcome:
+        """Accumulate the gradients of all micro-batches and make one optimizer step (collective).
+
+        The weights of the terms sum up over all micro-batches of all ranks; nothing is divided
+        here. A loss or gradient that is not finite leaves the model as it was.
+        """
+        started = time.monotonic()
+        sums = _Sums()
+        for micro_batch in micro_batches:
+            self._accumulate(micro_batch, sums)
+        totals = _Sums(*self._ranks.sum(sums.as_list()))
+        accumulated = time.monotonic()
+        grad_norm = clip_gradients(self._policy.parameters(), self._trainer.max_grad_norm)
+        learning_rate = float(self._schedule.get_last_lr()[0])
+        skipped = None
+        if not math.isfinite(totals.loss):
+            skipped = "non_finite_loss"
+        elif not math.isfinite(grad_norm):
+            skipped = "non_finite_gradient"
+        else:
+            self._optimizer.step()
+        self._schedule.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        count = max(totals.num_terms, 1.0)
+        return StepOutcome(
+            loss=totals.loss,
+            grad_norm=grad_norm,
+            learning_rate=learning_rate,
+            num_terms=int(totals.num_terms),
+            clip_fraction=totals.num_clipped / count,
+            drop_fraction=totals.num_dropped / count,
+            ratio_mean=totals.ratio / count,
+            logprob_gap=totals.logprob_gap / count,
+            entropy=totals.entropy / count if self._trainer.log_entropy else None,
+            seconds={
+                "forward_backward": accumulated - started,
+                "optimizer": time.monotonic() - accumulated,
+            },
+            skipped=skipped,
+        )
+
+    def export(self, path: Path) -> None:
+        """Write the weights as a Hugging Face directory on rank 0 (collective)."""
+        state = full_state_dict(self._policy, self._ranks)
+        if self._ranks.is_main:
+            save_hf(
+                self._policy,
+                path,
+                tokenizer_from=self._model_path,
+                state_dict={k.removeprefix(_WRAPPER_PREFIX): v for k, v in state.items()},
+            )
+        self._ranks.barrier()
+
+    def optimizer_state(self) -> dict[str, Any]:
+        """Return what `load_optimizer_state` needs; whole on rank 0 (collective)."""
+        return {
+            "optimizer": full_optimizer_state(self._policy, self._optimizer, self._ranks),
+            "schedule": self._schedule.state_dict(),
+            "torch_random": torch.get_rng_state(),
+        }
+
+    def load_optimizer_state(self, state: dict[str, Any]) -> None:
+        """Go on where the state was taken; the number of ranks may differ (collective)."""
+        load_full_optimizer_state(self._policy, self._optimizer, state["optimizer"], self._ranks)
+        self._schedule.load_state_dict(state["schedule"])
+        torch.set_rng_state(state["torch_random"])
+
+    def _accumulate(self, batch: MicroBatch, sums: "_Sums") -> None:
+        device = self._ranks.device
+        policy = term_logprobs(
+            self._policy,
+            batch.row,
+            chunk_size=self._trainer.loss_seq_chunk_size,
+            with_entropy=self._trainer.log_entropy,
+        )
+        behavior = torch.from_numpy(batch.behavior_logprobs).to(device)
+        config = self._algorithm
+        terms = policy_loss(
+            policy.logprobs,
+            behavior,
+            torch.from_numpy(batch.advantages).to(device),
+            kind=config.loss_calculator,
+            epsilon=config.epsilon,
+            epsilon_higher=config.epsilon_higher,
+            importance_weight_cap_ratio=config.importance_weight_cap_ratio,
+            strict_in_bound=config.strict_in_bound,
+            out_of_date_decay=config.out_of_date_decay,
+            staleness=torch.from_numpy(batch.staleness).to(device),
+            beta1=config.beta1,
+            beta2=config.beta2,
+            sequences=torch.from_numpy(batch.turns).to(device),
+        )
+        weights = torch.from_numpy(batch.weights).to(device, policy.logprobs.dtype)
+        # `where`, not a product: a dropped term may be infinite, and 0 * inf is NaN.
+        loss = (weights * torch.where(terms.keep, terms.loss, 0.0)).sum()
+        loss.backward()  # type: ignore[no-untyped-call]
+        with torch.no_grad():
+            sums.loss += float(loss)
+            sums.num_terms += batch.row.num_terms
+            sums.num_clipped += float(terms.clipped.sum())
+            sums.num_dropped += float((~terms.keep).sum())
+            sums.ratio += float(terms.ratio.sum())
+            sums.logprob_gap += float((policy.logprobs - behavior).abs().sum())
+            if policy.entropies is not None:
+                sums.entropy += float(policy.entropies.sum())
+
+
+@dataclass
+class _Sums:
+    """Sums over loss terms, added up over micro-batches and ranks."""
+
+    loss: float = 0.0
+    num_terms: float = 0.0
+    num_clipped: float = 0.0
+    num_dropped: float = 0.0
+    ratio: float = 0.0
+    logprob_gap: float = 0.0
+    entropy: float = 0.0
+
+    def as_list(self) -> list[float]:
+        return list(astuple(self))
+
+
+def _dtype(name: str, device: torch.device) -> torch.dtype:
+    if name == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    return _DTYPES[name]
+
+
+def _seed_everything(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)

@@ -1,0 +1,114 @@
+"""The trainer's claim on a run: taken, renewed in the background, given back."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import time
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from agentrl.errors import AgentRLError, LeaseLost, TrainerBusy
+from agentrl.store import TrajectoryStore
+
+logger = logging.getLogger(__name__)
+
+# A holder that was killed leaves a lease that still has to run out.
+_GRACE_SECONDS = 2.0
+_RETRY_SECONDS = 0.5
+
+
+def process_owner() -> str:
+    """Return this process's name in leases, `host:pid:random`."""
+    return f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
+
+
+@asynccontextmanager
+async def trainer_lease(
+    store: TrajectoryStore, consumer: str, *, lease_seconds: float
+) -> AsyncIterator[None]:
+    """Be the run's only trainer under the name `consumer` inside the block.
+
+    Raises:
+        TrainerBusy: another trainer holds the name and goes on renewing it.
+        LeaseLost: the lease was taken over while the block ran; the block is cancelled.
+    """
+    await _acquire(store, consumer, lease_seconds)
+    body = asyncio.current_task()
+    assert body is not None
+    renewal = asyncio.create_task(_renew(store, consumer, lease_seconds))
+
+    def stop_body(task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and task.exception() is not None:
+            body.cancel()
+
+    renewal.add_done_callback(stop_body)
+    try:
+        yield
+    except asyncio.CancelledError:
+        if renewal.done() and not renewal.cancelled() and (error := renewal.exception()):
+            body.uncancel()
+            raise error from None
+        raise
+    finally:
+        renewal.cancel()
+        with contextlib.suppress(asyncio.CancelledError, AgentRLError):
+            await renewal
+        with contextlib.suppress(AgentRLError):
+            await store.release_trainer(consumer)
+
+
+async def _acquire(store: TrajectoryStore, consumer: str, lease_seconds: float) -> None:
+    owner = process_owner()
+    deadline = time.monotonic() + lease_seconds + _GRACE_SECONDS
+    announced = False
+    while True:
+        try:
+            await store.acquire_trainer(consumer, owner, lease_seconds)
+        except TrainerBusy as error:
+            if time.monotonic() > deadline or await _holder_is_alive_here(store, consumer):
+                raise
+            if not announced:
+                logger.warning("%s; waiting for it to run out", error)
+                announced = True
+            await asyncio.sleep(_RETRY_SECONDS)
+        else:
+            return
+
+
+async def _holder_is_alive_here(store: TrajectoryStore, consumer: str) -> bool:
+    """Whether the lease belongs to a process of this machine that is known to run."""
+    run = await store.get_run()
+    lease = run.trainer_leases.get(consumer) if run else None
+    host, pid, _ = lease.owner.rsplit(":", 2) if lease else ("", "", "")
+    if host != socket.gethostname():
+        return False
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+async def _renew(store: TrajectoryStore, consumer: str, lease_seconds: float) -> None:
+    """Renew until cancelled; ends with LeaseLost when the lease is gone or could not be kept."""
+    renewed = time.monotonic()
+    while True:
+        await asyncio.sleep(lease_seconds / 3)
+        try:
+            await store.renew_trainer(consumer, lease_seconds)
+        except LeaseLost:
+            raise
+        except AgentRLError as error:
+            if time.monotonic() - renewed > lease_seconds:
+                raise LeaseLost(
+                    f"the trainer lease {consumer!r} could not be renewed for "
+                    f"{lease_seconds:g} s: {error}"
+                ) from error
+            logger.warning("the trainer lease could not be renewed: %s", error)
+        else:
+            renewed = time.monotonic()

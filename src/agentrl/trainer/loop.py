@@ -1,0 +1,384 @@
+"""The trainer's loop on rank 0.
+
+    read groups ──reserve──> optimizer step ──> weights written ──(every save_steps)──> checkpoint
+         ^                                                                                  │
+         └── admission <── servers updated <── version announced <──────── ledger committed ┘
+
+A crash at any point goes back to the last checkpoint: what was reserved past it is ready again.
+"""
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from agentrl.algorithms.reductions import reduction_kind
+from agentrl.config.sections import RootConfig
+from agentrl.data import StepBatch, build_step
+from agentrl.errors import TrainingError
+from agentrl.schema import Task
+from agentrl.store import TrajectoryStore
+from agentrl.trainer.checkpoint import write_checkpoint
+from agentrl.trainer.evaluation import evaluate
+from agentrl.trainer.groups import GroupReader, StepGroups
+from agentrl.trainer.history import EvalMetrics, History, StepMetrics
+from agentrl.trainer.learner import StepOutcome
+from agentrl.trainer.reporting import append_metrics, draw_rewards, summarize, write_summary
+from agentrl.trainer.team import Team
+from agentrl.weight_sync import PolicyPublisher, PublishReport
+
+logger = logging.getLogger(__name__)
+
+_MAX_CONSECUTIVE_SKIPS = 5
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """How a run of the trainer ended."""
+
+    status: str
+    """`completed` (max_steps done), `data_ended` or `stopped` (by a signal)."""
+    step: int
+    """Optimizer steps done, resumed ones included."""
+    output_path: Path
+    summary_path: Path
+    picture_path: Path
+
+
+class TrainLoop:
+    """Drives the store, the ranks and the servers through the optimizer steps."""
+
+    def __init__(
+        self,
+        config: RootConfig,
+        *,
+        store: TrajectoryStore,
+        team: Team,
+        publisher: PolicyPublisher,
+        history: History,
+        eval_tasks: Sequence[Task],
+        groups_per_step: int,
+        stop: asyncio.Event,
+    ) -> None:
+        self._run = config.run
+        self._algorithm = config.algorithm
+        self._trainer = config.trainer
+        self._store = store
+        self._team = team
+        self._publisher = publisher
+        self._history = history
+        self._eval_tasks = eval_tasks
+        self._groups_per_step = groups_per_step
+        self._stop = stop
+        self._first_step = history.last_step
+        self._saved_step = history.last_step
+        self._entered = time.monotonic()
+        self._reader = GroupReader(
+            store,
+            consumer=config.trainer.consumer,
+            algorithm=config.algorithm,
+            seed=config.run.seed,
+            more_may_come=config.rollout.enable_sampling,
+        )
+
+    async def run(self) -> TrainResult:
+        """Train to the end, to the end of the data, or until asked to stop.
+
+        Raises:
+            TrainingError: losses or gradients stay non-finite.
+            StoreError: the store failed, or an evaluation did not finish in time.
+        """
+        step = self._history.last_step
+        await self._store.recover(self._trainer.consumer, step)
+        with self._phase("publish"):
+            await self._team.export(self._publisher.directory(step))
+            self._log_publish(await self._publisher.announce(step))
+        await self._admit()
+        await self._store.set_run_status("training")
+        status = "completed"
+        if self._is_eval_due(step):
+            await self._evaluate(step)
+        while not self._stop.is_set() and self._history.last_step < self._trainer.max_steps:
+            end = await self._step(self._history.last_step + 1)
+            if end != "full":
+                status = end
+                break
+        if self._stop.is_set():
+            status = "stopped"
+        return await self._finish(status)
+
+    async def _step(self, step: int) -> str:
+        """Make one optimizer step; return `full`, or why the data ended before."""
+        seconds: dict[str, float] = {}
+        with self._phase("wait_samples", seconds):
+            control = await self._control()
+            found = await self._reader.read_step(
+                step,
+                groups_consumed=self._history.groups_consumed,
+                groups_per_step=control.groups_per_step,
+                max_staleness=control.max_staleness,
+                stop=self._stop,
+            )
+        # What was reserved for a step that is not made is given back by the next recovery.
+        if found.end == "stopped" or not found.usable:
+            if found.end == "data_ended":
+                self._history.groups_consumed += found.num_new_groups
+                self._history.add_tail(found.dropped)
+            return found.end
+        with self._phase("prepare", seconds):
+            batch = await asyncio.to_thread(self._build, found)
+        outcome = await self._team.train(batch.micro_batches)
+        for phase, spent in outcome.seconds.items():
+            self._account(phase, spent, seconds)
+        self._history.groups_consumed += found.num_new_groups
+        await self._hand_out(step, found, batch, outcome, seconds)
+        return found.end
+
+    async def _hand_out(
+        self,
+        step: int,
+        found: StepGroups,
+        batch: StepBatch,
+        outcome: StepOutcome,
+        seconds: dict[str, float],
+    ) -> None:
+        """Write, commit and publish the weights of a step, and note what it did."""
+        self._check_finite(step, outcome)
+        directory = self._publisher.directory(step)
+        with self._phase("publish", seconds):
+            await self._team.export(directory)
+        is_last = step == self._trainer.max_steps or found.end != "full" or self._stop.is_set()
+        metrics = self._metrics(step, found, batch, outcome, seconds)
+        self._history.steps.append(metrics)
+        if is_last or step % self._trainer.save_steps == 0:
+            with self._phase("checkpoint", seconds):
+                await self._checkpoint(directory)
+        with self._phase("publish", seconds):
+            report = await self._publisher.announce(step)
+            await self._admit()
+        self._history.steps[-1] = metrics.model_copy(
+            update={"seconds": seconds, "time": time.time()}
+        )
+        append_metrics(self._run.output_path, self._history.steps[-1])
+        self._log_publish(report)
+        self._log_step(self._history.steps[-1])
+        if self._is_eval_due(step):
+            await self._evaluate(step)
+
+    async def _finish(self, status: str) -> TrainResult:
+        """Save what is not saved yet, evaluate, and leave the reports."""
+        step = self._history.last_step
+        if self._saved_step < step:
+            with self._phase("checkpoint"):
+                await self._checkpoint(self._publisher.directory(step))
+        if status == "stopped":
+            await self._store.recover(self._trainer.consumer, step)
+        elif self._trainer.eval_strategy != "no":
+            await self._evaluate(step)
+        self._history.add_seconds("total", time.monotonic() - self._entered)
+        summary_path, picture_path = self._report(status)
+        if status != "stopped":
+            await self._store.set_run_status("completed")
+        return TrainResult(
+            status=status,
+            step=step,
+            output_path=self._run.output_path,
+            summary_path=summary_path,
+            picture_path=picture_path,
+        )
+
+    async def _checkpoint(self, model_dir: Path) -> None:
+        """Write a checkpoint and commit the ledger up to it."""
+        step = self._history.last_step
+        state = None if self._trainer.save_only_model else await self._team.optimizer_state()
+        await asyncio.to_thread(
+            write_checkpoint,
+            self._run.output_path,
+            step=step,
+            model_dir=model_dir,
+            optimizer_state=state,
+            history=self._history,
+            keep=self._trainer.save_total_limit,
+        )
+        await self._store.commit(self._trainer.consumer, step)
+        self._saved_step = step
+
+    def _is_eval_due(self, step: int) -> bool:
+        strategy = self._trainer.eval_strategy
+        if strategy == "steps":
+            return step % self._trainer.eval_steps == 0
+        return strategy == "ends" and step == 0
+
+    async def _evaluate(self, version: int) -> None:
+        if self._history.eval_at(version) is not None or not self._eval_tasks:
+            return
+        logger.info("evaluating version %d on %d questions", version, len(self._eval_tasks))
+        with self._phase("eval"):
+            found = await evaluate(
+                self._store,
+                self._eval_tasks,
+                version=version,
+                reuse=version == self._first_step,
+                timeout_seconds=self._trainer.eval_timeout_seconds,
+                stop=self._stop,
+            )
+        if found is not None:
+            self._history.evals.append(found)
+            self._log_eval(found)
+
+    async def _admit(self) -> None:
+        control = await self._control()
+        await self._reader.admit(
+            self._history.groups_consumed,
+            max_staleness=control.max_staleness,
+            groups_per_step=control.groups_per_step,
+        )
+
+    async def _control(self) -> "_Control":
+        """Return what steers the step; it may be edited in the `runs` document at any time."""
+        run = await self._store.get_run()
+        if run is None:
+            return _Control(self._groups_per_step, self._algorithm.max_staleness)
+        return _Control(max(1, run.control.groups_per_step), max(0, run.control.max_staleness))
+
+    def _build(self, found: StepGroups) -> StepBatch:
+        return build_step(
+            found.groups,
+            policy_version=found.step - 1,
+            token_budget=self._trainer.max_tokens,
+            reduction=reduction_kind(
+                token_level_loss=self._algorithm.token_level_loss,
+                skip_length_normalization=self._algorithm.skip_length_normalization,
+            ),
+            merge=self._trainer.merge,
+            num_ranks=self._team.num_ranks,
+        )
+
+    def _check_finite(self, step: int, outcome: StepOutcome) -> None:
+        history = self._history
+        if outcome.skipped is None:
+            history.consecutive_skips = 0
+            return
+        history.consecutive_skips += 1
+        logger.warning("step %d is skipped: %s", step, outcome.skipped)
+        if history.consecutive_skips >= _MAX_CONSECUTIVE_SKIPS:
+            raise TrainingError(
+                f"{history.consecutive_skips} optimizer steps in a row were skipped for "
+                f"{outcome.skipped} (last: step {step}); lower --learning_rate or --max_grad_norm "
+                f"and resume from {self._run.output_path}"
+            )
+
+    def _metrics(
+        self,
+        step: int,
+        found: StepGroups,
+        batch: StepBatch,
+        outcome: StepOutcome,
+        seconds: dict[str, float],
+    ) -> StepMetrics:
+        made = outcome.skipped is None
+        stats = batch.stats
+        return StepMetrics(
+            step=step,
+            reward_mean=found.reward_mean,
+            num_groups=len(found.groups),
+            num_records=found.num_records,
+            num_trained_records=found.num_reserved if made else 0,
+            loss=_finite(outcome.loss),
+            grad_norm=_finite(outcome.grad_norm),
+            learning_rate=outcome.learning_rate,
+            clip_fraction=outcome.clip_fraction,
+            drop_fraction=outcome.drop_fraction,
+            entropy=None if outcome.entropy is None else _finite(outcome.entropy),
+            ratio_mean=_finite(outcome.ratio_mean),
+            logprob_gap=_finite(outcome.logprob_gap),
+            skipped=outcome.skipped,
+            num_output_tokens=found.num_output_tokens,
+            num_prompt_tokens=found.num_prompt_tokens,
+            num_trained_tokens=stats.num_terms if made else 0,
+            num_forward_tokens=stats.tokens_packed,
+            num_flat_tokens=stats.tokens_flat,
+            staleness=dict(sorted(found.staleness.items())),
+            dropped=dict(found.dropped),
+            seconds=seconds,
+            time=time.time(),
+        )
+
+    def _report(self, status: str) -> tuple[Path, Path]:
+        summary = summarize(self._history, run_name=self._run.run_name, status=status)
+        summary_path = write_summary(self._run.output_path, summary)
+        picture_path = draw_rewards(
+            self._run.output_path, self._history, run_name=self._run.run_name
+        )
+        return summary_path, picture_path
+
+    @contextmanager
+    def _phase(self, name: str, seconds: dict[str, float] | None = None) -> Iterator[None]:
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            self._account(name, time.monotonic() - started, seconds)
+
+    def _account(self, phase: str, spent: float, seconds: dict[str, float] | None = None) -> None:
+        self._history.add_seconds(phase, spent)
+        if seconds is not None:
+            seconds[phase] = round(seconds.get(phase, 0.0) + spent, 4)
+
+    def _log_step(self, metrics: StepMetrics) -> None:
+        if metrics.step % self._trainer.logging_steps:
+            return
+        behind = metrics.staleness
+        num_behind = sum(behind.values())
+        logger.info(
+            "step %d/%d reward %s loss %s grad %s lr %.2e entropy %s staleness %.2f "
+            "groups %d dropped %s seconds %s",
+            metrics.step,
+            self._trainer.max_steps,
+            _short(metrics.reward_mean),
+            _short(metrics.loss),
+            _short(metrics.grad_norm),
+            metrics.learning_rate,
+            _short(metrics.entropy),
+            sum(key * count for key, count in behind.items()) / num_behind if num_behind else 0.0,
+            metrics.num_groups,
+            metrics.dropped or "none",
+            {phase: round(spent, 2) for phase, spent in metrics.seconds.items()},
+        )
+
+    @staticmethod
+    def _log_publish(report: PublishReport) -> None:
+        logger.info(
+            "version %d published: %d server(s) updated, %d failed",
+            report.version,
+            len(report.updated),
+            len(report.failed),
+        )
+
+    @staticmethod
+    def _log_eval(found: EvalMetrics) -> None:
+        logger.info(
+            "evaluation of version %d: reward %.3f over %d questions (%d unscored)",
+            found.version,
+            found.reward_mean,
+            found.num_tasks,
+            found.num_unscored,
+        )
+
+
+@dataclass(frozen=True)
+class _Control:
+    groups_per_step: int
+    max_staleness: int
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _short(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"

@@ -1,0 +1,78 @@
+"""AdamW and its schedule from the trainer's flags."""
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from torch import nn
+from torch.optim import AdamW
+from torch.optim.lr_scheduler import LambdaLR
+
+from agentrl.config.sections import TrainerSection
+from agentrl.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class OptimizerArguments:
+    """What `--optim_args` says."""
+
+    beta1: float = 0.9
+    beta2: float = 0.98
+    eps: float = 1e-8
+
+
+def parse_optim_args(text: str) -> OptimizerArguments:
+    """Read `beta1=0.9,beta2=0.98,eps=1e-8`; what is left out keeps its default.
+
+    Raises:
+        ConfigError: an unknown name, or a value that is no number in range.
+    """
+    values: dict[str, float] = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        name, _, value = (piece.strip() for piece in part.partition("="))
+        # Hugging Face spells them adam_beta1, adam_beta2 and adam_epsilon.
+        name = name.removeprefix("adam_").replace("epsilon", "eps")
+        if name not in OptimizerArguments.__dataclass_fields__:
+            raise ConfigError(f"--optim_args: unknown name {name!r}; known: beta1, beta2, eps")
+        try:
+            values[name] = float(value)
+        except ValueError:
+            raise ConfigError(f"--optim_args: {name}={value!r} is not a number") from None
+    arguments = OptimizerArguments(**values)
+    if not (0 <= arguments.beta1 < 1 and 0 <= arguments.beta2 < 1 and arguments.eps > 0):
+        raise ConfigError(f"--optim_args {text}: betas must lie in [0, 1) and eps above 0")
+    return arguments
+
+
+def make_optimizer(parameters: Iterable[nn.Parameter], config: TrainerSection) -> AdamW:
+    """Return AdamW over `parameters`."""
+    arguments = parse_optim_args(config.optim_args)
+    return AdamW(
+        parameters,
+        lr=config.learning_rate,
+        betas=(arguments.beta1, arguments.beta2),
+        eps=arguments.eps,
+        weight_decay=config.weight_decay,
+    )
+
+
+def make_schedule(optimizer: AdamW, config: TrainerSection) -> LambdaLR:
+    """Return the learning-rate schedule; it is stepped once an optimizer step."""
+    return LambdaLR(optimizer, schedule_factor(config))
+
+
+def schedule_factor(config: TrainerSection) -> Callable[[int], float]:
+    """Return the factor on the peak learning rate as a function of the steps done before."""
+
+    def factor(num_done: int) -> float:
+        if num_done < config.warmup_steps:
+            return (num_done + 1) / (config.warmup_steps + 1)
+        if config.lr_scheduler_type == "constant":
+            return 1.0
+        num_after_warmup = max(1, config.max_steps - config.warmup_steps)
+        progress = min(1.0, (num_done - config.warmup_steps) / num_after_warmup)
+        if config.lr_scheduler_type == "linear":
+            return 1.0 - progress
+        return 0.5 * (1.0 + math.cos(math.pi * progress))
+
+    return factor

@@ -1,0 +1,217 @@
+"""The trainer process: `train(config)` on every rank.
+
+Plain python, `torchrun` and `accelerate launch` start it alike. Rank 0 talks to the store and the
+servers; the other ranks compute what it tells them.
+"""
+
+import asyncio
+import logging
+import os
+import signal
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from agentrl.algorithms.losses import checked_kind
+from agentrl.config.checks import groups_per_step
+from agentrl.config.loading import flat_values
+from agentrl.config.sections import RootConfig
+from agentrl.distributed import Ranks, joined_ranks
+from agentrl.errors import ConfigError
+from agentrl.models.resolve import resolve_model
+from agentrl.observability.logs import setup_logging
+from agentrl.rollout.datasets import eval_tasks, train_tasks
+from agentrl.schema import Control, Run
+from agentrl.store import TrajectoryStore
+from agentrl.trainer.checkpoint import Checkpoint, checkpoints_root, latest_checkpoint
+from agentrl.trainer.history import History
+from agentrl.trainer.learner import Learner
+from agentrl.trainer.lease import trainer_lease
+from agentrl.trainer.loop import TrainLoop, TrainResult
+from agentrl.trainer.optimizer import parse_optim_args
+from agentrl.trainer.reporting import rewind_metrics
+from agentrl.trainer.team import Team, follow
+from agentrl.weight_sync import PolicyPublisher
+from agentrl.weight_sync.files import clear_leftovers
+
+logger = logging.getLogger(__name__)
+
+
+def train(config: RootConfig) -> TrainResult | None:
+    """Train one run, resuming it where it was left.
+
+    Args:
+        config: the resolved configuration; sections are handed down from here.
+
+    Returns:
+        How it ended; None on ranks other than 0.
+
+    Raises:
+        ConfigError: something that the user gave cannot be used. Nothing was changed then.
+        TrainerBusy: another trainer works on this run.
+        StoreError: the store failed, or an evaluation did not finish in time.
+        TrainingError: losses or gradients stay non-finite.
+    """
+    setup_logging(f"trainer-{os.environ.get('RANK', '0')}")
+    _check(config)
+    if config.trainer.trainer_threads is not None:
+        torch.set_num_threads(config.trainer.trainer_threads)
+    with joined_ranks() as ranks:
+        if ranks.is_main:
+            return asyncio.run(_lead(config, ranks))
+        _follow(config, ranks)
+        return None
+
+
+@dataclass(frozen=True)
+class _Start:
+    """What the ranks have to agree on before they load anything; None: rank 0 gave up."""
+
+    model_path: Path | None
+
+
+async def _lead(config: RootConfig, ranks: Ranks) -> TrainResult:
+    async with AsyncExitStack() as stack:
+        try:
+            stop = _stop_on_signals()
+            uri = config.store.db_connection_string
+            assert uri is not None
+            store = await stack.enter_async_context(
+                TrajectoryStore.connect(
+                    uri.get_secret_value(), _database(uri.get_secret_value(), config)
+                )
+            )
+            checkpoint = await _open_run(store, config, ranks)
+            await stack.enter_async_context(
+                trainer_lease(
+                    store,
+                    config.trainer.consumer,
+                    lease_seconds=config.trainer.trainer_lease_seconds,
+                )
+            )
+            model_path = _model_path(config, checkpoint)
+            state = _optimizer_state(config, checkpoint)
+        except BaseException:
+            ranks.broadcast(_Start(None))
+            raise
+        ranks.broadcast(_Start(model_path))
+        team = await stack.enter_async_context(
+            Team(ranks, lambda: _learner(config, ranks, model_path))
+        )
+        if state is not None:
+            await team.load_optimizer_state(state)
+        history = checkpoint.history if checkpoint else History()
+        rewind_metrics(config.run.output_path, history)
+        logger.info("run %s: %d step(s) done so far", config.run.run_name, history.last_step)
+        loop = TrainLoop(
+            config,
+            store=store,
+            team=team,
+            publisher=PolicyPublisher(
+                store,
+                config.run.output_path / "policy",
+                publish=config.publish,
+                inference=config.inference,
+            ),
+            history=history,
+            eval_tasks=eval_tasks(config.data, 0) if config.trainer.eval_strategy != "no" else [],
+            groups_per_step=groups_per_step(config, ranks.world_size),
+            stop=stop,
+        )
+        result = await loop.run()
+        logger.info("%s after step %d; see %s", result.status, result.step, result.summary_path)
+        return result
+
+
+def _follow(config: RootConfig, ranks: Ranks) -> None:
+    start: _Start = ranks.broadcast(None)
+    if start.model_path is not None:
+        follow(_learner(config, ranks, start.model_path), ranks)
+
+
+async def _open_run(store: TrajectoryStore, config: RootConfig, ranks: Ranks) -> Checkpoint | None:
+    """Create what is missing in the database and return the checkpoint to go on from.
+
+    Raises:
+        ConfigError: files and database do not belong together, or there is nothing to train on.
+    """
+    output_path = config.run.output_path
+    clear_leftovers(checkpoints_root(output_path))
+    checkpoint = latest_checkpoint(output_path)
+    if checkpoint is not None and await store.get_run() is None:
+        raise ConfigError(
+            f"{checkpoint.path} is the checkpoint of a run whose database is empty; use another "
+            "--run_name, or --fresh --delete_existing to start anew"
+        )
+    control = Control(
+        max_staleness=config.algorithm.max_staleness,
+        groups_per_step=groups_per_step(config, ranks.world_size),
+    )
+    await store.ensure_schema()
+    await store.create_run(
+        Run(name=config.run.run_name, config=flat_values(config), control=control)
+    )
+    await store.update_control(
+        max_staleness=control.max_staleness, groups_per_step=control.groups_per_step
+    )
+    await store.add_tasks(train_tasks(config.data, config.run.seed))
+    if await store.count_tasks(split="train") == 0:
+        raise ConfigError(
+            f"database {store.database_name!r} holds no training tasks; give --train_file"
+        )
+    return checkpoint
+
+
+def _learner(config: RootConfig, ranks: Ranks, model_path: Path) -> Learner:
+    return Learner(
+        model_path,
+        ranks=ranks,
+        model=config.model,
+        trainer=config.trainer,
+        algorithm=config.algorithm,
+        seed=config.run.seed,
+    )
+
+
+def _model_path(config: RootConfig, checkpoint: Checkpoint | None) -> Path:
+    if checkpoint is not None:
+        return checkpoint.model_path
+    return resolve_model(config.model.model_name_or_path)
+
+
+def _optimizer_state(config: RootConfig, checkpoint: Checkpoint | None) -> dict[str, object] | None:
+    if checkpoint is None or checkpoint.step >= config.trainer.max_steps:
+        return None
+    return checkpoint.optimizer_state()
+
+
+def _database(uri: str, config: RootConfig) -> str | None:
+    """Return the run's name as the database, unless the URI names one."""
+    path = uri.partition("://")[2].partition("/")[2].partition("?")[0]
+    return None if path else config.run.run_name
+
+
+def _check(config: RootConfig) -> None:
+    if config.store.db_connection_string is None:
+        raise ConfigError(
+            "no database: give --db_connection_string or MONGODB_URI (agentrl run starts one)"
+        )
+    parse_optim_args(config.trainer.optim_args)
+    checked_kind(config.algorithm.loss_calculator)
+
+
+def _stop_on_signals() -> asyncio.Event:
+    """Return an event that the first SIGTERM or SIGINT sets; the second ends the process."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def on_signal(number: signal.Signals) -> None:
+        logger.warning("%s: the step is finished and saved first", number.name)
+        stop.set()
+        loop.remove_signal_handler(number)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal, number)
+    return stop

@@ -1,0 +1,145 @@
+"""Rank 0 leads, the other ranks follow.
+
+Every operation on the model is collective. Rank 0 sends the other ranks a command and then does
+the same thing itself, in one worker thread, so that its event loop (leases, servers) goes on.
+"""
+
+import asyncio
+import signal
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from agentrl.data import MicroBatch
+from agentrl.distributed import Ranks
+from agentrl.trainer.learner import Learner, StepOutcome
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class _Train:
+    """The ranks' micro-batches follow by scatter."""
+
+
+@dataclass(frozen=True)
+class _Export:
+    path: Path
+
+
+@dataclass(frozen=True)
+class _GatherOptimizer:
+    """Rank 0 receives the whole optimizer state."""
+
+
+@dataclass(frozen=True)
+class _LoadOptimizer:
+    """The state follows by broadcast."""
+
+
+@dataclass(frozen=True)
+class _Finish:
+    """No further command follows."""
+
+
+_Command = _Train | _Export | _GatherOptimizer | _LoadOptimizer | _Finish
+
+
+class Team:
+    """All ranks' learners, as rank 0 sees them (async context manager)."""
+
+    def __init__(self, ranks: Ranks, make_learner: Callable[[], Learner]) -> None:
+        """Set up; entering the context makes this rank's learner.
+
+        Args:
+            ranks: this process (rank 0) among its peers.
+            make_learner: collective; the other ranks make theirs at the same time.
+        """
+        self._ranks = ranks
+        self._make_learner = make_learner
+        # One thread: collectives and random states need one order of operations.
+        self._thread = ThreadPoolExecutor(1, "learner", initializer=ranks.enter_thread)
+        self._is_broken = False
+
+    @property
+    def num_ranks(self) -> int:
+        """Number of ranks that share a step's work."""
+        return self._ranks.world_size
+
+    async def __aenter__(self) -> Self:
+        self._learner = await asyncio.get_running_loop().run_in_executor(
+            self._thread, self._make_learner
+        )
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        # After a failed operation the others may wait in another collective than the next one;
+        # they end when this process does.
+        if not self._is_broken:
+            await self._do(_Finish(), lambda: None)
+        self._thread.shutdown(wait=not self._is_broken)
+
+    async def train(self, shares: Sequence[Sequence[MicroBatch]]) -> StepOutcome:
+        """Make one optimizer step.
+
+        Args:
+            shares: micro-batches of each rank; every rank has the same number.
+        """
+        return await self._do(
+            _Train(), lambda: self._learner.train(self._ranks.scatter([list(s) for s in shares]))
+        )
+
+    async def export(self, path: Path) -> None:
+        """Write the weights as a Hugging Face directory."""
+        await self._do(_Export(path), lambda: self._learner.export(path))
+
+    async def optimizer_state(self) -> dict[str, Any]:
+        """Return the whole optimizer, schedule and random state."""
+        return await self._do(_GatherOptimizer(), self._learner.optimizer_state)
+
+    async def load_optimizer_state(self, state: dict[str, Any]) -> None:
+        """Restore what `optimizer_state` returned."""
+
+        def load() -> None:
+            self._learner.load_optimizer_state(self._ranks.broadcast(state))
+
+        await self._do(_LoadOptimizer(), load)
+
+    async def _do(self, command: _Command, operation: Callable[[], T]) -> T:
+        def lead() -> T:
+            self._is_broken = True
+            self._ranks.broadcast(command)
+            result = operation()
+            self._is_broken = False
+            return result
+
+        return await asyncio.get_running_loop().run_in_executor(self._thread, lead)
+
+
+def follow(learner: Learner, ranks: Ranks) -> None:
+    """Do what rank 0 says until it says that it is over (every rank but 0)."""
+    # Rank 0 decides when to stop; a follower that left on its own would leave the others waiting.
+    # It ends with an error when rank 0's connection closes.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    while True:
+        command: _Command = ranks.broadcast(None)
+        match command:
+            case _Train():
+                learner.train(ranks.scatter(None))
+            case _Export(path):
+                learner.export(path)
+            case _GatherOptimizer():
+                learner.optimizer_state()
+            case _LoadOptimizer():
+                learner.load_optimizer_state(ranks.broadcast(None))
+            case _Finish():
+                return

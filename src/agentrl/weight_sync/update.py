@@ -1,0 +1,91 @@
+"""One server, new weights: pause, update, continue.
+
+retract   generations in flight are recomputed under the new weights and go on
+in_place  they go on with the cache of the old weights
+abort     they are cut; whoever asked for them resumes them
+"""
+
+import asyncio
+import re
+from pathlib import Path
+from typing import Literal
+
+from agentrl.errors import InferenceError
+from agentrl.inference.client import SGLangClient
+
+PauseMode = Literal["retract", "in_place", "abort"]
+
+# Before this version a server dies when the cache is flushed while retracted requests wait.
+_RETRACT_SINCE = (0, 5, 20)
+# The weights are in, only the flush was refused: the update must not be repeated from scratch.
+_UPDATED_NOT_FLUSHED = "weights were updated"
+_CONTINUE_ATTEMPTS = 3
+
+
+async def update_server(
+    client: SGLangClient, path: Path, version: int, *, mode: PauseMode, timeout_seconds: float
+) -> None:
+    """Bring a server to a policy version; it is continued whatever happens.
+
+    Args:
+        client: the server's control routes.
+        path: Hugging Face directory that the server can read.
+        version: policy version of the weights in it.
+        mode: what happens to generations in flight.
+        timeout_seconds: bound on pause and update together.
+
+    Raises:
+        InferenceError: the server refused, failed, or took too long.
+    """
+    try:
+        async with asyncio.timeout(timeout_seconds):
+            mode = await _supported_mode(client, mode)
+            try:
+                await client.pause(mode)
+                await _load(client, path, version, flush_cache=mode != "in_place")
+            finally:
+                # Also when the pause itself failed: its answer may have been lost, not the request.
+                await asyncio.shield(_continue(client))
+    except TimeoutError:
+        raise InferenceError(
+            f"{client.base_url} took longer than {timeout_seconds:g} s for new weights"
+        ) from None
+
+
+async def _load(client: SGLangClient, path: Path, version: int, *, flush_cache: bool) -> None:
+    try:
+        await client.update_weights_from_disk(
+            str(path), weight_version=str(version), flush_cache=flush_cache
+        )
+    except InferenceError as error:
+        if _UPDATED_NOT_FLUSHED not in str(error).lower():
+            raise
+        await client.flush_cache()
+        # The front end did not take note of the version, because the call as a whole failed.
+        await client.update_weight_version(str(version))
+
+
+async def _continue(client: SGLangClient) -> None:
+    for attempt in range(_CONTINUE_ATTEMPTS):
+        try:
+            await client.continue_()
+            return
+        except InferenceError:
+            if attempt == _CONTINUE_ATTEMPTS - 1:
+                raise
+            await asyncio.sleep(0.2 * (attempt + 1))
+
+
+async def _supported_mode(client: SGLangClient, mode: PauseMode) -> PauseMode:
+    """Return the mode, or `abort` where the server is too old for it."""
+    if mode != "retract":
+        return mode
+    info = await client.server_info()
+    version = release_of(str(info.get("version", "")))
+    return mode if version is None or version >= _RETRACT_SINCE else "abort"
+
+
+def release_of(version: str) -> tuple[int, int, int] | None:
+    """Return the numbers of a version such as `0.5.12.post1`; None when it does not look like one."""
+    match = re.match(r"v?(\d+)\.(\d+)\.(\d+)", version)
+    return (int(match[1]), int(match[2]), int(match[3])) if match else None
