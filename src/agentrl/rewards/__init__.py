@@ -1,0 +1,18 @@
+"""Scorers and judges."""
+
+from agentrl.rewards import builtin as _builtin  # noqa: F401  registers the built-in scorers
+from agentrl.rewards.agent_config import AgentConfig
+from agentrl.rewards.answers import check_answer_schema, extract_answer
+from agentrl.rewards.factory import MCPScorerFactory, Scorer, Verdict, load_scorer_module
+from agentrl.rewards.truth import GroundTruth
+
+__all__ = [
+    "AgentConfig",
+    "GroundTruth",
+    "MCPScorerFactory",
+    "Scorer",
+    "Verdict",
+    "check_answer_schema",
+    "extract_answer",
+    "load_scorer_module",
+]

@@ -1,0 +1,149 @@
+"""`agent_config.yml`: the language models that judge answers and read pages.
+
+Values may name environment variables, `${NAME}` or `${NAME:-default}`, so that no key stands in
+the file. A section with a mistake in it is reported when something needs the section.
+"""
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
+
+from agentrl.errors import ConfigError
+
+_VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+
+class ModelEndpoint(_Strict):
+    """A model behind an OpenAI-compatible endpoint."""
+
+    base_url: str
+    """Up to and with `/v1`."""
+    model: str
+    api_key: SecretStr = SecretStr("")
+
+
+class ScorerAgent(_Strict):
+    """The judge."""
+
+    models: tuple[ModelEndpoint, ...] = Field(min_length=1)
+    """Tried in order."""
+    max_retries: int = Field(default=5, ge=0)
+    """Further asks of one model after a failure or an unclear verdict."""
+    retry_delay: float = Field(default=1.0, ge=0)
+    """Seconds before the first further ask."""
+    backoff_factor: float = Field(default=2.0, ge=1)
+    timeout: float = Field(default=60.0, gt=0)
+    """Seconds that one ask may take in all."""
+    judge_prompt_template: str | None = None
+    """Own wording with `{question}`, `{labeled_answer}` and `{pred_answer}`."""
+    extra_body: dict[str, Any] = Field(default_factory=dict)
+    """Further keys of the request, such as `temperature`."""
+
+
+class BrowseAgent(_Strict):
+    """The model that summarises pages."""
+
+    models: tuple[ModelEndpoint, ...] = Field(min_length=1)
+    max_retries: int = Field(default=3, ge=0)
+    retry_delay: float = Field(default=2.0, ge=0)
+    timeout: float = Field(default=120.0, gt=0)
+    max_prompt_length: int = Field(default=60_000, gt=0)
+    min_prompt_length: int = Field(default=1_500, ge=0)
+    enable_logging: bool = False
+    browse_tools: tuple[str, ...] = ("fetch_url", "visit", "execute_code")
+    default_purpose: dict[str, str] = Field(default_factory=dict)
+    tokenizer_path: str | None = None
+    status: bool = True
+    extra_body: dict[str, Any] = Field(default_factory=dict)
+
+
+class AgentConfig(BaseModel):
+    """The file's sections; None where a section is absent or has a mistake in it."""
+
+    model_config = ConfigDict(frozen=True)
+
+    path: str
+    scorer_agent: ScorerAgent | None = None
+    browse_agent: BrowseAgent | None = None
+    problems: dict[str, str] = Field(default_factory=dict)
+    """Section -> what is wrong with it."""
+
+    @classmethod
+    def load(cls, path: str | Path) -> "AgentConfig":
+        """Read the file.
+
+        Raises:
+            ConfigError: the file is missing, or no YAML mapping.
+        """
+        try:
+            data = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"agent config {path}: {error}") from error
+        except yaml.YAMLError as error:
+            reason = " ".join(str(error).split())
+            raise ConfigError(f"agent config {path}: not YAML ({reason})") from error
+        if data is not None and not isinstance(data, dict):
+            raise ConfigError(f"agent config {path}: expected a mapping of sections")
+        problems: dict[str, str] = {}
+        sections = data or {}
+        return cls(
+            path=str(path),
+            scorer_agent=_section(sections, "scorer_agent", ScorerAgent, problems),
+            browse_agent=_section(sections, "browse_agent", BrowseAgent, problems),
+            problems=problems,
+        )
+
+    def require_scorer_agent(self) -> ScorerAgent:
+        """Return the judge's section.
+
+        Raises:
+            ConfigError: it is absent or has a mistake in it.
+        """
+        if self.scorer_agent is None:
+            problem = self.problems.get("scorer_agent", "missing")
+            raise ConfigError(f"agent config {self.path}: scorer_agent: {problem}")
+        return self.scorer_agent
+
+
+_Section = TypeVar("_Section", bound=_Strict)
+
+
+def _section(
+    data: Mapping[str, object], name: str, kind: type[_Section], problems: dict[str, str]
+) -> _Section | None:
+    if data.get(name) is None:
+        return None
+    try:
+        return kind.model_validate(_interpolate(data[name]))
+    except KeyError as error:
+        problems[name] = f"the environment variable {error.args[0]} is not set"
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        problems[name] = f"{where}: {first['msg']}" if where else first["msg"]
+    return None
+
+
+def _interpolate(value: object) -> object:
+    """Replace `${NAME}` in all strings; raises KeyError for a variable that is not set."""
+    if isinstance(value, str):
+        return _VARIABLE.sub(_variable, value)
+    if isinstance(value, dict):
+        return {key: _interpolate(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_interpolate(item) for item in value]
+    return value
+
+
+def _variable(match: re.Match[str]) -> str:
+    name, default = match[1], match[2]
+    return os.environ[name] if default is None else os.environ.get(name) or default

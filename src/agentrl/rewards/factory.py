@@ -1,0 +1,228 @@
+"""Scorers by name."""
+
+import asyncio
+import importlib
+import importlib.util
+import inspect
+import math
+import sys
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar, overload
+
+from agentrl.errors import ConfigError, ScoringError
+from agentrl.rewards.agent_config import AgentConfig
+from agentrl.rewards.truth import GroundTruth
+from agentrl.schema import Score
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a scoring function may return in place of a bare number."""
+
+    value: float
+    detail: str = ""
+    """For a reader: a judge's words, the normalised answers."""
+    inputs: dict[str, Any] = field(default_factory=dict)
+    """What it went by, beside the answer and the reference (a judge's model)."""
+
+
+ScoringFunction = Callable[..., float | Verdict | Awaitable[float | Verdict]]
+"""`(answer, truth)` or `(answer, truth, agent_config)`, plain or async."""
+
+_Function = TypeVar("_Function", bound=ScoringFunction)
+
+
+@dataclass(frozen=True)
+class Scorer:
+    """A registered scoring function."""
+
+    name: str
+    version: str
+    function: ScoringFunction
+    takes_config: bool
+    needs_judge: bool = False
+
+    def check(self, config: AgentConfig | None) -> None:
+        """Raise ConfigError if the scorer cannot work with this configuration."""
+        if not self.needs_judge:
+            return
+        if config is None:
+            raise ConfigError(f"scorer {self.name!r} is a model: name its file, agent_config_path")
+        config.require_scorer_agent()
+
+    async def score(
+        self, answer: str | None, truth: GroundTruth, config: AgentConfig | None = None
+    ) -> Score:
+        """Score an answer; a missing answer is worth 0.
+
+        Raises:
+            ScoringError: the scorer could not decide.
+            ConfigError: the scorer needs a configuration that it was not given.
+        """
+        inputs = {
+            "answer": answer,
+            "reference": truth.answer,
+            "aug_answers": list(truth.aug_answers),
+        }
+        if answer is None:
+            verdict = Verdict(0.0, detail="no answer")
+        else:
+            verdict = await self._verdict(answer, truth, config)
+        return Score(
+            scorer=self.name,
+            version=self.version,
+            value=verdict.value,
+            detail=verdict.detail,
+            inputs={**inputs, **verdict.inputs},
+        )
+
+    async def _verdict(
+        self, answer: str, truth: GroundTruth, config: AgentConfig | None
+    ) -> Verdict:
+        arguments = (answer, truth, config) if self.takes_config else (answer, truth)
+        try:
+            if inspect.iscoroutinefunction(self.function):
+                result = await self.function(*arguments)
+            else:
+                # A slow function must not hold up the rollouts that share the event loop.
+                result = await asyncio.to_thread(self.function, *arguments)
+                if inspect.isawaitable(result):
+                    result = await result
+        except (ScoringError, ConfigError):
+            raise
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise ScoringError(f"scorer {self.name!r} failed: {reason}") from error
+        verdict = result if isinstance(result, Verdict) else Verdict(_to_float(self.name, result))
+        if not math.isfinite(verdict.value):
+            raise ScoringError(f"scorer {self.name!r} returned {verdict.value}")
+        return verdict
+
+
+def _to_float(name: str, value: object) -> float:
+    if isinstance(value, bool | int | float) or hasattr(value, "__float__"):
+        return float(value)  # numpy scalars too
+    raise ScoringError(f"scorer {name!r} returned {type(value).__name__}, not a number")
+
+
+class MCPScorerFactory:
+    """The scorers that a task may name.
+
+    Example:
+        @MCPScorerFactory.register_scorer("length")
+        def length(answer: str, truth: GroundTruth) -> float:
+            return 1.0 if len(answer) <= 10 else 0.0
+    """
+
+    _scorers: ClassVar[dict[str, Scorer]] = {}
+
+    @overload
+    @classmethod
+    def register_scorer(
+        cls, name: str, function: _Function, *, version: str = ..., needs_judge: bool = ...
+    ) -> _Function: ...
+
+    @overload
+    @classmethod
+    def register_scorer(
+        cls, name: str, function: None = ..., *, version: str = ..., needs_judge: bool = ...
+    ) -> Callable[[_Function], _Function]: ...
+
+    @classmethod
+    def register_scorer(
+        cls,
+        name: str,
+        function: _Function | None = None,
+        *,
+        version: str = "1",
+        needs_judge: bool = False,
+    ) -> _Function | Callable[[_Function], _Function]:
+        """Make a scoring function known under `name`; a decorator when given no function.
+
+        A function registered under a name that is taken replaces the former one.
+
+        Args:
+            name: what tasks call it.
+            function: `(answer, truth)` or `(answer, truth, agent_config)`, plain or async;
+                returns a number or a `Verdict`. Plain functions run in a thread.
+            version: stored with every score; change it when the function changes.
+            needs_judge: the function uses `agent_config.scorer_agent`.
+
+        Raises:
+            ConfigError: the function takes another number of arguments.
+        """
+
+        def register(function: _Function) -> _Function:
+            cls._scorers[name] = Scorer(
+                name=name,
+                version=version,
+                function=function,
+                takes_config=_takes_config(name, function),
+                needs_judge=needs_judge,
+            )
+            return function
+
+        return register if function is None else register(function)
+
+    @classmethod
+    def get_scorer(cls, name: str) -> Scorer:
+        """Return the scorer of that name.
+
+        Raises:
+            ConfigError: there is none; the known ones are listed.
+        """
+        if name in cls._scorers:
+            return cls._scorers[name]
+        near = get_close_matches(name, cls._scorers, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ConfigError(f"unknown scorer {name!r}{hint} (known: {', '.join(cls.names())})")
+
+    @classmethod
+    def names(cls) -> list[str]:
+        """Return all known names, sorted."""
+        return sorted(cls._scorers)
+
+
+def _takes_config(name: str, function: ScoringFunction) -> bool:
+    parameters = inspect.signature(function).parameters.values()
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    positional = [parameter for parameter in parameters if parameter.kind in kinds]
+    required = [parameter for parameter in positional if parameter.default is parameter.empty]
+    if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters):
+        return True
+    if len(required) > 3 or len(positional) < 2:
+        raise ConfigError(
+            f"scorer {name!r}: a scoring function takes (answer, truth) or "
+            "(answer, truth, agent_config)"
+        )
+    return len(positional) >= 3
+
+
+def load_scorer_module(source: str | Path) -> None:
+    """Import a Python file (or a module by its dotted name) that registers scorers.
+
+    Raises:
+        ConfigError: it is missing or fails on import.
+    """
+    path = Path(source)
+    try:
+        if path.suffix != ".py":
+            importlib.import_module(str(source))
+            return
+        if not path.is_file():
+            raise ConfigError(f"scorer module {source}: no such file")
+        name = f"agentrl_scorers_{path.stem}"
+        spec = importlib.util.spec_from_file_location(name, path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module
+        spec.loader.exec_module(module)
+    except ConfigError:
+        raise
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"scorer module {source}: {reason}") from error

@@ -1,0 +1,111 @@
+"""Worker processes for mathematical comparison."""
+
+import asyncio
+import atexit
+import json
+import queue
+import signal
+import subprocess
+import sys
+import threading
+
+from agentrl.errors import ScoringError
+from agentrl.rewards.factory import Verdict
+
+_MAX_ANSWER_CHARS = 10_000
+_START_SECONDS = 120.0
+
+
+class MathPool:
+    """Compares in child processes, started when first needed and ended with this process."""
+
+    def __init__(self, *, num_workers: int = 2, cpu_seconds: float = 5.0) -> None:
+        """Set up a pool; nothing is started yet.
+
+        Args:
+            num_workers: most comparisons at a time.
+            cpu_seconds: processor time that one comparison may take.
+        """
+        self._cpu_seconds = cpu_seconds
+        self._places = threading.Semaphore(num_workers)
+        self._idle: queue.SimpleQueue[subprocess.Popen[str]] = queue.SimpleQueue()
+        atexit.register(self.close)
+
+    async def compare(self, answer: str, accepted: tuple[str, ...]) -> Verdict:
+        """Return 1 if `answer` equals one of the accepted answers.
+
+        An answer that cannot be compared within the budget is wrong.
+
+        Raises:
+            ScoringError: a worker failed for a reason of its own.
+        """
+        if len(answer) > _MAX_ANSWER_CHARS:
+            return Verdict(0.0, detail=f"longer than {_MAX_ANSWER_CHARS} characters")
+        return await asyncio.to_thread(self._compare, answer, accepted)
+
+    def close(self) -> None:
+        """End all idle workers."""
+        while not self._idle.empty():
+            _end(self._idle.get())
+
+    def _compare(self, answer: str, accepted: tuple[str, ...]) -> Verdict:
+        with self._places:
+            worker = self._worker()
+            reply = self._ask(worker, answer, accepted)
+            if reply is None:
+                returncode = _end(worker)
+                if returncode == -signal.SIGPROF:
+                    return Verdict(0.0, detail=f"not comparable in {self._cpu_seconds:g} s")
+                raise ScoringError(f"the math worker ended with status {returncode}")
+            self._idle.put(worker)
+        if "error" in reply:
+            return Verdict(0.0, detail=f"not comparable: {reply['error']}")
+        return Verdict(float(bool(reply["correct"])))
+
+    def _worker(self) -> "subprocess.Popen[str]":
+        try:
+            return self._idle.get_nowait()
+        except queue.Empty:
+            return subprocess.Popen(
+                [sys.executable, "-m", "agentrl.rewards.math_worker"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                # Ctrl-C is the parent's business; the worker ends when its input does.
+                start_new_session=True,
+            )
+
+    def _ask(
+        self, worker: "subprocess.Popen[str]", answer: str, accepted: tuple[str, ...]
+    ) -> dict[str, object] | None:
+        assert worker.stdin is not None
+        assert worker.stdout is not None
+        request = {"answer": answer, "accepted": accepted, "cpu_seconds": self._cpu_seconds}
+        # Only a worker that gets no processor time at all needs this.
+        watchdog = threading.Timer(_START_SECONDS + 20 * self._cpu_seconds, worker.kill)
+        watchdog.start()
+        try:
+            worker.stdin.write(json.dumps(request) + "\n")
+            worker.stdin.flush()
+            line = worker.stdout.readline()
+        except OSError:
+            return None
+        finally:
+            watchdog.cancel()
+        return json.loads(line) if line else None
+
+
+def _end(worker: "subprocess.Popen[str]") -> int:
+    """End a worker and return its status."""
+    assert worker.stdin is not None
+    assert worker.stdout is not None
+    try:
+        worker.stdin.close()
+    except OSError:
+        worker.kill()
+    worker.stdout.close()
+    try:
+        return worker.wait(timeout=10)
+    except subprocess.TimeoutExpired:
+        worker.kill()
+        return worker.wait()

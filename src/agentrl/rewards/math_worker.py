@@ -1,0 +1,51 @@
+"""A process that compares mathematical answers, one JSON line in, one out.
+
+math-verify bounds its own work with SIGALRM, which works in main threads only and cannot stop a
+long computation inside C code. Here each comparison has a budget of processor time; the kernel
+ends the process at its end, wherever it is. Processor time, so that a busy machine changes no
+verdict.
+"""
+
+import json
+import logging
+import resource
+import signal
+import sys
+
+from math_verify import parse, verify
+
+_MEMORY_BYTES = 4 * 2**30
+
+
+def compare(answer: str, accepted: list[str]) -> bool:
+    """Return whether `answer` equals one of the accepted answers."""
+    given = _parse(answer)
+    return any(verify(_parse(right), given, timeout_seconds=None) for right in accepted)
+
+
+def _parse(text: str) -> list[object]:
+    # Bare LaTeX is only recognised inside an environment.
+    wrapped = text if "$" in text or "\\boxed" in text else f"\\boxed{{{text}}}"
+    return parse(wrapped, parsing_timeout=None) or parse(text, parsing_timeout=None)  # type: ignore[no-any-return]
+
+
+def main() -> None:
+    """Serve until the input ends."""
+    logging.disable(logging.WARNING)
+    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    for line in sys.stdin:
+        request = json.loads(line)
+        signal.setitimer(signal.ITIMER_PROF, request["cpu_seconds"])
+        reply: dict[str, object]
+        try:
+            reply = {"correct": compare(request["answer"], request["accepted"])}
+        except Exception as error:  # noqa: BLE001  whatever an answer does to the library
+            reply = {"error": f"{type(error).__name__}: {error}"[:500]}
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        sys.stdout.write(json.dumps(reply) + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
