@@ -5,11 +5,11 @@ Each is a child of its own with a log file of its own; all of them end with the 
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self, TypeVar
 
 from pydantic import SecretStr
 
@@ -25,6 +25,8 @@ from agentrl.store.embedded import EmbeddedMongo
 from agentrl.tools import probe
 
 TOOL_SERVER_START_SECONDS = 30.0
+T = TypeVar("T")
+
 SAMPLER_RESTARTS = 20
 TOOL_SERVER_RESTARTS = 5
 
@@ -134,21 +136,36 @@ class Stage:
         return child
 
     async def wait(self, name: str) -> int:
-        """Return a child's exit status; an earlier failure of another child is raised.
+        """Return a child's exit status once it ended.
 
         Raises:
-            AgentRLError: another child failed for good; its log is named and quoted.
+            AgentRLError: see `watch`.
         """
-        ended = asyncio.create_task(self._supervisor.wait(name))
-        while not ended.done():
-            await asyncio.wait({ended}, timeout=0.5)
-            failed = self._supervisor.failed()
-            if failed is not None and failed.name != name:
-                ended.cancel()
-                raise AgentRLError(
-                    f"{failed.name} failed; the end of {failed.log_path} says: {failed.log_tail(3)}"
-                )
-        return ended.result()
+        return await self.watch(self._supervisor.wait(name), but=name)
+
+    async def watch(self, work: Coroutine[Any, Any, T], *, but: str = "") -> T:
+        """Return the result of `work`, unless a child fails for good before.
+
+        Args:
+            work: what to wait for; it is cancelled when a child failed.
+            but: a child whose failure `work` itself deals with.
+
+        Raises:
+            AgentRLError: a child failed; its log is named and quoted.
+        """
+        working = asyncio.create_task(work)
+        try:
+            while not working.done():
+                await asyncio.wait({working}, timeout=0.5)
+                failed = self._supervisor.failed()
+                if failed is not None and failed.name != but:
+                    raise AgentRLError(
+                        f"{failed.name} failed; the end of {failed.log_path} says: "
+                        f"{failed.log_tail(3)}"
+                    )
+            return working.result()
+        finally:
+            working.cancel()
 
     async def _start_agentrl(self, name: str, command: str, *flags: str, restarts: int = 0) -> None:
         argv = agentrl_command(command, self.config_path, *flags)

@@ -1,0 +1,20 @@
+"""`agentrl eval`."""
+
+import asyncio
+from collections.abc import Sequence
+
+from agentrl.config.flags import canonical_name
+from agentrl.config.loading import parse_flags
+
+
+def main(argv: Sequence[str]) -> int:
+    """Score a checkpoint: the run's newest, unless another model is named on the command line."""
+    config = parse_flags(argv)
+    from agentrl.launcher.evaluate import newest_checkpoint, run_evaluation
+
+    flags = {canonical_name(word.partition("=")[0]) for word in argv if word.startswith("--")}
+    if "model_name_or_path" not in flags:
+        path = str(newest_checkpoint(config.run.output_path))
+        model = config.model.model_copy(update={"model_name_or_path": path})
+        config = config.model_copy(update={"model": model})
+    return asyncio.run(run_evaluation(config))

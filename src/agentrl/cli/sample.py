@@ -1,0 +1,15 @@
+"""`agentrl sample`."""
+
+from collections.abc import Sequence
+
+from agentrl.cli.uri import store_uri
+from agentrl.config.loading import parse_flags
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run one sampler process."""
+    config = parse_flags(argv)
+    store_uri(config)
+    from agentrl.sampler.process import run_sampler
+
+    return run_sampler(config)

@@ -1,0 +1,19 @@
+"""`agentrl serve`."""
+
+import asyncio
+from collections.abc import Sequence
+
+from agentrl.cli.uri import store_uri
+from agentrl.config.loading import parse_flags
+
+
+def main(argv: Sequence[str]) -> int:
+    """Keep an inference server."""
+    config = parse_flags(argv)
+    uri = store_uri(config)
+    from agentrl.observability.logs import setup_logging
+    from agentrl.server.process import run_server
+
+    setup_logging("serve")
+    asyncio.run(run_server(config, uri))
+    return 0

@@ -1,0 +1,97 @@
+"""`agentrl eval`: a checkpoint's score on held-out questions, from real rollouts, on one machine.
+
+The evaluation is a run of its own (`RUN_NAME-eval`), so that it never mixes with a training run's
+documents or weights.
+"""
+
+import asyncio
+import json
+from pathlib import Path
+
+from rich.console import Console
+
+from agentrl.config.loading import flat_values
+from agentrl.config.sections import RootConfig
+from agentrl.errors import ConfigError
+from agentrl.launcher.preflight import check_inputs
+from agentrl.launcher.run import until_interrupted
+from agentrl.launcher.stage import Stage
+from agentrl.rewards.factory import MCPScorerFactory
+from agentrl.rollout.datasets import eval_tasks
+from agentrl.schema import Run
+from agentrl.trainer.evaluation import evaluate
+
+
+def newest_checkpoint(output_path: Path) -> Path:
+    """Return the model directory of a run's newest checkpoint.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    found = sorted((output_path / "checkpoints").glob("[0-9]*/model/config.json"))
+    if not found:
+        raise ConfigError(
+            f"{output_path} holds no checkpoint; give --model_name_or_path, or train first"
+        )
+    return found[-1].parent
+
+
+async def run_evaluation(config: RootConfig) -> int:
+    """Start everything, have the questions played, print and write the score; return the status.
+
+    Raises:
+        AgentRLError: a mistake of the user (before anything starts), or a child that failed.
+    """
+    if config.data.eval_file is None:
+        raise ConfigError("an evaluation needs --eval_file")
+    await check_inputs(config)
+    console = Console()
+    output = config.run.output_path
+    name = f"{config.run.run_name}-eval"
+    section = config.run.model_copy(update={"run_name": name, "output_dir": output})
+    async with Stage(config.model_copy(update={"run": section}), role="eval") as stage:
+        status = await until_interrupted(_evaluate(console, stage, output / "eval.json"))
+        return 130 if status is None else status
+
+
+async def _evaluate(console: Console, stage: Stage, result_path: Path) -> int:
+    store = await stage.open_store()
+    config = stage.config
+    await store.ensure_schema()
+    await store.create_run(Run(name=config.run.run_name, config=flat_values(config)))
+    await stage.start_tool_server()
+    stage.write_config()
+    await stage.start_servers()
+    await stage.start_samplers()
+    tasks = eval_tasks(config.data, 0, MCPScorerFactory.names())
+    console.print(f"{len(tasks)} questions for {config.model.model_name_or_path}")
+    metrics = await stage.watch(
+        evaluate(
+            store,
+            tasks,
+            version=0,
+            reuse=False,
+            timeout_seconds=config.trainer.eval_timeout_seconds,
+            stop=asyncio.Event(),
+        )
+    )
+    assert metrics is not None, "nothing sets the stop event"
+    result = {
+        "model": config.model.model_name_or_path,
+        "eval_file": str(config.data.eval_file),
+        "reward_mean": metrics.reward_mean,
+        "num_tasks": metrics.num_tasks,
+        "num_generations": config.data.eval_num_generations,
+        "num_unscored": metrics.num_unscored,
+        "temperature": config.sampling.eval_temperature,
+        "seconds": metrics.seconds,
+    }
+    result_path.parent.mkdir(parents=True, exist_ok=True)
+    result_path.write_text(json.dumps(result, indent=2) + "\n")
+    console.print(
+        f"mean reward [bold]{metrics.reward_mean:.3f}[/] over {metrics.num_tasks} questions, "
+        f"{metrics.num_unscored} tries without a score, {metrics.seconds:.1f} s"
+    )
+    console.print(f"  result       {result_path}", highlight=False, soft_wrap=True)
+    console.print(f"  database     {store.uri_for_people()}", highlight=False, soft_wrap=True)
+    return 0

@@ -1,0 +1,114 @@
+"""`agentrl run`: a whole training run on one machine."""
+
+import asyncio
+import contextlib
+import signal
+import time
+from collections.abc import Coroutine
+from typing import Any
+
+from rich.console import Console
+
+from agentrl.config.sections import RootConfig
+from agentrl.errors import AgentRLError
+from agentrl.launcher.display import Display
+from agentrl.launcher.preflight import check_inputs, check_name_is_free
+from agentrl.launcher.report import print_places
+from agentrl.launcher.stage import Stage
+from agentrl.store import TrajectoryStore
+
+
+async def run_training(config: RootConfig) -> int:
+    """Start everything, show progress, end everything; return the exit status.
+
+    Ctrl-C and SIGTERM end the children and leave all data: the same command resumes the run.
+
+    Raises:
+        AgentRLError: a mistake of the user (before anything starts), or a child that failed.
+    """
+    await check_inputs(config)
+    console = Console()
+    started = time.monotonic()
+    async with Stage(config) as stage:
+        store = await stage.open_store()
+        if config.run.fresh:
+            await check_name_is_free(stage.config, store)
+        done = await _already_done(config, store)
+        if done is not None:
+            console.print(done)
+            print_places(console, stage.config, store)
+            return 0
+        status = await until_interrupted(_train(console, stage, store))
+        if status is None:
+            console.print(
+                f"interrupted after {time.monotonic() - started:.0f} s; "
+                "all data are kept, and the same command resumes the run"
+            )
+            return 130
+        console.print(f"finished in {time.monotonic() - started:.0f} s")
+        print_places(console, stage.config, store)
+        return 0
+
+
+async def _train(console: Console, stage: Stage, store: TrajectoryStore) -> int:
+    config = stage.config
+    console.print(f"run [bold]{config.run.run_name}[/]: database {store.uri_for_people()}")
+    if config.rollout.enable_sampling:
+        await stage.start_tool_server()
+        stage.write_config()
+        await stage.start_servers()
+        await stage.start_samplers()
+    else:
+        stage.write_config()
+    trainer = await stage.start_trainer()
+    console.print(f"logs in {config.run.logs_dir}/, the trainer's is {trainer.log_path}")
+    display = Display(
+        console,
+        store,
+        metrics_path=config.run.output_path / "metrics.jsonl",
+        max_steps=config.trainer.max_steps,
+    )
+    following = asyncio.create_task(display.follow())
+    try:
+        status = await stage.wait(trainer.name)
+        # One more look, so that the last step is shown.
+        await asyncio.sleep(0.6)
+    finally:
+        following.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await following
+    if status != 0:
+        raise AgentRLError(
+            f"the trainer failed (exit {status}); the end of {trainer.log_path} says: "
+            f"{trainer.log_tail(1)}"
+        )
+    return status
+
+
+async def until_interrupted(work: Coroutine[Any, Any, int]) -> int | None:
+    """Return the work's result, or None when SIGINT or SIGTERM came first."""
+    working = asyncio.create_task(work)
+    interrupted = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(signum, interrupted.set)
+    waiting = asyncio.create_task(interrupted.wait())
+    await asyncio.wait({working, waiting}, return_when=asyncio.FIRST_COMPLETED)
+    waiting.cancel()
+    if working.done():
+        return working.result()
+    working.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await working
+    return None
+
+
+async def _already_done(config: RootConfig, store: TrajectoryStore) -> str | None:
+    """Say that there is nothing left to do, if so."""
+    run = await store.get_run()
+    if run is None or run.status != "completed" or run.policy_version < config.trainer.max_steps:
+        return None
+    return (
+        f"run {run.name!r} is complete ({run.policy_version} steps); raise --max_steps to go on, "
+        "or choose another run name"
+    )
