@@ -86,8 +86,7 @@ async def _evaluate(console: Console, stage: Stage, result_path: Path) -> int:
         "temperature": config.sampling.eval_temperature,
         "seconds": metrics.seconds,
     }
-    result_path.parent.mkdir(parents=True, exist_ok=True)
-    result_path.write_text(json.dumps(result, indent=2) + "\n")
+    _write_result(result_path, result)
     console.print(
         f"mean reward [bold]{metrics.reward_mean:.3f}[/] over {metrics.num_tasks} questions, "
         f"{metrics.num_unscored} tries without a score, {metrics.seconds:.1f} s"
@@ -95,3 +94,8 @@ async def _evaluate(console: Console, stage: Stage, result_path: Path) -> int:
     console.print(f"  result       {result_path}", highlight=False, soft_wrap=True)
     console.print(f"  database     {store.uri_for_people()}", highlight=False, soft_wrap=True)
     return 0
+
+
+def _write_result(path: Path, result: dict[str, object]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(result, indent=2) + "\n")

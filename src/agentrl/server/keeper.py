@@ -10,6 +10,7 @@ import logging
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from agentrl.config.sections import InferenceSection, ModelSection, PublishSection
 from agentrl.errors import InferenceError, StoreError
@@ -129,9 +130,8 @@ class ServerKeeper:
         stopped = asyncio.create_task(stop.wait())
         try:
             caring = asyncio.create_task(self._care(client, child, start_seconds))
-            done, _ = await asyncio.wait(
-                {died, stopped, caring}, return_when=asyncio.FIRST_COMPLETED
-            )
+            events: set[asyncio.Future[Any]] = {died, stopped, caring}
+            done, _ = await asyncio.wait(events, return_when=asyncio.FIRST_COMPLETED)
             if caring in done:
                 caring.result()  # it only ever ends with an error
             caring.cancel()
