@@ -3,7 +3,7 @@
 import asyncio
 import functools
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -100,7 +100,8 @@ async def boundary(what: str, uri: str) -> AsyncIterator[None]:
 def operation(
     what: str, *, repeatable: bool = True
 ) -> Callable[
-    [Callable[Concatenate[D, P], Awaitable[R]]], Callable[Concatenate[D, P], Awaitable[R]]
+    [Callable[Concatenate[D, P], Coroutine[Any, Any, R]]],
+    Callable[Concatenate[D, P], Coroutine[Any, Any, R]],
 ]:
     """Make a method of the store an operation at the door.
 
@@ -113,8 +114,8 @@ def operation(
     """
 
     def decorate(
-        method: Callable[Concatenate[D, P], Awaitable[R]],
-    ) -> Callable[Concatenate[D, P], Awaitable[R]]:
+        method: Callable[Concatenate[D, P], Coroutine[Any, Any, R]],
+    ) -> Callable[Concatenate[D, P], Coroutine[Any, Any, R]]:
         @functools.wraps(method)
         async def wrapper(self: D, /, *args: P.args, **kwargs: P.kwargs) -> R:
             delays = RETRY_DELAYS_SECONDS if repeatable else ()
