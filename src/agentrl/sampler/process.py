@@ -1,0 +1,42 @@
+"""The sampler process: from its configuration to its exit status. Torch-free."""
+
+import asyncio
+from collections.abc import Collection
+
+from agentrl.config.sections import RootConfig, RolloutSection
+from agentrl.rewards import MCPScorerFactory
+from agentrl.rollout import SamplingScheduler
+from agentrl.sampler.scoring import RegisteredScoring
+from agentrl.schema import Split
+
+
+def run_sampler(config: RootConfig, split: Split | None = None) -> int:
+    """Sample until the run is over, nothing is left to do, or a signal ends it.
+
+    Args:
+        config: the process's configuration.
+        split: claim only slots of this split; None means any.
+
+    Returns:
+        The exit status: 0, or 130 when a second signal cut the drain short.
+
+    Raises:
+        ConfigError: a flag, file, model, tool server or scorer cannot be used.
+        StoreError: the store is unreachable.
+    """
+    return asyncio.run(_sample(config, split))
+
+
+def known_scorers(section: RolloutSection) -> Collection[str]:
+    """Return the names that questions may give in `scorer`, the user's own included.
+
+    Raises:
+        ConfigError: the user's scorer module is missing or fails on import.
+    """
+    RegisteredScoring.load(section)
+    return MCPScorerFactory.names()
+
+
+async def _sample(config: RootConfig, split: Split | None) -> int:
+    scoring = RegisteredScoring.load(config.rollout)
+    return await SamplingScheduler(config, split=split, scoring=scoring).run()

@@ -1,0 +1,125 @@
+"""What tests of rollouts share: a context over real clients, a run with one task, a fake scorer."""
+
+import json
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+from agentrl.config.sections import RolloutSection, SamplingSection
+from agentrl.errors import ScoringError
+from agentrl.inference.pool import ServerPool
+from agentrl.renderers.renderer import Renderer
+from agentrl.rollout import RolloutContext
+from agentrl.schema import InferenceService, MCPTask, Record, Run, Score
+from agentrl.store import TrajectoryStore
+from agentrl.tools import ToolsConfig, connect_tools, load_mcp_servers
+from support.scripted_engine import ScriptedEngine
+
+TOOL_SERVER = Path(__file__).with_name("tool_server.py")
+
+
+@contextmanager
+def run_tool_server(log_file: Path) -> Iterator[str]:
+    """Run the tool server as a process over streamable HTTP; yields its address."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, str(TOOL_SERVER), str(log_file), str(port)]
+    process = subprocess.Popen(command)
+    try:
+        deadline = time.monotonic() + 20
+        while True:
+            assert process.poll() is None, "the tool server ended"
+            assert time.monotonic() < deadline, "the tool server did not start"
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", port)) == 0:
+                    break
+            time.sleep(0.02)
+        yield f"http://127.0.0.1:{port}/mcp"
+    finally:
+        process.terminate()
+        process.wait(timeout=10)
+
+
+def tool_call(name: str, **arguments: Any) -> str:
+    """Return a tool call as the model would write it."""
+    call = json.dumps({"name": name, "arguments": arguments})
+    return f"<tool_call>\n{call}\n</tool_call>"
+
+
+class ExactScoring:
+    """Compares answers as text; `outages` scorings fail first."""
+
+    def __init__(self, outages: int = 0) -> None:
+        self.outages = outages
+        self.num_scored = 0
+
+    def extract_answer(self, text: str, schema: str) -> str | None:
+        _, opened, rest = text.rpartition(f"<{schema}>")
+        answer, closed, _ = rest.partition(f"</{schema}>")
+        return answer.strip() if opened and closed else None
+
+    async def score(self, task: MCPTask, answer: str) -> Score:
+        if self.outages > 0:
+            self.outages -= 1
+            raise ScoringError("the judge is away")
+        self.num_scored += 1
+        return Score(scorer="exact", value=float(answer == str(task.answer)))
+
+
+async def begin_run(store: TrajectoryStore, engine: ScriptedEngine, *tasks: MCPTask) -> None:
+    """Create the run, admit everything, register the engine and add the tasks."""
+    await store.create_run(Run(name="test", status="training", admitted_groups=1000))
+    await store.register_service(service(engine))
+    await store.add_tasks(tasks)
+
+
+def service(engine: ScriptedEngine) -> InferenceService:
+    """Return the engine's registration."""
+    return InferenceService(
+        id="engine", base_url=engine.base_url, backend="embedded", model_path="scripted"
+    )
+
+
+@asynccontextmanager
+async def open_play(
+    store: TrajectoryStore,
+    engine: ScriptedEngine,
+    tools: str | dict[str, Any],
+    *,
+    rollout: RolloutSection | None = None,
+    sampling: SamplingSection | None = None,
+    scoring: ExactScoring | None = None,
+    context_length: int | None = None,
+) -> AsyncIterator[RolloutContext]:
+    """Yield a context whose clients are real."""
+    renderer: Renderer = engine.renderer
+    config = ToolsConfig(servers=load_mcp_servers(tools), max_retries=0)
+    async with connect_tools(config) as toolbox, ServerPool() as servers:
+        servers.update([service(engine)])
+        yield RolloutContext(
+            store=store,
+            servers=servers,
+            renderer=renderer,
+            toolbox=toolbox,
+            scoring=scoring or ExactScoring(),
+            rollout=rollout or RolloutSection(max_turns=5),
+            sampling=sampling or SamplingSection(max_new_tokens=200),
+            context_length=context_length,
+        )
+
+
+async def claim(store: TrajectoryStore) -> tuple[Record, MCPTask]:
+    """Claim the next slot as a process called `tester`."""
+    claimed = await store.claim_record(
+        "tester", lease_seconds=30, admitted_groups=1000, max_attempts=3
+    )
+    assert claimed is not None
+    record, task = claimed
+    assert isinstance(task, MCPTask)
+    return record, task

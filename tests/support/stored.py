@@ -1,0 +1,133 @@
+"""Hand-made documents, and a store played by hand: what a sampler would have written."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from agentrl.schema import (
+    DispatchedSamplingTask,
+    MCPTask,
+    Message,
+    Record,
+    SamplingParams,
+    Score,
+    Split,
+    ToolCall,
+    VersionSpan,
+)
+from agentrl.store import TrajectoryStore
+
+SYSTEM = "You answer with the help of tools. " * 20
+TOOLS = (
+    {
+        "type": "function",
+        "function": {
+            "name": "lookup",
+            "description": "Looks a price up. " * 20,
+            "parameters": {"type": "object", "$defs": {}, "properties": {"q": {"type": "string"}}},
+        },
+    },
+)
+
+
+def make_task(
+    number: int, *, num_generations: int = 2, split: Split = "train", tag: str = ""
+) -> MCPTask:
+    """A task; evaluation tasks get negative orders."""
+    return MCPTask(
+        id=f"{split}/0/q{number}",
+        split=split,
+        order=number if split == "train" else number - 1000,
+        num_generations=num_generations,
+        query=f"What does item {number} cost?",
+        system_prompt=SYSTEM,
+        answer=number,
+        tag=tag,
+    )
+
+
+def make_turn(
+    record: Record,
+    index: int,
+    *,
+    version: int = 0,
+    num_added: int = 100,
+    num_output: int = 7,
+    text: str = "<answer>4</answer>",
+    tool_calls: Sequence[ToolCall] = (),
+    messages: Sequence[Message] | None = None,
+) -> DispatchedSamplingTask:
+    """A turn that extends the one before it in full."""
+    rng = np.random.default_rng(index)
+    root: tuple[Message, ...] = (
+        {"role": "system", "content": SYSTEM},
+        {"role": "user", "content": f"{record.task_id}?"},
+    )
+    return DispatchedSamplingTask(
+        id=f"{record.id}/{record.fence}/{index}",
+        record_id=record.id,
+        task_id=record.task_id,
+        attempt=record.attempt,
+        index=index,
+        parent=index - 1 if index else None,
+        shared_len=index * (num_added + num_output),
+        added_ids=rng.integers(0, 2**31 - 1, num_added),
+        output_ids=rng.integers(0, 2**31 - 1, num_output),
+        output_logprobs=-rng.random(num_output, dtype=np.float32),
+        version_spans=(VersionSpan(version=version, start=0, end=num_output),),
+        added_messages=tuple(messages) if messages is not None else (() if index else root),
+        tools=() if index else TOOLS,
+        output_text=text,
+        tool_calls=tuple(tool_calls),
+        finish_reason="stop",
+        sampling_params=SamplingParams(max_new_tokens=64),
+        server="http://127.0.0.1:1",
+    )
+
+
+async def claim(
+    store: TrajectoryStore,
+    owner: str = "sampler",
+    *,
+    lease_seconds: float = 60,
+    max_attempts: int = 3,
+) -> Record:
+    """Claim the next slot, which must be there."""
+    claimed = await store.claim_record(
+        owner, lease_seconds=lease_seconds, admitted_groups=1_000_000, max_attempts=max_attempts
+    )
+    assert claimed is not None
+    return claimed[0]
+
+
+async def play(
+    store: TrajectoryStore,
+    record: Record,
+    *,
+    score: float | None = 1.0,
+    num_turns: int = 1,
+    version: int = 0,
+) -> Record:
+    """Play a claimed slot to its end; without a score it stays finished."""
+    for index in range(num_turns):
+        await store.append_turn(make_turn(record, index, version=version), record.fence)
+    record = await store.finish_rollout(
+        record.id, record.fence, outcome="answered", final_answer="4", lease_seconds=60
+    )
+    if score is not None:
+        record = await store.set_score(record.id, record.fence, Score(scorer="exact", value=score))
+    return record
+
+
+async def fill(
+    store: TrajectoryStore, num_groups: int, *, num_generations: int = 2, num_turns: int = 1
+) -> list[str]:
+    """Push and play whole groups; returns the record ids by (order, traj_id)."""
+    await store.add_tasks(
+        make_task(number, num_generations=num_generations) for number in range(num_groups)
+    )
+    ids = []
+    for _ in range(num_groups * num_generations):
+        record = await play(store, await claim(store), num_turns=num_turns)
+        ids.append(record.id)
+    return ids

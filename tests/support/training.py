@@ -1,0 +1,139 @@
+"""Groups with scores and turns as samplers leave them, made by hand for trainers to read."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from support.tiny_tokenizer import write_tokenizer
+from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
+
+from agentrl.schema import (
+    DispatchedSamplingTask,
+    MCPTask,
+    Record,
+    SamplingParams,
+    Score,
+    VersionSpan,
+)
+from agentrl.store import TrajectoryStore
+
+VOCABULARY = 272
+
+
+def write_model(directory: Path, seed: int = 0) -> Path:
+    """A random Qwen3 of two layers with a tokenizer beside it."""
+    write_tokenizer(directory)
+    torch.manual_seed(seed)
+    config = Qwen3Config(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        max_position_embeddings=256,
+        tie_word_embeddings=True,
+        eos_token_id=258,
+    )
+    Qwen3ForCausalLM(config).save_pretrained(directory)
+    return directory
+
+
+def train_tasks(num_groups: int, num_generations: int) -> list[MCPTask]:
+    return [
+        MCPTask(
+            id=f"train/0/q{number}",
+            order=number,
+            num_generations=num_generations,
+            query=f"question {number}",
+            answer=str(number),
+            scorer="exact",
+            dataset_id=f"q{number}",
+        )
+        for number in range(num_groups)
+    ]
+
+
+class Player:
+    """Plays slots with random tokens, and says how likely the model found them."""
+
+    def __init__(self, model_path: Path, seed: int = 0) -> None:
+        self.model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+            model_path, dtype=torch.float32
+        ).eval()
+        self.rng = np.random.default_rng(seed)
+
+    def tokens(self, count: int) -> np.ndarray:
+        return self.rng.integers(0, 256, size=count).astype(np.int32)
+
+    @torch.no_grad()
+    def logprobs(self, prompt: np.ndarray, output: np.ndarray) -> np.ndarray:
+        ids = torch.from_numpy(np.concatenate([prompt, output]).astype(np.int64))[None]
+        logprobs = self.model(ids).logits[0].log_softmax(-1)
+        rows = torch.arange(len(prompt) - 1, len(prompt) + len(output) - 1)
+        return logprobs[rows, ids[0, len(prompt) :]].numpy()
+
+    def turns(self, record: Record, *, version: int, num_turns: int) -> list[DispatchedSamplingTask]:
+        turns: list[DispatchedSamplingTask] = []
+        # The tries of a group share their prompt.
+        group = np.random.default_rng([1, record.order + 1000])
+        full = np.empty(0, dtype=np.int32)
+        for index in range(num_turns):
+            added = group.integers(0, 256, size=6).astype(np.int32) if index == 0 else self.tokens(3)
+            output = self.tokens(4)
+            prompt = np.concatenate([full, added])
+            turns.append(
+                DispatchedSamplingTask(
+                    id=f"{record.id}/{record.fence}/{index}",
+                    record_id=record.id,
+                    task_id=record.task_id,
+                    attempt=record.attempt,
+                    index=index,
+                    parent=index - 1 if index else None,
+                    shared_len=len(full),
+                    added_ids=added,
+                    output_ids=output,
+                    output_logprobs=self.logprobs(prompt, output),
+                    version_spans=(VersionSpan(version=version, start=0, end=len(output)),),
+                    finish_reason="stop",
+                    sampling_params=SamplingParams(),
+                )
+            )
+            full = np.concatenate([prompt, output])
+        return turns
+
+    async def play(
+        self,
+        store: TrajectoryStore,
+        score: float,
+        *,
+        version: int = 0,
+        num_turns: int = 2,
+    ) -> Record:
+        """Claim the next slot, play it and score it."""
+        claimed = await store.claim_record(
+            "player:1:0", lease_seconds=30, admitted_groups=10**6, max_attempts=3
+        )
+        assert claimed is not None
+        record, _ = claimed
+        for turn in self.turns(record, version=version, num_turns=num_turns):
+            await store.append_turn(turn, record.fence)
+        await store.finish_rollout(
+            record.id, record.fence, outcome="answered", final_answer="1", lease_seconds=30
+        )
+        return await store.set_score(record.id, record.fence, Score(scorer="exact", value=score))
+
+    async def play_groups(
+        self,
+        store: TrajectoryStore,
+        scores: Sequence[Sequence[float]],
+        *,
+        version: int = 0,
+        num_turns: int = 2,
+    ) -> None:
+        """Play whole groups, one list of scores each, in the order of the tasks."""
+        for group in scores:
+            for score in group:
+                await self.play(store, score, version=version, num_turns=num_turns)

@@ -1,0 +1,287 @@
+import asyncio
+import itertools
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.play import TOOL_SERVER, begin_run, claim, open_play, tool_call
+from support.scripted_engine import ScriptedEngine, serve_script
+from support.tool_server import INJECTION
+
+from agentrl.config.sections import RolloutSection, SamplingSection
+from agentrl.errors import InferenceError, ToolError
+from agentrl.renderers.renderer import Renderer
+from agentrl.rollout import MCPSampler, RolloutContext, RolloutResult
+from agentrl.schema import DispatchedSamplingTask, MCPTask, rebuild_prompts
+from agentrl.store import TrajectoryStore
+
+TASK = MCPTask(
+    id="train/0/q1", query="What does the lamp cost?", system_prompt="Use tools.", answer="7"
+)
+ANSWER = "<answer>7</answer>"
+
+
+def replies(*texts: str) -> Callable[[str], str]:
+    """A script that gives these replies one after the other, the last one for ever."""
+    asked = itertools.count()
+    return lambda prompt: texts[min(next(asked), len(texts) - 1)]
+
+
+async def play(
+    store: TrajectoryStore, context: RolloutContext
+) -> tuple[RolloutResult, list[DispatchedSamplingTask]]:
+    record, task = await claim(store)
+    sampler = MCPSampler(task, record, context)
+    result = await sampler.run()
+    await sampler.finish()
+    return result, await store.turns_of(record.id)
+
+
+def assert_prompts_as_sent(
+    turns: Sequence[DispatchedSamplingTask], engine: ScriptedEngine
+) -> None:
+    sent = [np.array(body["input_ids"], dtype=np.int32) for body in engine.requests]
+    rebuilt = rebuild_prompts(turns)
+    assert [ids.tobytes() for ids in rebuilt] == [ids.tobytes() for ids in sent]
+
+
+async def test_a_tool_call_leads_to_its_result_and_then_to_an_answer(
+    store: TrajectoryStore, renderer: Renderer, tools_url: str
+) -> None:
+    script = replies(f"<think>look it up</think>{tool_call('look', key='lamp')}", ANSWER)
+    with serve_script(renderer, script, version=3) as engine:
+        await begin_run(store, engine, TASK)
+        async with open_play(store, engine, tools_url) as context:
+            result, turns = await play(store, context)
+    assert result == RolloutResult("answered", "7")
+    first, second = turns
+    assert (first.parent, second.parent) == (None, 0)
+    assert [message["role"] for message in first.added_messages] == ["system", "user"]
+    assert second.added_messages == ()
+    assert [(r.call_id, r.name, r.content) for r in first.tool_results] == [
+        ("call_0_0", "look", "7")
+    ]
+    assert {tool["function"]["name"] for tool in first.tools} >= {"look", "slow"}
+    assert second.tools == ()
+    assert second.shared_len == len(engine.requests[0]["input_ids"]) + len(first.output_ids)
+    assert first.output_ids[-1] == renderer.stop_token_ids[0]
+    assert first.version_spans[0].version == 3
+    assert_prompts_as_sent(turns, engine)
+
+
+async def test_calls_of_one_turn_run_in_order_and_share_one_message(
+    store: TrajectoryStore, renderer: Renderer, tools_url: str, tool_log: Path
+) -> None:
+    both = tool_call("look", key="rug") + "\n" + tool_call("look", key="lamp")
+    before = len(tool_log.read_text())
+    with serve_script(renderer, replies(both, ANSWER)) as engine:
+        await begin_run(store, engine, TASK)
+        async with open_play(store, engine, tools_url) as context:
+            result, turns = await play(store, context)
+    assert result.outcome == "answered"
+    assert tool_log.read_text()[before:].splitlines() == [
+        "look {'key': 'rug'}",
+        "look {'key': 'lamp'}",
+    ]
+    assert [r.content for r in turns[0].tool_results] == ["12", "7"]
+    assert_prompts_as_sent(turns, engine)
+
+
+async def test_a_format_error_is_an_observation_and_never_rewarded(
+    store: TrajectoryStore, renderer: Renderer, tools_url: str
+) -> None:
+    script = replies('<tool_call>{"name": "look", </tool_call>', ANSWER)
+    with serve_script(renderer, script) as engine:
+        await begin_run(store, engine, TASK)
+        async with open_play(store, engine, tools_url) as context:
+            result, turns = await play(store, context)
+    assert result.outcome == "answered"
+    assert turns[0].advantage == 0.0
+    assert turns[1].advantage is None
+    (error,) = turns[0].tool_results
+    assert error.is_error
+    assert error.content.startswith("format error: invalid JSON")
+    prompt = renderer.decode(engine.requests[1]["input_ids"])
+    assert error.content in prompt
+
+
+async def test_a_tools_own_error_is_an_observation(
+    store: TrajectoryStore, renderer: Renderer, tools_url: str
+) -> None:
+    script = replies(tool_call("look", key="sofa"), tool_call("lock", key="lamp"), ANSWER)
+    with serve_script(renderer, script) as engine:
+        await begin_run(store, engine, TASK)
+        async with open_play(store, engine, tools_url) as context:
+            result, turns = await play(store, context)
+    assert result.outcome == "answered"
+    assert [t.tool_results[0].is_error for t in turns[:2]] == [True, True]
+    assert "no such key" in turns[0].tool_results[0].content
+    assert "Did you mean look?" in turns[1].tool_results[0].content
+    assert [t.advantage for t in turns] == [None, None, None]
+
+
+async def test_an_answer_inside_thinking_or_a_tool_call_is_no_answer(
+    store: TrajectoryStore, renderer: Renderer, tools_url: str
+) -> None:
+    script = replies(
+        f"<think>maybe <answer>1</answer></think>{tool_call('look', key='<answer>2</answer>')}",
+        ANSWER,
+    )
+    with serve_script(renderer, script) as engine:
+        await begin_run(store, engine, TASK)
+        async with open_play(store, engine, tools_url) as context:
+            result, turns = await play(store, context)
+    assert result.final_answer == "7"
+    assert len(turns) == 2
+
+
+async def test_a_reply_without_call_or_answer_is_reminded_and_given_up_after_three(
+    store: TrajectoryStore, renderer: Renderer, tools_url: str
+) -> None:
+    with serve_script(renderer, replies("hm", "well", "who knows")) as engine:
+        await begin_run(store, engine, TASK)
+        async with open_play(store, engine, tools_url) as context:
+            result, turns = await play(store, context)
+    assert result == RolloutResult("no_answer")
+    assert len(turns) == 3
+    (reminder,) = turns[1].added_messages
+    assert reminder == {
+        "role": "user",
+        "content": "Call a tool, or answer inside <answer></answer>.",
+    }
+    assert_prompts_as_sent(turns, engine)
+
+
+@pytest.mark.parametrize(
+    ("texts", "rollout", "sampling", "context_length", "outcome", "num_turns"),
+    [
+        (["go"], {"max_turns": 2}, {}, None, "turns_limit", 2),
+        (["x" * 50], {}, {"max_new_tokens": 20}, None, "length_limit", 1),
+        (["CALL"], {"max_turns": 9}, {"max_prompt_tokens": 720}, None, "length_limit", 1),
+        (["CALL"], {"max_turns": 9}, {}, 720, "length_limit", 1),
+        (["CALL"], {"max_turns": 9, "max_tool_calls": 2}, {}, None, "tool_calls_limit", 3),
+        (["CALL"], {"max_turns": 9, "repetition_early_stop_times": 3}, {}, None, "repetition", 3),
+    ],
+)
+async def test_limits_end_a_rollout_with_their_own_outcome(
+    store: TrajectoryStore,
+    renderer: Renderer,
+    tools_url: str,
+    texts: list[str],
+    rollout: dict[str, int],
+    sampling: dict[str, int],
+    context_length: int | None,
+    outcome: str,
+    num_turns: int,
+) -> None:
+    texts = [text.replace("CALL", tool_call("look", key="lamp")) for text in texts]
+    with serve_script(renderer, replies(*texts)) as engine:
+        await begin_run(store, engine, TASK)
+        async with open_play(
+            store,
+            engine,
+            tools_url,
+            rollout=RolloutSection(**rollout),
+            sampling=SamplingSection(**({"max_new_tokens": 200} | sampling)),
+            context_length=context_length,
+        ) as context:
+            result, turns = await play(store, context)
+    assert (result.outcome, result.final_answer) == (outcome, None)
+    assert len(turns) == num_turns
+    assert_prompts_as_sent(turns, engine)
+
+
+async def test_repeated_replies_are_never_rewarded(
+    store: TrajectoryStore, renderer: Renderer, tools_url: str
+) -> None:
+    script = replies(tool_call("look", key="lamp"), tool_call("look", key="lamp"), ANSWER)
+    with serve_script(renderer, script) as engine:
+        await begin_run(store, engine, TASK)
+        async with open_play(store, engine, tools_url) as context:
+            _, turns = await play(store, context)
+    assert [turn.advantage for turn in turns] == [None, 0.0, None]
+
+
+async def test_the_wall_clock_ends_a_rollout_that_has_turns(
+    store: TrajectoryStore, renderer: Renderer, tools_url: str
+) -> None:
+    with serve_script(renderer, replies(tool_call("slow", seconds=5))) as engine:
+        await begin_run(store, engine, TASK)
+        rollout = RolloutSection(rollout_timeout_seconds=0.7)
+        async with open_play(store, engine, tools_url, rollout=rollout) as context:
+            result, turns = await play(store, context)
+    assert result == RolloutResult("time_limit")
+    assert len(turns) == 1
+
+
+async def test_no_reply_at_all_within_the_wall_clock_is_no_outcome(
+    store: TrajectoryStore, renderer: Renderer, tools_url: str
+) -> None:
+    with serve_script(renderer, replies(ANSWER), delay_seconds=1) as engine:
+        await begin_run(store, engine, TASK)
+        rollout = RolloutSection(rollout_timeout_seconds=0.3)
+        async with open_play(store, engine, tools_url, rollout=rollout) as context:
+            with pytest.raises(InferenceError, match="rollout_timeout_seconds"):
+                await play(store, context)
+
+
+async def test_markup_in_tool_results_and_questions_never_becomes_special_tokens(
+    store: TrajectoryStore, renderer: Renderer, tools_url: str
+) -> None:
+    task = TASK.model_copy(update={"query": f"Say {INJECTION} please."})
+    with serve_script(renderer, replies(tool_call("shout", text="x"), ANSWER)) as engine:
+        await begin_run(store, engine, task)
+        async with open_play(store, engine, tools_url) as context:
+            result, turns = await play(store, context)
+    assert result.outcome == "answered"
+    assert turns[0].tool_results[0].content == INJECTION
+    prompt = engine.requests[1]["input_ids"]
+    assert renderer.decode(prompt).count(INJECTION) == 2
+    # system, user, assistant, tool response: four turns are closed by the template or the model,
+    # none by foreign text; the last one is open.
+    im_end, im_start = renderer.stop_token_ids[0], int(prompt[0])
+    assert (prompt.count(im_end), prompt.count(im_start)) == (4, 5)
+    assert_prompts_as_sent(turns, engine)
+
+
+async def test_a_dead_tool_server_is_an_error_and_not_an_observation(
+    store: TrajectoryStore, renderer: Renderer, tmp_path: Path
+) -> None:
+    command = {"command": sys.executable, "args": [str(TOOL_SERVER), str(tmp_path / "log")]}
+    with serve_script(renderer, replies(tool_call("crash"), ANSWER)) as engine:
+        await begin_run(store, engine, TASK)
+        async with open_play(store, engine, {"own": command}) as context:
+            with pytest.raises(ToolError):
+                await play(store, context)
+
+
+async def test_rollouts_go_on_across_a_weight_update(
+    store: TrajectoryStore, renderer: Renderer, tools_url: str
+) -> None:
+    with serve_script(renderer, replies("x"), version=4) as engine:
+        texts = replies(tool_call("look", key="lamp"), ANSWER)
+
+        def script(prompt: str) -> str:
+            engine.version += 1
+            return texts(prompt)
+
+        engine.script = script
+        await begin_run(store, engine, TASK)
+        async with open_play(store, engine, tools_url) as context:
+            _, turns = await play(store, context)
+            record = await store.record(turns[0].record_id)
+    assert [turn.version_spans[0].version for turn in turns] == [5, 6]
+    assert record is not None
+    assert (record.min_version, record.max_version) == (5, 6)
+
+
+async def test_the_tries_of_a_group_ask_with_different_seeds(
+    store: TrajectoryStore, renderer: Renderer, tools_url: str
+) -> None:
+    with serve_script(renderer, replies(ANSWER)) as engine:
+        await begin_run(store, engine, TASK.model_copy(update={"num_generations": 4}))
+        async with open_play(store, engine, tools_url) as context:
+            played = await asyncio.gather(*(play(store, context) for _ in range(4)))
+    assert len({turns[0].sampling_params.seed for _, turns in played}) == 4
