@@ -122,15 +122,16 @@ class EmbeddedMongo:
         if live is not None:
             raise StoreError(f"{self.data_dir} is in use by the mongod at {live}")
         self.port = _free_port(self._wanted_port)
-        self._process = subprocess.Popen(
-            [str(binary), *self._arguments()],
-            stdin=subprocess.DEVNULL,
-            stdout=(self.data_dir / "mongod.out").open("wb"),
-            stderr=subprocess.STDOUT,
-            # A session of its own: Ctrl-C in the terminal must not end it before its clients.
-            start_new_session=True,
-            preexec_fn=_end_with_parent(),
-        )
+        with (self.data_dir / "mongod.out").open("wb") as output:
+            self._process = subprocess.Popen(
+                [str(binary), *self._arguments()],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                # A session of its own: Ctrl-C in the terminal must not end it before its clients.
+                start_new_session=True,
+                preexec_fn=_end_with_parent(),
+            )
         try:
             self._wait_until_writable()
         except BaseException:
