@@ -10,15 +10,16 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
+from agentrl.inference.pool import ServerPool
+from support.scripted_engine import ScriptedEngine
+
 from agentrl.config.sections import RolloutSection, SamplingSection
 from agentrl.errors import ScoringError
-from agentrl.inference.pool import ServerPool
 from agentrl.renderers.renderer import Renderer
 from agentrl.rollout import RolloutContext
 from agentrl.schema import InferenceService, MCPTask, Record, Run, Score
 from agentrl.store import TrajectoryStore
 from agentrl.tools import ToolsConfig, connect_tools, load_mcp_servers
-from support.scripted_engine import ScriptedEngine
 
 TOOL_SERVER = Path(__file__).with_name("tool_server.py")
 

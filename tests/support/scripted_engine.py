@@ -99,15 +99,16 @@ def serve_script(renderer: Renderer, script: Script, **options: Any) -> Iterator
             Route("/v1/loads", engine.loads),
         ]
     )
-    config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error", lifespan="off")
+    config = uvicorn.Config(
+        app, host="127.0.0.1", port=0, log_level="error", timeout_graceful_shutdown=1
+    )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     deadline = time.monotonic() + 10
     while not server.started:
-        assert thread.is_alive() and time.monotonic() < deadline, (
-            "the scripted engine did not start"
-        )
+        assert thread.is_alive(), "the scripted engine ended"
+        assert time.monotonic() < deadline, "the scripted engine did not start"
         time.sleep(0.005)
     host, port = server.servers[0].sockets[0].getsockname()[:2]
     engine.base_url = f"http://{host}:{port}"

@@ -75,13 +75,17 @@ class Player:
         rows = torch.arange(len(prompt) - 1, len(prompt) + len(output) - 1)
         return logprobs[rows, ids[0, len(prompt) :]].numpy()
 
-    def turns(self, record: Record, *, version: int, num_turns: int) -> list[DispatchedSamplingTask]:
+    def turns(
+        self, record: Record, *, version: int, num_turns: int
+    ) -> list[DispatchedSamplingTask]:
         turns: list[DispatchedSamplingTask] = []
         # The tries of a group share their prompt.
         group = np.random.default_rng([1, record.order + 1000])
         full = np.empty(0, dtype=np.int32)
         for index in range(num_turns):
-            added = group.integers(0, 256, size=6).astype(np.int32) if index == 0 else self.tokens(3)
+            added = (
+                group.integers(0, 256, size=6).astype(np.int32) if index == 0 else self.tokens(3)
+            )
             output = self.tokens(4)
             prompt = np.concatenate([full, added])
             turns.append(

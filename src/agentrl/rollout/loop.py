@@ -6,7 +6,7 @@ import os
 import random
 import socket
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
 
@@ -46,7 +46,7 @@ class LoopTimes:
 class _Waiting:
     """Books the time in which there was nothing to do, by reason."""
 
-    seconds: Counter[str] = field(default_factory=Counter)
+    seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     reason: WaitReason | None = None
     _since: float = field(default_factory=time.monotonic)
     _said_at: float = float("-inf")

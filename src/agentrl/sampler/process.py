@@ -1,10 +1,8 @@
 """The sampler process: from its configuration to its exit status. Torch-free."""
 
 import asyncio
-from collections.abc import Collection
 
-from agentrl.config.sections import RootConfig, RolloutSection
-from agentrl.rewards import MCPScorerFactory
+from agentrl.config.sections import RootConfig
 from agentrl.rollout import SamplingScheduler
 from agentrl.sampler.scoring import RegisteredScoring
 from agentrl.schema import Split
@@ -25,16 +23,6 @@ def run_sampler(config: RootConfig, split: Split | None = None) -> int:
         StoreError: the store is unreachable.
     """
     return asyncio.run(_sample(config, split))
-
-
-def known_scorers(section: RolloutSection) -> Collection[str]:
-    """Return the names that questions may give in `scorer`, the user's own included.
-
-    Raises:
-        ConfigError: the user's scorer module is missing or fails on import.
-    """
-    RegisteredScoring.load(section)
-    return MCPScorerFactory.names()
 
 
 async def _sample(config: RootConfig, split: Split | None) -> int:

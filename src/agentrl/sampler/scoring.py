@@ -6,7 +6,6 @@ from agentrl.rewards import (
     GroundTruth,
     MCPScorerFactory,
     extract_answer,
-    load_agent_config,
     load_scorer_module,
 )
 from agentrl.schema import MCPTask, Score
@@ -28,7 +27,7 @@ class RegisteredScoring:
         if section.scorer_module is not None:
             load_scorer_module(section.scorer_module)
         path = section.agent_config_path
-        return cls(None if path is None else load_agent_config(path))
+        return cls(None if path is None else AgentConfig.load(path))
 
     def extract_answer(self, text: str, schema: str) -> str | None:
         """Return the final answer that the text gives, or None."""

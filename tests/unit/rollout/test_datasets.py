@@ -115,7 +115,9 @@ def test_a_repeated_id_names_both_lines(tmp_path: Path) -> None:
 
 def test_an_unknown_scorer_is_refused_before_sampling(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "d.jsonl", {"q": "A", "scorer": "exakt"})
-    with pytest.raises(DatasetError, match=r"line 1: unknown scorer 'exakt' \(known: exact, math\)"):
+    with pytest.raises(
+        DatasetError, match=r"line 1: unknown scorer 'exakt' \(known: exact, math\)"
+    ):
         load_questions(path, DEFAULTS, {"exact", "math"})
 
 

@@ -39,9 +39,7 @@ async def play(
     return result, await store.turns_of(record.id)
 
 
-def assert_prompts_as_sent(
-    turns: Sequence[DispatchedSamplingTask], engine: ScriptedEngine
-) -> None:
+def assert_prompts_as_sent(turns: Sequence[DispatchedSamplingTask], engine: ScriptedEngine) -> None:
     sent = [np.array(body["input_ids"], dtype=np.int32) for body in engine.requests]
     rebuilt = rebuild_prompts(turns)
     assert [ids.tobytes() for ids in rebuilt] == [ids.tobytes() for ids in sent]
