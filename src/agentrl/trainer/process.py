@@ -8,11 +8,12 @@ import asyncio
 import logging
 import os
 import signal
-from contextlib import AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from transformers.utils.logging import disable_progress_bar
 
 from agentrl.algorithms.losses import checked_kind
 from agentrl.config.checks import groups_per_step
@@ -55,12 +56,13 @@ def train(config: RootConfig) -> TrainResult | None:
         TrainingError: losses or gradients stay non-finite.
     """
     setup_logging(f"trainer-{os.environ.get('RANK', '0')}")
-    _check(config)
     if config.trainer.trainer_threads is not None:
         torch.set_num_threads(config.trainer.trainer_threads)
+    # A bar for every published version would fill the log.
+    disable_progress_bar()
     with joined_ranks() as ranks:
         if ranks.is_main:
-            return asyncio.run(_lead(config, ranks))
+            return asyncio.run(_lead_until_signalled(config, ranks))
         _follow(config, ranks)
         return None
 
@@ -72,17 +74,22 @@ class _Start:
     model_path: Path | None
 
 
-async def _lead(config: RootConfig, ranks: Ranks) -> TrainResult:
+async def _lead_until_signalled(config: RootConfig, ranks: Ranks) -> TrainResult:
+    return await lead(config, ranks, stop=_stop_on_signals())
+
+
+async def lead(config: RootConfig, ranks: Ranks, *, stop: asyncio.Event) -> TrainResult:
+    """Do what `train` does on rank 0, inside a running event loop.
+
+    Args:
+        config: the resolved configuration.
+        ranks: this process, rank 0.
+        stop: setting it ends the run after the current step, with a checkpoint.
+    """
     async with AsyncExitStack() as stack:
         try:
-            stop = _stop_on_signals()
-            uri = config.store.db_connection_string
-            assert uri is not None
-            store = await stack.enter_async_context(
-                TrajectoryStore.connect(
-                    uri.get_secret_value(), _database(uri.get_secret_value(), config)
-                )
-            )
+            _check(config)
+            store = await stack.enter_async_context(_connect(config))
             checkpoint = await _open_run(store, config, ranks)
             await stack.enter_async_context(
                 trainer_lease(
@@ -187,17 +194,19 @@ def _optimizer_state(config: RootConfig, checkpoint: Checkpoint | None) -> dict[
     return checkpoint.optimizer_state()
 
 
-def _database(uri: str, config: RootConfig) -> str | None:
-    """Return the run's name as the database, unless the URI names one."""
-    path = uri.partition("://")[2].partition("/")[2].partition("?")[0]
-    return None if path else config.run.run_name
-
-
-def _check(config: RootConfig) -> None:
-    if config.store.db_connection_string is None:
+def _connect(config: RootConfig) -> AbstractAsyncContextManager[TrajectoryStore]:
+    """Open the run's database: the one that the URI names, else the one of the run's name."""
+    secret = config.store.db_connection_string
+    if secret is None:
         raise ConfigError(
             "no database: give --db_connection_string or MONGODB_URI (agentrl run starts one)"
         )
+    uri = secret.get_secret_value()
+    names_database = bool(uri.partition("://")[2].partition("/")[2].partition("?")[0])
+    return TrajectoryStore.connect(uri, None if names_database else config.run.run_name)
+
+
+def _check(config: RootConfig) -> None:
     parse_optim_args(config.trainer.optim_args)
     checked_kind(config.algorithm.loss_calculator)
 
