@@ -1,0 +1,254 @@
+"""Client of one inference server: SGLang's native HTTP, as the embedded engine speaks it too."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Literal, Self
+
+import httpx
+
+from agentrl.errors import InferenceError
+from agentrl.inference.messages import (
+    GenerateRequest,
+    GenerateResult,
+    parse_result,
+    policy_version,
+)
+
+__all__ = ["GenerateRequest", "GenerateResult", "Load", "ModelInfo", "SGLangClient"]
+
+# Servers close idle connections after 5 s; reusing one at that moment fails.
+_KEEPALIVE_SECONDS = 3.0
+_CONNECT_SECONDS = 5.0
+_CONTROL_SECONDS = 300.0
+
+
+class ServerRefused(InferenceError):
+    """The server answered with an error.
+
+    Attributes:
+        status: HTTP status.
+    """
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """What a server says about its model."""
+
+    model_path: str
+    weight_version: int
+    """Policy version; labels that are no number are version 0."""
+
+
+@dataclass(frozen=True)
+class Load:
+    """How busy a server is."""
+
+    num_running: int
+    num_waiting: int
+    num_used_tokens: int
+    max_total_num_tokens: int
+
+
+class SGLangClient:
+    """Async context manager around one server's routes.
+
+    Every failure is an `InferenceError` that names the address; answers with an error status are
+    `ServerRefused`.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        api_key: str | None = None,
+        admin_key: str | None = None,
+        generate_timeout_seconds: float | None = None,
+    ) -> None:
+        """Prepare a client.
+
+        Args:
+            base_url: for example `http://127.0.0.1:30000`.
+            api_key: bearer key of the data routes.
+            admin_key: bearer key of the control routes; the API key when not given.
+            generate_timeout_seconds: longest wait for a generation; None waits as long as the
+                connection lives, since a paused server holds requests open.
+        """
+        self.base_url = base_url.rstrip("/")
+        self._data_headers = _bearer(api_key)
+        self._control_headers = _bearer(admin_key or api_key)
+        self._generate_timeout = httpx.Timeout(generate_timeout_seconds, connect=_CONNECT_SECONDS)
+        self._http = httpx.AsyncClient(
+            base_url=self.base_url,
+            timeout=httpx.Timeout(_CONTROL_SECONDS, connect=_CONNECT_SECONDS),
+            limits=httpx.Limits(max_connections=None, keepalive_expiry=_KEEPALIVE_SECONDS),
+            trust_env=False,
+        )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._http.aclose()
+
+    async def generate(self, request: GenerateRequest) -> GenerateResult:
+        """Sample a continuation; blocks while the server is paused.
+
+        Cancelling the call aborts the generation on the server.
+        """
+        response = await self._send(
+            "POST",
+            "/generate",
+            request.to_wire(),
+            headers=self._data_headers,
+            timeout=self._generate_timeout,
+        )
+        return parse_result(_json(response, self.base_url), server=self.base_url)
+
+    async def pause(self, mode: Literal["abort", "retract", "in_place"]) -> None:
+        """Hold all generations."""
+        await self._control("/pause_generation", {"mode": mode})
+
+    async def continue_(self) -> None:
+        """Let generations go on."""
+        await self._control("/continue_generation", {})
+
+    async def update_weights_from_disk(
+        self, path: str, *, weight_version: str, flush_cache: bool = True
+    ) -> None:
+        """Load weights from a Hugging Face directory that the server can read."""
+        await self._control(
+            "/update_weights_from_disk",
+            {
+                "model_path": path,
+                "load_format": "auto",
+                "weight_version": weight_version,
+                "flush_cache": flush_cache,
+                "abort_all_requests": False,
+            },
+        )
+
+    async def update_weight_version(self, version: str) -> None:
+        """Change the label of the weights, nothing else."""
+        await self._control(
+            "/update_weight_version", {"new_version": version, "abort_all_requests": False}
+        )
+
+    async def flush_cache(self) -> None:
+        """Forget all cached prefixes."""
+        await self._control("/flush_cache", {})
+
+    async def abort(self, rid: str | None = None) -> None:
+        """Cut one generation, or all of them when no id is given."""
+        await self._control("/abort_request", {"rid": rid} if rid else {"abort_all": True})
+
+    async def health(self) -> bool:
+        """Return whether the server is there and ready."""
+        try:
+            response = await self._http.get("/health", timeout=30.0)
+        except httpx.HTTPError:
+            return False
+        return response.status_code == 200
+
+    async def model_info(self) -> ModelInfo:
+        """Return what the server says about its model."""
+        info = await self._get("/model_info")
+        return ModelInfo(
+            model_path=str(info.get("model_path", "")),
+            weight_version=policy_version(info.get("weight_version")),
+        )
+
+    async def server_info(self) -> Mapping[str, Any]:
+        """Return the server's arguments and state."""
+        return await self._get("/server_info")
+
+    async def loads(self) -> Load:
+        """Return how busy the server is, over all of its data-parallel workers."""
+        loads = (await self._get("/v1/loads?include=core")).get("loads") or []
+        return Load(
+            num_running=sum(int(load.get("num_running_reqs") or 0) for load in loads),
+            num_waiting=sum(int(load.get("num_waiting_reqs") or 0) for load in loads),
+            num_used_tokens=sum(int(load.get("num_used_tokens") or 0) for load in loads),
+            max_total_num_tokens=sum(int(load.get("max_total_num_tokens") or 0) for load in loads),
+        )
+
+    async def _control(self, path: str, body: Mapping[str, Any]) -> None:
+        await self._send("POST", path, body, headers=self._control_headers)
+
+    async def _get(self, path: str) -> Mapping[str, Any]:
+        response = await self._send("GET", path, None, headers=self._data_headers)
+        body = _json(response, self.base_url)
+        if not isinstance(body, dict):
+            raise InferenceError(f"{self.base_url}{path}: expected a JSON object")
+        return body
+
+    async def _send(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None,
+        *,
+        headers: Mapping[str, str],
+        timeout: httpx.Timeout | None = None,
+    ) -> httpx.Response:
+        arguments: dict[str, Any] = {"headers": dict(headers)}
+        if body is not None:
+            arguments["json"] = body
+        if timeout is not None:
+            arguments["timeout"] = timeout
+        try:
+            response = await self._http.request(method, path, **arguments)
+        except httpx.TimeoutException as error:
+            raise InferenceError(
+                f"{self.base_url}{path} did not answer in time ({type(error).__name__})"
+            ) from error
+        except httpx.HTTPError as error:
+            raise InferenceError(
+                f"{self.base_url}{path} cannot be reached ({type(error).__name__}); "
+                "check that the server runs there"
+            ) from error
+        if response.status_code >= 400:
+            raise ServerRefused(
+                f"{self.base_url}{path} answered {response.status_code}: {error_text(response)}",
+                response.status_code,
+            )
+        return response
+
+
+def error_text(response: httpx.Response) -> str:
+    """Return the message of an error answer, whichever of SGLang's shapes it has."""
+    try:
+        body = response.json()
+    except ValueError:
+        return " ".join(response.text.split())[:300] or response.reason_phrase
+    if isinstance(body, dict):
+        error = body.get("error", body.get("message", body.get("detail")))
+        if isinstance(error, dict):
+            error = error.get("message")
+        if error is not None:
+            return " ".join(str(error).split())[:300]
+    return " ".join(str(body).split())[:300]
+
+
+def _json(response: httpx.Response, base_url: str) -> Any:
+    try:
+        return response.json()
+    except ValueError as error:
+        raise InferenceError(f"{base_url} answered with something that is not JSON") from error
+
+
+def _bearer(key: str | None) -> dict[str, str]:
+    return {} if key is None else {"Authorization": f"Bearer {key}"}

@@ -1,0 +1,172 @@
+"""Which server gets which generation: least loaded, and the same one for all turns of a Record."""
+
+import asyncio
+import logging
+from collections import Counter, OrderedDict
+from collections.abc import Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+
+from agentrl.errors import InferenceError, NoServerAvailable
+from agentrl.inference.client import ServerRefused, SGLangClient
+from agentrl.inference.messages import GenerateRequest, GenerateResult, join_results
+from agentrl.schema import InferenceService
+
+logger = logging.getLogger(__name__)
+
+_STICKY_KEYS = 100_000
+_STICKY_SLACK = 8
+"""Requests by which a Record's server may be busier than the idlest one before it is left: the
+prefix cache is worth that much waiting."""
+_RETRY_SECONDS = (0.1, 0.3, 1.0, 3.0, 5.0, 5.0)
+
+
+class ServerPool:
+    """Async context manager over the clients of all registered servers."""
+
+    def __init__(self, *, api_key: str | None = None, no_server_seconds: float = 60.0) -> None:
+        """Make an empty pool; `update` fills it.
+
+        Args:
+            api_key: bearer key of the data routes.
+            no_server_seconds: how long a generation waits for a server before it fails.
+        """
+        self._api_key = api_key
+        self._no_server_seconds = no_server_seconds
+        self._clients: dict[str, SGLangClient] = {}
+        self._usable: set[str] = set()
+        self._in_flight: Counter[str] = Counter()
+        self._sticky: OrderedDict[str, str] = OrderedDict()
+        self._changed = asyncio.Event()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for client in self._clients.values():
+            await client.close()
+
+    def update(self, services: Sequence[InferenceService]) -> None:
+        """Take over the registered servers. One that is being updated holds requests, but is there."""
+        self._usable = {s.base_url.rstrip("/") for s in services if s.status != "down"}
+        for url in self._usable - self._clients.keys():
+            self._clients[url] = SGLangClient(url, api_key=self._api_key)
+        self._changed.set()
+
+    @property
+    def num_servers(self) -> int:
+        """Servers that take generations."""
+        return len(self._usable)
+
+    async def generate(self, key: str, request: GenerateRequest) -> GenerateResult:
+        """Sample a continuation on some server.
+
+        A generation that a server cut (for an update, say) is resumed where it was cut; one whose
+        server is lost is started again elsewhere.
+
+        Args:
+            key: generations with the same key prefer the same server.
+            request: what to sample.
+
+        Raises:
+            NoServerAvailable: no server was up in time.
+            InferenceError: servers failed repeatedly, or refused the request as such.
+        """
+        so_far: GenerateResult | None = None
+        failures = 0
+        while True:
+            remaining = _rest_of(request, so_far)
+            try:
+                result = await self._generate_once(key, remaining)
+            except ServerRefused as error:
+                if error.status < 500 and error.status != 429:
+                    raise
+                failures = await self._after_failure(error, failures)
+                continue
+            except NoServerAvailable:
+                raise
+            except InferenceError as error:
+                failures = await self._after_failure(error, failures)
+                continue
+            merged = result if so_far is None else join_results(so_far, result)
+            if result.finish_reason != "abort":
+                return merged
+            if len(merged.output_ids) >= request.sampling.max_new_tokens:
+                return replace(merged, finish_reason="length")
+            if not len(result.output_ids):
+                error_text = f"{result.server} keeps cutting the generation"
+                failures = await self._after_failure(InferenceError(error_text), failures)
+            so_far = merged if len(merged.output_ids) else None
+
+    async def _generate_once(self, key: str, request: GenerateRequest) -> GenerateResult:
+        url = await self._choose(key)
+        self._in_flight[url] += 1
+        try:
+            return await self._clients[url].generate(request)
+        except ServerRefused:
+            raise
+        except InferenceError:
+            self._sticky.pop(key, None)
+            raise
+        finally:
+            self._in_flight[url] -= 1
+
+    async def _after_failure(self, error: InferenceError, failures: int) -> int:
+        if failures >= len(_RETRY_SECONDS):
+            raise error
+        logger.warning("%s; trying again", error)
+        await asyncio.sleep(_RETRY_SECONDS[failures])
+        return failures + 1
+
+    async def _choose(self, key: str) -> str:
+        try:
+            async with asyncio.timeout(self._no_server_seconds):
+                while not self._usable:
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            raise NoServerAvailable(
+                f"no inference server was up for {self._no_server_seconds:g} s; start one with "
+                "`agentrl serve`, or look at its log"
+            ) from None
+        idlest = min(self._usable, key=lambda url: (self._in_flight[url], url))
+        url = self._sticky.get(key)
+        if url not in self._usable or (
+            self._in_flight[url] > self._in_flight[idlest] + _STICKY_SLACK
+        ):
+            url = idlest
+        self._sticky[key] = url
+        self._sticky.move_to_end(key)
+        if len(self._sticky) > _STICKY_KEYS:
+            self._sticky.popitem(last=False)
+        return url
+
+
+def _rest_of(request: GenerateRequest, so_far: GenerateResult | None) -> GenerateRequest:
+    """Return the request that goes on after `so_far`, under an id of its own."""
+    if so_far is None:
+        return GenerateRequest(
+            input_ids=request.input_ids, sampling=request.sampling, extra_key=request.extra_key
+        )
+    sampling = request.sampling
+    done = len(so_far.output_ids)
+    rest = sampling.model_copy(
+        update={
+            "max_new_tokens": sampling.max_new_tokens - done,
+            # The same seed would draw the same numbers again for other positions.
+            "seed": None if sampling.seed is None else sampling.seed + done,
+        }
+    )
+    return GenerateRequest(
+        input_ids=np.concatenate([request.input_ids, so_far.output_ids]),
+        sampling=rest,
+        extra_key=request.extra_key,
+    )

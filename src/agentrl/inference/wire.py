@@ -1,0 +1,210 @@
+"""Requests and results of a generation, and their form on the wire.
+
+The form is that of SGLang's `/generate`.
+"""
+
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from pydantic import Field
+
+from agentrl.errors import InferenceError
+from agentrl.inference.faults import ServerRefused
+from agentrl.schema import FinishReason, Logprobs, SamplingParams, TokenIds, VersionSpan
+from agentrl.schema.base import Value
+
+START_VERSION = 0
+"""Policy version that a label means which is not a number (a server's own `default`)."""
+
+
+def new_rid() -> str:
+    """Return a request id. All have the same length, so none is a prefix of another."""
+    return uuid.uuid4().hex
+
+
+class GenerateRequest(Value):
+    """One generation to ask for."""
+
+    input_ids: TokenIds
+    """The prompt, int32 [P]."""
+    sampling: SamplingParams
+    rid: str = Field(default_factory=new_rid)
+    extra_key: str | None = None
+    """Namespace of the server's prefix cache."""
+
+
+class GenerateResult(Value):
+    """What was sampled."""
+
+    output_ids: TokenIds
+    """Sampled ids, the end-of-turn token included, int32 [T]."""
+    output_logprobs: Logprobs
+    """Behavior logprobs after temperature, float32 [T]."""
+    version_spans: tuple[VersionSpan, ...]
+    """Half-open, contiguous, covering `output_ids` exactly."""
+    finish_reason: FinishReason
+    matched: int | str | None = None
+    """Token id or string that ended the generation; None when nothing matched."""
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    """Prompt tokens whose keys and values were reused."""
+    num_retractions: int = 0
+    server: str = ""
+    """Base address of the server."""
+
+
+def policy_version(label: object) -> int:
+    """Return the policy version that a server's weight label stands for."""
+    text = str(label)
+    return int(text) if text.isdecimal() else START_VERSION
+
+
+def request_body(request: GenerateRequest) -> dict[str, Any]:
+    """Return the JSON body of `/generate`. Every sampling parameter is sent explicitly."""
+    sampling = request.sampling
+    params: dict[str, Any] = {
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k if sampling.top_k > 0 else -1,
+        "min_p": sampling.min_p,
+        "presence_penalty": sampling.presence_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
+        "repetition_penalty": sampling.repetition_penalty,
+        "max_new_tokens": sampling.max_new_tokens,
+    }
+    if sampling.stop_token_ids:
+        params["stop_token_ids"] = list(sampling.stop_token_ids)
+    if sampling.seed is not None:
+        params["sampling_seed"] = sampling.seed
+    body: dict[str, Any] = {
+        "rid": request.rid,
+        "input_ids": request.input_ids.tolist(),
+        "sampling_params": params,
+        "return_logprob": True,
+    }
+    if request.extra_key is not None:
+        body["extra_key"] = request.extra_key
+    return body
+
+
+def parse_result(body: Mapping[str, Any], server: str) -> GenerateResult:
+    """Read a response of `/generate`.
+
+    Args:
+        body: the decoded JSON object.
+        server: base address of the server, for the result and for errors.
+
+    Raises:
+        ServerRefused: the server gave the generation up (an abort that carries an error status).
+        InferenceError: the response lacks tokens or logprobs.
+    """
+    try:
+        meta = body["meta_info"]
+        reason = meta["finish_reason"]
+        kind = reason["type"]
+        triples = meta.get("output_token_logprobs") or ()
+        output_ids = np.asarray(body["output_ids"], dtype=np.int32)
+        logprobs = np.asarray([triple[0] for triple in triples], dtype=np.float32)
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise InferenceError(
+            f"{server} sent a generation without output_ids, logprobs or finish_reason ({error!r})"
+        ) from error
+    if kind == "abort" and reason.get("status_code"):
+        message = f"{server} gave a generation up: {reason.get('message', 'no reason given')}"
+        raise ServerRefused(message, int(reason["status_code"]))
+    if kind == "abort":
+        # The last few of either may be missing when a request is cut while it waits.
+        length = min(len(output_ids), len(logprobs))
+        output_ids, logprobs = output_ids[:length], logprobs[:length]
+    if len(output_ids) != len(logprobs) or np.isnan(logprobs).any():
+        raise InferenceError(
+            f"{server} sent {len(output_ids)} tokens but {len(logprobs)} usable logprobs"
+        )
+    return GenerateResult(
+        output_ids=output_ids,
+        output_logprobs=logprobs,
+        version_spans=_spans(meta, len(output_ids)),
+        finish_reason=_finish_reason(kind, server),
+        matched=_matched(reason.get("matched")),
+        prompt_tokens=int(meta.get("prompt_tokens", 0)),
+        cached_tokens=int(meta.get("cached_tokens") or 0),
+        num_retractions=int(meta.get("num_retractions") or 0),
+        server=server,
+    )
+
+
+def _matched(value: object) -> int | str | None:
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return value[-1] if value else None
+    return value if isinstance(value, int | str) else None
+
+
+def _finish_reason(kind: object, server: str) -> FinishReason:
+    if kind == "stop":
+        return "stop"
+    if kind == "length":
+        return "length"
+    if kind == "abort":
+        return "abort"
+    raise InferenceError(f"{server} ended a generation for an unknown reason: {kind!r}")
+
+
+def _spans(meta: Mapping[str, Any], length: int) -> tuple[VersionSpan, ...]:
+    reported = meta.get("weight_versions") or ()
+    spans = [
+        VersionSpan(
+            version=policy_version(span["version"]), start=int(span["start"]), end=int(span["end"])
+        )
+        for span in reported
+    ]
+    if not spans:
+        version = policy_version(meta.get("weight_version"))
+        spans = [VersionSpan(version=version, start=0, end=length)]
+    return fit_spans(spans, length)
+
+
+def fit_spans(spans: Iterable[VersionSpan], length: int) -> tuple[VersionSpan, ...]:
+    """Cut and join spans so that they cover `[0, length)` exactly.
+
+    The number of tokens is what counts: a server may report spans for tokens that it did not
+    deliver. Neighbours of the same version are joined.
+    """
+    fitted: list[VersionSpan] = []
+    for span in spans:
+        start = fitted[-1].end if fitted else 0
+        end = min(span.end, length)
+        if end <= start:
+            continue
+        if fitted and fitted[-1].version == span.version:
+            start = fitted.pop().start
+        fitted.append(VersionSpan(version=span.version, start=start, end=end))
+    if fitted and fitted[-1].end < length:
+        last = fitted.pop()
+        fitted.append(VersionSpan(version=last.version, start=last.start, end=length))
+    return tuple(fitted)
+
+
+def join_results(parts: Sequence[GenerateResult]) -> GenerateResult:
+    """Return the generation that was made in several parts, each resuming the one before."""
+    spans: list[VersionSpan] = []
+    offset = 0
+    for part in parts:
+        spans.extend(
+            VersionSpan(version=span.version, start=span.start + offset, end=span.end + offset)
+            for span in part.version_spans
+        )
+        offset += len(part.output_ids)
+    last = parts[-1]
+    return GenerateResult(
+        output_ids=np.concatenate([part.output_ids for part in parts]),
+        output_logprobs=np.concatenate([part.output_logprobs for part in parts]),
+        version_spans=fit_spans(spans, offset),
+        finish_reason=last.finish_reason,
+        matched=last.matched,
+        prompt_tokens=parts[0].prompt_tokens,
+        cached_tokens=parts[0].cached_tokens,
+        num_retractions=sum(part.num_retractions for part in parts),
+        server=last.server,
+    )
