@@ -14,7 +14,6 @@ from mcp.client.sse import sse_client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.types import (
     CONNECTION_CLOSED,
-    INVALID_REQUEST,
     REQUEST_TIMEOUT,
     CallToolResult,
     Implementation,
@@ -163,10 +162,9 @@ class ServerConnection:
                 raise CallTimedOut(f"no result within {self._timeout:g} s") from error
             await self._drop(client)
             raise self._error("stopped answering during a call", error) from error
-        session_ended = error.code == INVALID_REQUEST and error.message == "Session terminated"
-        if session_ended:
+        if failure == "session_ended":
             await self._drop(client)
-        if session_ended or failure == "not_sent":
+        if failure in ("session_ended", "not_sent"):
             return True
         if failure == "lost" or error.code == CONNECTION_CLOSED:
             if failure is None:
@@ -256,8 +254,11 @@ async def _open_client(server: McpServer, config: ToolsConfig) -> AsyncIterator[
             transport = streamable_http_client(
                 server.url or "", http_client=http, max_sse_event_size=_MAX_EVENT_BYTES
             )
+        # Newer protocol versions have no sessions over HTTP; a server that keeps its state in the
+        # session is spoken to in the older way.
+        mode = "legacy" if server.per_rollout else "auto"
         yield await stack.enter_async_context(
-            Client(transport, client_info=_CLIENT_INFO, cache=None)
+            Client(transport, client_info=_CLIENT_INFO, cache=None, mode=mode)
         )
 
 

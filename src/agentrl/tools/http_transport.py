@@ -13,11 +13,13 @@ from typing import Final, Literal
 import httpx2
 
 FAILURE_KEY: Final = "agentrl_failure"
-Failure = Literal["not_sent", "lost", "refused"]
+Failure = Literal["not_sent", "lost", "refused", "session_ended"]
 """`not_sent`: it never reached the server. `lost`: it was sent, its answer was not received.
-`refused`: the server turned the connection down (authorization, address)."""
+`refused`: the server turned the connection down (authorization, address). `session_ended`: the
+server does not know the session any more, and did nothing."""
 
 _INTERNAL_ERROR = -32603
+_SESSION_HEADER = "mcp-session-id"
 _NEVER_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout)
 # Answers with which a server or proxy says that it did not take the request up.
 _STATUS_NOT_SENT = (429, 503)
@@ -42,16 +44,17 @@ class FailureReportingTransport(httpx2.AsyncHTTPTransport):
             return _failure(request, "not_sent", _say(error))
         except httpx2.TransportError as error:
             return _failure(request, "lost", _say(error))
-        # The SDK itself tells an ended session (404) from an unknown address.
-        if (
-            response.status_code >= 400
-            and response.status_code != 404
-            and not _is_jsonrpc(response)
-        ):
-            return _failure(
-                request, _status_failure(response.status_code), f"HTTP {response.status_code}"
-            )
-        return response
+        if response.status_code < 400:
+            return response
+        if response.status_code == 404:
+            # Without a session it is the SDK's business: it may mean an older protocol.
+            if _SESSION_HEADER in request.headers:
+                return _failure(request, "session_ended", "the session has ended")
+            return response
+        if _is_jsonrpc(response):
+            return response
+        status = response.status_code
+        return _failure(request, _status_failure(status), f"HTTP {status}")
 
 
 class _EndingStream(httpx2.AsyncByteStream):

@@ -1,0 +1,266 @@
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl.errors import ConfigError, ToolError
+from agentrl.tools import ToolsConfig, connect_tools, probe
+
+ConfigFor = Callable[..., ToolsConfig]
+
+
+async def test_tools_are_listed_and_called(server_url: str, config_for: ConfigFor) -> None:
+    async with connect_tools(config_for(server_url)) as box:
+        add = next(spec for spec in box.specs if spec.name == "add")
+        function = add.openai()["function"]
+        assert function["description"] == "Add two integers."
+        assert set(function["parameters"]["properties"]) == {"a", "b"}
+        result = await box.call("add", {"a": 20, "b": 1}, call_id="call_0_0")
+    assert (result.call_id, result.name, result.content) == ("call_0_0", "add", "21")
+    assert not result.is_error
+    assert result.seconds > 0
+
+
+async def test_many_rollouts_share_one_connection(server_url: str, config_for: ConfigFor) -> None:
+    async with connect_tools(config_for(server_url)) as box:
+        calls = [box.call("add", {"a": i, "b": i}) for i in range(100)]
+        results = await asyncio.gather(*calls)
+    assert [int(result.content) for result in results] == [2 * i for i in range(100)]
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "said"),
+    [
+        ("fail", {"reason": "no such item: sofa"}, "no such item: sofa"),
+        ("crash", {}, "Error executing tool crash"),
+        ("add", {"a": "x"}, "Input should be a valid integer"),
+        ("addd", {"a": 1, "b": 2}, "there is no tool named 'addd'. Did you mean add? Tools: add,"),
+    ],
+)
+async def test_errors_of_the_models_making_are_observations(
+    server_url: str, config_for: ConfigFor, name: str, arguments: dict[str, Any], said: str
+) -> None:
+    async with connect_tools(config_for(server_url)) as box:
+        result = await box.call(name, arguments)
+    assert result.is_error
+    assert said in result.content
+
+
+@pytest.mark.parametrize("transport", ["http", "stdio"])
+async def test_a_call_that_takes_too_long_is_an_observation(
+    server_url: str, config_for: ConfigFor, stdio_server: dict[str, object], transport: str
+) -> None:
+    servers = server_url if transport == "http" else {"local": stdio_server}
+    async with connect_tools(config_for(servers, call_timeout_seconds=0.3)) as box:
+        slow, quick = await asyncio.gather(
+            box.call("slow", {"seconds": 30}), box.call("add", {"a": 1, "b": 1})
+        )
+        again = await box.call("add", {"a": 1, "b": 2})
+    assert (slow.is_error, slow.content) == (True, "Error: no result within 0.3 s")
+    assert (quick.content, again.content) == ("2", "3")
+
+
+async def test_every_kind_of_content_becomes_readable_text(
+    server_url: str, config_for: ConfigFor
+) -> None:
+    async with connect_tools(config_for(server_url)) as box:
+        mixed = await box.call("mixed", {})
+        structured = await box.call("structured", {})
+    assert mixed.content.splitlines() == [
+        "first",
+        "[image image/png, 4 bytes, not shown]",
+        "[resource page: https://example.org/page]",
+        "inside",
+        "[resource file:///b, application/pdf, 3 bytes, not shown]",
+    ]
+    assert structured.content == '{"price": 21, "name": "Lämpchen"}'
+
+
+async def test_long_results_are_cut_in_the_middle(server_url: str, config_for: ConfigFor) -> None:
+    async with connect_tools(config_for(server_url, max_result_chars=10)) as box:
+        result = await box.call("long", {"size": 99})
+    assert result.content == "aaaaa\n[... 90 characters left out ...]\naaaaz"
+
+
+async def test_stdio_servers_are_started_spoken_to_and_ended(
+    config_for: ConfigFor, stdio_server: dict[str, object]
+) -> None:
+    servers = {"local": {**stdio_server, "env": {"SHOP": "open"}}}
+    async with connect_tools(config_for(servers)) as box:
+        results = await asyncio.gather(
+            box.call("add", {"a": 1, "b": 2}), box.call("environment", {"name": "SHOP"})
+        )
+    assert [result.content for result in results] == ["3", "open"]
+
+
+async def test_clashing_names_are_qualified_and_reported(
+    server_url: str,
+    config_for: ConfigFor,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    servers = {"one": {"url": server_url}, "two": {"url": server_url}}
+    async with connect_tools(config_for(servers, tool_names=["add", "two.fail"])) as box:
+        assert [spec.name for spec in box.specs] == ["one.add", "two.add", "two.fail"]
+        assert (await box.call("two.add", {"a": 1, "b": 2})).content == "3"
+        assert (await box.call("add", {"a": 1, "b": 2})).is_error
+        assert (await box.call("one.fail", {"reason": "x"})).content.startswith(
+            "Error: there is no"
+        )
+    assert "shown as server.tool: add, count" in caplog.text
+
+
+async def test_server_names_filter_the_tools(server_url: str, config_for: ConfigFor) -> None:
+    servers = {"one": {"url": server_url}, "off": {"url": "http://127.0.0.1:9/mcp"}}
+    async with connect_tools(config_for(servers, server_names=["one"])) as box:
+        assert {spec.server for spec in box.specs} == {"one"}
+        assert "add" in [spec.name for spec in box.specs]
+
+
+async def test_an_unknown_tool_filter_is_a_configuration_error(
+    server_url: str, config_for: ConfigFor
+) -> None:
+    with pytest.raises(ConfigError, match="no MCP server offers a tool 'subtract'"):
+        await probe(config_for(server_url, tool_names=["subtract"]))
+
+
+@pytest.mark.parametrize(
+    ("headers", "sent"), [({}, "Bearer s3cret"), ({"authorization": "Basic x"}, "Basic x")]
+)
+async def test_the_token_is_sent_and_not_shown(
+    server_url: str, config_for: ConfigFor, headers: dict[str, str], sent: str
+) -> None:
+    config = config_for({"s": {"url": server_url, "headers": headers}}, auth_token="s3cret")
+    async with connect_tools(config) as box:
+        assert (await box.call("token", {})).content == sent
+    assert "s3cret" not in repr(config)
+    assert "s3cret" not in config.model_dump_json()
+
+
+async def test_probing_names_the_address_of_a_server_that_is_not_there(
+    config_for: ConfigFor,
+) -> None:
+    with pytest.raises(ConfigError, match=r"at http://127\.0\.0\.1:9/mcp cannot be reached"):
+        await probe(config_for("http://user:pw@127.0.0.1:9/mcp?key=1"))
+    with pytest.raises(ConfigError, match="at /no/such/command cannot be reached"):
+        await probe(config_for({"x": {"command": "/no/such/command"}}))
+    with pytest.raises(ConfigError, match="at true cannot be reached: Connection closed"):
+        await probe(config_for({"x": {"command": "true"}}))
+
+
+async def test_probing_names_an_address_that_is_no_mcp_server(
+    server_url: str, config_for: ConfigFor
+) -> None:
+    with pytest.raises(ConfigError, match="/elsewhere cannot be reached: Not Found"):
+        await probe(config_for(server_url.replace("/mcp", "/elsewhere")))
+
+
+async def test_probing_lists_the_tools(server_url: str, config_for: ConfigFor) -> None:
+    specs = await probe(config_for(server_url, tool_names=["add"]))
+    assert [spec.name for spec in specs] == ["add"]
+
+
+async def test_calls_that_the_server_did_not_take_up_are_repeated(
+    server_url: str, config_for: ConfigFor, shared_count_file: Path
+) -> None:
+    before = shared_count_file.stat().st_size if shared_count_file.exists() else 0
+    async with connect_tools(config_for(f"{server_url}?fail=503:2")) as box:
+        assert (await box.call("count", {})).content == "counted"
+    assert shared_count_file.stat().st_size == before + 1
+    async with connect_tools(config_for(f"{server_url}?fail=429:9")) as box:
+        with pytest.raises(
+            ToolError, match=r"'default' at http.*/mcp failed again and again: HTTP 429"
+        ):
+            await box.call("count", {})
+
+
+async def test_a_lost_answer_is_asked_for_again_only_where_that_is_safe(
+    server_url: str, config_for: ConfigFor, shared_count_file: Path
+) -> None:
+    def carried_out() -> int:
+        return shared_count_file.stat().st_size if shared_count_file.exists() else 0
+
+    before = carried_out()
+    async with connect_tools(config_for(f"{server_url}?fail=502:1:after")) as box:
+        with pytest.raises(ToolError, match="was lost during a call: HTTP 502"):
+            await box.call("count", {})
+    assert carried_out() == before + 1
+    async with connect_tools(config_for(f"{server_url}?fail=504:1:after")) as box:
+        assert (await box.call("count_idempotent", {})).content == "counted"
+    assert carried_out() == before + 3
+    allowed = config_for(f"{server_url}?fail=500:1:after", retry_lost_calls=True)
+    async with connect_tools(allowed) as box:
+        assert (await box.call("count", {})).content == "counted"
+    assert carried_out() == before + 5
+
+
+async def test_a_refusal_is_not_repeated(server_url: str, config_for: ConfigFor) -> None:
+    async with connect_tools(config_for(f"{server_url}?fail=401:9")) as box:
+        with pytest.raises(ToolError, match="refused the call: HTTP 401"):
+            await box.call("add", {"a": 1, "b": 2})
+
+
+async def test_a_killed_server_fails_its_calls_and_serves_again_when_it_is_back(
+    start_server: Callable[..., Any], config_for: ConfigFor
+) -> None:
+    server = start_server()
+    async with connect_tools(config_for(server.url)) as box:
+        waiting = asyncio.create_task(box.call("slow", {"seconds": 60}))
+        assert (await box.call("add", {"a": 1, "b": 2})).content == "3"
+        server.kill()
+        with pytest.raises(ToolError, match="was lost during a call"):
+            await waiting
+        with pytest.raises(ToolError, match="failed again and again: ConnectError"):
+            await box.call("add", {"a": 1, "b": 2})
+        start_server(port=server.port)
+        assert (await box.call("add", {"a": 1, "b": 2})).content == "3"
+
+
+async def test_a_stdio_server_that_dies_is_started_again(
+    config_for: ConfigFor, stdio_server: dict[str, object]
+) -> None:
+    async with connect_tools(config_for({"local": stdio_server})) as box:
+        assert (await box.call("die_once", {})).content == "alive"
+        with pytest.raises(ToolError, match="was lost during a call"):
+            await box.call("die", {})
+        assert (await box.call("add", {"a": 1, "b": 2})).content == "3"
+
+
+async def test_servers_with_state_give_every_rollout_a_session_of_its_own(
+    start_server: Callable[..., Any], config_for: ConfigFor
+) -> None:
+    url = start_server("stateful").url
+    config = config_for({"s": {"url": url, "per_rollout": True}})
+    async with (
+        connect_tools(config) as box,
+        box.for_rollout() as first,
+        box.for_rollout() as second,
+    ):
+        await first.call("note", {"text": "a"})
+        await second.call("note", {"text": "b"})
+        assert (await first.call("note", {"text": "c"})).content == "a c"
+        assert (await second.call("note", {"text": "d"})).content == "b d"
+
+
+async def test_an_ended_session_is_opened_again(
+    start_server: Callable[..., Any], config_for: ConfigFor
+) -> None:
+    server = start_server("stateful")
+    async with connect_tools(config_for({"s": {"url": server.url, "per_rollout": True}})) as box:
+        assert (await box.call("note", {"text": "a"})).content == "a"
+        server.kill()
+        start_server("stateful", port=server.port)
+        assert (await box.call("note", {"text": "b"})).content == "b"
+
+
+async def test_a_cancelled_call_leaves_the_connection_usable(
+    server_url: str, config_for: ConfigFor
+) -> None:
+    async with connect_tools(config_for(server_url)) as box:
+        waiting = asyncio.create_task(box.call("slow", {"seconds": 60}))
+        await box.call("add", {"a": 1, "b": 2})
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert (await box.call("add", {"a": 1, "b": 2})).content == "3"
