@@ -8,31 +8,19 @@ from typing import Any, Literal, Self
 import httpx
 
 from agentrl.errors import InferenceError
-from agentrl.inference.messages import (
+from agentrl.inference.faults import ServerRefused, ServerUnreachable, error_message
+from agentrl.inference.wire import (
     GenerateRequest,
     GenerateResult,
     parse_result,
     policy_version,
+    request_body,
 )
-
-__all__ = ["GenerateRequest", "GenerateResult", "Load", "ModelInfo", "SGLangClient"]
 
 # Servers close idle connections after 5 s; reusing one at that moment fails.
 _KEEPALIVE_SECONDS = 3.0
 _CONNECT_SECONDS = 5.0
 _CONTROL_SECONDS = 300.0
-
-
-class ServerRefused(InferenceError):
-    """The server answered with an error.
-
-    Attributes:
-        status: HTTP status.
-    """
-
-    def __init__(self, message: str, status: int) -> None:
-        super().__init__(message)
-        self.status = status
 
 
 @dataclass(frozen=True)
@@ -82,9 +70,9 @@ class SGLangClient:
         self._data_headers = _bearer(api_key)
         self._control_headers = _bearer(admin_key or api_key)
         self._generate_timeout = httpx.Timeout(generate_timeout_seconds, connect=_CONNECT_SECONDS)
+        self._limits = httpx.Timeout(_CONTROL_SECONDS, connect=_CONNECT_SECONDS)
         self._http = httpx.AsyncClient(
             base_url=self.base_url,
-            timeout=httpx.Timeout(_CONTROL_SECONDS, connect=_CONNECT_SECONDS),
             limits=httpx.Limits(max_connections=None, keepalive_expiry=_KEEPALIVE_SECONDS),
             trust_env=False,
         )
@@ -112,11 +100,11 @@ class SGLangClient:
         response = await self._send(
             "POST",
             "/generate",
-            request.to_wire(),
+            request_body(request),
             headers=self._data_headers,
-            timeout=self._generate_timeout,
+            limits=self._generate_timeout,
         )
-        return parse_result(_json(response, self.base_url), server=self.base_url)
+        return parse_result(_json(response, self.base_url), self.base_url)
 
     async def pause(self, mode: Literal["abort", "retract", "in_place"]) -> None:
         """Hold all generations."""
@@ -202,45 +190,35 @@ class SGLangClient:
         body: Mapping[str, Any] | None,
         *,
         headers: Mapping[str, str],
-        timeout: httpx.Timeout | None = None,
+        limits: httpx.Timeout | None = None,
     ) -> httpx.Response:
-        arguments: dict[str, Any] = {"headers": dict(headers)}
-        if body is not None:
-            arguments["json"] = body
-        if timeout is not None:
-            arguments["timeout"] = timeout
         try:
-            response = await self._http.request(method, path, **arguments)
+            response = await self._http.request(
+                method, path, json=body, headers=dict(headers), timeout=limits or self._limits
+            )
         except httpx.TimeoutException as error:
-            raise InferenceError(
+            raise ServerUnreachable(
                 f"{self.base_url}{path} did not answer in time ({type(error).__name__})"
             ) from error
         except httpx.HTTPError as error:
-            raise InferenceError(
+            raise ServerUnreachable(
                 f"{self.base_url}{path} cannot be reached ({type(error).__name__}); "
                 "check that the server runs there"
             ) from error
         if response.status_code >= 400:
             raise ServerRefused(
-                f"{self.base_url}{path} answered {response.status_code}: {error_text(response)}",
+                f"{self.base_url}{path} answered {response.status_code}: {_error_text(response)}",
                 response.status_code,
             )
         return response
 
 
-def error_text(response: httpx.Response) -> str:
-    """Return the message of an error answer, whichever of SGLang's shapes it has."""
+def _error_text(response: httpx.Response) -> str:
     try:
         body = response.json()
     except ValueError:
-        return " ".join(response.text.split())[:300] or response.reason_phrase
-    if isinstance(body, dict):
-        error = body.get("error", body.get("message", body.get("detail")))
-        if isinstance(error, dict):
-            error = error.get("message")
-        if error is not None:
-            return " ".join(str(error).split())[:300]
-    return " ".join(str(body).split())[:300]
+        body = response.text or response.reason_phrase
+    return " ".join(error_message(body).split())
 
 
 def _json(response: httpx.Response, base_url: str) -> Any:

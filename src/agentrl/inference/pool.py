@@ -4,15 +4,15 @@ import asyncio
 import logging
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
-from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
 import numpy as np
 
 from agentrl.errors import InferenceError, NoServerAvailable
-from agentrl.inference.client import ServerRefused, SGLangClient
-from agentrl.inference.messages import GenerateRequest, GenerateResult, join_results
+from agentrl.inference.client import SGLangClient
+from agentrl.inference.faults import ServerRefused, ServerUnreachable
+from agentrl.inference.wire import GenerateRequest, GenerateResult, join_results
 from agentrl.schema import InferenceService
 
 logger = logging.getLogger(__name__)
@@ -87,20 +87,18 @@ class ServerPool:
             try:
                 result = await self._generate_once(key, remaining)
             except ServerRefused as error:
-                if error.status < 500 and error.status != 429:
+                if not error.is_transient:
                     raise
                 failures = await self._after_failure(error, failures)
                 continue
-            except NoServerAvailable:
-                raise
-            except InferenceError as error:
+            except ServerUnreachable as error:
                 failures = await self._after_failure(error, failures)
                 continue
-            merged = result if so_far is None else join_results(so_far, result)
+            merged = result if so_far is None else join_results((so_far, result))
             if result.finish_reason != "abort":
                 return merged
             if len(merged.output_ids) >= request.sampling.max_new_tokens:
-                return replace(merged, finish_reason="length")
+                return merged.model_copy(update={"finish_reason": "length"})
             if not len(result.output_ids):
                 error_text = f"{result.server} keeps cutting the generation"
                 failures = await self._after_failure(InferenceError(error_text), failures)
@@ -111,9 +109,7 @@ class ServerPool:
         self._in_flight[url] += 1
         try:
             return await self._clients[url].generate(request)
-        except ServerRefused:
-            raise
-        except InferenceError:
+        except ServerUnreachable:
             self._sticky.pop(key, None)
             raise
         finally:
