@@ -121,7 +121,18 @@ class Player:
             "player:1:0", lease_seconds=30, admitted_groups=10**6, max_attempts=3
         )
         assert claimed is not None
-        record, _ = claimed
+        return await self.finish(store, claimed[0], score, version=version, num_turns=num_turns)
+
+    async def finish(
+        self,
+        store: TrajectoryStore,
+        record: Record,
+        score: float,
+        *,
+        version: int = 0,
+        num_turns: int = 2,
+    ) -> Record:
+        """Play a claimed slot to its end and score it."""
         for turn in self.turns(record, version=version, num_turns=num_turns):
             await store.append_turn(turn, record.fence)
         await store.finish_rollout(

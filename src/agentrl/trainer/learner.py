@@ -28,7 +28,7 @@ from agentrl.distributed import (
 from agentrl.models.export import save_hf
 from agentrl.models.load import load_policy
 from agentrl.models.policy import term_logprobs
-from agentrl.trainer.optimizer import make_optimizer, make_schedule
+from agentrl.trainer.optimizer import learning_rate, make_optimizer
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 _WRAPPER_PREFIX = "model."
@@ -54,7 +54,7 @@ class StepOutcome:
 
 
 class Learner:
-    """Model, optimizer and schedule of one rank."""
+    """Model and optimizer of one rank."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class Learner:
         )
         shard_model(self._policy, ranks)
         self._optimizer = make_optimizer(self._policy.parameters(), trainer)
-        self._schedule = make_schedule(self._optimizer, trainer)
+        self._num_done = 0
 
     def train(self, micro_batches: Sequence[MicroBatch]) -> StepOutcome:
         """Accumulate the gradients of all micro-batches and make one optimizer step (collective).
@@ -108,21 +108,23 @@ class Learner:
         totals = _Sums(*self._ranks.sum(sums.as_list()))
         accumulated = time.monotonic()
         grad_norm = clip_gradients(self._policy.parameters(), self._trainer.max_grad_norm)
-        learning_rate = float(self._schedule.get_last_lr()[0])
+        rate = learning_rate(self._trainer, self._num_done)
         skipped = None
         if not math.isfinite(totals.loss):
             skipped = "non_finite_loss"
         elif not math.isfinite(grad_norm):
             skipped = "non_finite_gradient"
         else:
+            for group in self._optimizer.param_groups:
+                group["lr"] = rate
             self._optimizer.step()
-        self._schedule.step()
+        self._num_done += 1
         self._optimizer.zero_grad(set_to_none=True)
         count = max(totals.num_terms, 1.0)
         return StepOutcome(
             loss=totals.loss,
             grad_norm=grad_norm,
-            learning_rate=learning_rate,
+            learning_rate=rate,
             num_terms=int(totals.num_terms),
             clip_fraction=totals.num_clipped / count,
             drop_fraction=totals.num_dropped / count,
@@ -152,14 +154,14 @@ class Learner:
         """Return what `load_optimizer_state` needs; whole on rank 0 (collective)."""
         return {
             "optimizer": full_optimizer_state(self._policy, self._optimizer, self._ranks),
-            "schedule": self._schedule.state_dict(),
+            "num_done": self._num_done,
             "torch_random": torch.get_rng_state(),
         }
 
     def load_optimizer_state(self, state: dict[str, Any]) -> None:
         """Go on where the state was taken; the number of ranks may differ (collective)."""
         load_full_optimizer_state(self._policy, self._optimizer, state["optimizer"], self._ranks)
-        self._schedule.load_state_dict(state["schedule"])
+        self._num_done = state["num_done"]
         torch.set_rng_state(state["torch_random"])
 
     def _accumulate(self, batch: MicroBatch, sums: "_Sums") -> None:

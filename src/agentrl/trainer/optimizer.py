@@ -1,12 +1,11 @@
-"""AdamW and its schedule from the trainer's flags."""
+"""AdamW and its learning-rate schedule from the trainer's flags."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from torch import nn
 from torch.optim import AdamW
-from torch.optim.lr_scheduler import LambdaLR
 
 from agentrl.config.sections import TrainerSection
 from agentrl.errors import ConfigError
@@ -56,23 +55,17 @@ def make_optimizer(parameters: Iterable[nn.Parameter], config: TrainerSection) -
     )
 
 
-def make_schedule(optimizer: AdamW, config: TrainerSection) -> LambdaLR:
-    """Return the learning-rate schedule; it is stepped once an optimizer step."""
-    return LambdaLR(optimizer, schedule_factor(config))
+def learning_rate(config: TrainerSection, num_done: int) -> float:
+    """Return the learning rate of the step that follows `num_done` others.
 
-
-def schedule_factor(config: TrainerSection) -> Callable[[int], float]:
-    """Return the factor on the peak learning rate as a function of the steps done before."""
-
-    def factor(num_done: int) -> float:
-        if num_done < config.warmup_steps:
-            return (num_done + 1) / (config.warmup_steps + 1)
-        if config.lr_scheduler_type == "constant":
-            return 1.0
-        num_after_warmup = max(1, config.max_steps - config.warmup_steps)
-        progress = min(1.0, (num_done - config.warmup_steps) / num_after_warmup)
-        if config.lr_scheduler_type == "linear":
-            return 1.0 - progress
-        return 0.5 * (1.0 + math.cos(math.pi * progress))
-
-    return factor
+    A plain function of the step, so that there is no schedule state to save.
+    """
+    if num_done < config.warmup_steps:
+        return config.learning_rate * (num_done + 1) / (config.warmup_steps + 1)
+    if config.lr_scheduler_type == "constant":
+        return config.learning_rate
+    num_after_warmup = max(1, config.max_steps - config.warmup_steps)
+    progress = min(1.0, (num_done - config.warmup_steps) / num_after_warmup)
+    if config.lr_scheduler_type == "linear":
+        return config.learning_rate * (1.0 - progress)
+    return config.learning_rate * 0.5 * (1.0 + math.cos(math.pi * progress))

@@ -102,7 +102,7 @@ class Team:
         await self._do(_Export(path), lambda: self._learner.export(path))
 
     async def optimizer_state(self) -> dict[str, Any]:
-        """Return the whole optimizer, schedule and random state."""
+        """Return the whole optimizer and random state."""
         return await self._do(_GatherOptimizer(), self._learner.optimizer_state)
 
     async def load_optimizer_state(self, state: dict[str, Any]) -> None:

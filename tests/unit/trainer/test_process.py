@@ -1,24 +1,267 @@
 import asyncio
+import contextlib
 import json
+import os
+import socket
 
 import pytest
 from support.training import Player, train_tasks
 
 from agentrl.distributed import Ranks
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, LeaseLost, StoreError, TrainerBusy, TrainingError
+from agentrl.schema import Run
 from agentrl.store import TrajectoryStore
+from agentrl.trainer import learner, loop
+from agentrl.trainer.checkpoint import latest_checkpoint
 from agentrl.trainer.process import lead
 
 MIXED = [1.0, 0.0, 0.0]
+EQUAL = [1.0, 1.0, 1.0]
 
 
-async def test_a_prefilled_run_trains_reports_and_ends(make_config, store, mongo_uri, model_path):
-    config = make_config(max_steps=2, groups_per_step=2)
-    await store.add_tasks(train_tasks(5, 3))
-    await Player(model_path).play_groups(store, [MIXED, [1.0, 1.0, 1.0], MIXED, MIXED, MIXED])
-    result = await lead(config, Ranks(), stop=asyncio.Event())
+async def train(config, stop=None):
+    return await lead(config, Ranks(), stop=stop or asyncio.Event())
+
+
+async def fill(store, model_path, scores, *, num_tasks=None):
+    await store.add_tasks(train_tasks(num_tasks or len(scores), len(scores[0])))
+    await Player(model_path).play_groups(store, scores)
+
+
+async def ledger_of(store, split="train"):
+    """Task id -> (status, step, reason) of its records."""
+    found = {}
+    async for task in store.iter_tasks(split=split):
+        document = await store._record_data.find({"task_id": task.id}).to_list()
+        found[task.id] = [
+            (entry["status"], entry["step"], entry["reason"])
+            if (entry := data.get("ledger", {}).get("trainer"))
+            else None
+            for data in document
+        ]
+    return found
+
+
+@contextlib.asynccontextmanager
+async def samplers(store, player, score):
+    """Play admitted slots beside the trainer, as samplers would; yields what they noticed."""
+    noticed = {"admitted": [], "versions": []}
+
+    async def sample():
+        while True:
+            run = await store.get_run()
+            claimed = run and await store.claim_record(
+                "player:1:0", lease_seconds=30, admitted_groups=run.admitted_groups, max_attempts=3
+            )
+            if not claimed:
+                await asyncio.sleep(0.01)
+                continue
+            noticed["admitted"].append(run.admitted_groups)
+            noticed["versions"].append(run.policy_version)
+            record = claimed[0]
+            await player.finish(store, record, score(record), version=run.policy_version)
+
+    task = asyncio.create_task(sample())
+    try:
+        yield noticed
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+async def test_a_prefilled_run_trains_reports_and_ends(make_config, store, model_path):
+    await fill(store, model_path, [MIXED, EQUAL, MIXED, MIXED, MIXED])
+    config = make_config(max_steps=2)
+    result = await train(config)
     assert (result.status, result.step) == ("completed", 2)
     summary = json.loads(result.summary_path.read_text())
     assert summary["steps"] == 2
-    assert len(summary["reward_mean"]) == 2
-    print(json.dumps(summary, indent=1))
+    assert summary["reward_mean"] == pytest.approx([5 / 9, 1 / 3])
+    assert summary["dropped"] == {"zero_variance": 3}
+    assert summary["tokens"]["sampled"] == 5 * 3 * 2 * 4
+    assert summary["tokens"]["trained"] == 4 * 3 * 2 * 4
+    assert summary["staleness"]["max"] == 1
+    assert {"total", "wait_samples", "forward_backward", "checkpoint"} <= summary["seconds"].keys()
+    assert result.picture_path.read_bytes().startswith(b"\x89PNG")
+    lines = (result.output_path / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [1, 2]
+    assert (await store.get_run()).status == "completed"
+    assert await ledger_of(store) == {
+        "train/0/q0": [("trained", 1, None)] * 3,
+        "train/0/q1": [("dropped", 1, "zero_variance")] * 3,
+        "train/0/q2": [("trained", 1, None)] * 3,
+        "train/0/q3": [("trained", 2, None)] * 3,
+        "train/0/q4": [("trained", 2, None)] * 3,
+    }
+
+
+async def test_the_run_ends_when_its_data_does_with_a_last_smaller_step(
+    make_config, store, model_path
+):
+    await fill(store, model_path, [MIXED, MIXED, MIXED])
+    result = await train(make_config(max_steps=50))
+    assert (result.status, result.step) == ("data_ended", 2)
+    assert (await store.get_run()).status == "completed"
+
+
+async def test_a_finished_run_is_not_trained_further(make_config, store, model_path):
+    await fill(store, model_path, [MIXED] * 4)
+    config = make_config(max_steps=1)
+    first = await train(config)
+    weights = (first.output_path / "policy/000001/model.safetensors").read_bytes()
+    again = await train(config)
+    assert (again.status, again.step) == ("completed", 1)
+    assert (first.output_path / "policy/000001/model.safetensors").read_bytes() == weights
+    assert json.loads(again.summary_path.read_text())["steps"] == 1
+
+
+async def test_the_first_published_version_is_the_model_itself(make_config, store, model_path):
+    await fill(store, model_path, [MIXED, MIXED])
+    result = await train(make_config(max_steps=1, learning_rate=0))
+    policies = await store.policies()
+    assert [policy.version for policy in policies] == [0, 1]
+    assert policies[0].checksum == policies[1].checksum
+    assert (await store.get_run()).policy_version == 1
+    assert latest_checkpoint(result.output_path).step == 1
+
+
+async def test_samplers_are_admitted_within_the_staleness_bound(make_config, store, model_path):
+    await store.add_tasks(train_tasks(10, 3))
+    player = Player(model_path)
+    config = make_config(max_steps=4, max_staleness=1, enable_sampling="true")
+    async with samplers(store, player, lambda record: float(record.traj_id == 0)) as noticed:
+        result = await train(config)
+    assert result.status == "completed"
+    for admitted, version in zip(noticed["admitted"], noticed["versions"], strict=True):
+        assert admitted <= (version + 2) * 2
+    summary = json.loads(result.summary_path.read_text())
+    assert summary["staleness"]["max"] <= 1
+    assert summary["dropped"] == {}
+
+
+async def test_dropped_groups_make_room_for_others_at_once(make_config, store, model_path):
+    """With staleness 0 exactly one step's groups are admitted: a dropped one must be replaced."""
+    await store.add_tasks(train_tasks(8, 3))
+    config = make_config(max_steps=2, max_staleness=0, enable_sampling="true")
+
+    def score(record):
+        return 1.0 if record.order in (1, 4) else float(record.traj_id == 0)
+
+    async with samplers(store, Player(model_path), score):
+        result = await asyncio.wait_for(train(config), 20)
+    assert result.status == "completed"
+    assert json.loads(result.summary_path.read_text())["dropped"] == {"zero_variance": 6}
+
+
+async def test_stale_groups_are_dropped_and_counted(make_config, store, model_path):
+    await fill(store, model_path, [MIXED] * 6)
+    result = await train(make_config(max_steps=9, max_staleness=0))
+    assert (result.status, result.step) == ("data_ended", 1)
+    assert json.loads(result.summary_path.read_text())["dropped"] == {"stale": 12}
+
+
+async def test_evaluations_before_and_after_are_played_under_their_version(
+    make_config, store, model_path, tmp_path
+):
+    questions = tmp_path / "eval.jsonl"
+    questions.write_text("".join(f'{{"id":"e{n}","query":"q","answer":{n}}}\n' for n in range(3)))
+    await store.add_tasks(train_tasks(2, 3))
+    config = make_config(
+        max_steps=1, eval_strategy="ends", eval_file=questions, enable_sampling="true"
+    )
+
+    def score(record):
+        if record.split == "train":
+            return float(record.traj_id == 0)
+        return float(record.task_id.startswith("eval/1/") or record.task_id == "eval/0/e0")
+
+    async with samplers(store, Player(model_path), score):
+        result = await train(config)
+    summary = json.loads(result.summary_path.read_text())
+    assert summary["eval_reward"]["before"] == pytest.approx(1 / 3)
+    assert summary["eval_reward"]["after"] == 1.0
+    assert await store.count_tasks(tag="eval@0", status="completed") == 3
+    assert await store.count_tasks(tag="eval@1", status="completed") == 3
+
+
+async def test_an_evaluation_that_nobody_plays_ends_with_what_is_missing(
+    make_config, store, tmp_path
+):
+    questions = tmp_path / "eval.jsonl"
+    questions.write_text('{"query":"q","answer":1}\n')
+    await store.add_tasks(train_tasks(2, 3))
+    config = make_config(eval_strategy="ends", eval_file=questions, eval_timeout_seconds=0.3)
+    with pytest.raises(StoreError, match=r"eval@0: 0 of 1 questions .* 0 inference server"):
+        await train(config)
+
+
+async def test_a_stop_finishes_the_step_and_saves(make_config, store, model_path):
+    await fill(store, model_path, [MIXED] * 3, num_tasks=10)
+    stop = asyncio.Event()
+    config = make_config(max_steps=5, save_steps=5, enable_sampling="true")
+    training = asyncio.create_task(train(config, stop))
+    metrics = config.run.output_path / "metrics.jsonl"
+    async with asyncio.timeout(20):
+        while not (metrics.is_file() and metrics.read_text().strip()):
+            await asyncio.sleep(0.02)
+    stop.set()
+    result = await training
+    assert (result.status, result.step) == ("stopped", 1)
+    assert latest_checkpoint(result.output_path).step == 1
+    # What was reserved for the step that was not made is ready again.
+    assert (await ledger_of(store))["train/0/q2"] == [None] * 3
+    assert (await store.get_run()).status == "training"
+
+
+async def test_a_second_trainer_is_refused(make_config, store, model_path):
+    await fill(store, model_path, [MIXED] * 2)
+    await store.create_run(Run(name="unit"))
+    async with TrajectoryStore.connect(store.uri_for_people()) as other:
+        await other.acquire_trainer("trainer", f"{socket.gethostname()}:{os.getppid()}:x", 30)
+        with pytest.raises(TrainerBusy):
+            await train(make_config())
+
+
+async def test_a_trainer_whose_lease_was_taken_stops(make_config, store, model_path):
+    await fill(store, model_path, [MIXED] * 2, num_tasks=4)
+    config = make_config(enable_sampling="true", trainer_lease_seconds=1.2)
+    training = asyncio.create_task(train(config))
+    async with asyncio.timeout(20):
+        while not ((run := await store.get_run()) and run.trainer_leases):
+            await asyncio.sleep(0.02)
+        # Taking over under the holder's own name raises the fence, as an expiry would.
+        await store.acquire_trainer("trainer", run.trainer_leases["trainer"].owner, 30)
+        with pytest.raises(LeaseLost):
+            await training
+
+
+async def test_losses_that_stay_infinite_end_the_run(make_config, store, model_path, monkeypatch):
+    await fill(store, model_path, [MIXED] * 4)
+    plain = learner.policy_loss
+
+    def infinite(*args, **kwargs):
+        terms = plain(*args, **kwargs)
+        return terms._replace(loss=terms.loss * float("inf"))
+
+    monkeypatch.setattr(learner, "policy_loss", infinite)
+    monkeypatch.setattr(loop, "_MAX_CONSECUTIVE_SKIPS", 2)
+    with pytest.raises(TrainingError, match="non_finite_loss"):
+        await train(make_config(max_steps=4))
+    start = (model_path / "model.safetensors").read_bytes()
+    written = make_config().run.output_path / "policy/000001/model.safetensors"
+    assert len(written.read_bytes()) == len(start)
+
+
+async def test_checkpoints_without_their_database_are_refused(make_config, store, model_path):
+    await fill(store, model_path, [MIXED] * 2)
+    config = make_config(max_steps=1)
+    await train(config)
+    await store.drop_database()
+    with pytest.raises(ConfigError, match="database is empty"):
+        await train(config)
+
+
+async def test_a_run_without_questions_is_refused(make_config, store):
+    with pytest.raises(ConfigError, match="no training tasks"):
+        await train(make_config())

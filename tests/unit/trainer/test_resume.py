@@ -1,0 +1,108 @@
+"""A trainer that is killed goes on as if nothing had happened."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from support.training import Player, train_tasks
+
+from agentrl.config.sections import RootConfig
+from agentrl.store import TrajectoryStore
+from agentrl.store.embedded import EmbeddedMongo
+
+MIXED = [1.0, 0.0]
+MAIN = """
+import sys
+from agentrl.config.sections import RootConfig
+from agentrl.trainer.process import train
+uri = {"db_connection_string": sys.argv[2]}
+config = RootConfig.model_validate_json(sys.argv[1])
+store = config.store.model_copy(update={"db_connection_string": type(config.store)(**uri).db_connection_string})
+train(config.model_copy(update={"store": store}))
+"""
+
+
+def start_trainer(config: RootConfig, log: Path) -> subprocess.Popen[bytes]:
+    uri = config.store.db_connection_string
+    assert uri is not None
+    with log.open("ab") as output:
+        return subprocess.Popen(
+            [sys.executable, "-c", MAIN, config.model_dump_json(), uri.get_secret_value()],
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+
+
+def wait_for_steps(config: RootConfig, trainer: subprocess.Popen[bytes], num_steps: int) -> None:
+    metrics = config.run.output_path / "metrics.jsonl"
+    deadline = time.monotonic() + 40
+    while not metrics.is_file() or len(metrics.read_text().splitlines()) < num_steps:
+        assert trainer.poll() is None, "the trainer ended"
+        assert time.monotonic() < deadline, "the trainer is too slow"
+        time.sleep(0.02)
+
+
+@pytest.mark.timeout(110)
+async def test_killed_and_resumed_equals_uninterrupted_bit_for_bit(
+    make_config, mongod: EmbeddedMongo, model_path: Path, tmp_path: Path
+) -> None:
+    """Killed after step 5, past the checkpoint of step 4, with step 5 reserved but not committed."""
+    flags = {
+        "max_steps": 8,
+        "save_steps": 4,
+        "groups_per_step": 1,
+        "num_generations": 2,
+        "enable_sampling": "true",
+        "trainer_lease_seconds": 2,
+        "warmup_steps": 2,
+        "lr_scheduler_type": "cosine",
+    }
+    weights, rewards = {}, {}
+    for name in ("whole", "killed"):
+        config = make_config(
+            **flags, output_dir=tmp_path / name, db_connection_string=mongod.uri(f"resume_{name}")
+        )
+        uri = config.store.db_connection_string.get_secret_value()
+        async with TrajectoryStore.connect(uri) as store:
+            await store.ensure_schema()
+            await store.add_tasks(train_tasks(8, 2))
+            player = Player(model_path)
+            await player.play_groups(store, [MIXED] * (8 if name == "whole" else 5))
+            trainer = start_trainer(config, tmp_path / f"{name}.log")
+            with contextlib.ExitStack() as stack:
+                stack.callback(trainer.kill)
+                if name == "killed":
+                    wait_for_steps(config, trainer, 5)
+                    os.kill(trainer.pid, signal.SIGKILL)
+                    trainer.wait(10)
+                    await player.play_groups(store, [MIXED] * 3)
+                    trainer = start_trainer(config, tmp_path / f"{name}.log")
+                    stack.callback(trainer.kill)
+                assert trainer.wait(60) == 0, (tmp_path / f"{name}.log").read_text()[-2000:]
+            for order, group in enumerate(await all_groups(store)):
+                for entry in group:
+                    assert (entry["status"], entry["trained_count"]) == ("trained", 1)
+                    assert entry["step"] == order + 1
+            await store.drop_database()
+        last = config.run.output_path / "checkpoints/000008/model/model.safetensors"
+        weights[name] = last.read_bytes()
+        summary = json.loads((config.run.output_path / "summary.json").read_text())
+        rewards[name] = (summary["reward_mean"], summary["steps"])
+    assert weights["killed"] == weights["whole"]
+    assert weights["killed"] != (model_path / "model.safetensors").read_bytes()
+    assert rewards["killed"] == rewards["whole"] == ([0.5] * 8, 8)
+
+
+async def all_groups(store: TrajectoryStore) -> list[list[dict[str, object]]]:
+    """Ledger entries of all groups, by order."""
+    found = []
+    async for task in store.iter_tasks(split="train"):
+        documents = await store._record_data.find({"task_id": task.id}).to_list()
+        found.append([document["ledger"]["trainer"] for document in documents])
+    return found
