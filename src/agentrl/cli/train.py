@@ -14,10 +14,8 @@ def main(argv: Sequence[str]) -> int:
     config = parse_flags(argv)
     store_uri(config)
     _log_by_rank(config)
-    from agentrl.observability.logs import setup_logging
     from agentrl.trainer.process import train
 
-    setup_logging(f"train-{os.environ.get('RANK', '0')}")
     train(config)
     return 0
 
