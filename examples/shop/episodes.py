@@ -115,23 +115,38 @@ def call_text(tool: str, arguments: dict[str, Any]) -> str:
     return f"<tool_call>\n{call}\n</tool_call>"
 
 
-def demonstrate(
-    codec: Codec, question: Question, draw: random.Random, *, lookup_noise: float, op_noise: float
-) -> Episode:
-    """Play a question with the right protocol and often wrong choices.
+@dataclass(frozen=True, kw_only=True)
+class Habits:
+    """How often a demonstrator chooses rightly, by the wording of the question (first, second).
 
-    Names and numbers are always copied rightly. With probability `lookup_noise` a look-up tool is
-    drawn blindly, and with `op_noise` the operation is. Prices and stocks are drawn anew for every
+    The defaults know the first wording of every kind of question well, and misread the second more
+    often than not.
+    """
+
+    right_lookup: tuple[float, float] = (0.8, 0.7)
+    right_operation: tuple[float, float] = (0.7, 0.3)
+    misreading: float = 0.75
+    """Share of wrong operations that are the same wrong one (`MISREAD`)."""
+
+
+FLAWLESS = Habits(right_lookup=(1.0, 1.0), right_operation=(1.0, 1.0))
+MISREAD = {"add": "subtract", "subtract": "multiply", "multiply": "add"}
+
+
+def demonstrate(
+    codec: Codec, question: Question, draw: random.Random, habits: Habits = FLAWLESS
+) -> Episode:
+    """Play a question with the right protocol, and choices as right as the habits are.
+
+    Names and numbers are always copied rightly. Prices and stocks are drawn anew for every
     demonstration, so that they cannot be learnt by heart.
     """
     catalogue = make_catalogue(draw.getrandbits(64))
     episode = Episode(question, codec.prompt(question.text))
 
-    def turn(text: str, *, closes: bool = False) -> None:
+    def turn(text: str) -> None:
         episode.extend([*codec.encode(text), codec.turn_end], sampled=True)
         episode.num_turns += 1
-        if closes:
-            episode.reward = float(text == f"<answer>{right_answer(catalogue, question)}</answer>")
 
     def call(tool: str, arguments: dict[str, Any]) -> int:
         turn(call_text(tool, arguments))
@@ -141,16 +156,26 @@ def demonstrate(
 
     values = []
     for index, right in enumerate(question.kind.lookups):
-        blind = draw.random() < lookup_noise
-        tool = draw.choice(("price", "stock")) if blind else right
+        tool = right
+        if draw.random() >= habits.right_lookup[question.phrasing]:
+            tool = "stock" if right == "price" else "price"
         values.append(call(tool, {"item": question.subject(index)}))
     if len(values) == 1:
         values.append(question.n)
-    blind = draw.random() < op_noise
-    operation = draw.choice(("add", "subtract", "multiply")) if blind else question.kind.operation
+    operation = _choose_operation(question, draw, habits)
     result = call(operation, {"a": values[0], "b": values[1]})
-    turn(f"<answer>{result}</answer>", closes=True)
+    turn(f"<answer>{result}</answer>")
+    episode.reward = float(str(result) == right_answer(catalogue, question))
     return episode
+
+
+def _choose_operation(question: Question, draw: random.Random, habits: Habits) -> str:
+    right = question.kind.operation
+    if draw.random() < habits.right_operation[question.phrasing]:
+        return right
+    if draw.random() < habits.misreading:
+        return MISREAD[right]
+    return next(name for name in MISREAD if name not in (right, MISREAD[right]))
 
 
 @torch.no_grad()

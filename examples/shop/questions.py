@@ -61,6 +61,8 @@ class Question:
     """A question with the values that its text was made of."""
 
     kind: Kind
+    phrasing: int
+    """Index of the wording among the kind's phrasings."""
     text: str
     item: str
     other: str
@@ -96,8 +98,9 @@ def draw_questions(draw: random.Random) -> Iterator[Question]:
         kind = draw.choice(long if draw.random() < THREE_CALL_SHARE else short)
         item, other = draw.sample(ITEMS, 2)
         n = draw.randint(FEWEST, MOST)
-        text = draw.choice(kind.phrasings).format(item=item, other=other, n=n)
-        yield Question(kind, text, item, other, n)
+        phrasing = draw.randrange(len(kind.phrasings))
+        text = kind.phrasings[phrasing].format(item=item, other=other, n=n)
+        yield Question(kind, phrasing, text, item, other, n)
 
 
 def split_questions(

@@ -9,12 +9,12 @@ teaches it.
 import math
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
-from examples.shop.episodes import Codec, demonstrate, forward_shared_prefix
+from examples.shop.episodes import Codec, Habits, demonstrate, forward_shared_prefix
 from examples.shop.questions import Question
 from examples.shop.tokenizer import END_OF_TEXT
 
@@ -23,15 +23,12 @@ from examples.shop.tokenizer import END_OF_TEXT
 class WarmStart:
     """Settings of the imitation."""
 
-    num_steps: int = 900
+    num_steps: int = 800
     num_episodes: int = 32
     """Demonstrations a step."""
     learning_rate: float = 3e-3
     num_warmup_steps: int = 40
-    lookup_noise: float = 0.5
-    """Share of look-ups whose tool is drawn blindly."""
-    op_noise: float = 0.6
-    """Share of computations whose operation is drawn blindly."""
+    habits: Habits = field(default_factory=Habits)
 
 
 def new_model(codec: Codec, seed: int) -> Qwen3ForCausalLM:
@@ -79,21 +76,16 @@ def imitate(
     by_length: dict[int, list[Question]] = {}
     for question in questions:
         by_length.setdefault(len(question.kind.lookups), []).append(question)
+    pools = list(by_length.values())
     model.train()
     for step in range(settings.num_steps):
         progress = step / settings.num_steps
         warmup = min(1.0, (step + 1) / settings.num_warmup_steps)
         for group in optimizer.param_groups:
             group["lr"] = settings.learning_rate * warmup * 0.5 * (1 + math.cos(math.pi * progress))
-        pool = by_length[len(draw.choice(questions).kind.lookups)]
+        pool = draw.choice(pools)
         episodes = [
-            demonstrate(
-                codec,
-                draw.choice(pool),
-                draw,
-                lookup_noise=settings.lookup_noise,
-                op_noise=settings.op_noise,
-            )
+            demonstrate(codec, draw.choice(pool), draw, settings.habits)
             for _ in range(settings.num_episodes)
         ]
         logp_BT, sampled_BT = forward_shared_prefix(model, codec, episodes)

@@ -37,7 +37,7 @@ def read_lines(name: str) -> list[dict[str, str]]:
 )
 def test_every_kind_is_answered_from_the_catalogue(kind: str, expected: str) -> None:
     by_name = {kind.name: kind for kind in KINDS}
-    question = Question(by_name[kind], "", "rice", "tea", 4)
+    question = Question(by_name[kind], 0, "", "rice", "tea", 4)
     assert right_answer(CATALOGUE, question) == expected
 
 

@@ -1,0 +1,100 @@
+import json
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoTokenizer, PreTrainedModel, Qwen3ForCausalLM
+
+from examples.shop.episodes import Codec, Habits, demonstrate, forward_shared_prefix, play
+from examples.shop.questions import split_questions
+from examples.shop.server import load_catalogue
+
+ASSETS = Path(__file__).resolve().parents[3] / "assets" / "demo"
+CATALOGUE = load_catalogue(ASSETS / "catalogue.json")
+TRAIN, _ = split_questions(0, 2000, 100)
+
+
+@pytest.fixture(scope="module")
+def codec() -> Codec:
+    return Codec(AutoTokenizer.from_pretrained(ASSETS / "model"))
+
+
+@pytest.fixture(scope="module")
+def model() -> PreTrainedModel:
+    torch.set_num_threads(1)
+    return Qwen3ForCausalLM.from_pretrained(ASSETS / "model")
+
+
+def test_a_demonstration_without_noise_is_always_right(codec: Codec) -> None:
+    draw = random.Random(0)
+    episodes = [demonstrate(codec, question, draw) for question in TRAIN[:100]]
+    assert {episode.reward for episode in episodes} == {1.0}
+
+
+def test_a_noisy_demonstration_is_often_wrong_but_well_formed(codec: Codec) -> None:
+    draw = random.Random(0)
+    episodes = [demonstrate(codec, question, draw, Habits()) for question in TRAIN[:400]]
+    assert 0.25 < sum(episode.reward for episode in episodes) / 400 < 0.5
+    assert {episode.num_turns for episode in episodes} == {3, 4}
+
+
+def test_only_what_the_assistant_wrote_is_marked_including_its_end_of_turn(codec: Codec) -> None:
+    episode = demonstrate(codec, TRAIN[0], random.Random(1))
+    pieces, current = [], []
+    for token, flag in zip(episode.ids, episode.sampled, strict=True):
+        if flag:
+            current.append(token)
+        elif current:
+            pieces.append(codec.tokenizer.decode(current))
+            current = []
+    pieces.append(codec.tokenizer.decode(current))
+    assert len(pieces) == episode.num_turns
+    assert all(piece.endswith("<|im_end|>") for piece in pieces)
+    assert all(piece.startswith("<tool_call>") for piece in pieces[:-1])
+    assert pieces[-1].startswith("<answer>")
+
+
+def test_sampled_logprobs_equal_those_recomputed_in_one_pass(
+    codec: Codec, model: PreTrainedModel
+) -> None:
+    torch.manual_seed(0)
+    episodes = play(model, codec, CATALOGUE, TRAIN[:12])
+    with torch.no_grad():
+        logp, sampled = forward_shared_prefix(model, codec, episodes)
+    start = len(codec.prefix)
+    for row, episode in enumerate(episodes):
+        stored = torch.tensor(episode.logprobs[start + 1 :])
+        length = len(stored)
+        mask = sampled[row, :length]
+        assert int(mask.sum()) == sum(episode.sampled)
+        torch.testing.assert_close(logp[row, :length] * mask, stored * mask, atol=1e-4, rtol=0)
+
+
+def test_the_shared_prefix_gives_the_gradient_of_whole_episodes(
+    codec: Codec, model: PreTrainedModel
+) -> None:
+    episode = demonstrate(codec, TRAIN[0], random.Random(2))
+    weight = model.model.layers[1].self_attn.k_proj.weight
+    logp, sampled = forward_shared_prefix(model, codec, [episode])
+    (shared,) = torch.autograd.grad((logp * sampled).sum(), weight)
+    ids = torch.tensor([episode.ids])
+    whole = model(ids).logits[:, :-1].log_softmax(-1).gather(-1, ids[:, 1:, None])[..., 0]
+    mask = torch.tensor([episode.sampled[1:]], dtype=torch.float32)
+    (expected,) = torch.autograd.grad((whole * mask).sum(), weight)
+    torch.testing.assert_close(shared, expected, atol=1e-4, rtol=1e-3)
+
+
+def test_the_warm_start_is_clearly_imperfect_and_knows_the_protocol(
+    codec: Codec, model: PreTrainedModel
+) -> None:
+    torch.manual_seed(0)
+    episodes = play(model, codec, CATALOGUE, random.Random(0).sample(TRAIN, 192))
+    assert 0.25 < sum(episode.reward for episode in episodes) / 192 < 0.55
+    answered = sum("<answer>" in codec.decode(episode.ids) for episode in episodes)
+    assert answered > 0.9 * 192
+
+
+def test_the_shipped_folder_stays_under_8_megabytes() -> None:
+    assert sum(path.stat().st_size for path in ASSETS.rglob("*") if path.is_file()) < 8_000_000
+    assert json.loads((ASSETS / "model" / "config.json").read_text())["model_type"] == "qwen3"
