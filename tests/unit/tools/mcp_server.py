@@ -1,4 +1,4 @@
-"""An MCP server for the tests: `python mcp_server.py stdio|stateless|stateful COUNT_FILE [PORT]`.
+"""An MCP server for the tests: `python mcp_server.py stdio|stateless|stateful|sse COUNT_FILE [PORT]`.
 
 Over HTTP it prints its port once it accepts connections. `?fail=STATUS:N` in a client's URL makes
 the first N tool calls of that URL fail with the status, before or (`after`) the tool has run.
@@ -158,7 +158,10 @@ def main() -> None:
         server.run("stdio")
         return
     stateless = sys.argv[1] == "stateless"
-    app = server.streamable_http_app(stateless_http=stateless, json_response=stateless)
+    if sys.argv[1] == "sse":
+        app = server.sse_app()
+    else:
+        app = server.streamable_http_app(stateless_http=stateless, json_response=stateless)
     listener = socket.create_server(("127.0.0.1", int(sys.argv[3]) if sys.argv[3:] else 0))
     sys.stdout.write(f"{listener.getsockname()[1]}\n")
     sys.stdout.flush()

@@ -95,6 +95,16 @@ async def test_stdio_servers_are_started_spoken_to_and_ended(
     assert [result.content for result in results] == ["3", "open"]
 
 
+async def test_sse_servers_are_spoken_to(
+    start_server: Callable[..., Any], config_for: ConfigFor
+) -> None:
+    url = start_server("sse").url.replace("/mcp", "/sse")
+    config = config_for({"s": {"url": url, "type": "sse"}}, auth_token="s3cret")
+    async with connect_tools(config) as box:
+        assert (await box.call("add", {"a": 1, "b": 2})).content == "3"
+        assert (await box.call("token", {})).content == "Bearer s3cret"
+
+
 async def test_clashing_names_are_qualified_and_reported(
     server_url: str,
     config_for: ConfigFor,

@@ -1,0 +1,96 @@
+import asyncio
+from typing import Any
+
+import pytest
+
+from agentrl.errors import ScoringError
+from agentrl.rewards import GroundTruth, MCPScorerFactory
+from agentrl.rewards.math_pool import MathPool
+from agentrl.schema import MCPTask
+
+
+async def value(scorer: str, answer: str, *accepted: Any) -> float:
+    truth = GroundTruth(query="q", answer=accepted[0], aug_answers=tuple(accepted[1:]))
+    return (await MCPScorerFactory.get_scorer(scorer).score(answer, truth)).value
+
+
+@pytest.mark.parametrize(
+    ("answer", "accepted", "expected"),
+    [
+        (" 21\n", ("21",), 1.0),
+        ("21", (21,), 1.0),
+        ("21.0", (21,), 0.0),
+        ("0", (0,), 1.0),
+        ("false", (False,), 1.0),
+        ("Paris", ("paris",), 0.0),
+        ("NYC", ("New York", "NYC"), 1.0),
+        ("", ("",), 1.0),
+    ],
+)
+async def test_exact_compares_characters(
+    answer: str, accepted: tuple[Any, ...], expected: float
+) -> None:
+    assert await value("exact", answer, *accepted) == expected
+
+
+@pytest.mark.parametrize(
+    ("answer", "right", "expected"),
+    [
+        ("The  Eiffel-Tower!", "eiffeltower", 1.0),
+        ("a lamp", "LAMP", 1.0),
+        ("lamp", "lamps", 0.0),
+        ("\uff21\uff22\uff23", "abc", 1.0),
+    ],
+)
+async def test_em_compares_normalised_text(answer: str, right: str, expected: float) -> None:
+    assert await value("em", answer, right) == expected
+
+
+@pytest.mark.parametrize(
+    ("answer", "right", "expected"),
+    [
+        (r"\frac{1}{2}", "1/2", 1.0),
+        ("0.5", r"\frac{1}{2}", 1.0),
+        ("$x^2+2x+1$", "$(x+1)^2$", 1.0),
+        ("1/3", "1/2", 0.0),
+        ("no idea", "1/2", 0.0),
+        (r"\boxed{4}", "4", 1.0),
+        ("no idea", "no idea", 1.0),
+        ("9" * 20_000, "4", 0.0),
+    ],
+)
+async def test_math_compares_values(answer: str, right: str, expected: float) -> None:
+    assert await value("math", answer, right) == expected
+
+
+async def test_an_endless_comparison_ends_and_holds_nobody_up() -> None:
+    pool = MathPool(num_workers=1, cpu_seconds=0.5)
+    await pool.compare("1", ("2",))
+    ticks = 0
+
+    async def tick() -> None:
+        nonlocal ticks
+        while True:
+            await asyncio.sleep(0.01)
+            ticks += 1
+
+    ticking = asyncio.create_task(tick())
+    verdict = await pool.compare("9^{9^{9^{9}}}", ("2",))
+    ticking.cancel()
+    assert (verdict.value, verdict.detail) == (0.0, "not comparable in 0.5 s")
+    assert ticks > 10
+    assert (await pool.compare("2", ("2.0",))).value == 1.0
+    pool.close()
+
+
+async def test_a_worker_that_fails_gives_no_score(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.executable", "/bin/false")
+    pool = MathPool()
+    with pytest.raises(ScoringError, match="math worker"):
+        await pool.compare("1", ("2",))
+
+
+def test_the_truth_of_a_task_keeps_zero_and_false() -> None:
+    task = MCPTask(id="t", query="q", answer=0, aug_answers=(False,))
+    assert GroundTruth.of(task).accepted == ("0", "false")
+    assert GroundTruth(query="q").accepted == ()

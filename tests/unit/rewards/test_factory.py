@@ -1,0 +1,99 @@
+import asyncio
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from agentrl.errors import ConfigError, ScoringError
+from agentrl.rewards import (
+    AgentConfig,
+    GroundTruth,
+    MCPScorerFactory,
+    Verdict,
+    load_scorer_module,
+)
+
+TRUTH = GroundTruth(query="q", answer="abc")
+
+
+@pytest.fixture(autouse=True)
+def _same_scorers_afterwards() -> Iterator[None]:
+    before = dict(MCPScorerFactory._scorers)
+    yield
+    MCPScorerFactory._scorers.clear()
+    MCPScorerFactory._scorers.update(before)
+
+
+async def test_plain_and_async_functions_of_two_and_three_arguments_are_scorers() -> None:
+    config = AgentConfig(path="a.yml")
+
+    @MCPScorerFactory.register_scorer("plain", version="7")
+    def plain(answer: str, truth: GroundTruth) -> float:
+        assert threading.current_thread() is not threading.main_thread()
+        return len(answer) / len(truth.answer)
+
+    @MCPScorerFactory.register_scorer("configured")
+    async def configured(answer: str, truth: GroundTruth, config: AgentConfig | None) -> Verdict:
+        await asyncio.sleep(0)
+        assert config is not None
+        return Verdict(1.0, detail=config.path, inputs={"k": 1})
+
+    MCPScorerFactory.register_scorer("numpy", lambda answer, truth: np.float32(0.5))
+
+    score = await MCPScorerFactory.get_scorer("plain").score("ab", TRUTH, config)
+    assert (score.scorer, score.version, score.value) == ("plain", "7", pytest.approx(2 / 3))
+    assert score.inputs == {"answer": "ab", "reference": "abc", "aug_answers": []}
+    score = await MCPScorerFactory.get_scorer("configured").score("ab", TRUTH, config)
+    assert (score.value, score.detail, score.inputs["k"]) == (1.0, "a.yml", 1)
+    assert (await MCPScorerFactory.get_scorer("numpy").score("ab", TRUTH)).value == 0.5
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        (lambda answer, truth: 1 / 0, "failed: ZeroDivisionError"),
+        (lambda answer, truth: "1", "returned str, not a number"),
+        (lambda answer, truth: float("nan"), "returned nan"),
+        (lambda answer, truth: None, "returned NoneType"),
+    ],
+)
+async def test_a_scorer_that_fails_gives_no_score(function: object, reason: str) -> None:
+    MCPScorerFactory.register_scorer("bad", function)  # type: ignore[arg-type]
+    with pytest.raises(ScoringError, match=reason):
+        await MCPScorerFactory.get_scorer("bad").score("x", TRUTH)
+
+
+@pytest.mark.parametrize(
+    "function", [lambda answer: 1.0, lambda a, b, c, d: 1.0, lambda: 1.0], ids=["1", "4", "0"]
+)
+def test_functions_of_other_arity_are_refused_at_registration(function: object) -> None:
+    with pytest.raises(ConfigError, match=r"\(answer, truth\) or \(answer, truth, agent_config\)"):
+        MCPScorerFactory.register_scorer("bad", function)  # type: ignore[arg-type]
+
+
+def test_unknown_names_list_the_known_ones_and_the_nearest() -> None:
+    with pytest.raises(ConfigError, match=r"'exat'; did you mean 'exact'\? \(known: agentcpm, as"):
+        MCPScorerFactory.get_scorer("exat")
+
+
+async def test_a_file_registers_its_scorers(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "from agentrl.rewards import MCPScorerFactory\n"
+        "MCPScorerFactory.register_scorer('mine', lambda answer, truth: 0.25)\n"
+    )
+    load_scorer_module(path)
+    assert (await MCPScorerFactory.get_scorer("mine").score("x", TRUTH)).value == 0.25
+
+
+def test_files_that_cannot_be_imported_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"absent\.py: no such file"):
+        load_scorer_module(tmp_path / "absent.py")
+    with pytest.raises(ConfigError, match="scorer module no_such_module_of_ours: ModuleNotFound"):
+        load_scorer_module("no_such_module_of_ours")
+    broken = tmp_path / "broken.py"
+    broken.write_text("1 / 0")
+    with pytest.raises(ConfigError, match=r"broken\.py: ZeroDivisionError"):
+        load_scorer_module(broken)

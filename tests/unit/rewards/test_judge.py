@@ -1,0 +1,128 @@
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from agentrl.errors import ConfigError, ScoringError
+from agentrl.rewards import AgentConfig, GroundTruth, MCPScorerFactory
+from agentrl.rewards.judge import parse_verdict
+
+TRUTH = GroundTruth(query="Capital of France?", answer="Paris", aug_answers=("Paris, France",))
+JudgedBy = Callable[..., AgentConfig]
+
+
+@pytest.mark.parametrize(
+    ("reply", "verdict"),
+    [
+        ("Correct", True),
+        ("  **correct**.\n", True),
+        ("INCORRECT", False),
+        ("Not correct.", False),
+        ("<think>Incorrect? No.</think>Correct", True),
+        ("thoughts without a beginning</think>Incorrect", False),
+        ("The answer is correct", None),
+        ("Correct or Incorrect", None),
+        ("correct, but incomplete", None),
+        ("partially correct", None),
+        ("", None),
+        ("<think>Correct", None),
+    ],
+)
+def test_only_one_clear_word_is_a_verdict(reply: str, verdict: bool | None) -> None:
+    assert parse_verdict(reply) is verdict
+
+
+@pytest.mark.parametrize("name", ["agentcpm", "asearcher"])
+@pytest.mark.parametrize(
+    ("reply", "value"), [("Correct", 1.0), ("Incorrect", 0.0), ("not correct", 0.0)]
+)
+async def test_the_judges_word_is_the_score(
+    judged_by: JudgedBy, judge_server: Any, name: str, reply: str, value: float
+) -> None:
+    score = await MCPScorerFactory.get_scorer(name).score("It's Paris", TRUTH, judged_by([reply]))
+    assert (score.scorer, score.value, score.detail) == (name, value, reply)
+    assert score.inputs == {
+        "answer": "It's Paris",
+        "reference": "Paris",
+        "aug_answers": ["Paris, France"],
+        "judge": "judge-0",
+    }
+    assert judge_server.keys == ["Bearer k3y"]
+    prompt = judge_server.asked[0]["messages"][0]["content"]
+    for part in ("Capital of France?", "Paris\nParis, France", "It's Paris"):
+        assert part in prompt
+
+
+async def ask(config: AgentConfig, answer: str = "x {question}") -> float:
+    return (await MCPScorerFactory.get_scorer("agentcpm").score(answer, TRUTH, config)).value
+
+
+async def test_an_unclear_verdict_is_asked_for_again(
+    judged_by: JudgedBy, judge_server: Any
+) -> None:
+    assert await ask(judged_by(["Well, correct-ish", "Incorrect"])) == 0.0
+    assert len(judge_server.asked) == 2
+    with pytest.raises(ScoringError, match="judge-0: unclear verdict 'Hm'"):
+        await ask(judged_by(["Hm"]))
+    assert len(judge_server.asked) == 2 + 3
+
+
+async def test_failures_are_retried_then_the_next_model_is_asked(
+    judged_by: JudgedBy, judge_server: Any
+) -> None:
+    assert await ask(judged_by([500, 429, "Correct"])) == 1.0
+    assert await ask(judged_by([None, "Incorrect"])) == 0.0
+    judge_server.asked.clear()
+    assert await ask(judged_by([503], ["Correct"])) == 1.0
+    assert [body["model"] for body in judge_server.asked] == ["judge-0"] * 3 + ["judge-1"]
+    judge_server.asked.clear()
+    assert await ask(judged_by([401], ["Incorrect"])) == 0.0
+    assert [body["model"] for body in judge_server.asked] == ["judge-0", "judge-1"]
+
+
+async def test_an_outage_is_a_missing_score_and_never_zero(judged_by: JudgedBy) -> None:
+    with pytest.raises(ScoringError, match=r"judge-0: HTTP 500; judge-1: HTTP 403"):
+        await ask(judged_by([500], [403]))
+    config = judged_by(["Correct"])
+    assert config.scorer_agent is not None
+    gone = config.scorer_agent.models[0].model_copy(update={"base_url": "http://127.0.0.1:9/v1"})
+    agent = config.scorer_agent.model_copy(update={"models": (gone,)})
+    with pytest.raises(ScoringError, match="judge-0: ConnectError"):
+        await ask(config.model_copy(update={"scorer_agent": agent}))
+
+
+async def test_timeouts_are_obeyed(judged_by: JudgedBy) -> None:
+    started = time.monotonic()
+    config = judged_by([20.0], ["Correct"], timeout=0.2, max_retries=1)
+    assert await ask(config) == 1.0
+    assert time.monotonic() - started < 5
+
+
+async def test_an_own_prompt_is_filled_in_once(judged_by: JudgedBy, judge_server: Any) -> None:
+    template = '{"q": "{question}", "right": "{labeled_answer}", "said": "{pred_answer}"}'
+    config = judged_by(["Correct"], judge_prompt_template=template, extra_body={"temperature": 0})
+    await ask(config, answer="{question}")
+    body = judge_server.asked[0]
+    right = "Paris\nParis, France"
+    assert body["messages"][0]["content"] == (
+        f'{{"q": "Capital of France?", "right": "{right}", "said": "{{question}}"}}'
+    )
+    assert body["temperature"] == 0
+
+
+async def test_a_missing_answer_is_zero_without_asking(
+    judged_by: JudgedBy, judge_server: Any
+) -> None:
+    score = await MCPScorerFactory.get_scorer("agentcpm").score(None, TRUTH, judged_by(["Correct"]))
+    assert (score.value, score.detail) == (0.0, "no answer")
+    assert judge_server.asked == []
+
+
+def test_the_judge_needs_its_section_and_other_scorers_do_not() -> None:
+    empty = AgentConfig(path="a.yml")
+    with pytest.raises(ConfigError, match="agent_config_path"):
+        MCPScorerFactory.get_scorer("agentcpm").check(None)
+    with pytest.raises(ConfigError, match=r"a\.yml: scorer_agent: missing"):
+        MCPScorerFactory.get_scorer("agentcpm").check(empty)
+    MCPScorerFactory.get_scorer("exact").check(None)
