@@ -16,6 +16,7 @@ RecordDrop = Literal[
 ]
 CONTEXT_LIMITS = frozenset({"length_limit", "turns_limit"})
 """Outcomes that `reserve_context_error_count` rations."""
+_ROUNDING = 1e-9
 _SPREAD = 0.2
 """Distance between the largest and the smallest shift of `efficiency_shaped`."""
 
@@ -76,7 +77,7 @@ def filter_group(
         "no_score" if record.score is None else None for record in group.records
     ]
     scores = [score for score in group.scores if score is not None]
-    if not scores or max(scores) - min(scores) < min_score_spread:
+    if not scores or max(scores) - min(scores) < min_score_spread - _ROUNDING:
         return tuple(reason or "zero_variance" for reason in reasons)
     rng = np.random.default_rng([seed, *group.task_id.encode()])
     open_ = [index for index, reason in enumerate(reasons) if reason is None]

@@ -6,7 +6,7 @@ here and leave with a reason.
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -43,11 +43,11 @@ class SelectedGroup:
     """As scored, one a record; None where the infrastructure failed."""
     turns: tuple[TurnTokens, ...]
     """With their advantages, in record order."""
-    dropped_records: dict[str, str]
+    dropped_records: dict[str, str] = field(default_factory=dict)
     """Record id -> reason, for every record without a turn in `turns`."""
-    dropped_turns: Counter[str]
+    dropped_turns: Counter[str] = field(default_factory=Counter)
     """Reason (`TurnDrop`) -> turns."""
-    dropped_terms: Counter[str]
+    dropped_terms: Counter[str] = field(default_factory=Counter)
     """Reason (`TurnDrop`) -> sampled tokens."""
 
     @property

@@ -57,7 +57,7 @@ def load_policy(
     model: PreTrainedModel = loaded[0]
     missing = sorted(loaded[1]["missing_keys"])
     if missing:
-        raise ConfigError(f"{path} lacks {len(missing)} weights, the first is {missing[0]}")
+        raise ConfigError(f"weights are missing from {path}: {', '.join(missing[:3])}")
     model.to(device)  # type: ignore[arg-type]
     return wrap_policy(model, gradient_checkpointing=gradient_checkpointing)
 
@@ -67,7 +67,11 @@ def wrap_policy(model: PreTrainedModel, *, gradient_checkpointing: bool = False)
     if model.dtype == torch.float64:
         _make_norms_exact(model)
     if gradient_checkpointing:
-        enable: Any = model.gradient_checkpointing_enable
+        # transformers renamed the switch in its 5.x series; both names do the same.
+        enable: Any = (
+            getattr(model, "activation_checkpointing_enable", None)
+            or model.gradient_checkpointing_enable
+        )
         enable({"use_reentrant": False})
     return PolicyModel(model).train()
 

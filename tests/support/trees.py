@@ -1,0 +1,201 @@
+"""Random groups with branching contexts, and tiny models to run them through."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+from agentrl.algorithms.losses import policy_loss, weighted_sum
+from agentrl.data.batch import StepBatch
+from agentrl.data.select import SelectedGroup
+from agentrl.data.tokens import turn_tokens
+from agentrl.models.load import wrap_policy
+from agentrl.models.policy import PolicyModel, term_logprobs
+from agentrl.schema import (
+    DBRecordData,
+    DispatchedSamplingTask,
+    SamplingParams,
+    Score,
+    VersionSpan,
+)
+
+VOCABULARY = 40
+SHAPE = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "initializer_range": 0.3,
+}
+
+
+def tiny_policy(
+    architecture: str = "qwen3", dtype: torch.dtype = torch.float64, attention: str = "agentrl_tree"
+) -> PolicyModel:
+    """A random model whose logits differ enough for clipping to happen."""
+    torch.manual_seed(7)
+    if architecture == "llama":
+        config = LlamaConfig(**SHAPE, tie_word_embeddings=False)
+        model = LlamaForCausalLM(config)
+    else:
+        model = Qwen3ForCausalLM(Qwen3Config(**SHAPE, tie_word_embeddings=True))
+    model.set_attn_implementation(attention)
+    return wrap_policy(model.to(dtype))
+
+
+def make_turn(
+    record_id: str,
+    index: int,
+    added_ids: Sequence[int],
+    output_ids: Sequence[int],
+    *,
+    parent: int | None = None,
+    shared_len: int = 0,
+    logprobs: Sequence[float] | None = None,
+    versions: Sequence[tuple[int, int, int]] | None = None,
+    temperature: float = 1.0,
+    trainable: bool = True,
+    advantage: float | None = None,
+) -> DispatchedSamplingTask:
+    """A turn with as few facts as trees need."""
+    spans = versions if versions is not None else [(0, 0, len(output_ids))]
+    return DispatchedSamplingTask(
+        id=f"{record_id}/1/{index}",
+        record_id=record_id,
+        task_id=record_id.rsplit("/", 1)[0],
+        attempt=1,
+        index=index,
+        parent=parent,
+        shared_len=shared_len,
+        added_ids=added_ids,
+        output_ids=output_ids,
+        output_logprobs=[-1.0] * len(output_ids) if logprobs is None else logprobs,
+        version_spans=tuple(VersionSpan(version=v, start=s, end=e) for v, s, e in spans),
+        finish_reason="stop",
+        trainable=trainable,
+        advantage=advantage,
+        sampling_params=SamplingParams(temperature=temperature),
+    )
+
+
+def make_record(
+    turns: Sequence[DispatchedSamplingTask],
+    score: float | None,
+    *,
+    task_id: str = "train/0/q0",
+    traj_id: int = 0,
+    outcome: str | None = "answered",
+) -> DBRecordData:
+    """A finished record around its turns."""
+    return DBRecordData(
+        record_id=f"{task_id}/{traj_id}",
+        task_id=task_id,
+        traj_id=traj_id,
+        split="train",
+        order=0,
+        attempt=1,
+        outcome=outcome,
+        score=None if score is None else Score(scorer="exact", value=score),
+        turn_ids=tuple(turn.id for turn in turns),
+        num_tokens=0,
+        min_version=0,
+        max_version=0,
+        turns=tuple(turns),
+    )
+
+
+def random_turns(rng: np.random.Generator, record_id: str, prompt: Sequence[int], num_turns: int):
+    """Turns of one record: it grows, is edited, has its thinking stripped, calls a sub-agent."""
+
+    def ids(low: int, high: int, vocabulary: int = VOCABULARY) -> list[int]:
+        return rng.integers(0, vocabulary, rng.integers(low, high)).tolist()
+
+    turns, lengths = [], []
+    for index in range(num_turns):
+        # Few distinct first tokens, so that samples of a group go the same way for a while.
+        output = ids(1, 4, 2) + ids(0, 4)
+        move = "root" if index == 0 else rng.choice(["grow", "grow", "edit", "strip", "sub-agent"])
+        parent = (
+            None if move in ("root", "sub-agent") else int(rng.integers(max(0, index - 2), index))
+        )
+        if parent is None:
+            shared, added = 0, list(prompt) if move == "root" else ids(3, 6)
+        elif move == "grow":
+            shared, added = lengths[parent], ids(1, 4)
+        elif move == "strip":  # the parent's reply loses its first tokens
+            shared = lengths[parent] - len(turns[parent].output_ids)
+            added = turns[parent].output_ids[1:].tolist() + ids(1, 3)
+        else:
+            shared, added = int(rng.integers(1, lengths[parent])), ids(1, 5)
+        cut = int(rng.integers(0, len(output) + 1))
+        turns.append(
+            make_turn(
+                record_id,
+                index,
+                added,
+                output,
+                parent=parent,
+                shared_len=shared,
+                logprobs=-rng.uniform(0.0, 5.0, len(output)),
+                versions=[(2, 0, cut), (3, cut, len(output))],
+                temperature=float(rng.choice([0.7, 1.0])),
+            )
+        )
+        lengths.append(shared + len(added) + len(output))
+    return turns
+
+
+def random_group(seed: int, *, num_records: int = 4, num_turns: int = 4) -> SelectedGroup:
+    """A group with random advantages, one a turn."""
+    rng = np.random.default_rng(seed)
+    prompt = rng.integers(0, VOCABULARY, 6).tolist()
+    turns = [
+        turn
+        for number in range(num_records)
+        for turn in random_turns(rng, f"train/0/q{seed}/{number}", prompt, num_turns)
+    ]
+    return selected(turns, rng)
+
+
+def selected(turns: Sequence[DispatchedSamplingTask], rng: np.random.Generator) -> SelectedGroup:
+    """Turns as a group that is trained on in full, with random advantages."""
+    return SelectedGroup(
+        task_id=turns[0].task_id,
+        record_ids=tuple(dict.fromkeys(turn.record_id for turn in turns)),
+        scores=(),
+        turns=tuple(
+            replace(tokens, advantage=float(rng.normal())) for tokens in turn_tokens(turns)
+        ),
+    )
+
+
+def gradient(
+    policy: PolicyModel, batch: StepBatch, *, kind: str = "GRPO", chunk_size: int = 4096
+) -> tuple[float, torch.Tensor]:
+    """Loss and flat gradient of a whole step, all ranks summed."""
+    policy.zero_grad(set_to_none=True)
+    total = 0.0
+    for share in batch.micro_batches:
+        for micro_batch in share:
+            logprobs = term_logprobs(policy, micro_batch.row, chunk_size=chunk_size).logprobs
+            terms = policy_loss(
+                logprobs,
+                torch.from_numpy(micro_batch.behavior_logprobs),
+                torch.from_numpy(micro_batch.advantages),
+                kind=kind,
+                sequences=torch.from_numpy(micro_batch.turns),
+            )
+            loss = weighted_sum(terms, torch.from_numpy(micro_batch.weights))
+            loss.backward()
+            total += loss.item()
+    return total, torch.cat([parameter.grad.flatten() for parameter in policy.parameters()])
+
+
+def relative_error(gradient_a: torch.Tensor, gradient_b: torch.Tensor) -> float:
+    """Norm of the difference over the norm of b."""
+    return ((gradient_a - gradient_b).norm() / gradient_b.norm()).item()

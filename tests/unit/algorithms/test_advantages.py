@@ -1,0 +1,53 @@
+import numpy as np
+import pytest
+
+from agentrl.algorithms import group_advantages
+from agentrl.algorithms.advantages import turn_advantages
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("leave_one_out", [2 / 3, -2 / 3, 2 / 3, -2 / 3]),
+        ("group_mean", [0.5, -0.5, 0.5, -0.5]),
+        ("group_std", [1.0, -1.0, 1.0, -1.0]),
+    ],
+)
+def test_estimators_by_hand(kind, expected):
+    assert group_advantages([1.0, 0.0, 1.0, 0.0], kind=kind).tolist() == pytest.approx(expected)
+
+
+def test_missing_scores_are_in_no_baseline():
+    found = group_advantages([1.0, None, 0.0])
+    assert np.isnan(found[1])
+    assert found[[0, 2]].tolist() == [1.0, -1.0]
+
+
+@pytest.mark.parametrize("scores", [[1.0], [None, 0.3], []])
+def test_without_a_second_score_there_is_no_advantage(scores):
+    assert not np.nan_to_num(group_advantages(scores)).any()
+
+
+def test_equal_scores_have_no_spread_to_divide_by():
+    assert group_advantages([0.3, 0.3], kind="group_std").tolist() == [0.0, 0.0]
+
+
+def test_signs_are_clipped_against_right_and_wrong():
+    scores = [0.6, 0.9, 1.0, 0.3]
+    plain = group_advantages(scores, kind="group_mean", sign_clip=False)
+    assert plain.tolist() == pytest.approx([-0.1, 0.2, 0.3, -0.4])
+    assert group_advantages(scores, kind="group_mean").tolist() == pytest.approx(
+        [0, 0.2, 0.3, -0.4]
+    )
+    assert group_advantages([0.4, 0.0], kind="group_mean").tolist() == pytest.approx([0.0, -0.2])
+
+
+def test_scaling_comes_last():
+    assert group_advantages([1.0, 0.0], adv_scaling=2.0).tolist() == [2.0, -2.0]
+
+
+def test_overrides_only_lower_a_turn():
+    found = turn_advantages(0.5, [None, 0.0, 2.0, -1.0], right=True, adv_scaling=2.0)
+    assert found.tolist() == [1.0, 0.0, 1.0, 0.0]
+    assert turn_advantages(-0.5, [None, 0.0, -1.0], right=False).tolist() == [-0.5, -0.5, -1.0]
+    assert turn_advantages(0.5, [-1.0], right=True, sign_clip=False).tolist() == [-1.0]

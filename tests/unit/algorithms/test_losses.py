@@ -1,0 +1,165 @@
+import math
+
+import pytest
+import torch
+
+from agentrl.algorithms import policy_loss
+from agentrl.algorithms.losses import LOSS_KINDS, sft_loss, weighted_sum
+from agentrl.errors import ConfigError
+
+
+def tensor(*values):
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def run(ratios, advantages, kind="GRPO", behavior=-2.0, **knobs):
+    """Terms and d(sum of losses)/d(log pi) at given ratios."""
+    mu = torch.full((len(ratios),), behavior, dtype=torch.float64)
+    logprobs = (tensor(*ratios).log() + mu).requires_grad_()
+    terms = policy_loss(logprobs, mu, tensor(*advantages), kind=kind, **knobs)
+    terms.loss.sum().backward()
+    return terms, logprobs.grad
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "loss", "slope", "clipped"),
+    [
+        (1.0, 2.0, -2.0, -2.0, False),
+        (1.2, 2.0, -2.4, -2.4, False),
+        (1.5, 2.0, -2.6, 0.0, True),  # clip at 1.3
+        (0.5, 2.0, -1.0, -1.0, False),  # pulled back up
+        (1.0, -2.0, 2.0, 2.0, False),
+        (0.5, -2.0, 1.6, 0.0, True),  # clip at 0.8
+        (1.5, -2.0, 3.0, 3.0, False),  # pulled back down
+        (1.0, 0.0, 0.0, 0.0, False),
+    ],
+)
+def test_grpo_by_hand(ratio, advantage, loss, slope, clipped):
+    terms, grad = run([ratio], [advantage])
+    assert terms.loss.item() == pytest.approx(loss)
+    assert grad.item() == pytest.approx(slope)
+    assert terms.clipped.item() is clipped
+    assert terms.ratio.item() == pytest.approx(ratio)
+
+
+@pytest.mark.parametrize("kind", LOSS_KINDS)
+def test_gradient_raises_good_tokens_and_lowers_bad_ones(kind):
+    _, grad = run([1.05, 1.05], [1.5, -1.5], kind=kind, sequences=torch.tensor([0, 1]))
+    assert grad[0] < 0 < grad[1]
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "kept"),
+    [
+        (2.19, 1.0, True),
+        (2.21, 1.0, False),
+        (2.21, -1.0, True),
+        (0.21, -1.0, True),
+        (0.19, -1.0, False),
+        (0.19, 1.0, True),
+    ],
+)
+def test_drop_range_is_sign_aware(ratio, advantage, kept):
+    assert run([ratio], [advantage])[0].keep.item() is kept
+
+
+def test_strict_bound_drops_where_clipping_starts():
+    terms, _ = run([1.29, 1.31, 0.81, 0.79], [1.0, 1.0, -1.0, -1.0], strict_in_bound=True)
+    assert terms.keep.tolist() == [True, False, True, False]
+
+
+def test_staleness_narrows_the_drop_range():
+    # k = exp(-2 * 0.5) = 0.3679: upper bound 1 + 0.3 * 4 * k = 1.4415.
+    edge = 1 + 0.3 * 4 * math.exp(-1.0)
+    terms, _ = run(
+        [edge - 1e-6, edge + 1e-6, edge + 1e-6],
+        [1.0, 1.0, 1.0],
+        out_of_date_decay=0.5,
+        staleness=torch.tensor([2, 2, 0]),
+    )
+    assert terms.keep.tolist() == [True, False, True]
+
+
+def test_decay_without_staleness_is_refused():
+    with pytest.raises(ConfigError, match="staleness"):
+        run([1.0], [1.0], out_of_date_decay=0.5)
+
+
+def test_betas_give_clipped_terms_a_bounded_gradient():
+    terms, grad = run([0.5, 1.5, 1.5, 0.5], [-2.0, 2.0, -2.0, 2.0], beta1=0.5, beta2=0.25)
+    # below: -beta1 * 0.8 * A; above: -beta2 * 1.3 * A; the rest as in GRPO.
+    assert grad.tolist() == pytest.approx([0.8, -0.65, 3.0, -1.0])
+    assert terms.loss.tolist() == pytest.approx([0.8, -0.65, 3.0, -1.0])
+    assert terms.clipped.tolist() == [True, True, False, False]
+
+
+def test_minirl_weighs_by_the_ratio_without_clipping():
+    terms, grad = run([2.0, 0.5], [1.0, -1.0], kind="MINIRL")
+    assert grad.tolist() == pytest.approx([-2.0, 0.5])
+    log_pi = [-2.0 + math.log(2.0), -2.0 + math.log(0.5)]
+    assert terms.loss.tolist() == pytest.approx([-2.0 * log_pi[0], 0.5 * log_pi[1]])
+    assert not terms.clipped.any()
+
+
+def test_cispo_caps_the_weight_and_keeps_the_gradient():
+    terms, grad = run([3.0, 0.5], [1.0, 1.0], kind="CISPO")
+    assert grad.tolist() == pytest.approx([-1.3, -0.5])
+    assert terms.clipped.tolist() == [True, False]
+
+
+def test_reinforce_ignores_the_ratio():
+    assert run([3.0, 0.5], [1.0, -1.0], kind="REINFORCE")[1].tolist() == pytest.approx([-1.0, 1.0])
+
+
+def test_gspo_uses_the_geometric_mean_of_its_turn():
+    turns = torch.tensor([4, 9, 4])
+    terms, grad = run([1.1, 1.0, 0.9], [1.0, 1.0, 1.0], kind="GSPO", sequences=turns)
+    mean = math.sqrt(1.1 * 0.9)
+    assert grad.tolist() == pytest.approx([-mean, -1.0, -mean])
+    assert terms.loss.tolist() == pytest.approx([-mean, -1.0, -mean])
+
+
+def test_gspo_clips_whole_turns():
+    turns = torch.tensor([0, 0])
+    terms, grad = run([2.0, 1.0], [1.0, 1.0], kind="GSPO", sequences=turns)
+    assert terms.clipped.tolist() == [True, True]
+    assert grad.tolist() == [0.0, 0.0]
+
+
+def test_gspo_without_turns_is_refused():
+    with pytest.raises(ConfigError, match="turn of every term"):
+        run([1.0], [1.0], kind="GSPO")
+
+
+@pytest.mark.parametrize("kind", LOSS_KINDS)
+def test_no_terms_give_a_loss_of_zero_with_a_gradient(kind):
+    empty = torch.empty(0, dtype=torch.float64, requires_grad=True)
+    none = torch.empty(0)
+    terms = policy_loss(empty, none, none, kind=kind, sequences=torch.empty(0, dtype=torch.int64))
+    loss = weighted_sum(terms, none)
+    loss.backward()
+    assert loss.item() == 0.0
+
+
+def test_dropped_terms_weigh_nothing_even_if_not_finite():
+    terms, _ = run([3.0, 1.0], [1.0, 1.0])
+    spoiled = terms._replace(loss=terms.loss * tensor(float("inf"), 1.0))
+    assert weighted_sum(spoiled, tensor(0.5, 0.5)).item() == pytest.approx(-0.5)
+
+
+def test_unknown_loss_names_the_supported_ones():
+    with pytest.raises(ConfigError, match="GRPO, MINIRL, GSPO, CISPO, REINFORCE"):
+        run([1.0], [1.0], kind="PPO2")
+
+
+def test_kind_is_case_insensitive():
+    assert run([1.0], [1.0], kind="grpo")[0].loss.item() == -1.0
+
+
+def test_shapes_must_agree():
+    with pytest.raises(ValueError, match="differ in shape"):
+        policy_loss(tensor(0.0), tensor(0.0), tensor(1.0, 2.0))
+
+
+def test_cross_entropy_is_the_negative_logprob():
+    assert sft_loss(tensor(-1.5, -0.5)).tolist() == [1.5, 0.5]

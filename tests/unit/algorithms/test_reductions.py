@@ -1,0 +1,31 @@
+import numpy as np
+import pytest
+
+from agentrl.algorithms.reductions import reduction_kind, term_weights
+
+SEQUENCES = np.array([7, 7, 7, 2])
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("token_mean", [1 / 4] * 4),
+        ("sequence_mean", [1 / 6, 1 / 6, 1 / 6, 1 / 2]),
+        ("sequence_sum", [1 / 2] * 4),
+    ],
+)
+def test_weights_by_hand(kind, expected):
+    assert term_weights(SEQUENCES, kind=kind).tolist() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("kind", ["token_mean", "sequence_mean", "sequence_sum"])
+def test_no_terms_have_no_weights(kind):
+    assert term_weights(np.empty(0, dtype=np.int64), kind=kind).shape == (0,)
+
+
+def test_flags_name_the_reduction():
+    kinds = [
+        reduction_kind(token_level_loss=token, skip_length_normalization=skip)
+        for token, skip in [(True, False), (True, True), (False, False), (False, True)]
+    ]
+    assert kinds == ["token_mean", "token_mean", "sequence_mean", "sequence_sum"]

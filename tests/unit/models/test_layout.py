@@ -1,0 +1,34 @@
+import numpy as np
+import pytest
+from support.trees import random_group
+
+from agentrl.data.tree import TokenTree
+from agentrl.models.layout import attention_layout, run_starts, visibility
+from agentrl.models.rows import empty_row
+
+
+@pytest.mark.parametrize("max_block", [3, 512])
+@pytest.mark.parametrize("merge", ["tree", "linear", "none"])
+def test_blocks_list_exactly_the_visible_keys(merge, max_block):
+    row = TokenTree.from_tokens(random_group(5).turns, merge=merge).row
+    layout = attention_layout(row, max_block=max_block)
+    found = np.zeros((row.num_tokens, row.num_tokens), dtype=bool)
+    query = used = 0
+    for num_queries, num_keys in zip(layout.query_lengths, layout.key_lengths, strict=True):
+        assert num_queries <= max_block
+        keys = layout.key_index[used : used + num_keys]
+        for offset in range(num_queries):
+            found[query + offset, keys[: num_keys - num_queries + offset + 1]] = True
+        query, used = query + num_queries, used + num_keys
+    assert query == row.num_tokens
+    assert (found == visibility(row)).all()
+
+
+def test_a_chain_of_turns_is_one_run():
+    row = TokenTree.from_tokens(random_group(1, num_records=1, num_turns=1).turns).row
+    assert run_starts(row).tolist() == [0]
+
+
+def test_empty_row_has_one_block_of_one_token():
+    layout = attention_layout(empty_row())
+    assert (layout.query_lengths, layout.key_lengths) == ((1,), (1,))

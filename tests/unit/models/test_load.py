@@ -1,0 +1,88 @@
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from support.trees import random_group, tiny_policy
+from transformers import GPT2Config, MistralConfig, Qwen2Config
+from transformers.utils import logging
+
+from agentrl.data.tree import TokenTree
+from agentrl.errors import ConfigError
+from agentrl.models.export import save_hf
+from agentrl.models.load import check_tree_support, load_policy
+from agentrl.models.policy import term_logprobs
+
+logging.disable_progress_bar()
+torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize("architecture", ["qwen3", "llama"])
+def test_saved_policy_loads_with_the_same_logprobs(tmp_path, architecture):
+    policy = tiny_policy(architecture, torch.float32)
+    row = TokenTree.from_tokens(random_group(2).turns).row
+    save_hf(policy, tmp_path / "policy")
+    loaded = load_policy(tmp_path / "policy")
+    assert torch.equal(term_logprobs(loaded, row).logprobs, term_logprobs(policy, row).logprobs)
+
+
+def test_saving_again_replaces_the_directory_and_leaves_no_litter(tmp_path):
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "tokenizer.json").write_text("{}")
+    policy = tiny_policy(dtype=torch.float32)
+    save_hf(policy, tmp_path / "policy")
+    (tmp_path / "policy" / "old").write_text("")
+    save_hf(policy, tmp_path / "policy", tokenizer_from=source)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["policy", "source"]
+    names = {path.name for path in (tmp_path / "policy").iterdir()}
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= names
+    assert "old" not in names
+
+
+def test_given_weights_are_written_instead_of_the_policys(tmp_path):
+    policy = tiny_policy(dtype=torch.float32)
+    weights = {name: torch.zeros_like(t) for name, t in policy.model.state_dict().items()}
+    save_hf(policy, tmp_path / "policy", state_dict=weights)
+    assert not any(t.any() for t in load_file(tmp_path / "policy" / "model.safetensors").values())
+
+
+def test_missing_weights_are_refused(tmp_path):
+    path = save_hf(tiny_policy(dtype=torch.float32), tmp_path / "policy")
+    weights = load_file(path / "model.safetensors")
+    weights.pop("model.norm.weight")
+    save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ConfigError, match=r"weights are missing from .*: model\.norm\.weight"):
+        load_policy(path)
+
+
+def test_missing_checkpoint_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="no model configuration at"):
+        load_policy(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (GPT2Config(), "model type 'gpt2' is not supported"),
+        (MistralConfig(sliding_window=128), "sliding-window"),
+        (Qwen2Config(use_sliding_window=True, max_window_layers=0), "sliding-window"),
+        (Qwen2Config(attention_dropout=0.1), "attention_dropout must be 0"),
+    ],
+)
+def test_architectures_that_trees_cannot_serve_are_refused(config, message):
+    with pytest.raises(ConfigError, match=message):
+        check_tree_support(config)
+
+
+def test_mistral_without_a_window_is_accepted():
+    check_tree_support(MistralConfig(sliding_window=None))
+
+
+def test_float64_policy_rounds_nowhere(tmp_path):
+    path = save_hf(tiny_policy(dtype=torch.float32), tmp_path / "policy")
+    assert json.loads((path / "config.json").read_text())["model_type"] == "qwen3"
+    policy = load_policy(path, dtype=torch.float64)
+    hidden = torch.full((1, 32), 1.0, dtype=torch.float64)
+    hidden[0, 0] += 1e-12
+    assert policy.model.model.norm(hidden)[0, 0] != policy.model.model.norm(hidden)[0, 1]

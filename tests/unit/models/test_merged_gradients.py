@@ -1,0 +1,201 @@
+"""Merged training is exact: one reference that knows nothing of trees, and bugs that must show."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from support.trees import gradient, random_group, relative_error, tiny_policy
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface
+
+from agentrl.data.batch import MicroBatch, StepBatch, build_step
+from agentrl.models.attention import DeviceLayout
+from agentrl.models.load import wrap_policy
+from agentrl.models.policy import PolicyModel
+
+torch.set_num_threads(1)
+GROUPS = [random_group(seed) for seed in range(3)]
+UNBOUNDED = 10**6
+
+
+def step(merge="tree", token_budget=UNBOUNDED, num_ranks=1, reduction="token_mean") -> StepBatch:
+    return build_step(
+        GROUPS,
+        policy_version=3,
+        token_budget=token_budget,
+        merge=merge,
+        num_ranks=num_ranks,
+        reduction=reduction,
+    )
+
+
+def reference(policy: PolicyModel) -> tuple[float, torch.Tensor]:
+    """GRPO, token mean: every turn by itself through stock attention, in plain loops."""
+    policy.zero_grad(set_to_none=True)
+    policy.model.set_attn_implementation("sdpa")
+    turns = [turn for group in GROUPS for turn in group.turns]
+    num_terms = sum(len(turn.output_ids) for turn in turns)
+    total = torch.zeros((), dtype=torch.float64)
+    for turn in turns:
+        ids = torch.tensor(
+            np.concatenate([turn.prompt_ids, turn.output_ids])[None], dtype=torch.long
+        )
+        logits = policy.model(input_ids=ids, use_cache=False).logits[
+            0, len(turn.prompt_ids) - 1 : -1
+        ]
+        logprobs = torch.log_softmax(logits / np.float32(turn.temperature).item(), dim=-1)
+        for position, token in enumerate(turn.output_ids.tolist()):
+            ratio = (logprobs[position, token] - turn.behavior_logprobs[position].item()).exp()
+            bounded = min(max(ratio.item(), 0.8), 1.3) if not 0.8 <= ratio.item() <= 1.3 else ratio
+            dropped = (ratio > 2.2 and turn.advantage > 0) or (ratio < 0.2 and turn.advantage < 0)
+            plain, clipped = ratio * turn.advantage, bounded * turn.advantage
+            if not dropped:
+                total = total - (plain if plain < clipped else clipped) / num_terms
+    total.backward()
+    policy.model.set_attn_implementation("agentrl_tree")
+    return total.item(), torch.cat([parameter.grad.flatten() for parameter in policy.parameters()])
+
+
+@pytest.mark.parametrize("architecture", ["qwen3", "llama"])
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
+def test_merged_gradients_equal_those_of_separate_turns(architecture, dtype, bound):
+    policy = tiny_policy(architecture, dtype)
+    loss, expected = reference(policy)
+    for merge in ("tree", "linear", "none"):
+        merged_loss, merged = gradient(policy, step(merge))
+        assert relative_error(merged, expected) <= bound
+        assert merged_loss == pytest.approx(loss, rel=bound * 10)
+
+
+def test_the_groups_branch_and_share():
+    stats = step().stats
+    assert stats.tokens_tree < 0.6 * stats.tokens_flat
+    assert stats.tokens_tree < stats.tokens_linear < stats.tokens_flat
+
+
+@pytest.mark.parametrize("kind", ["GRPO", "MINIRL", "GSPO", "CISPO"])
+@pytest.mark.parametrize("reduction", ["token_mean", "sequence_mean", "sequence_sum"])
+def test_loss_does_not_depend_on_packing_merging_or_ranks(kind, reduction):
+    policy = tiny_policy()
+    loss, expected = gradient(policy, step(reduction=reduction), kind=kind)
+    for batch in (
+        step("none", reduction=reduction),
+        step("tree", 25, reduction=reduction),
+        step("linear", 50, 2, reduction=reduction),
+        step("tree", UNBOUNDED, 5, reduction=reduction),
+    ):
+        other_loss, other = gradient(policy, batch, kind=kind)
+        assert other_loss == pytest.approx(loss, rel=1e-10, abs=1e-12)
+        assert relative_error(other, expected) <= 1e-10
+
+
+def test_head_chunks_change_nothing():
+    policy = tiny_policy()
+    _, whole = gradient(policy, step())
+    _, chunked = gradient(policy, step(), chunk_size=7)
+    assert relative_error(chunked, whole) <= 1e-12
+
+
+def test_gradient_checkpointing_changes_nothing():
+    policy = tiny_policy()
+    _, plain = gradient(policy, step())
+    recomputing = wrap_policy(policy.model, gradient_checkpointing=True)
+    assert policy.model.model.layers[0].gradient_checkpointing
+    _, checkpointed = gradient(recomputing, step())
+    assert relative_error(checkpointed, plain) <= 1e-12
+
+
+def test_order_of_records_does_not_matter():
+    policy = tiny_policy()
+    _, expected = gradient(policy, step())
+    shuffled = [replace(group, turns=group.turns[::-1]) for group in GROUPS[::-1]]
+    batch = build_step(shuffled, policy_version=3, token_budget=UNBOUNDED)
+    assert relative_error(gradient(policy, batch)[1], expected) <= 1e-12
+
+
+# Planted bugs: each must change the gradient far beyond the tolerance above.
+
+
+def spoiled(change) -> StepBatch:
+    batch = step()
+    return replace(
+        batch, micro_batches=tuple(tuple(change(m) for m in share) for share in batch.micro_batches)
+    )
+
+
+def blind_to_branches(micro_batch: MicroBatch) -> MicroBatch:
+    row = micro_batch.row
+    return replace(
+        micro_batch, row=replace(row, subtree_ends=np.full(row.num_tokens, row.num_tokens))
+    )
+
+
+def packed_positions(micro_batch: MicroBatch) -> MicroBatch:
+    row = micro_batch.row
+    return replace(micro_batch, row=replace(row, positions=np.arange(row.num_tokens)))
+
+
+def shared_token_once(micro_batch: MicroBatch) -> MicroBatch:
+    pairs = np.stack([micro_batch.row.sources, micro_batch.row.targets], axis=1)
+    _, first = np.unique(pairs, axis=0, return_index=True)
+    weights = np.zeros_like(micro_batch.weights)
+    weights[first] = micro_batch.weights[first]
+    return replace(micro_batch, weights=weights)
+
+
+def neighbours_label(micro_batch: MicroBatch) -> MicroBatch:
+    row = micro_batch.row
+    after = np.minimum(row.sources + 1, row.num_tokens - 1)
+    return replace(micro_batch, row=replace(row, targets=row.token_ids[after]))
+
+
+def counts_nodes(micro_batch: MicroBatch) -> MicroBatch:
+    factor = micro_batch.row.num_terms / len(np.unique(micro_batch.row.sources))
+    return replace(micro_batch, weights=micro_batch.weights * factor)
+
+
+@pytest.mark.parametrize(
+    "bug",
+    [blind_to_branches, packed_positions, shared_token_once, neighbours_label, counts_nodes],
+)
+def test_planted_bug_shows(bug):
+    policy = tiny_policy(attention="sdpa")
+    _, expected = gradient(policy, step())
+    assert relative_error(gradient(policy, spoiled(bug))[1], expected) > 1e-3
+
+
+def forgets_ancestors(module, query, key, value, attention_mask, *, scaling, tree_layout, **_):
+    """Tree attention whose keys and values above a block carry no gradient."""
+    layout: DeviceLayout = tree_layout
+    outputs = []
+    start = used = 0
+    for queries, keys, mask in zip(
+        layout.query_lengths, layout.key_lengths, layout.masks, strict=True
+    ):
+        index = layout.key_index[used : used + keys]
+        above, own = index[: keys - queries], index[keys - queries :]
+        states = [
+            torch.cat([s[:, :, above].detach(), s[:, :, own]], dim=2).repeat_interleave(2, dim=1)
+            for s in (key, value)
+        ]
+        outputs.append(
+            scaled_dot_product_attention(
+                query[:, :, start : start + queries],
+                *states,
+                attn_mask=mask,
+                is_causal=mask is None,
+                scale=scaling,
+            )
+        )
+        start, used = start + queries, used + keys
+    return torch.cat(outputs, dim=2).transpose(1, 2), None
+
+
+def test_dropping_the_gradient_of_ancestors_shows(monkeypatch):
+    policy = tiny_policy()
+    loss, expected = gradient(policy, step())
+    monkeypatch.setitem(AttentionInterface._global_mapping, "agentrl_tree", forgets_ancestors)
+    spoiled_loss, found = gradient(policy, step())
+    assert spoiled_loss == pytest.approx(loss, rel=1e-9)
+    assert relative_error(found, expected) > 1e-3
