@@ -10,11 +10,11 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
-from agentrl.inference.pool import ServerPool
 from support.scripted_engine import ScriptedEngine
 
 from agentrl.config.sections import RolloutSection, SamplingSection
 from agentrl.errors import ScoringError
+from agentrl.inference import ServerPool
 from agentrl.renderers.renderer import Renderer
 from agentrl.rollout import RolloutContext
 from agentrl.schema import InferenceService, MCPTask, Record, Run, Score
@@ -43,7 +43,7 @@ def run_tool_server(log_file: Path) -> Iterator[str]:
             time.sleep(0.02)
         yield f"http://127.0.0.1:{port}/mcp"
     finally:
-        process.terminate()
+        process.kill()
         process.wait(timeout=10)
 
 

@@ -7,7 +7,6 @@ markup, `crash()` ends the whole server. Every call is appended to the log file.
 import logging
 import os
 import sys
-import time
 from pathlib import Path
 
 import anyio
@@ -37,8 +36,6 @@ def answer(name: str, arguments: dict[str, object]) -> CallToolResult:
     """Carry one call out."""
     if name == "crash":
         os._exit(1)
-    if name == "slow":
-        time.sleep(float(str(arguments["seconds"])))
     texts = {
         "look": str(VALUES.get(str(arguments.get("key")))),
         "slow": "done",
@@ -68,6 +65,8 @@ def build_server(log_file: Path) -> Server:
         arguments = params.arguments or {}
         with log_file.open("a") as log:
             log.write(f"{params.name} {arguments}\n")
+        if params.name == "slow":
+            await anyio.sleep(float(str(arguments["seconds"])))
         return answer(params.name, arguments)
 
     return Server("tests", version="1", on_list_tools=list_tools, on_call_tool=call_tool)

@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from agentrl.errors import InferenceError
-from agentrl.inference.client import GenerateRequest, GenerateResult
+from agentrl.inference import GenerateRequest, GenerateResult
 from agentrl.renderers.reply import Reply
 from agentrl.rollout.context import RolloutContext
 from agentrl.rollout.conversation import Conversation, Prompt

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from agentrl.config.sections import RolloutSection, SamplingSection
-from agentrl.inference.pool import ServerPool
+from agentrl.inference import ServerPool
 from agentrl.renderers.renderer import Renderer
 from agentrl.schema import MCPTask, SamplingParams, Score, Split
 from agentrl.store import TrajectoryStore

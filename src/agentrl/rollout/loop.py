@@ -260,19 +260,19 @@ class SamplingLoop:
         given_up = asyncio.create_task(abandoned.wait())
         try:
             await self._until_ended("running", self._context.rollout.drain_seconds, given_up)
-            self._hand_back("running")
+            self._hand_back("running", given_up)
             grace = max(self._times.scoring_grace, self._context.rollout.drain_seconds)
             await self._until_ended("scoring", grace, given_up)
-            self._hand_back("scoring")
+            self._hand_back("scoring", given_up)
             await self._until_ended(None, self._times.scoring_grace, given_up)
         finally:
             given_up.cancel()
             for slot in self._jobs.values():
                 slot.cancel("abandon")
 
-    def _hand_back(self, phase: str) -> None:
+    def _hand_back(self, phase: str, given_up: asyncio.Task[bool]) -> None:
         for slot in tuple(self._jobs.values()):
-            if slot.phase == phase:
+            if slot.phase == phase and not given_up.done():
                 slot.cancel("hand_back")
 
     async def _until_ended(

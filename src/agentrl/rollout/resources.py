@@ -6,7 +6,7 @@ from typing import Any
 
 from agentrl.config.sections import RootConfig, ToolsSection
 from agentrl.errors import ConfigError
-from agentrl.inference.pool import ServerPool
+from agentrl.inference import ServerPool
 from agentrl.renderers.renderer import Renderer
 from agentrl.rollout.context import RolloutContext, Scoring
 from agentrl.schema import MCPTask, Score

@@ -3,7 +3,7 @@
 import time
 from typing import Literal
 
-from agentrl.inference.pool import ServerPool
+from agentrl.inference import ServerPool
 from agentrl.schema import Run
 from agentrl.store import TrajectoryStore
 

@@ -65,6 +65,12 @@ async def until(store: TrajectoryStore, **wanted: int) -> None:
             await asyncio.sleep(0.03)
 
 
+async def acknowledged_turns(store: TrajectoryStore, record_id: str) -> tuple[str, ...]:
+    record = await store.record(record_id)
+    assert record is not None
+    return record.turns
+
+
 async def test_slots_are_claimed_played_and_scored_until_nothing_is_left(
     store: TrajectoryStore, renderer: Renderer, tools_url: str
 ) -> None:
@@ -233,7 +239,7 @@ async def test_a_holder_that_lost_its_lease_writes_nothing_more(
             counts = SlotCounts()
             engine.delay_seconds = 0.3
             job = Slot(claimed, record, context, MCPSampler, counts).start()
-            while not await store.turns_of(record.id):
+            while not await acknowledged_turns(store, record.id):
                 await asyncio.sleep(0.02)
             # The second reply is under way when the slot goes to another process.
             await store.release(record.id, record.fence)
