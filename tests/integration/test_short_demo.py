@@ -1,0 +1,186 @@
+"""The demo, cut to a few steps: all processes, for real, from the command line."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from agentrl.schema import rebuild_prompts
+from agentrl.store import TrajectoryStore
+from agentrl.store.embedded import EmbeddedMongo
+
+ROOT = Path(__file__).parents[2]
+NUM_STEPS = 3
+GROUPS_PER_STEP = 4
+NUM_GENERATIONS = 4
+
+pytestmark = pytest.mark.timeout(240)
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """What a finished run left."""
+
+    folder: Path
+    output: str
+    killed_pid: int | None
+
+    @property
+    def summary(self) -> dict[str, object]:
+        found: dict[str, object] = json.loads((self.folder / "output/summary.json").read_text())
+        return found
+
+
+def command(folder: Path, *flags: str) -> list[str]:
+    settings = {
+        "run_name": "short",
+        "config": ROOT / "assets/demo/grpo.yaml",
+        "output_dir": folder / "output",
+        "logs_dir": folder / "logs",
+        "mongo_data_dir": folder / "mongo",
+        "mongo_port": 0,
+        "max_steps": NUM_STEPS,
+        "groups_per_step": GROUPS_PER_STEP,
+        "num_generations": NUM_GENERATIONS,
+        "max_staleness": 1,
+        "eval_strategy": "no",
+        "lease_seconds": 3,
+        "save_steps": 1,
+    }
+    words = [str(word) for name, value in settings.items() for word in (f"--{name}", value)]
+    return [sys.executable, "-m", "agentrl", "run", *words, *flags]
+
+
+def sampler_pids(folder: Path) -> list[int]:
+    """Return the pids of this run's samplers, which carry its configuration on their line."""
+    config = str(folder / "output/config.yaml")
+    pids = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes().decode(errors="replace").split("\0")
+        except OSError:
+            continue
+        if "sample" in words and config in words:
+            pids.append(int(path.parent.name))
+    return pids
+
+
+def kill_a_busy_sampler(folder: Path, process: "subprocess.Popen[str]") -> int:
+    """Kill -9 one sampler once the first step is done."""
+    deadline = time.monotonic() + 150
+    metrics = folder / "output/metrics.jsonl"
+    while time.monotonic() < deadline and process.poll() is None:
+        if metrics.exists() and metrics.read_text().strip():
+            pids = sampler_pids(folder)
+            if pids:
+                os.kill(pids[0], signal.SIGKILL)
+                return pids[0]
+        time.sleep(0.05)
+    raise AssertionError("the run ended, or took too long, before a sampler could be killed")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FinishedRun]:
+    folder = tmp_path_factory.mktemp("short")
+    process = subprocess.Popen(
+        command(folder), cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    try:
+        killed = kill_a_busy_sampler(folder, process)
+        output, _ = process.communicate(timeout=150)
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            process.communicate(timeout=30)
+    logs = "".join(path.read_text()[-2000:] for path in (folder / "logs").glob("*.log"))
+    assert process.returncode == 0, output + logs
+    yield FinishedRun(folder, output, killed)
+
+
+@pytest.fixture
+async def store(run: FinishedRun) -> AsyncIterator[TrajectoryStore]:
+    with EmbeddedMongo(run.folder / "mongo") as mongo:
+        async with TrajectoryStore.connect(mongo.uri("short")) as store:
+            yield store
+
+
+def test_the_run_ends_by_itself_and_says_where_everything_is(run: FinishedRun) -> None:
+    for name in ("log files", "checkpoints", "summary", "picture", "database", "Compass"):
+        assert name in run.output
+    assert re.search(r"mongodb://127\.0\.0\.1:\d+/short", run.output)
+    assert (run.folder / "logs/short_train_0.log").stat().st_size > 0
+    assert (run.folder / "output/reward.png").read_bytes().startswith(b"\x89PNG")
+    assert list((run.folder / "output/checkpoints").glob("*/model/model.safetensors"))
+
+
+def test_the_summary_holds_one_reward_a_step(run: FinishedRun) -> None:
+    summary = run.summary
+    assert summary["steps"] == NUM_STEPS
+    rewards = summary["reward_mean"]
+    assert isinstance(rewards, list)
+    assert len(rewards) == NUM_STEPS
+    assert all(0.0 <= reward <= 1.0 for reward in rewards if reward is not None)
+    for key in ("eval_reward", "tokens", "seconds", "staleness", "versions"):
+        assert key in summary
+
+
+def test_no_process_of_the_run_is_left(run: FinishedRun) -> None:
+    assert sampler_pids(run.folder) == []
+
+
+async def test_every_link_resolves_from_task_to_ledger(
+    run: FinishedRun, store: TrajectoryStore
+) -> None:
+    num_trained = 0
+    async for task in store.iter_tasks(split="train", status="completed"):
+        records = await store.records_of(task.id)
+        assert [record.id for record in records] == [f"{task.id}/{i}" for i in range(len(records))]
+        assert len(records) == task.num_generations
+        for record in records:
+            turns = await store.turns_of(record.id)
+            assert [turn.id for turn in turns] == list(record.turns)
+            assert all(turn.task_id == task.id for turn in turns)
+    for data in await store.record_data_of("trainer", status="trained"):
+        record = await store.record(data.record_id)
+        assert record is not None
+        assert list(record.turns) == list(data.turn_ids)
+        assert data.ledger["trainer"].trained_count == 1
+        num_trained += 1
+    assert num_trained > 0
+
+
+async def test_the_killed_samplers_slots_were_played_again_and_no_group_is_left_open(
+    run: FinishedRun, store: TrajectoryStore
+) -> None:
+    again = [
+        record
+        async for record in store.iter_records(split="train")
+        if any(
+            f":{run.killed_pid}:" in attempt.owner and attempt.ended_by == "expired"
+            for attempt in record.attempts
+        )
+    ]
+    assert again, "the killed sampler held no slot, so nothing was shown"
+    for record in again:
+        assert record.attempt >= 2 or record.status == "pending"
+
+
+async def test_prompts_rebuilt_from_the_database_extend_what_came_before(
+    run: FinishedRun, store: TrajectoryStore
+) -> None:
+    async for record in store.iter_records(split="train", status="scored"):
+        turns = await store.turns_of(record.id)
+        prompts = rebuild_prompts(turns)
+        for turn, prompt in zip(turns[1:], prompts[1:], strict=True):
+            assert turn.parent == turn.index - 1
+            before = np.concatenate([prompts[turn.parent], turns[turn.parent].output_ids])
+            np.testing.assert_array_equal(prompt[: len(before)], before)
