@@ -21,7 +21,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 async def _add(config: RootConfig) -> int:
-    from agentrl.rewards.factory import MCPScorerFactory, load_scorer_module
+    from agentrl.rewards import MCPScorerFactory, load_scorer_module
     from agentrl.rollout.datasets import train_tasks
     from agentrl.store import TrajectoryStore
 

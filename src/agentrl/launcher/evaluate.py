@@ -16,7 +16,7 @@ from agentrl.errors import ConfigError
 from agentrl.launcher.preflight import check_inputs
 from agentrl.launcher.run import until_interrupted
 from agentrl.launcher.stage import Stage
-from agentrl.rewards.factory import MCPScorerFactory
+from agentrl.rewards import MCPScorerFactory
 from agentrl.rollout.datasets import eval_tasks
 from agentrl.schema import Run
 from agentrl.trainer.evaluation import evaluate

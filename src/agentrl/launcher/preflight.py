@@ -9,7 +9,7 @@ from agentrl.errors import ConfigError, StoreError
 from agentrl.launcher.commands import tool_server_command
 from agentrl.models.resolve import resolve_model
 from agentrl.renderers.renderer import Renderer
-from agentrl.rewards.factory import MCPScorerFactory, load_scorer_module
+from agentrl.rewards import AgentConfig, MCPScorerFactory, load_scorer_module
 from agentrl.rollout.datasets import load_questions
 from agentrl.rollout.resources import tools_config
 from agentrl.server.commands import sglang_python
@@ -34,14 +34,18 @@ async def check_inputs(config: RootConfig) -> None:
 
 
 def _check_questions(config: RootConfig) -> None:
-    if config.rollout.scorer_module is not None:
-        load_scorer_module(config.rollout.scorer_module)
+    rollout, data = config.rollout, config.data
+    if rollout.scorer_module is not None:
+        load_scorer_module(rollout.scorer_module)
+    agent = (
+        None if rollout.agent_config_path is None else AgentConfig.load(rollout.agent_config_path)
+    )
     known = MCPScorerFactory.names()
-    if config.data.default_scorer not in known:
-        MCPScorerFactory.get_scorer(config.data.default_scorer)
-    for path in (config.data.train_file, config.data.eval_file):
-        if path is not None:
-            load_questions(path, config.data, known)
+    for path in (data.train_file, data.eval_file):
+        if path is None:
+            continue
+        for scorer in {question.scorer for question in load_questions(path, data, known)}:
+            MCPScorerFactory.get_scorer(scorer).check(agent)
 
 
 async def _check_store(config: RootConfig) -> None:
