@@ -44,11 +44,18 @@ def shard_model(model: nn.Module, ranks: Ranks) -> nn.Module:
 
 
 def full_state_dict(model: nn.Module, ranks: Ranks) -> dict[str, torch.Tensor]:
-    """Return the whole state dict in CPU memory on rank 0, and {} elsewhere (collective)."""
+    """Return the whole state dict in CPU memory on rank 0, and {} elsewhere (collective).
+
+    Tied parameters stand in it once, under the name that comes first.
+    """
     if ranks.world_size == 1:
-        return dict(model.state_dict())
-    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-    return cast(dict[str, torch.Tensor], get_model_state_dict(model, options=options))
+        state = dict(model.state_dict())
+    else:
+        options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+        state = cast(dict[str, torch.Tensor], get_model_state_dict(model, options=options))
+    every = dict(model.named_parameters(remove_duplicate=False))
+    tied = every.keys() - dict(model.named_parameters()).keys()
+    return {name: tensor for name, tensor in state.items() if name not in tied}
 
 
 def full_optimizer_state(model: nn.Module, optimizer: Optimizer, ranks: Ranks) -> dict[str, Any]:

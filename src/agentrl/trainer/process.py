@@ -59,7 +59,7 @@ def train(config: RootConfig) -> TrainResult | None:
     if config.trainer.trainer_threads is not None:
         torch.set_num_threads(config.trainer.trainer_threads)
     # A bar for every published version would fill the log.
-    disable_progress_bar()
+    disable_progress_bar()  # type: ignore[no-untyped-call]
     with joined_ranks() as ranks:
         if ranks.is_main:
             return asyncio.run(_lead_until_signalled(config, ranks))

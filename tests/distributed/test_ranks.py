@@ -1,0 +1,105 @@
+"""Two gloo ranks compute what one process computes."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from support.training import Player, train_tasks
+
+from agentrl.store import TrajectoryStore
+from agentrl.store.embedded import EmbeddedMongo
+
+pytestmark = [pytest.mark.distributed, pytest.mark.timeout(240)]
+
+REPOSITORY = Path(__file__).parents[2]
+ACCELERATE = ["-m", "accelerate.commands.launch", "--config_file", "assets/fsdp2_dst.yml"]
+
+
+def start(uri: str, model: Path, output: Path, *, num_ranks: int, **flags: object) -> str:
+    """Run `agentrl train` to its end and return its output."""
+    command = [sys.executable]
+    if num_ranks > 1:
+        command += [*ACCELERATE, "--num_processes", str(num_ranks)]
+    command += ["-m", "agentrl", "train"]
+    settings = {
+        "run_name": "ranks",
+        "output_dir": output,
+        "logs_dir": output / "logs",
+        "db_connection_string": uri,
+        "model_name_or_path": model,
+        "torch_dtype": "float32",
+        "enable_sampling": "false",
+        "num_generations": 3,
+        "groups_per_step": 2,
+        "learning_rate": 0.01,
+        "max_grad_norm": 0.05,
+        "max_staleness": 100,
+        "save_steps": 1,
+        "save_total_limit": 9,
+        "trainer_threads": 1,
+        **flags,
+    }
+    for name, value in settings.items():
+        command += [f"--{name}", str(value)]
+    ended = subprocess.run(
+        command, cwd=REPOSITORY, capture_output=True, text=True, timeout=110, check=False
+    )
+    logs = "".join(log.read_text() for log in sorted((output / "logs").glob("*.log")))
+    assert ended.returncode == 0, (ended.stdout + ended.stderr + logs)[-3000:]
+    return logs
+
+
+async def fill(uri: str, model: Path, scores: list[list[float]]) -> None:
+    async with TrajectoryStore.connect(uri) as store:
+        await store.ensure_schema()
+        await store.add_tasks(train_tasks(len(scores), len(scores[0])))
+        await Player(model).play_groups(store, scores)
+
+
+def largest_difference(left: Path, right: Path) -> float:
+    one, other = load_file(left), load_file(right)
+    assert one.keys() == other.keys()
+    return max(float((one[name] - other[name]).abs().max()) for name in one)
+
+
+def weights(output: Path, step: int) -> Path:
+    return output / f"checkpoints/{step:06d}/model/model.safetensors"
+
+
+@pytest.mark.parametrize("max_tokens", [60, 4096], ids=["uneven-shares", "one-rank-idle"])
+async def test_two_ranks_equal_one_process(
+    mongod: EmbeddedMongo, model_path: Path, tmp_path: Path, max_tokens: int
+) -> None:
+    """After three steps, and after a resume of the two-rank run by a single process."""
+    scores = [[1.0, 0.0, 0.0], [1.0, 1.0, 0.0]] * 4
+    outputs = {}
+    for num_ranks in (1, 2):
+        output = tmp_path / str(num_ranks)
+        uri = mongod.uri(f"ranks_{max_tokens}_{num_ranks}")
+        await fill(uri, model_path, scores)
+        start(uri, model_path, output, num_ranks=num_ranks, max_steps=3, max_tokens=max_tokens)
+        start(uri, model_path, output, num_ranks=1, max_steps=4, max_tokens=max_tokens)
+        outputs[num_ranks] = output
+    assert largest_difference(weights(outputs[1], 3), model_path / "model.safetensors") > 1e-3
+    for step in (1, 3, 4):
+        assert largest_difference(weights(outputs[1], step), weights(outputs[2], step)) <= 1e-5
+    norms = [
+        [
+            json.loads(line)["grad_norm"]
+            for line in (output / "metrics.jsonl").read_text().splitlines()
+        ]
+        for output in outputs.values()
+    ]
+    torch.testing.assert_close(torch.tensor(norms[0]), torch.tensor(norms[1]), rtol=1e-4, atol=0)
+
+
+async def test_a_user_error_ends_all_ranks(
+    mongod: EmbeddedMongo, model_path: Path, tmp_path: Path
+) -> None:
+    uri = mongod.uri("ranks_refused")
+    with pytest.raises(AssertionError, match="no training tasks"):
+        start(uri, model_path, tmp_path, num_ranks=2)
