@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -89,7 +89,7 @@ def kill_a_busy_sampler(folder: Path, process: "subprocess.Popen[str]") -> int:
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FinishedRun]:
+def run(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
     folder = tmp_path_factory.mktemp("short")
     process = subprocess.Popen(
         command(folder), cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
@@ -103,7 +103,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FinishedRun]:
             process.communicate(timeout=30)
     logs = "".join(path.read_text()[-2000:] for path in (folder / "logs").glob("*.log"))
     assert process.returncode == 0, output + logs
-    yield FinishedRun(folder, output, killed)
+    return FinishedRun(folder, output, killed)
 
 
 @pytest.fixture

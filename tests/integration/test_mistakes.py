@@ -1,0 +1,112 @@
+"""Whatever a user gets wrong is answered in one line, before any process starts."""
+
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(folder: Path, *flags: str, command: str = "run") -> "subprocess.CompletedProcess[str]":
+    words = ["--run_name", "wrong", "--config", str(ROOT / "assets/demo/grpo.yaml")]
+    words += ["--output_dir", str(folder / "output"), "--logs_dir", str(folder / "logs")]
+    words += ["--mongo_data_dir", str(folder / "mongo"), *flags]
+    return subprocess.run(
+        [sys.executable, "-m", "agentrl", command, *words],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def closed_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def assert_one_line(done: "subprocess.CompletedProcess[str]", folder: Path, *parts: str) -> None:
+    assert done.returncode in (1, 2), done.stdout + done.stderr
+    assert done.stderr.count("\n") == 1, done.stderr
+    for part in parts:
+        assert part in done.stderr
+    assert "Traceback" not in done.stderr
+    assert list(folder.glob("*/*")) == [], "something was started or written"
+
+
+def test_an_unknown_flag(tmp_path: Path) -> None:
+    done = run(tmp_path, "--learning_rat", "1")
+    assert_one_line(done, tmp_path, "--learning_rat", "did you mean --learning_rate?")
+
+
+def test_a_missing_dataset(tmp_path: Path) -> None:
+    done = run(tmp_path, "--train_file", "nowhere.jsonl")
+    assert_one_line(done, tmp_path, "nowhere.jsonl", "No such file")
+
+
+def test_a_malformed_dataset_line_is_named_by_its_number(tmp_path: Path) -> None:
+    good = json.dumps({"id": "a", "query": "q", "answer": 1})
+    path = tmp_path / "data.jsonl"
+    path.write_text(f"{good}\n{{oops\n")
+    done = run(tmp_path, "--train_file", str(path))
+    assert_one_line(done, tmp_path, "line 2", "not valid JSON")
+
+
+def test_an_unknown_scorer(tmp_path: Path) -> None:
+    path = tmp_path / "data.jsonl"
+    path.write_text(json.dumps({"id": "a", "query": "q", "answer": 1, "scorer": "exakt"}) + "\n")
+    done = run(tmp_path, "--train_file", str(path))
+    assert_one_line(done, tmp_path, "line 1", "unknown scorer 'exakt'", "exact")
+
+
+def test_a_judge_without_its_configuration(tmp_path: Path) -> None:
+    path = tmp_path / "data.jsonl"
+    path.write_text(json.dumps({"id": "a", "query": "q", "answer": 1, "scorer": "agentcpm"}) + "\n")
+    done = run(tmp_path, "--train_file", str(path))
+    assert_one_line(done, tmp_path, "agentcpm", "agent_config_path")
+
+
+def test_a_wrong_model_path(tmp_path: Path) -> None:
+    done = run(tmp_path, "--model_name_or_path", "./no/model/here")
+    assert_one_line(done, tmp_path, "no/model/here", "no such directory")
+
+
+def test_an_unreachable_database_is_named_without_its_password(tmp_path: Path) -> None:
+    port = closed_port()
+    uri = f"mongodb://user:s3cret@127.0.0.1:{port}/?serverSelectionTimeoutMS=500"
+    done = run(tmp_path, "--db_connection_string", uri)
+    assert_one_line(done, tmp_path, f"127.0.0.1:{port}")
+    assert "s3cret" not in done.stderr + done.stdout
+
+
+def test_an_unreachable_mcp_server(tmp_path: Path) -> None:
+    url = f"http://127.0.0.1:{closed_port()}/mcp"
+    done = run(tmp_path, "--tool_server_command", "none", "--mcp_manager_url", url)
+    assert_one_line(done, tmp_path, url)
+
+
+def test_an_unreachable_inference_server(tmp_path: Path) -> None:
+    url = f"http://127.0.0.1:{closed_port()}"
+    done = run(tmp_path, "--inference_urls", url)
+    assert_one_line(done, tmp_path, url, "no server answers there")
+
+
+@pytest.mark.parametrize("command", ["sample", "train", "serve"])
+def test_a_process_without_a_database(tmp_path: Path, command: str) -> None:
+    done = run(tmp_path, command=command)
+    assert_one_line(done, tmp_path, "--db_connection_string")
+
+
+@pytest.mark.parametrize("name", ["grpo", "minirl", "eval"])
+def test_an_example_script_without_a_run_name_says_how_it_is_used(name: str) -> None:
+    done = subprocess.run(
+        [ROOT / f"{name}_example.sh"], capture_output=True, text=True, timeout=10, check=False
+    )
+    assert done.returncode == 2
+    assert done.stderr == f"usage: {ROOT}/{name}_example.sh RUN_NAME [--flag value ...]\n"
