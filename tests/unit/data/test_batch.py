@@ -1,0 +1,68 @@
+import pickle
+
+import numpy as np
+import pytest
+from support.trees import make_record, make_turn, random_group
+
+from agentrl.config.sections import AlgorithmSection
+from agentrl.data import build_step, select_group
+
+GROUPS = [random_group(seed) for seed in range(3)]
+
+
+@pytest.mark.parametrize("num_ranks", [1, 4])
+@pytest.mark.parametrize("merge", ["tree", "linear", "none"])
+def test_terms_keep_their_facts_wherever_they_land(merge, num_ranks):
+    batch = build_step(GROUPS, policy_version=3, token_budget=60, merge=merge, num_ranks=num_ranks)
+    turns = {turn.turn_id: turn for group in GROUPS for turn in group.turns}
+    seen = dict.fromkeys(turns, 0)
+    for share in batch.micro_batches:
+        assert len(share) == len(batch.micro_batches[0])
+        for micro_batch in share:
+            for number in np.unique(micro_batch.turns).tolist():
+                of_turn = micro_batch.turns == number
+                turn = turns[batch.turn_ids[number]]
+                seen[turn.turn_id] += 1
+                assert micro_batch.row.targets[of_turn].tolist() == turn.output_ids.tolist()
+                assert (micro_batch.advantages[of_turn] == turn.advantage).all()
+                assert (micro_batch.behavior_logprobs[of_turn] == turn.behavior_logprobs).all()
+                assert (micro_batch.staleness[of_turn] == 3 - turn.versions).all()
+                records = {batch.record_ids[i] for i in micro_batch.records[of_turn].tolist()}
+                assert records == {turn.record_id}
+    assert set(seen.values()) == {1}
+
+
+def test_weights_of_a_step_add_up():
+    for reduction, total in (("token_mean", 1.0), ("sequence_mean", 1.0)):
+        batch = build_step(
+            GROUPS, policy_version=3, token_budget=50, reduction=reduction, num_ranks=2
+        )
+        weights = [m.weights.sum() for share in batch.micro_batches for m in share]
+        assert sum(weights) == pytest.approx(total)
+
+
+def test_a_step_of_nothing_has_statistics_only():
+    records = [
+        make_record([make_turn(f"t/{n}", 0, [1], [2])], 1.0, task_id="t", traj_id=n)
+        for n in range(2)
+    ]
+    group = select_group(records, AlgorithmSection(), policy_version=0)
+    batch = build_step([group], policy_version=0, token_budget=10, num_ranks=2)
+    assert batch.micro_batches == ((), ())
+    assert batch.stats.dropped_records == {"zero_variance": 2}
+    assert batch.stats.scores == (1.0, 1.0)
+    assert (batch.stats.num_terms, batch.stats.tokens_packed) == (0, 0)
+
+
+def test_statistics_count_tokens_three_ways():
+    stats = build_step(GROUPS, policy_version=3, token_budget=50).stats
+    assert stats.tokens_tree < stats.tokens_packed < stats.tokens_flat
+    assert stats.tokens_tree < stats.tokens_linear < stats.tokens_flat
+    assert sum(stats.staleness_histogram.values()) == stats.num_terms
+    assert set(stats.staleness_histogram) == {0, 1}
+
+
+def test_a_share_of_a_step_travels_between_processes():
+    batch = build_step(GROUPS, policy_version=3, token_budget=50, num_ranks=2)
+    sent, received = batch.micro_batches[1], pickle.loads(pickle.dumps(batch.micro_batches[1]))
+    assert [m.row.token_ids.tolist() for m in sent] == [m.row.token_ids.tolist() for m in received]

@@ -1,0 +1,131 @@
+import pytest
+from support.trees import make_record, make_turn
+
+from agentrl.config.sections import AlgorithmSection
+from agentrl.data import select_group
+
+TASK = "train/0/q0"
+
+
+def record(traj_id, score, *, versions=(3,), overrides=None, outcome="answered", task_id=TASK):
+    """A record whose turn i sampled two tokens at `versions[i]`."""
+    record_id = f"{task_id}/{traj_id}"
+    turns, length = [], 0
+    for index, version in enumerate(versions):
+        turns.append(
+            make_turn(
+                record_id,
+                index,
+                [1, 2] if index == 0 else [3],
+                [4, 5],
+                parent=None if index == 0 else index - 1,
+                shared_len=length,
+                versions=[(version, 0, 2)],
+                advantage=None if overrides is None else overrides[index],
+            )
+        )
+        length += (2 if index == 0 else 1) + 2
+    return make_record(turns, score, traj_id=traj_id, task_id=task_id, outcome=outcome)
+
+
+def select(records, policy_version=3, **knobs):
+    return select_group(records, AlgorithmSection(**knobs), policy_version=policy_version)
+
+
+def advantages(group):
+    return {turn.turn_id: turn.advantage for turn in group.turns}
+
+
+def test_leave_one_out_advantages_reach_every_turn():
+    group = select([record(0, 1.0, versions=(3, 3)), record(1, 0.0)], adv_scaling=2.0)
+    assert advantages(group) == {
+        f"{TASK}/0/1/0": 2.0,
+        f"{TASK}/0/1/1": 2.0,
+        f"{TASK}/1/1/0": -2.0,
+    }
+    assert group.usable
+    assert group.dropped_records == {}
+    assert group.scores == (1.0, 0.0)
+
+
+def test_records_that_failed_are_dropped_and_in_no_baseline():
+    group = select([record(0, 1.0), record(1, None), record(2, 0.0)])
+    assert group.dropped_records == {f"{TASK}/1": "no_score"}
+    assert sorted(advantages(group).values()) == [-1.0, 1.0]
+    assert group.dropped_turns == {"record": 1}
+    assert group.dropped_terms == {"record": 2}
+
+
+def test_a_group_of_equal_scores_is_not_usable():
+    group = select([record(0, 1.0), record(1, 1.0)])
+    assert not group.usable
+    assert set(group.dropped_records.values()) == {"zero_variance"}
+    assert group.scores == (1.0, 1.0)
+
+
+def test_staleness_is_decided_turn_by_turn():
+    group = select([record(0, 1.0, versions=(1, 2, 3)), record(1, 0.0, versions=(1,))])
+    assert list(advantages(group)) == [f"{TASK}/0/1/1", f"{TASK}/0/1/2"]
+    assert group.dropped_records == {f"{TASK}/1": "stale"}
+    assert group.dropped_turns == {"stale": 2}
+    assert group.dropped_terms == {"stale": 4}
+
+
+def test_a_stale_score_still_counts_in_the_baseline():
+    fresh = select([record(0, 1.0), record(1, 0.0), record(2, 0.0)])
+    aged = select([record(0, 1.0), record(1, 0.0), record(2, 0.0, versions=(0,))])
+    assert advantages(aged)[f"{TASK}/0/1/0"] == advantages(fresh)[f"{TASK}/0/1/0"] == 1.0
+
+
+def test_the_oldest_token_of_a_turn_decides():
+    mixed = make_turn(f"{TASK}/0", 0, [1], [2, 3], versions=[(1, 0, 1), (3, 1, 2)])
+    records = [make_record([mixed], 1.0), record(1, 0.0)]
+    assert select(records, max_staleness=1).dropped_records == {f"{TASK}/0": "stale"}
+    assert select(records, max_staleness=2).dropped_records == {}
+
+
+def test_format_errors_lose_their_advantage():
+    group = select([record(0, 1.0, versions=(3, 3), overrides=(0.0, None)), record(1, 0.0)])
+    assert list(advantages(group)) == [f"{TASK}/0/1/1", f"{TASK}/1/1/0"]
+    assert group.dropped_turns == {"zero_advantage": 1}
+    kept = select(
+        [record(0, 1.0, versions=(3, 3), overrides=(0.0, None)), record(1, 0.0)],
+        drop_zero_advantage=False,
+    )
+    assert advantages(kept)[f"{TASK}/0/1/0"] == 0.0
+
+
+def test_a_minimal_advantage_of_zero_is_honoured():
+    records = [record(0, 1.0), record(1, 0.0)]
+    group = select(records, minimal_advantage=0.0)
+    assert group.dropped_records == {f"{TASK}/1": "minimal_advantage"}
+    group = select(records, skip_non_positive_advantage=True)
+    assert group.dropped_records == {f"{TASK}/1": "non_positive_advantage"}
+
+
+def test_efficiency_reaches_the_advantages():
+    records = [record(0, 1.0), record(1, 1.0, versions=(3, 3)), record(2, 0.0)]
+    found = advantages(select(records, efficient_rewarding=True))
+    assert found[f"{TASK}/0/1/0"] > 0.5 > found[f"{TASK}/1/1/0"] > 0
+    assert select(records, efficient_rewarding=True).scores == (1.0, 1.0, 0.0)
+
+
+def test_filters_of_the_group_apply():
+    records = [
+        record(0, 1.0),
+        record(1, 1.0, versions=(3, 3)),
+        record(2, 0.0, outcome="turns_limit"),
+    ]
+    group = select(records, min_turns=2, reserve_context_error_count=0)
+    assert group.dropped_records == {f"{TASK}/0": "few_turns", f"{TASK}/2": "context_limit"}
+
+
+def test_a_record_without_sampled_tokens_has_no_terms():
+    silent = make_record([make_turn(f"{TASK}/0", 0, [1], [])], 0.0)
+    group = select([silent, record(1, 1.0)])
+    assert group.dropped_records == {f"{TASK}/0": "no_terms"}
+
+
+def test_records_of_two_tasks_are_refused():
+    with pytest.raises(ValueError, match="exactly one task"):
+        select([record(0, 1.0), record(0, 0.0, task_id="train/0/q1")])
