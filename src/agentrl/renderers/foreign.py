@@ -24,7 +24,8 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 # What an assistant itself writes with added tokens. Its other control tokens end or begin turns.
 _ASSISTANT_TAGS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 _FIRST_MARKER = 0xF0000
-_PRIVATE_USE = re.compile("[\U000f0000-\U0010fffd]")
+_PRIVATE_USE_RANGE = "\U000f0000-\U0010fffd"
+_PRIVATE_USE = re.compile(f"[{_PRIVATE_USE_RANGE}]")
 
 
 def _pattern(literals: Iterable[str]) -> re.Pattern[str]:
@@ -88,6 +89,9 @@ class ForeignText:
         self._suffixes = {text[k:] for text in literals for k in range(1, len(text))}
         self._starts = frozenset(text[0] for text in literals)
         self._ends = frozenset(text[-1] for text in literals)
+        edges = "".join(map(re.escape, sorted(self._starts | self._ends)))
+        # Nearly all strings hold none of these, and one search tells.
+        self._suspicious = re.compile(f"[{edges}{_PRIVATE_USE_RANGE}]")
         self._longest = max((len(text) for text in literals), default=0)
         self._plain: dict[str, list[int]] = {}
         self._anchor = next(
@@ -115,7 +119,7 @@ class ForeignText:
         plain = [_plain_message(message) for message in messages]
         taken: set[str] = set()
         found = dangling = False
-        for text, pattern in self._strings(plain, tools):
+        for text, pattern in self._suspects(plain, tools):
             found = found or pattern.search(text) is not None
             dangling = dangling or bool(self._head(text) or self._tail(text))
             taken.update(_PRIVATE_USE.findall(text))
@@ -198,15 +202,15 @@ class ForeignText:
                 raise RenderError(f"the tokenizer has no plain form of {literal!r}")
         return self._plain[literal]
 
-    def _strings(
+    def _suspects(
         self, messages: Sequence[Message], tools: Tools
     ) -> Iterator[tuple[str, re.Pattern[str]]]:
-        """Yield every string of a conversation with the literals that must not stand in it."""
+        """Yield the strings that hold a character of interest, with what must not stand in them."""
         for message in messages:
             pattern = self._pattern_for(message)
-            for text in _strings_in(message):
+            for text in filter(self._suspicious.search, _strings_in(message)):
                 yield text, pattern
-        for text in _strings_in(list(tools)):
+        for text in filter(self._suspicious.search, _strings_in(list(tools))):
             yield text, self._any_control
 
     def _pattern_for(self, message: Message) -> re.Pattern[str]:
@@ -267,16 +271,20 @@ def _plain_message(message: Message) -> Message:
     return {**message, "content": "".join(texts)}
 
 
-def _strings_in(value: object) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from _strings_in(key)
-            yield from _strings_in(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _strings_in(item)
+def _strings_in(value: object) -> list[str]:
+    """Return every string of a JSON value, keys included."""
+    found: list[str] = []
+    pending = [value]
+    while pending:
+        item = pending.pop()
+        if isinstance(item, str):
+            found.append(item)
+        elif isinstance(item, list | tuple):
+            pending += item
+        elif isinstance(item, Mapping):
+            pending += item
+            pending += item.values()
+    return found
 
 
 def _map_strings(value: _Json, change: Callable[[str], str]) -> _Json:

@@ -6,6 +6,7 @@ Where the template rewrites history instead (or the context was edited), the pro
 anew and shares with its parent what it still has in common.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from agentrl.errors import RenderError
+from agentrl.errors import ConfigError, RenderError
 from agentrl.renderers.chat_template import ChatTemplate
 from agentrl.renderers.foreign import ForeignText, MarkedConversation, Tools
 from agentrl.renderers.model_files import ModelFiles, read_model_files
@@ -23,6 +24,7 @@ from agentrl.schema import Message
 
 _DEFAULT_PARSER = "hermes"
 _PROBE = "\U000f0000"
+_EMPTY_THINKING = re.compile(r"<think>\s*</think>\s*")
 
 
 @dataclass(frozen=True)
@@ -155,8 +157,8 @@ class Renderer:
         behind = self._text_behind_reply(conversation, text, len(messages_before))
         if behind is None:
             return self._branch(parent_full_ids, conversation, text, "drift")
-        rest, num_dropped = self._closing(parent_full_ids)
-        added = self._foreign.encode(rest + behind, conversation.literals, after_token=True)
+        rest, num_dropped = self._unsampled(parent_full_ids, behind)
+        added = self._foreign.encode(rest, conversation.literals, after_token=True)
         return Bridge(
             added_ids=_int32(added),
             shared_len=len(parent_full_ids) - num_dropped,
@@ -245,30 +247,38 @@ class Renderer:
         parent's prompt or reply otherwise than before.
         """
         prompt = self._text(conversation, num_before - 1, add_generation_prompt=True)
-        before = self._text(conversation, num_before, add_generation_prompt=False)
-        if self._close_text is None or not before.endswith(self._close_text):
+        if self._close_text is None or not prompt.endswith(self._prompt_text):
             return None
-        if not text.startswith(before):
+        context = prompt[: len(prompt) - len(self._prompt_text)]
+        if not text.startswith(context):
             return None
         reply = str(conversation.messages[num_before - 1].get("content") or "")
-        rendered = before[: len(before) - len(self._close_text)]
-        # Templates trim and pad replies with space; the sampled tokens stay as they are.
-        if _squeeze(rendered) != _squeeze(prompt + reply):
-            return None
-        return text[len(before) :]
+        spoken = self._prompt_text + reply
+        # Templates leave out thinking that says nothing: nobody's words change by that.
+        for expected in dict.fromkeys((spoken, _EMPTY_THINKING.sub("", spoken))):
+            end = _match_spaced(text, len(context), expected + self._close_text)
+            if end is not None:
+                return text[end:]
+        return None
 
-    def _closing(self, parent_full_ids: np.ndarray) -> tuple[str, int]:
-        """Return the text that closes the parent's turn, and how many of its ids to give up."""
+    def _unsampled(self, parent_full_ids: np.ndarray, behind: str) -> tuple[str, int]:
+        """Return what is to follow the parent's ids, and how many of them to give up first.
+
+        `behind` follows the closed reply. The model closes its own turn by a stop token, which
+        the template writes too: in the closing text, or (GLM) as the beginning of what follows.
+        """
         assert self._close_text is not None
         last = int(parent_full_ids[-1]) if len(parent_full_ids) else -1
         literal = self._stop_literals.get(last)
         if literal is None:
-            return self._close_text, 0
+            return self._close_text + behind, 0
         _, found, rest = self._close_text.partition(literal)
         if found:
-            return rest, 0
+            return rest + behind, 0
+        if (self._close_text + behind).startswith(literal):
+            return (self._close_text + behind).removeprefix(literal), 0
         # It stopped with another token than the template ends turns with.
-        return self._close_text, 1
+        return self._close_text + behind, 1
 
     def _branch(
         self,
@@ -292,17 +302,37 @@ class Renderer:
     def _probe_template(self) -> tuple[str, str | None]:
         """Return the generation prompt and the text that closes an assistant turn, if any."""
         question: Message = {"role": "user", "content": "x"}
-        open_ = self._template.render([question], (), add_generation_prompt=False)
-        prompt = self._template.render([question], (), add_generation_prompt=True)
-        reply = self._template.render(
-            [question, {"role": "assistant", "content": _PROBE}], (), add_generation_prompt=False
-        )
+        probe: Message = {"role": "assistant", "content": _PROBE}
+        try:
+            open_ = self._template.render([question], (), add_generation_prompt=False)
+            prompt = self._template.render([question], (), add_generation_prompt=True)
+            reply = self._template.render([question, probe], (), add_generation_prompt=False)
+        except RenderError as error:
+            raise ConfigError(f"a plain question cannot be rendered: {error}") from error
         _, found, close = reply.partition(_PROBE)
         return prompt.removeprefix(open_), close if found else None
 
 
-def _squeeze(text: str) -> str:
-    return "".join(text.split())
+def _match_spaced(text: str, start: int, expected: str) -> int | None:
+    """Return where `expected` ends in `text` if it stands at `start`, else None.
+
+    White space inside `expected` may differ: templates trim and pad replies, while the sampled
+    tokens stay as they are.
+    """
+    if text.startswith(expected, start):
+        return start + len(expected)
+    visible = expected.rstrip()
+    position = start
+    for char in visible:
+        if char.isspace():
+            continue
+        while position < len(text) and text[position].isspace():
+            position += 1
+        if not text.startswith(char, position):
+            return None
+        position += 1
+    tail = expected[len(visible) :]
+    return position + len(tail) if text.startswith(tail, position) else None
 
 
 def _int32(ids: Sequence[int]) -> np.ndarray:

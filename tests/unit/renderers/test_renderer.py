@@ -276,6 +276,82 @@ def test_a_template_that_strips_thinking_makes_a_branch(rewriting: Renderer) -> 
     assert "long thoughts" not in rewriting.decode(fresh)
 
 
+def with_template(source: Path, target: Path, old: str, new: str) -> Path:
+    """Copy a model directory with a change in its chat template."""
+    for file in source.iterdir():
+        (target / file.name).write_bytes(file.read_bytes())
+    template = json.loads((source / "tokenizer_config.json").read_text())["chat_template"]
+    assert old in template
+    (target / "chat_template.jinja").write_text(template.replace(old, new))
+    return target
+
+
+def test_thinking_that_says_nothing_may_be_left_out_by_the_template(
+    tmp_path: Path, model_dir: Path
+) -> None:
+    """Qwen3 with thinking turned off: the prompt carries an empty block that history drops."""
+    prompt = "{{- '<|im_start|>assistant\\n' }}"
+    empty = "{{- '<|im_start|>assistant\\n<think>\\n\\n</think>\\n\\n' }}"
+    renderer = Renderer.load(with_template(model_dir, tmp_path, prompt, empty))
+    full = np.concatenate([renderer.render(QUESTION), sample(renderer, "21")])
+    history = [*QUESTION, {"role": "assistant", "content": "21"}]
+    bridge = renderer.bridge(full, history, [{"role": "tool", "content": "ok"}])
+    assert (bridge.exact, bridge.shared_len) == (True, len(full))
+
+
+def test_a_stop_token_may_be_the_beginning_of_the_next_message(
+    tmp_path: Path, model_dir: Path
+) -> None:
+    """GLM ends no turn: the model says which message comes next."""
+    path = with_template(
+        model_dir, tmp_path, "+ message.content + '<|im_end|>\\n'", "+ message.content"
+    )
+    start = 1
+    (path / "generation_config.json").write_text(json.dumps({"eos_token_id": [start]}))
+    renderer = Renderer.load(path)
+    full = np.concatenate(
+        [renderer.render(QUESTION), sample(renderer, "21", stop=False), [np.int32(start)]]
+    )
+    history = [*QUESTION, {"role": "assistant", "content": "21"}]
+    new = [{"role": "user", "content": "Well?"}]
+    bridge = renderer.bridge(full, history, new)
+    assert bridge.exact
+    np.testing.assert_array_equal(bridge.prompt_ids(full), renderer.render([*history, *new]))
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("message.content + '<|im_end|>", "(message.content | trim) + '<|im_end|>"),
+        ("message.role + '\\n' + message.content", "message.role + '\\n\\n' + message.content"),
+    ],
+)
+def test_space_that_a_template_trims_or_adds_is_no_drift(
+    tmp_path: Path, model_dir: Path, old: str, new: str
+) -> None:
+    renderer = Renderer.load(with_template(model_dir, tmp_path, old, new))
+    output = sample(renderer, " 21 \n")
+    full = np.concatenate([renderer.render(QUESTION), output])
+    history = [*QUESTION, renderer.parse(output).message]
+    bridge = renderer.bridge(full, history, [{"role": "tool", "content": "ok"}])
+    assert (bridge.exact, bridge.shared_len) == (True, len(full))
+
+
+def test_words_that_a_template_changes_are_drift(tmp_path: Path, model_dir: Path) -> None:
+    upper = with_template(
+        model_dir,
+        tmp_path,
+        "message.content + '<|im_end|>",
+        "message.content | upper + '<|im_end|>",
+    )
+    renderer = Renderer.load(upper)
+    output = sample(renderer, "twenty")
+    full = np.concatenate([renderer.render(QUESTION), output])
+    history = [*QUESTION, renderer.parse(output).message]
+    bridge = renderer.bridge(full, history, [{"role": "tool", "content": "ok"}])
+    assert (bridge.exact, bridge.reason) == (False, "drift")
+
+
 def test_an_edited_context_shares_what_is_left(renderer: Renderer) -> None:
     full = np.concatenate([renderer.render(QUESTION, TOOLS), sample(renderer, CALL)])
     edited = [QUESTION[0], {"role": "user", "content": "Summary: nothing yet."}]
