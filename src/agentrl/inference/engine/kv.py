@@ -1,0 +1,189 @@
+"""Keys and values: rows of running sequences, and prefixes kept of ended ones.
+
+Running sequences live in one tensor whose leading rows are all in use, so that a decode step reads
+a view of it and gathers nothing. What an ended sequence computed is cut to its length and kept in a
+`PrefixStore` until memory is short; a new sequence starts with a copy of the longest prefix known.
+
+Shape legend: L layers, R rows, T positions, K key-value heads, D head dimension.
+"""
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+_FIRST_ROWS = 8
+_FIRST_LENGTH = 256
+# A prefix shorter than this is computed sooner than it is found.
+MIN_PREFIX = 8
+
+
+@dataclass(frozen=True)
+class KVShape:
+    """What one token takes."""
+
+    num_layers: int
+    num_heads: int
+    """Key-value heads."""
+    head_dim: int
+    dtype: torch.dtype
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes per token over all layers."""
+        return 2 * self.num_layers * self.num_heads * self.head_dim * self.dtype.itemsize
+
+
+class KVCache:
+    """Rows of running sequences. Grows with rows and lengths, up to a bound in bytes.
+
+    Args:
+        shape: what one token takes.
+        max_rows: rows at most.
+        max_length: positions at most.
+        max_bytes: memory at most; a single row may exceed it.
+    """
+
+    def __init__(self, shape: KVShape, max_rows: int, max_length: int, max_bytes: int) -> None:
+        self._shape = shape
+        self._max_rows = max_rows
+        self._max_length = max_length
+        self._max_tokens = max_bytes // shape.token_bytes
+        self.tensor = self._allocate(min(_FIRST_ROWS, max_rows), min(_FIRST_LENGTH, max_length))
+        """[L, 2, R, T, K, D]; index 0 of the second axis holds keys, 1 values."""
+
+    @property
+    def max_tokens(self) -> int:
+        """Token positions that all rows together may have."""
+        return max(self._max_tokens, self._max_length)
+
+    @property
+    def length(self) -> int:
+        """Positions that a row has now; token slot = row * length + position."""
+        return self.tensor.shape[3]
+
+    def fits(self, num_rows: int, length: int) -> bool:
+        """Return whether this many rows of this length are within the bounds."""
+        if num_rows > self._max_rows or length > self._max_length:
+            return False
+        return num_rows == 1 or num_rows * length <= self._max_tokens
+
+    def ensure(self, num_rows: int, length: int) -> bool:
+        """Make room; what rows hold is kept. Returns False when it would not fit."""
+        if not self.fits(num_rows, length):
+            return False
+        rows, room = self.tensor.shape[2:4]
+        if num_rows <= rows and length <= room:
+            return True
+        wanted_rows = rows if num_rows <= rows else min(max(num_rows, 2 * rows), self._max_rows)
+        wanted_room = room if length <= room else min(max(length, 2 * room), self._max_length)
+        if not self.fits(wanted_rows, wanted_room):
+            wanted_rows, wanted_room = max(num_rows, 1), length
+        old = self.tensor
+        self.tensor = self._allocate(wanted_rows, wanted_room)
+        rows, room = min(rows, wanted_rows), min(room, wanted_room)
+        self.tensor[:, :, :rows, :room] = old[:, :, :rows, :room]
+        return True
+
+    def move(self, source: int, target: int, length: int) -> None:
+        """Copy the leading positions of one row to another."""
+        self.tensor[:, :, target, :length] = self.tensor[:, :, source, :length]
+
+    def fill(self, row: int, prefix: torch.Tensor) -> None:
+        """Write a prefix [L, 2, T, K, D] to the start of a row."""
+        self.tensor[:, :, row, : prefix.shape[2]] = prefix
+
+    def prefix(self, row: int, length: int) -> torch.Tensor:
+        """Return a view of the first positions of a row, [L, 2, T, K, D]."""
+        return self.tensor[:, :, row, :length]
+
+    def _allocate(self, num_rows: int, length: int) -> torch.Tensor:
+        # Zeros, not garbage: positions past a row's end are read (and weighted with 0).
+        shape = self._shape
+        size = (shape.num_layers, 2, num_rows, length, shape.num_heads, shape.head_dim)
+        return torch.zeros(size, dtype=shape.dtype)
+
+
+@dataclass(eq=False)
+class Prefix:
+    """Tokens and what was computed for them."""
+
+    namespace: str
+    tokens: np.ndarray
+    """int32 [T]."""
+    kv: torch.Tensor
+    """[L, 2, T, K, D]."""
+
+
+class PrefixStore:
+    """Prefixes of ended sequences, least recently used first out.
+
+    All belong to the weights that are live; `clear` when these change.
+    """
+
+    def __init__(self, shape: KVShape, max_bytes: int) -> None:
+        self._max_tokens = max_bytes // shape.token_bytes
+        self._prefixes: OrderedDict[int, Prefix] = OrderedDict()
+        self.num_tokens = 0
+
+    def find(self, namespace: str, tokens: np.ndarray, longer_than: int) -> tuple[int, Prefix | None]:
+        """Return the length of the longest known prefix and where it is.
+
+        Args:
+            namespace: where to look.
+            tokens: what is wanted, int32 [T].
+            longer_than: matches of this length or less are of no use.
+        """
+        best, found = longer_than, None
+        for prefix in self._prefixes.values():
+            if prefix.namespace == namespace:
+                length = common_prefix(prefix.tokens, tokens, longer_than=best)
+                if length > best:
+                    best, found = length, prefix
+        if found is not None:
+            self._prefixes.move_to_end(id(found))
+        return best, found
+
+    def add(self, namespace: str, tokens: np.ndarray, kv: torch.Tensor) -> None:
+        """Keep a copy. What it continues is dropped, since it holds all of that."""
+        if not MIN_PREFIX <= len(tokens) <= self._max_tokens:
+            return
+        continued: list[Prefix] = []
+        for prefix in self._prefixes.values():
+            if prefix.namespace != namespace:
+                continue
+            shorter = min(len(prefix.tokens), len(tokens))
+            if common_prefix(prefix.tokens, tokens, longer_than=shorter - 1) < shorter:
+                continue
+            if len(prefix.tokens) >= len(tokens):
+                return
+            continued.append(prefix)
+        for prefix in continued:
+            self._drop(prefix)
+        while self._prefixes and self.num_tokens + len(tokens) > self._max_tokens:
+            self._drop(next(iter(self._prefixes.values())))
+        added = Prefix(namespace, tokens.copy(), kv.clone())
+        self._prefixes[id(added)] = added
+        self.num_tokens += len(tokens)
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._prefixes.clear()
+        self.num_tokens = 0
+
+    def _drop(self, prefix: Prefix) -> None:
+        del self._prefixes[id(prefix)]
+        self.num_tokens -= len(prefix.tokens)
+
+
+def common_prefix(known: np.ndarray, wanted: np.ndarray, longer_than: int) -> int:
+    """Return the length of the common prefix, or `longer_than` when it is not longer than that."""
+    length = min(len(known), len(wanted))
+    # Most candidates fail here, at the price of comparing one number.
+    if length <= longer_than or known[longer_than] != wanted[longer_than]:
+        return longer_than
+    differs = known[:length] != wanted[:length]
+    first = int(differs.argmax())
+    common = first if differs[first] else length
+    return max(common, longer_than)

@@ -1,0 +1,423 @@
+"""`Scheduler`: continuous batching. Who is computed next, who waits, who ended.
+
+Used from one thread only. Running sequences occupy cache rows 0, 1, ... in the order of `_running`:
+first those that decode, then at most one whose prompt is not yet computed in full.
+
+    submit ──> waiting ──admit──> running ──stop, length, abort──> finished
+                  ^                  │
+                  └─────retract──────┘   (short of memory, or paused for new weights)
+
+While sampling is paused, or new weights wait for the engine to be idle, new sequences are held
+apart and start waiting afterwards.
+"""
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from transformers import PreTrainedModel
+
+from agentrl.inference.engine.attention import Chunk, plan_step
+from agentrl.inference.engine.kv import MIN_PREFIX, KVCache, KVShape, PrefixStore, common_prefix
+from agentrl.inference.engine.sampling import SamplingBatch
+from agentrl.inference.engine.sequence import Finish, Sequence
+from agentrl.inference.engine.weights import swap_weights
+
+PauseMode = Literal["abort", "retract", "in_place"]
+
+# Positions that running sequences may grow by before one more is worth letting in.
+_HEADROOM = 64
+_ABORTED = Finish("abort", message="aborted on request")
+
+
+@dataclass(frozen=True)
+class SchedulerLimits:
+    """Bounds of a scheduler."""
+
+    max_running: int
+    max_queued: int
+    context_length: int
+    prefill_tokens_per_step: int
+    kv_cache_bytes: int
+    prefix_cache_bytes: int
+
+
+@dataclass(frozen=True)
+class SchedulerLoad:
+    """How busy a scheduler is."""
+
+    num_running: int
+    num_waiting: int
+    num_waiting_tokens: int
+    num_used_tokens: int
+    num_prefix_tokens: int
+    max_tokens: int
+
+
+class Scheduler:
+    """Continuous batching over one model.
+
+    Args:
+        model: loaded with the engine's attention.
+        limits: bounds.
+        label: version of the weights that the model holds.
+        find_stop: says which stop string the output of a sequence ends with, if any.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        limits: SchedulerLimits,
+        label: str,
+        find_stop: Callable[[Sequence], str | None] | None = None,
+    ) -> None:
+        config = model.config
+        self.model = model
+        self.limits = limits
+        self.label = label
+        self._find_stop = find_stop
+        self._vocab_size = int(config.vocab_size)
+        head_dim = getattr(config, "head_dim", None)
+        shape = KVShape(
+            num_layers=config.num_hidden_layers,
+            num_heads=config.num_key_value_heads,
+            head_dim=head_dim or config.hidden_size // config.num_attention_heads,
+            dtype=model.dtype,
+        )
+        self._kv = KVCache(
+            shape, limits.max_running, limits.context_length, limits.kv_cache_bytes
+        )
+        self._prefixes = PrefixStore(shape, limits.prefix_cache_bytes)
+        self._running: list[Sequence] = []
+        self._waiting: deque[Sequence] = deque()
+        self._held: deque[Sequence] = deque()
+        self._live: dict[str, Sequence] = {}
+        self._paused: PauseMode | None = None
+        self._is_draining = False
+        self._epoch = 0
+        self._batch: SamplingBatch | None = None
+        self._finished: list[Sequence] = []
+        self._streamed: list[Sequence] = []
+        self.num_sampled = 0
+        self.num_prompt_tokens = 0
+        self.num_cached_tokens = 0
+
+    # What the loop asks.
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `step` would compute something."""
+        return self._paused is None and bool(self._running or self._waiting)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing that counts as in flight is left."""
+        return not self._running and not self._waiting
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether sampling is paused."""
+        return self._paused is not None
+
+    @property
+    def num_in_flight(self) -> int:
+        """Sequences that have not ended, held ones included."""
+        return len(self._live)
+
+    def load(self) -> SchedulerLoad:
+        """Return how busy the engine is."""
+        queued = [*self._waiting, *self._held]
+        return SchedulerLoad(
+            num_running=len(self._running),
+            num_waiting=len(queued),
+            num_waiting_tokens=sum(sequence.length for sequence in queued),
+            num_used_tokens=sum(sequence.num_computed for sequence in self._running),
+            num_prefix_tokens=self._prefixes.num_tokens,
+            max_tokens=self._kv.max_tokens,
+        )
+
+    def take_events(self) -> tuple[list[Sequence], list[Sequence]]:
+        """Return sequences that ended and streams that grew since the last call."""
+        events = self._finished, self._streamed
+        self._finished, self._streamed = [], []
+        return events
+
+    # What the front end asks.
+
+    def submit(self, sequence: Sequence) -> None:
+        """Queue a sequence; one that cannot be queued ends at once, with the status to answer."""
+        if sequence.rid in self._live:
+            message = f"request id {sequence.rid} is in use by a live request"
+            sequence.finish = Finish("abort", message=message, status=400)
+            self._finished.append(sequence)
+            return
+        if len(self._waiting) + len(self._held) >= self.limits.max_queued:
+            message = f"the queue is full ({self.limits.max_queued} requests)"
+            sequence.finish = Finish("abort", message=message, status=503)
+            self._finished.append(sequence)
+            return
+        self._live[sequence.rid] = sequence
+        queue = self._held if self._paused is not None or self._is_draining else self._waiting
+        queue.append(sequence)
+
+    def abort(self, rid: str) -> None:
+        """End the sequence with this id, wherever it is; unknown ids are ignored."""
+        sequence = self._live.get(rid)
+        if sequence is not None:
+            self._abort(sequence)
+
+    def abort_all(self) -> None:
+        """End all sequences in flight; those held at a pause stay."""
+        for sequence in [*self._running, *self._waiting]:
+            self._abort(sequence)
+
+    def pause(self, mode: PauseMode) -> None:
+        """Stop sampling until `resume`."""
+        if mode == "abort":
+            self.abort_all()
+        elif mode == "retract":
+            while self._running:
+                self._retract_last()
+        self._paused = mode
+
+    def resume(self) -> None:
+        """Go on sampling; harmless when not paused."""
+        self._paused = None
+        self._let_in()
+
+    def drain(self, draining: bool) -> None:
+        """Hold new sequences back until all others have ended, or stop doing so."""
+        self._is_draining = draining
+        self._let_in()
+
+    def flush(self) -> bool:
+        """Forget the prefixes of ended sequences; refused while sequences hold rows."""
+        if self._running:
+            return False
+        self._prefixes.clear()
+        return True
+
+    def install(self, tensors: Mapping[str, torch.Tensor], label: str | None) -> None:
+        """Swap checked weights in. Nothing computed before is used for a new sequence."""
+        swap_weights(self.model, tensors)
+        self._epoch += 1
+        self._prefixes.clear()
+        if label is not None:
+            self.label = label
+
+    # One step.
+
+    @torch.inference_mode()
+    def step(self) -> None:
+        """Compute one token for every decoding sequence and the next part of prompts."""
+        self._make_room()
+        num_decoding = sum(1 for sequence in self._running if sequence.is_prefilled)
+        chunks = self._prefill(num_decoding)
+        decoding = self._running[:num_decoding]
+        if not self._running:
+            return
+        logits, sampled = self._forward(decoding, chunks)
+        if not sampled:
+            return
+        if self._batch is None or self._batch.sequences != sampled:
+            self._batch = SamplingBatch(sampled, self._vocab_size)
+        tokens, logprobs = self._batch.draw(logits)
+        ended = []
+        for sequence, token, logprob in zip(sampled, tokens, logprobs, strict=True):
+            sequence.append(token, logprob, self.label)
+            sequence.finish = self._finish_of(sequence, token)
+            if sequence.finish is not None:
+                ended.append(sequence)
+            elif sequence.stream:
+                self._streamed.append(sequence)
+        self.num_sampled += len(tokens)
+        for sequence in ended:
+            self._leave(sequence)
+            self._end(sequence)
+
+    def _forward(
+        self, decoding: list[Sequence], chunks: list[Chunk]
+    ) -> tuple[torch.Tensor, list[Sequence]]:
+        """Run the model; return logits [B, V] of the sequences that get a token, and these."""
+        plan = plan_step(self._kv, [sequence.length for sequence in decoding], chunks)
+        input_ids = [int(sequence.tokens[sequence.length - 1]) for sequence in decoding]
+        positions = [sequence.length - 1 for sequence in decoding]
+        wanted = list(range(len(decoding)))
+        sampled = list(decoding)
+        scored: list[tuple[Sequence, Chunk, int]] = []
+        for chunk in chunks:
+            sequence = self._running[chunk.row]
+            offset = len(input_ids)
+            input_ids += sequence.tokens[chunk.start : chunk.end].tolist()
+            positions += range(chunk.start, chunk.end)
+            sequence.num_computed = chunk.end
+            self.num_prompt_tokens += chunk.end - chunk.start
+            if sequence.prompt_logprobs_from >= 0:
+                scored.append((sequence, chunk, offset))
+            if chunk.end == sequence.length:
+                wanted.append(len(input_ids) - 1)
+                sampled.append(sequence)
+        for sequence in decoding:
+            sequence.num_computed = sequence.length
+        # Only where prompt logprobs are asked for are the logits of all positions needed.
+        keep = torch.arange(len(input_ids)) if scored else torch.tensor(wanted)
+        logits: torch.Tensor = self.model(
+            input_ids=torch.tensor([input_ids]),
+            position_ids=torch.tensor([positions]),
+            use_cache=False,
+            logits_to_keep=keep,
+            step_plan=plan,
+        ).logits[0]
+        for sequence, chunk, offset in scored:
+            _score_prompt(sequence, chunk, logits[offset : offset + chunk.end - chunk.start])
+        return (logits[wanted] if scored else logits), sampled
+
+    def _finish_of(self, sequence: Sequence, token: int) -> Finish | None:
+        params = sequence.params
+        if token in params.stop_ids:
+            return Finish("stop", matched=token)
+        if params.stop_strings and self._find_stop is not None:
+            matched = self._find_stop(sequence)
+            if matched is not None:
+                return Finish("stop", matched=matched)
+        if len(sequence.output_ids) >= params.max_new_tokens:
+            return Finish("length")
+        return None
+
+    # Rows.
+
+    def _prefill(self, num_decoding: int) -> list[Chunk]:
+        """Choose prompt tokens for this step; lets sequences in as far as there is room."""
+        budget = self.limits.prefill_tokens_per_step
+        chunks: list[Chunk] = []
+        for row in range(num_decoding, len(self._running)):
+            budget -= self._add_chunk(chunks, row, budget)
+        skipped: list[Sequence] = []
+        fresh: list[Sequence] = []
+        while self._waiting and budget > 0:
+            sequence = self._waiting[0]
+            length = max([sequence.length, *(other.length for other in self._running)])
+            room = min(length + _HEADROOM, self.limits.context_length)
+            if not self._kv.ensure(len(self._running) + 1, room if self._running else length):
+                break
+            self._waiting.popleft()
+            if self._admit(sequence, fresh):
+                fresh.append(sequence)
+                budget -= self._add_chunk(chunks, len(self._running) - 1, budget)
+            else:
+                skipped.append(sequence)
+        self._waiting.extendleft(reversed(skipped))
+        return chunks
+
+    def _add_chunk(self, chunks: list[Chunk], row: int, budget: int) -> int:
+        sequence = self._running[row]
+        end = min(sequence.length, sequence.num_computed + budget)
+        chunks.append(Chunk(row, sequence.num_computed, end))
+        return end - sequence.num_computed
+
+    def _admit(self, sequence: Sequence, fresh: list[Sequence]) -> bool:
+        """Give a sequence the next row, with the longest known prefix in it.
+
+        Returns False for one that shares more with a prompt which this very step computes: it
+        waits for the next step and copies that.
+        """
+        # At least one token has to be computed, to have logits.
+        wanted = sequence.tokens[: sequence.length - 1]
+        if 0 <= sequence.prompt_logprobs_from:
+            wanted = wanted[: sequence.prompt_logprobs_from]
+        best, prefix = self._prefixes.find(sequence.namespace, wanted, MIN_PREFIX - 1)
+        source = -1
+        for row, other in enumerate(self._running):
+            if other.epoch == self._epoch and other.namespace == sequence.namespace:
+                known = other.tokens[: other.num_computed]
+                length = common_prefix(known, wanted, longer_than=best)
+                if length > best:
+                    best, source = length, row
+        for other in fresh:
+            if other.namespace == sequence.namespace:
+                known = other.tokens[: other.length]
+                if common_prefix(known, wanted, longer_than=best + MIN_PREFIX) > best + MIN_PREFIX:
+                    return False
+        row = len(self._running)
+        num_known = best if source >= 0 or prefix is not None else 0
+        if source >= 0:
+            self._kv.move(source, row, num_known)
+        elif prefix is not None:
+            self._kv.fill(row, prefix.kv[:, :, :num_known])
+        sequence.num_computed = num_known
+        sequence.epoch = self._epoch
+        if sequence.num_cached is None:
+            sequence.num_cached = num_known
+            self.num_cached_tokens += num_known
+        self._running.append(sequence)
+        return True
+
+    def _make_room(self) -> None:
+        """Make the cache long enough for the tokens of this step, retracting where it cannot be."""
+        while self._running:
+            length = max(sequence.length for sequence in self._running)
+            if self._kv.ensure(len(self._running), length):
+                return
+            self._retract_last()
+
+    def _retract_last(self) -> None:
+        sequence = self._running[-1]
+        self._leave(sequence)
+        sequence.num_retractions += 1
+        self._waiting.appendleft(sequence)
+
+    def _leave(self, sequence: Sequence) -> None:
+        """Free the row of a running sequence and keep what it computed."""
+        row = self._running.index(sequence)
+        if sequence.epoch == self._epoch and self.limits.prefix_cache_bytes:
+            count = sequence.num_computed
+            known = sequence.tokens[:count]
+            self._prefixes.add(sequence.namespace, known, self._kv.prefix(row, count))
+        sequence.forget_cache()
+        last = len(self._running) - 1
+        if row < last and not self._running[last].is_prefilled:
+            # The one that is still being prefilled stays behind all that decode.
+            last_decoding = last - 1
+            if row < last_decoding:
+                self._move_row(last_decoding, row)
+                row = last_decoding
+        if row < last:
+            self._move_row(last, row)
+        self._running.pop()
+
+    def _move_row(self, source: int, target: int) -> None:
+        sequence = self._running[source]
+        self._kv.move(source, target, sequence.num_computed)
+        self._running[target] = sequence
+
+    def _abort(self, sequence: Sequence) -> None:
+        if sequence in self._running:
+            self._leave(sequence)
+        elif sequence in self._waiting:
+            self._waiting.remove(sequence)
+        else:
+            self._held.remove(sequence)
+        sequence.finish = _ABORTED
+        self._end(sequence)
+
+    def _end(self, sequence: Sequence) -> None:
+        del self._live[sequence.rid]
+        self._finished.append(sequence)
+
+    def _let_in(self) -> None:
+        if self._paused is None and not self._is_draining:
+            self._waiting.extend(self._held)
+            self._held.clear()
+
+
+def _score_prompt(sequence: Sequence, chunk: Chunk, logits: torch.Tensor) -> None:
+    """Note the logprobs of prompt tokens that the logits [chunk, V] of a chunk predict."""
+    first = max(chunk.start, sequence.prompt_logprobs_from)
+    last = min(chunk.end, sequence.num_prompt - 1)
+    if first >= last or len(sequence.prompt_logprobs) >= last - sequence.prompt_logprobs_from:
+        return
+    logprobs = torch.log_softmax(logits[first - chunk.start : last - chunk.start].float(), dim=-1)
+    targets = torch.from_numpy(sequence.tokens[first + 1 : last + 1].astype("int64"))
+    sequence.prompt_logprobs += logprobs.gather(1, targets.unsqueeze(1)).squeeze(1).tolist()

@@ -1,0 +1,118 @@
+"""The model and its weights: loading, checking a checkpoint whole, swapping it in."""
+
+from collections import defaultdict
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+from agentrl.errors import ConfigError, InferenceError
+from agentrl.inference.engine.attention import ENGINE_ATTENTION
+
+SUPPORTED_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
+
+
+def load_model(path: str | Path, dtype: torch.dtype) -> PreTrainedModel:
+    """Load a model for generation.
+
+    Raises:
+        ConfigError: the directory is not a checkpoint, or of an unsupported architecture.
+    """
+    if not Path(path).is_dir():
+        raise ConfigError(f"--model-path {path}: no such directory")
+    transformers_logging.disable_progress_bar()
+    try:
+        config = AutoConfig.from_pretrained(path)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--model-path {path}: {_first_line(error)}") from error
+    layer_types = set(getattr(config, "layer_types", None) or ["full_attention"])
+    windowed = config.model_type == "mistral" and config.sliding_window is not None
+    if config.model_type not in SUPPORTED_MODEL_TYPES or windowed:
+        raise ConfigError(
+            f"--model-path {path}: the embedded engine serves {', '.join(SUPPORTED_MODEL_TYPES)} "
+            f"with full attention, not {config.model_type!r}; use SGLang for it"
+        )
+    if layer_types != {"full_attention"}:
+        raise ConfigError(
+            f"--model-path {path}: the embedded engine serves full attention only, "
+            f"not {', '.join(sorted(layer_types))}; use SGLang for it"
+        )
+    try:
+        model, report = AutoModelForCausalLM.from_pretrained(
+            path,
+            config=config,
+            dtype=dtype,
+            attn_implementation=ENGINE_ATTENTION,
+            output_loading_info=True,
+        )
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        raise ConfigError(f"--model-path {path}: {_first_line(error)}") from error
+    if report["missing_keys"]:
+        raise ConfigError(f"--model-path {path}: {min(report['missing_keys'])} is missing")
+    loaded: PreTrainedModel = model.eval()
+    return loaded
+
+
+def read_weights(path: str | Path, model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    """Read new weights for a model and check all of them; the model is not touched.
+
+    Args:
+        path: Hugging Face directory with safetensors files.
+        model: says which tensors of which shapes there have to be.
+
+    Returns:
+        The tensors under the model's own names; tied ones may stand under one name only.
+
+    Raises:
+        InferenceError: a file or tensor is missing, unknown, malformed or not finite.
+    """
+    files = sorted(Path(path).glob("*.safetensors"))
+    if not files:
+        raise InferenceError(f"no safetensors files in {path}")
+    state = model.state_dict()
+    tensors: dict[str, torch.Tensor] = {}
+    for file in files:
+        try:
+            with safe_open(file, framework="pt") as opened:
+                for name in opened.keys():  # noqa: SIM118
+                    tensors[name] = _checked(name, opened.get_tensor(name), state)
+        except (OSError, SafetensorError) as error:
+            raise InferenceError(f"{file} cannot be read: {_first_line(error)}") from error
+    for names in _tied_names(state):
+        if not any(name in tensors for name in names):
+            raise InferenceError(f"{path} lacks the tensor {names[0]}")
+    return tensors
+
+
+def swap_weights(model: PreTrainedModel, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Copy checked weights into the model."""
+    state = model.state_dict()
+    with torch.no_grad():
+        for name, tensor in tensors.items():
+            state[name].copy_(tensor)
+
+
+def _checked(name: str, tensor: torch.Tensor, state: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    if name not in state:
+        raise InferenceError(f"the model has no tensor {name}")
+    if tensor.shape != state[name].shape:
+        raise InferenceError(
+            f"{name} has shape {tuple(tensor.shape)}, the model wants {tuple(state[name].shape)}"
+        )
+    if not bool(torch.isfinite(tensor).all()):
+        raise InferenceError(f"{name} has values that are not finite")
+    return tensor
+
+
+def _tied_names(state: Mapping[str, torch.Tensor]) -> list[list[str]]:
+    groups: defaultdict[int, list[str]] = defaultdict(list)
+    for name, tensor in state.items():
+        groups[tensor.data_ptr()].append(name)
+    return list(groups.values())
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
