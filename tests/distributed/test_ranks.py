@@ -26,7 +26,7 @@ def start(uri: str, model: Path, output: Path, *, num_ranks: int, **flags: objec
         command += [*ACCELERATE, "--num_processes", str(num_ranks)]
     command += ["-m", "agentrl", "train"]
     settings = {
-        "run_name": "ranks",
+        "run_name": uri.partition("?")[0].rpartition("/")[2],
         "output_dir": output,
         "logs_dir": output / "logs",
         "db_connection_string": uri,

@@ -195,15 +195,12 @@ def _optimizer_state(config: RootConfig, checkpoint: Checkpoint | None) -> dict[
 
 
 def _connect(config: RootConfig) -> AbstractAsyncContextManager[TrajectoryStore]:
-    """Open the run's database: the one that the URI names, else the one of the run's name."""
-    secret = config.store.db_connection_string
-    if secret is None:
+    uri = config.store.db_connection_string
+    if uri is None:
         raise ConfigError(
             "no database: give --db_connection_string or MONGODB_URI (agentrl run starts one)"
         )
-    uri = secret.get_secret_value()
-    names_database = bool(uri.partition("://")[2].partition("/")[2].partition("?")[0])
-    return TrajectoryStore.connect(uri, None if names_database else config.run.run_name)
+    return TrajectoryStore.connect(uri.get_secret_value(), config.run.run_name)
 
 
 def _check(config: RootConfig) -> None:

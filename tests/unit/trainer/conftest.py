@@ -22,7 +22,7 @@ def make_config(tmp_path: Path, mongo_uri: str, model_path: Path) -> MakeConfig:
 
     def make(**flags: Any) -> RootConfig:
         values: dict[str, Any] = {
-            "run_name": "unit",
+            "run_name": mongo_uri.partition("?")[0].rpartition("/")[2],
             "output_dir": str(tmp_path / "output"),
             "db_connection_string": mongo_uri,
             "model_name_or_path": str(model_path),

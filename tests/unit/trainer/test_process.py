@@ -216,7 +216,7 @@ async def test_a_stop_finishes_the_step_and_saves(make_config, store, model_path
 
 async def test_a_second_trainer_is_refused(make_config, store, model_path):
     await fill(store, model_path, [MIXED] * 2)
-    await store.create_run(Run(name="unit"))
+    await store.create_run(Run(name=store.database_name))
     async with TrajectoryStore.connect(store.uri_for_people()) as other:
         await other.acquire_trainer("trainer", f"{socket.gethostname()}:{os.getppid()}:x", 30)
         with pytest.raises(TrainerBusy):

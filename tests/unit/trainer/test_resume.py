@@ -66,7 +66,10 @@ async def test_killed_and_resumed_equals_uninterrupted_bit_for_bit(
     weights, rewards = {}, {}
     for name in ("whole", "killed"):
         config = make_config(
-            **flags, output_dir=tmp_path / name, db_connection_string=mongod.uri(f"resume_{name}")
+            **flags,
+            run_name=f"resume_{name}",
+            output_dir=tmp_path / name,
+            db_connection_string=mongod.uri(f"resume_{name}"),
         )
         uri = config.store.db_connection_string.get_secret_value()
         async with TrajectoryStore.connect(uri) as store:
