@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Literal, Self
 
@@ -83,19 +84,21 @@ class ToolsConfig(BaseModel):
     max_result_chars: int = Field(default=200_000, gt=0)
     """Longer results are cut in the middle, and say so."""
 
-    @model_validator(mode="after")
-    def _check_names(self) -> Self:
-        unknown = [name for name in self.server_names or () if name not in self.servers]
-        if unknown:
-            known = ", ".join(sorted(self.servers)) or "none"
-            raise ValueError(f"unknown MCP server {unknown[0]!r} (known: {known})")
-        return self
-
     @property
     def selected(self) -> dict[str, McpServer]:
-        """The servers in use."""
+        """The servers in use.
+
+        Raises:
+            ConfigError: `server_names` holds a name that no server has.
+        """
         if self.server_names is None:
             return dict(self.servers)
+        unknown = [name for name in self.server_names if name not in self.servers]
+        if unknown:
+            near = get_close_matches(unknown[0], self.servers, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            known = ", ".join(sorted(self.servers)) or "none"
+            raise ConfigError(f"unknown MCP server {unknown[0]!r}{hint} (known: {known})")
         return {name: self.servers[name] for name in self.server_names}
 
 

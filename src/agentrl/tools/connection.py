@@ -19,6 +19,7 @@ from mcp.types import (
     Implementation,
     Tool,
 )
+from pydantic import ValidationError
 
 from agentrl.errors import ToolError
 from agentrl.tools.config import McpServer, ToolsConfig
@@ -36,6 +37,10 @@ _LIMITS = httpx2.Limits(max_connections=512, max_keepalive_connections=512)
 
 class CallTimedOut(Exception):
     """The tool took longer than allowed; its server is well."""
+
+
+class InvalidResult(Exception):
+    """The server answered with a result that its own description of the tool, or MCP, forbids."""
 
 
 class _Session:
@@ -124,6 +129,7 @@ class ServerConnection:
         Raises:
             MCPError: the server answered with an error of its own.
             CallTimedOut: the tool takes too long.
+            InvalidResult: the tool's result breaks its server's own promise.
             ToolError: the infrastructure failed.
         """
         attempt = 0
@@ -133,6 +139,10 @@ class ServerConnection:
                 return await client.call_tool(
                     name, dict(arguments), read_timeout_seconds=self._timeout
                 )
+            except (RuntimeError, ValidationError) as error:
+                # The SDK's ways to say that a result is not what the server promised.
+                logger.warning("%s", self._error(f"returned an invalid result of {name}", error))
+                raise InvalidResult(describe(error)) from error
             except MCPError as error:
                 if not await self._may_repeat(client, error, repeatable=repeatable):
                     raise

@@ -16,7 +16,7 @@ from agentrl.errors import ConfigError, ToolError
 from agentrl.schema import ToolResult
 from agentrl.tools.base import ToolSpec
 from agentrl.tools.config import ToolsConfig
-from agentrl.tools.connection import CallTimedOut, ServerConnection
+from agentrl.tools.connection import CallTimedOut, InvalidResult, ServerConnection
 from agentrl.tools.content import cut_middle, result_text
 
 logger = logging.getLogger(__name__)
@@ -98,6 +98,8 @@ class McpToolBox:
             return cut_middle(f"Error: {error.message}", limit), True
         except CallTimedOut as error:
             return f"Error: {error}", True
+        except InvalidResult as error:
+            return cut_middle(f"Error: the tool's result is invalid: {error}", limit), True
         return result_text(result, limit), bool(result.is_error)
 
     def _unknown(self, name: str) -> str:

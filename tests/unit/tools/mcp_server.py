@@ -1,4 +1,6 @@
-"""An MCP server for the tests: `python mcp_server.py stdio|stateless|stateful|sse COUNT_FILE [PORT]`.
+"""An MCP server for the tests: `python mcp_server.py KIND COUNT_FILE [PORT]`.
+
+KIND is stdio, stateless, stateful, sse, or liar: over stdio, with a tool that breaks its promise.
 
 Over HTTP it prints its port once it accepts connections. `?fail=STATUS:N` in a client's URL makes
 the first N tool calls of that URL fail with the status, before or (`after`) the tool has run.
@@ -12,16 +14,20 @@ from urllib.parse import parse_qs
 
 import anyio
 import uvicorn
+from mcp.server.lowlevel import Server
 from mcp.server.mcpserver import Context, MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
+from mcp.server.stdio import stdio_server
 from mcp.types import (
     BlobResourceContents,
     CallToolResult,
     EmbeddedResource,
     ImageContent,
+    ListToolsResult,
     ResourceLink,
     TextContent,
     TextResourceContents,
+    Tool,
     ToolAnnotations,
 )
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -153,7 +159,26 @@ class FailingCalls:
         return None
 
 
+async def list_lies(*_: object) -> ListToolsResult:
+    number = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+    schema = {"type": "object"}
+    return ListToolsResult(tools=[Tool(name="lie", input_schema=schema, output_schema=number)])
+
+
+async def tell_lie(*_: object) -> CallToolResult:
+    return CallToolResult(content=[], structured_content={"n": "three"})
+
+
+async def serve_lies() -> None:
+    liar = Server("liar", on_list_tools=list_lies, on_call_tool=tell_lie)
+    async with stdio_server() as (read_stream, write_stream):
+        await liar.run(read_stream, write_stream, liar.create_initialization_options())
+
+
 def main() -> None:
+    if sys.argv[1] == "liar":
+        anyio.run(serve_lies)
+        return
     if sys.argv[1] == "stdio":
         server.run("stdio")
         return

@@ -2,7 +2,6 @@ import json
 from pathlib import Path
 
 import pytest
-from pydantic import ValidationError
 
 from agentrl.errors import ConfigError
 from agentrl.tools import ToolsConfig, load_mcp_servers
@@ -69,5 +68,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 
 
 def test_unknown_server_names_are_refused() -> None:
-    with pytest.raises(ValidationError, match="unknown MCP server 'wbe' \\(known: files, old, web"):
-        ToolsConfig(servers=load_mcp_servers(MAPPING), server_names=("wbe",))
+    config = ToolsConfig(servers=load_mcp_servers(MAPPING), server_names=("wbe",))
+    expected = r"unknown MCP server 'wbe'; did you mean 'web'\? \(known: files, old, web\)"
+    with pytest.raises(ConfigError, match=expected):
+        _ = config.selected

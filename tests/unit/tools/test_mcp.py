@@ -95,6 +95,19 @@ async def test_stdio_servers_are_started_spoken_to_and_ended(
     assert [result.content for result in results] == ["3", "open"]
 
 
+async def test_a_result_that_breaks_the_tools_own_promise_is_an_observation(
+    config_for: ConfigFor, stdio_server: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    script, _, count_file = stdio_server["args"]
+    liar = {**stdio_server, "args": [script, "liar", count_file]}
+    async with connect_tools(config_for({"liar": liar})) as box:
+        result = await box.call("lie", {})
+    assert result.is_error
+    assert "Error: the tool's result is invalid" in result.content
+    assert "'three' is not of type 'integer'" in result.content
+    assert "returned an invalid result of lie" in caplog.text
+
+
 async def test_sse_servers_are_spoken_to(
     start_server: Callable[..., Any], config_for: ConfigFor
 ) -> None:
