@@ -1,51 +1,53 @@
 """A trainer that is killed goes on as if nothing had happened."""
 
-import contextlib
+import asyncio
 import json
-import os
-import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+import torch
 from support.training import Player, train_tasks
 
 from agentrl.config.sections import RootConfig
+from agentrl.distributed import Ranks
 from agentrl.store import TrajectoryStore
 from agentrl.store.embedded import EmbeddedMongo
+from agentrl.trainer.process import lead
 
 MIXED = [1.0, 0.0]
 MAIN = """
 import sys
 from agentrl.config.sections import RootConfig
 from agentrl.trainer.process import train
-uri = {"db_connection_string": sys.argv[2]}
 config = RootConfig.model_validate_json(sys.argv[1])
-store = config.store.model_copy(update={"db_connection_string": type(config.store)(**uri).db_connection_string})
+store = type(config.store)(db_connection_string=sys.argv[2])
 train(config.model_copy(update={"store": store}))
 """
 
 
-def start_trainer(config: RootConfig, log: Path) -> subprocess.Popen[bytes]:
+def kill_after_steps(config: RootConfig, num_steps: int, log: Path) -> None:
+    """Start a trainer process and kill it once it has made its steps and waits for more."""
     uri = config.store.db_connection_string
     assert uri is not None
-    with log.open("ab") as output:
-        return subprocess.Popen(
+    with log.open("wb") as output:
+        trainer = subprocess.Popen(
             [sys.executable, "-c", MAIN, config.model_dump_json(), uri.get_secret_value()],
             stdout=output,
             stderr=subprocess.STDOUT,
         )
-
-
-def wait_for_steps(config: RootConfig, trainer: subprocess.Popen[bytes], num_steps: int) -> None:
-    metrics = config.run.output_path / "metrics.jsonl"
-    deadline = time.monotonic() + 40
-    while not metrics.is_file() or len(metrics.read_text().splitlines()) < num_steps:
-        assert trainer.poll() is None, "the trainer ended"
-        assert time.monotonic() < deadline, "the trainer is too slow"
-        time.sleep(0.02)
+    try:
+        metrics = config.run.output_path / "metrics.jsonl"
+        deadline = time.monotonic() + 60
+        while not metrics.is_file() or len(metrics.read_text().splitlines()) < num_steps:
+            assert trainer.poll() is None, log.read_text()[-2000:]
+            assert time.monotonic() < deadline, "the trainer is too slow"
+            time.sleep(0.05)
+    finally:
+        trainer.kill()
+        trainer.wait(10)
 
 
 @pytest.mark.timeout(110)
@@ -64,6 +66,7 @@ async def test_killed_and_resumed_equals_uninterrupted_bit_for_bit(
         "lr_scheduler_type": "cosine",
     }
     weights, rewards = {}, {}
+    torch.set_num_threads(1)
     for name in ("whole", "killed"):
         config = make_config(
             **flags,
@@ -76,18 +79,12 @@ async def test_killed_and_resumed_equals_uninterrupted_bit_for_bit(
             await store.ensure_schema()
             await store.add_tasks(train_tasks(8, 2))
             player = Player(model_path)
-            await player.play_groups(store, [MIXED] * (8 if name == "whole" else 5))
-            trainer = start_trainer(config, tmp_path / f"{name}.log")
-            with contextlib.ExitStack() as stack:
-                stack.callback(trainer.kill)
-                if name == "killed":
-                    wait_for_steps(config, trainer, 5)
-                    os.kill(trainer.pid, signal.SIGKILL)
-                    trainer.wait(10)
-                    await player.play_groups(store, [MIXED] * 3)
-                    trainer = start_trainer(config, tmp_path / f"{name}.log")
-                    stack.callback(trainer.kill)
-                assert trainer.wait(60) == 0, (tmp_path / f"{name}.log").read_text()[-2000:]
+            await player.play_groups(store, [MIXED] * 5)
+            if name == "killed":
+                kill_after_steps(config, 5, tmp_path / "trainer.log")
+            await player.play_groups(store, [MIXED] * 3)
+            result = await lead(config, Ranks(), stop=asyncio.Event())
+            assert (result.status, result.step) == ("completed", 8)
             for order, group in enumerate(await all_groups(store)):
                 for entry in group:
                     assert (entry["status"], entry["trained_count"]) == ("trained", 1)
