@@ -7,6 +7,7 @@ import inspect
 import math
 import sys
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
@@ -31,6 +32,9 @@ class Verdict:
 
 ScoringFunction = Callable[..., float | Verdict | Awaitable[float | Verdict]]
 """`(answer, truth)` or `(answer, truth, agent_config)`, plain or async."""
+
+# Apart from the event loop's own pool, which name look-ups and file reads wait for.
+_threads = ThreadPoolExecutor(4, thread_name_prefix="scorer")
 
 _Function = TypeVar("_Function", bound=ScoringFunction)
 
@@ -88,7 +92,8 @@ class Scorer:
                 result = await self.function(*arguments)
             else:
                 # A slow function must not hold up the rollouts that share the event loop.
-                result = await asyncio.to_thread(self.function, *arguments)
+                loop = asyncio.get_running_loop()
+                result = await loop.run_in_executor(_threads, self.function, *arguments)
                 if inspect.isawaitable(result):
                     result = await result
         except (ScoringError, ConfigError):

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 from agentrl.errors import ScoringError
 from agentrl.rewards.factory import Verdict
@@ -27,7 +28,8 @@ class MathPool:
             cpu_seconds: processor time that one comparison may take.
         """
         self._cpu_seconds = cpu_seconds
-        self._places = threading.Semaphore(num_workers)
+        # Threads of its own: waiting comparisons must not fill the event loop's default pool.
+        self._threads = ThreadPoolExecutor(num_workers, thread_name_prefix="math")
         self._idle: queue.SimpleQueue[subprocess.Popen[str]] = queue.SimpleQueue()
         atexit.register(self.close)
 
@@ -41,23 +43,24 @@ class MathPool:
         """
         if len(answer) > _MAX_ANSWER_CHARS:
             return Verdict(0.0, detail=f"longer than {_MAX_ANSWER_CHARS} characters")
-        return await asyncio.to_thread(self._compare, answer, accepted)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, self._compare, answer, accepted)
 
     def close(self) -> None:
-        """End all idle workers."""
+        """End all idle workers, when no comparison is under way any more."""
+        self._threads.shutdown()
         while not self._idle.empty():
             _end(self._idle.get())
 
     def _compare(self, answer: str, accepted: tuple[str, ...]) -> Verdict:
-        with self._places:
-            worker = self._worker()
-            reply = self._ask(worker, answer, accepted)
-            if reply is None:
-                returncode = _end(worker)
-                if returncode == -signal.SIGPROF:
-                    return Verdict(0.0, detail=f"not comparable in {self._cpu_seconds:g} s")
-                raise ScoringError(f"the math worker ended with status {returncode}")
-            self._idle.put(worker)
+        worker = self._worker()
+        reply = self._ask(worker, answer, accepted)
+        if reply is None:
+            returncode = _end(worker)
+            if returncode == -signal.SIGPROF:
+                return Verdict(0.0, detail=f"not comparable in {self._cpu_seconds:g} s")
+            raise ScoringError(f"the math worker ended with status {returncode}")
+        self._idle.put(worker)
         if "error" in reply:
             return Verdict(0.0, detail=f"not comparable: {reply['error']}")
         return Verdict(float(bool(reply["correct"])))
