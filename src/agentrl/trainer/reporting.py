@@ -133,10 +133,13 @@ def draw_rewards(output_path: Path, history: History, *, run_name: str) -> Path:
     axes.set_xlabel("optimizer step")
     axes.set_ylabel("mean reward")
     axes.set_title(f"{run_name}: reward over training")
-    axes.set_ylim(bottom=min([0.0, *(reward for _, reward in points)]))
+    rewards = [reward for _, reward in points] + [found.reward_mean for found in history.evals]
+    lowest, highest = min([0.0, *rewards]), max([0.0, *rewards])
+    # Headroom for the numbers above the evaluations.
+    axes.set_ylim(lowest, highest + 0.12 * (highest - lowest or 1.0))
     axes.grid(visible=True, alpha=0.25)
     if points or history.evals:
-        axes.legend(loc="best", frameon=False)
+        axes.legend(loc="lower right", frameon=False)
     staging = output_path / f".{PICTURE_FILE}"
     output_path.mkdir(parents=True, exist_ok=True)
     figure.savefig(staging, format="png")

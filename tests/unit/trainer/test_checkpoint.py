@@ -1,0 +1,86 @@
+from pathlib import Path
+
+import pytest
+import torch
+
+from agentrl.errors import ConfigError
+from agentrl.trainer.checkpoint import checkpoints_root, latest_checkpoint, write_checkpoint
+from agentrl.trainer.history import EvalMetrics, History, StepMetrics
+
+
+def history_of(num_steps: int) -> History:
+    steps = [
+        StepMetrics(
+            step=step,
+            reward_mean=0.1 * step,
+            num_groups=2,
+            num_records=6,
+            num_trained_records=4,
+            loss=0.5,
+            grad_norm=1.0,
+            learning_rate=1e-3,
+            staleness={0: 4, 1: 2},
+            dropped={"stale": 2},
+        )
+        for step in range(1, num_steps + 1)
+    ]
+    return History(steps=steps, groups_consumed=2 * num_steps)
+
+
+def write(output: Path, step: int, keep: int = 2, state: dict | None = None) -> None:
+    model = output / "model"
+    model.mkdir(parents=True, exist_ok=True)
+    (model / "model.safetensors").write_text(f"weights {step}")
+    write_checkpoint(
+        output,
+        step=step,
+        model_dir=model,
+        optimizer_state=state,
+        history=history_of(step),
+        keep=keep,
+    )
+
+
+def test_the_newest_checkpoint_is_found_with_its_history(tmp_path: Path) -> None:
+    assert latest_checkpoint(tmp_path) is None
+    for step in (1, 2, 3):
+        write(tmp_path, step, state={"momentum": torch.ones(2)})
+    found = latest_checkpoint(tmp_path)
+    assert found is not None
+    assert found.step == found.history.last_step == 3
+    assert found.history == history_of(3)
+    assert (found.model_path / "model.safetensors").read_text() == "weights 3"
+    assert torch.equal(found.optimizer_state()["momentum"], torch.ones(2))
+
+
+def test_only_so_many_checkpoints_are_kept(tmp_path: Path) -> None:
+    for step in (3, 6, 9):
+        write(tmp_path, step)
+    names = sorted(path.name for path in checkpoints_root(tmp_path).iterdir())
+    assert names == ["000006", "000009"]
+
+
+def test_a_half_written_checkpoint_is_passed_over(tmp_path: Path) -> None:
+    write(tmp_path, 1)
+    (checkpoints_root(tmp_path) / "000002" / "model").mkdir(parents=True)
+    found = latest_checkpoint(tmp_path)
+    assert found is not None
+    assert found.step == 1
+
+
+def test_a_checkpoint_without_optimizer_cannot_be_resumed(tmp_path: Path) -> None:
+    write(tmp_path, 1, state=None)
+    found = latest_checkpoint(tmp_path)
+    assert found is not None
+    with pytest.raises(ConfigError, match="save_only_model"):
+        found.optimizer_state()
+
+
+def test_history_sums_up_what_its_steps_did() -> None:
+    history = history_of(3)
+    history.add_tail({"stale": 1, "zero_variance": 3})
+    history.evals.append(EvalMetrics(version=0, reward_mean=0.25, num_tasks=4))
+    assert history.staleness() == {0: 12, 1: 6}
+    assert history.dropped() == {"stale": 7, "zero_variance": 3}
+    assert history.eval_at(0) is not None
+    assert history.eval_at(3) is None
