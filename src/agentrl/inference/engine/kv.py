@@ -127,7 +127,9 @@ class PrefixStore:
         self._prefixes: OrderedDict[int, Prefix] = OrderedDict()
         self.num_tokens = 0
 
-    def find(self, namespace: str, tokens: np.ndarray, longer_than: int) -> tuple[int, Prefix | None]:
+    def find(
+        self, namespace: str, tokens: np.ndarray, longer_than: int
+    ) -> tuple[int, Prefix | None]:
         """Return the length of the longest known prefix and where it is.
 
         Args:

@@ -20,7 +20,6 @@ class SamplingBatch:
     def __init__(self, sequences: Many[Sequence], vocab_size: int) -> None:
         params = [sequence.params for sequence in sequences]
         self.sequences = list(sequences)
-        self._vocab_size = vocab_size
         self._seeds = np.array([p.seed % 2**64 for p in params], dtype=np.uint64)
         self._greedy = torch.tensor([p.is_greedy for p in params])
         self._all_greedy = all(p.is_greedy for p in params)
@@ -33,42 +32,45 @@ class SamplingBatch:
         self._top_k = torch.tensor([p.top_k if p.top_k > 0 else vocab_size for p in cut])
         self._top_p = torch.tensor([p.top_p for p in cut])
         self._min_p = torch.tensor([p.min_p for p in cut])
-        self._edited = [row for row, p in enumerate(params) if p.is_edited]
+        edited = [row for row, p in enumerate(params) if p.is_edited]
+        self._edits = LogitEdits(sequences, edited, vocab_size) if edited else None
 
-    def draw(self, logits_BV: torch.Tensor) -> tuple[list[int], list[float]]:
+    def draw(self, logits: torch.Tensor) -> tuple[list[int], list[float]]:
         """Draw one token a sequence.
 
         Args:
-            logits_BV: raw logits, float [B, V]; changed in place where sequences ask for it.
+            logits: raw logits, float [B, V]; changed in place where sequences ask for it.
 
         Returns:
             Token ids and their logprobs.
         """
-        logits_BV = logits_BV.float()
-        for row in self._edited:
-            edit_logits(logits_BV[row], self.sequences[row])
-        scaled_BV = logits_BV / self._temperatures if self._is_scaled else logits_BV
-        logprobs_BV = torch.log_softmax(scaled_BV, dim=-1)
+        logits = logits.float()
+        if self._edits is not None:
+            self._edits.apply(logits)
+        scaled = logits / self._temperatures if self._is_scaled else logits
+        logprobs = torch.log_softmax(scaled, dim=-1)
         if self._all_greedy:
-            tokens = logprobs_BV.argmax(dim=-1)
+            tokens = logprobs.argmax(dim=-1)
         else:
-            tokens = self._inverse_cdf(logprobs_BV.exp())
+            tokens = self._inverse_cdf(logprobs.exp())
             if self._any_greedy:
-                tokens = torch.where(self._greedy, logprobs_BV.argmax(dim=-1), tokens)
-        drawn = logprobs_BV.gather(1, tokens.unsqueeze(1)).squeeze(1)
+                tokens = torch.where(self._greedy, logprobs.argmax(dim=-1), tokens)
+        if self._edits is not None:
+            self._edits.count(tokens)
+        drawn = logprobs.gather(1, tokens.unsqueeze(1)).squeeze(1)
         return tokens.tolist(), drawn.tolist()
 
-    def _inverse_cdf(self, probs_BV: torch.Tensor) -> torch.Tensor:
+    def _inverse_cdf(self, probs: torch.Tensor) -> torch.Tensor:
         if self._truncated:
             rows = torch.tensor(self._truncated)
-            probs_BV[rows] = truncate(probs_BV[rows], self._top_k, self._top_p, self._min_p)
-        cdf_BV = probs_BV.cumsum(dim=-1)
-        totals = cdf_BV[:, -1:]
+            probs[rows] = truncate(probs[rows], self._top_k, self._top_p, self._min_p)
+        cdf = probs.cumsum(dim=-1)
+        totals = cdf[:, -1:]
         positions = np.array([sequence.length for sequence in self.sequences], dtype=np.uint64)
         noise = torch.from_numpy(uniforms(self._seeds, positions)).unsqueeze(1)
         # Strictly below the total, so that the token found always has a probability above 0.
         thresholds = torch.minimum(noise * totals, totals.nextafter(torch.zeros(())))
-        return torch.searchsorted(cdf_BV, thresholds, right=True).squeeze(1)
+        return torch.searchsorted(cdf, thresholds, right=True).squeeze(1)
 
 
 def uniforms(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:
@@ -83,46 +85,79 @@ def uniforms(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:
     with np.errstate(over="ignore"):
         state = _mix(seeds) + positions * np.uint64(0x9E3779B97F4A7C15)
         bits = _mix(state) >> np.uint64(40)
-    return (bits.astype(np.float32)) * np.float32(2.0**-24)
+    return np.ldexp(bits.astype(np.float32), -24)
 
 
 def _mix(values: np.ndarray) -> np.ndarray:
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return values ^ (values >> np.uint64(31))
+    values = values ^ (values >> np.uint64(31))
+    return values
 
 
 def truncate(
-    probs_BV: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, min_p: torch.Tensor
+    probs: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, min_p: torch.Tensor
 ) -> torch.Tensor:
     """Return the probabilities with cut-off tokens set to 0; rows are not normalised again.
 
     Args:
-        probs_BV: probabilities.
+        probs: probabilities.
         top_k: int64 [B], tokens that stay at most.
         top_p: float [B]; a token stays while those before it hold at most this much.
         min_p: float [B], share of the likeliest token's probability that a token needs.
     """
-    ordered, order = probs_BV.sort(dim=-1, descending=True)
+    ordered, order = probs.sort(dim=-1, descending=True)
     before = ordered.cumsum(dim=-1) - ordered
-    ranks = torch.arange(probs_BV.shape[1])
+    ranks = torch.arange(probs.shape[1])
     cut = (
         (ranks >= top_k.unsqueeze(1))
         | (before > top_p.unsqueeze(1))
         | (ordered < ordered[:, :1] * min_p.unsqueeze(1))
     )
-    return torch.zeros_like(probs_BV).scatter(1, order, ordered.masked_fill(cut, 0.0))
+    return torch.zeros_like(probs).scatter(1, order, ordered.masked_fill(cut, 0.0))
 
 
-def edit_logits(logits_V: torch.Tensor, sequence: Sequence) -> None:
-    """Apply penalties (over the output so far), bias and the minimum length, in place."""
-    params = sequence.params
-    if sequence.output_ids:
-        ids, counts = torch.tensor(sequence.output_ids).unique(return_counts=True)
-        values = logits_V[ids] - params.frequency_penalty * counts - params.presence_penalty
-        factor = params.repetition_penalty
-        logits_V[ids] = torch.where(values < 0, values * factor, values / factor)
-    for token, bias in params.logit_bias.items():
-        logits_V[token] += bias
-    if len(sequence.output_ids) < params.min_new_tokens:
-        logits_V[list(params.stop_ids)] = float("-inf")
+class LogitEdits:
+    """Penalties over the output so far, biases and minimum lengths of some rows of a batch.
+
+    Keeps count of tokens as they are drawn, so it holds for one list of sequences only.
+    """
+
+    def __init__(self, sequences: Many[Sequence], rows: list[int], vocab_size: int) -> None:
+        self._sequences = [sequences[row] for row in rows]
+        self._rows = torch.tensor(rows)
+        params = [sequence.params for sequence in self._sequences]
+        self._counts = torch.stack(
+            [_counts(sequence.output_ids, vocab_size) for sequence in self._sequences]
+        )
+        self._frequency = torch.tensor([p.frequency_penalty for p in params]).unsqueeze(1)
+        self._presence = torch.tensor([p.presence_penalty for p in params]).unsqueeze(1)
+        self._repetition = torch.tensor([p.repetition_penalty for p in params]).unsqueeze(1)
+        self._stops = torch.zeros(len(rows), vocab_size, dtype=torch.bool)
+        self._bias = torch.zeros(len(rows), vocab_size)
+        for row, p in enumerate(params):
+            self._stops[row, list(p.stop_ids)] = True
+            self._bias[row, list(p.logit_bias)] = torch.tensor(list(p.logit_bias.values()))
+
+    def apply(self, logits: torch.Tensor) -> None:
+        """Change the logits [B, V] of the rows in place."""
+        seen = self._counts > 0
+        values = logits[self._rows] + self._bias - self._frequency * self._counts
+        values -= self._presence * seen
+        factors = torch.where(seen, self._repetition, 1.0)
+        values = torch.where(values < 0, values * factors, values / factors)
+        too_short = torch.tensor(
+            [len(s.output_ids) < s.params.min_new_tokens for s in self._sequences]
+        )
+        values.masked_fill_(self._stops & too_short.unsqueeze(1), float("-inf"))
+        logits[self._rows] = values
+
+    def count(self, tokens: torch.Tensor) -> None:
+        """Take note of the tokens [B] that were drawn."""
+        drawn = tokens[self._rows]
+        self._counts[torch.arange(len(drawn)), drawn] += 1
+
+
+def _counts(ids: list[int], vocab_size: int) -> torch.Tensor:
+    counts = np.bincount(np.asarray(ids, dtype=np.int64), minlength=vocab_size)
+    return torch.from_numpy(counts.astype(np.float32))

@@ -12,15 +12,23 @@ apart and start waiting afterwards.
 """
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import torch
 from transformers import PreTrainedModel
 
 from agentrl.inference.engine.attention import Chunk, plan_step
-from agentrl.inference.engine.kv import MIN_PREFIX, KVCache, KVShape, PrefixStore, common_prefix
+from agentrl.inference.engine.kv import (
+    MIN_PREFIX,
+    KVCache,
+    KVShape,
+    Prefix,
+    PrefixStore,
+    common_prefix,
+)
 from agentrl.inference.engine.sampling import SamplingBatch
 from agentrl.inference.engine.sequence import Finish, Sequence
 from agentrl.inference.engine.weights import swap_weights
@@ -86,9 +94,7 @@ class Scheduler:
             head_dim=head_dim or config.hidden_size // config.num_attention_heads,
             dtype=model.dtype,
         )
-        self._kv = KVCache(
-            shape, limits.max_running, limits.context_length, limits.kv_cache_bytes
-        )
+        self._kv = KVCache(shape, limits.max_running, limits.context_length, limits.kv_cache_bytes)
         self._prefixes = PrefixStore(shape, limits.prefix_cache_bytes)
         self._running: list[Sequence] = []
         self._waiting: deque[Sequence] = deque()
@@ -101,8 +107,8 @@ class Scheduler:
         self._finished: list[Sequence] = []
         self._streamed: list[Sequence] = []
         self.num_sampled = 0
-        self.num_prompt_tokens = 0
-        self.num_cached_tokens = 0
+        self.num_prefilled = 0
+        self.num_cached = 0
 
     # What the loop asks.
 
@@ -146,8 +152,13 @@ class Scheduler:
 
     # What the front end asks.
 
+    def submit_all(self, sequences: Iterable[Sequence]) -> None:
+        """Queue sequences; one that cannot be queued ends at once, with the status to answer."""
+        for sequence in sequences:
+            self.submit(sequence)
+
     def submit(self, sequence: Sequence) -> None:
-        """Queue a sequence; one that cannot be queued ends at once, with the status to answer."""
+        """Queue one sequence."""
         if sequence.rid in self._live:
             message = f"request id {sequence.rid} is in use by a live request"
             sequence.finish = Finish("abort", message=message, status=400)
@@ -167,6 +178,12 @@ class Scheduler:
         sequence = self._live.get(rid)
         if sequence is not None:
             self._abort(sequence)
+
+    def abort_all_of(self, sequences: Iterable[Sequence]) -> None:
+        """End these very sequences, as far as they have not ended."""
+        for sequence in sequences:
+            if self._live.get(sequence.rid) is sequence:
+                self._abort(sequence)
 
     def abort_all(self) -> None:
         """End all sequences in flight; those held at a pause stay."""
@@ -226,6 +243,10 @@ class Scheduler:
         tokens, logprobs = self._batch.draw(logits)
         ended = []
         for sequence, token, logprob in zip(sampled, tokens, logprobs, strict=True):
+            if sequence.params.max_new_tokens == 0:  # only its prompt was to be scored
+                sequence.finish = Finish("length")
+                ended.append(sequence)
+                continue
             sequence.append(token, logprob, self.label)
             sequence.finish = self._finish_of(sequence, token)
             if sequence.finish is not None:
@@ -253,7 +274,7 @@ class Scheduler:
             input_ids += sequence.tokens[chunk.start : chunk.end].tolist()
             positions += range(chunk.start, chunk.end)
             sequence.num_computed = chunk.end
-            self.num_prompt_tokens += chunk.end - chunk.start
+            self.num_prefilled += chunk.end - chunk.start
             if sequence.prompt_logprobs_from >= 0:
                 scored.append((sequence, chunk, offset))
             if chunk.end == sequence.length:
@@ -325,34 +346,39 @@ class Scheduler:
         """
         # At least one token has to be computed, to have logits.
         wanted = sequence.tokens[: sequence.length - 1]
-        if 0 <= sequence.prompt_logprobs_from:
+        if sequence.prompt_logprobs_from >= 0:
             wanted = wanted[: sequence.prompt_logprobs_from]
-        best, prefix = self._prefixes.find(sequence.namespace, wanted, MIN_PREFIX - 1)
-        source = -1
-        for row, other in enumerate(self._running):
-            if other.epoch == self._epoch and other.namespace == sequence.namespace:
-                known = other.tokens[: other.num_computed]
-                length = common_prefix(known, wanted, longer_than=best)
-                if length > best:
-                    best, source = length, row
+        num_known, known = self._find_prefix(sequence.namespace, wanted)
+        worth_waiting = num_known + MIN_PREFIX
         for other in fresh:
             if other.namespace == sequence.namespace:
-                known = other.tokens[: other.length]
-                if common_prefix(known, wanted, longer_than=best + MIN_PREFIX) > best + MIN_PREFIX:
+                coming = other.tokens[: other.length]
+                if common_prefix(coming, wanted, longer_than=worth_waiting) > worth_waiting:
                     return False
         row = len(self._running)
-        num_known = best if source >= 0 or prefix is not None else 0
-        if source >= 0:
-            self._kv.move(source, row, num_known)
-        elif prefix is not None:
-            self._kv.fill(row, prefix.kv[:, :, :num_known])
+        if isinstance(known, Prefix):
+            self._kv.fill(row, known.kv[:, :, :num_known])
+        elif known is not None:
+            self._kv.move(known, row, num_known)
         sequence.num_computed = num_known
         sequence.epoch = self._epoch
         if sequence.num_cached is None:
             sequence.num_cached = num_known
-            self.num_cached_tokens += num_known
+            self.num_cached += num_known
         self._running.append(sequence)
         return True
+
+    def _find_prefix(self, namespace: str, wanted: np.ndarray) -> tuple[int, Prefix | int | None]:
+        """Return the length of the longest prefix that is known and where: kept, or in a row."""
+        found: Prefix | int | None
+        best, found = self._prefixes.find(namespace, wanted, MIN_PREFIX - 1)
+        for row, other in enumerate(self._running):
+            if other.epoch == self._epoch and other.namespace == namespace:
+                computed = other.tokens[: other.num_computed]
+                length = common_prefix(computed, wanted, longer_than=best)
+                if length > best:
+                    best, found = length, row
+        return (0, None) if found is None else (best, found)
 
     def _make_room(self) -> None:
         """Make the cache long enough for the tokens of this step, retracting where it cannot be."""

@@ -1,8 +1,9 @@
 """The model and its weights: loading, checking a checkpoint whole, swapping it in."""
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -23,7 +24,8 @@ def load_model(path: str | Path, dtype: torch.dtype) -> PreTrainedModel:
     """
     if not Path(path).is_dir():
         raise ConfigError(f"--model-path {path}: no such directory")
-    transformers_logging.disable_progress_bar()
+    disable_progress_bar: Callable[[], None] = transformers_logging.disable_progress_bar
+    disable_progress_bar()
     try:
         config = AutoConfig.from_pretrained(path)
     except (OSError, ValueError) as error:
@@ -41,7 +43,7 @@ def load_model(path: str | Path, dtype: torch.dtype) -> PreTrainedModel:
             f"not {', '.join(sorted(layer_types))}; use SGLang for it"
         )
     try:
-        model, report = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             path,
             config=config,
             dtype=dtype,
@@ -50,10 +52,11 @@ def load_model(path: str | Path, dtype: torch.dtype) -> PreTrainedModel:
         )
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise ConfigError(f"--model-path {path}: {_first_line(error)}") from error
-    if report["missing_keys"]:
-        raise ConfigError(f"--model-path {path}: {min(report['missing_keys'])} is missing")
-    loaded: PreTrainedModel = model.eval()
-    return loaded
+    model: PreTrainedModel = loaded[0]
+    missing = sorted(loaded[1]["missing_keys"])
+    if missing:
+        raise ConfigError(f"--model-path {path}: the tensor {missing[0]} is missing")
+    return model
 
 
 def read_weights(path: str | Path, model: PreTrainedModel) -> dict[str, torch.Tensor]:

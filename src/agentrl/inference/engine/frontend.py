@@ -1,0 +1,300 @@
+"""`FrontEnd`: what the routes do, between the event loop of HTTP and the thread of the engine."""
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from concurrent.futures import Future
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from transformers import PreTrainedModel
+
+from agentrl.inference.engine.answers import answer
+from agentrl.inference.engine.config import EngineConfig
+from agentrl.inference.engine.loop import EngineLoop
+from agentrl.inference.engine.parsing import (
+    BadRequest,
+    ModelLimits,
+    ParsedRequest,
+    parse_generate,
+)
+from agentrl.inference.engine.scheduler import (
+    PauseMode,
+    Scheduler,
+    SchedulerLimits,
+    SchedulerLoad,
+)
+from agentrl.inference.engine.sequence import Sequence
+from agentrl.inference.engine.text import Text, end_of_text_ids
+from agentrl.inference.engine.weights import read_weights
+
+T = TypeVar("T")
+
+
+class Refused(Exception):
+    """A request that cannot be served, with the status to answer."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class NotFlushed(Exception):
+    """The cache could not be flushed because sequences hold it."""
+
+
+class FrontEnd:
+    """The engine as the routes see it.
+
+    Args:
+        config: settings of the engine.
+        model: the loaded model.
+    """
+
+    def __init__(self, config: EngineConfig, model: PreTrainedModel) -> None:
+        self.config = config
+        self.model_path = config.model_path
+        self.served_model_name = config.model_path
+        self.weight_version = config.weight_version
+        """The version that `/model_info` shows; behind the engine's own after a failed flush."""
+        self.model_type = str(model.config.model_type)
+        self.architectures = list(model.config.architectures or [])
+        self.text = Text(config.model_path)
+        own_limit = int(model.config.max_position_embeddings)
+        self.limits = ModelLimits(
+            context_length=min(config.context_length or own_limit, own_limit),
+            vocab_size=int(model.config.vocab_size),
+            eos_ids=end_of_text_ids(config.model_path, model.config, self.text),
+        )
+        self._model = model
+        self._seeds = random.Random(config.seed)
+        self._scheduler = Scheduler(
+            model,
+            SchedulerLimits(
+                max_running=config.max_running_requests,
+                max_queued=config.max_queued_requests,
+                context_length=self.limits.context_length,
+                prefill_tokens_per_step=config.prefill_tokens_per_step,
+                kv_cache_bytes=config.kv_cache_bytes,
+                prefix_cache_bytes=config.prefix_cache_bytes,
+            ),
+            config.weight_version,
+            self.text.find_stop,
+        )
+        self._endings: dict[Sequence, asyncio.Future[None]] = {}
+        self._growth: dict[Sequence, asyncio.Event] = {}
+        self._updating = asyncio.Lock()
+        self.is_dead = False
+        self.started_at = int(time.time())
+
+    def start(self, on_death: Callable[[], None]) -> None:
+        """Start the engine's thread; `on_death` is called in the event loop if it fails."""
+        self._events = asyncio.get_running_loop()
+
+        def died() -> None:
+            self._events.call_soon_threadsafe(self._die, on_death)
+
+        self._loop = EngineLoop(self._scheduler, self._on_events, died, self.config.num_threads)
+        self._loop.start()
+
+    def stop(self) -> None:
+        """End the engine's thread."""
+        self._loop.stop()
+
+    # Generation.
+
+    async def generate(self, request: ParsedRequest) -> list[dict[str, Any]]:
+        """Serve a request to its end; sequences are aborted when the caller is cancelled.
+
+        Raises:
+            Refused: it cannot be served.
+        """
+        endings = self.submit(request)
+        try:
+            await asyncio.gather(*endings)
+        except asyncio.CancelledError:
+            self.drop(request)
+            raise
+        for sequence in request.sequences:
+            if sequence.finish is not None and sequence.finish.status is not None:
+                self.drop(request)
+                raise Refused(sequence.finish.message, sequence.finish.status)
+        return [self.answer(sequence, request) for sequence in request.sequences]
+
+    async def stream(self, request: ParsedRequest) -> AsyncIterator[tuple[int, dict[str, Any]]]:
+        """Yield cumulative answers, each with the index of its sequence, as tokens come."""
+        changed = asyncio.Event()
+        for sequence in request.sequences:
+            self._growth[sequence] = changed
+        self.submit(request)
+        sent = dict.fromkeys(request.sequences, -1)
+        open_sequences = list(request.sequences)
+        try:
+            while open_sequences:
+                await changed.wait()
+                changed.clear()
+                for index, sequence in enumerate(request.sequences):
+                    if sequence not in open_sequences:
+                        continue
+                    ended = sequence.finish is not None
+                    count = len(sequence.output_logprobs)
+                    if ended and sequence.finish and sequence.finish.status is not None:
+                        raise Refused(sequence.finish.message, sequence.finish.status)
+                    if ended or count > sent[sequence]:
+                        sent[sequence] = count
+                        if ended:
+                            open_sequences.remove(sequence)
+                        yield index, self.answer(sequence, request)
+        finally:
+            for sequence in request.sequences:
+                self._growth.pop(sequence, None)
+            self.drop(request)
+
+    def parse(self, body: Mapping[str, Any]) -> ParsedRequest:
+        """Check a request.
+
+        Raises:
+            BadRequest: the request breaks a rule.
+        """
+        return parse_generate(
+            body,
+            self.limits,
+            encode=self.text.encode,
+            new_seed=lambda: self._seeds.getrandbits(63),
+        )
+
+    def submit(self, request: ParsedRequest) -> list[asyncio.Future[None]]:
+        """Hand the sequences to the engine; the futures are done as they end."""
+        if self.is_dead:
+            raise Refused("the engine failed; see its log", 503)
+        endings: list[asyncio.Future[None]] = []
+        for sequence in request.sequences:
+            ending = self._events.create_future()
+            self._endings[sequence] = ending
+            endings.append(ending)
+        self._loop.call(partial(self._scheduler.submit_all, request.sequences))
+        return endings
+
+    def drop(self, request: ParsedRequest) -> None:
+        """End sequences that nobody waits for any more."""
+        left = [sequence for sequence in request.sequences if sequence.finish is None]
+        for sequence in request.sequences:
+            self._endings.pop(sequence, None)
+        if left:
+            self._loop.call(partial(self._scheduler.abort_all_of, left))
+
+    def answer(self, sequence: Sequence, request: ParsedRequest) -> dict[str, Any]:
+        """Return the object that describes a sequence as far as it got."""
+        return answer(sequence, request, self.text, self._scheduler.label)
+
+    def _on_events(self, finished: list[Sequence], streamed: list[Sequence]) -> None:
+        self._events.call_soon_threadsafe(self._deliver, finished, streamed)
+
+    def _deliver(self, finished: list[Sequence], streamed: list[Sequence]) -> None:
+        for sequence in finished:
+            ending = self._endings.pop(sequence, None)
+            if ending is not None and not ending.done():
+                ending.set_result(None)
+        for sequence in (*finished, *streamed):
+            changed = self._growth.get(sequence)
+            if changed is not None:
+                changed.set()
+
+    def _die(self, on_death: Callable[[], None]) -> None:
+        self.is_dead = True
+        for ending in self._endings.values():
+            if not ending.done():
+                ending.set_exception(Refused("the engine failed; see its log", 500))
+        self._endings.clear()
+        on_death()
+
+    # Control.
+
+    def abort(self, rid: str | None) -> None:
+        """End one request, or all of them; returns at once, as SGLang does."""
+        if rid is None:
+            self._loop.call(self._scheduler.abort_all)
+        else:
+            self._loop.call(partial(self._scheduler.abort, rid))
+
+    async def pause(self, mode: PauseMode) -> None:
+        """Stop sampling until `resume`."""
+        await self._call(partial(self._scheduler.pause, mode))
+
+    async def resume(self) -> None:
+        """Go on sampling."""
+        await self._call(self._scheduler.resume)
+
+    async def flush(self) -> bool:
+        """Forget the prefix cache; False when sequences hold it."""
+        return await self._call(self._scheduler.flush)
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether sampling is paused."""
+        return self._scheduler.is_paused
+
+    def counters(self) -> dict[str, int]:
+        """Return what was computed since the start."""
+        scheduler = self._scheduler
+        return {
+            "num_sampled_tokens": scheduler.num_sampled,
+            "num_prefilled_tokens": scheduler.num_prefilled,
+            "num_cached_tokens": scheduler.num_cached,
+        }
+
+    async def load(self) -> SchedulerLoad:
+        """Return how busy the engine is."""
+        return await self._call(self._scheduler.load)
+
+    async def update_label(self, label: str, *, abort_all: bool) -> None:
+        """Change the version without changing the weights."""
+
+        def change() -> None:
+            if abort_all:
+                self._scheduler.abort_all()
+            self._scheduler.label = label
+
+        await self._call(change)
+        self.weight_version = label
+
+    async def update_weights(
+        self, path: str, label: str | None, *, flush: bool, abort_all: bool
+    ) -> int:
+        """Load weights from a directory; unless paused, after all in flight have ended.
+
+        Returns:
+            The number of sequences in flight that go on under the new weights.
+
+        Raises:
+            InferenceError: they cannot be loaded; nothing has changed.
+            NotFlushed: they are loaded, but sequences hold the cache.
+        """
+
+        def install() -> tuple[int, bool]:
+            num_kept = self._scheduler.num_in_flight
+            self._scheduler.install(tensors, label)
+            return num_kept, not flush or self._scheduler.flush()
+
+        async with self._updating:
+            tensors = await asyncio.to_thread(read_weights, path, self._model)
+            if abort_all:
+                await self._call(self._scheduler.abort_all)
+            num_kept, is_flushed = await self._call(install, when_idle=True)
+            self.model_path = self.served_model_name = str(Path(path))
+            if not is_flushed:
+                raise NotFlushed
+            if label is not None:
+                self.weight_version = label
+        return num_kept
+
+    async def _call(self, run: Callable[[], T], *, when_idle: bool = False) -> T:
+        if self.is_dead:
+            raise Refused("the engine failed; see its log", 503)
+        future: Future[T] = self._loop.call(run, when_idle=when_idle)
+        return await asyncio.wrap_future(future)
+
+
+__all__ = ["BadRequest", "FrontEnd", "NotFlushed", "Refused"]

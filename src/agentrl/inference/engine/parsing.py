@@ -1,0 +1,339 @@
+"""Requests of `/generate`: strict about types and parameters, as SGLang is.
+
+Unknown keys beside the prompt are ignored; unknown sampling parameters are refused.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from agentrl.inference.engine.sequence import DrawParams, Sequence
+from agentrl.inference.wire import new_rid
+
+DEFAULT_NEW_TOKENS = 128
+
+
+class BadRequest(Exception):
+    """The request breaks a rule; the text says which."""
+
+
+class BadType(BadRequest):
+    """A field has the wrong JSON type, or is unknown."""
+
+
+@dataclass(frozen=True)
+class ModelLimits:
+    """What requests are checked against."""
+
+    context_length: int
+    vocab_size: int
+    eos_ids: frozenset[int]
+
+
+@dataclass(frozen=True)
+class ParsedRequest:
+    """A checked request for one or several sequences."""
+
+    sequences: tuple[Sequence, ...]
+    is_batch: bool
+    """Whether the answer is a list."""
+    stream: bool
+    return_logprob: bool
+    logprob_start_len: int
+    """-1: logprobs of the output only."""
+    return_text_in_logprobs: bool
+    return_prompt_token_ids: bool
+    skip_special_tokens: bool
+    no_stop_trim: bool
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_bool(value: object) -> bool:
+    return isinstance(value, bool)
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _is_ints(value: object) -> bool:
+    return isinstance(value, list) and all(_is_int(item) for item in value)
+
+
+def _is_texts(value: object) -> bool:
+    return _is_text(value) or (isinstance(value, list) and all(_is_text(item) for item in value))
+
+
+def _is_bias(value: object) -> bool:
+    return isinstance(value, dict) and all(_is_number(item) for item in value.values())
+
+
+def _is_anything(_: object) -> bool:
+    return True
+
+
+_SAMPLING_FIELDS: dict[str, tuple[str, Callable[[object], bool]]] = {
+    "max_new_tokens": ("an integer", _is_int),
+    "min_new_tokens": ("an integer", _is_int),
+    "n": ("an integer", _is_int),
+    "temperature": ("a number", _is_number),
+    "top_p": ("a number", _is_number),
+    "top_k": ("an integer", _is_int),
+    "min_p": ("a number", _is_number),
+    "frequency_penalty": ("a number", _is_number),
+    "presence_penalty": ("a number", _is_number),
+    "repetition_penalty": ("a number", _is_number),
+    "stop": ("a string or a list of strings", _is_texts),
+    "stop_token_ids": ("a list of integers", _is_ints),
+    "ignore_eos": ("a boolean", _is_bool),
+    "skip_special_tokens": ("a boolean", _is_bool),
+    "spaces_between_special_tokens": ("a boolean", _is_bool),
+    "no_stop_trim": ("a boolean", _is_bool),
+    "stream_interval": ("an integer", _is_int),
+    "sampling_seed": ("an integer", _is_int),
+    "logit_bias": ("an object of numbers", _is_bias),
+    "choice": ("anything", _is_anything),
+    "custom_params": ("anything", _is_anything),
+}
+_UNSUPPORTED = (
+    "json_schema",
+    "regex",
+    "ebnf",
+    "structural_tag",
+    "stop_regex",
+    "beam_width",
+    "watermark",
+)
+_RANGES: dict[str, tuple[str, Callable[[float], bool]]] = {
+    "max_new_tokens": ("at least 0", lambda value: value >= 0),
+    "min_new_tokens": ("at least 0", lambda value: value >= 0),
+    "n": ("at least 1", lambda value: value >= 1),
+    "temperature": ("at least 0", lambda value: value >= 0),
+    "top_p": ("in (0, 1]", lambda value: 0 < value <= 1),
+    "top_k": ("-1 or at least 1", lambda value: value == -1 or value >= 1),
+    "min_p": ("in [0, 1]", lambda value: 0 <= value <= 1),
+    "frequency_penalty": ("in [-2, 2]", lambda value: -2 <= value <= 2),
+    "presence_penalty": ("in [-2, 2]", lambda value: -2 <= value <= 2),
+    "repetition_penalty": ("in (0, 2]", lambda value: 0 < value <= 2),
+}
+
+
+def parse_generate(
+    body: Mapping[str, Any],
+    limits: ModelLimits,
+    *,
+    encode: Callable[[str], list[int]],
+    new_seed: Callable[[], int],
+) -> ParsedRequest:
+    """Check a request and make its sequences.
+
+    Args:
+        body: the decoded JSON object.
+        limits: what the model allows.
+        encode: makes token ids of text; raises `BadRequest` where there is no tokenizer.
+        new_seed: gives seeds to sequences that come without.
+
+    Raises:
+        BadRequest: says what is wrong.
+    """
+    prompts, is_batch = _prompts(body, encode)
+    logprob_start = _field(body, "logprob_start_len", _is_int, -1)
+    if _field(body, "top_logprobs_num", _is_int, 0) or body.get("token_ids_logprob"):
+        raise BadRequest("top_logprobs_num and token_ids_logprob are not supported here")
+    if body.get("lora_path"):
+        raise BadRequest("LoRA adapters are not supported here")
+    stream = _field(body, "stream", _is_bool, False)
+    return_logprob = _field(body, "return_logprob", _is_bool, False)
+    namespace = f"{body.get('extra_key') or ''}\0{body.get('cache_salt') or ''}"
+    samplings = _per_prompt(body.get("sampling_params"), len(prompts))
+    first = samplings[0]
+    sequences: list[Sequence] = []
+    rids = _rids(body.get("rid"), len(prompts), is_batch)
+    for prompt, sampling, rid in zip(prompts, samplings, rids, strict=True):
+        _check_prompt(prompt, limits)
+        if logprob_start > len(prompt):
+            raise BadRequest("logprob_start_len is beyond the end of the prompt")
+        params, count = _draw_params(sampling, len(prompt), limits, new_seed)
+        for number in range(count):
+            seeded = params if number == 0 else _reseeded(params, number)
+            sequences.append(
+                Sequence.start(
+                    rid if count == 1 else new_rid(),
+                    np.asarray(prompt, dtype=np.int32),
+                    seeded,
+                    namespace=namespace,
+                    stream=stream,
+                    prompt_logprobs_from=logprob_start if return_logprob else -1,
+                )
+            )
+    return ParsedRequest(
+        sequences=tuple(sequences),
+        is_batch=is_batch or len(sequences) > 1,
+        stream=stream,
+        return_logprob=return_logprob,
+        logprob_start_len=logprob_start,
+        return_text_in_logprobs=_field(body, "return_text_in_logprobs", _is_bool, False),
+        return_prompt_token_ids=_strict_flag(body, "return_prompt_token_ids"),
+        skip_special_tokens=first.get("skip_special_tokens") is not False,
+        no_stop_trim=first.get("no_stop_trim") is True,
+    )
+
+
+def _prompts(
+    body: Mapping[str, Any], encode: Callable[[str], list[int]]
+) -> tuple[list[list[int]], bool]:
+    given = [name for name in ("input_ids", "text", "input_embeds") if body.get(name) is not None]
+    if len(given) != 1:
+        raise BadRequest("exactly one of input_ids, text and input_embeds has to be given")
+    if given == ["input_embeds"]:
+        raise BadRequest("input_embeds is not supported here; send input_ids")
+    value = body[given[0]]
+    if given == ["text"]:
+        if not value or not _is_texts(value):
+            raise BadType("text has to be a string or a list of strings")
+        texts = [value] if isinstance(value, str) else value
+        return [encode(text) for text in texts], not isinstance(value, str)
+    if _is_ints(value):
+        return [value], False
+    if isinstance(value, list) and all(_is_ints(item) for item in value):
+        return value, True
+    raise BadType("input_ids has to be a list of integers or a list of such lists")
+
+
+def _rids(value: object, count: int, is_batch: bool) -> list[str]:
+    if value is None:
+        return [new_rid() for _ in range(count)]
+    if isinstance(value, str):
+        return [f"{value}_{number}" for number in range(count)] if is_batch else [value]
+    if isinstance(value, list) and len(value) == count and all(map(_is_text, value)):
+        if len(set(value)) < count:
+            raise BadRequest("rid names one id twice")
+        return value
+    raise BadType("rid has to be a string, or a list of strings, one for each prompt")
+
+
+def _per_prompt(value: object, count: int) -> list[Mapping[str, Any]]:
+    if value is None:
+        return [{}] * count
+    if isinstance(value, dict):
+        return [_checked_sampling(value)] * count
+    if isinstance(value, list) and len(value) == count:
+        return [_checked_sampling(item) for item in value]
+    raise BadType("sampling_params has to be an object, or a list of objects, one for each prompt")
+
+
+def _checked_sampling(value: object) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        raise BadType("sampling_params has to be an object")
+    for name, item in value.items():
+        if name in _UNSUPPORTED:
+            if item is not None:
+                raise BadRequest(f"sampling_params.{name} is not supported here")
+            continue
+        if name not in _SAMPLING_FIELDS:
+            raise BadType(f"sampling_params.{name} is not a known parameter")
+        wanted, is_valid = _SAMPLING_FIELDS[name]
+        if item is not None and not is_valid(item):
+            raise BadType(f"sampling_params.{name} has to be {wanted}")
+    for name, (rule, holds) in _RANGES.items():
+        item = value.get(name)
+        if item is not None and not holds(item):
+            raise BadRequest(f"{name} must be {rule}, got {item}")
+    return value
+
+
+def _check_prompt(prompt: list[int], limits: ModelLimits) -> None:
+    if not prompt:
+        raise BadRequest("the prompt is empty")
+    if len(prompt) >= limits.context_length:
+        raise BadRequest(
+            f"the prompt has {len(prompt)} tokens, the context is {limits.context_length} tokens"
+        )
+    if min(prompt) < 0 or max(prompt) >= limits.vocab_size:
+        raise BadRequest(f"token ids have to be in [0, {limits.vocab_size})")
+
+
+def _draw_params(
+    sampling: Mapping[str, Any], num_prompt: int, limits: ModelLimits, new_seed: Callable[[], int]
+) -> tuple[DrawParams, int]:
+    """Return the parameters and how many sequences are to be drawn with them."""
+
+    def given(name: str, default: Any) -> Any:
+        value = sampling.get(name)
+        return default if value is None else value
+
+    room = limits.context_length - num_prompt
+    max_new = given("max_new_tokens", DEFAULT_NEW_TOKENS)
+    if "max_new_tokens" in sampling and sampling["max_new_tokens"] is None:
+        max_new = room
+    if max_new > room:
+        raise BadRequest(
+            f"{num_prompt} prompt tokens and max_new_tokens {max_new} are more than the "
+            f"context of {limits.context_length} tokens"
+        )
+    min_new = given("min_new_tokens", 0)
+    if min_new > max_new:
+        raise BadRequest(f"min_new_tokens {min_new} is more than max_new_tokens {max_new}")
+    stop_ids = frozenset(given("stop_token_ids", ()))
+    if any(not 0 <= token < limits.vocab_size for token in stop_ids):
+        raise BadRequest(f"stop_token_ids have to be in [0, {limits.vocab_size})")
+    stop = given("stop", ())
+    params = DrawParams(
+        max_new_tokens=max_new,
+        temperature=float(given("temperature", 1.0)),
+        top_p=float(given("top_p", 1.0)),
+        top_k=given("top_k", -1),
+        min_p=float(given("min_p", 0.0)),
+        frequency_penalty=float(given("frequency_penalty", 0.0)),
+        presence_penalty=float(given("presence_penalty", 0.0)),
+        repetition_penalty=float(given("repetition_penalty", 1.0)),
+        min_new_tokens=min_new,
+        stop_ids=stop_ids if given("ignore_eos", False) else stop_ids | limits.eos_ids,
+        stop_strings=(stop,) if isinstance(stop, str) else tuple(stop),
+        logit_bias=_bias(given("logit_bias", {}), limits),
+        seed=given("sampling_seed", None)
+        if sampling.get("sampling_seed") is not None
+        else new_seed(),
+    )
+    return params, given("n", 1)
+
+
+def _bias(value: Mapping[str, float], limits: ModelLimits) -> dict[int, float]:
+    bias = {}
+    for key, number in value.items():
+        if not key.isdecimal() or int(key) >= limits.vocab_size:
+            raise BadRequest(f"logit_bias: {key} is no token id")
+        bias[int(key)] = float(number)
+    return bias
+
+
+def _reseeded(params: DrawParams, number: int) -> DrawParams:
+    fields = {name: getattr(params, name) for name in params.__dataclass_fields__}
+    return DrawParams(**(fields | {"seed": params.seed + number}))
+
+
+def _field(
+    body: Mapping[str, Any], name: str, is_valid: Callable[[object], bool], default: Any
+) -> Any:
+    value = body.get(name)
+    if value is None:
+        return default
+    if not is_valid(value):
+        raise BadType(f"{name} has the wrong type")
+    return value
+
+
+def _strict_flag(body: Mapping[str, Any], name: str) -> bool:
+    value = body.get(name, False)
+    if not isinstance(value, bool):
+        raise BadType(f"{name} has to be a boolean")
+    return value

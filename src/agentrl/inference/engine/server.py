@@ -1,0 +1,79 @@
+"""Start an engine and serve it until a signal ends it."""
+
+import asyncio
+import logging
+import socket
+
+import torch
+import uvicorn
+
+from agentrl.errors import ConfigError
+from agentrl.inference.engine.config import EngineConfig
+from agentrl.inference.engine.frontend import FrontEnd
+from agentrl.inference.engine.routes import make_app
+from agentrl.inference.engine.weights import load_model
+
+logger = logging.getLogger(__name__)
+
+_BACKLOG = 1024
+_KEEP_ALIVE_SECONDS = 5
+_GRACE_SECONDS = 2
+
+
+def serve(config: EngineConfig) -> int:
+    """Serve until SIGINT or SIGTERM.
+
+    Returns:
+        The exit status: 0 after a signal, 1 when the engine failed.
+
+    Raises:
+        ConfigError: the address is taken or the model cannot be served.
+    """
+    if config.num_threads is not None:
+        torch.set_num_threads(config.num_threads)
+    listener = _bind(config.host, config.port)
+    try:
+        model = load_model(config.model_path, getattr(torch, config.dtype))
+        return asyncio.run(_serve(FrontEnd(config, model), listener))
+    finally:
+        listener.close()
+
+
+async def _serve(front_end: FrontEnd, listener: socket.socket) -> int:
+    app = make_app(front_end)
+    server = uvicorn.Server(
+        uvicorn.Config(
+            app,
+            log_level="warning",
+            access_log=False,
+            lifespan="off",
+            backlog=_BACKLOG,
+            timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+            timeout_graceful_shutdown=_GRACE_SECONDS,
+        )
+    )
+
+    def on_death() -> None:
+        server.should_exit = True
+
+    front_end.start(on_death)
+    host, port = listener.getsockname()[:2]
+    logger.info(
+        "serving %s (version %s) on http://%s:%d",
+        front_end.model_path,
+        front_end.weight_version,
+        host,
+        port,
+    )
+    try:
+        await server.serve(sockets=[listener])
+    finally:
+        front_end.stop()
+    return 1 if front_end.is_dead else 0
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    try:
+        return socket.create_server((host, port), backlog=_BACKLOG)
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
