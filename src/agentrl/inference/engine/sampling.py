@@ -91,7 +91,7 @@ def uniforms(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:
 def _mix(values: np.ndarray) -> np.ndarray:
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    values = values ^ (values >> np.uint64(31))
+    values ^= values >> np.uint64(31)
     return values
 
 
