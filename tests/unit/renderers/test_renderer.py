@@ -210,6 +210,29 @@ def test_a_bridge_is_what_a_fresh_render_would_be(renderer: Renderer) -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
+def test_bridges_agree_with_fresh_renders_whatever_tools_say(
+    renderer: Renderer, data: st.DataObject
+) -> None:
+    pieces = st.one_of(st.sampled_from(control_literals(renderer)), st.text(max_size=5))
+    foreign = st.lists(pieces, max_size=4).map("".join)
+    reply = data.draw(st.sampled_from([CALL, "<think>\nhm\n</think>\n\nsay", "21 >", "<|im", ""]))
+    new = [{"role": "tool", "content": data.draw(foreign)} for _ in range(2)]
+    output = sample(renderer, reply, stop=data.draw(st.booleans()))
+    full = np.concatenate([renderer.render(QUESTION, TOOLS), output])
+    history = [*QUESTION, renderer.parse(output).message]
+
+    bridge = renderer.bridge(full, history, new, TOOLS)
+
+    fresh = renderer.render([*history, *new], TOOLS)
+    assert bridge.exact
+    np.testing.assert_array_equal(bridge.prompt_ids(full), fresh)
+    harmless = [{"role": "tool", "content": "x"}] * 2
+    expected = num_control(renderer, renderer.render([*history, *harmless], TOOLS))
+    assert num_control(renderer, fresh) == expected
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
 def test_sampled_ids_are_kept_whatever_they_are(renderer: Renderer, data: st.DataObject) -> None:
     """A model may split text into other tokens than the tokenizer would."""
     stops = renderer.stop_token_ids
