@@ -8,7 +8,17 @@ from pathlib import Path
 
 _PASSWORD = re.compile(r"(://[^:/@\s]*):[^@/\s]+@")
 _BEARER = re.compile(r"(?i)(bearer\s+)\S+")
-_NOISY = ("httpx", "httpcore", "mcp", "pymongo", "asyncio", "filelock", "uvicorn.access")
+_NOISY = (
+    "httpx",
+    "httpcore",
+    "httpx2",
+    "httpcore2",
+    "mcp",
+    "pymongo",
+    "asyncio",
+    "filelock",
+    "uvicorn.access",
+)
 
 
 class _RedactingFormatter(logging.Formatter):
