@@ -189,8 +189,9 @@ def make_record(
             TurnTokens(
                 turn_id=f"{record_id}/{index}",
                 record_id=record_id,
-                prompt_ids=context.astype(np.int32),
-                output_ids=output.astype(np.int32),
+                chain=index if workload.strip_thinking else 0,
+                full_ids=np.concatenate([context, output]).astype(np.int32),
+                num_prompt_tokens=len(context),
                 behavior_logprobs=np.full(len(output), -6.0, dtype=np.float32),
                 versions=np.zeros(len(output), dtype=np.int32),
                 advantage=advantage,

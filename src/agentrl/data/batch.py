@@ -97,7 +97,7 @@ def build_step(
     """
     trees = [TokenTree.from_tokens(group.turns, merge=merge) for group in groups if group.usable]
     branches = [branch for tree in trees for branch in tree.branches]
-    turns = [branch.turn for branch in branches]
+    turns = [turn for branch in branches for turn in branch.turns]
     record_ids = tuple(dict.fromkeys(turn.record_id for turn in turns))
     record_of = {record_id: index for index, record_id in enumerate(record_ids)}
     records = np.array([record_of[turn.record_id] for turn in turns], dtype=np.int64)
@@ -135,7 +135,7 @@ class _TermTable:
     policy_version: int
 
     def micro_batch(self, bin_: Bin) -> MicroBatch:
-        turns = [branch.turn for branch in bin_.branches]
+        turns = [turn for branch in bin_.branches for turn in branch.turns]
         numbers = np.array([self.index[turn.turn_id] for turn in turns], dtype=np.int64)
         counts = np.array([turn.num_terms for turn in turns], dtype=np.int64)
         versions = np.concatenate([turn.versions for turn in turns]).astype(np.int64)
@@ -170,10 +170,11 @@ def _stats(
     tokens_packed: int,
 ) -> StepStats:
     usable = [group for group in groups if group.usable]
-    sizes = {
-        merge: sum(TokenTree.from_tokens(group.turns, merge=merge).num_tokens for group in usable)
+    trees = {
+        merge: [TokenTree.from_tokens(group.turns, merge=merge) for group in usable]
         for merge in _MERGES
     }
+    sizes = {merge: sum(tree.num_tokens for tree in trees[merge]) for merge in _MERGES}
     num_terms = sum(turn.num_terms for turn in turns)
     staleness = Counter(
         int(behind) for turn in turns for behind in (policy_version - turn.versions).tolist()

@@ -38,7 +38,7 @@ def plan_bins(
     bins = _cut(branches, token_budget)
     num_rounds = -(-len(bins) // num_ranks)
     if num_ranks > 1 and bins:
-        low, high = max(branch.length for branch in branches), max(b.num_tokens for b in bins)
+        low, high = max(len(branch.path) for branch in branches), max(b.num_tokens for b in bins)
         while low < high:
             middle = (low + high) // 2
             if len(_cut(branches, middle)) <= num_rounds * num_ranks:
@@ -54,14 +54,12 @@ def _cut(branches: Sequence[Branch], token_budget: int) -> list[Bin]:
     current: list[Branch] = []
     used = 0
     for branch in branches:
-        new = branch.length - branch.shared
-        if current and used + new > token_budget:
+        if current and used + branch.num_new_tokens > token_budget:
             bins.append(Bin(tuple(current), used))
             current, used = [], 0
-        if not current:
-            branch, new = Branch(branch.turn, 0), branch.length
-        current.append(branch)
-        used += new
+        placed = branch if current else branch.alone()
+        current.append(placed)
+        used += placed.num_new_tokens
     if current:
         bins.append(Bin(tuple(current), used))
     return bins

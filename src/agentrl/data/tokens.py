@@ -1,12 +1,16 @@
-"""`TurnTokens`: a turn as the trainer sees it, with its whole prompt and without text."""
+"""`TurnTokens`: a turn as the trainer sees it, with its whole prompt and without text.
+
+Turns that extend each other are views into one array, so a record of many turns takes memory for
+its tokens once, not once a turn.
+"""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import groupby, pairwise
+from itertools import groupby
 
 import numpy as np
 
-from agentrl.schema import DispatchedSamplingTask, rebuild_prompts, token_versions
+from agentrl.schema import DispatchedSamplingTask, token_versions
 
 
 @dataclass(frozen=True, eq=False)
@@ -15,10 +19,13 @@ class TurnTokens:
 
     turn_id: str
     record_id: str
-    prompt_ids: np.ndarray
-    """int32 [P], as sent to the engine."""
-    output_ids: np.ndarray
-    """int32 [T], as sampled."""
+    chain: int
+    """Turns of a record with the same chain extend each other: of any two, one's path is a prefix
+    of the other's."""
+    full_ids: np.ndarray
+    """int32 [P + T], the prompt as sent to the engine and the tokens as sampled."""
+    num_prompt_tokens: int
+    """P."""
     behavior_logprobs: np.ndarray
     """float32 [T], after temperature."""
     versions: np.ndarray
@@ -29,7 +36,17 @@ class TurnTokens:
     @property
     def num_terms(self) -> int:
         """Return T: every sampled token is one loss term."""
-        return len(self.output_ids)
+        return len(self.full_ids) - self.num_prompt_tokens
+
+    @property
+    def prompt_ids(self) -> np.ndarray:
+        """Return the prompt, int32 [P]."""
+        return self.full_ids[: self.num_prompt_tokens]
+
+    @property
+    def output_ids(self) -> np.ndarray:
+        """Return the sampled tokens, int32 [T]."""
+        return self.full_ids[self.num_prompt_tokens :]
 
     @property
     def path(self) -> np.ndarray:
@@ -37,7 +54,7 @@ class TurnTokens:
 
         The last sampled token predicts nothing here; it is read only where a later turn goes on.
         """
-        return np.concatenate([self.prompt_ids, self.output_ids[:-1]])
+        return self.full_ids[:-1]
 
 
 def turn_tokens(turns: Iterable[DispatchedSamplingTask]) -> list[TurnTokens]:
@@ -50,47 +67,104 @@ def turn_tokens(turns: Iterable[DispatchedSamplingTask]) -> list[TurnTokens]:
         turns: all turns of one attempt of each record, in any order.
 
     Raises:
-        ValueError: a turn is missing, or has no prompt.
+        ValueError: a turn is missing, shares more than there is, or has no prompt.
     """
-    found = []
     ordered = sorted(turns, key=lambda turn: (turn.record_id, turn.index))
-    for _, of_record in groupby(ordered, key=lambda turn: turn.record_id):
-        record_turns = list(of_record)
-        prompts = rebuild_prompts(record_turns)
-        found += [
-            _tokens(turn, prompt)
-            for turn, prompt in zip(record_turns, prompts, strict=True)
-            if turn.trainable and len(turn.output_ids)
-        ]
-    return found
+    return [
+        tokens
+        for _, of_record in groupby(ordered, key=lambda turn: turn.record_id)
+        for tokens in _record_tokens(list(of_record))
+    ]
 
 
-def _tokens(turn: DispatchedSamplingTask, prompt_ids: np.ndarray) -> TurnTokens:
-    if len(prompt_ids) == 0:
+def _record_tokens(turns: Sequence[DispatchedSamplingTask]) -> list[TurnTokens]:
+    lengths = _full_lengths(turns)
+    chains, extended_by = _chains(turns, lengths)
+    full: dict[int, np.ndarray] = {}
+    # Backwards, so that a turn finds the array of the turn that repeats all of it.
+    for index in reversed(range(len(turns))):
+        heir = extended_by.get(index)
+        if heir is not None and turns[heir].shared_len == lengths[index]:
+            full[index] = full[heir][: lengths[index]]
+        else:
+            full[index] = _gather(turns, index, lengths[index])
+    return [
+        _tokens(turn, chains[turn.index], full[turn.index])
+        for turn in turns
+        if turn.trainable and len(turn.output_ids)
+    ]
+
+
+def _full_lengths(turns: Sequence[DispatchedSamplingTask]) -> list[int]:
+    """Return the length of prompt and output of every turn."""
+    lengths: list[int] = []
+    for position, turn in enumerate(turns):
+        if turn.index != position:
+            raise ValueError(f"turn {turn.id}: expected index {position}, found {turn.index}")
+        available = 0
+        if turn.parent is not None:
+            if not 0 <= turn.parent < position:
+                raise ValueError(f"turn {turn.id}: its parent {turn.parent} is not before it")
+            available = lengths[turn.parent]
+        if turn.shared_len > available:
+            raise ValueError(
+                f"turn {turn.id} shares {turn.shared_len} tokens of a parent that has {available}"
+            )
+        lengths.append(turn.shared_len + len(turn.added_ids) + len(turn.output_ids))
+    return lengths
+
+
+def _chains(
+    turns: Sequence[DispatchedSamplingTask], lengths: Sequence[int]
+) -> tuple[list[int], dict[int, int]]:
+    """Return the chain of every turn and, for turns that are extended, by which turn."""
+    chains: list[int] = []
+    extended_by: dict[int, int] = {}
+    for turn in turns:
+        parent = turn.parent
+        if (
+            parent is not None
+            and parent not in extended_by
+            and turn.shared_len >= lengths[parent] - 1
+        ):
+            extended_by[parent] = turn.index
+            chains.append(chains[parent])
+        else:
+            chains.append(turn.index)
+    return chains, extended_by
+
+
+def _gather(turns: Sequence[DispatchedSamplingTask], index: int, length: int) -> np.ndarray:
+    """Return the full ids of a turn, filled from its end up through its ancestors."""
+    ids = np.empty(length, dtype=np.int32)
+    turn, end = turns[index], length
+    while True:
+        start = turn.shared_len
+        if end > start:
+            ids[start:end] = np.concatenate([turn.added_ids, turn.output_ids])[: end - start]
+            end = start
+        if end == 0 or turn.parent is None:
+            return ids
+        turn = turns[turn.parent]
+
+
+def _tokens(turn: DispatchedSamplingTask, chain: int, full_ids: np.ndarray) -> TurnTokens:
+    num_prompt_tokens = len(full_ids) - len(turn.output_ids)
+    if num_prompt_tokens == 0:
         raise ValueError(f"turn {turn.id} has no prompt")
     if len(turn.output_logprobs) != len(turn.output_ids):
         raise ValueError(
             f"turn {turn.id} has {len(turn.output_ids)} tokens "
             f"and {len(turn.output_logprobs)} logprobs"
         )
-    # Greedy sampling has no temperature to divide by; its logprobs are the model's own.
-    temperature = turn.sampling_params.temperature or 1.0
     return TurnTokens(
         turn_id=turn.id,
         record_id=turn.record_id,
-        prompt_ids=prompt_ids,
-        output_ids=turn.output_ids,
+        chain=chain,
+        full_ids=full_ids,
+        num_prompt_tokens=num_prompt_tokens,
         behavior_logprobs=turn.output_logprobs,
         versions=token_versions(turn),
-        temperature=temperature,
+        # Greedy sampling has no temperature to divide by; its logprobs are the model's own.
+        temperature=turn.sampling_params.temperature or 1.0,
     )
-
-
-def shared_lengths(paths: Sequence[np.ndarray]) -> list[int]:
-    """Return how many leading tokens each path shares with the one before it (0 for the first)."""
-    lengths = [0]
-    for before, path in pairwise(paths):
-        size = min(len(before), len(path))
-        differs = before[:size] != path[:size]
-        lengths.append(int(differs.argmax()) if differs.any() else size)
-    return lengths[: len(paths)]

@@ -1,8 +1,8 @@
 """`TokenTree`: the turns of a group as a prefix tree of token ids as sampled.
 
-Paths are sorted lexicographically. Then a path's new tokens are those after what it shares with
-its neighbour before it, and writing the new tokens one after the other *is* the depth-first
-preorder of the compressed trie. A turn whose tokens a later turn repeats adds nothing.
+Turns that extend each other make one path. Paths are sorted lexicographically; then a path's new
+tokens are those after what it shares with the path before it, and writing the new tokens one after
+the other *is* the depth-first preorder of the compressed trie.
 
 Loss terms are kept as a flat list beside the tree, one a (turn, sampled token). Two samples that
 drew the same token after the same context share its node and have two terms; a token that one turn
@@ -11,13 +11,14 @@ terms, never to nodes.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import Literal
 
 import numpy as np
 
-from agentrl.data.tokens import TurnTokens, shared_lengths, turn_tokens
+from agentrl.data.tokens import TurnTokens, turn_tokens
 from agentrl.models.rows import PackedRow
 from agentrl.schema import DispatchedSamplingTask
 
@@ -26,21 +27,28 @@ Merge = Literal["tree", "linear", "none"]
 
 @dataclass(frozen=True, eq=False)
 class Branch:
-    """A turn in its place in depth-first order."""
+    """A path through the tree in its place in depth-first order, and the turns that lie on it."""
 
-    turn: TurnTokens
+    turns: tuple[TurnTokens, ...]
+    """At least one; of any two, one's path is a prefix of the other's."""
+    path: np.ndarray
+    """int32, the longest of the turns' paths."""
     shared: int
-    """Leading tokens of its path that the branch before it has already laid down."""
+    """Leading tokens of the path that the branch before it has already laid down."""
 
     @property
-    def length(self) -> int:
-        """Return the length of the path."""
-        return len(self.turn.prompt_ids) + len(self.turn.output_ids) - 1
+    def num_new_tokens(self) -> int:
+        """Return the tokens that this branch lays down."""
+        return len(self.path) - self.shared
+
+    def alone(self) -> "Branch":
+        """Return the branch as the first one of a row."""
+        return replace(self, shared=0)
 
 
 @dataclass(frozen=True, eq=False)
 class TokenTree:
-    """A forest in depth-first preorder: N tokens, T loss terms, B branches (turns)."""
+    """A forest in depth-first preorder: N tokens, T loss terms."""
 
     branches: tuple[Branch, ...]
 
@@ -59,21 +67,18 @@ class TokenTree:
 
         Args:
             turns: in any order; equal input sets give equal trees.
-            merge: `tree` shares every common prefix; `linear` only lets a turn absorb one of the
-                same record that it extends; `none` gives every turn its own row.
+            merge: `tree` shares every common prefix; `linear` only lets a turn absorb the one of
+                its record that it extends; `none` gives every turn a row of its own.
         """
         if merge == "none":
-            return cls(tuple(Branch(turn, 0) for turn in turns))
-        if merge == "linear":
-            records = sorted({turn.record_id for turn in turns})
-            return cls(
-                tuple(
-                    branch
-                    for record_id in records
-                    for branch in _chains([t for t in turns if t.record_id == record_id])
-                )
-            )
-        return cls(tuple(_sorted_branches(turns)))
+            return cls(tuple(Branch((turn,), turn.path, 0) for turn in turns))
+        chains: dict[tuple[str, int], list[TurnTokens]] = {}
+        for turn in turns:
+            chains.setdefault((turn.record_id, turn.chain), []).append(turn)
+        branches = sorted(map(_chain_branch, chains.values()), key=_depth_first)
+        if merge == "tree":
+            branches = _with_shared_lengths(branches)
+        return cls(tuple(branches))
 
     @cached_property
     def row(self) -> PackedRow:
@@ -98,17 +103,17 @@ class TokenTree:
     @property
     def num_tokens(self) -> int:
         """Return N without laying the tree out."""
-        return sum(branch.length - branch.shared for branch in self.branches)
+        return sum(branch.num_new_tokens for branch in self.branches)
 
     @property
     def num_flat_tokens(self) -> int:
         """Return the tokens of the same turns as rows of their own."""
-        return sum(branch.length for branch in self.branches)
+        return sum(len(turn.path) for branch in self.branches for turn in branch.turns)
 
     @property
     def num_terms(self) -> int:
         """Return T."""
-        return sum(branch.turn.num_terms for branch in self.branches)
+        return sum(turn.num_terms for branch in self.branches for turn in branch.turns)
 
 
 def lay_out(branches: Sequence[Branch]) -> PackedRow:
@@ -119,23 +124,25 @@ def lay_out(branches: Sequence[Branch]) -> PackedRow:
     """
     if not branches:
         raise ValueError("a row needs at least one branch")
-    num_tokens = sum(branch.length - branch.shared for branch in branches)
+    num_tokens = sum(branch.num_new_tokens for branch in branches)
     token_ids = np.empty(num_tokens, dtype=np.int64)
     positions = np.empty(num_tokens, dtype=np.int64)
     subtree_ends = np.full(num_tokens, num_tokens, dtype=np.int64)
     # trail[d] = index in the row of the token at depth d on the path of the current branch.
-    trail = np.empty(max(branch.length for branch in branches), dtype=np.int64)
+    trail = np.empty(max(len(branch.path) for branch in branches), dtype=np.int64)
     sources, offset, depth = [], 0, 0
     for branch in branches:
-        length, shared, turn = branch.length, branch.shared, branch.turn
+        length, shared = len(branch.path), branch.shared
         subtree_ends[trail[shared:depth]] = offset
         end = offset + length - shared
-        token_ids[offset:end] = turn.path[shared:]
+        token_ids[offset:end] = branch.path[shared:]
         positions[offset:end] = np.arange(shared, length)
         trail[shared:length] = np.arange(offset, end)
-        sources.append(trail[len(turn.prompt_ids) - 1 : length].copy())
+        sources += [
+            trail[turn.num_prompt_tokens - 1 : len(turn.path)].copy() for turn in branch.turns
+        ]
         offset, depth = end, length
-    turns = [branch.turn for branch in branches]
+    turns = [turn for branch in branches for turn in branch.turns]
     return PackedRow(
         token_ids=token_ids,
         positions=positions,
@@ -148,19 +155,21 @@ def lay_out(branches: Sequence[Branch]) -> PackedRow:
     )
 
 
-def _sorted_branches(turns: Sequence[TurnTokens]) -> list[Branch]:
-    paths = [turn.path for turn in turns]
+def _chain_branch(turns: list[TurnTokens]) -> Branch:
+    ordered = sorted(turns, key=lambda turn: (len(turn.path), turn.turn_id))
+    return Branch(tuple(ordered), ordered[-1].path, 0)
+
+
+def _depth_first(branch: Branch) -> tuple[bytes, str]:
     # Big-endian bytes compare like the sequences of ids, with prefixes first.
-    keys = [path.astype(">u4").tobytes() for path in paths]
-    order = sorted(range(len(turns)), key=lambda index: (keys[index], turns[index].turn_id))
-    shared = shared_lengths([paths[index] for index in order])
-    return [Branch(turns[index], length) for index, length in zip(order, shared, strict=True)]
+    return branch.path.astype(">u4").tobytes(), branch.turns[0].turn_id
 
 
-def _chains(turns: Sequence[TurnTokens]) -> list[Branch]:
-    """Return branches that share only where one extends all of the one before it."""
-    branches: list[Branch] = []
-    for branch in _sorted_branches(turns):
-        extends = bool(branches) and branch.shared == branches[-1].length
-        branches.append(branch if extends else Branch(branch.turn, 0))
-    return branches
+def _with_shared_lengths(branches: list[Branch]) -> list[Branch]:
+    merged = branches[:1]
+    for before, branch in pairwise(branches):
+        size = min(len(before.path), len(branch.path))
+        differs = before.path[:size] != branch.path[:size]
+        shared = int(differs.argmax()) if differs.any() else size
+        merged.append(replace(branch, shared=shared))
+    return merged

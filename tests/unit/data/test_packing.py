@@ -6,8 +6,8 @@ from agentrl.data.tree import TokenTree
 
 TREES = [TokenTree.from_tokens(random_group(seed, num_turns=5).turns) for seed in range(4)]
 BRANCHES = [branch for tree in TREES for branch in tree.branches]
-TURNS = sorted(branch.turn.turn_id for branch in BRANCHES)
-LONGEST = max(branch.length for branch in BRANCHES)
+TURNS = sorted(turn.turn_id for branch in BRANCHES for turn in branch.turns)
+LONGEST = max(len(branch.path) for branch in BRANCHES)
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 200])
@@ -16,9 +16,9 @@ def test_every_turn_is_in_exactly_one_bin(token_budget, num_ranks):
     shares = plan_bins(BRANCHES, token_budget=token_budget, num_ranks=num_ranks)
     assert len(shares) == num_ranks
     bins = [bin_ for share in shares for bin_ in share]
-    assert sorted(b.turn.turn_id for bin_ in bins for b in bin_.branches) == TURNS
+    assert sorted(t.turn_id for bin_ in bins for b in bin_.branches for t in b.turns) == TURNS
     for bin_ in bins:
-        assert bin_.num_tokens == sum(b.length - b.shared for b in bin_.branches)
+        assert bin_.num_tokens == sum(b.num_new_tokens for b in bin_.branches)
         assert bin_.branches[0].shared == 0
         assert bin_.num_tokens <= token_budget or len(bin_.branches) == 1 or num_ranks > 1
 
@@ -27,7 +27,7 @@ def test_an_oversized_path_gets_a_bin_of_its_own():
     (share,) = plan_bins(BRANCHES, token_budget=LONGEST - 1)
     oversized = [bin_ for bin_ in share if bin_.num_tokens > LONGEST - 1]
     assert oversized
-    assert all(len({b.length for b in bin_.branches}) == 1 for bin_ in oversized)
+    assert all(len({len(b.path) for b in bin_.branches}) == 1 for bin_ in oversized)
 
 
 def test_ranks_share_the_work_evenly():

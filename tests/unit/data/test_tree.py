@@ -1,9 +1,10 @@
 import numpy as np
 import pytest
-from support.trees import make_turn, random_group
+from support.trees import make_turn, random_group, random_turns
 
 from agentrl.data import TokenTree
 from agentrl.data.tokens import turn_tokens
+from agentrl.schema import rebuild_prompts
 
 
 def star():
@@ -41,7 +42,7 @@ def test_branches_end_each_others_subtrees():
 
 def test_linear_merge_only_extends_within_a_record():
     tree = TokenTree.from_tokens(turn_tokens(star()), merge="linear")
-    assert tree.token_ids.tolist() == [1, 2, 3, 4, 5, 6, 7, 1, 2, 3, 4]
+    assert tree.token_ids.tolist() == [1, 2, 3, 4, 1, 2, 3, 4, 5, 6, 7]
     assert TokenTree.from_tokens(turn_tokens(star()), merge="none").num_tokens == 15
 
 
@@ -64,16 +65,15 @@ def test_every_term_sees_its_own_prompt(seed, merge):
     tree = TokenTree.from_tokens(group.turns, merge=merge)
     index = np.arange(tree.num_tokens)
     term = 0
-    for branch in tree.branches:
-        full = np.concatenate([branch.turn.prompt_ids, branch.turn.output_ids])
-        for offset, token in enumerate(branch.turn.output_ids.tolist()):
+    for turn in (turn for branch in tree.branches for turn in branch.turns):
+        for token in range(turn.num_terms):
             source = tree.row.sources[term]
             path = (index <= source) & (source < tree.subtree_ends)
-            context = full[: len(branch.turn.prompt_ids) + offset]
+            context = turn.full_ids[: turn.num_prompt_tokens + token]
             assert tree.token_ids[path].tolist() == context.tolist()
             assert tree.positions[path].tolist() == list(range(len(context)))
-            assert tree.row.targets[term] == token
-            assert tree.row.temperatures[term] == np.float32(branch.turn.temperature)
+            assert tree.row.targets[term] == turn.output_ids[token]
+            assert tree.row.temperatures[term] == np.float32(turn.temperature)
             term += 1
     assert term == tree.num_terms
 
@@ -93,7 +93,7 @@ def test_order_of_turns_does_not_change_the_tree():
     forward = TokenTree.from_tokens(group.turns)
     backward = TokenTree.from_tokens(group.turns[::-1])
     assert forward.token_ids.tolist() == backward.token_ids.tolist()
-    assert [b.turn.turn_id for b in forward.branches] == [b.turn.turn_id for b in backward.branches]
+    assert forward.row.targets.tolist() == backward.row.targets.tolist()
 
 
 def test_untrained_and_empty_turns_have_no_terms_but_carry_context():
@@ -107,6 +107,35 @@ def test_untrained_and_empty_turns_have_no_terms_but_carry_context():
     assert tokens[0].prompt_ids.tolist() == [1, 2, 3, 4, 5]
 
 
+def test_full_ids_are_those_that_the_engine_saw():
+    rng = np.random.default_rng(6)
+    turns = random_turns(rng, "train/0/q6/0", rng.integers(0, 40, 6).tolist(), 8)
+    for tokens, turn, prompt in zip(turn_tokens(turns), turns, rebuild_prompts(turns), strict=True):
+        assert tokens.prompt_ids.tolist() == prompt.tolist()
+        assert tokens.output_ids.tolist() == turn.output_ids.tolist()
+
+
+def test_turns_of_a_chain_share_their_memory():
+    turns = [make_turn("t/0", 0, [1, 2], [3])]
+    for index in range(1, 50):
+        shared = 3 + 2 * (index - 1)
+        turns.append(make_turn("t/0", index, [4], [5], parent=index - 1, shared_len=shared))
+    tokens = turn_tokens(turns)
+    assert {turn.chain for turn in tokens} == {0}
+    assert all(np.shares_memory(turn.full_ids, tokens[-1].full_ids) for turn in tokens)
+
+
+def test_a_cut_end_of_turn_token_still_makes_a_chain():
+    turns = [
+        make_turn("t/0", 0, [1], [2, 9]),
+        make_turn("t/0", 1, [3], [4], parent=0, shared_len=2),
+    ]
+    tree = TokenTree.from_turns(turns)
+    assert tree.token_ids.tolist() == [1, 2, 3]
+    assert tree.row.targets.tolist() == [2, 9, 4]
+    assert len(tree.branches) == 1
+
+
 def test_greedy_turns_are_not_scaled():
     assert turn_tokens([make_turn("t/0", 0, [1], [2], temperature=0.0)])[0].temperature == 1.0
 
@@ -116,6 +145,8 @@ def test_greedy_turns_are_not_scaled():
     [
         ([make_turn("t/0", 0, [], [1])], "has no prompt"),
         ([make_turn("t/0", 1, [1], [1])], "expected index 0"),
+        ([make_turn("t/0", 0, [1], [1], parent=0)], "is not before it"),
+        ([make_turn("t/0", 0, [1], [1], shared_len=1)], "shares 1 tokens of a parent that has 0"),
         ([make_turn("t/0", 0, [1], [1, 2], logprobs=[-1.0])], "2 tokens and 1 logprobs"),
     ],
 )
