@@ -18,6 +18,10 @@ LossKind = Literal["GRPO", "MINIRL", "GSPO", "CISPO", "REINFORCE"]
 LOSS_KINDS: tuple[LossKind, ...] = get_args(LossKind)
 
 
+_MAX_LOG_RATIO = 20.0
+"""Log ratios beyond this carry no gradient; e^20 is far outside every sensible drop range."""
+
+
 class LossTerms(NamedTuple):
     """Unreduced policy loss; every field has shape [N]."""
 
@@ -89,6 +93,8 @@ def policy_loss(  # noqa: PLR0913 - the knobs of the published formulas
         raise ValueError(f"logprobs and advantages differ in shape: {sorted(shapes)}")
     lower, upper = 1.0 - epsilon, 1.0 + epsilon + epsilon_higher
     log_ratio = policy_logprobs - behavior_logprobs.to(policy_logprobs.dtype)
+    # An infinite ratio would turn the gradient of a dropped term into 0 * inf.
+    log_ratio = log_ratio.clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
     advantages = advantages.to(policy_logprobs.dtype)
     ratio = log_ratio.exp()
     name = checked_kind(kind)

@@ -147,6 +147,24 @@ def test_dropped_terms_weigh_nothing_even_if_not_finite():
     assert weighted_sum(spoiled, tensor(0.5, 0.5)).item() == pytest.approx(-0.5)
 
 
+@pytest.mark.parametrize("kind", LOSS_KINDS)
+def test_absurd_ratios_stay_finite(kind):
+    logprobs = torch.tensor([-0.1, -500.0, -0.1, -0.1], requires_grad=True)
+    behavior = torch.tensor([-500.0, -0.1, -float("inf"), -0.1])
+    terms = policy_loss(
+        logprobs,
+        behavior,
+        torch.tensor([1.0, -1.0, 1.0, 1.0]),
+        kind=kind,
+        sequences=torch.arange(4),
+    )
+    assert terms.keep.tolist() == [False, False, False, True]
+    loss = weighted_sum(terms, torch.full((4,), 0.25))
+    loss.backward()
+    assert loss.isfinite()
+    assert logprobs.grad.isfinite().all()
+
+
 def test_unknown_loss_names_the_supported_ones():
     with pytest.raises(ConfigError, match="GRPO, MINIRL, GSPO, CISPO, REINFORCE"):
         run([1.0], [1.0], kind="PPO2")

@@ -74,6 +74,19 @@ def test_the_groups_branch_and_share():
     assert stats.tokens_tree < stats.tokens_linear < stats.tokens_flat
 
 
+def test_merging_costs_no_precision_in_bfloat16():
+    exact = tiny_policy(dtype=torch.float64)
+    rounded = tiny_policy(dtype=torch.bfloat16)
+    exact.load_state_dict({k: v.double() for k, v in rounded.state_dict().items()})
+    # A loss without clipping: rounding must not decide which side of a bound a term is on.
+    _, oracle = gradient(exact, step("none"), kind="REINFORCE")
+    errors = {
+        merge: relative_error(gradient(rounded, step(merge), kind="REINFORCE")[1].double(), oracle)
+        for merge in ("tree", "none")
+    }
+    assert errors["tree"] <= 1.5 * errors["none"]
+
+
 @pytest.mark.parametrize("kind", ["GRPO", "MINIRL", "GSPO", "CISPO"])
 @pytest.mark.parametrize("reduction", ["token_mean", "sequence_mean", "sequence_sum"])
 def test_loss_does_not_depend_on_packing_merging_or_ranks(kind, reduction):
