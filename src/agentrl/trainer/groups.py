@@ -10,7 +10,7 @@ from typing import Literal
 
 from agentrl.config.sections import AlgorithmSection
 from agentrl.data import SelectedGroup, select_group
-from agentrl.schema import DBRecordData
+from agentrl.schema import DBRecordData, LedgerEntry
 from agentrl.store import TrajectoryStore
 from agentrl.trainer.evaluation import stopped_within
 
@@ -154,7 +154,7 @@ class GroupReader:
         eligible = {
             record_id
             for record_id, entry in entries.items()
-            if entry is None or entry.status == "ready" or entry.status == "trained"
+            if entry is None or _may_be_trained(entry, algorithm.max_trained_count)
         }
         group = select_group(records, algorithm, policy_version=version, seed=self._seed)
         group = _only(group, eligible)
@@ -195,6 +195,12 @@ class GroupReader:
             sum(service.status == "up" for service in services),
             len(samplers),
         )
+
+
+def _may_be_trained(entry: LedgerEntry, max_trained_count: int) -> bool:
+    if entry.status == "trained":
+        return entry.trained_count < max_trained_count
+    return entry.status == "ready"
 
 
 def _only(group: SelectedGroup, record_ids: set[str]) -> SelectedGroup:

@@ -2,6 +2,7 @@ import asyncio
 import contextlib
 import json
 import os
+import signal
 import socket
 
 import pytest
@@ -13,7 +14,7 @@ from agentrl.schema import Run
 from agentrl.store import TrajectoryStore
 from agentrl.trainer import learner, loop
 from agentrl.trainer.checkpoint import latest_checkpoint
-from agentrl.trainer.process import lead
+from agentrl.trainer.process import _stop_on_signals, lead
 
 MIXED = [1.0, 0.0, 0.0]
 EQUAL = [1.0, 1.0, 1.0]
@@ -161,6 +162,16 @@ async def test_stale_groups_are_dropped_and_counted(make_config, store, model_pa
     assert json.loads(result.summary_path.read_text())["dropped"] == {"stale": 12}
 
 
+async def test_records_are_trained_as_often_as_allowed(make_config, store, model_path):
+    await fill(store, model_path, [MIXED, MIXED])
+    config = make_config(max_steps=9, groups_per_step=1, max_trained_count=2)
+    result = await train(config)
+    assert (result.status, result.step) == ("data_ended", 4)
+    assert json.loads(result.summary_path.read_text())["groups"] == {"consumed": 2}
+    for document in await store._record_data.find().to_list():
+        assert document["ledger"]["trainer"]["trained_count"] == 2
+
+
 async def test_evaluations_before_and_after_are_played_under_their_version(
     make_config, store, model_path, tmp_path
 ):
@@ -212,6 +223,14 @@ async def test_a_stop_finishes_the_step_and_saves(make_config, store, model_path
     # What was reserved for the step that was not made is ready again.
     assert (await ledger_of(store))["train/0/q2"] == [None] * 3
     assert (await store.get_run()).status == "training"
+
+
+async def test_the_first_signal_asks_for_an_orderly_end():
+    stop = _stop_on_signals()
+    os.kill(os.getpid(), signal.SIGTERM)
+    await asyncio.wait_for(stop.wait(), 5)
+    # The next one ends the process as if nobody listened.
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
 async def test_a_second_trainer_is_refused(make_config, store, model_path):
