@@ -1,0 +1,157 @@
+"""Runs the demo on several seeds, and once with learning rate 0, and writes what came out.
+
+    python benchmarks/demo.py --seeds 1 2 3 --out benchmarks/results/demo.json \
+        --picture assets/demo/reward.png
+
+Every run is the whole system, started by `agentrl run` as `grpo_example.sh` starts it. Per run:
+rewards, seconds by phase, tokens and samples a second, the share of the trainer's wall time spent
+waiting for samples, and the share of the samplers' spent waiting to be admitted, that is, for new
+weights.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from agentrl.store import TrajectoryStore
+from agentrl.store.embedded import EmbeddedMongo
+
+ROOT = Path(__file__).parents[1]
+WINDOW = 5
+COLORS = ("#1f5fa8", "#d9730d", "#2e7d5b", "#8e4ec6")
+GREY = "#9aa4b2"
+
+
+def play(folder: Path, name: str, *flags: str) -> dict[str, Any]:
+    """Run the demo once and return its figures."""
+    words = ["--run_name", name, "--config", str(ROOT / "assets/demo/grpo.yaml")]
+    words += ["--output_dir", str(folder / name), "--logs_dir", str(folder / "logs")]
+    words += ["--mongo_data_dir", str(folder / "mongo" / name), *flags]
+    started = time.monotonic()
+    subprocess.run([sys.executable, "-m", "agentrl", "run", *words], cwd=ROOT, check=True)
+    wall_seconds = time.monotonic() - started
+    summary = json.loads((folder / name / "summary.json").read_text())
+    waits = asyncio.run(sampler_waits(folder / "mongo" / name, name))
+    return figures(summary, waits, wall_seconds)
+
+
+async def sampler_waits(data_dir: Path, database: str) -> dict[str, float]:
+    """Return the samplers' mean share of wall time spent waiting, by reason."""
+    with EmbeddedMongo(data_dir) as mongo:
+        async with TrajectoryStore.connect(mongo.uri(database)) as store:
+            samplers = await store.samplers()
+    shares: dict[str, float] = {}
+    for sampler in samplers:
+        alive = (sampler.heartbeat_at - sampler.started_at).total_seconds()
+        for reason, seconds in sampler.seconds_waiting.items():
+            shares[reason] = shares.get(reason, 0.0) + seconds / alive / len(samplers)
+    return {reason: round(share, 4) for reason, share in shares.items()}
+
+
+def figures(
+    summary: dict[str, Any], waits: dict[str, float], wall_seconds: float
+) -> dict[str, Any]:
+    """Return what is kept of one run."""
+    rewards = [reward for reward in summary["reward_mean"] if reward is not None]
+    seconds, tokens = summary["seconds"], summary["tokens"]
+    training = sum(seconds[phase] for phase in seconds if phase not in ("total", "eval"))
+    return {
+        "reward_mean": [round(reward, 4) for reward in summary["reward_mean"]],
+        "reward_first_5": round(mean(rewards[:WINDOW]), 4),
+        "reward_last_5": round(mean(rewards[-WINDOW:]), 4),
+        "reward_gain": round(mean(rewards[-WINDOW:]) - mean(rewards[:WINDOW]), 4),
+        "eval_reward": summary["eval_reward"],
+        "steps": summary["steps"],
+        "wall_seconds": round(wall_seconds, 1),
+        "seconds": seconds,
+        "tokens": tokens,
+        "tokens_per_second": {
+            "sampled": round(tokens["sampled"] / training, 1),
+            "trained_flat": round(
+                tokens["forward_without_merging"] / seconds["forward_backward"], 1
+            ),
+        },
+        "samples_per_second": round(summary["records"]["consumed"] / training, 2),
+        "trainer_share_waiting_for_samples": round(seconds["wait_samples"] / training, 4),
+        "sampler_share_waiting": waits,
+        "staleness": summary["staleness"],
+        "dropped": summary["dropped"],
+    }
+
+
+def draw(path: Path, runs: dict[str, dict[str, Any]], control: dict[str, Any] | None) -> None:
+    """Draw the learning curves of all seeds, and of the control with learning rate 0."""
+    figure = Figure(figsize=(8.0, 4.2), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    curves = [
+        (f"seed {seed}", run, color)
+        for (seed, run), color in zip(runs.items(), COLORS, strict=False)
+    ]
+    if control is not None:
+        curves.append(("learning rate 0", control, GREY))
+    for label, run, color in curves:
+        points = [(i, r) for i, r in enumerate(run["reward_mean"], 1) if r is not None]
+        steps, rewards = [p[0] for p in points], [p[1] for p in points]
+        means = [mean(rewards[max(0, i + 1 - WINDOW) : i + 1]) for i in range(len(rewards))]
+        axes.plot(steps, rewards, color=color, alpha=0.25, linewidth=1)
+        axes.plot(steps, means, color=color, linewidth=2.2, label=label)
+    axes.set(
+        xlabel="optimizer step", ylabel=f"mean reward (thick: mean of {WINDOW} steps)", ylim=(0, 1)
+    )
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, loc="upper left")
+    figure.savefig(path, dpi=130)
+
+
+def main() -> None:
+    """Run all, write JSON and picture."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--no-control", action="store_true", help="leave learning rate 0 out")
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results/demo.json")
+    parser.add_argument("--picture", type=Path)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        runs = {
+            str(seed): play(folder, f"seed{seed}", "--seed", str(seed)) for seed in arguments.seeds
+        }
+        control = None
+        if not arguments.no_control:
+            control = play(folder, "control", "--learning_rate", "0", "--seed", "1")
+        summary = json.loads((folder / f"seed{arguments.seeds[0]}/summary.json").read_text())
+    result = {
+        "machine": {"cores": os.cpu_count(), "processor": platform.machine()},
+        "versions": summary["versions"],
+        "runs": runs,
+        "control_learning_rate_0": control,
+    }
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    arguments.out.write_text(json.dumps(result, indent=1) + "\n")
+    if arguments.picture is not None:
+        draw(arguments.picture, runs, control)
+    for label, run in (*runs.items(), ("lr 0", control)):
+        if run is not None:
+            print(
+                f"{label}: {run['reward_first_5']:.3f} -> {run['reward_last_5']:.3f} "
+                f"(gain {run['reward_gain']:+.3f}), held-out {run['eval_reward']}, "
+                f"{run['wall_seconds']:.0f} s"
+            )
+
+
+if __name__ == "__main__":
+    main()
