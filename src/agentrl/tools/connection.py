@@ -31,8 +31,6 @@ _CLIENT_INFO = Implementation(name="agentrl", version="0.1.0")
 _PING_SECONDS = 5.0
 _READ_MARGIN_SECONDS = 30.0  # HTTP waits longer than the call may take, so that the call decides
 _MAX_EVENT_BYTES = 64 * 2**20
-# Concurrent rollouts share one connection pool; a connection that is thrown away costs a handshake.
-_LIMITS = httpx2.Limits(max_connections=512, max_keepalive_connections=512)
 
 
 class CallTimedOut(Exception):
@@ -258,7 +256,7 @@ async def _open_client(server: McpServer, config: ToolsConfig) -> AsyncIterator[
                 timeout=httpx2.Timeout(
                     config.connect_timeout_seconds, read=timeout + _READ_MARGIN_SECONDS
                 ),
-                transport=FailureReportingTransport(limits=_LIMITS),
+                transport=FailureReportingTransport(),
             )
             await stack.enter_async_context(http)
             transport = streamable_http_client(
