@@ -37,9 +37,9 @@ class GroupDoor(Door):
         Returns:
             True for exactly one of all callers: the one whose write completed the Task.
         """
-        return bool(await self.complete_groups({task_id}))
+        return bool(await self._complete_groups({task_id}))
 
-    async def complete_groups(self, task_ids: Collection[str]) -> set[str]:
+    async def _complete_groups(self, task_ids: Collection[str]) -> set[str]:
         """Complete those of the groups whose Records are all at their end.
 
         Returns:
@@ -80,11 +80,11 @@ class GroupDoor(Door):
         Any process may call it, any number at once.
         """
         return ReapCounts(
-            num_expired=await self.reap_expired(max_attempts),
+            num_expired=await self._reap_expired(max_attempts),
             num_groups_completed=await self._reap_groups(),
         )
 
-    async def reap_expired(self, max_attempts: int) -> int:
+    async def _reap_expired(self, max_attempts: int) -> int:
         """End the attempts whose lease expired; return how many this call ended."""
         num_expired = 0
         expired = self._records.find(
@@ -103,12 +103,12 @@ class GroupDoor(Door):
             )
             if result.modified_count:
                 num_expired += 1
-                await self.complete_groups({found["task_id"]})
+                await self._complete_groups({found["task_id"]})
         return num_expired
 
     async def _reap_groups(self) -> int:
         task_ids = await self._records.distinct("task_id", {"group_open": True, "status": TERMINAL})
-        return len(await self.complete_groups(task_ids))
+        return len(await self._complete_groups(task_ids))
 
 
 def _record_data(record: Record) -> Document:

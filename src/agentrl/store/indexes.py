@@ -19,7 +19,7 @@ INDEXES: dict[str, list[IndexModel]] = {
     "records": [
         # claim_record: the filter and the sort in one; progress counts over it
         IndexModel([("status", UP), ("order", UP), ("traj_id", UP)], name="claimable"),
-        # reap_expired, claim_scoring
+        # reap, claim_record, claim_scoring
         IndexModel([("status", UP), ("lease.expires_at", UP)], name="leases"),
         # complete_group, records_of, scores
         IndexModel([("task_id", UP), ("traj_id", UP)], name="groups"),

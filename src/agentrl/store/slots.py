@@ -61,7 +61,7 @@ class SlotDoor(TransitionDoor):
             The Record under its new lease, and its Task; None when there is nothing to claim.
         """
         claimed = await self._claim_pending(owner, lease_seconds, admitted_groups, splits)
-        if claimed is None and await self.reap_expired(max_attempts):
+        if claimed is None and await self._reap_expired(max_attempts):
             claimed = await self._claim_pending(owner, lease_seconds, admitted_groups, splits)
         if claimed is None:
             return None
@@ -111,9 +111,15 @@ class SlotDoor(TransitionDoor):
         if result.matched_count == len(leases):
             return set()
         ids = [record_id for record_id, _ in leases]
-        found = self._records.find({"_id": {"$in": ids}}, {"lease.fence": 1})
-        fences = {d["_id"]: (d.get("lease") or {}).get("fence") async for d in found}
-        return {record_id for record_id, fence in leases if fences.get(record_id) != fence}
+        found = self._records.find({"_id": {"$in": ids}}, {"fence": 1, "status": 1})
+        # A Record that its holder finished or scored in this very moment has no lease either, but
+        # nobody took it away: its last claim is still the holder's.
+        kept = {
+            (d["_id"], d["fence"])
+            async for d in found
+            if d["status"] in ("running", "finished", "scored")
+        }
+        return {record_id for record_id, fence in leases if (record_id, fence) not in kept}
 
     @operation("finish a rollout")
     async def finish_rollout(

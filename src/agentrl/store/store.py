@@ -5,13 +5,14 @@ method may be called from any number of processes at once. The parts stand in mo
 runs, tasks, slots, turns, scoring, groups, ledger, processes, progress.
 """
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Self
 
 from pymongo import AsyncMongoClient
 from pymongo.asynchronous.database import AsyncDatabase
-from pymongo.errors import CollectionInvalid, ConfigurationError, InvalidName
+from pymongo.errors import CollectionInvalid, ConfigurationError, ConnectionFailure, InvalidName
 from pymongo.write_concern import WriteConcern
 
 from agentrl.errors import ConfigError, StoreError
@@ -29,6 +30,7 @@ from agentrl.store.views import VIEWS
 
 DURABLE = WriteConcern(w="majority", j=True)
 """An acknowledged write survives the death of any process and of a minority of the servers."""
+SETTLE_SECONDS = 0.05
 
 
 class TrajectoryStore(RunDoor, TaskDoor, ScoringDoor, ProgressDoor, ProcessDoor):
@@ -59,8 +61,7 @@ class TrajectoryStore(RunDoor, TaskDoor, ScoringDoor, ProgressDoor, ProcessDoor)
         """
         client = _client(uri, server_selection_timeout)
         try:
-            async with boundary("connect", uri):
-                await client.admin.command("ping")
+            await _check_reachable(client, uri)
             yield cls(client, _database(client, database), uri)
         finally:
             await client.close()
@@ -96,6 +97,17 @@ class TrajectoryStore(RunDoor, TaskDoor, ScoringDoor, ProgressDoor, ProcessDoor)
     async def drop_database(self) -> None:
         """Delete the whole database of the run. Nothing in AgentRL does so unasked."""
         await self._client.drop_database(self._db.name)
+
+
+async def _check_reachable(client: AsyncMongoClient[Document], uri: str) -> None:
+    async with boundary("connect", uri):
+        try:
+            await client.admin.command("ping")
+        except ConnectionFailure:
+            # The driver forgets a socket that is still connecting when its client is closed; a
+            # refused connection is over in a moment.
+            await asyncio.sleep(SETTLE_SECONDS)
+            raise
 
 
 def _client(uri: str, server_selection_timeout: float) -> AsyncMongoClient[Document]:

@@ -59,5 +59,5 @@ class TransitionDoor(GroupDoor):
             for move in moves
         ]
         ended = {r.task_id for r in moved if isinstance(r, Record) and r.status == "scored"}
-        await self.complete_groups(ended)
+        await self._complete_groups(ended)
         return moved

@@ -3,6 +3,7 @@
 import asyncio
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.stored import make_task, make_turn
@@ -131,6 +132,7 @@ class History:
         assert all(len(group) == NUM_GENERATIONS for group in groups)
 
 
+@pytest.mark.timeout(90)
 @settings(
     max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )

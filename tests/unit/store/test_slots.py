@@ -53,6 +53,7 @@ async def expire(store: TrajectoryStore, record_id: str) -> None:
     )
 
 
+@pytest.mark.timeout(90)  # eight interpreters start on few cores
 async def test_eight_processes_claim_every_slot_exactly_once(
     store: TrajectoryStore, mongo_uri: str, fleet: list["subprocess.Popen[str]"]
 ) -> None:
@@ -64,6 +65,7 @@ async def test_eight_processes_claim_every_slot_exactly_once(
     assert sum(bool(ids) for ids in claimed) > 1, "no race took place"
 
 
+@pytest.mark.timeout(90)  # eight interpreters start on few cores
 async def test_eight_processes_finishing_one_group_complete_it_once(
     store: TrajectoryStore, mongo_uri: str, fleet: list["subprocess.Popen[str]"]
 ) -> None:

@@ -32,14 +32,14 @@ async def claim_all(store: TrajectoryStore, owner: str) -> list[str]:
 async def score_own(store: TrajectoryStore, owner: str) -> list[str]:
     """Finish and score one slot of every group at the same moment as seven others do."""
     completed: list[str] = []
-    complete = store.complete_groups
+    complete = store._complete_groups
 
     async def noting(task_ids: set[str]) -> set[str]:
         won = await complete(task_ids)
         completed.extend(won)
         return won
 
-    store.complete_groups = noting  # type: ignore[method-assign, assignment]
+    store._complete_groups = noting  # type: ignore[method-assign, assignment]
     for _ in range(2):
         claimed = await store.claim_record(
             owner, lease_seconds=60, admitted_groups=10_000, max_attempts=3
