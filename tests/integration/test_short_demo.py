@@ -149,7 +149,7 @@ async def test_every_link_resolves_from_task_to_ledger(
             turns = await store.turns_of(record.id)
             assert [turn.id for turn in turns] == list(record.turns)
             assert all(turn.task_id == task.id for turn in turns)
-    for data in await store.record_data_of("trainer", status="trained"):
+    async for data in store.iter_record_data(status="trained"):
         record = await store.record(data.record_id)
         assert record is not None
         assert list(record.turns) == list(data.turn_ids)

@@ -5,13 +5,13 @@ after a crash `recover` takes the ledger back to the last checkpoint, exactly.
 """
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 from agentrl.errors import LeaseLost, StoreError
-from agentrl.schema import DBRecordData, Split
+from agentrl.schema import DBRecordData, LedgerStatus, Split
 from agentrl.store.codec import Document, encode, from_document
-from agentrl.store.door import operation
+from agentrl.store.door import boundary, operation
 from agentrl.store.expressions import literal
 from agentrl.store.turns import TurnDoor
 
@@ -210,6 +210,31 @@ class LedgerDoor(TurnDoor):
                 {"$set": {field: {"$cond": [was_trained, trained, "$$REMOVE"]}}},
             ],
         )
+
+    async def iter_record_data(
+        self,
+        consumer: str = DEFAULT_CONSUMER,
+        *,
+        status: LedgerStatus,
+        step: int | None = None,
+        hydrate: bool = False,
+    ) -> AsyncIterator[DBRecordData]:
+        """Yield what a trainer reserved, trained or dropped, by step: the way back from a step.
+
+        Args:
+            consumer: name of the trainer.
+            status: standing of the records wanted.
+            step: only this optimizer step's.
+            hydrate: fill in `turns`.
+        """
+        wanted: Document = {f"ledger.{consumer}.status": status}
+        if step is not None:
+            wanted[f"ledger.{consumer}.step"] = step
+        async with boundary("read record data", self._uri):
+            cursor = self._record_data.find(wanted).sort(f"ledger.{consumer}.step", 1)
+            async for document in cursor:
+                data = from_document(DBRecordData, document)
+                yield (await self._hydrate([[data]]))[0][0] if hydrate else data
 
     @operation("count consumed groups")
     async def consumed_groups(
