@@ -200,7 +200,8 @@ class AsyncSampler(ABC, Generic[TaskType]):
         params = context.sampling_params(self.task.split, **overrides)
         room = params.max_new_tokens
         if context.context_length is not None:
-            room = min(room, context.context_length - prompt_len)
+            # One less than there is: some servers refuse a request that fills the context.
+            room = min(room, context.context_length - prompt_len - 1)
         if room < 1:
             raise LimitReached("length_limit")
         seed = params.seed if params.seed is not None else self._seed()

@@ -1,12 +1,15 @@
 """Builds what all rollouts of a process share from the configuration."""
 
+import json
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 from agentrl.config.sections import RootConfig, ToolsSection
 from agentrl.errors import ConfigError
 from agentrl.inference import ServerPool
+from agentrl.models.resolve import resolve_model
 from agentrl.renderers.renderer import Renderer
 from agentrl.rollout.context import RolloutContext, Scoring
 from agentrl.schema import MCPTask, Score
@@ -27,9 +30,8 @@ async def open_context(
     uri = config.store.db_connection_string
     if uri is None:
         raise ConfigError("a sampler needs --db_connection_string (or MONGODB_URI)")
-    renderer = Renderer.load(
-        config.model.model_name_or_path, tool_call_parser=config.inference.tool_call_parser
-    )
+    model_dir = _model_dir(config.model.model_name_or_path)
+    renderer = Renderer.load(model_dir, tool_call_parser=config.inference.tool_call_parser)
     key = config.inference.inference_api_key
     async with AsyncExitStack() as stack:
         store = await stack.enter_async_context(
@@ -48,7 +50,7 @@ async def open_context(
             rollout=config.rollout,
             sampling=config.sampling,
             seed=config.run.seed,
-            context_length=config.inference.context_length,
+            context_length=config.inference.context_length or _context_length(model_dir),
         )
 
 
@@ -70,6 +72,30 @@ def tools_config(section: ToolsSection) -> ToolsConfig:
         auth_token=section.mcp_auth_token,
         call_timeout_seconds=section.tool_timeout_seconds,
     )
+
+
+def _model_dir(name_or_path: str) -> Path:
+    """Return the directory of the tokenizer; a local one needs no weights in it."""
+    path = Path(name_or_path)
+    return path if path.is_dir() else resolve_model(name_or_path)
+
+
+def _context_length(model_dir: Path) -> int | None:
+    """Return the longest sequence that the model takes by its own account, if it gives one.
+
+    Servers refuse what is longer, and a generation that asks for more tokens than are left.
+    """
+    path = model_dir / "config.json"
+    if not path.is_file():
+        return None
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigError(f"{path}: not JSON ({error})") from None
+    # Models of several modalities keep their language part in a section of its own.
+    text = values.get("text_config") or values
+    length = text.get("max_position_embeddings")
+    return length if isinstance(length, int) else None
 
 
 class _NoScoring:
