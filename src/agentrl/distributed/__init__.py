@@ -6,6 +6,7 @@ from agentrl.distributed.sharding import (
     full_optimizer_state,
     full_state_dict,
     load_full_optimizer_state,
+    load_full_state_dict,
     shard_model,
 )
 
@@ -16,5 +17,6 @@ __all__ = [
     "full_state_dict",
     "joined_ranks",
     "load_full_optimizer_state",
+    "load_full_state_dict",
     "shard_model",
 ]

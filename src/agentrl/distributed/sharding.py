@@ -12,18 +12,22 @@ from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
     get_optimizer_state_dict,
+    set_model_state_dict,
     set_optimizer_state_dict,
 )
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from agentrl.distributed.ranks import Ranks
 
 
-def shard_model(model: nn.Module, ranks: Ranks) -> nn.Module:
+def shard_model(model: nn.Module, ranks: Ranks, *, compute_dtype: torch.dtype) -> nn.Module:
     """Shard parameters, gradients and optimizer state over the ranks, layer by layer (in place).
+
+    Parameters stay in the precision they have; they are gathered in `compute_dtype`, and gradients
+    are reduced in their own.
 
     Gradients of the ranks are *summed*: the loss terms carry weights that are fixed over the
     optimizer step's global batch, so that no rank has to know what share of it it computes.
@@ -31,8 +35,14 @@ def shard_model(model: nn.Module, ranks: Ranks) -> nn.Module:
     if ranks.world_size == 1:
         return model
     mesh = init_device_mesh(ranks.device.type, (ranks.world_size,), mesh_dim_names=("dp",))
+    master_dtype = next(model.parameters()).dtype
+    precision = (
+        MixedPrecisionPolicy()
+        if compute_dtype == master_dtype
+        else MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=master_dtype)
+    )
     for module in (*_decoder_layers(model), model):
-        fully_shard(module, mesh=mesh)
+        fully_shard(module, mesh=mesh, mp_policy=precision)
     for module in model.modules():
         if not isinstance(module, FSDPModule):
             continue
@@ -56,6 +66,16 @@ def full_state_dict(model: nn.Module, ranks: Ranks) -> dict[str, torch.Tensor]:
     every = dict(model.named_parameters(remove_duplicate=False))
     tied = every.keys() - dict(model.named_parameters()).keys()
     return {name: tensor for name, tensor in state.items() if name not in tied}
+
+
+def load_full_state_dict(model: nn.Module, state: dict[str, torch.Tensor], ranks: Ranks) -> None:
+    """Load what `full_state_dict` returned; every rank holds all of it (collective)."""
+    # Tied parameters are in it once, so it is not complete by name.
+    if ranks.world_size == 1:
+        model.load_state_dict(state, strict=False)
+        return
+    options = StateDictOptions(full_state_dict=True, strict=False)
+    set_model_state_dict(model, cast(dict[str, Any], state), options=options)
 
 
 def full_optimizer_state(model: nn.Module, optimizer: Optimizer, ranks: Ranks) -> dict[str, Any]:

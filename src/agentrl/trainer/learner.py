@@ -23,14 +23,15 @@ from agentrl.distributed import (
     full_optimizer_state,
     full_state_dict,
     load_full_optimizer_state,
+    load_full_state_dict,
     shard_model,
 )
 from agentrl.models.export import save_hf
 from agentrl.models.load import load_policy
 from agentrl.models.policy import term_logprobs
 from agentrl.trainer.optimizer import learning_rate, make_optimizer
+from agentrl.trainer.precision import Precision, set_config_dtype
 
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 _WRAPPER_PREFIX = "model."
 
 
@@ -84,14 +85,15 @@ class Learner:
         self._model_path = model_path
         self._trainer = trainer
         self._algorithm = algorithm
+        self._precision = Precision.of(model.torch_dtype, ranks.device)
         self._policy = load_policy(
             model_path,
-            dtype=_dtype(model.torch_dtype, ranks.device),
+            dtype=self._precision.master,
             device=ranks.device,
             trust_remote_code=model.trust_remote_code,
             gradient_checkpointing=trainer.gradient_checkpointing,
         )
-        shard_model(self._policy, ranks)
+        shard_model(self._policy, ranks, compute_dtype=self._precision.compute)
         self._optimizer = make_optimizer(self._policy.parameters(), trainer)
         self._num_done = 0
 
@@ -139,39 +141,52 @@ class Learner:
         )
 
     def export(self, path: Path) -> None:
-        """Write the weights as a Hugging Face directory on rank 0 (collective)."""
+        """Write the weights, in compute precision, as a Hugging Face directory on rank 0.
+
+        Collective.
+        """
+        dtype = self._precision.compute
         state = full_state_dict(self._policy, self._ranks)
         if self._ranks.is_main:
             save_hf(
                 self._policy,
                 path,
                 tokenizer_from=self._model_path,
-                state_dict={k.removeprefix(_WRAPPER_PREFIX): v for k, v in state.items()},
+                state_dict={k.removeprefix(_WRAPPER_PREFIX): v.to(dtype) for k, v in state.items()},
             )
+            if self._precision.is_mixed:
+                set_config_dtype(path, dtype)
         self._ranks.barrier()
 
     def optimizer_state(self) -> dict[str, Any]:
         """Return what `load_optimizer_state` needs; whole on rank 0 (collective)."""
-        return {
+        state: dict[str, Any] = {
             "optimizer": full_optimizer_state(self._policy, self._optimizer, self._ranks),
             "num_done": self._num_done,
             "torch_random": torch.get_rng_state(),
         }
+        if self._precision.is_mixed:
+            # What was exported is rounded; steps add up in the master weights.
+            state["master"] = full_state_dict(self._policy, self._ranks)
+        return state
 
     def load_optimizer_state(self, state: dict[str, Any]) -> None:
         """Go on where the state was taken; the number of ranks may differ (collective)."""
+        if "master" in state:
+            load_full_state_dict(self._policy, state["master"], self._ranks)
         load_full_optimizer_state(self._policy, self._optimizer, state["optimizer"], self._ranks)
         self._num_done = state["num_done"]
         torch.set_rng_state(state["torch_random"])
 
     def _accumulate(self, batch: MicroBatch, sums: "_Sums") -> None:
         device = self._ranks.device
-        policy = term_logprobs(
-            self._policy,
-            batch.row,
-            chunk_size=self._trainer.loss_seq_chunk_size,
-            with_entropy=self._trainer.log_entropy,
-        )
+        with self._precision.autocast(self._ranks):
+            policy = term_logprobs(
+                self._policy,
+                batch.row,
+                chunk_size=self._trainer.loss_seq_chunk_size,
+                with_entropy=self._trainer.log_entropy,
+            )
         behavior = torch.from_numpy(batch.behavior_logprobs).to(device)
         config = self._algorithm
         terms = policy_loss(
@@ -218,12 +233,6 @@ class _Sums:
 
     def as_list(self) -> list[float]:
         return list(astuple(self))
-
-
-def _dtype(name: str, device: torch.device) -> torch.dtype:
-    if name == "auto":
-        return torch.bfloat16 if device.type == "cuda" else torch.float32
-    return _DTYPES[name]
 
 
 def _seed_everything(seed: int) -> None:

@@ -6,6 +6,8 @@ import signal
 import socket
 
 import pytest
+import torch
+from safetensors.torch import load_file
 from support.training import Player, train_tasks
 
 from agentrl.distributed import Ranks
@@ -15,6 +17,9 @@ from agentrl.store import TrajectoryStore
 from agentrl.trainer import learner, loop
 from agentrl.trainer.checkpoint import latest_checkpoint
 from agentrl.trainer.process import _stop_on_signals, lead
+
+# The first test that runs pays for importing torch, transformers and matplotlib.
+pytestmark = pytest.mark.timeout(90)
 
 MIXED = [1.0, 0.0, 0.0]
 EQUAL = [1.0, 1.0, 1.0]
@@ -125,6 +130,49 @@ async def test_the_first_published_version_is_the_model_itself(make_config, stor
     assert policies[0].checksum == policies[1].checksum
     assert (await store.get_run()).policy_version == 1
     assert latest_checkpoint(result.output_path).step == 1
+
+
+async def test_bfloat16_is_for_computing_and_steps_add_up_in_float32(
+    make_config, store, model_path, tmp_path
+):
+    """Steps far below bfloat16's resolution are kept, also over a restart."""
+    await fill(store, model_path, [MIXED] * 4)
+    flags = {"torch_dtype": "bfloat16", "learning_rate": 1e-7, "groups_per_step": 1}
+    await train(make_config(**flags, max_steps=1))
+    config = make_config(**flags, max_steps=2)
+    result = await train(config)
+    exported = load_file(result.output_path / "policy/000002/model.safetensors")
+    assert {tensor.dtype for tensor in exported.values()} == {torch.bfloat16}
+    served = json.loads((result.output_path / "policy/000002/config.json").read_text())
+    assert served["dtype"] == "bfloat16"
+    masters = [
+        torch.load(result.output_path / f"checkpoints/00000{step}/optimizer.pt")["master"]
+        for step in (1, 2)
+    ]
+    start = load_file(model_path / "model.safetensors")["model.layers.0.mlp.up_proj.weight"]
+    moved = [
+        (master["model.model.layers.0.mlp.up_proj.weight"] - start).abs().max().item()
+        for master in masters
+    ]
+    assert 0 < moved[0] < moved[1] < 3e-7
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {"loss_calculator": "MINIRL", "token_level_loss": "false", "strict_in_bound": "true"},
+        {"loss_calculator": "GSPO", "merge": "linear"},
+        {"loss_calculator": "CISPO", "skip_length_normalization": "true"},
+        {"out_of_date_decay": 0.1, "beta1": 0.5, "beta2": 0.5, "merge": "none"},
+    ],
+    ids=["minirl", "gspo", "cispo", "ce-gppo"],
+)
+async def test_every_loss_moves_the_weights(make_config, store, model_path, flags):
+    await fill(store, model_path, [MIXED])
+    result = await train(make_config(max_steps=1, groups_per_step=1, **flags))
+    policies = await store.policies()
+    assert policies[0].checksum != policies[1].checksum
+    assert json.loads(result.summary_path.read_text())["tokens"]["trained"] > 0
 
 
 async def test_samplers_are_admitted_within_the_staleness_bound(make_config, store, model_path):
