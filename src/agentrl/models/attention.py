@@ -26,8 +26,8 @@ class DeviceLayout:
 
     query_lengths: list[int]
     key_lengths: list[int]
-    key_index: torch.Tensor
-    """int64 [total keys]."""
+    key_index: torch.Tensor | None
+    """int64 [total keys]; None when every block sees just its own tokens."""
     masks: list[torch.Tensor | None]
     """Per block bool [queries, keys], or None where plain causal attention does."""
 
@@ -41,10 +41,11 @@ class DeviceLayout:
             if shape not in made:
                 made[shape] = None if num_queries == num_keys else _lower_right(shape, device)
             masks.append(made[shape])
+        alone = layout.key_lengths == layout.query_lengths
         return cls(
             query_lengths=list(layout.query_lengths),
             key_lengths=list(layout.key_lengths),
-            key_index=torch.from_numpy(layout.key_index).to(device),
+            key_index=None if alone else torch.from_numpy(layout.key_index).to(device),
             masks=masks,
         )
 
@@ -97,8 +98,10 @@ def tree_attention(
     return torch.cat(outputs, dim=2).transpose(1, 2), None
 
 
-def _gathered(states: torch.Tensor, index: torch.Tensor, group: int) -> torch.Tensor:
-    return states.index_select(2, index).repeat_interleave(group, dim=1)
+def _gathered(states: torch.Tensor, index: torch.Tensor | None, group: int) -> torch.Tensor:
+    if index is not None:
+        states = states.index_select(2, index)
+    return states.repeat_interleave(group, dim=1)
 
 
 AttentionInterface.register(TREE_ATTENTION, tree_attention)
