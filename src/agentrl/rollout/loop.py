@@ -38,6 +38,8 @@ class LoopTimes:
     """Time that scoring under way is given when the process ends."""
     store_patience: float = 60.0
     """How long the store may be away before the process gives up."""
+    wind_up: float = 20.0
+    """Time given to groups that were begun when the run is completed."""
     resume_grace: float = 30.0
     """How long a process that finds its run over waits for the run to be resumed."""
 
@@ -105,6 +107,8 @@ class SamplingLoop:
         self._slot_ended = asyncio.Event()
         self._store_seen_at = time.monotonic()
         self._scoring_looked_at = time.monotonic()
+        self._begun_groups = 0
+        self._wind_up_until: float | None = None
         self._info = SamplerInfo(id=owner, host=socket.gethostname(), pid=os.getpid())
 
     async def run(self, stop: asyncio.Event, abandoned: asyncio.Event) -> None:
@@ -157,14 +161,13 @@ class SamplingLoop:
         times = self._times
         await self._watch.refresh(times.busy_refresh if not idle else times.idle_poll / 2)
         if self._watch.run_ended(times.resume_grace):
-            log.info("the run is %s", self._watch.run.status if self._watch.run else "gone")
-            return None
+            return await self._wind_up()
         reason = self._watch.hold_reason()
         if reason is None and full:
             self._wait_because(None)
             return times.busy_refresh
         if reason is None:
-            if await self._claim():
+            if await self._claim(self._watch.admitted_groups):
                 self._wait_because(None)
                 return 0.0
             reason = await self._watch.idle_reason()
@@ -196,20 +199,35 @@ class SamplingLoop:
     def _wait_because(self, reason: WaitReason | None) -> None:
         self._waiting.because(reason, idle=not self._jobs, say_every=self._times.say_waiting)
 
-    async def _claim(self) -> bool:
-        run = self._watch.run
-        assert run is not None
+    async def _wind_up(self) -> float | None:
+        """Play out the groups that were begun, so that the run leaves none half played."""
+        assert self._watch.run is not None
+        now = time.monotonic()
+        if self._wind_up_until is None:
+            log.info("the run is %s", self._watch.run.status)
+            self._wind_up_until = now + self._times.wind_up
+        self._wait_because(None)
+        if self._watch.run.status == "failed" or now > self._wind_up_until:
+            return None
+        may_claim = len(self._jobs) < self._capacity() and self._watch.num_servers > 0
+        # Slots are claimed in order, so every group before the last one claimed was begun.
+        if may_claim and self._begun_groups and await self._claim(self._begun_groups):
+            return 0.0
+        return self._times.idle_poll if self._jobs else None
+
+    async def _claim(self, admitted_groups: int) -> bool:
         rollout = self._context.rollout
         claimed = await self._context.store.claim_record(
             self._owner,
             lease_seconds=rollout.lease_seconds,
-            admitted_groups=run.admitted_groups,
+            admitted_groups=admitted_groups,
             max_attempts=rollout.max_attempts,
             splits=self._splits,
         )
         if claimed is None:
             return False
         record, task = claimed
+        self._begun_groups = max(self._begun_groups, record.order + 1)
         slot = Slot(task, record, self._context, self._make_sampler, self.counts)
         self._hold(slot, slot.start())
         return True

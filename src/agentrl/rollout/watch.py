@@ -37,6 +37,11 @@ class RunWatch:
         self.num_servers = sum(service.status != "down" for service in services)
         self._read_at = time.monotonic()
 
+    @property
+    def admitted_groups(self) -> int:
+        """Training groups with orders below this may be claimed."""
+        return 0 if self.run is None else self.run.admitted_groups
+
     def run_ended(self, resume_grace_seconds: float) -> bool:
         """Return whether the run is over.
 
@@ -60,6 +65,5 @@ class RunWatch:
 
     async def idle_reason(self) -> WaitReason:
         """Return why there was nothing to claim."""
-        assert self.run is not None
         num_groups = await self._store.next_train_order()
-        return "admission" if num_groups > self.run.admitted_groups else "no_task"
+        return "admission" if num_groups > self.admitted_groups else "no_task"

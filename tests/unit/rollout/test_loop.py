@@ -189,6 +189,22 @@ async def test_a_completed_run_ends_the_sampler(
                 await job
 
 
+async def test_a_completed_run_leaves_no_group_half_played(
+    store: TrajectoryStore, renderer: Renderer, tools_url: str
+) -> None:
+    rollout = RolloutSection(max_concurrent_samples_per_process=3)
+    with serve_script(renderer, look_then_answer, delay_seconds=0.3) as engine:
+        await begin_run(store, engine, task(0), task(1), task(2))
+        async with open_play(store, engine, tools_url, rollout=rollout) as context:
+            job = asyncio.create_task(make_loop(context).run(asyncio.Event(), asyncio.Event()))
+            await until(store, running=3)
+            await store.set_run_status("completed")
+            async with asyncio.timeout(10):
+                await job
+    statuses = [[r.status for r in await store.records_of(f"train/0/q{k}")] for k in range(3)]
+    assert statuses == [["scored"] * 2, ["scored"] * 2, ["pending"] * 2]
+
+
 async def test_a_stop_hands_running_slots_back_without_counting_an_attempt(
     store: TrajectoryStore, renderer: Renderer, tools_url: str
 ) -> None:
