@@ -1,6 +1,7 @@
 """Answers of `/generate`."""
 
 import time
+from itertools import pairwise
 from typing import Any
 
 from agentrl.inference.engine.parsing import ParsedRequest
@@ -51,11 +52,11 @@ def answer(sequence: Sequence, request: ParsedRequest, text: Text, label: str) -
 
 def version_spans(sequence: Sequence, count: int) -> list[dict[str, Any]]:
     """Return the weight versions of the first `count` output tokens as half-open spans."""
-    ends = [start for _, start in sequence.versions[1:]] + [count]
+    starts = [*sequence.versions, ("", count)]
     return [
-        {"version": label, "start": start, "end": end}
-        for (label, start), end in zip(sequence.versions, ends, strict=True)
-        if end > start
+        {"version": label, "start": start, "end": min(end, count)}
+        for (label, start), (_, end) in pairwise(starts)
+        if start < count
     ]
 
 

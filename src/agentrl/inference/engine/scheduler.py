@@ -226,7 +226,7 @@ class Scheduler:
 
     # One step.
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def step(self) -> None:
         """Compute one token for every decoding sequence and the next part of prompts."""
         self._make_room()
@@ -283,7 +283,7 @@ class Scheduler:
         for sequence in decoding:
             sequence.num_computed = sequence.length
         # Only where prompt logprobs are asked for are the logits of all positions needed.
-        keep = torch.arange(len(input_ids)) if scored else torch.tensor(wanted)
+        keep = torch.arange(len(input_ids)) if scored else torch.tensor(wanted, dtype=torch.int64)
         logits: torch.Tensor = self.model(
             input_ids=torch.tensor([input_ids]),
             position_ids=torch.tensor([positions]),

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import signal
 import socket
 
 import torch
@@ -65,11 +66,18 @@ async def _serve(front_end: FrontEnd, listener: socket.socket) -> int:
         host,
         port,
     )
+    # uvicorn ends on these and then raises them again; the exit status is to be 0.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _do_nothing)
     try:
         await server.serve(sockets=[listener])
     finally:
         front_end.stop()
     return 1 if front_end.is_dead else 0
+
+
+def _do_nothing(_number: int, _frame: object) -> None:
+    pass
 
 
 def _bind(host: str, port: int) -> socket.socket:
