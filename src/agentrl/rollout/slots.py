@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from agentrl.errors import LeaseLost, NoServerAvailable, ScoringError, StoreError
+from agentrl.inference.faults import ServerRefused, ServerUnreachable
 from agentrl.rollout.base import AsyncSampler, RolloutResult
 from agentrl.rollout.context import RolloutContext
 from agentrl.schema import Record, Task
@@ -16,6 +17,9 @@ log = logging.getLogger(__name__)
 
 SCORING_RETRY_SECONDS = 10.0
 """How long a Record waits for its next scoring after a scorer could not decide."""
+
+MAX_CLAIMS_PER_ATTEMPT = 3
+"""Claims of a slot per attempt of `max_attempts`, after which an absent server counts as well."""
 
 MakeSampler = Callable[[Task, Record, RolloutContext], AsyncSampler[Any]]
 CancelReason = Literal["lease_lost", "hand_back", "abandon"]
@@ -138,8 +142,7 @@ class Slot:
         if isinstance(error, LeaseLost):
             self._counts.lost += 1
             log.warning("%s: lease lost, nothing more is written", record_id)
-        elif isinstance(error, NoServerAvailable):
-            # Not this slot's doing, so it is no attempt.
+        elif self._servers_away(error):
             log.warning("%s: handed back (%s)", record_id, error)
             self._counts.handed_back += 1
             await self._store.release(*self.lease)
@@ -154,6 +157,17 @@ class Slot:
             rollout = self._context.rollout
             max_attempts = rollout.max_attempts if rollout.resample_error_records else 1
             await self._store.fail_attempt(*self.lease, text, max_attempts)
+
+    def _servers_away(self, error: Exception) -> bool:
+        """Whether the attempt is not to count, because no server could be talked to.
+
+        Bounded all the same: a prompt that brings servers down must not go round for ever.
+        """
+        if self.record.attempt >= MAX_CLAIMS_PER_ATTEMPT * self._context.rollout.max_attempts:
+            return False
+        if isinstance(error, ServerRefused):
+            return error.is_transient
+        return isinstance(error, NoServerAvailable | ServerUnreachable)
 
     async def _write_last(self, write: Coroutine[Any, Any, None]) -> None:
         try:

@@ -7,6 +7,9 @@ from agentrl.inference import ServerPool
 from agentrl.schema import Run
 from agentrl.store import TrajectoryStore
 
+SERVER_SILENCE_SECONDS = 30.0
+"""A server that has not been heard of for this long is taken for gone."""
+
 WaitReason = Literal["no_run", "paused", "no_server", "no_task", "admission"]
 
 
@@ -32,7 +35,7 @@ class RunWatch:
         if time.monotonic() - self._read_at < max_age_seconds:
             return
         self.run = await self._store.get_run()
-        services = await self._store.services()
+        services = await self._store.services(alive_within=SERVER_SILENCE_SECONDS)
         self._servers.update(services)
         self.num_servers = sum(service.status != "down" for service in services)
         self._read_at = time.monotonic()

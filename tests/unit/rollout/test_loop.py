@@ -7,6 +7,7 @@ from support.play import ExactScoring, begin_run, claim, open_play, service, too
 from support.scripted_engine import ScriptedEngine, serve_script
 
 from agentrl.config.sections import RolloutSection
+from agentrl.inference import pool
 from agentrl.renderers.renderer import Renderer
 from agentrl.rollout import AsyncSampler, MCPSampler, RolloutContext, RolloutResult, slots
 from agentrl.rollout.leases import LeaseKeeper
@@ -316,6 +317,45 @@ async def test_a_judge_outage_is_no_score_and_is_tried_again(
             await until(store, scored=1)
     assert scoring.num_scored == 1
     assert len(engine.requests) == 2
+
+
+async def test_an_absent_server_is_no_failed_attempt(
+    store: TrajectoryStore,
+    renderer: Renderer,
+    tools_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pool, "_RETRY_SECONDS", (0.01,))
+    rollout = RolloutSection(max_attempts=1)
+    with serve_script(renderer, look_then_answer, down=True) as engine:
+        await begin_run(store, engine, task(0))
+        async with (
+            open_play(store, engine, tools_url, rollout=rollout) as context,
+            running(context) as (loop, _),
+        ):
+            while loop.counts.handed_back < 2:
+                await asyncio.sleep(0.02)
+            engine.down = False
+            await until(store, scored=2)
+    assert loop.counts.failed == 0
+
+
+async def test_a_slot_on_which_servers_keep_failing_is_parked_in_the_end(
+    store: TrajectoryStore,
+    renderer: Renderer,
+    tools_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pool, "_RETRY_SECONDS", (0.01,))
+    rollout = RolloutSection(max_attempts=1, exit_when_done=True)
+    with serve_script(renderer, look_then_answer, down=True) as engine:
+        await begin_run(store, engine, task(0))
+        async with open_play(store, engine, tools_url, rollout=rollout) as context:
+            async with asyncio.timeout(15):
+                await make_loop(context).run(asyncio.Event(), asyncio.Event())
+    for record in await store.records_of("train/0/q0"):
+        assert (record.status, record.attempt) == ("failed", 3)
+        assert "queue is full" in str(record.error)
 
 
 async def test_an_exception_of_a_users_sampler_fails_the_attempt_until_the_slot_is_parked(
