@@ -24,9 +24,9 @@ from agentrl.store import TrajectoryStore
 from agentrl.store.embedded import EmbeddedMongo
 from agentrl.tools import probe
 
-TOOL_SERVER_START_SECONDS = 30.0
 T = TypeVar("T")
 
+TOOL_SERVER_START_SECONDS = 30.0
 SAMPLER_RESTARTS = 20
 SAMPLER_END_SECONDS = 25.0
 TOOL_SERVER_RESTARTS = 5
