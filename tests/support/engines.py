@@ -24,6 +24,9 @@ from agentrl.schema import SamplingParams
 VOCAB_SIZE = 265
 EOS = 258
 CONTEXT = 4096
+# More threads than free cores cost a tiny model far more than they give.
+torch.set_num_threads(1)
+
 FIRST, SECOND = "1", "2"
 """Versions of two checkpoints."""
 _START_SECONDS = 60
@@ -144,4 +147,5 @@ def engine_process(
             reader.join()
             process.stderr.close()
     log = "".join(lines)
+    assert process.returncode == 0, log
     assert "Traceback" not in log, log

@@ -316,7 +316,7 @@ class Scheduler:
         for row in range(num_decoding, len(self._running)):
             budget -= self._add_chunk(chunks, row, budget)
         skipped: list[Sequence] = []
-        fresh: list[Sequence] = []
+        fresh = self._running[num_decoding:]
         while self._waiting and budget > 0:
             sequence = self._waiting[0]
             length = max([sequence.length, *(other.length for other in self._running)])

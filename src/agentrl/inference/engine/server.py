@@ -19,6 +19,9 @@ logger = logging.getLogger(__name__)
 _BACKLOG = 1024
 _KEEP_ALIVE_SECONDS = 5
 _GRACE_SECONDS = 2
+# Below this size the barriers between threads cost more than the threads give, and many times more
+# than that on a machine whose cores are busy.
+_TINY_MODEL_PARAMETERS = 8_000_000
 
 
 def serve(config: EngineConfig) -> int:
@@ -35,6 +38,8 @@ def serve(config: EngineConfig) -> int:
     listener = _bind(config.host, config.port)
     try:
         model = load_model(config.model_path, getattr(torch, config.dtype))
+        if config.num_threads is None and model.num_parameters() < _TINY_MODEL_PARAMETERS:
+            config = config.model_copy(update={"num_threads": 1})
         return asyncio.run(_serve(FrontEnd(config, model), listener))
     finally:
         listener.close()
