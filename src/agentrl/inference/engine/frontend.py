@@ -20,6 +20,7 @@ from agentrl.inference.engine.parsing import (
     ParsedRequest,
     parse_generate,
 )
+from agentrl.inference.engine.request_log import RequestLog
 from agentrl.inference.engine.scheduler import (
     PauseMode,
     Scheduler,
@@ -86,6 +87,7 @@ class FrontEnd:
         self._endings: dict[Sequence, asyncio.Future[None]] = {}
         self._growth: dict[Sequence, asyncio.Event] = {}
         self._updating = asyncio.Lock()
+        self._log = RequestLog(config.log_requests) if config.log_requests else None
         self.is_dead = False
         self.started_at = int(time.time())
 
@@ -102,6 +104,8 @@ class FrontEnd:
     def stop(self) -> None:
         """End the engine's thread."""
         self._loop.stop()
+        if self._log is not None:
+            self._log.close()
 
     # Generation.
 
@@ -194,6 +198,8 @@ class FrontEnd:
 
     def _deliver(self, finished: list[Sequence], streamed: list[Sequence]) -> None:
         for sequence in finished:
+            if self._log is not None:
+                self._log.write(sequence)
             ending = self._endings.pop(sequence, None)
             if ending is not None and not ending.done():
                 ending.set_result(None)

@@ -357,7 +357,7 @@ class Scheduler:
                     return False
         row = len(self._running)
         if isinstance(known, Prefix):
-            self._kv.fill(row, known.kv[:, :, :num_known])
+            self._kv.fill(row, known.kv, num_known)
         elif known is not None:
             self._kv.move(known, row, num_known)
         sequence.num_computed = num_known
