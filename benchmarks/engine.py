@@ -13,6 +13,7 @@ from the first arrival to the last answer; ways alternate and the median of the 
 import argparse
 import asyncio
 import json
+import os
 import platform
 import statistics
 import sys
@@ -157,6 +158,14 @@ def time_continuous(model: Qwen3ForCausalLM, jobs: Sequence[Job], batch_size: in
         return time.perf_counter() - started
 
 
+def cpu_name() -> str:
+    """Return the processor's name where the system tells."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.is_file() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
 def main() -> None:
     """Measure and write the figures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -168,7 +177,12 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     report: dict[str, Any] = {
-        "machine": {"cpu": platform.processor() or platform.machine(), "threads": args.threads},
+        "machine": {
+            "cpu": cpu_name(),
+            "cores": os.cpu_count(),
+            "threads": args.threads,
+            "load_average_before": round(os.getloadavg()[0], 1),
+        },
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
         "model_parameters": 0,
         "requests": args.requests,

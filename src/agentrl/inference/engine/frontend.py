@@ -89,6 +89,7 @@ class FrontEnd:
         self._updating = asyncio.Lock()
         self._log = RequestLog(config.log_requests) if config.log_requests else None
         self.is_dead = False
+        self.is_closing = False
         self.started_at = int(time.time())
 
     def start(self, on_death: Callable[[], None]) -> None:
@@ -139,6 +140,8 @@ class FrontEnd:
             while open_sequences:
                 await changed.wait()
                 changed.clear()
+                if not self.is_serving:
+                    raise self._gone()
                 for index, sequence in enumerate(request.sequences):
                     if sequence not in open_sequences:
                         continue
@@ -171,8 +174,8 @@ class FrontEnd:
 
     def submit(self, request: ParsedRequest) -> list[asyncio.Future[None]]:
         """Hand the sequences to the engine; the futures are done as they end."""
-        if self.is_dead:
-            raise Refused("the engine failed; see its log", 503)
+        if not self.is_serving:
+            raise self._gone()
         endings: list[asyncio.Future[None]] = []
         for sequence in request.sequences:
             ending = self._events.create_future()
@@ -208,13 +211,32 @@ class FrontEnd:
             if changed is not None:
                 changed.set()
 
+    def close(self) -> None:
+        """Refuse what is in flight and what still comes, so that clients go elsewhere at once."""
+        self.is_closing = True
+        self._refuse_all()
+
     def _die(self, on_death: Callable[[], None]) -> None:
         self.is_dead = True
+        self._refuse_all()
+        on_death()
+
+    def _refuse_all(self) -> None:
         for ending in self._endings.values():
             if not ending.done():
-                ending.set_exception(Refused("the engine failed; see its log", 500))
+                ending.set_exception(self._gone())
         self._endings.clear()
-        on_death()
+        for changed in self._growth.values():
+            changed.set()
+
+    def _gone(self) -> Refused:
+        what = "the engine failed; see its log" if self.is_dead else "the server is shutting down"
+        return Refused(what, 503)
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether requests are taken."""
+        return not self.is_dead and not self.is_closing
 
     # Control.
 
@@ -298,7 +320,7 @@ class FrontEnd:
 
     async def _call(self, run: Callable[[], T], *, when_idle: bool = False) -> T:
         if self.is_dead:
-            raise Refused("the engine failed; see its log", 503)
+            raise self._gone()
         future: Future[T] = self._loop.call(run, when_idle=when_idle)
         return await asyncio.wrap_future(future)
 

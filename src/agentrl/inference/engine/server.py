@@ -52,7 +52,7 @@ def serve(config: EngineConfig) -> int:
 
 async def _serve(front_end: FrontEnd, listener: socket.socket) -> int:
     app = make_app(front_end)
-    server = uvicorn.Server(
+    server = _Server(
         uvicorn.Config(
             app,
             log_level="warning",
@@ -61,7 +61,8 @@ async def _serve(front_end: FrontEnd, listener: socket.socket) -> int:
             backlog=_BACKLOG,
             timeout_keep_alive=_KEEP_ALIVE_SECONDS,
             timeout_graceful_shutdown=_GRACE_SECONDS,
-        )
+        ),
+        front_end,
     )
 
     def on_death() -> None:
@@ -84,6 +85,18 @@ async def _serve(front_end: FrontEnd, listener: socket.socket) -> int:
     finally:
         front_end.stop()
     return 1 if front_end.is_dead else 0
+
+
+class _Server(uvicorn.Server):
+    """Closes the front end as it begins to shut down, instead of waiting for generations."""
+
+    def __init__(self, config: uvicorn.Config, front_end: FrontEnd) -> None:
+        super().__init__(config)
+        self._front_end = front_end
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._front_end.close()
+        await super().shutdown(sockets)
 
 
 def _do_nothing(_number: int, _frame: object) -> None:
