@@ -392,6 +392,8 @@ class Scheduler:
         sequence = self._running[-1]
         self._leave(sequence)
         sequence.num_retractions += 1
+        if not sequence.output_ids:
+            sequence.prompt_logprobs.clear()  # its prompt is computed again from the start
         self._waiting.appendleft(sequence)
 
     def _leave(self, sequence: Sequence) -> None:
