@@ -190,6 +190,10 @@ class ToolsSection(Section):
     """Bearer token for `mcp_manager_url`; `MCP_SERVER_TOKEN` when not given."""
     tool_timeout_seconds: float = Field(default=60.0, gt=0)
     """Longest wait for one tool call."""
+    resumable_tools: bool = False
+    """The tools keep no state between calls: a rollout whose sampler died is taken up by another at
+    its last durable turn, instead of being played again. In `mcp_servers`, `"resumable": true` says
+    the same of one server; it takes all of them."""
     tool_server_command: str | None = None
     """Command that `agentrl run` starts as the tool server; `{port}` is replaced by a free port and
     `mcp_manager_url` by the resulting address."""

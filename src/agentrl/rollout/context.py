@@ -41,6 +41,7 @@ class RolloutContext:
         sampling: how tokens are drawn.
         seed: seed of the run, from which every request's seed is derived.
         context_length: longest sequence that the servers take, when known.
+        resumable: the tools keep no state, so that a dead sampler's rollout may be taken up.
     """
 
     store: TrajectoryStore
@@ -52,6 +53,7 @@ class RolloutContext:
     sampling: SamplingSection
     seed: int = 0
     context_length: int | None = None
+    resumable: bool = False
 
     def sampling_params(self, split: Split, **overrides: Any) -> SamplingParams:
         """Return how tokens of a rollout in this split are drawn."""

@@ -223,6 +223,7 @@ class SamplingLoop:
             admitted_groups=admitted_groups,
             max_attempts=rollout.max_attempts,
             splits=self._splits,
+            resumable=self._context.resumable,
         )
         if claimed is None:
             return False

@@ -50,11 +50,17 @@ class Lease(Value):
 
 
 class Attempt(Value):
-    """One attempt at a Record, kept after it ended."""
+    """One holder's work on a Record, kept after it ended.
+
+    An attempt that another sampler takes up at its last durable turn has several of these, with
+    the same `attempt` and a `fence` each.
+    """
 
     attempt: int
     fence: int
     owner: str
+    first_turn: int = 0
+    """Turns taken over from the holder before, who died or handed back (0: begun anew)."""
     started_at: datetime
     ended_at: datetime | None = None
     ended_by: Literal["finished", "expired", "released", "error"] | None = None
@@ -91,6 +97,9 @@ class Record(Value):
     fence: int = 0
     """Claims so far; the current lease carries this number."""
     lease: Lease | None = None
+    resumable: bool = False
+    """The current attempt's tools keep no state: another sampler may take it up at its last durable
+    turn."""
     attempts: tuple[Attempt, ...] = ()
     turns: tuple[str, ...] = ()
     """Ids of the current attempt's acknowledged turns (`DispatchedSamplingTask.id`), in order."""

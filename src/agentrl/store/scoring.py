@@ -40,7 +40,7 @@ class ScoringDoor(SlotDoor, TurnDoor):
         if document is None:
             return None
         record = from_document(Record, document)
-        return record, await self._task_of(record), await self.read_turns(record.turns)
+        return record, await self._task_of(record), await self._read_turns(record.turns)
 
     @operation("store a score")
     async def set_score(self, record_id: str, fence: int, score: Score) -> Record:
