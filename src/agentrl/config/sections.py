@@ -362,8 +362,13 @@ class TrainerSection(Section):
     """Longest wait for an evaluation."""
     sync_sampling: bool = False
     """Sample, then train, in turn (max_staleness 0)."""
+    trained_scorer: str | None = Field(default=None, pattern=r"^[^@]+(@[^@]+)?$")
+    """Train on the scores of this scorer, NAME or NAME@VERSION; groups wait until all their records
+    have one (`agentrl store rescore`). When not given: the scores that the samplers gave."""
     consumer: str = Field(default="trainer", pattern=r"^[a-z][a-z0-9_]{0,31}$")
-    """Name under which this trainer keeps its ledger."""
+    """Name under which this trainer keeps its ledger. `trainer` publishes weights and admits
+    samples; a trainer of any other name reads the same records along with it, changes nothing but
+    its own ledger, and needs an output_dir of its own."""
     trainer_lease_seconds: float = Field(default=60.0, gt=1)
     """How long the trainer's claim on the run holds without a heartbeat."""
 

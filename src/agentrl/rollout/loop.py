@@ -160,6 +160,8 @@ class SamplingLoop:
         idle = not self._jobs
         times = self._times
         await self._watch.refresh(times.busy_refresh if not idle else times.idle_poll / 2)
+        if self._watch.run is not None:
+            self._context.live.current = self._watch.run.control
         if self._watch.run_ended(times.resume_grace):
             return await self._wind_up()
         reason = self._watch.hold_reason()
@@ -192,9 +194,10 @@ class SamplingLoop:
 
     def _capacity(self) -> int:
         rollout = self._context.rollout
+        asked = self._context.live.current.concurrency
         # A rollout has at most one request in flight, so this also bounds the requests.
         per_server = rollout.target_concurrency * max(1, self._watch.num_servers)
-        return min(rollout.max_concurrent_samples_per_process, per_server)
+        return min(asked or rollout.max_concurrent_samples_per_process, per_server)
 
     def _wait_because(self, reason: WaitReason | None) -> None:
         self._waiting.because(reason, idle=not self._jobs, say_every=self._times.say_waiting)

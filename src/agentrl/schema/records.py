@@ -8,6 +8,7 @@ Lifecycle (`RECORD_TRANSITIONS` is enforced by the store's update filters):
                           └──max_attempts──> failed
 """
 
+from collections.abc import Iterable
 from datetime import datetime
 from typing import Any, Literal
 
@@ -107,6 +108,8 @@ class Record(Value):
     final_answer: str | None = None
     score: Score | None = None
     """The current score. None means not yet scored, never 0."""
+    more_scores: tuple[Score, ...] = ()
+    """Scores that were computed later, one for each scorer and version (`agentrl store rescore`)."""
     num_prompt_tokens: int = 0
     """Tokens that came from outside the model over all turns, each counted once."""
     num_output_tokens: int = 0
@@ -119,3 +122,19 @@ class Record(Value):
     created_at: datetime = Field(default_factory=utc_now)
     started_at: datetime | None = None
     finished_at: datetime | None = None
+
+    def score_of(self, scorer: str, version: str | None = None) -> Score | None:
+        """Return this scorer's score, the newest of it when no version is named."""
+        return score_of((self.score, *self.more_scores), scorer, version)
+
+
+def score_of(
+    scores: Iterable[Score | None], scorer: str, version: str | None = None
+) -> Score | None:
+    """Return the last of `scores` that came from this scorer (in this version), if any."""
+    fitting = [
+        score
+        for score in scores
+        if score is not None and score.scorer == scorer and version in (None, score.version)
+    ]
+    return fitting[-1] if fitting else None
