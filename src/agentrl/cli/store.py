@@ -1,4 +1,4 @@
-"""`agentrl store up`."""
+"""`agentrl store up|set|rescore`."""
 
 import signal
 import threading
@@ -9,11 +9,28 @@ from agentrl.errors import ConfigError, StoreError
 
 
 def main(argv: Sequence[str]) -> int:
-    """Serve the data of a run's private mongod until Ctrl-C, for looking into them."""
+    """Do one of the things that concern a run's database."""
     action, flags = (argv[0], argv[1:]) if argv and not argv[0].startswith("--") else ("", argv)
+    if action == "up":
+        return _up(flags)
+    if action == "set":
+        from agentrl.cli.control import main as set_control
+
+        return set_control(flags)
+    if action == "rescore":
+        from agentrl.cli.rescore import main as rescore
+
+        return rescore(flags)
+    parse_flags(flags)  # a misspelled flag is worth more than what follows
+    raise ConfigError(
+        "say `agentrl store up`, `agentrl store set KEY VALUE` or "
+        "`agentrl store rescore --scorer NAME`, each with --run_name NAME"
+    )
+
+
+def _up(flags: Sequence[str]) -> int:
+    """Serve the data of a run's private mongod until Ctrl-C, for looking into them."""
     config = parse_flags(flags)
-    if action != "up":
-        raise ConfigError("say `agentrl store up --run_name NAME`")
     from agentrl.launcher.stage import mongo_data_dir
     from agentrl.store.embedded import EmbeddedMongo, running_uri
 

@@ -190,6 +190,10 @@ class ToolsSection(Section):
     """Bearer token for `mcp_manager_url`; `MCP_SERVER_TOKEN` when not given."""
     tool_timeout_seconds: float = Field(default=60.0, gt=0)
     """Longest wait for one tool call."""
+    resumable_tools: bool = False
+    """The tools keep no state between calls: a rollout whose sampler died is taken up by another at
+    its last durable turn, instead of being played again. In `mcp_servers`, `"resumable": true` says
+    the same of one server; it takes all of them."""
     tool_server_command: str | None = None
     """Command that `agentrl run` starts as the tool server; `{port}` is replaced by a free port and
     `mcp_manager_url` by the resulting address."""
@@ -361,8 +365,13 @@ class TrainerSection(Section):
     """Longest wait for an evaluation."""
     sync_sampling: bool = False
     """Sample, then train, in turn (max_staleness 0)."""
+    trained_scorer: str | None = Field(default=None, pattern=r"^[^@]+(@[^@]+)?$")
+    """Train on the scores of this scorer, NAME or NAME@VERSION; groups wait until all their records
+    have one (`agentrl store rescore`). When not given: the scores that the samplers gave."""
     consumer: str = Field(default="trainer", pattern=r"^[a-z][a-z0-9_]{0,31}$")
-    """Name under which this trainer keeps its ledger."""
+    """Name under which this trainer keeps its ledger. `trainer` publishes weights and admits
+    samples; a trainer of any other name reads the same records along with it, changes nothing but
+    its own ledger, and needs an output_dir of its own."""
     trainer_lease_seconds: float = Field(default=60.0, gt=1)
     """How long the trainer's claim on the run holds without a heartbeat."""
 

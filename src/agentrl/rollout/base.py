@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from agentrl.errors import InferenceError
+from agentrl.errors import InferenceError, RenderError
 from agentrl.inference import GenerateRequest, GenerateResult
 from agentrl.renderers.reply import Reply
 from agentrl.rollout.context import RolloutContext
@@ -55,6 +55,9 @@ class AsyncSampler(ABC, Generic[TaskType]):
     infrastructure (`InferenceError`, `ToolError`, `StoreError`) must be left to propagate: they end
     the attempt and never become a score.
 
+    Where the tools are declared resumable, a rollout whose process died is taken up by another (see
+    `take_up`); a sampler that keeps state outside its turns belongs to runs without that flag.
+
     Example:
         ```python
         class EchoSampler(AsyncSampler[EchoTask]):
@@ -81,6 +84,19 @@ class AsyncSampler(ABC, Generic[TaskType]):
         self.turns: list[DispatchedSamplingTask] = []
         self.deadline = time.monotonic() + context.rollout.rollout_timeout_seconds
         self._results_written: asyncio.Task[None] | None = None
+        self._recorded: tuple[DispatchedSamplingTask, ...] = ()
+
+    def take_up(self, turns: Sequence[DispatchedSamplingTask]) -> None:
+        """Go on with an attempt whose holder died or handed it back.
+
+        `run` plays it again from its beginning, but `generate` gives these turns back instead of
+        asking a server, and `recorded_result` the results of their tools, until there are none
+        left. A sampler whose next step follows from those alone ends up where the other one was.
+
+        Args:
+            turns: the durable turns of the attempt, in order.
+        """
+        self._recorded = tuple(turns)
 
     @abstractmethod
     async def run(self) -> RolloutResult:
@@ -121,9 +137,12 @@ class AsyncSampler(ABC, Generic[TaskType]):
             LimitReached: the prompt is too long, or the rollout's time is up; nothing was stored.
             InferenceError: no server replied.
             LeaseLost: another process owns the slot by now.
+            RenderError: the attempt was taken up, and what was played before does not come out.
         """
         renderer = self.context.renderer
         prompt = conversation.next_prompt(renderer)
+        if len(self.turns) < len(self._recorded):
+            return self._play_recorded(conversation, prompt, judge)
         params = self._params(len(prompt.ids), sampling)
         started_at = utc_now()
         result = await self._within_time(
@@ -145,12 +164,36 @@ class AsyncSampler(ABC, Generic[TaskType]):
         conversation.replied(turn.index, full_ids, reply.message)
         return turn, reply
 
+    def _play_recorded(
+        self, conversation: Conversation, prompt: Prompt, judge: Judge | None
+    ) -> tuple[DispatchedSamplingTask, Reply]:
+        turn = self._recorded[len(self.turns)]
+        same = (turn.parent, turn.shared_len) == (prompt.parent, prompt.shared_len)
+        if not (same and np.array_equal(turn.added_ids, prompt.added_ids)):
+            raise RenderError(
+                f"{self.record.id} cannot be taken up: its turn {turn.index} was sampled from a "
+                "prompt that does not come out again (other tools, template or sampler)"
+            )
+        reply = self.context.renderer.parse(turn.output_ids, turn=turn.index)
+        if judge is not None:
+            judge(turn, reply)  # for what it remembers; its verdict is in the turn
+        self.turns.append(turn)
+        full_ids = np.concatenate([prompt.ids, turn.output_ids]).astype(np.int32)
+        conversation.replied(turn.index, full_ids, reply.message)
+        return turn, reply
+
+    def recorded_result(self, call_id: str) -> ToolResult | None:
+        """Return what a call of the last turn led to when the turn was taken up, if it is known."""
+        return next((r for r in self.turns[-1].tool_results if r.call_id == call_id), None)
+
     def attach_results(self, results: Sequence[ToolResult]) -> None:
         """Store the last turn's tool results.
 
         The write runs beside what follows; the next `generate` waits for it before it stores the
         next turn, and `finish` before the Record is finished.
         """
+        if self.turns[-1].tool_results == tuple(results):
+            return  # taken up together with its turn
         turn = self.turns[-1].model_copy(update={"tool_results": tuple(results)})
         self.turns[-1] = turn
         self._results_written = asyncio.create_task(

@@ -1,12 +1,12 @@
 """What rollouts share: one set of clients per process, handed to every `AsyncSampler`."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from agentrl.config.sections import RolloutSection, SamplingSection
 from agentrl.inference import ServerPool
 from agentrl.renderers.renderer import Renderer
-from agentrl.schema import MCPTask, SamplingParams, Score, Split
+from agentrl.schema import Control, MCPTask, SamplingParams, Score, Split
 from agentrl.store import TrajectoryStore
 from agentrl.tools import McpToolBox
 
@@ -27,6 +27,13 @@ class Scoring(Protocol):
         ...
 
 
+@dataclass
+class LiveControl:
+    """The run's controls as they were last read."""
+
+    current: Control = field(default_factory=Control)
+
+
 @dataclass(frozen=True)
 class RolloutContext:
     """Clients and settings that all rollouts of a process share.
@@ -41,6 +48,8 @@ class RolloutContext:
         sampling: how tokens are drawn.
         seed: seed of the run, from which every request's seed is derived.
         context_length: longest sequence that the servers take, when known.
+        live: what may be changed on the running run.
+        resumable: the tools keep no state, so that a dead sampler's rollout may be taken up.
     """
 
     store: TrajectoryStore
@@ -52,6 +61,8 @@ class RolloutContext:
     sampling: SamplingSection
     seed: int = 0
     context_length: int | None = None
+    resumable: bool = False
+    live: LiveControl = field(default_factory=LiveControl)
 
     def sampling_params(self, split: Split, **overrides: Any) -> SamplingParams:
         """Return how tokens of a rollout in this split are drawn."""
@@ -68,4 +79,5 @@ class RolloutContext:
             "max_new_tokens": section.max_new_tokens,
             "stop_token_ids": tuple(self.renderer.stop_token_ids),
         }
-        return SamplingParams(**(values | overrides))
+        live = self.live.current.sampling() if split == "train" else {}
+        return SamplingParams(**(values | live | overrides))

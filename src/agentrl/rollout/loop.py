@@ -161,6 +161,8 @@ class SamplingLoop:
         idle = not self._jobs
         times = self._times
         await self._watch.refresh(times.busy_refresh if not idle else times.idle_poll / 2)
+        if self._watch.run is not None:
+            self._context.live.current = self._watch.run.control
         if self._watch.run_ended(times.resume_grace):
             return await self._wind_up()
         reason = self._watch.hold_reason() or self._trouble()
@@ -200,9 +202,10 @@ class SamplingLoop:
         if self.counts.trouble.persists:
             return 1
         rollout = self._context.rollout
+        asked = self._context.live.current.concurrency
         # A rollout has at most one request in flight, so this also bounds the requests.
         per_server = rollout.target_concurrency * max(1, self._watch.num_servers)
-        return min(rollout.max_concurrent_samples_per_process, per_server)
+        return min(asked or rollout.max_concurrent_samples_per_process, per_server)
 
     def _wait_because(self, reason: WaitReason | None) -> None:
         self._waiting.because(reason, idle=not self._jobs, say_every=self._times.say_waiting)
@@ -231,6 +234,7 @@ class SamplingLoop:
             admitted_groups=admitted_groups,
             max_attempts=rollout.max_attempts,
             splits=self._splits,
+            resumable=self._context.resumable,
         )
         if claimed is None:
             return False

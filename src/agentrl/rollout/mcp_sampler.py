@@ -125,6 +125,9 @@ class MCPSampler(AsyncSampler[MCPTask]):
         if self._num_calls >= self.context.rollout.max_tool_calls:
             raise LimitReached("tool_calls_limit")
         self._num_calls += 1
+        recorded = self.recorded_result(call.id)
+        if recorded is not None:
+            return recorded
         try:
             async with asyncio.timeout(self.seconds_left()):
                 return await tools.call(call.name, call.arguments, call_id=call.id)

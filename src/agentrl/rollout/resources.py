@@ -37,7 +37,8 @@ async def open_context(
         store = await stack.enter_async_context(
             TrajectoryStore.connect(uri.get_secret_value(), config.run.run_name)
         )
-        toolbox = await stack.enter_async_context(connect_tools(tools_config(config.tools)))
+        tools = tools_config(config.tools)
+        toolbox = await stack.enter_async_context(connect_tools(tools))
         servers = await stack.enter_async_context(
             ServerPool(api_key=None if key is None else key.get_secret_value())
         )
@@ -51,6 +52,7 @@ async def open_context(
             sampling=config.sampling,
             seed=config.run.seed,
             context_length=config.inference.context_length or _context_length(model_dir),
+            resumable=config.tools.resumable_tools or tools.is_resumable,
         )
 
 

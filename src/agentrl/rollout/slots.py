@@ -72,6 +72,8 @@ class SlotCounts:
     failed: int = 0
     handed_back: int = 0
     lost: int = 0
+    taken_up: int = 0
+    """Rollouts that another process had begun."""
     num_output_tokens: int = 0
     trouble: Trouble = field(default_factory=Trouble)
 
@@ -132,6 +134,9 @@ class Slot:
 
     async def _play(self) -> None:
         sampler = self._make_sampler(self.task, self.record, self._context)
+        if self.record.turns:
+            sampler.take_up(await self._store.read_turns(self.record.turns))
+            self._counts.taken_up += 1
         await self._score(sampler, await self._roll_out(sampler))
 
     async def _roll_out(self, sampler: AsyncSampler[Any]) -> RolloutResult:
@@ -205,7 +210,7 @@ class Slot:
 
         Bounded all the same: a prompt that brings servers down must not go round for ever.
         """
-        if self.record.attempt >= MAX_CLAIMS_PER_ATTEMPT * self._context.rollout.max_attempts:
+        if len(self.record.attempts) >= MAX_CLAIMS_PER_ATTEMPT * self._context.rollout.max_attempts:
             return False
         if isinstance(error, ServerRefused):
             return error.is_transient

@@ -10,10 +10,12 @@ from agentrl.schema.records import (
     Record,
     RecordStatus,
     Score,
+    score_of,
 )
 from agentrl.schema.runs import (
     SCHEMA_VERSION,
     Control,
+    ControlChange,
     InferenceService,
     Run,
     RunStatus,
@@ -40,6 +42,7 @@ __all__ = [
     "TERMINAL_STATUSES",
     "Attempt",
     "Control",
+    "ControlChange",
     "DBRecordData",
     "DispatchedSamplingTask",
     "FinishReason",
@@ -68,6 +71,7 @@ __all__ = [
     "VersionSpan",
     "rebuild_prompts",
     "register_task_type",
+    "score_of",
     "token_versions",
     "utc_now",
 ]

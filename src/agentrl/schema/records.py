@@ -8,6 +8,7 @@ Lifecycle (`RECORD_TRANSITIONS` is enforced by the store's update filters):
                           └──max_attempts──> failed
 """
 
+from collections.abc import Iterable
 from datetime import datetime
 from typing import Any, Literal
 
@@ -50,11 +51,17 @@ class Lease(Value):
 
 
 class Attempt(Value):
-    """One attempt at a Record, kept after it ended."""
+    """One holder's work on a Record, kept after it ended.
+
+    An attempt that another sampler takes up at its last durable turn has several of these, with
+    the same `attempt` and a `fence` each.
+    """
 
     attempt: int
     fence: int
     owner: str
+    first_turn: int = 0
+    """Turns taken over from the holder before, who died or handed back (0: begun anew)."""
     started_at: datetime
     ended_at: datetime | None = None
     ended_by: Literal["finished", "expired", "released", "error"] | None = None
@@ -91,6 +98,9 @@ class Record(Value):
     fence: int = 0
     """Claims so far; the current lease carries this number."""
     lease: Lease | None = None
+    resumable: bool = False
+    """The current attempt's tools keep no state: another sampler may take it up at its last durable
+    turn."""
     attempts: tuple[Attempt, ...] = ()
     turns: tuple[str, ...] = ()
     """Ids of the current attempt's acknowledged turns (`DispatchedSamplingTask.id`), in order."""
@@ -98,6 +108,8 @@ class Record(Value):
     final_answer: str | None = None
     score: Score | None = None
     """The current score. None means not yet scored, never 0."""
+    more_scores: tuple[Score, ...] = ()
+    """Scores that were computed later, one for each scorer and version (`agentrl store rescore`)."""
     num_prompt_tokens: int = 0
     """Tokens that came from outside the model over all turns, each counted once."""
     num_output_tokens: int = 0
@@ -110,3 +122,19 @@ class Record(Value):
     created_at: datetime = Field(default_factory=utc_now)
     started_at: datetime | None = None
     finished_at: datetime | None = None
+
+    def score_of(self, scorer: str, version: str | None = None) -> Score | None:
+        """Return this scorer's score, the newest of it when no version is named."""
+        return score_of((self.score, *self.more_scores), scorer, version)
+
+
+def score_of(
+    scores: Iterable[Score | None], scorer: str, version: str | None = None
+) -> Score | None:
+    """Return the last of `scores` that came from this scorer (in this version), if any."""
+    fitting = [
+        score
+        for score in scores
+        if score is not None and score.scorer == scorer and version in (None, score.version)
+    ]
+    return fitting[-1] if fitting else None

@@ -13,13 +13,54 @@ RunStatus = Literal["created", "training", "completed", "failed"]
 
 
 class Control(Value):
-    """What may be changed while the run is going on; samplers look once a second."""
+    """What may be changed while the run is going on; samplers and trainer look every second.
+
+    None means: what the process was started with.
+    """
 
     sampling_paused: bool = False
-    max_staleness: int = 1
+    """Samplers claim no further slots; what is being played is played to its end."""
+    max_staleness: int = Field(default=1, ge=0)
     """S of the freshness rules, in policy versions."""
-    groups_per_step: int = 1
+    groups_per_step: int = Field(default=1, ge=1)
     """Groups that one optimizer step consumes."""
+    concurrency: int | None = Field(default=None, ge=1)
+    """Rollouts that one sampler process plays at the same time."""
+    temperature: float | None = Field(default=None, ge=0.0)
+    """Of training rollouts, like all sampling parameters below; evaluations keep theirs."""
+    top_p: float | None = Field(default=None, gt=0.0, le=1.0)
+    top_k: int | None = Field(default=None, ge=-1)
+    min_p: float | None = Field(default=None, ge=0.0, le=1.0)
+    presence_penalty: float | None = Field(default=None, ge=-2.0, le=2.0)
+    frequency_penalty: float | None = Field(default=None, ge=-2.0, le=2.0)
+    repetition_penalty: float | None = Field(default=None, gt=0.0, le=2.0)
+    max_new_tokens: int | None = Field(default=None, ge=1)
+
+    def sampling(self) -> dict[str, float | int]:
+        """Return the sampling parameters that are set, by their names in `SamplingParams`."""
+        values = {name: getattr(self, name) for name in _SAMPLING_CONTROLS}
+        return {name: value for name, value in values.items() if value is not None}
+
+
+_SAMPLING_CONTROLS = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "max_new_tokens",
+)
+
+
+class ControlChange(Value):
+    """One change of a run's controls: the audit trail."""
+
+    at: datetime
+    by: str
+    before: dict[str, Any] = Field(default_factory=dict)
+    after: dict[str, Any] = Field(default_factory=dict)
 
 
 class Run(Value):
@@ -31,6 +72,11 @@ class Run(Value):
     config: dict[str, Any] = Field(default_factory=dict)
     """The resolved configuration, secrets left out."""
     control: Control = Field(default_factory=Control)
+    control_log: tuple[ControlChange, ...] = ()
+    """The last changes of `control`, oldest first."""
+    flag_control: Control | None = None
+    """What the trainer's flags said when it was last started. A restart applies only flags that
+    differ from these, so that it takes no live change back."""
     policy_version: int = 0
     """The version that servers are expected to serve."""
     admitted_groups: int = 0

@@ -48,6 +48,8 @@ class DBRecordData(Value):
     outcome: Outcome | None
     score: Score | None
     """None for a Record that failed for reasons of infrastructure: it is in no baseline."""
+    more_scores: tuple[Score, ...] = ()
+    """As in `Record`."""
     turn_ids: tuple[str, ...]
     num_tokens: int
     """Distinct tokens over all turns: prompt and sampled, each counted once."""

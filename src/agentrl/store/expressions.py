@@ -58,7 +58,7 @@ def attempts_closed(ended_by: str, error: str | None) -> Document:
             "as": "a",
             "in": {
                 "$cond": [
-                    {"$eq": ["$$a.attempt", "$attempt"]},
+                    {"$eq": ["$$a.fence", "$fence"]},
                     {"$mergeObjects": ["$$a", closing]},
                     "$$a",
                 ]

@@ -122,6 +122,7 @@ def _record_data(record: Record) -> Document:
         attempt=record.attempt,
         outcome=record.outcome,
         score=record.score,
+        more_scores=record.more_scores,
         turn_ids=record.turns,
         num_tokens=record.num_prompt_tokens + record.num_output_tokens,
         min_version=record.min_version,

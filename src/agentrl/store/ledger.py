@@ -86,7 +86,7 @@ class LedgerDoor(TurnDoor):
 
     async def _hydrate(self, groups: list[list[DBRecordData]]) -> list[list[DBRecordData]]:
         ids = [turn_id for group in groups for data in group for turn_id in data.turn_ids]
-        turns = iter(await self.read_turns(ids))
+        turns = iter(await self._read_turns(ids))
         return [
             [
                 data.model_copy(update={"turns": tuple(next(turns) for _ in data.turn_ids)})

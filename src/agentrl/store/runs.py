@@ -10,7 +10,12 @@ from agentrl.errors import ConfigError, LeaseLost, StoreError, TrainerBusy
 from agentrl.schema import Control, Lease, Run, RunStatus
 from agentrl.store.codec import Document, encode, from_document, to_document
 from agentrl.store.door import Door, operation
-from agentrl.store.expressions import after, lease
+from agentrl.store.expressions import after, lease, literal
+from agentrl.store.indexes import ledger_indexes
+
+CONTROL_LOG_LENGTH = 200
+_AUDITED = "control_audited"
+"""Field of the document with the controls as the audit trail knows them."""
 
 
 class RunDoor(Door):
@@ -26,7 +31,8 @@ class RunDoor(Door):
         existing = await self._runs.find_one()
         if existing is None:
             with suppress(DuplicateKeyError):  # another process created it a moment ago
-                await self._runs.insert_one(to_document(run))
+                document = to_document(run)
+                await self._runs.insert_one({**document, _AUDITED: document["control"]})
             existing = await self._runs.find_one() or {}
         if existing["_id"] != run.name:
             raise StoreError(
@@ -42,8 +48,12 @@ class RunDoor(Door):
         return None if document is None else from_document(Run, document)
 
     @operation("change the run's controls")
-    async def update_control(self, /, **changes: Any) -> Run:
+    async def update_control(self, /, *, by: str = "", **changes: Any) -> Run:
         """Change fields of `Run.control` on the running run, and return the run.
+
+        Args:
+            by: who changes them, for `Run.control_log`.
+            **changes: fields of `Control`.
 
         Raises:
             ConfigError: a field is unknown or its value has the wrong type.
@@ -58,8 +68,63 @@ class RunDoor(Door):
             checked = Control.model_validate(changes, strict=True)
         except ValueError as error:
             raise ConfigError(f"bad control value: {' '.join(str(error).split())}") from error
-        values = encode(checked.model_dump(include=set(changes)))
-        return await self._change_run({f"control.{key}": value for key, value in values.items()})
+        return await self._set_control(encode(checked.model_dump(include=set(changes))), by)
+
+    @operation("apply the flags to the run's controls")
+    async def apply_flags(self, flags: Control) -> Run:
+        """Set the controls whose flags differ from those of the last start, and return the run.
+
+        A control that was changed on the running run keeps its value when a trainer with the same
+        flags takes up the run.
+
+        Raises:
+            StoreError: there is no run.
+        """
+        run = await self.get_run()
+        if run is None:
+            raise StoreError(f"database {self.database_name!r} holds no run yet")
+        last = run.flag_control or run.control
+        new = flags.model_dump()
+        changed = {name for name, value in last.model_dump().items() if value != new[name]}
+        if changed:
+            await self._set_control(
+                encode(flags.model_dump(include=changed)), "flags of the trainer"
+            )
+        return await self._change_run({"flag_control": encode(new)})
+
+    async def _set_control(self, values: Document, by: str) -> Run:
+        return await self._change_run(
+            {
+                **{f"control.{key}": literal(value) for key, value in values.items()},
+                **{f"{_AUDITED}.{key}": literal(value) for key, value in values.items()},
+                "control_log": _with_change(
+                    by, {key: f"$control.{key}" for key in values}, literal(values)
+                ),
+            },
+            computed=True,
+        )
+
+    @operation("audit the run's controls")
+    async def audit_control(self) -> bool:
+        """Note a change of the controls that was made past `update_control`, in the database.
+
+        Returns:
+            Whether there was one.
+        """
+        result = await self._runs.update_one(
+            {"$expr": {"$ne": ["$control", f"${_AUDITED}"]}},
+            [
+                {
+                    "$set": {
+                        _AUDITED: "$control",
+                        "control_log": _with_change(
+                            "an edit in the database", f"${_AUDITED}", "$control"
+                        ),
+                    }
+                }
+            ],
+        )
+        return result.modified_count > 0
 
     @operation("set the run's status")
     async def set_run_status(self, status: RunStatus) -> Run:
@@ -71,11 +136,11 @@ class RunDoor(Door):
         """Admit training groups with `order` below `admitted_groups`, and return the run."""
         return await self._change_run({"admitted_groups": admitted_groups})
 
-    async def _change_run(self, values: Document) -> Run:
+    async def _change_run(self, values: Document, *, computed: bool = False) -> Run:
+        now = {"updated_at": "$$NOW"}
+        changes = values if computed else {key: literal(value) for key, value in values.items()}
         document = await self._runs.find_one_and_update(
-            {},
-            {"$set": values, "$currentDate": {"updated_at": True}},
-            return_document=ReturnDocument.AFTER,
+            {}, [{"$set": {**changes, **now}}], return_document=ReturnDocument.AFTER
         )
         if document is None:
             raise StoreError(f"database {self.database_name!r} holds no run yet")
@@ -91,6 +156,7 @@ class RunDoor(Door):
             StoreError: there is no run.
         """
         _check_consumer(consumer)
+        await self._record_data.create_indexes(ledger_indexes(consumer))
         field = f"trainer_leases.{consumer}"
         free = {
             "$expr": {
@@ -116,7 +182,8 @@ class RunDoor(Door):
         holder = from_document(Run, current).trainer_leases[consumer]
         raise TrainerBusy(
             f"{holder.owner} trains this run as {consumer!r} until {holder.expires_at:%H:%M:%S} UTC "
-            "at least; end it first, or wait for its lease to expire"
+            "at least; end it first, wait for its lease to expire, or read along under a --consumer "
+            "of your own"
         )
 
     @operation("renew the trainer's lease")
@@ -150,3 +217,10 @@ class RunDoor(Door):
 def _check_consumer(consumer: str) -> None:
     if not consumer.isidentifier():
         raise ConfigError(f"trainer name {consumer!r} must be letters, digits and underscores")
+
+
+def _with_change(by: str, before: Any, after: Any) -> Document:
+    """Return the expression of the control log with one more entry."""
+    entry = {"at": "$$NOW", "by": literal(by), "before": before, "after": after}
+    log = {"$concatArrays": [{"$ifNull": ["$control_log", []]}, [entry]]}
+    return {"$slice": [log, -CONTROL_LOG_LENGTH]}

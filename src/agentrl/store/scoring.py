@@ -2,6 +2,7 @@
 
 from pymongo import ReturnDocument
 
+from agentrl.errors import StoreError
 from agentrl.schema import DispatchedSamplingTask, Record, Score, Task
 from agentrl.store.codec import encode, from_document
 from agentrl.store.door import operation
@@ -40,7 +41,7 @@ class ScoringDoor(SlotDoor, TurnDoor):
         if document is None:
             return None
         record = from_document(Record, document)
-        return record, await self._task_of(record), await self.read_turns(record.turns)
+        return record, await self._task_of(record), await self._read_turns(record.turns)
 
     @operation("store a score")
     async def set_score(self, record_id: str, fence: int, score: Score) -> Record:
@@ -53,6 +54,32 @@ class ScoringDoor(SlotDoor, TurnDoor):
         return await self._moves.submit(
             Move(record_id=record_id, fence=fence, to="scored", update=update)
         )
+
+    @operation("add a score")
+    async def add_score(self, record_id: str, score: Score) -> bool:
+        """Store a further score of a Record whose group is complete, beside those that it has.
+
+        Returns:
+            False when the Record has a score of this scorer and version already.
+
+        Raises:
+            StoreError: the Record's group is not complete yet.
+        """
+        lacks = {
+            "$nor": [
+                {"score.scorer": score.scorer, "score.version": score.version},
+                {"more_scores": {"$elemMatch": {"scorer": score.scorer, "version": score.version}}},
+            ]
+        }
+        push = {"$push": {"more_scores": encode(score.model_dump())}}
+        # The trainer's copy first: when the second write is lost, repeating makes up for it.
+        copied = await self._record_data.update_one({"_id": record_id, **lacks}, push)
+        if copied.matched_count == 0 and not await self._record_data.count_documents(
+            {"_id": record_id}, limit=1
+        ):
+            raise StoreError(f"the group of record {record_id!r} is not complete yet")
+        result = await self._records.update_one({"_id": record_id, **lacks}, push)
+        return result.modified_count > 0
 
     @operation("put a scoring off")
     async def put_off_scoring(

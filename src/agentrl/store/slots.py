@@ -24,6 +24,15 @@ from agentrl.store.transitions import Move, TransitionDoor
 
 CLAIM_ORDER = [("order", 1), ("traj_id", 1)]
 KNOWN_TASKS = 256
+MAY_BE_TAKEN_UP = {
+    "$and": [
+        {"$eq": ["$resumable", True]},
+        {"$gt": [{"$size": "$turns"}, 0]},
+        {"$in": [{"$last": "$attempts.ended_by"}, ["expired", "released"]]},
+    ]
+}
+"""The attempt's holder died or handed back, and no state was lost with it. An attempt that ended
+with an error is not: what failed once in the middle would fail there again."""
 
 
 class SlotDoor(TransitionDoor):
@@ -44,6 +53,7 @@ class SlotDoor(TransitionDoor):
         admitted_groups: int,
         max_attempts: int,
         splits: Collection[Split] | None = None,
+        resumable: bool = False,
     ) -> tuple[Record, Task] | None:
         """Claim the first claimable slot in one atomic write.
 
@@ -56,13 +66,18 @@ class SlotDoor(TransitionDoor):
                 slots have negative orders and always are.
             max_attempts: attempts after which an expired slot is parked instead.
             splits: claim only slots of these splits; None means any.
+            resumable: the claimer's tools keep no state. It then takes up an attempt of another such
+                claimer that died or handed back; without it every claim begins a new attempt.
 
         Returns:
-            The Record under its new lease, and its Task; None when there is nothing to claim.
+            The Record under its new lease, and its Task; None when there is nothing to claim. A
+            Record with `turns` is an attempt to be taken up behind them.
         """
-        claimed = await self._claim_pending(owner, lease_seconds, admitted_groups, splits)
+        wanted = claim_filter(admitted_groups, splits)
+        update = claim_update(owner, lease_seconds, resumable=resumable)
+        claimed = await self._claim_pending(wanted, update)
         if claimed is None and await self._reap_expired(max_attempts):
-            claimed = await self._claim_pending(owner, lease_seconds, admitted_groups, splits)
+            claimed = await self._claim_pending(wanted, update)
         if claimed is None:
             return None
         record = from_document(Record, claimed)
@@ -79,19 +94,9 @@ class SlotDoor(TransitionDoor):
             self._known_tasks.pop(next(iter(self._known_tasks)))
         return task
 
-    async def _claim_pending(
-        self,
-        owner: str,
-        lease_seconds: float,
-        admitted_groups: int,
-        splits: Collection[Split] | None,
-    ) -> Document | None:
-        wanted = claim_filter(admitted_groups, splits)
+    async def _claim_pending(self, wanted: Document, update: list[Document]) -> Document | None:
         return await self._records.find_one_and_update(
-            wanted,
-            claim_update(owner, lease_seconds),
-            sort=CLAIM_ORDER,
-            return_document=ReturnDocument.AFTER,
+            wanted, update, sort=CLAIM_ORDER, return_document=ReturnDocument.AFTER
         )
 
     @operation("send heartbeats")
@@ -203,12 +208,16 @@ def claim_filter(admitted_groups: int, splits: Collection[Split] | None) -> Docu
     return wanted
 
 
-def claim_update(owner: str, lease_seconds: float) -> list[Document]:
-    """Return the update that begins a new attempt and forgets the results of the last."""
+def claim_update(owner: str, lease_seconds: float, *, resumable: bool = False) -> list[Document]:
+    """Return the update that begins a new attempt and forgets the results of the last.
+
+    With `resumable` it takes the last attempt up instead, where that may be done.
+    """
     attempt = {
-        "attempt": {"$add": ["$attempt", 1]},
-        "fence": NEXT_FENCE,
+        "attempt": "$attempt",
+        "fence": "$fence",
         "owner": literal(owner),
+        "first_turn": {"$size": "$turns"},
         "started_at": "$$NOW",
         "ended_at": None,
         "ended_by": None,
@@ -217,17 +226,30 @@ def claim_update(owner: str, lease_seconds: float) -> list[Document]:
     begun: Document = {
         "status": "running",
         "fence": NEXT_FENCE,
-        "attempt": {"$add": ["$attempt", 1]},
-        "lease": lease(owner, NEXT_FENCE, lease_seconds),
-        "attempts": {"$concatArrays": ["$attempts", [attempt]]},
-        "started_at": "$$NOW",
+        "resumable": resumable,
         "finished_at": None,
-        "turns": [],
         "outcome": None,
         "final_answer": None,
         "error": None,
+    }
+    anew: Document = {
+        "attempt": {"$add": ["$attempt", 1]},
+        "started_at": "$$NOW",
+        "turns": [],
         "num_prompt_tokens": 0,
         "num_output_tokens": 0,
         "num_tool_calls": 0,
+        "min_version": "$$REMOVE",
+        "max_version": "$$REMOVE",
     }
-    return [{"$set": begun}, {"$unset": ["min_version", "max_version"]}]
+    if resumable:
+        anew = {name: {"$cond": [MAY_BE_TAKEN_UP, f"${name}", new]} for name, new in anew.items()}
+    return [
+        {"$set": {**begun, **anew}},
+        {
+            "$set": {
+                "lease": lease(owner, "$fence", lease_seconds),
+                "attempts": {"$concatArrays": ["$attempts", [attempt]]},
+            }
+        },
+    ]

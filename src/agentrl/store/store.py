@@ -8,8 +8,9 @@ runs, tasks, slots, turns, scoring, groups, ledger, processes, progress.
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Self
+from typing import Any, Self
 
+from bson.codec_options import CodecOptions
 from pymongo import AsyncMongoClient
 from pymongo.asynchronous.database import AsyncDatabase
 from pymongo.errors import CollectionInvalid, ConfigurationError, ConnectionFailure, InvalidName
@@ -21,6 +22,7 @@ from agentrl.store.codec import Document
 from agentrl.store.door import boundary, operation
 from agentrl.store.indexes import INDEXES, ledger_indexes
 from agentrl.store.ledger import DEFAULT_CONSUMER
+from agentrl.store.motor import MotorDatabase, is_motor
 from agentrl.store.processes import ProcessDoor
 from agentrl.store.progress import ProgressDoor
 from agentrl.store.runs import RunDoor
@@ -31,6 +33,8 @@ from agentrl.store.views import VIEWS
 DURABLE = WriteConcern(w="majority", j=True)
 """An acknowledged write survives the death of any process and of a minority of the servers."""
 SETTLE_SECONDS = 0.05
+_AWARE: CodecOptions[Document] = CodecOptions(tz_aware=True)
+_GIVEN_CLIENT = "the-address-of-the-given-client"
 
 
 class TrajectoryStore(RunDoor, TaskDoor, ScoringDoor, ProgressDoor, ProcessDoor):
@@ -65,6 +69,22 @@ class TrajectoryStore(RunDoor, TaskDoor, ScoringDoor, ProgressDoor, ProcessDoor)
             yield cls(client, _database(client, database), uri)
         finally:
             await client.close()
+
+    @classmethod
+    def from_client(cls, client: Any, database: str | None = None) -> Self:
+        """Use a client that the caller made, and will close.
+
+        Args:
+            client: PyMongo's `AsyncMongoClient` or Motor's `AsyncIOMotorClient`. Writes are
+                majority-acknowledged and journaled whatever its own settings are.
+            database: name of the database; the one that the client's URI names when not given.
+
+        Raises:
+            ConfigError: no database is named.
+        """
+        found: Any = _database(client, database)
+        adapted: Any = MotorDatabase(found) if is_motor(client) else found
+        return cls(client, adapted, f"mongodb://{_GIVEN_CLIENT}/")
 
     @operation("prepare the database")
     async def ensure_schema(self) -> None:
@@ -129,8 +149,8 @@ def _client(uri: str, server_selection_timeout: float) -> AsyncMongoClient[Docum
 def _database(client: AsyncMongoClient[Document], name: str | None) -> AsyncDatabase[Document]:
     try:
         if name is not None:
-            return client.get_database(name, write_concern=DURABLE)
-        return client.get_default_database(write_concern=DURABLE)
+            return client.get_database(name, write_concern=DURABLE, codec_options=_AWARE)
+        return client.get_default_database(write_concern=DURABLE, codec_options=_AWARE)
     except InvalidName as error:
         raise ConfigError(f"{name!r} cannot be the name of a database: {error}") from error
     except ConfigurationError as error:

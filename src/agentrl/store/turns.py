@@ -19,7 +19,7 @@ from agentrl.store.codec import (
     int32_array,
     to_document,
 )
-from agentrl.store.door import Door, boundary, operation
+from agentrl.store.door import Door, operation
 from agentrl.store.expressions import held, lease_lost
 from agentrl.store.inserts import insert_new
 
@@ -131,26 +131,36 @@ class TurnDoor(Door):
         self, record_id: str, attempt: int | None = None
     ) -> list[DispatchedSamplingTask]:
         """Return the turns of one attempt in order: the Record's current one, or any earlier."""
-        if attempt is None:
-            record = await self._records.find_one({"_id": record_id}, {"attempt": 1})
-            if record is None:
-                raise StoreError(f"record {record_id!r} does not exist")
-            attempt = record["attempt"]
+        record = await self._records.find_one({"_id": record_id}, {"attempt": 1, "turns": 1})
+        if record is None:
+            raise StoreError(f"record {record_id!r} does not exist")
+        if attempt in (None, record["attempt"]):
+            return await self._read_turns(record["turns"])
         found = self._turns.find({"record_id": record_id, "attempt": attempt}).sort("index", 1)
-        return await self._unpack_all([document async for document in found])
+        # A holder may have died between storing a turn and having it acknowledged; whoever took
+        # the attempt up then made that turn anew, under a higher fence.
+        latest: dict[int, Document] = {}
+        async for document in found:
+            known = latest.get(document["index"])
+            if known is None or _fence_of(known) < _fence_of(document):
+                latest[document["index"]] = document
+        return await self._unpack_all(list(latest.values()))
 
+    @operation("read turns")
     async def read_turns(self, turn_ids: Sequence[str]) -> list[DispatchedSamplingTask]:
         """Return the turns of these ids, in the order of the ids; one query a collection.
 
         Raises:
             StoreError: a turn is missing.
         """
-        async with boundary("read turns", self._uri):
-            found = {d["_id"]: d async for d in self._turns.find({"_id": {"$in": list(turn_ids)}})}
-            missing = set(turn_ids) - found.keys()
-            if missing:
-                raise StoreError(f"turn {min(missing)!r} is missing from the database")
-            return await self._unpack_all([found[turn_id] for turn_id in turn_ids])
+        return await self._read_turns(turn_ids)
+
+    async def _read_turns(self, turn_ids: Sequence[str]) -> list[DispatchedSamplingTask]:
+        found = {d["_id"]: d async for d in self._turns.find({"_id": {"$in": list(turn_ids)}})}
+        missing = set(turn_ids) - found.keys()
+        if missing:
+            raise StoreError(f"turn {min(missing)!r} is missing from the database")
+        return await self._unpack_all([found[turn_id] for turn_id in turn_ids])
 
     async def _unpack_all(self, documents: list[Document]) -> list[DispatchedSamplingTask]:
         blobs = await self._blobs.get(key for document in documents for key in blob_keys(document))
@@ -226,6 +236,10 @@ def _preview(value: Any) -> Document:
 
 def _resolve(value: Any, blobs: dict[str, Any]) -> Any:
     return blobs[value[_BLOB]] if _is_reference(value) else value
+
+
+def _fence_of(document: Document) -> int:
+    return int(document["_id"].rsplit("/", 2)[1])
 
 
 def _is_reference(value: Any) -> bool:

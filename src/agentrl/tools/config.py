@@ -41,12 +41,16 @@ class McpServer(BaseModel):
     """Longest tool call; `ToolsConfig.call_timeout_seconds` when not given."""
     per_rollout: bool = False
     """Give every rollout its own connection: for servers that keep state in the session."""
+    resumable: bool = False
+    """The server keeps no state between calls: another sampler may go on with a rollout."""
 
     @model_validator(mode="after")
     def _check_address(self) -> Self:
         given, missing = ("command", "url") if self.transport == "stdio" else ("url", "command")
         if getattr(self, given) is None or getattr(self, missing) is not None:
             raise ValueError(f"a {self.transport} server needs `{given}` and no `{missing}`")
+        if self.per_rollout and self.resumable:
+            raise ValueError("per_rollout means state in the session, resumable that there is none")
         if self.url is not None and not re.match(r"https?://[^/\s]", self.url):
             raise ValueError(f"url {self.url!r} is not an http(s) address")
         return self
@@ -83,6 +87,12 @@ class ToolsConfig(BaseModel):
     do not declare themselves read-only or idempotent."""
     max_result_chars: int = Field(default=200_000, gt=0)
     """Longer results are cut in the middle, and say so."""
+
+    @property
+    def is_resumable(self) -> bool:
+        """Whether all servers in use are declared to keep no state."""
+        servers = self.selected.values()
+        return bool(servers) and all(server.resumable for server in servers)
 
     @property
     def selected(self) -> dict[str, McpServer]:

@@ -4,14 +4,14 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from agentrl.config.sections import AlgorithmSection
 from agentrl.data import SelectedGroup, select_group
-from agentrl.schema import DBRecordData, LedgerEntry
-from agentrl.store import TrajectoryStore
+from agentrl.schema import DBRecordData, LedgerEntry, score_of
+from agentrl.store import DEFAULT_CONSUMER, TrajectoryStore
 from agentrl.trainer.evaluation import stopped_within
 
 logger = logging.getLogger(__name__)
@@ -54,6 +54,16 @@ class StepGroups:
         return sum(scores) / len(scores) if scores else None
 
 
+@dataclass(frozen=True)
+class StepControl:
+    """What steers a step, and may be changed while it waits for samples."""
+
+    groups_per_step: int
+    """Usable groups wanted."""
+    max_staleness: int
+    """Oldest version that may be trained on, in versions behind."""
+
+
 class GroupReader:
     """Fills steps with groups and keeps the admission of samplers in line."""
 
@@ -66,6 +76,7 @@ class GroupReader:
         seed: int,
         max_steps: int,
         more_may_come: bool,
+        scorer: str | None = None,
     ) -> None:
         """Set up.
 
@@ -76,6 +87,7 @@ class GroupReader:
             seed: of the draws that some filters make.
             max_steps: optimizer steps of the run.
             more_may_come: False when nobody samples, so what is not ready never will be.
+            scorer: NAME or NAME@VERSION of the scores to train on; None: those that samplers gave.
         """
         self._store = store
         self._consumer = consumer
@@ -83,10 +95,13 @@ class GroupReader:
         self._seed = seed
         self._max_steps = max_steps
         self._more_may_come = more_may_come
+        self._scorer = scorer
+        self._consumed: int | None = None
+        self._admitted: StepControl | None = None
+        self._step = 1
+        self._admitting = asyncio.Lock()
 
-    async def admit(
-        self, groups_consumed: int, *, step: int, max_staleness: int, groups_per_step: int
-    ) -> None:
+    async def admit(self, groups_consumed: int, control: StepControl, *, step: int) -> None:
         """Let samplers claim groups up to the freshness bound.
 
         Running and finished-but-untrained groups stay within (max_staleness + 1) steps' worth, and
@@ -94,20 +109,26 @@ class GroupReader:
 
         Args:
             groups_consumed: groups that were trained on or dropped so far.
+            control: freshness bound and size of the steps.
             step: the optimizer step that the next groups are for.
-            max_staleness: oldest version that may be trained on, in versions behind.
-            groups_per_step: usable groups that a step consumes.
         """
-        num_steps = max(0, min(max_staleness + 1, self._max_steps - step + 1))
-        await self._store.set_admission(groups_consumed + num_steps * groups_per_step)
+        self._consumed, self._admitted, self._step = groups_consumed, control, step
+        async with self._admitting:  # the last to be asked is also the last to write
+            now = self._admitted
+            num_steps = max(0, min(now.max_staleness + 1, self._max_steps - self._step + 1))
+            await self._store.set_admission(self._consumed + num_steps * now.groups_per_step)
+
+    async def obey(self, control: StepControl) -> None:
+        """Move the admission to where a changed control puts it."""
+        if self._consumed is not None and control != self._admitted:
+            await self.admit(self._consumed, control, step=self._step)
 
     async def read_step(
         self,
         step: int,
         *,
         groups_consumed: int,
-        groups_per_step: int,
-        max_staleness: int,
+        control: Callable[[], StepControl],
         stop: asyncio.Event,
     ) -> StepGroups:
         """Read until the step has `groups_per_step` usable groups.
@@ -117,32 +138,27 @@ class GroupReader:
         Args:
             step: number of the optimizer step (from 1); the weights have version `step - 1`.
             groups_consumed: groups consumed by the steps before.
-            groups_per_step: usable groups wanted.
-            max_staleness: oldest version that may be trained on, in versions behind.
+            control: returns what steers the step now.
             stop: set when the process has to end.
         """
-        algorithm = self._algorithm.model_copy(update={"max_staleness": max_staleness})
         found = StepGroups(step)
         num_usable = 0
         reported = time.monotonic()
-        while num_usable < groups_per_step:
+        while num_usable < (now := control()).groups_per_step:
+            algorithm = self._algorithm.model_copy(update={"max_staleness": now.max_staleness})
             ready = await self._store.ready_groups(
                 self._consumer,
-                limit=groups_per_step - num_usable,
+                limit=now.groups_per_step - num_usable,
                 max_trained_count=algorithm.max_trained_count,
                 retrained_interval=algorithm.retrained_interval,
                 step=step,
             )
+            ready = [group for group in map(self._scored, ready) if group is not None]
             unusable_before = found.num_new_unusable
             for records in ready:
                 num_usable += await self._take(records, found, algorithm)
             if found.num_new_unusable > unusable_before:
-                await self.admit(
-                    groups_consumed + found.num_new_unusable,
-                    step=step,
-                    max_staleness=max_staleness,
-                    groups_per_step=groups_per_step,
-                )
+                await self.admit(groups_consumed + found.num_new_unusable, now, step=step)
             if ready:
                 reported = time.monotonic()
                 continue
@@ -154,8 +170,21 @@ class GroupReader:
                 break
             if time.monotonic() - reported > _REPORT_SECONDS:
                 reported = time.monotonic()
-                await self._report_wait(step, num_usable, groups_per_step)
+                await self._report_wait(step, num_usable, now.groups_per_step)
         return found
+
+    def _scored(self, records: Sequence[DBRecordData]) -> list[DBRecordData] | None:
+        """Put the wanted scorer's scores in place; None while a record lacks one."""
+        if self._scorer is None:
+            return list(records)
+        name, _, version = self._scorer.partition("@")
+        group = []
+        for record in records:
+            score = score_of((record.score, *record.more_scores), name, version or None)
+            if score is None and record.score is not None:
+                return None
+            group.append(record.model_copy(update={"score": score}))
+        return group
 
     async def _take(
         self, records: Sequence[DBRecordData], found: StepGroups, algorithm: AlgorithmSection
@@ -194,6 +223,9 @@ class GroupReader:
     async def _is_exhausted(self, groups_consumed: int) -> bool:
         if not self._more_may_come:
             return True
+        if self._consumer != DEFAULT_CONSUMER:
+            run = await self._store.get_run()
+            return run is not None and run.status in ("completed", "failed")
         return groups_consumed >= await self._store.count_tasks(split="train")
 
     async def _report_wait(self, step: int, num_usable: int, groups_per_step: int) -> None:

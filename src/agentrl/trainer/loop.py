@@ -19,21 +19,22 @@ from pathlib import Path
 from agentrl.algorithms.reductions import reduction_kind
 from agentrl.config.sections import RootConfig
 from agentrl.data import StepBatch, build_step
-from agentrl.errors import TrainingError
+from agentrl.errors import StoreError, TrainingError
 from agentrl.schema import Task
-from agentrl.store import TrajectoryStore
+from agentrl.store import DEFAULT_CONSUMER, TrajectoryStore
 from agentrl.trainer.checkpoint import write_checkpoint
 from agentrl.trainer.evaluation import evaluate
-from agentrl.trainer.groups import GroupReader, StepGroups
+from agentrl.trainer.groups import GroupReader, StepControl, StepGroups
 from agentrl.trainer.history import EvalMetrics, History, StepMetrics
 from agentrl.trainer.learner import StepOutcome
 from agentrl.trainer.reporting import append_metrics, draw_rewards, summarize, write_summary
 from agentrl.trainer.team import Team
-from agentrl.weight_sync import PolicyPublisher, PublishReport
+from agentrl.weight_sync import PolicyFiles, PolicyPublisher, PublishReport
 
 logger = logging.getLogger(__name__)
 
 _MAX_CONSECUTIVE_SKIPS = 5
+_CONTROL_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class TrainLoop:
         *,
         store: TrajectoryStore,
         team: Team,
-        publisher: PolicyPublisher,
+        publisher: PolicyPublisher | PolicyFiles,
         history: History,
         eval_tasks: Sequence[Task],
         groups_per_step: int,
@@ -72,8 +73,10 @@ class TrainLoop:
         self._publisher = publisher
         self._history = history
         self._eval_tasks = eval_tasks
-        self._groups_per_step = groups_per_step
+        self._control = StepControl(groups_per_step, config.algorithm.max_staleness)
         self._stop = stop
+        self._leads = config.trainer.consumer == DEFAULT_CONSUMER
+        """Any other trainer reads along: the run's state is not its to change."""
         self._first_step = history.last_step
         self._saved_step = history.last_step
         self._entered = time.monotonic()
@@ -84,6 +87,7 @@ class TrainLoop:
             seed=config.run.seed,
             max_steps=config.trainer.max_steps,
             more_may_come=config.rollout.enable_sampling,
+            scorer=config.trainer.trained_scorer,
         )
 
     async def run(self) -> TrainResult:
@@ -93,13 +97,22 @@ class TrainLoop:
             TrainingError: losses or gradients stay non-finite.
             StoreError: the store failed, or an evaluation did not finish in time.
         """
+        obeying = asyncio.create_task(self._obey_control())
+        try:
+            return await self._train()
+        finally:
+            obeying.cancel()
+            await asyncio.wait([obeying])
+
+    async def _train(self) -> TrainResult:
         step = self._history.last_step
         await self._store.recover(self._trainer.consumer, step)
         with self._phase("publish"):
             await self._team.export(self._publisher.directory(step))
             self._log_publish(await self._publisher.announce(step))
         await self._admit()
-        await self._store.set_run_status("training")
+        if self._leads:
+            await self._store.set_run_status("training")
         status = "completed"
         if self._is_eval_due(step):
             await self._evaluate(step)
@@ -116,12 +129,11 @@ class TrainLoop:
         """Make one optimizer step; return `full`, or why the data ended before."""
         seconds: dict[str, float] = {}
         with self._phase("wait_samples", seconds):
-            control = await self._control()
+            await self._read_control()
             found = await self._reader.read_step(
                 step,
                 groups_consumed=self._history.groups_consumed,
-                groups_per_step=control.groups_per_step,
-                max_staleness=control.max_staleness,
+                control=lambda: self._control,
                 stop=self._stop,
             )
         # What was reserved for a step that is not made is given back by the next recovery.
@@ -182,7 +194,7 @@ class TrainLoop:
             await self._evaluate(step)
         self._history.add_seconds("total", time.monotonic() - self._entered)
         summary_path, picture_path = self._report(status)
-        if status != "stopped":
+        if status != "stopped" and self._leads:
             await self._store.set_run_status("completed")
         return TrainResult(
             status=status,
@@ -232,20 +244,29 @@ class TrainLoop:
             self._log_eval(found)
 
     async def _admit(self) -> None:
-        control = await self._control()
-        await self._reader.admit(
-            self._history.groups_consumed,
-            step=self._history.last_step + 1,
-            max_staleness=control.max_staleness,
-            groups_per_step=control.groups_per_step,
-        )
+        await self._read_control()
+        if self._leads:
+            await self._reader.admit(
+                self._history.groups_consumed, self._control, step=self._history.last_step + 1
+            )
 
-    async def _control(self) -> "_Control":
-        """Return what steers the step; it may be edited in the `runs` document at any time."""
+    async def _read_control(self) -> None:
+        """Take over what steers the steps; it may be edited in the `runs` document at any time."""
         run = await self._store.get_run()
-        if run is None:
-            return _Control(self._groups_per_step, self._algorithm.max_staleness)
-        return _Control(max(1, run.control.groups_per_step), max(0, run.control.max_staleness))
+        if run is not None:
+            self._control = StepControl(run.control.groups_per_step, run.control.max_staleness)
+
+    async def _obey_control(self) -> None:
+        """Follow changes of the controls until cancelled, also in the middle of a step."""
+        while True:
+            await asyncio.sleep(_CONTROL_SECONDS)
+            try:
+                if await self._store.audit_control():
+                    logger.info("the run's controls were edited in the database")
+                await self._read_control()
+                await self._reader.obey(self._control)
+            except StoreError as error:
+                logger.warning("the controls are left as they are: %s", error)
 
     def _build(self, found: StepGroups) -> StepBatch:
         return build_step(
@@ -370,12 +391,6 @@ class TrainLoop:
             found.num_tasks,
             found.num_unscored,
         )
-
-
-@dataclass(frozen=True)
-class _Control:
-    groups_per_step: int
-    max_staleness: int
 
 
 def _finite(value: float) -> float | None:

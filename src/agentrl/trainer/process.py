@@ -25,7 +25,7 @@ from agentrl.models.resolve import resolve_model
 from agentrl.observability.logs import setup_logging
 from agentrl.rollout.datasets import eval_tasks, train_tasks
 from agentrl.schema import Control, Run
-from agentrl.store import TrajectoryStore
+from agentrl.store import DEFAULT_CONSUMER, TrajectoryStore
 from agentrl.trainer.checkpoint import Checkpoint, checkpoints_root, latest_checkpoint
 from agentrl.trainer.history import History
 from agentrl.trainer.learner import Learner
@@ -34,7 +34,7 @@ from agentrl.trainer.loop import TrainLoop, TrainResult
 from agentrl.trainer.optimizer import parse_optim_args
 from agentrl.trainer.reporting import rewind_metrics
 from agentrl.trainer.team import Team, follow
-from agentrl.weight_sync import PolicyPublisher
+from agentrl.weight_sync import PolicyFiles, PolicyPublisher
 from agentrl.weight_sync.files import clear_leftovers
 
 logger = logging.getLogger(__name__)
@@ -116,12 +116,7 @@ async def lead(config: RootConfig, ranks: Ranks, *, stop: asyncio.Event) -> Trai
             config,
             store=store,
             team=team,
-            publisher=PolicyPublisher(
-                store,
-                config.run.output_path / "policy",
-                publish=config.publish,
-                inference=config.inference,
-            ),
+            publisher=_publisher(store, config),
             history=history,
             eval_tasks=eval_tasks(config.data, 0) if config.trainer.eval_strategy != "no" else [],
             groups_per_step=groups_per_step(config, ranks.world_size),
@@ -130,6 +125,13 @@ async def lead(config: RootConfig, ranks: Ranks, *, stop: asyncio.Event) -> Trai
         result = await loop.run()
         logger.info("%s after step %d; see %s", result.status, result.step, result.summary_path)
         return result
+
+
+def _publisher(store: TrajectoryStore, config: RootConfig) -> PolicyPublisher | PolicyFiles:
+    root = config.run.output_path / "policy"
+    if config.trainer.consumer != DEFAULT_CONSUMER:
+        return PolicyFiles(root, keep=config.publish.keep_policies)
+    return PolicyPublisher(store, root, publish=config.publish, inference=config.inference)
 
 
 def _follow(config: RootConfig, ranks: Ranks) -> None:
@@ -152,17 +154,27 @@ async def _open_run(store: TrajectoryStore, config: RootConfig, ranks: Ranks) ->
             f"{checkpoint.path} is the checkpoint of a run whose database is empty; use another "
             "--run_name, or --fresh --delete_existing to start anew"
         )
+    if config.trainer.consumer != DEFAULT_CONSUMER:
+        if await store.get_run() is None:
+            raise ConfigError(
+                f"run {config.run.run_name!r} does not exist yet; start its trainer before the "
+                f"one that reads along as {config.trainer.consumer!r}"
+            )
+        return checkpoint
     control = Control(
         max_staleness=config.algorithm.max_staleness,
         groups_per_step=groups_per_step(config, ranks.world_size),
     )
     await store.ensure_schema()
     await store.create_run(
-        Run(name=config.run.run_name, config=flat_values(config), control=control)
+        Run(
+            name=config.run.run_name,
+            config=flat_values(config),
+            control=control,
+            flag_control=control,
+        )
     )
-    await store.update_control(
-        max_staleness=control.max_staleness, groups_per_step=control.groups_per_step
-    )
+    await store.apply_flags(control)
     await store.add_tasks(train_tasks(config.data, config.run.seed))
     if await store.count_tasks(split="train") == 0:
         raise ConfigError(
@@ -206,6 +218,14 @@ def _connect(config: RootConfig) -> AbstractAsyncContextManager[TrajectoryStore]
 def _check(config: RootConfig) -> None:
     parse_optim_args(config.trainer.optim_args)
     checked_kind(config.algorithm.loss_calculator)
+    consumer = config.trainer.consumer
+    if consumer != DEFAULT_CONSUMER and config.run.output_dir is None:
+        raise ConfigError(f"--consumer {consumer} needs an --output_dir of its own")
+    if consumer != DEFAULT_CONSUMER and config.trainer.eval_strategy != "no":
+        raise ConfigError(
+            f"--consumer {consumer} publishes no weights, so that they cannot be evaluated on "
+            "the run's servers; use --eval_strategy no, and `agentrl eval` later"
+        )
 
 
 def _stop_on_signals() -> asyncio.Event:

@@ -109,5 +109,23 @@ class PolicyPublisher:
         )
 
 
+class PolicyFiles:
+    """Writes policy versions below one directory, for a trainer that publishes nothing."""
+
+    def __init__(self, root: Path, *, keep: int) -> None:
+        self._root = root.absolute()
+        self._keep = keep
+        clear_leftovers(self._root)
+
+    def directory(self, version: int) -> Path:
+        """Return where a version is (to be) written."""
+        return version_dir(self._root, version)
+
+    async def announce(self, version: int) -> PublishReport:
+        """Tell nobody, and remove old versions."""
+        await asyncio.to_thread(remove_old_versions, self._root, keep=self._keep, in_use=set())
+        return PublishReport(version=version)
+
+
 def _secret(value: SecretStr | None) -> str | None:
     return value.get_secret_value() if value is not None else None

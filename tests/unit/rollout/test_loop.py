@@ -54,6 +54,10 @@ async def running(context: RolloutContext) -> AsyncIterator[tuple[SamplingLoop, 
         await asyncio.wait([job])
 
 
+def events(number: int) -> list[asyncio.Event]:
+    return [asyncio.Event() for _ in range(number)]
+
+
 async def until(store: TrajectoryStore, **wanted: int) -> None:
     """Wait until this many records have these statuses."""
     async with asyncio.timeout(10):
@@ -160,6 +164,32 @@ async def test_a_paused_run_is_not_sampled(
             await until(store, pending=2)
             await store.update_control(sampling_paused=False)
             await until(store, scored=2)
+
+
+async def test_live_changes_reach_rollouts_within_two_seconds(
+    store: TrajectoryStore, renderer: Renderer, tools_url: str
+) -> None:
+    with serve_script(renderer, look_then_answer, delay_seconds=0.1) as engine:
+        await begin_run(store, engine, *(task(k) for k in range(200)))
+        async with open_play(store, engine, tools_url) as context:
+            loop, stop, abandoned = SamplingLoop(context, "t", MCPSampler), *events(2)
+            job = asyncio.create_task(loop.run(stop, abandoned))
+            async with asyncio.timeout(10):
+                while not engine.requests:
+                    await asyncio.sleep(0.02)
+                await store.update_control(concurrency=1, temperature=0.25, max_new_tokens=33)
+                await asyncio.sleep(2)
+                seen = len(engine.requests)
+                while len(engine.requests) < seen + 3:
+                    await asyncio.sleep(0.02)
+            assert len(loop._jobs) <= 1
+            abandoned.set()
+            stop.set()
+            await job
+    for body in engine.requests[seen:]:
+        params = body["sampling_params"]
+        assert (params["temperature"], params["max_new_tokens"]) == (0.25, 33)
+    assert engine.requests[0]["sampling_params"]["max_new_tokens"] == 200
 
 
 async def test_a_sampler_that_comes_first_waits_for_run_server_and_tasks(

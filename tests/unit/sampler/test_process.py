@@ -13,7 +13,7 @@ from support.tiny_tokenizer import write_tokenizer
 
 from agentrl.renderers.renderer import Renderer
 from agentrl.rollout.scheduler import SAME_SIGNAL_SECONDS
-from agentrl.schema import MCPTask, Record
+from agentrl.schema import MCPTask, Record, rebuild_prompts
 from agentrl.store import TrajectoryStore
 
 ANSWER = "<answer>7</answer>"
@@ -128,6 +128,45 @@ async def test_a_killed_samplers_slots_are_played_again_elsewhere(
     task = await store.task("train/0/q0")
     assert task is not None
     assert task.status == "completed"
+
+
+@pytest.mark.timeout(60)  # two samplers start, one lease runs out
+async def test_a_killed_samplers_rollouts_are_taken_up_where_their_tools_keep_no_state(
+    store: TrajectoryStore, engine: ScriptedEngine, start: Callable[..., subprocess.Popen[bytes]]
+) -> None:
+    replies = engine.script
+
+    def look_then_wait(prompt: str) -> str:
+        called = "<tool_response>" in prompt
+        return tool_call("slow", seconds=3) if called else tool_call("look", key="lamp")
+
+    engine.script = look_then_wait
+    await begin_run(store, engine, *tasks(1))
+    first = start(lease_seconds=2, resumable_tools=True)
+
+    async def every_slot_has_two_turns() -> bool:
+        return all(len(record.turns) == 2 for record in await records(store))
+
+    await wait_for(every_slot_has_two_turns)
+    first.kill()
+    await ended(first)
+    num_asked = len(engine.requests)
+    engine.script = replies
+    second = start(lease_seconds=2, resumable_tools=True, exit_when_done=True)
+    assert await ended(second) == 0
+    assert len(engine.requests) - num_asked == 2, "turns that are durable were sampled again"
+    for record in await records(store):
+        assert (record.status, record.attempt, record.fence) == ("scored", 1, 2)
+        assert [a.ended_by for a in record.attempts] == ["expired", "finished"]
+        turns = await store.turns_of(record.id)
+        assert [turn.id.rsplit("/", 2)[1:] for turn in turns] == [
+            ["1", "0"],
+            ["1", "1"],
+            ["2", "2"],
+        ]
+        assert [len(turn.tool_results) for turn in turns] == [1, 1, 0]
+        prompts = [prompt.tolist() for prompt in rebuild_prompts(turns)]
+        assert prompts[-1] in [body["input_ids"] for body in engine.requests]
 
 
 async def test_sigterm_hands_the_slots_back_and_a_second_sampler_takes_them_at_once(

@@ -11,7 +11,7 @@ from support.training import Player, train_tasks
 
 from agentrl.distributed import Ranks
 from agentrl.errors import ConfigError, LeaseLost, StoreError, TrainerBusy, TrainingError
-from agentrl.schema import Run
+from agentrl.schema import Run, Score
 from agentrl.store import TrajectoryStore
 from agentrl.trainer import learner, loop
 from agentrl.trainer.checkpoint import latest_checkpoint
@@ -290,6 +290,79 @@ async def test_a_second_trainer_is_refused(make_config, store, model_path):
         await other.acquire_trainer("trainer", process_owner(), 30)
         with pytest.raises(TrainerBusy):
             await train(make_config())
+
+
+async def test_a_waiting_trainer_follows_live_changes_and_a_restart_keeps_them(
+    make_config, store, model_path
+):
+    await fill(store, model_path, [MIXED], num_tasks=9)
+    flags = {"max_staleness": 0, "groups_per_step": 2, "enable_sampling": "true", "max_steps": 1}
+    job = asyncio.create_task(train(make_config(**flags)))
+    try:
+        async with asyncio.timeout(60):
+            while not ((run := await store.get_run()) and run.admitted_groups == 2):
+                await asyncio.sleep(0.05)
+        await store.update_control(max_staleness=3)
+        async with asyncio.timeout(2):
+            while (await store.get_run()).admitted_groups != 8:
+                await asyncio.sleep(0.05)
+        await store.update_control(groups_per_step=1)
+        result = await asyncio.wait_for(job, 20)
+    finally:
+        job.cancel()
+    assert (result.status, result.step) == ("completed", 1)
+    await train(make_config(**flags))
+    run = await store.get_run()
+    assert (run.control.max_staleness, run.control.groups_per_step) == (3, 1)
+
+
+async def test_two_consumers_train_on_one_stream_and_leave_each_others_ledgers_alone(
+    make_config, store, model_path, tmp_path
+):
+    await fill(store, model_path, [MIXED] * 4)
+    reader = {"consumer": "reader", "groups_per_step": 2}
+    config = make_config(**reader)
+    unnamed = config.run.model_copy(update={"output_dir": None})
+    with pytest.raises(ConfigError, match="needs an --output_dir of its own"):
+        await train(config.model_copy(update={"run": unnamed}))
+    with pytest.raises(ConfigError, match="does not exist yet"):
+        await train(make_config(**reader))
+    await train(make_config(max_steps=1))
+    before = await ledger_of(store)
+    run = await store.get_run()
+    policies = await store.policies()
+    result = await train(make_config(**reader, output_dir=tmp_path / "reader", max_steps=2))
+    assert (result.status, result.step) == ("completed", 2)
+    assert await ledger_of(store) == before
+    after = await store.get_run()
+    assert after.model_copy(update={"trainer_leases": {}}) == run.model_copy(
+        update={"trainer_leases": {}}
+    )
+    assert await store.policies() == policies
+    theirs = [data async for data in store.iter_record_data("reader", status="trained")]
+    assert len(theirs) == 12
+    assert await store.consumed_groups("reader") == 4
+    assert await store.consumed_groups() == 2
+    weights = load_file(result.output_path / "policy/000001/model.safetensors")
+    first = load_file(make_config().run.output_path / "policy/000001/model.safetensors")
+    assert all(torch.equal(weights[name], first[name]) for name in first), "identical data"
+
+
+async def test_a_trainer_waits_for_the_scores_of_the_scorer_that_it_names(
+    make_config, store, model_path
+):
+    await fill(store, model_path, [MIXED, EQUAL])
+    flags = {"trained_scorer": "other@2", "groups_per_step": 1, "max_steps": 1}
+    result = await train(make_config(**flags))
+    assert (result.status, result.step) == ("data_ended", 0)
+    async for record in store.iter_records(status="scored"):
+        value = float(record.traj_id == record.order)
+        await store.add_score(record.id, Score(scorer="other", version="1", value=1.0))
+        await store.add_score(record.id, Score(scorer="other", version="2", value=value))
+    result = await train(make_config(**flags))
+    assert (result.status, result.step) == ("completed", 1)
+    summary = json.loads(result.summary_path.read_text())
+    assert summary["reward_mean"] == pytest.approx([1 / 3])
 
 
 async def test_a_trainer_whose_lease_was_taken_stops(make_config, store, model_path):

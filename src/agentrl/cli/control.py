@@ -1,0 +1,46 @@
+"""`agentrl store set KEY VALUE`: change a running run."""
+
+import asyncio
+import getpass
+import json
+import socket
+from collections.abc import Sequence
+from typing import Any
+
+from agentrl.cli.uri import store_uri
+from agentrl.config.loading import parse_flags
+from agentrl.config.sections import RootConfig
+from agentrl.errors import ConfigError
+
+
+def main(argv: Sequence[str]) -> int:
+    """Set one control of a run; samplers and trainer follow within two seconds.
+
+    VALUE is JSON: `true`, `4`, `0.7`; `null` goes back to what the processes were started with.
+    """
+    words = list(argv[:2])
+    if len(words) < 2 or any(word.startswith("--") for word in words):
+        raise ConfigError("say `agentrl store set KEY VALUE --run_name NAME ...`")
+    key, text = words
+    try:
+        value = json.loads(text)
+    except ValueError:
+        raise ConfigError(
+            f"{text!r} is no value: say true, false, null or a number (for example: {key} 2)"
+        ) from None
+    return asyncio.run(_set(parse_flags(argv[2:]), key, value))
+
+
+async def _set(config: RootConfig, key: str, value: Any) -> int:
+    from agentrl.store import TrajectoryStore
+
+    async with TrajectoryStore.connect(store_uri(config), config.run.run_name) as store:
+        run = await store.update_control(by=_who(), **{key: value})
+        change = run.control_log[-1]
+        before, after = change.before.get(key), change.after[key]
+        print(f"{run.name}: {key} {json.dumps(before)} -> {json.dumps(after)}")
+    return 0
+
+
+def _who() -> str:
+    return f"{getpass.getuser()}@{socket.gethostname()}"

@@ -1,0 +1,43 @@
+"""`agentrl store rescore --scorer NAME`: score finished records anew, without sampling."""
+
+import argparse
+import asyncio
+from collections.abc import Sequence
+
+from agentrl.cli.uri import store_uri
+from agentrl.config.loading import parse_flags
+from agentrl.config.sections import RootConfig
+from agentrl.errors import ConfigError
+
+
+def main(argv: Sequence[str]) -> int:
+    """Add the scores of one scorer to every finished record that lacks them."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--scorer")
+    own, flags = parser.parse_known_args(list(argv))
+    if own.scorer is None:
+        raise ConfigError("say `agentrl store rescore --scorer NAME --run_name NAME ...`")
+    return asyncio.run(_rescore(parse_flags(flags), own.scorer))
+
+
+async def _rescore(config: RootConfig, name: str) -> int:
+    from agentrl.rewards import AgentConfig, MCPScorerFactory, load_scorer_module
+    from agentrl.rewards.rescore import rescore
+    from agentrl.store import TrajectoryStore
+
+    if config.rollout.scorer_module is not None:
+        load_scorer_module(config.rollout.scorer_module)
+    scorer = MCPScorerFactory.get_scorer(name)
+    path = config.rollout.agent_config_path
+    agent_config = None if path is None else AgentConfig.load(path)
+    scorer.check(agent_config)
+    async with TrajectoryStore.connect(store_uri(config), config.run.run_name) as store:
+        counts = await rescore(store, scorer, agent_config)
+    print(
+        f"{scorer.name}@{scorer.version}: {counts.num_scored} records scored, "
+        f"{counts.num_known} had this score, {counts.num_open} belong to unfinished groups, "
+        f"{counts.num_undecided} could not be decided"
+    )
+    for reason in counts.reasons:
+        print(f"  {reason}")
+    return 1 if counts.num_undecided else 0

@@ -1,0 +1,86 @@
+"""Further scores for records that were sampled and scored before."""
+
+import asyncio
+from dataclasses import dataclass, field
+
+from agentrl.errors import ScoringError
+from agentrl.rewards.agent_config import AgentConfig
+from agentrl.rewards.factory import Scorer
+from agentrl.rewards.truth import GroundTruth
+from agentrl.schema import MCPTask, Record
+from agentrl.store import TrajectoryStore
+
+CONCURRENCY = 16
+"""Scorings under way at the same time."""
+MAX_REASONS = 5
+
+
+@dataclass
+class RescoreCounts:
+    """What a re-scoring did."""
+
+    num_scored: int = 0
+    num_known: int = 0
+    """Records that had a score of this scorer and version."""
+    num_open: int = 0
+    """Records whose group is still being sampled."""
+    num_undecided: int = 0
+    """Records that the scorer could not decide; they stay without, and may be tried again."""
+    reasons: list[str] = field(default_factory=list)
+    """Why, for the first few of them."""
+
+
+async def rescore(
+    store: TrajectoryStore, scorer: Scorer, config: AgentConfig | None = None
+) -> RescoreCounts:
+    """Give every record of a completed `MCPTask` the score of `scorer` too; sample nothing.
+
+    The scores stand beside the ones that the records have. It may be repeated, also by several
+    processes at once: a record has one score of each scorer and version.
+
+    Raises:
+        ConfigError: the scorer lacks its configuration.
+        StoreError: the store failed.
+    """
+    counts = RescoreCounts()
+    room = asyncio.Semaphore(CONCURRENCY)
+
+    async def score(record: Record) -> None:
+        try:
+            await _score(store, scorer, config, record, counts)
+        finally:
+            room.release()
+
+    async with asyncio.TaskGroup() as group:
+        async for record in store.iter_records(status="scored"):
+            await room.acquire()
+            group.create_task(score(record))
+    return counts
+
+
+async def _score(
+    store: TrajectoryStore,
+    scorer: Scorer,
+    config: AgentConfig | None,
+    record: Record,
+    counts: RescoreCounts,
+) -> None:
+    if record.score_of(scorer.name, scorer.version) is not None:
+        counts.num_known += 1
+        return
+    task = await store.task(record.task_id)
+    if not isinstance(task, MCPTask):
+        return  # its sampler class scores it by itself
+    if task.status != "completed":
+        counts.num_open += 1
+        return
+    try:
+        found = await scorer.score(record.final_answer, GroundTruth.of(task), config)
+    except ScoringError as error:
+        counts.num_undecided += 1
+        if len(counts.reasons) < MAX_REASONS:
+            counts.reasons.append(f"{record.id}: {error}")
+        return
+    added = await store.add_score(record.id, found)
+    counts.num_scored += added
+    counts.num_known += not added

@@ -1,0 +1,82 @@
+"""Scores that are computed later stand beside those that the samplers gave."""
+
+from collections.abc import Iterator
+
+import pytest
+from support.stored import claim, fill, make_task, play
+
+from agentrl.errors import ScoringError, StoreError
+from agentrl.rewards import GroundTruth, MCPScorerFactory
+from agentrl.rewards.rescore import rescore
+from agentrl.schema import Score
+from agentrl.store import TrajectoryStore
+
+
+@pytest.fixture(autouse=True)
+def _same_scorers_afterwards() -> Iterator[None]:
+    before = dict(MCPScorerFactory._scorers)
+    yield
+    MCPScorerFactory._scorers.clear()
+    MCPScorerFactory._scorers.update(before)
+
+
+def register(version: str, value: float, *, undecided: str = "") -> None:
+    def judge(answer: str, truth: GroundTruth) -> float:
+        if str(truth.answer) == undecided:
+            raise ScoringError("no verdict")
+        return value
+
+    MCPScorerFactory.register_scorer("strict", judge, version=version)
+
+
+async def test_a_new_version_stands_beside_the_others_and_nothing_is_sampled(
+    store: TrajectoryStore,
+) -> None:
+    ids = await fill(store, 3)
+    num_turns = await store._turns.count_documents({})
+    register("1", 0.25)
+    counts = await rescore(store, MCPScorerFactory.get_scorer("strict"))
+    assert (counts.num_scored, counts.num_known) == (6, 0)
+    register("2", 0.75)
+    await rescore(store, MCPScorerFactory.get_scorer("strict"))
+    again = await rescore(store, MCPScorerFactory.get_scorer("strict"))
+    assert (again.num_scored, again.num_known) == (0, 6)
+    for group in await store.ready_groups(limit=10):
+        for data in group:
+            record = await store.record(data.record_id)
+            assert record is not None
+            assert data.more_scores == record.more_scores
+            assert record.score == data.score
+            assert data.score is not None
+            assert data.score.scorer == "exact"
+            found = [(s.version, s.value, s.inputs["answer"]) for s in record.more_scores]
+            assert found == [("1", 0.25, "4"), ("2", 0.75, "4")]
+            newest, named = record.score_of("strict"), record.score_of("strict", "1")
+            assert newest is not None
+            assert named is not None
+            assert (newest.value, named.value) == (0.75, 0.25)
+    assert await store._turns.count_documents({}) == num_turns
+    assert len(ids) == 6
+
+
+async def test_what_cannot_be_decided_stays_without_and_is_tried_again(
+    store: TrajectoryStore,
+) -> None:
+    await fill(store, 2)
+    register("1", 1.0, undecided="0")
+    counts = await rescore(store, MCPScorerFactory.get_scorer("strict"))
+    assert (counts.num_scored, counts.num_undecided) == (2, 2)
+    assert counts.reasons[0].startswith("train/0/q0/")
+    register("1", 1.0)
+    assert (await rescore(store, MCPScorerFactory.get_scorer("strict"))).num_scored == 2
+
+
+async def test_groups_that_are_still_sampled_are_left_for_later(store: TrajectoryStore) -> None:
+    await store.add_tasks([make_task(0)])
+    record = await play(store, await claim(store))
+    register("1", 1.0)
+    assert (await rescore(store, MCPScorerFactory.get_scorer("strict"))).num_open == 1
+    with pytest.raises(StoreError, match="is not complete yet"):
+        await store.add_score(record.id, Score(scorer="strict", value=1.0))
+    await play(store, await claim(store))
+    assert (await rescore(store, MCPScorerFactory.get_scorer("strict"))).num_scored == 2

@@ -1,0 +1,96 @@
+"""Changing a running run: types, the audit trail, and what a restart leaves alone."""
+
+import asyncio
+from datetime import timedelta
+
+import pytest
+
+from agentrl.cli.main import main
+from agentrl.errors import ConfigError
+from agentrl.schema import Control, Run, utc_now
+from agentrl.store import TrajectoryStore
+
+
+async def test_every_change_leaves_who_when_and_what(store: TrajectoryStore) -> None:
+    await store.create_run(Run(name="run"))
+    await store.update_control(by="ada@host", max_staleness=4, temperature=0.5)
+    run = await store.update_control(by="bob@host", temperature=None)
+    assert run.control == Control(max_staleness=4)
+    first, second = run.control_log
+    assert (first.by, first.before, first.after) == (
+        "ada@host",
+        {"max_staleness": 1, "temperature": None},
+        {"max_staleness": 4, "temperature": 0.5},
+    )
+    assert (second.by, second.before, second.after) == (
+        "bob@host",
+        {"temperature": 0.5},
+        {"temperature": None},
+    )
+    assert abs(second.at - utc_now()) < timedelta(minutes=1)
+    assert not await store.audit_control()
+
+
+async def test_an_edit_in_the_database_is_noted_afterwards(store: TrajectoryStore) -> None:
+    await store.create_run(Run(name="run"))
+    await store._runs.update_one({}, {"$set": {"control.sampling_paused": True}})
+    assert await store.audit_control()
+    assert not await store.audit_control()
+    run = await store.get_run()
+    assert run is not None
+    (change,) = run.control_log
+    assert change.by == "an edit in the database"
+    assert (change.before["sampling_paused"], change.after["sampling_paused"]) == (False, True)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"max_staleness": -1},
+        {"groups_per_step": 0},
+        {"concurrency": 1.5},
+        {"sampling_paused": 1},
+        {"top_p": 1.5},
+        {"temperature": True},
+    ],
+)
+async def test_values_of_the_wrong_type_or_range_change_nothing(
+    store: TrajectoryStore, changes: dict[str, object]
+) -> None:
+    run = await store.create_run(Run(name="run"))
+    with pytest.raises(ConfigError, match=next(iter(changes))):
+        await store.update_control(**changes)
+    assert await store.get_run() == run
+
+
+async def test_a_restart_takes_no_live_change_back(store: TrajectoryStore) -> None:
+    flags = Control(max_staleness=1, groups_per_step=2)
+    await store.create_run(Run(name="run", control=flags, flag_control=flags))
+    await store.update_control(max_staleness=5)
+    assert (await store.apply_flags(flags)).control.max_staleness == 5
+    changed = flags.model_copy(update={"groups_per_step": 3})
+    run = await store.apply_flags(changed)
+    assert (run.control.max_staleness, run.control.groups_per_step) == (5, 3)
+    assert run.control_log[-1].by == "flags of the trainer"
+    assert (await store.apply_flags(changed)).control == run.control
+
+
+async def test_the_command_line_changes_a_run(
+    store: TrajectoryStore, mongo_uri: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await store.create_run(Run(name=store.database_name))
+    flags = ["--run_name", store.database_name, "--db_connection_string", mongo_uri]
+
+    async def command(*words: str) -> int:
+        return await asyncio.to_thread(main, ["store", "set", *words, *flags])
+
+    assert await command("max_staleness", "3") == 0
+    assert capsys.readouterr().out == f"{store.database_name}: max_staleness 1 -> 3\n"
+    assert await command("max_stalenes", "3") == 2
+    assert "unknown control 'max_stalenes'" in capsys.readouterr().err
+    assert await command("max_staleness", "many") == 2
+    assert "'many' is no value" in capsys.readouterr().err
+    run = await store.get_run()
+    assert run is not None
+    assert run.control.max_staleness == 3
+    assert "@" in run.control_log[0].by
