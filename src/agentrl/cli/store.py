@@ -1,23 +1,28 @@
-"""`agentrl store up`."""
+"""`agentrl store`: serve, measure, tidy up, copy and delete what a run left in its database."""
 
 import signal
 import threading
 from collections.abc import Sequence
 
-from agentrl.config.loading import parse_flags
-from agentrl.errors import ConfigError, StoreError
+from agentrl.cli.arguments import Action, Asked, parse_action
+from agentrl.errors import StoreError
+
+ACTIONS = {
+    "up": Action("serve a private mongod's data until Ctrl-C, for looking into them"),
+}
 
 
 def main(argv: Sequence[str]) -> int:
-    """Serve the data of a run's private mongod until Ctrl-C, for looking into them."""
-    action, flags = (argv[0], argv[1:]) if argv and not argv[0].startswith("--") else ("", argv)
-    config = parse_flags(flags)
-    if action != "up":
-        raise ConfigError("say `agentrl store up --run_name NAME`")
-    from agentrl.launcher.stage import mongo_data_dir
+    """Do what was asked for."""
+    asked = parse_action("store", ACTIONS, argv)
+    return _up(asked)
+
+
+def _up(asked: Asked) -> int:
     from agentrl.store.embedded import EmbeddedMongo, running_uri
 
-    data_dir = mongo_data_dir(config)
+    config = asked.config
+    data_dir = config.private_mongo_dir
     if not data_dir.is_dir():
         raise StoreError(f"{data_dir} does not exist; is {config.run.run_name!r} the run's name?")
     running = running_uri(data_dir)

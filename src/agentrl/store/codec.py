@@ -5,6 +5,8 @@ What JSON allows and BSON does not (integers beyond 64 bits, lone surrogates, NU
 us in a model's tool calls; it is stored as text, because a rollout must not fail on it.
 """
 
+import hashlib
+import json
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -27,6 +29,11 @@ Model = TypeVar("Model", bound=BaseModel)
 
 _INT64 = 2**63
 _ARRAY_TYPES = {"i": "<i4", "f": "<f4"}
+_TASK_STANDING = frozenset(
+    {"_id", "split", "epoch", "order", "num_generations", "status", "tag"}
+    | {"created_at", "completed_at"}
+)
+"""Fields of a Task that say where it stands in the run, not what it asks."""
 _ID_FIELDS: dict[type[BaseModel], str] = {Run: "name", DBRecordData: "record_id", Policy: "version"}
 
 
@@ -86,6 +93,13 @@ def task_from_document(document: Mapping[str, Any]) -> Task:
             "import the module that registers it with register_task_type"
         )
     return from_document(TASK_TYPES[kind], document)
+
+
+def task_version(document: Mapping[str, Any]) -> str:
+    """Return a short hash of a stored Task's content: what was asked and how it is judged."""
+    content = {name: value for name, value in document.items() if name not in _TASK_STANDING}
+    text = json.dumps(content, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def record_to_document(record: Record) -> Document:

@@ -20,9 +20,9 @@ from agentrl.schema import SCHEMA_VERSION
 from agentrl.store.codec import Document
 from agentrl.store.door import boundary, operation
 from agentrl.store.indexes import INDEXES, ledger_indexes
+from agentrl.store.inspection import InspectionDoor
 from agentrl.store.ledger import DEFAULT_CONSUMER
 from agentrl.store.processes import ProcessDoor
-from agentrl.store.progress import ProgressDoor
 from agentrl.store.runs import RunDoor
 from agentrl.store.scoring import ScoringDoor
 from agentrl.store.tasks import TaskDoor
@@ -33,7 +33,7 @@ DURABLE = WriteConcern(w="majority", j=True)
 SETTLE_SECONDS = 0.05
 
 
-class TrajectoryStore(RunDoor, TaskDoor, ScoringDoor, ProgressDoor, ProcessDoor):
+class TrajectoryStore(RunDoor, TaskDoor, ScoringDoor, InspectionDoor, ProcessDoor):
     """The run's database.
 
     Example:
