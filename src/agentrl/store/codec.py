@@ -55,8 +55,7 @@ def encode(value: Any) -> Any:
 def to_document(value: BaseModel) -> Document:
     """Return the stored form of a schema value; its id becomes `_id`, a Task's kind is kept."""
     document: Document = encode(value.model_dump())
-    id_field = _id_field(type(value))
-    stored: Document = {"_id": document.pop(id_field)}
+    stored: Document = {"_id": document.pop(id_field(type(value)))}
     if isinstance(value, Task):
         stored["kind"] = value.kind
     return {**stored, **document}
@@ -69,7 +68,7 @@ def from_document(cls: type[Model], document: Mapping[str, Any]) -> Model:
         StoreError: the document does not have the form of `cls`.
     """
     fields = dict(document)
-    fields[_id_field(cls)] = fields.pop("_id")
+    fields[id_field(cls)] = fields.pop("_id")
     try:
         return cls.model_validate(fields)
     except ValidationError as error:
@@ -124,5 +123,6 @@ def float32_array(data: bytes) -> np.ndarray:
     return np.frombuffer(data, dtype="<f4")
 
 
-def _id_field(cls: type[BaseModel]) -> str:
+def id_field(cls: type[BaseModel]) -> str:
+    """Return the field that is stored as `_id`."""
     return _ID_FIELDS.get(cls, "id")

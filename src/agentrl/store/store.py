@@ -12,7 +12,7 @@ from typing import Self
 
 from pymongo import AsyncMongoClient
 from pymongo.asynchronous.database import AsyncDatabase
-from pymongo.errors import CollectionInvalid, ConfigurationError, ConnectionFailure, InvalidName
+from pymongo.errors import ConfigurationError, ConnectionFailure, InvalidName
 from pymongo.write_concern import WriteConcern
 
 from agentrl.errors import ConfigError, StoreError
@@ -26,7 +26,8 @@ from agentrl.store.processes import ProcessDoor
 from agentrl.store.runs import RunDoor
 from agentrl.store.scoring import ScoringDoor
 from agentrl.store.tasks import TaskDoor
-from agentrl.store.views import VIEWS
+from agentrl.store.validators import ensure_validators
+from agentrl.store.views import ensure_views
 
 DURABLE = WriteConcern(w="majority", j=True)
 """An acknowledged write survives the death of any process and of a minority of the servers."""
@@ -68,7 +69,7 @@ class TrajectoryStore(RunDoor, TaskDoor, ScoringDoor, InspectionDoor, ProcessDoo
 
     @operation("prepare the database")
     async def ensure_schema(self) -> None:
-        """Create indexes and views that are missing.
+        """Create or bring up to date the validators, indexes and views; migrate an older schema.
 
         Raises:
             StoreError: the database was written by another version of the schema.
@@ -79,19 +80,11 @@ class TrajectoryStore(RunDoor, TaskDoor, ScoringDoor, InspectionDoor, ProcessDoo
                 f"database {self.database_name!r} has schema version {run['schema_version']}, "
                 f"this AgentRL needs {SCHEMA_VERSION}"
             )
+        await ensure_validators(self._db)
         for collection, indexes in INDEXES.items():
             await self._db[collection].create_indexes(indexes)
         await self._record_data.create_indexes(ledger_indexes(DEFAULT_CONSUMER))
-        existing = set(await self._db.list_collection_names())
-        for name, (source, pipeline) in VIEWS.items():
-            if name not in existing:
-                await self._create_view(name, source, pipeline)
-
-    async def _create_view(self, name: str, source: str, pipeline: list[Document]) -> None:
-        try:
-            await self._db.create_collection(name, viewOn=source, pipeline=pipeline)
-        except CollectionInvalid:
-            return  # another process created it a moment ago
+        await ensure_views(self._db)
 
     @operation("drop the database")
     async def drop_database(self) -> None:
