@@ -27,15 +27,19 @@ def store_uri(config: RootConfig) -> str:
 
 
 @contextmanager
-def served_uri(config: RootConfig) -> Iterator[str]:
+def served_uri(config: RootConfig, *, create: bool = False) -> Iterator[str]:
     """Yield a URI under which the run's data answer, whether or not the run goes on.
 
     A database of the user's is taken as it is. The private mongod of a running run is used; where
     it has ended, one is started on its data for the length of the block. Enter this in the main
     thread.
 
+    Args:
+        config: names the run and perhaps a database.
+        create: begin with empty data where there are none.
+
     Raises:
-        StoreError: there are no data of a run of this name.
+        StoreError: there are no data of a run of this name, and none are to be created.
     """
     from agentrl.store.embedded import EmbeddedMongo, is_private_uri, running_uri
 
@@ -45,7 +49,7 @@ def served_uri(config: RootConfig) -> Iterator[str]:
         yield given.get_secret_value()
         return
     data_dir = config.private_mongo_dir
-    if not data_dir.is_dir():
+    if not data_dir.is_dir() and not create:
         if given is not None:
             yield given.get_secret_value()
             return

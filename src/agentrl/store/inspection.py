@@ -182,11 +182,16 @@ class InspectionDoor(LineageDoor, ProgressDoor):
         run = await self._runs.find_one({}, {"policy_version": 1})
         if task is None:
             raise StoreError(f"task {record.task_id!r} of record {record_id!r} does not exist")
+        turns = (
+            await self.read_turns(record.turns)
+            if shown == record.attempt
+            else await self.turns_of(record_id, shown)
+        )
         return RecordStory(
             record=record,
             task=task_from_document(task),
             attempt=shown,
-            turns=tuple(await self.turns_of(record_id, shown)),
+            turns=tuple(turns),
             policy_version=run["policy_version"] if run else 0,
             lineage=await self.record_lineage(record_id),
         )

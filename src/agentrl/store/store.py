@@ -15,17 +15,19 @@ from pymongo.asynchronous.database import AsyncDatabase
 from pymongo.errors import ConfigurationError, ConnectionFailure, InvalidName
 from pymongo.write_concern import WriteConcern
 
-from agentrl.errors import ConfigError, StoreError
-from agentrl.schema import SCHEMA_VERSION
+from agentrl.errors import ConfigError
 from agentrl.store.codec import Document
 from agentrl.store.door import boundary, operation
 from agentrl.store.indexes import INDEXES, ledger_indexes
 from agentrl.store.inspection import InspectionDoor
 from agentrl.store.ledger import DEFAULT_CONSUMER
+from agentrl.store.maintenance import MaintenanceDoor
+from agentrl.store.migrations import migrate
 from agentrl.store.processes import ProcessDoor
 from agentrl.store.runs import RunDoor
 from agentrl.store.scoring import ScoringDoor
 from agentrl.store.tasks import TaskDoor
+from agentrl.store.transfer import TransferDoor
 from agentrl.store.validators import ensure_validators
 from agentrl.store.views import ensure_views
 
@@ -34,7 +36,15 @@ DURABLE = WriteConcern(w="majority", j=True)
 SETTLE_SECONDS = 0.05
 
 
-class TrajectoryStore(RunDoor, TaskDoor, ScoringDoor, InspectionDoor, ProcessDoor):
+class TrajectoryStore(
+    RunDoor,
+    TaskDoor,
+    ScoringDoor,
+    InspectionDoor,
+    ProcessDoor,
+    TransferDoor,
+    MaintenanceDoor,
+):
     """The run's database.
 
     Example:
@@ -72,14 +82,9 @@ class TrajectoryStore(RunDoor, TaskDoor, ScoringDoor, InspectionDoor, ProcessDoo
         """Create or bring up to date the validators, indexes and views; migrate an older schema.
 
         Raises:
-            StoreError: the database was written by another version of the schema.
+            StoreError: a newer release wrote the database.
         """
-        run = await self._runs.find_one({}, {"schema_version": 1})
-        if run is not None and run["schema_version"] != SCHEMA_VERSION:
-            raise StoreError(
-                f"database {self.database_name!r} has schema version {run['schema_version']}, "
-                f"this AgentRL needs {SCHEMA_VERSION}"
-            )
+        await migrate(self._db)
         await ensure_validators(self._db)
         for collection, indexes in INDEXES.items():
             await self._db[collection].create_indexes(indexes)

@@ -86,7 +86,7 @@ async def test_preparing_twice_and_together_is_harmless(mongo_uri: str) -> None:
 
 async def test_another_schema_version_is_refused(store: TrajectoryStore) -> None:
     await store.create_run(Run(name="run", schema_version=99))
-    with pytest.raises(StoreError, match="has schema version 99, this AgentRL needs 1"):
+    with pytest.raises(StoreError, match="has schema version 99, this AgentRL needs 2"):
         await store.ensure_schema()
 
 
