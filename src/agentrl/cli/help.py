@@ -13,6 +13,16 @@ _USED_SECTIONS = {
     "eval": ("run", "model", "store", "data", "sampling", "rollout", "tools", "inference"),
     "tasks": ("run", "store", "data"),
     "store": ("run", "store"),
+    "verify": ("run", "model"),
+}
+
+_OWN_FLAGS = {
+    "verify": (
+        "--trees N  Random trees to compare on. [8]",
+        "--dtype float64|float32  Precision of the comparison. [float64]",
+        "--json  Print one JSON object; `max_relative_gradient_error` is the figure.",
+        "Without --model_name_or_path, small random models are taken.",
+    ),
 }
 
 
@@ -20,6 +30,8 @@ def command_help(command: str, summary: str) -> str:
     """Return a command's help: every flag of the sections it uses, with defaults in brackets."""
     lines = [f"agentrl {command}: {summary}", ""]
     lines.append("Flags are the same for every command; --config FILE reads them from YAML.")
+    if command in _OWN_FLAGS:
+        lines += ["", *(f"  {text}" for text in _OWN_FLAGS[command])]
     for section in _USED_SECTIONS[command]:
         lines += ["", f"{section}: {(SECTIONS[section].__doc__ or '').strip()}"]
         for flag in FLAGS.values():

@@ -316,9 +316,12 @@ class TrainerSection(Section):
     max_grad_norm: float = Field(default=1.0, gt=0)
     """Gradient norm above which gradients are scaled down."""
     max_tokens: int = Field(default=65536, ge=1)
-    """Token budget of one forward pass."""
+    """Token budget of one forward pass. Trees with longer paths are computed in chunks."""
     merge: Literal["tree", "linear", "none"] = "tree"
     """Prefix sharing in the forward pass: over the whole group, within a record, or none."""
+    verify_merge: int = Field(default=0, ge=0)
+    """Every so many steps, compute the step without merging, too, and stop with a report when the
+    gradients differ; 0: never."""
     loss_seq_chunk_size: int = Field(default=4096, ge=1)
     """Loss positions that go through the LM head at a time."""
     log_entropy: bool = True

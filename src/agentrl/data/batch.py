@@ -35,6 +35,8 @@ class MicroBatch:
     weights: np.ndarray
     """float64 [T]; the step's loss is the plain sum of weight times loss over all micro-batches
     of all ranks."""
+    num_chunks: int = 1
+    """Passes in which the row is computed; alike on all ranks for the i-th of their rows."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,10 @@ class StepStats:
     tokens_tree: int
     """Tokens with the whole group merged."""
     tokens_packed: int
-    """Tokens that go through the model: merged as asked, cut prefixes repeated."""
+    """Tokens that go through the model: merged as asked, cut prefixes repeated, and not counting
+    that rows in chunks are computed again for the backward pass."""
+    num_chunked: int
+    """Rows that are computed in chunks because a path is longer than the budget."""
     dropped_records: dict[str, int]
     dropped_turns: dict[str, int]
     dropped_terms: dict[str, int]
@@ -111,17 +116,22 @@ def build_step(
     )
     shares = plan_bins(branches, token_budget=token_budget, num_ranks=num_ranks)
     rounds = max((len(share) for share in shares), default=0)
+    # Ranks gather the parameters of a sharded model together, so they make equally many passes.
+    num_chunks = [
+        max(share[number].num_chunks for share in shares if number < len(share))
+        for number in range(rounds)
+    ]
     return StepBatch(
         micro_batches=tuple(
             tuple(
-                table.micro_batch(share[number]) if number < len(share) else _empty()
-                for number in range(rounds)
+                table.micro_batch(share[number], passes) if number < len(share) else _empty(passes)
+                for number, passes in enumerate(num_chunks)
             )
             for share in shares
         ),
         turn_ids=tuple(turn.turn_id for turn in turns),
         record_ids=record_ids,
-        stats=_stats(groups, turns, policy_version, sum(b.num_tokens for s in shares for b in s)),
+        stats=_stats(groups, turns, policy_version, [bin_ for share in shares for bin_ in share]),
     )
 
 
@@ -134,7 +144,7 @@ class _TermTable:
     weights: list[np.ndarray]
     policy_version: int
 
-    def micro_batch(self, bin_: Bin) -> MicroBatch:
+    def micro_batch(self, bin_: Bin, num_chunks: int) -> MicroBatch:
         turns = [turn for branch in bin_.branches for turn in branch.turns]
         numbers = np.array([self.index[turn.turn_id] for turn in turns], dtype=np.int64)
         counts = np.array([turn.num_terms for turn in turns], dtype=np.int64)
@@ -147,10 +157,11 @@ class _TermTable:
             behavior_logprobs=np.concatenate([turn.behavior_logprobs for turn in turns]),
             staleness=self.policy_version - versions,
             weights=np.concatenate([self.weights[number] for number in numbers.tolist()]),
+            num_chunks=num_chunks,
         )
 
 
-def _empty() -> MicroBatch:
+def _empty(num_chunks: int) -> MicroBatch:
     whole, real = np.empty(0, dtype=np.int64), np.empty(0, dtype=np.float64)
     return MicroBatch(
         row=empty_row(),
@@ -160,6 +171,7 @@ def _empty() -> MicroBatch:
         behavior_logprobs=np.empty(0, dtype=np.float32),
         staleness=whole,
         weights=real,
+        num_chunks=num_chunks,
     )
 
 
@@ -167,7 +179,7 @@ def _stats(
     groups: Sequence[SelectedGroup],
     turns: Sequence[TurnTokens],
     policy_version: int,
-    tokens_packed: int,
+    bins: Sequence[Bin],
 ) -> StepStats:
     usable = [group for group in groups if group.usable]
     trees = {
@@ -187,7 +199,8 @@ def _stats(
         tokens_flat=sizes["none"],
         tokens_linear=sizes["linear"],
         tokens_tree=sizes["tree"],
-        tokens_packed=tokens_packed,
+        tokens_packed=sum(bin_.num_tokens for bin_ in bins),
+        num_chunked=sum(bin_.num_chunks > 1 for bin_ in bins),
         dropped_records=dict(Counter(r for g in groups for r in g.dropped_records.values())),
         dropped_turns=dict(_total(group.dropped_turns for group in groups)),
         dropped_terms=dict(_total(group.dropped_terms for group in groups)),

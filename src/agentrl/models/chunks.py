@@ -11,6 +11,7 @@ which is a small part of what the activations of the whole row would take.
 """
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -68,7 +69,13 @@ class ChunkedPass:
     """
 
     def __init__(
-        self, policy: nn.Module, row: PackedRow, *, num_chunks: int, chunk_size: int = 4096
+        self,
+        policy: nn.Module,
+        row: PackedRow,
+        *,
+        num_chunks: int,
+        chunk_size: int = 4096,
+        autocast: AbstractContextManager[object] | None = None,
     ) -> None:
         """Cut the row.
 
@@ -77,7 +84,9 @@ class ChunkedPass:
             row: N tokens, T terms.
             num_chunks: passes forward, and again backward; the same on every rank.
             chunk_size: positions that go through the LM head at a time.
+            autocast: context of every forward pass.
         """
+        self._autocast = autocast if autocast is not None else nullcontext()
         self._policy = policy
         self._row = row
         self._chunks = cut_row(row, num_chunks)
@@ -132,13 +141,14 @@ class ChunkedPass:
                     debt.index_add_(2, index, states.grad.to(debt.dtype))
 
     def _run(self, chunk: RowChunk | None, states: ChunkStates, with_entropy: bool) -> TermLogprobs:
-        output: TermLogprobs = self._policy(
-            empty_row() if chunk is None else chunk.row,
-            chunk_size=self._chunk_size,
-            with_entropy=with_entropy,
-            states=states,
-            num_above=0 if chunk is None else len(chunk.above),
-        )
+        with self._autocast:
+            output: TermLogprobs = self._policy(
+                empty_row() if chunk is None else chunk.row,
+                chunk_size=self._chunk_size,
+                with_entropy=with_entropy,
+                states=states,
+                num_above=0 if chunk is None else len(chunk.above),
+            )
         return output
 
     def _above(self, chunk: RowChunk | None) -> Sequence[_Layer]:

@@ -18,6 +18,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
+from agentrl.errors import ConfigError
 from agentrl.models.attention import TREE_ATTENTION, ChunkStates, DeviceLayout
 from agentrl.models.layout import attention_layout, visibility
 from agentrl.models.rows import PackedRow
@@ -111,6 +112,8 @@ class PolicyModel(nn.Module):
         if implementation == TREE_ATTENTION:
             blocks = attention_layout(row, num_above=num_above)
             extra: dict[str, Any] = {"tree_layout": DeviceLayout.build(blocks, device, states)}
+        elif states is not None:
+            raise ConfigError(f"rows in chunks need {TREE_ATTENTION}, not {implementation}")
         else:  # the oracle: dense bool mask through transformers' own SDPA
             extra = {"attention_mask": torch.from_numpy(visibility(row)).to(device)[None, None]}
         output = self.model.base_model(

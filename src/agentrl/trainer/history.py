@@ -36,6 +36,8 @@ class StepMetrics(BaseModel):
     """Mean importance ratio of the loss terms."""
     logprob_gap: float | None = None
     """Mean |policy - behavior| logprob of the loss terms."""
+    merge_error: float | None = None
+    """Relative gradient error against separate turns, where the step was verified."""
     skipped: str | None = None
     """Why no optimizer step was made, if none was."""
     num_output_tokens: int = 0
