@@ -2,11 +2,12 @@
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import get_args
 
 import numpy as np
 
+from agentrl.algorithms.advantages import step_normalized
 from agentrl.algorithms.reductions import Reduction, term_weights
 from agentrl.data.packing import Bin, plan_bins
 from agentrl.data.select import SelectedGroup
@@ -89,6 +90,8 @@ def build_step(
     reduction: Reduction = "token_mean",
     merge: Merge = "tree",
     num_ranks: int = 1,
+    normalizer_length: int | None = None,
+    normalize_advantages: bool = False,
 ) -> StepBatch:
     """Merge, weigh and pack the groups of one optimizer step.
 
@@ -99,7 +102,11 @@ def build_step(
         reduction: how terms are averaged, see `term_weights`; a sequence is a Record.
         merge: prefix sharing in the forward pass.
         num_ranks: data-parallel ranks.
+        normalizer_length: constant length of the `sequence_sum` reduction, see `term_weights`.
+        normalize_advantages: bring them to mean 0 and deviation 1 over the step's terms.
     """
+    if normalize_advantages:
+        groups = _normalized(groups)
     trees = [TokenTree.from_tokens(group.turns, merge=merge) for group in groups if group.usable]
     branches = [branch for tree in trees for branch in tree.branches]
     turns = [turn for branch in branches for turn in branch.turns]
@@ -107,7 +114,9 @@ def build_step(
     record_of = {record_id: index for index, record_id in enumerate(record_ids)}
     records = np.array([record_of[turn.record_id] for turn in turns], dtype=np.int64)
     counts = np.array([turn.num_terms for turn in turns], dtype=np.int64)
-    weights = term_weights(np.repeat(records, counts), kind=reduction)
+    weights = term_weights(
+        np.repeat(records, counts), kind=reduction, normalizer_length=normalizer_length
+    )
     table = _TermTable(
         index={turn.turn_id: number for number, turn in enumerate(turns)},
         records=records,
@@ -133,6 +142,18 @@ def build_step(
         record_ids=record_ids,
         stats=_stats(groups, turns, policy_version, [bin_ for share in shares for bin_ in share]),
     )
+
+
+def _normalized(groups: Sequence[SelectedGroup]) -> list[SelectedGroup]:
+    turns = [turn for group in groups for turn in group.turns]
+    advantages = step_normalized(
+        np.array([turn.advantage for turn in turns]), np.array([turn.num_terms for turn in turns])
+    )
+    values = iter(advantages.tolist())
+    return [
+        replace(group, turns=tuple(replace(turn, advantage=next(values)) for turn in group.turns))
+        for group in groups
+    ]
 
 
 @dataclass(frozen=True, eq=False)

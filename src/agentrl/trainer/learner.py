@@ -48,6 +48,10 @@ class StepOutcome:
     ratio_mean: float
     logprob_gap: float
     entropy: float | None
+    mask_fraction: float
+    """Share of the terms that an importance correction masked."""
+    kl: float | None
+    """Mean KL estimate against the reference model, if there is one."""
     seconds: dict[str, float]
     """Wall time of `forward_backward` and `optimizer` on this rank."""
     skipped: str | None = None
@@ -66,6 +70,7 @@ class Learner:
         trainer: TrainerSection,
         algorithm: AlgorithmSection,
         seed: int,
+        reference_path: Path | None = None,
     ) -> None:
         """Load the weights.
 
@@ -76,6 +81,7 @@ class Learner:
             trainer: optimizer settings.
             algorithm: loss settings.
             seed: of whatever is random in training.
+            reference_path: model of the KL penalty, if there is one.
 
         Raises:
             ConfigError: the model cannot be loaded, or an optimizer argument is wrong.
@@ -94,6 +100,15 @@ class Learner:
             gradient_checkpointing=trainer.gradient_checkpointing,
         )
         shard_model(self._policy, ranks, compute_dtype=self._precision.compute)
+        self._reference = None
+        if reference_path is not None:
+            self._reference = load_policy(
+                reference_path,
+                dtype=self._precision.master,
+                device=ranks.device,
+                trust_remote_code=model.trust_remote_code,
+            ).requires_grad_(requires_grad=False)
+            shard_model(self._reference, ranks, compute_dtype=self._precision.compute)
         self._optimizer = make_optimizer(self._policy.parameters(), trainer)
         self._num_done = 0
 
@@ -133,6 +148,8 @@ class Learner:
             ratio_mean=totals.ratio / count,
             logprob_gap=totals.logprob_gap / count,
             entropy=totals.entropy / count if self._trainer.log_entropy else None,
+            mask_fraction=totals.num_masked / count,
+            kl=totals.kl / count if self._reference is not None else None,
             seconds={
                 "forward_backward": accumulated - started,
                 "optimizer": time.monotonic() - accumulated,
@@ -208,6 +225,7 @@ class Learner:
             chunk_size=self._trainer.loss_seq_chunk_size,
             with_entropy=self._trainer.log_entropy,
             autocast=self._precision.autocast(self._ranks),
+            reference=self._reference,
         )
 
     def _accumulate(self, batch: MicroBatch, sums: "_Sums") -> None:
@@ -218,6 +236,8 @@ class Learner:
         sums.num_dropped += float((~done.terms.keep).sum())
         sums.ratio += float(done.terms.ratio.sum())
         sums.logprob_gap += float((done.policy.logprobs - done.behavior_logprobs).abs().sum())
+        sums.num_masked += float(done.masked.sum())
+        sums.kl += done.kl
         if done.policy.entropies is not None:
             sums.entropy += float(done.policy.entropies.sum())
 
@@ -233,6 +253,8 @@ class _Sums:
     ratio: float = 0.0
     logprob_gap: float = 0.0
     entropy: float = 0.0
+    num_masked: float = 0.0
+    kl: float = 0.0
 
     def as_list(self) -> list[float]:
         return list(astuple(self))

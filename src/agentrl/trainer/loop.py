@@ -283,6 +283,8 @@ class TrainLoop:
             ),
             merge=merge,
             num_ranks=self._team.num_ranks,
+            normalizer_length=self._algorithm.loss_normalizer_length,
+            normalize_advantages=self._algorithm.advantage_estimator == "reinforce_plus_plus",
         )
 
     def _check_finite(self, step: int, outcome: StepOutcome) -> None:
@@ -320,6 +322,8 @@ class TrainLoop:
             learning_rate=outcome.learning_rate,
             clip_fraction=outcome.clip_fraction,
             drop_fraction=outcome.drop_fraction,
+            mask_fraction=outcome.mask_fraction,
+            kl=None if outcome.kl is None else _finite(outcome.kl),
             entropy=None if outcome.entropy is None else _finite(outcome.entropy),
             ratio_mean=_finite(outcome.ratio_mean),
             logprob_gap=_finite(outcome.logprob_gap),

@@ -365,3 +365,21 @@ async def test_a_wrong_merge_stops_the_run_with_a_report(
     assert report["step"] == 1
     assert not report["equal"]
     assert report["relative_error"] > report["tolerance"]
+
+
+async def test_a_run_with_reference_and_corrections_reports_them(make_config, store, model_path):
+    await fill(store, model_path, [MIXED, MIXED, MIXED, MIXED])
+    config = make_config(
+        kl_coefficient=0.1,
+        proximal="recompute",
+        importance_correction="tis",
+        advantage_estimator="reinforce_plus_plus",
+    )
+    result = await train(config)
+    lines = [
+        json.loads(line) for line in (result.output_path / "metrics.jsonl").read_text().splitlines()
+    ]
+    # The reference is where training started, so only a later step has moved away from it.
+    assert lines[0]["kl"] == pytest.approx(0.0, abs=1e-9)
+    assert lines[1]["kl"] > lines[0]["kl"]
+    assert lines[0]["mask_fraction"] == 0.0
