@@ -37,15 +37,18 @@ SHAPE = {
 
 
 def tiny_policy(
-    architecture: str = "qwen3", dtype: torch.dtype = torch.float64, attention: str = "agentrl_tree"
+    architecture: str = "qwen3",
+    dtype: torch.dtype = torch.float64,
+    attention: str = "agentrl_tree",
+    **changes: int,
 ) -> PolicyModel:
     """A random model whose logits differ enough for clipping to happen."""
     torch.manual_seed(7)
     if architecture == "llama":
-        config = LlamaConfig(**SHAPE, tie_word_embeddings=False)
+        config = LlamaConfig(**{**SHAPE, **changes}, tie_word_embeddings=False)
         model = LlamaForCausalLM(config)
     else:
-        model = Qwen3ForCausalLM(Qwen3Config(**SHAPE, tie_word_embeddings=True))
+        model = Qwen3ForCausalLM(Qwen3Config(**{**SHAPE, **changes}, tie_word_embeddings=True))
     model.set_attn_implementation(attention)
     return wrap_policy(model.to(dtype))
 

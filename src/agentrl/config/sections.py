@@ -60,8 +60,9 @@ class ModelSection(Section):
     """Run Python code that a checkpoint brings along. Only for checkpoints that you trust."""
     torch_dtype: Literal["auto", "float32", "bfloat16", "float64"] = "auto"
     """Training precision; auto: bfloat16 on CUDA, float32 on CPU."""
-    attention_implementation: Literal["sdpa"] = "sdpa"
-    """Attention back end of the trainer."""
+    attention_implementation: Literal["sdpa", "flex"] = "sdpa"
+    """Attention back end of the trainer: SDPA along the paths of a tree, or FlexAttention with a
+    block mask (CUDA only)."""
     cpu_ram_efficient_loading: bool = True
     """Load weights shard by shard. Weights are loaded either way."""
 

@@ -111,7 +111,7 @@ def tree_attention(
         The attention output [1, N, H, D] and None for the weights.
     """
     if tree_layout.states is not None:
-        key, value = tree_layout.states.extend(_layer_index(module), key, value)
+        key, value = tree_layout.states.extend(layer_index(module), key, value)
     group = query.shape[1] // key.shape[1]
     # One gather for all blocks: its backward is one index_add. A gather a block would fill a
     # whole-row gradient for each of them.
@@ -130,7 +130,8 @@ def tree_attention(
     return torch.cat(outputs, dim=2).transpose(1, 2), None
 
 
-def _layer_index(module: torch.nn.Module) -> int:
+def layer_index(module: torch.nn.Module) -> int:
+    """Return the number of an attention layer."""
     index = module.layer_idx
     assert isinstance(index, int), "transformers numbers its attention layers"
     return index

@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 
 from agentrl.errors import ConfigError
 from agentrl.models.attention import TREE_ATTENTION, ChunkStates, DeviceLayout
+from agentrl.models.flex import FLEX_ATTENTION, FlexLayout
 from agentrl.models.layout import attention_layout, visibility
 from agentrl.models.rows import PackedRow
 
@@ -112,8 +113,10 @@ class PolicyModel(nn.Module):
         if implementation == TREE_ATTENTION:
             blocks = attention_layout(row, num_above=num_above)
             extra: dict[str, Any] = {"tree_layout": DeviceLayout.build(blocks, device, states)}
+        elif implementation == FLEX_ATTENTION:
+            extra = {"flex_layout": FlexLayout.build(row, device, states, num_above)}
         elif states is not None:
-            raise ConfigError(f"rows in chunks need {TREE_ATTENTION}, not {implementation}")
+            raise ConfigError(f"rows in chunks need tree attention, not {implementation}")
         else:  # the oracle: dense bool mask through transformers' own SDPA
             extra = {"attention_mask": torch.from_numpy(visibility(row)).to(device)[None, None]}
         output = self.model.base_model(

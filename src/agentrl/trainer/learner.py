@@ -25,7 +25,9 @@ from agentrl.distributed import (
     load_full_state_dict,
     shard_model,
 )
+from agentrl.models.attention import TREE_ATTENTION
 from agentrl.models.export import save_hf
+from agentrl.models.flex import FLEX_ATTENTION
 from agentrl.models.load import load_policy
 from agentrl.trainer.merge_check import STEP_TOLERANCE, MergeCheck, check_merge
 from agentrl.trainer.optimizer import learning_rate, make_optimizer
@@ -92,10 +94,13 @@ class Learner:
         self._trainer = trainer
         self._algorithm = algorithm
         self._precision = Precision.of(model.torch_dtype, ranks.device)
+        is_flex = model.attention_implementation == "flex"
+        attention = FLEX_ATTENTION if is_flex else TREE_ATTENTION
         self._policy = load_policy(
             model_path,
             dtype=self._precision.master,
             device=ranks.device,
+            attention=attention,
             trust_remote_code=model.trust_remote_code,
             gradient_checkpointing=trainer.gradient_checkpointing,
         )
@@ -106,6 +111,7 @@ class Learner:
                 reference_path,
                 dtype=self._precision.master,
                 device=ranks.device,
+                attention=attention,
                 trust_remote_code=model.trust_remote_code,
             ).requires_grad_(requires_grad=False)
             shard_model(self._reference, ranks, compute_dtype=self._precision.compute)

@@ -247,11 +247,12 @@ def _near_policy(
 
 
 def _separate_gradient(policy: PolicyModel, group: SelectedGroup) -> torch.Tensor:
+    implementation = policy.model.config._attn_implementation
     policy.model.set_attn_implementation("sdpa")
     try:
         _, gradients = _gradients(policy, _one_turn_rows(group), _plainly(policy))
     finally:
-        policy.model.set_attn_implementation(TREE_ATTENTION)
+        policy.model.set_attn_implementation(implementation)
     return _flat(gradients)
 
 
