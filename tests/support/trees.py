@@ -7,12 +7,12 @@ import numpy as np
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from agentrl.algorithms.losses import policy_loss, weighted_sum
+from agentrl.config.sections import AlgorithmSection
 from agentrl.data.batch import StepBatch
 from agentrl.data.select import SelectedGroup
 from agentrl.data.tokens import turn_tokens
 from agentrl.models.load import wrap_policy
-from agentrl.models.policy import PolicyModel, term_logprobs
+from agentrl.models.policy import PolicyModel
 from agentrl.schema import (
     DBRecordData,
     DispatchedSamplingTask,
@@ -20,7 +20,9 @@ from agentrl.schema import (
     Score,
     VersionSpan,
 )
+from agentrl.trainer.passes import forward_backward
 
+NO_AUTOCAST = torch.autocast("cpu", enabled=False)
 VOCABULARY = 40
 SHAPE = {
     "vocab_size": VOCABULARY,
@@ -35,15 +37,18 @@ SHAPE = {
 
 
 def tiny_policy(
-    architecture: str = "qwen3", dtype: torch.dtype = torch.float64, attention: str = "agentrl_tree"
+    architecture: str = "qwen3",
+    dtype: torch.dtype = torch.float64,
+    attention: str = "agentrl_tree",
+    **changes: int,
 ) -> PolicyModel:
     """A random model whose logits differ enough for clipping to happen."""
     torch.manual_seed(7)
     if architecture == "llama":
-        config = LlamaConfig(**SHAPE, tie_word_embeddings=False)
+        config = LlamaConfig(**{**SHAPE, **changes}, tie_word_embeddings=False)
         model = LlamaForCausalLM(config)
     else:
-        model = Qwen3ForCausalLM(Qwen3Config(**SHAPE, tie_word_embeddings=True))
+        model = Qwen3ForCausalLM(Qwen3Config(**{**SHAPE, **changes}, tie_word_embeddings=True))
     model.set_attn_implementation(attention)
     return wrap_policy(model.to(dtype))
 
@@ -179,20 +184,14 @@ def gradient(
 ) -> tuple[float, torch.Tensor]:
     """Loss and flat gradient of a whole step, all ranks summed."""
     policy.zero_grad(set_to_none=True)
-    total = 0.0
-    for share in batch.micro_batches:
-        for micro_batch in share:
-            logprobs = term_logprobs(policy, micro_batch.row, chunk_size=chunk_size).logprobs
-            terms = policy_loss(
-                logprobs,
-                torch.from_numpy(micro_batch.behavior_logprobs),
-                torch.from_numpy(micro_batch.advantages),
-                kind=kind,
-                sequences=torch.from_numpy(micro_batch.turns),
-            )
-            loss = weighted_sum(terms, torch.from_numpy(micro_batch.weights))
-            loss.backward()
-            total += loss.item()
+    algorithm = AlgorithmSection(loss_calculator=kind)
+    total = sum(
+        forward_backward(
+            policy, micro_batch, algorithm, chunk_size=chunk_size, autocast=NO_AUTOCAST
+        ).loss
+        for share in batch.micro_batches
+        for micro_batch in share
+    )
     return total, torch.cat([parameter.grad.flatten() for parameter in policy.parameters()])
 
 

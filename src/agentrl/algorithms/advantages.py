@@ -5,10 +5,13 @@ from typing import Literal
 
 import numpy as np
 
-AdvantageKind = Literal["leave_one_out", "group_mean", "group_std"]
+AdvantageKind = Literal["leave_one_out", "group_mean", "group_std", "reinforce_plus_plus"]
 
 RIGHT_ABOVE = 0.5
 """Scores above this count as right, all others as wrong."""
+
+_NO_SPREAD = 1e-9
+"""A deviation below this is rounding."""
 
 
 def group_advantages(
@@ -23,7 +26,9 @@ def group_advantages(
     - `leave_one_out` (RLOO, 2402.14740): score minus the mean of the other scores;
     - `group_mean` (Dr.GRPO, 2503.20783): score minus the mean;
     - `group_std` (GRPO, 2402.03300): the same over the population standard deviation, 0 when all
-      scores are equal.
+      scores are equal;
+    - `reinforce_plus_plus` (2501.03262, with group baseline): score minus the mean; the whole step
+      is then normalized by `step_normalized`.
 
     With fewer than two scores there is no baseline and the advantage is 0.
 
@@ -73,6 +78,25 @@ def turn_advantages(
     if sign_clip:
         combined = clip_signs(combined, np.full(len(combined), right))
     return combined * adv_scaling
+
+
+def step_normalized(advantages: np.ndarray, num_terms: np.ndarray) -> np.ndarray:
+    """Return advantages with mean 0 and standard deviation 1 over the step's loss terms.
+
+    Advantages that are all equal become 0.
+
+    Args:
+        advantages: of every turn of the step [T].
+        num_terms: loss terms of every turn [T].
+    """
+    if len(advantages) == 0:
+        return advantages
+    mean = np.average(advantages, weights=num_terms)
+    deviation = np.sqrt(np.average((advantages - mean) ** 2, weights=num_terms))
+    if deviation <= _NO_SPREAD:
+        return np.zeros(len(advantages))
+    normalized: np.ndarray = (advantages - mean) / deviation
+    return normalized
 
 
 def clip_signs(advantages: np.ndarray, right: np.ndarray) -> np.ndarray:

@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple, get_args
 
 import torch
 
+from agentrl.algorithms.corrections import Correction, sequence_sums
 from agentrl.errors import ConfigError
 
 LossKind = Literal["GRPO", "MINIRL", "GSPO", "CISPO", "REINFORCE"]
@@ -50,15 +51,22 @@ def policy_loss(  # noqa: PLR0913 - the knobs of the published formulas
     beta1: float | None = None,
     beta2: float | None = None,
     sequences: torch.Tensor | None = None,
+    proximal_logprobs: torch.Tensor | None = None,
+    dual_clip: float | None = None,
+    importance_weight_truncation: float | None = None,
 ) -> LossTerms:
     """Return the policy loss of every term.
 
-    With `lower = 1 - epsilon` and `upper = 1 + epsilon + epsilon_higher`:
+    With `lower = 1 - epsilon` and `upper = 1 + epsilon + epsilon_higher` (DAPO, 2503.14476, is
+    GRPO with 0.2, 0.08 and the `token_mean` reduction), and r = pi/pi_p where proximal logprobs
+    are given:
 
     - GRPO: `-min(r*A, clip(r, lower, upper)*A)`. With `beta1` the gradient of terms clipped from
       below (r < lower, A < 0) is `beta1 * lower * A * grad(log pi)` instead of 0; with `beta2`
       that of terms clipped from above is `beta2 * upper * A * grad(log pi)` (CE-GPPO).
-    - MINIRL: `-sg(r) * A * log pi`; bounded by the drop range alone.
+      `dual_clip` c (1912.09729) bounds the loss of terms with A < 0 by `-c*A`.
+    - MINIRL (2512.01374): `-sg(min(w, truncation)) * A * log pi`, w = pi/mu; bounded by the drop
+      range. The paper's: truncation 5, epsilon 0.2, epsilon_higher 0.07, `strict_in_bound`.
     - GSPO (2507.18071, token form): as GRPO with the ratio `sg(s) * exp(log pi - sg(log pi))`,
       s = exp(mean over the term's sequence of log r). A sequence is one turn.
     - CISPO (2506.13585): `-sg(min(r, upper)) * A * log pi`.
@@ -80,6 +88,10 @@ def policy_loss(  # noqa: PLR0913 - the knobs of the published formulas
         beta2: CE-GPPO weight of terms clipped from above (GRPO only).
         sequences: index of each term's turn, int64 [N] (GSPO only). A turn must not be split over
             calls.
+        proximal_logprobs: log pi_p [N] (decoupled PPO); mu takes its place when not given. The
+            drop range and `LossTerms.ratio` stay with pi/mu.
+        dual_clip: c above, greater than 1 (GRPO and GSPO only).
+        importance_weight_truncation: largest weight (MINIRL only).
 
     Returns:
         Loss, keep mask, ratio and clip mask, each [N].
@@ -96,35 +108,42 @@ def policy_loss(  # noqa: PLR0913 - the knobs of the published formulas
     # An infinite ratio would turn the gradient of a dropped term into 0 * inf.
     log_ratio = log_ratio.clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
     advantages = advantages.to(policy_logprobs.dtype)
+    behavior_ratio = log_ratio.exp().detach()
+    if proximal_logprobs is not None:
+        log_ratio = policy_logprobs - proximal_logprobs.detach().to(policy_logprobs.dtype)
+        log_ratio = log_ratio.clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
     ratio = log_ratio.exp()
     name = checked_kind(kind)
     if name == "GRPO":
-        loss, clipped = _clipped_surrogate(ratio, advantages, lower, upper)
+        loss, clipped = _clipped_surrogate(ratio, advantages, lower, upper, dual_clip)
         loss = _with_clipped_gradients(
             loss, policy_logprobs, ratio, advantages, lower, upper, beta1=beta1, beta2=beta2
         )
     elif name == "GSPO":
         if sequences is None:
             raise ConfigError("the GSPO loss needs the turn of every term")
-        sequence_ratio = _sequence_ratio(log_ratio.detach(), sequences)
+        sequence_ratio = sequence_sums(log_ratio.detach(), sequences, mean=True).exp()
         surrogate = sequence_ratio * (policy_logprobs - policy_logprobs.detach()).exp()
-        loss, clipped = _clipped_surrogate(surrogate, advantages, lower, upper)
+        loss, clipped = _clipped_surrogate(surrogate, advantages, lower, upper, dual_clip)
     elif name == "CISPO":
         clipped = ratio.detach() > upper
         loss = -ratio.detach().clamp(max=upper) * advantages * policy_logprobs
     else:
-        weights = ratio.detach() if name == "MINIRL" else torch.ones_like(ratio)
+        weights = behavior_ratio if name == "MINIRL" else torch.ones_like(ratio)
         clipped = torch.zeros_like(ratio, dtype=torch.bool)
+        if name == "MINIRL" and importance_weight_truncation is not None:
+            clipped = weights > importance_weight_truncation
+            weights = weights.clamp(max=importance_weight_truncation)
         loss = -weights * advantages * policy_logprobs
     keep = _inside_drop_range(
-        ratio.detach(),
+        behavior_ratio,
         advantages,
         epsilon=epsilon,
         epsilon_higher=epsilon_higher,
         cap=importance_weight_cap_ratio,
         shrink=_shrink(importance_weight_cap_ratio, strict_in_bound, out_of_date_decay, staleness),
     )
-    return LossTerms(loss=loss, keep=keep, ratio=ratio.detach(), clipped=clipped.detach())
+    return LossTerms(loss=loss, keep=keep, ratio=behavior_ratio, clipped=clipped.detach())
 
 
 def weighted_sum(terms: LossTerms, weights: torch.Tensor) -> torch.Tensor:
@@ -136,6 +155,13 @@ def weighted_sum(terms: LossTerms, weights: torch.Tensor) -> torch.Tensor:
     """
     kept = torch.where(terms.keep, terms.loss, torch.zeros_like(terms.loss))
     return (weights.to(kept.dtype) * kept).sum()
+
+
+def corrected(terms: LossTerms, correction: Correction) -> LossTerms:
+    """Return the terms with their importance correction applied."""
+    return terms._replace(
+        loss=correction.weights.to(terms.loss.dtype) * terms.loss, keep=terms.keep & correction.keep
+    )
 
 
 def sft_loss(policy_logprobs: torch.Tensor) -> torch.Tensor:
@@ -156,12 +182,22 @@ def checked_kind(kind: str) -> LossKind:
 
 
 def _clipped_surrogate(
-    ratio: torch.Tensor, advantages: torch.Tensor, lower: float, upper: float
+    ratio: torch.Tensor,
+    advantages: torch.Tensor,
+    lower: float,
+    upper: float,
+    dual_clip: float | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return `-min(r*A, clip(r)*A)` and where the clipped side was taken."""
+    """Return `-min(r*A, clip(r)*A)`, dually clipped, and where the plain side was not taken."""
     plain = ratio * advantages
     bounded = ratio.clamp(lower, upper) * advantages
-    return -torch.minimum(plain, bounded), bounded.detach() < plain.detach()
+    objective, clipped = torch.minimum(plain, bounded), bounded.detach() < plain.detach()
+    if dual_clip is not None:
+        floor = dual_clip * advantages
+        is_floored = (advantages < 0) & (objective.detach() < floor)
+        objective = torch.where(is_floored, floor, objective)
+        clipped = clipped | is_floored
+    return -objective, clipped
 
 
 def _with_clipped_gradients(
@@ -185,15 +221,6 @@ def _with_clipped_gradients(
         above = (ratio.detach() > upper) & (advantages > 0)
         loss = torch.where(above, -beta2 * upper * unit * advantages, loss)
     return loss
-
-
-def _sequence_ratio(log_ratio: torch.Tensor, sequences: torch.Tensor) -> torch.Tensor:
-    """Return exp(mean log ratio of the term's sequence) [N]."""
-    _, index = torch.unique(sequences, return_inverse=True)
-    num_sequences = int(index.max()) + 1 if index.numel() else 0
-    sums = log_ratio.new_zeros(num_sequences).index_add(0, index, log_ratio)
-    counts = log_ratio.new_zeros(num_sequences).index_add(0, index, torch.ones_like(log_ratio))
-    return (sums / counts).exp().index_select(0, index)
 
 
 def _shrink(

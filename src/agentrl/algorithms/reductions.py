@@ -21,19 +21,22 @@ def reduction_kind(*, token_level_loss: bool, skip_length_normalization: bool) -
     return "sequence_sum" if skip_length_normalization else "sequence_mean"
 
 
-def term_weights(sequences: np.ndarray, *, kind: Reduction) -> np.ndarray:
+def term_weights(
+    sequences: np.ndarray, *, kind: Reduction, normalizer_length: int | None = None
+) -> np.ndarray:
     """Return the weight of every loss term of a step, float64 [N].
 
     With N terms, M sequences and n_i terms in sequence i:
 
     - `token_mean`: 1 / N (DAPO, 2503.14476);
     - `sequence_mean`: 1 / (M * n_i) (GRPO, 2402.03300);
-    - `sequence_sum`: 1 / M (MINIRL; Dr.GRPO, 2503.20783, up to its constant length).
+    - `sequence_sum`: 1 / M (MINIRL), or 1 / (M * L) with a constant L (Dr.GRPO, 2503.20783).
 
     Args:
         sequences: index of the sequence of each term, int [N]; in AgentRL a sequence is a Record
             with all its turns.
         kind: which of the above.
+        normalizer_length: L (`sequence_sum` only).
     """
     num_terms = len(sequences)
     if num_terms == 0:
@@ -42,6 +45,6 @@ def term_weights(sequences: np.ndarray, *, kind: Reduction) -> np.ndarray:
         return np.full(num_terms, 1.0 / num_terms)
     _, index, counts = np.unique(sequences, return_inverse=True, return_counts=True)
     if kind == "sequence_sum":
-        return np.full(num_terms, 1.0 / len(counts))
+        return np.full(num_terms, 1.0 / (len(counts) * (normalizer_length or 1)))
     weights: np.ndarray = 1.0 / (len(counts) * counts[index.reshape(-1)].astype(np.float64))
     return weights

@@ -16,6 +16,16 @@ _USED_SECTIONS = {
     "tasks": ("run", "store", "data"),
     "inspect": ("run", "store"),
     "store": ("run", "store"),
+    "verify": ("run", "model"),
+}
+
+_OWN_FLAGS = {
+    "verify": (
+        "--trees N  Random trees to compare on. [8]",
+        "--dtype float64|float32  Precision of the comparison. [float64]",
+        "--json  Print one JSON object; `max_relative_gradient_error` is the figure.",
+        "Without --model_name_or_path, small random models are taken.",
+    ),
 }
 _ACTIONS = {"inspect": "agentrl.cli.inspect", "store": "agentrl.cli.store"}
 """Commands whose actions take words and switches of their own."""
@@ -27,6 +37,8 @@ def command_help(command: str, summary: str) -> str:
     if command in _ACTIONS:
         lines += [*usage(command, importlib.import_module(_ACTIONS[command]).ACTIONS), ""]
     lines.append("Flags are the same for every command; --config FILE reads them from YAML.")
+    if command in _OWN_FLAGS:
+        lines += ["", *(f"  {text}" for text in _OWN_FLAGS[command])]
     for section in _USED_SECTIONS[command]:
         lines += ["", f"{section}: {(SECTIONS[section].__doc__ or '').strip()}"]
         for flag in FLAGS.values():

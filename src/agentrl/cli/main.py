@@ -17,6 +17,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "eval": ("agentrl.cli.evaluate", "score a checkpoint on held-out questions"),
     "tasks": ("agentrl.cli.tasks", "add questions to a run, or count them"),
     "inspect": ("agentrl.cli.inspect", "look into a run: progress, records turn by turn, failures"),
+    "verify": ("agentrl.cli.verify", "check that merged training is exact: agentrl verify merge"),
     "store": ("agentrl.cli.store", "start the private mongod of a run to look into it"),
 }
 

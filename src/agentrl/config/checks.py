@@ -3,7 +3,7 @@
 import ipaddress
 from collections.abc import Iterator
 
-from agentrl.config.sections import RootConfig
+from agentrl.config.sections import AlgorithmSection, RootConfig
 from agentrl.errors import ConfigError
 
 
@@ -56,6 +56,7 @@ def _unsupported(config: RootConfig) -> Iterator[str]:
 
 
 def _contradictions(config: RootConfig) -> Iterator[str]:
+    yield from _loss_contradictions(config.algorithm)
     trainer, tools = config.trainer, config.tools
     if tools.mcp_manager_url and tools.tool_server_command:
         yield "--mcp_manager_url and --tool_server_command exclude each other; give one"
@@ -70,6 +71,24 @@ def _contradictions(config: RootConfig) -> Iterator[str]:
         yield (
             f"--inference_host {host} is reachable from outside; set AGENTRL_API_KEY "
             "(and AGENTRL_ADMIN_KEY), or listen on 127.0.0.1"
+        )
+
+
+def _loss_contradictions(algorithm: AlgorithmSection) -> Iterator[str]:
+    corrects = algorithm.importance_correction != "none" or algorithm.veto_threshold is not None
+    if corrects and algorithm.proximal == "behavior":
+        yield (
+            "--importance_correction and --veto_threshold weigh the trainer's policy against the "
+            "sampler's; give --proximal recompute (or loglinear)"
+        )
+    if algorithm.proximal != "behavior" and algorithm.loss_calculator.upper() == "MINIRL":
+        yield "MINIRL weighs by the sampler's policy itself; use --proximal behavior"
+    if algorithm.loss_normalizer_length is not None and (
+        algorithm.token_level_loss or not algorithm.skip_length_normalization
+    ):
+        yield (
+            "--loss_normalizer_length goes with --token_level_loss false and "
+            "--skip_length_normalization true"
         )
 
 

@@ -60,8 +60,9 @@ class ModelSection(Section):
     """Run Python code that a checkpoint brings along. Only for checkpoints that you trust."""
     torch_dtype: Literal["auto", "float32", "bfloat16", "float64"] = "auto"
     """Training precision; auto: bfloat16 on CUDA, float32 on CPU."""
-    attention_implementation: Literal["sdpa"] = "sdpa"
-    """Attention back end of the trainer."""
+    attention_implementation: Literal["sdpa", "flex"] = "sdpa"
+    """Attention back end of the trainer: SDPA along the paths of a tree, or FlexAttention with a
+    block mask (CUDA only)."""
     cpu_ram_efficient_loading: bool = True
     """Load weights shard by shard. Weights are loaded either way."""
 
@@ -268,8 +269,36 @@ class AlgorithmSection(Section):
     """Average over all loss tokens of the step; otherwise over the records."""
     skip_length_normalization: bool = False
     """With token_level_loss false: sum over a record instead of averaging."""
-    advantage_estimator: Literal["leave_one_out", "group_mean", "group_std"] = "leave_one_out"
-    """Baseline within the group."""
+    loss_normalizer_length: int | None = Field(default=None, ge=1)
+    """With skip_length_normalization: divide by this constant length (Dr.GRPO)."""
+    dual_clip: float | None = Field(default=None, gt=1)
+    """Bound on the ratio of tokens with negative advantage (GRPO and GSPO)."""
+    importance_weight_truncation: float | None = Field(default=None, gt=0)
+    """Largest importance weight of MINIRL."""
+    proximal: Literal["behavior", "recompute", "loglinear"] = "behavior"
+    """Policy in the denominator of the clipped ratio: the sampler's, the trainer's at the start of
+    the step, or one between the two by staleness (decoupled PPO)."""
+    importance_correction: Literal["none", "full", "tis", "icepop", "mis"] = "none"
+    """Weight of the proximal over the sampler's policy: none, as it is, truncated (TIS), or masked
+    outside the bounds (IcePop; MIS). Needs another proximal than behavior."""
+    correction_level: Literal["token", "sequence", "sequence_mean"] = "token"
+    """What is weighed and masked: tokens, turns by their product, or by their geometric mean."""
+    correction_lower: float = Field(default=0.5, ge=0)
+    """Lower bound of icepop and mis."""
+    correction_upper: float = Field(default=2.0, gt=0)
+    """Upper bound of tis, icepop and mis."""
+    veto_threshold: float | None = Field(default=None, gt=0)
+    """Mask a turn in which the ratio of any token is below this."""
+    kl_coefficient: float = Field(default=0.0, ge=0)
+    """Weight of the KL penalty against a reference model; 0 loads none."""
+    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    """Estimate of the KL at a token."""
+    reference_model: str | None = None
+    """The reference of the KL penalty; model_name_or_path when not given."""
+    advantage_estimator: Literal[
+        "leave_one_out", "group_mean", "group_std", "reinforce_plus_plus"
+    ] = "leave_one_out"
+    """Baseline within the group; reinforce_plus_plus normalizes over the whole step, too."""
     adv_scaling: float = 1.0
     """Factor on the advantages."""
     sign_clip: bool = True
@@ -327,9 +356,12 @@ class TrainerSection(Section):
     max_grad_norm: float = Field(default=1.0, gt=0)
     """Gradient norm above which gradients are scaled down."""
     max_tokens: int = Field(default=65536, ge=1)
-    """Token budget of one forward pass."""
+    """Token budget of one forward pass. Trees with longer paths are computed in chunks."""
     merge: Literal["tree", "linear", "none"] = "tree"
     """Prefix sharing in the forward pass: over the whole group, within a record, or none."""
+    verify_merge: int = Field(default=0, ge=0)
+    """Every so many steps, compute the step without merging, too, and stop with a report when the
+    gradients differ; 0: never."""
     loss_seq_chunk_size: int = Field(default=4096, ge=1)
     """Loss positions that go through the LM head at a time."""
     log_entropy: bool = True

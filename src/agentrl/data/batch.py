@@ -2,11 +2,12 @@
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import get_args
 
 import numpy as np
 
+from agentrl.algorithms.advantages import step_normalized
 from agentrl.algorithms.reductions import Reduction, term_weights
 from agentrl.data.packing import Bin, plan_bins
 from agentrl.data.select import SelectedGroup
@@ -35,6 +36,8 @@ class MicroBatch:
     weights: np.ndarray
     """float64 [T]; the step's loss is the plain sum of weight times loss over all micro-batches
     of all ranks."""
+    num_chunks: int = 1
+    """Passes in which the row is computed; alike on all ranks for the i-th of their rows."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,10 @@ class StepStats:
     tokens_tree: int
     """Tokens with the whole group merged."""
     tokens_packed: int
-    """Tokens that go through the model: merged as asked, cut prefixes repeated."""
+    """Tokens that go through the model: merged as asked, cut prefixes repeated, and not counting
+    that rows in chunks are computed again for the backward pass."""
+    num_chunked: int
+    """Rows that are computed in chunks because a path is longer than the budget."""
     dropped_records: dict[str, int]
     dropped_turns: dict[str, int]
     dropped_terms: dict[str, int]
@@ -84,6 +90,8 @@ def build_step(
     reduction: Reduction = "token_mean",
     merge: Merge = "tree",
     num_ranks: int = 1,
+    normalizer_length: int | None = None,
+    normalize_advantages: bool = False,
 ) -> StepBatch:
     """Merge, weigh and pack the groups of one optimizer step.
 
@@ -94,7 +102,11 @@ def build_step(
         reduction: how terms are averaged, see `term_weights`; a sequence is a Record.
         merge: prefix sharing in the forward pass.
         num_ranks: data-parallel ranks.
+        normalizer_length: constant length of the `sequence_sum` reduction, see `term_weights`.
+        normalize_advantages: bring them to mean 0 and deviation 1 over the step's terms.
     """
+    if normalize_advantages:
+        groups = _normalized(groups)
     trees = [TokenTree.from_tokens(group.turns, merge=merge) for group in groups if group.usable]
     branches = [branch for tree in trees for branch in tree.branches]
     turns = [turn for branch in branches for turn in branch.turns]
@@ -102,7 +114,9 @@ def build_step(
     record_of = {record_id: index for index, record_id in enumerate(record_ids)}
     records = np.array([record_of[turn.record_id] for turn in turns], dtype=np.int64)
     counts = np.array([turn.num_terms for turn in turns], dtype=np.int64)
-    weights = term_weights(np.repeat(records, counts), kind=reduction)
+    weights = term_weights(
+        np.repeat(records, counts), kind=reduction, normalizer_length=normalizer_length
+    )
     table = _TermTable(
         index={turn.turn_id: number for number, turn in enumerate(turns)},
         records=records,
@@ -111,18 +125,35 @@ def build_step(
     )
     shares = plan_bins(branches, token_budget=token_budget, num_ranks=num_ranks)
     rounds = max((len(share) for share in shares), default=0)
+    # Ranks gather the parameters of a sharded model together, so they make equally many passes.
+    num_chunks = [
+        max(share[number].num_chunks for share in shares if number < len(share))
+        for number in range(rounds)
+    ]
     return StepBatch(
         micro_batches=tuple(
             tuple(
-                table.micro_batch(share[number]) if number < len(share) else _empty()
-                for number in range(rounds)
+                table.micro_batch(share[number], passes) if number < len(share) else _empty(passes)
+                for number, passes in enumerate(num_chunks)
             )
             for share in shares
         ),
         turn_ids=tuple(turn.turn_id for turn in turns),
         record_ids=record_ids,
-        stats=_stats(groups, turns, policy_version, sum(b.num_tokens for s in shares for b in s)),
+        stats=_stats(groups, turns, policy_version, [bin_ for share in shares for bin_ in share]),
     )
+
+
+def _normalized(groups: Sequence[SelectedGroup]) -> list[SelectedGroup]:
+    turns = [turn for group in groups for turn in group.turns]
+    advantages = step_normalized(
+        np.array([turn.advantage for turn in turns]), np.array([turn.num_terms for turn in turns])
+    )
+    values = iter(advantages.tolist())
+    return [
+        replace(group, turns=tuple(replace(turn, advantage=next(values)) for turn in group.turns))
+        for group in groups
+    ]
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,7 +165,7 @@ class _TermTable:
     weights: list[np.ndarray]
     policy_version: int
 
-    def micro_batch(self, bin_: Bin) -> MicroBatch:
+    def micro_batch(self, bin_: Bin, num_chunks: int) -> MicroBatch:
         turns = [turn for branch in bin_.branches for turn in branch.turns]
         numbers = np.array([self.index[turn.turn_id] for turn in turns], dtype=np.int64)
         counts = np.array([turn.num_terms for turn in turns], dtype=np.int64)
@@ -147,10 +178,11 @@ class _TermTable:
             behavior_logprobs=np.concatenate([turn.behavior_logprobs for turn in turns]),
             staleness=self.policy_version - versions,
             weights=np.concatenate([self.weights[number] for number in numbers.tolist()]),
+            num_chunks=num_chunks,
         )
 
 
-def _empty() -> MicroBatch:
+def _empty(num_chunks: int) -> MicroBatch:
     whole, real = np.empty(0, dtype=np.int64), np.empty(0, dtype=np.float64)
     return MicroBatch(
         row=empty_row(),
@@ -160,6 +192,7 @@ def _empty() -> MicroBatch:
         behavior_logprobs=np.empty(0, dtype=np.float32),
         staleness=whole,
         weights=real,
+        num_chunks=num_chunks,
     )
 
 
@@ -167,7 +200,7 @@ def _stats(
     groups: Sequence[SelectedGroup],
     turns: Sequence[TurnTokens],
     policy_version: int,
-    tokens_packed: int,
+    bins: Sequence[Bin],
 ) -> StepStats:
     usable = [group for group in groups if group.usable]
     trees = {
@@ -187,7 +220,8 @@ def _stats(
         tokens_flat=sizes["none"],
         tokens_linear=sizes["linear"],
         tokens_tree=sizes["tree"],
-        tokens_packed=tokens_packed,
+        tokens_packed=sum(bin_.num_tokens for bin_ in bins),
+        num_chunked=sum(bin_.num_chunks > 1 for bin_ in bins),
         dropped_records=dict(Counter(r for g in groups for r in g.dropped_records.values())),
         dropped_turns=dict(_total(group.dropped_turns for group in groups)),
         dropped_terms=dict(_total(group.dropped_terms for group in groups)),

@@ -2,7 +2,8 @@
 
 A bin takes consecutive branches in depth-first order; where a tree is cut, the shared prefix is
 laid down again in the next bin. Every loss term is in exactly one bin, so the sum over bins is
-exact. A path longer than the budget gets a bin of its own.
+exact. A tree with a path longer than the budget stays whole in a bin of its own, which is then
+computed in chunks (`models.chunks`): its prefix would otherwise be repeated at that length.
 """
 
 from collections.abc import Sequence
@@ -17,6 +18,8 @@ class Bin:
 
     branches: tuple[Branch, ...]
     num_tokens: int
+    num_chunks: int = 1
+    """Passes that it takes to stay within the budget."""
 
 
 def plan_bins(
@@ -29,24 +32,42 @@ def plan_bins(
 
     Args:
         branches: of all trees of the step, in depth-first order tree by tree.
-        token_budget: tokens of one row, repeated prefixes included.
+        token_budget: tokens of one pass, repeated prefixes included.
         num_ranks: data-parallel ranks.
 
     Returns:
-        The bins of each rank; missing ones (fewer than on the first rank) mean an empty row.
+        The bins of each rank, those in chunks first; missing ones (fewer than on the first rank)
+        mean an empty row.
     """
-    bins = _cut(branches, token_budget)
-    num_rounds = -(-len(bins) // num_ranks)
+    within: list[Branch] = []
+    chunked: list[Bin] = []
+    for tree in _trees(branches):
+        if max(len(branch.path) for branch in tree) <= token_budget:
+            within += tree
+        else:
+            num_tokens = sum(branch.num_new_tokens for branch in tree)
+            chunked.append(Bin(tuple(tree), num_tokens, -(-num_tokens // token_budget)))
+    bins = _cut(within, token_budget)
+    num_rounds = -(-(len(bins) + len(chunked)) // num_ranks)
     if num_ranks > 1 and bins:
-        low, high = max(len(branch.path) for branch in branches), max(b.num_tokens for b in bins)
+        low, high = max(len(branch.path) for branch in within), max(b.num_tokens for b in bins)
         while low < high:
             middle = (low + high) // 2
-            if len(_cut(branches, middle)) <= num_rounds * num_ranks:
+            if len(_cut(within, middle)) + len(chunked) <= num_rounds * num_ranks:
                 high = middle
             else:
                 low = middle + 1
-        bins = _cut(branches, high)
-    return _spread(bins, num_ranks, num_rounds)
+        bins = _cut(within, high)
+    return _spread(chunked + bins, num_ranks, num_rounds)
+
+
+def _trees(branches: Sequence[Branch]) -> list[list[Branch]]:
+    trees: list[list[Branch]] = []
+    for branch in branches:
+        if branch.shared == 0:
+            trees.append([])
+        trees[-1].append(branch)
+    return trees
 
 
 def _cut(branches: Sequence[Branch], token_budget: int) -> list[Bin]:

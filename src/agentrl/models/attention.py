@@ -8,7 +8,8 @@ N x N. Eager attention with a bool mask is silently wrong in transformers and is
 Shape legend: H query heads, K key-value heads, N tokens, D head dimension; batch is always 1.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -21,6 +22,30 @@ TREE_ATTENTION = "agentrl_tree"
 
 
 @dataclass(frozen=True)
+class ChunkStates:
+    """Keys and values that pass between the chunks of a row, after the rotary embedding.
+
+    Shapes are [1, K, P, D] above, P tokens on the path of the chunk's first one, and [1, K, N, D]
+    for what the chunk makes itself.
+    """
+
+    above: Sequence[tuple[torch.Tensor, torch.Tensor]]
+    """Keys and values of the tokens above the chunk, a pair a layer."""
+    made: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+    """Keys and values of the chunk's own tokens by layer, as its forward pass makes them."""
+
+    def extend(
+        self, layer: int, key: torch.Tensor, value: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Note a layer's own keys and values and put those above in front of them."""
+        self.made[layer] = (key, value)
+        if not self.above:
+            return key, value
+        key_above, value_above = self.above[layer]
+        return torch.cat([key_above, key], dim=2), torch.cat([value_above, value], dim=2)
+
+
+@dataclass(frozen=True)
 class DeviceLayout:
     """An `AttentionLayout` with what attention needs on the device, made once a row."""
 
@@ -30,9 +55,13 @@ class DeviceLayout:
     """int64 [total keys]; None when every block sees just its own tokens."""
     masks: list[torch.Tensor | None]
     """Per block bool [queries, keys], or None where plain causal attention does."""
+    states: ChunkStates | None = None
+    """What the row shares with the chunks before it; None for a whole row."""
 
     @classmethod
-    def build(cls, layout: AttentionLayout, device: torch.device) -> "DeviceLayout":
+    def build(
+        cls, layout: AttentionLayout, device: torch.device, states: ChunkStates | None = None
+    ) -> "DeviceLayout":
         """Move a layout to the device and make its masks (equal shapes share one)."""
         made: dict[tuple[int, int], torch.Tensor | None] = {}
         masks: list[torch.Tensor | None] = []
@@ -47,6 +76,7 @@ class DeviceLayout:
             key_lengths=list(layout.key_lengths),
             key_index=None if alone else torch.from_numpy(layout.key_index).to(device),
             masks=masks,
+            states=states,
         )
 
 
@@ -80,6 +110,8 @@ def tree_attention(
     Returns:
         The attention output [1, N, H, D] and None for the weights.
     """
+    if tree_layout.states is not None:
+        key, value = tree_layout.states.extend(layer_index(module), key, value)
     group = query.shape[1] // key.shape[1]
     # One gather for all blocks: its backward is one index_add. A gather a block would fill a
     # whole-row gradient for each of them.
@@ -96,6 +128,13 @@ def tree_attention(
         )
     ]
     return torch.cat(outputs, dim=2).transpose(1, 2), None
+
+
+def layer_index(module: torch.nn.Module) -> int:
+    """Return the number of an attention layer."""
+    index = module.layer_idx
+    assert isinstance(index, int), "transformers numbers its attention layers"
+    return index
 
 
 def _gathered(states: torch.Tensor, index: torch.Tensor | None, group: int) -> torch.Tensor:

@@ -27,24 +27,29 @@ class AttentionLayout:
     query_lengths: tuple[int, ...]
     key_lengths: tuple[int, ...]
     key_index: np.ndarray
-    """int64 [sum of key_lengths], indices into the row."""
+    """int64 [sum of key_lengths], indices into the row (after the tokens above it, if any)."""
 
 
-def attention_layout(row: PackedRow, *, max_block: int = MAX_BLOCK) -> AttentionLayout:
+def attention_layout(
+    row: PackedRow, *, max_block: int = MAX_BLOCK, num_above: int = 0
+) -> AttentionLayout:
     """Return the blocks of a row.
 
     Args:
         row: N tokens in depth-first preorder.
         max_block: longest block of queries.
+        num_above: where the row is a chunk of a longer one, the tokens on the path above its first
+            token. They come before the row's own tokens in the keys.
     """
     starts = run_starts(row)
     ends = np.append(starts[1:], row.num_tokens)
     path = np.empty(int(row.positions.max(initial=-1)) + 1, dtype=np.int64)
+    path[:num_above] = np.arange(num_above)
     query_lengths: list[int] = []
     keys: list[np.ndarray] = []
     for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
         depth = int(row.positions[start])
-        path[depth : depth + end - start] = np.arange(start, end)
+        path[depth : depth + end - start] = np.arange(start, end) + num_above
         for first in range(start, end, max_block):
             last = min(first + max_block, end)
             query_lengths.append(last - first)

@@ -9,6 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Pre
 
 from agentrl.errors import ConfigError
 from agentrl.models.attention import TREE_ATTENTION
+from agentrl.models.flex import FLEX_ATTENTION
 from agentrl.models.policy import PolicyModel
 
 SUPPORTED_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
@@ -30,7 +31,7 @@ def load_policy(
         path: directory of a checkpoint, or a hub id.
         dtype: precision of parameters and computation; float64 is exact throughout.
         device: where the parameters go.
-        attention: `TREE_ATTENTION`, or `sdpa` for the dense oracle.
+        attention: `TREE_ATTENTION`, `FLEX_ATTENTION` (CUDA), or `sdpa` for the dense oracle.
         trust_remote_code: run Python code that the checkpoint brings along.
         gradient_checkpointing: recompute activations in the backward pass.
 
@@ -43,6 +44,10 @@ def load_policy(
     except (OSError, ValueError) as error:
         raise ConfigError(f"no model configuration at {path}: {_first_line(error)}") from error
     check_tree_support(config)
+    if attention == FLEX_ATTENTION and torch.device(device).type != "cuda":
+        raise ConfigError(
+            "--attention_implementation flex trains on CUDA only; use sdpa, which is as exact"
+        )
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             path,

@@ -18,7 +18,9 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
-from agentrl.models.attention import TREE_ATTENTION, DeviceLayout
+from agentrl.errors import ConfigError
+from agentrl.models.attention import TREE_ATTENTION, ChunkStates, DeviceLayout
+from agentrl.models.flex import FLEX_ATTENTION, FlexLayout
 from agentrl.models.layout import attention_layout, visibility
 from agentrl.models.rows import PackedRow
 
@@ -49,7 +51,13 @@ class PolicyModel(nn.Module):
         return next(self.parameters()).device
 
     def forward(
-        self, row: PackedRow, *, chunk_size: int = 4096, with_entropy: bool = False
+        self,
+        row: PackedRow,
+        *,
+        chunk_size: int = 4096,
+        with_entropy: bool = False,
+        states: ChunkStates | None = None,
+        num_above: int = 0,
     ) -> TermLogprobs:
         """Return the logprobs of the row's terms.
 
@@ -57,8 +65,11 @@ class PolicyModel(nn.Module):
             row: token trees and terms.
             chunk_size: positions that go through the LM head at a time.
             with_entropy: also return entropies.
+            states: keys and values that the row shares with others, where it is a chunk of a
+                longer one (see `models.chunks`).
+            num_above: tokens above the row, whose keys and values are in `states`.
         """
-        hidden_ND = self._hidden_states(row)
+        hidden_ND = self._hidden_states(row, states, num_above)
         sources_R, temperatures_R, rows_T = _distinct_rows(row)
         device = hidden_ND.device
         hidden_RD = hidden_ND.index_select(0, torch.from_numpy(sources_R).to(device))
@@ -93,13 +104,19 @@ class PolicyModel(nn.Module):
             entropies=torch.cat(entropies).index_select(0, back) if with_entropy else None,
         )
 
-    def _hidden_states(self, row: PackedRow) -> torch.Tensor:
+    def _hidden_states(
+        self, row: PackedRow, states: ChunkStates | None, num_above: int
+    ) -> torch.Tensor:
         """Return the last hidden states [N, D]."""
         device = self.device
         implementation = self.model.config._attn_implementation
         if implementation == TREE_ATTENTION:
-            layout = DeviceLayout.build(attention_layout(row), device)
-            extra: dict[str, Any] = {"tree_layout": layout}
+            blocks = attention_layout(row, num_above=num_above)
+            extra: dict[str, Any] = {"tree_layout": DeviceLayout.build(blocks, device, states)}
+        elif implementation == FLEX_ATTENTION:
+            extra = {"flex_layout": FlexLayout.build(row, device, states, num_above)}
+        elif states is not None:
+            raise ConfigError(f"rows in chunks need tree attention, not {implementation}")
         else:  # the oracle: dense bool mask through transformers' own SDPA
             extra = {"attention_mask": torch.from_numpy(visibility(row)).to(device)[None, None]}
         output = self.model.base_model(

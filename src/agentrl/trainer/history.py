@@ -31,11 +31,17 @@ class StepMetrics(BaseModel):
     """Share of the loss terms whose gradient the clip range cut off."""
     drop_fraction: float | None = None
     """Share of the loss terms beyond the hard drop range."""
+    mask_fraction: float | None = None
+    """Share of the loss terms that an importance correction masked (they count as dropped, too)."""
+    kl: float | None = None
+    """Mean KL estimate against the reference model."""
     entropy: float | None = None
     ratio_mean: float | None = None
     """Mean importance ratio of the loss terms."""
     logprob_gap: float | None = None
     """Mean |policy - behavior| logprob of the loss terms."""
+    merge_error: float | None = None
+    """Relative gradient error against separate turns, where the step was verified."""
     skipped: str | None = None
     """Why no optimizer step was made, if none was."""
     num_output_tokens: int = 0

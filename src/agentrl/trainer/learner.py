@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from agentrl.algorithms import policy_loss
 from agentrl.config.sections import AlgorithmSection, ModelSection, TrainerSection
 from agentrl.data import MicroBatch
 from agentrl.distributed import (
@@ -26,10 +25,13 @@ from agentrl.distributed import (
     load_full_state_dict,
     shard_model,
 )
+from agentrl.models.attention import TREE_ATTENTION
 from agentrl.models.export import save_hf
+from agentrl.models.flex import FLEX_ATTENTION
 from agentrl.models.load import load_policy
-from agentrl.models.policy import term_logprobs
+from agentrl.trainer.merge_check import STEP_TOLERANCE, MergeCheck, check_merge
 from agentrl.trainer.optimizer import learning_rate, make_optimizer
+from agentrl.trainer.passes import PassOutcome, forward_backward
 from agentrl.trainer.precision import Precision, set_config_dtype
 
 _WRAPPER_PREFIX = "model."
@@ -48,6 +50,10 @@ class StepOutcome:
     ratio_mean: float
     logprob_gap: float
     entropy: float | None
+    mask_fraction: float
+    """Share of the terms that an importance correction masked."""
+    kl: float | None
+    """Mean KL estimate against the reference model, if there is one."""
     seconds: dict[str, float]
     """Wall time of `forward_backward` and `optimizer` on this rank."""
     skipped: str | None = None
@@ -66,6 +72,7 @@ class Learner:
         trainer: TrainerSection,
         algorithm: AlgorithmSection,
         seed: int,
+        reference_path: Path | None = None,
     ) -> None:
         """Load the weights.
 
@@ -76,6 +83,7 @@ class Learner:
             trainer: optimizer settings.
             algorithm: loss settings.
             seed: of whatever is random in training.
+            reference_path: model of the KL penalty, if there is one.
 
         Raises:
             ConfigError: the model cannot be loaded, or an optimizer argument is wrong.
@@ -86,14 +94,27 @@ class Learner:
         self._trainer = trainer
         self._algorithm = algorithm
         self._precision = Precision.of(model.torch_dtype, ranks.device)
+        is_flex = model.attention_implementation == "flex"
+        attention = FLEX_ATTENTION if is_flex else TREE_ATTENTION
         self._policy = load_policy(
             model_path,
             dtype=self._precision.master,
             device=ranks.device,
+            attention=attention,
             trust_remote_code=model.trust_remote_code,
             gradient_checkpointing=trainer.gradient_checkpointing,
         )
         shard_model(self._policy, ranks, compute_dtype=self._precision.compute)
+        self._reference = None
+        if reference_path is not None:
+            self._reference = load_policy(
+                reference_path,
+                dtype=self._precision.master,
+                device=ranks.device,
+                attention=attention,
+                trust_remote_code=model.trust_remote_code,
+            ).requires_grad_(requires_grad=False)
+            shard_model(self._reference, ranks, compute_dtype=self._precision.compute)
         self._optimizer = make_optimizer(self._policy.parameters(), trainer)
         self._num_done = 0
 
@@ -133,11 +154,35 @@ class Learner:
             ratio_mean=totals.ratio / count,
             logprob_gap=totals.logprob_gap / count,
             entropy=totals.entropy / count if self._trainer.log_entropy else None,
+            mask_fraction=totals.num_masked / count,
+            kl=totals.kl / count if self._reference is not None else None,
             seconds={
                 "forward_backward": accumulated - started,
                 "optimizer": time.monotonic() - accumulated,
             },
             skipped=skipped,
+        )
+
+    def check_merge(
+        self, merged: Sequence[MicroBatch], separate: Sequence[MicroBatch]
+    ) -> MergeCheck:
+        """Compare the step's gradient with that of its turns by themselves (collective).
+
+        Args:
+            merged: micro-batches as they are going to be trained on.
+            separate: of the same turns without merging.
+        """
+        algorithm = self._algorithm
+        if self._precision.is_mixed:
+            # Rounding moves terms over a clip bound, and then it is not merging that differs.
+            algorithm = algorithm.model_copy(update={"loss_calculator": "REINFORCE"})
+        return check_merge(
+            self._policy,
+            merged,
+            separate,
+            accumulate=lambda batch: self._pass(batch, algorithm).loss,
+            tolerance=STEP_TOLERANCE[self._precision.compute],
+            ranks=self._ranks,
         )
 
     def export(self, path: Path) -> None:
@@ -178,45 +223,29 @@ class Learner:
         self._num_done = state["num_done"]
         torch.set_rng_state(state["torch_random"])
 
-    def _accumulate(self, batch: MicroBatch, sums: "_Sums") -> None:
-        device = self._ranks.device
-        with self._precision.autocast(self._ranks):
-            policy = term_logprobs(
-                self._policy,
-                batch.row,
-                chunk_size=self._trainer.loss_seq_chunk_size,
-                with_entropy=self._trainer.log_entropy,
-            )
-        behavior = torch.from_numpy(batch.behavior_logprobs).to(device)
-        config = self._algorithm
-        terms = policy_loss(
-            policy.logprobs,
-            behavior,
-            torch.from_numpy(batch.advantages).to(device),
-            kind=config.loss_calculator,
-            epsilon=config.epsilon,
-            epsilon_higher=config.epsilon_higher,
-            importance_weight_cap_ratio=config.importance_weight_cap_ratio,
-            strict_in_bound=config.strict_in_bound,
-            out_of_date_decay=config.out_of_date_decay,
-            staleness=torch.from_numpy(batch.staleness).to(device),
-            beta1=config.beta1,
-            beta2=config.beta2,
-            sequences=torch.from_numpy(batch.turns).to(device),
+    def _pass(self, batch: MicroBatch, algorithm: AlgorithmSection) -> PassOutcome:
+        return forward_backward(
+            self._policy,
+            batch,
+            algorithm,
+            chunk_size=self._trainer.loss_seq_chunk_size,
+            with_entropy=self._trainer.log_entropy,
+            autocast=self._precision.autocast(self._ranks),
+            reference=self._reference,
         )
-        weights = torch.from_numpy(batch.weights).to(device, policy.logprobs.dtype)
-        # `where`, not a product: a dropped term may be infinite, and 0 * inf is NaN.
-        loss = (weights * torch.where(terms.keep, terms.loss, 0.0)).sum()
-        loss.backward()  # type: ignore[no-untyped-call]
-        with torch.no_grad():
-            sums.loss += float(loss)
-            sums.num_terms += batch.row.num_terms
-            sums.num_clipped += float(terms.clipped.sum())
-            sums.num_dropped += float((~terms.keep).sum())
-            sums.ratio += float(terms.ratio.sum())
-            sums.logprob_gap += float((policy.logprobs - behavior).abs().sum())
-            if policy.entropies is not None:
-                sums.entropy += float(policy.entropies.sum())
+
+    def _accumulate(self, batch: MicroBatch, sums: "_Sums") -> None:
+        done = self._pass(batch, self._algorithm)
+        sums.loss += done.loss
+        sums.num_terms += batch.row.num_terms
+        sums.num_clipped += float(done.terms.clipped.sum())
+        sums.num_dropped += float((~done.terms.keep).sum())
+        sums.ratio += float(done.terms.ratio.sum())
+        sums.logprob_gap += float((done.policy.logprobs - done.behavior_logprobs).abs().sum())
+        sums.num_masked += float(done.masked.sum())
+        sums.kl += done.kl
+        if done.policy.entropies is not None:
+            sums.entropy += float(done.policy.entropies.sum())
 
 
 @dataclass
@@ -230,6 +259,8 @@ class _Sums:
     ratio: float = 0.0
     logprob_gap: float = 0.0
     entropy: float = 0.0
+    num_masked: float = 0.0
+    kl: float = 0.0
 
     def as_list(self) -> list[float]:
         return list(astuple(self))

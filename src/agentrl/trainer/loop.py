@@ -19,6 +19,7 @@ from pathlib import Path
 from agentrl.algorithms.reductions import reduction_kind
 from agentrl.config.sections import RootConfig
 from agentrl.data import StepBatch, build_step
+from agentrl.data.tree import Merge
 from agentrl.errors import StoreError, TrainingError
 from agentrl.schema import Task
 from agentrl.store import DEFAULT_CONSUMER, TrajectoryStore
@@ -27,7 +28,13 @@ from agentrl.trainer.evaluation import evaluate
 from agentrl.trainer.groups import GroupReader, StepControl, StepGroups
 from agentrl.trainer.history import EvalMetrics, History, StepMetrics
 from agentrl.trainer.learner import StepOutcome
-from agentrl.trainer.reporting import append_metrics, draw_rewards, summarize, write_summary
+from agentrl.trainer.reporting import (
+    append_metrics,
+    draw_rewards,
+    summarize,
+    write_merge_report,
+    write_summary,
+)
 from agentrl.trainer.team import Team
 from agentrl.weight_sync import PolicyFiles, PolicyPublisher, PublishReport
 
@@ -143,29 +150,49 @@ class TrainLoop:
                 self._history.add_tail(found.dropped)
             return found.end
         with self._phase("prepare", seconds):
-            batch = await asyncio.to_thread(self._build, found)
+            batch = await asyncio.to_thread(self._build, found, self._trainer.merge)
+        merge_error = None
+        if self._trainer.verify_merge and step % self._trainer.verify_merge == 0:
+            with self._phase("verify", seconds):
+                merge_error = await self._verified(step, found, batch)
         outcome = await self._team.train(batch.micro_batches)
         for phase, spent in outcome.seconds.items():
             self._account(phase, spent, seconds)
         self._history.groups_consumed += found.num_new_groups
-        await self._hand_out(step, found, batch, outcome, seconds)
+        metrics = self._metrics(step, found, batch, outcome, seconds)
+        await self._hand_out(
+            metrics.model_copy(update={"merge_error": merge_error}), outcome, end=found.end
+        )
         return found.end
 
-    async def _hand_out(
-        self,
-        step: int,
-        found: StepGroups,
-        batch: StepBatch,
-        outcome: StepOutcome,
-        seconds: dict[str, float],
-    ) -> None:
+    async def _verified(self, step: int, found: StepGroups, batch: StepBatch) -> float | None:
+        """Return the relative error of the step's gradient against separate turns.
+
+        None where neither way gives a finite loss: the step is going to be skipped for that.
+
+        Raises:
+            TrainingError: it is beyond the tolerance; nothing of the step is kept.
+        """
+        separate = await asyncio.to_thread(self._build, found, "none")
+        check = await self._team.check_merge(batch.micro_batches, separate.micro_batches)
+        if not (math.isfinite(check.loss_merged) or math.isfinite(check.loss_separate)):
+            return None
+        if not check.is_equal:
+            path = write_merge_report(self._run.output_path, step, check)
+            raise TrainingError(
+                f"step {step}: the gradient of merged turns differs from that of separate turns "
+                f"by {check.relative_error:.3g} (tolerance {check.tolerance:g}); see {path}"
+            )
+        return check.relative_error
+
+    async def _hand_out(self, metrics: StepMetrics, outcome: StepOutcome, *, end: str) -> None:
         """Write, commit and publish the weights of a step, and note what it did."""
+        step, seconds = metrics.step, metrics.seconds
         self._check_finite(step, outcome)
         directory = self._publisher.directory(step)
         with self._phase("publish", seconds):
             await self._team.export(directory)
-        is_last = step == self._trainer.max_steps or found.end != "full" or self._stop.is_set()
-        metrics = self._metrics(step, found, batch, outcome, seconds)
+        is_last = step == self._trainer.max_steps or end != "full" or self._stop.is_set()
         self._history.steps.append(metrics)
         if is_last or step % self._trainer.save_steps == 0:
             with self._phase("checkpoint", seconds):
@@ -268,7 +295,7 @@ class TrainLoop:
             except StoreError as error:
                 logger.warning("the controls are left as they are: %s", error)
 
-    def _build(self, found: StepGroups) -> StepBatch:
+    def _build(self, found: StepGroups, merge: Merge) -> StepBatch:
         return build_step(
             found.groups,
             policy_version=found.step - 1,
@@ -277,8 +304,10 @@ class TrainLoop:
                 token_level_loss=self._algorithm.token_level_loss,
                 skip_length_normalization=self._algorithm.skip_length_normalization,
             ),
-            merge=self._trainer.merge,
+            merge=merge,
             num_ranks=self._team.num_ranks,
+            normalizer_length=self._algorithm.loss_normalizer_length,
+            normalize_advantages=self._algorithm.advantage_estimator == "reinforce_plus_plus",
         )
 
     def _check_finite(self, step: int, outcome: StepOutcome) -> None:
@@ -316,6 +345,8 @@ class TrainLoop:
             learning_rate=outcome.learning_rate,
             clip_fraction=outcome.clip_fraction,
             drop_fraction=outcome.drop_fraction,
+            mask_fraction=outcome.mask_fraction,
+            kl=None if outcome.kl is None else _finite(outcome.kl),
             entropy=None if outcome.entropy is None else _finite(outcome.entropy),
             ratio_mean=_finite(outcome.ratio_mean),
             logprob_gap=_finite(outcome.logprob_gap),

@@ -191,7 +191,14 @@ def _learner(config: RootConfig, ranks: Ranks, model_path: Path) -> Learner:
         trainer=config.trainer,
         algorithm=config.algorithm,
         seed=config.run.seed,
+        reference_path=_reference_path(config),
     )
+
+
+def _reference_path(config: RootConfig) -> Path | None:
+    if config.algorithm.kl_coefficient == 0.0:
+        return None
+    return resolve_model(config.algorithm.reference_model or config.model.model_name_or_path)
 
 
 def _model_path(config: RootConfig, checkpoint: Checkpoint | None) -> Path:

@@ -12,10 +12,12 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from agentrl.trainer.history import History, StepMetrics
+from agentrl.trainer.merge_check import MergeCheck
 
 METRICS_FILE = "metrics.jsonl"
 SUMMARY_FILE = "summary.json"
 PICTURE_FILE = "reward.png"
+MERGE_REPORT_FILE = "merge_report.json"
 
 _LIBRARIES = ("agentrl", "torch", "transformers", "pymongo", "mcp", "numpy")
 _MEAN_WINDOW = 5
@@ -98,6 +100,12 @@ def summarize(
 def write_summary(output_path: Path, summary: dict[str, Any]) -> Path:
     """Write summary.json in one move."""
     return _replace(output_path / SUMMARY_FILE, json.dumps(summary, indent=2) + "\n")
+
+
+def write_merge_report(output_path: Path, step: int, check: MergeCheck) -> Path:
+    """Write merge_report.json in one move."""
+    text = json.dumps({"step": step, **check.to_json()}, indent=2) + "\n"
+    return _replace(output_path / MERGE_REPORT_FILE, text)
 
 
 def draw_rewards(output_path: Path, history: History, *, run_name: str) -> Path:

@@ -16,6 +16,7 @@ from typing import Any, Self, TypeVar
 from agentrl.data import MicroBatch
 from agentrl.distributed import Ranks
 from agentrl.trainer.learner import Learner, StepOutcome
+from agentrl.trainer.merge_check import MergeCheck
 
 T = TypeVar("T")
 
@@ -23,6 +24,11 @@ T = TypeVar("T")
 @dataclass(frozen=True)
 class _Train:
     """The ranks' micro-batches follow by scatter."""
+
+
+@dataclass(frozen=True)
+class _CheckMerge:
+    """Merged and separate micro-batches follow by scatter."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +51,7 @@ class _Finish:
     """No further command follows."""
 
 
-_Command = _Train | _Export | _GatherOptimizer | _LoadOptimizer | _Finish
+_Command = _Train | _CheckMerge | _Export | _GatherOptimizer | _LoadOptimizer | _Finish
 
 
 class Team:
@@ -97,6 +103,22 @@ class Team:
             _Train(), lambda: self._learner.train(self._ranks.scatter([list(s) for s in shares]))
         )
 
+    async def check_merge(
+        self, merged: Sequence[Sequence[MicroBatch]], separate: Sequence[Sequence[MicroBatch]]
+    ) -> MergeCheck:
+        """Compare the gradients of two packings of one step.
+
+        Args:
+            merged: micro-batches of each rank as they are going to be trained on.
+            separate: the same turns without merging.
+        """
+
+        def check() -> MergeCheck:
+            shares = [self._ranks.scatter([list(s) for s in way]) for way in (merged, separate)]
+            return self._learner.check_merge(*shares)
+
+        return await self._do(_CheckMerge(), check)
+
     async def export(self, path: Path) -> None:
         """Write the weights as a Hugging Face directory."""
         await self._do(_Export(path), lambda: self._learner.export(path))
@@ -135,6 +157,9 @@ def follow(learner: Learner, ranks: Ranks) -> None:
         match command:
             case _Train():
                 learner.train(ranks.scatter(None))
+            case _CheckMerge():
+                merged: list[MicroBatch] = ranks.scatter(None)
+                learner.check_merge(merged, ranks.scatter(None))
             case _Export(path):
                 learner.export(path)
             case _GatherOptimizer():

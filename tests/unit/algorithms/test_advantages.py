@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from agentrl.algorithms import group_advantages
-from agentrl.algorithms.advantages import turn_advantages
+from agentrl.algorithms.advantages import step_normalized, turn_advantages
 
 
 @pytest.mark.parametrize(
@@ -51,3 +51,12 @@ def test_overrides_only_lower_a_turn():
     assert found.tolist() == [1.0, 0.0, 1.0, 0.0]
     assert turn_advantages(-0.5, [None, 0.0, -1.0], right=False).tolist() == [-0.5, -0.5, -1.0]
     assert turn_advantages(0.5, [-1.0], right=True, sign_clip=False).tolist() == [-1.0]
+
+
+def test_step_normalization_is_over_loss_terms():
+    advantages, terms = np.array([1.0, -1.0, 0.5]), np.array([3, 1, 4])
+    spread = np.repeat(advantages, terms)
+    expected = (advantages - spread.mean()) / spread.std()
+    assert step_normalized(advantages, terms) == pytest.approx(expected, rel=1e-7)
+    assert step_normalized(np.full(2, 0.7), np.array([1, 2])).tolist() == [0.0, 0.0]
+    assert step_normalized(np.empty(0), np.empty(0)).shape == (0,)

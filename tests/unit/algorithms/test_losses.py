@@ -181,3 +181,45 @@ def test_shapes_must_agree():
 
 def test_cross_entropy_is_the_negative_logprob():
     assert sft_loss(tensor(-1.5, -0.5)).tolist() == [1.5, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "loss", "slope", "clipped"),
+    [
+        (4.0, -2.0, 6.0, 0.0, True),  # bounded by 3 * |A|
+        (2.5, -2.0, 5.0, 5.0, False),
+        (0.5, -2.0, 1.6, 0.0, True),  # the ordinary clip
+        (4.0, 2.0, -2.6, 0.0, True),
+        (1.1, 2.0, -2.2, -2.2, False),
+    ],
+)
+def test_dual_clip_bounds_bad_tokens(ratio, advantage, loss, slope, clipped):
+    terms, grad = run([ratio], [advantage], dual_clip=3.0)
+    assert terms.loss.item() == pytest.approx(loss)
+    assert grad.item() == pytest.approx(slope)
+    assert terms.clipped.item() is clipped
+
+
+def test_minirl_of_the_paper_truncates_and_drops():
+    paper = {"epsilon": 0.2, "epsilon_higher": 0.07, "strict_in_bound": True}
+    terms, grad = run(
+        [6.0, 1.2, 0.7, 1.28, 0.79],
+        [-1.0, 1.0, 1.0, 1.0, -1.0],
+        kind="MINIRL",
+        importance_weight_truncation=5.0,
+        **paper,
+    )
+    assert grad.tolist() == pytest.approx([5.0, -1.2, -0.7, -1.28, 0.79])
+    assert terms.keep.tolist() == [True, True, True, False, False]
+    assert terms.clipped.tolist() == [True, False, False, False, False]
+
+
+def test_clipping_is_around_the_proximal_policy():
+    policy = tensor(math.log(1.5), math.log(1.5)).requires_grad_()
+    terms = policy_loss(
+        policy, tensor(0.0, 0.0), tensor(1.0, 1.0), proximal_logprobs=tensor(0.0, math.log(1.4))
+    )
+    terms.loss.sum().backward()
+    assert terms.clipped.tolist() == [True, False]
+    assert policy.grad.tolist() == pytest.approx([0.0, -1.5 / 1.4])
+    assert terms.ratio.tolist() == pytest.approx([1.5, 1.5])

@@ -18,6 +18,11 @@ def test_weights_by_hand(kind, expected):
     assert term_weights(SEQUENCES, kind=kind).tolist() == pytest.approx(expected)
 
 
+def test_dr_grpo_divides_by_a_constant_length():
+    weights = term_weights(SEQUENCES, kind="sequence_sum", normalizer_length=100)
+    assert weights.tolist() == pytest.approx([1 / 200] * 4)
+
+
 @pytest.mark.parametrize("kind", ["token_mean", "sequence_mean", "sequence_sum"])
 def test_no_terms_have_no_weights(kind):
     assert term_weights(np.empty(0, dtype=np.int64), kind=kind).shape == (0,)

@@ -133,3 +133,17 @@ def test_groups_per_step_follow_from_batch_sizes_when_not_given() -> None:
 
 def test_synchronous_sampling_means_no_staleness() -> None:
     assert build_config({"sync_sampling": True}).algorithm.max_staleness == 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "problem"),
+    [
+        (["--importance_correction", "tis"], "give --proximal recompute"),
+        (["--veto_threshold", "0.001"], "give --proximal recompute"),
+        (["--proximal", "recompute", "--loss_calculator", "minirl"], "use --proximal behavior"),
+        (["--loss_normalizer_length", "100"], "--token_level_loss false"),
+    ],
+)
+def test_losses_that_contradict_themselves_are_refused(flags, problem):
+    with pytest.raises(ConfigError, match=problem):
+        parse_flags(flags)

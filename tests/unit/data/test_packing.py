@@ -20,14 +20,18 @@ def test_every_turn_is_in_exactly_one_bin(token_budget, num_ranks):
     for bin_ in bins:
         assert bin_.num_tokens == sum(b.num_new_tokens for b in bin_.branches)
         assert bin_.branches[0].shared == 0
-        assert bin_.num_tokens <= token_budget or len(bin_.branches) == 1 or num_ranks > 1
+        assert bin_.num_tokens <= token_budget * bin_.num_chunks
 
 
-def test_an_oversized_path_gets_a_bin_of_its_own():
+def test_a_tree_with_an_oversized_path_stays_whole_and_is_cut_in_chunks():
     (share,) = plan_bins(BRANCHES, token_budget=LONGEST - 1)
-    oversized = [bin_ for bin_ in share if bin_.num_tokens > LONGEST - 1]
-    assert oversized
-    assert all(len({len(b.path) for b in bin_.branches}) == 1 for bin_ in oversized)
+    chunked = [bin_ for bin_ in share if bin_.num_chunks > 1]
+    assert chunked == list(share[: len(chunked)])
+    assert 0 < len(chunked) < len(share)
+    for bin_ in chunked:
+        assert max(len(branch.path) for branch in bin_.branches) == LONGEST
+        assert [branch.shared == 0 for branch in bin_.branches].count(True) == 1
+    assert all(bin_.num_tokens <= LONGEST - 1 for bin_ in share[len(chunked) :])
 
 
 def test_ranks_share_the_work_evenly():

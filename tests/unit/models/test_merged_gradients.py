@@ -97,10 +97,22 @@ def test_loss_does_not_depend_on_packing_merging_or_ranks(kind, reduction):
         step("tree", 25, reduction=reduction),
         step("linear", 50, 2, reduction=reduction),
         step("tree", UNBOUNDED, 5, reduction=reduction),
+        step("tree", 12, reduction=reduction),
+        step("tree", 30, 2, reduction=reduction),
     ):
         other_loss, other = gradient(policy, batch, kind=kind)
         assert other_loss == pytest.approx(loss, rel=1e-10, abs=1e-12)
         assert relative_error(other, expected) <= 1e-10
+
+
+@pytest.mark.parametrize("architecture", ["qwen3", "llama"])
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
+def test_trees_beyond_the_budget_are_exact(architecture, dtype, bound):
+    policy = tiny_policy(architecture, dtype)
+    _, expected = reference(policy)
+    batch = step(token_budget=12)
+    assert batch.stats.num_chunked == len(GROUPS)
+    assert relative_error(gradient(policy, batch)[1], expected) <= bound
 
 
 def test_head_chunks_change_nothing():

@@ -407,3 +407,54 @@ async def test_checkpoints_without_their_database_are_refused(make_config, store
 async def test_a_run_without_questions_is_refused(make_config, store):
     with pytest.raises(ConfigError, match="no training tasks"):
         await train(make_config())
+
+
+async def test_verified_steps_report_their_error(make_config, store, model_path):
+    await fill(store, model_path, [MIXED, MIXED, MIXED, MIXED])
+    config = make_config(verify_merge=2, max_tokens=9)
+    result = await train(config)
+    lines = [
+        json.loads(line) for line in (result.output_path / "metrics.jsonl").read_text().splitlines()
+    ]
+    assert "merge_error" not in lines[0]
+    assert 0 < lines[1]["merge_error"] <= 1e-5
+
+
+async def test_a_wrong_merge_stops_the_run_with_a_report(
+    make_config, store, model_path, monkeypatch
+):
+    await fill(store, model_path, [MIXED, MIXED, MIXED, MIXED])
+    build = loop.build_step
+
+    def repeats_a_weight(groups, *, merge, **settings):
+        batch = build(groups, merge=merge, **settings)
+        if merge != "none":
+            batch.micro_batches[0][0].weights[0] *= 2
+        return batch
+
+    monkeypatch.setattr(loop, "build_step", repeats_a_weight)
+    config = make_config(verify_merge=1)
+    with pytest.raises(TrainingError, match="differs from that of separate turns"):
+        await train(config)
+    report = json.loads((config.run.output_path / "merge_report.json").read_text())
+    assert report["step"] == 1
+    assert not report["equal"]
+    assert report["relative_error"] > report["tolerance"]
+
+
+async def test_a_run_with_reference_and_corrections_reports_them(make_config, store, model_path):
+    await fill(store, model_path, [MIXED, MIXED, MIXED, MIXED])
+    config = make_config(
+        kl_coefficient=0.1,
+        proximal="recompute",
+        importance_correction="tis",
+        advantage_estimator="reinforce_plus_plus",
+    )
+    result = await train(config)
+    lines = [
+        json.loads(line) for line in (result.output_path / "metrics.jsonl").read_text().splitlines()
+    ]
+    # The reference is where training started, so only a later step has moved away from it.
+    assert lines[0]["kl"] == pytest.approx(0.0, abs=1e-9)
+    assert lines[1]["kl"] > lines[0]["kl"]
+    assert lines[0]["mask_fraction"] == 0.0

@@ -1,0 +1,158 @@
+"""Corrections for samples that are not quite the trained policy's own, one value a loss term.
+
+Notation as in `losses`, and pi_p = proximal policy (the trainer's at the start of the step) with
+rho = pi_p/mu. Two things make rho differ from 1: engine and trainer compute the same weights
+differently, and the sample may be some versions old. Nothing here carries a gradient.
+"""
+
+from typing import Literal, NamedTuple
+
+import torch
+
+from agentrl.errors import ConfigError
+
+ProximalKind = Literal["behavior", "recompute", "loglinear"]
+CorrectionKind = Literal["none", "full", "tis", "icepop", "mis"]
+CorrectionLevel = Literal["token", "sequence", "sequence_mean"]
+KLEstimator = Literal["k1", "k2", "k3"]
+
+_MAX_LOG_RATIO = 20.0
+
+
+class Correction(NamedTuple):
+    """What a term's loss is multiplied by; every field has shape [N]."""
+
+    weights: torch.Tensor
+    keep: torch.Tensor
+    """bool; False where the term is masked."""
+
+
+def proximal_logprobs(
+    policy_logprobs: torch.Tensor,
+    behavior_logprobs: torch.Tensor,
+    *,
+    kind: ProximalKind,
+    staleness: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Return log pi_p of every term [N].
+
+    - `behavior`: log mu, so that rho = 1;
+    - `recompute`: the trainer's logprobs at the start of the step. A step is one update here, so
+      these are the policy's own, and no pass of their own is needed;
+    - `loglinear` (A-3PO, 2512.06547): `log mu + d/(d+1) * (log pi - log mu)` for a token that is d
+      versions old; the step makes the (d+1)-th version after it.
+
+    Args:
+        policy_logprobs: log pi [N].
+        behavior_logprobs: log mu [N].
+        kind: which of the above.
+        staleness: d of every term [N] (`loglinear` only).
+
+    Raises:
+        ConfigError: `loglinear` without staleness.
+    """
+    policy = policy_logprobs.detach()
+    behavior = behavior_logprobs.to(policy.dtype)
+    if kind == "behavior":
+        return behavior
+    if kind == "recompute":
+        return policy
+    if staleness is None:
+        raise ConfigError("loglinear proximal logprobs need the staleness of every term")
+    behind = staleness.to(policy.dtype).clamp(min=0.0)
+    return behavior + behind / (behind + 1.0) * (policy - behavior)
+
+
+def importance_correction(
+    proximal: torch.Tensor,
+    behavior: torch.Tensor,
+    *,
+    kind: CorrectionKind,
+    level: CorrectionLevel = "token",
+    lower: float = 0.5,
+    upper: float = 2.0,
+    veto_threshold: float | None = None,
+    sequences: torch.Tensor | None = None,
+) -> Correction:
+    """Return the weight and mask of every term.
+
+    With R = rho at `token` level, the product of rho over the term's sequence at `sequence` level,
+    its geometric mean at `sequence_mean` level:
+
+    - `none`: 1; `full`: R (decoupled PPO, 2505.24298);
+    - `tis`: min(R, upper) (truncated importance sampling);
+    - `icepop`: R, masked outside [lower, upper] (token level, usually [0.5, 5]);
+    - `mis`: min(R, upper), masked outside [lower, upper]. What the truncation could change is
+      masked, so at one level this is IcePop; the name says which bounds are meant.
+
+    Args:
+        proximal: log pi_p [N].
+        behavior: log mu [N].
+        kind: which of the above.
+        level: what R is.
+        lower: lower bound on R.
+        upper: upper bound on R.
+        veto_threshold: mask a whole sequence in which any token has rho below this.
+        sequences: index of each term's turn, int64 [N]. A turn must not be split over calls.
+
+    Raises:
+        ConfigError: sequences are needed and missing.
+    """
+    log_rho = (proximal.detach() - behavior.to(proximal.dtype)).clamp(
+        -_MAX_LOG_RATIO, _MAX_LOG_RATIO
+    )
+    needs_sequences = veto_threshold is not None or (kind != "none" and level != "token")
+    if needs_sequences and sequences is None:
+        raise ConfigError("corrections of whole sequences need the turn of every term")
+    keep = torch.ones_like(log_rho, dtype=torch.bool)
+    weights = torch.ones_like(log_rho)
+    if kind != "none":
+        if level != "token" and sequences is not None:
+            log_rho_level = sequence_sums(log_rho, sequences, mean=level == "sequence_mean")
+        else:
+            log_rho_level = log_rho
+        weights = log_rho_level.clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO).exp()
+        if kind in ("icepop", "mis"):
+            keep = (weights >= lower) & (weights <= upper)
+        if kind in ("tis", "mis"):
+            weights = weights.clamp(max=upper)
+    if veto_threshold is not None and sequences is not None:
+        vetoes = (log_rho.exp() < veto_threshold).to(log_rho.dtype)
+        keep = keep & (sequence_sums(vetoes, sequences) == 0)
+    return Correction(weights=weights, keep=keep)
+
+
+def kl_penalty(
+    policy_logprobs: torch.Tensor, reference_logprobs: torch.Tensor, *, kind: KLEstimator = "k3"
+) -> torch.Tensor:
+    """Return an estimate of KL(pi || reference) at every term [N], with gradient.
+
+    With d = log pi - log reference: `k1` is d, `k2` is d^2/2, `k3` is exp(-d) - 1 + d
+    (joschu.net/blog/kl-approx.html). As a loss, `k2` has the gradient of the KL itself; that of
+    `k1` is zero on average.
+
+    Args:
+        policy_logprobs: log pi [N], carries the gradient.
+        reference_logprobs: of the reference model [N].
+        kind: which estimate.
+    """
+    difference = policy_logprobs - reference_logprobs.to(policy_logprobs.dtype)
+    if kind == "k1":
+        return difference
+    if kind == "k2":
+        return 0.5 * difference.square()
+    difference = difference.clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
+    return torch.expm1(-difference) + difference
+
+
+def sequence_sums(
+    values: torch.Tensor, sequences: torch.Tensor, *, mean: bool = False
+) -> torch.Tensor:
+    """Return, for every term, the sum (or mean) of the values of its sequence [N]."""
+    _, index = torch.unique(sequences, return_inverse=True)
+    num_sequences = int(index.max()) + 1 if index.numel() else 0
+    sums = values.new_zeros(num_sequences).index_add(0, index, values)
+    if mean:
+        counts = values.new_zeros(num_sequences).index_add(0, index, torch.ones_like(values))
+        sums = sums / counts
+    return sums.index_select(0, index)

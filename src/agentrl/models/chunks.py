@@ -1,0 +1,195 @@
+"""Rows that are too long for one pass: chunks in depth-first order, exact in every gradient.
+
+The first pass runs the chunks in order without gradients and keeps the keys and values of every
+token. The loss then needs nothing but the logprobs of the whole row. The second pass runs the
+chunks backwards: each is computed again, with the keys and values above it as leaves; its backward
+pass starts from the gradients of its logprobs *and* of its own keys and values, which the chunks
+after it have left behind, and leaves such gradients for the tokens above it.
+
+Memory is that of one chunk's activations plus keys, values and their gradients of the whole row,
+which is a small part of what the activations of the whole row would take.
+"""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import nn
+
+from agentrl.models.attention import ChunkStates
+from agentrl.models.policy import TermLogprobs
+from agentrl.models.rows import PackedRow, empty_row
+
+_Layer = tuple[torch.Tensor, torch.Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class RowChunk:
+    """A stretch of a row as a row of its own."""
+
+    row: PackedRow
+    """Its tokens at their true positions, and the terms whose source they are."""
+    start: int
+    """Index of its first token in the whole row."""
+    above: np.ndarray
+    """int64 [P], indices in the whole row of the tokens above its first token."""
+    terms: np.ndarray
+    """int64, indices of its terms in the whole row."""
+
+    @property
+    def tokens(self) -> slice:
+        """Return the place of its tokens in the whole row."""
+        return slice(self.start, self.start + self.row.num_tokens)
+
+
+def cut_row(row: PackedRow, num_chunks: int) -> list[RowChunk | None]:
+    """Cut a row into chunks of equal length, give or take a token.
+
+    All ranks of a sharded model have to make the same number of passes, so the number is exact;
+    None stands for a pass that a row of few tokens has no use for.
+    """
+    edges = np.linspace(0, row.num_tokens, min(num_chunks, row.num_tokens) + 1).astype(np.int64)
+    chunks: list[RowChunk | None] = [
+        _stretch(row, start, end)
+        for start, end in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)
+    ]
+    return chunks + [None] * (num_chunks - len(chunks))
+
+
+class ChunkedPass:
+    """One forward and backward pass over a row, a chunk at a time.
+
+    Example:
+        passes = ChunkedPass(policy, row, num_chunks=4)
+        output = passes.forward()
+        loss(output.logprobs.requires_grad_()).backward()
+        passes.backward(output.logprobs.grad)
+    """
+
+    def __init__(
+        self,
+        policy: nn.Module,
+        row: PackedRow,
+        *,
+        num_chunks: int,
+        chunk_size: int = 4096,
+        autocast: AbstractContextManager[object] | None = None,
+    ) -> None:
+        """Cut the row.
+
+        Args:
+            policy: a `PolicyModel` with tree attention; it may be sharded.
+            row: N tokens, T terms.
+            num_chunks: passes forward, and again backward; the same on every rank.
+            chunk_size: positions that go through the LM head at a time.
+            autocast: context of every forward pass.
+        """
+        self._autocast = autocast if autocast is not None else nullcontext()
+        self._policy = policy
+        self._row = row
+        self._chunks = cut_row(row, num_chunks)
+        self._chunk_size = chunk_size
+        self._layers: list[_Layer] = []
+
+    @torch.no_grad()
+    def forward(self, *, with_entropy: bool = False) -> TermLogprobs:
+        """Return what the policy says about all terms, without a graph."""
+        outputs = []
+        for chunk in self._chunks:
+            states = ChunkStates(self._above(chunk))
+            outputs.append(self._run(chunk, states, with_entropy))
+            if chunk is not None:
+                self._keep(chunk, states)
+        order = np.concatenate([chunk.terms for chunk in self._chunks if chunk is not None])
+        device = outputs[0].logprobs.device
+        back = torch.from_numpy(np.argsort(order, kind="stable")).to(device)
+        entropies = [output.entropies for output in outputs if output.entropies is not None]
+        return TermLogprobs(
+            logprobs=torch.cat([output.logprobs for output in outputs]).index_select(0, back),
+            entropies=torch.cat(entropies).index_select(0, back) if entropies else None,
+        )
+
+    def backward(self, gradient: torch.Tensor) -> None:
+        """Add to the parameters' gradients what the terms' logprobs contribute.
+
+        Args:
+            gradient: derivative of the loss by every logprob that `forward` returned [T].
+        """
+        debts = [tuple(_accumulator(states) for states in layer) for layer in self._layers]
+        for chunk in reversed(self._chunks):
+            above = self._above(chunk)
+            for states in (states for layer in above for states in layer):
+                states.requires_grad_()
+            shared = ChunkStates(above)
+            output = self._run(chunk, shared, with_entropy=False)
+            if chunk is None:
+                output.logprobs.sum().backward()  # type: ignore[no-untyped-call]
+                continue
+            terms = torch.from_numpy(chunk.terms).to(gradient.device)
+            roots, gradients = [output.logprobs], [gradient.index_select(0, terms)]
+            for layer, made in sorted(shared.made.items()):
+                for states, debt in zip(made, debts[layer], strict=True):
+                    roots.append(states)
+                    gradients.append(debt[:, :, chunk.tokens].to(states.dtype))
+            torch.autograd.backward(roots, gradients)
+            index = torch.from_numpy(chunk.above).to(gradient.device)
+            for layer_above, layer_debts in zip(above, debts, strict=False):
+                for states, debt in zip(layer_above, layer_debts, strict=True):
+                    assert states.grad is not None, "a chunk attends to all of the path above it"
+                    debt.index_add_(2, index, states.grad.to(debt.dtype))
+
+    def _run(self, chunk: RowChunk | None, states: ChunkStates, with_entropy: bool) -> TermLogprobs:
+        with self._autocast:
+            output: TermLogprobs = self._policy(
+                empty_row() if chunk is None else chunk.row,
+                chunk_size=self._chunk_size,
+                with_entropy=with_entropy,
+                states=states,
+                num_above=0 if chunk is None else len(chunk.above),
+            )
+        return output
+
+    def _above(self, chunk: RowChunk | None) -> Sequence[_Layer]:
+        """Return copies of the keys and values above a chunk."""
+        if chunk is None or not len(chunk.above):
+            return ()
+        index = torch.from_numpy(chunk.above).to(self._layers[0][0].device)
+        return [(k.index_select(2, index), v.index_select(2, index)) for k, v in self._layers]
+
+    def _keep(self, chunk: RowChunk, states: ChunkStates) -> None:
+        if not self._layers:
+            self._layers = [
+                (self._room_for(key), self._room_for(value))
+                for _, (key, value) in sorted(states.made.items())
+            ]
+        for layer, made in states.made.items():
+            for kept, new in zip(self._layers[layer], made, strict=True):
+                kept[:, :, chunk.tokens] = new
+
+    def _room_for(self, states: torch.Tensor) -> torch.Tensor:
+        return states.new_empty(1, states.shape[1], self._row.num_tokens, states.shape[3])
+
+
+def _stretch(row: PackedRow, start: int, end: int) -> RowChunk:
+    terms = np.flatnonzero((row.sources >= start) & (row.sources < end))
+    return RowChunk(
+        row=PackedRow(
+            token_ids=row.token_ids[start:end],
+            positions=row.positions[start:end],
+            subtree_ends=np.minimum(row.subtree_ends[start:end], end) - start,
+            sources=row.sources[terms] - start,
+            targets=row.targets[terms],
+            temperatures=row.temperatures[terms],
+        ),
+        start=start,
+        # Preorder: tokens before `start` that anything from it on sees are all above `start`.
+        above=np.flatnonzero(row.subtree_ends[:start] > start),
+        terms=terms,
+    )
+
+
+def _accumulator(states: torch.Tensor) -> torch.Tensor:
+    """Return zeros in which many small gradients add up, at least in float32."""
+    return torch.zeros_like(states, dtype=torch.promote_types(states.dtype, torch.float32))

@@ -1,0 +1,161 @@
+"""Attention over token trees through FlexAttention, for CUDA.
+
+Token k is visible to token q exactly when `k <= q < ends[k]`, so one vector of integers is the
+whole mask, and which blocks the kernel visits follows from the vector's extremes in each block.
+Nothing is N x N: the largest array has an entry a *pair of blocks*. FlexAttention has no backward
+pass on CPU; `models.attention` is for that.
+
+Shape legend as in `models.attention`; P tokens above the row where it is a chunk of a longer one.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
+from transformers import AttentionInterface
+
+from agentrl.models.attention import ChunkStates, layer_index
+from agentrl.models.rows import PackedRow
+
+FLEX_ATTENTION = "agentrl_flex"
+BLOCK = 128
+
+
+@dataclass(frozen=True)
+class BlockPlan:
+    """Which blocks of keys a block of queries meets, bool [query blocks, key blocks] each."""
+
+    partial: np.ndarray
+    """Some pairs are visible, so the mask has to be asked."""
+    full: np.ndarray
+    """All pairs are visible."""
+
+
+def key_ends(row: PackedRow, num_above: int = 0) -> np.ndarray:
+    """Return the end of every key's visibility, int32 [P + N].
+
+    Keys are the P tokens above the row and then its own; queries count from P.
+    """
+    # A token at depth d above the row is out of sight from the first token on whose depth is at
+    # most d: the path has left it then.
+    lowest = np.minimum.accumulate(row.positions)
+    above = np.searchsorted(-lowest, -np.arange(num_above), side="left")
+    return (np.concatenate([above, row.subtree_ends]) + num_above).astype(np.int32)
+
+
+def plan_blocks(ends: np.ndarray, num_above: int = 0, *, block: int = BLOCK) -> BlockPlan:
+    """Return the blocks that have to be visited.
+
+    Args:
+        ends: of all keys, see `key_ends`.
+        num_above: P.
+        block: tokens of a block of queries or keys.
+    """
+    num_keys = len(ends)
+    key_first = np.arange(0, num_keys, block)
+    key_last = np.minimum(key_first + block, num_keys) - 1
+    query_first = np.arange(num_above, num_keys, block)
+    query_last = np.minimum(query_first + block, num_keys) - 1
+    highest = np.maximum.reduceat(ends, key_first)
+    lowest = np.minimum.reduceat(ends, key_first)
+    visited = (key_first <= query_last[:, None]) & (highest > query_first[:, None])
+    full = (key_last <= query_first[:, None]) & (lowest > query_last[:, None])
+    # Where a block sticks out over the end of the row, the mask decides.
+    full &= (key_first + block <= num_keys) & (query_first + block <= num_keys)[:, None]
+    return BlockPlan(partial=visited & ~full, full=full)
+
+
+@dataclass(frozen=True)
+class FlexLayout:
+    """The mask of a row on the device, made once a row."""
+
+    mask: BlockMask
+    states: ChunkStates | None = None
+
+    @classmethod
+    def build(
+        cls,
+        row: PackedRow,
+        device: torch.device,
+        states: ChunkStates | None = None,
+        num_above: int = 0,
+    ) -> "FlexLayout":
+        """Make the mask from the row's intervals."""
+        ends = key_ends(row, num_above)
+        plan = plan_blocks(ends, num_above)
+        ends_device = torch.from_numpy(ends).to(device)
+
+        def visible(
+            batch: torch.Tensor, head: torch.Tensor, query: torch.Tensor, key: torch.Tensor
+        ) -> torch.Tensor:
+            place = query + num_above
+            return (key <= place) & (place < ends_device[key])
+
+        partial_counts, partial_indices = _listed(plan.partial, device)
+        full_counts, full_indices = _listed(plan.full, device)
+        mask = BlockMask.from_kv_blocks(
+            partial_counts,
+            partial_indices,
+            full_counts,
+            full_indices,
+            BLOCK_SIZE=BLOCK,
+            mask_mod=visible,
+            seq_lengths=(row.num_tokens, row.num_tokens + num_above),
+        )
+        return cls(mask, states)
+
+
+def _listed(blocks: np.ndarray, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return counts [1, 1, Q] and indices [1, 1, Q, K] (those that count come first)."""
+    counts = blocks.sum(axis=1).astype(np.int32)
+    indices = np.argsort(~blocks, axis=1, kind="stable").astype(np.int32)
+    return (
+        torch.from_numpy(counts)[None, None].to(device),
+        torch.from_numpy(indices)[None, None].to(device),
+    )
+
+
+@cache
+def _kernel() -> Any:
+    # Dynamic shapes: rows differ in length, and a compilation a length takes many seconds.
+    return torch.compile(flex_attention, dynamic=True)
+
+
+def flex_tree_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float,
+    flex_layout: FlexLayout,
+    **_: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attend along tree paths; called by transformers' attention layers.
+
+    Args:
+        module: the attention layer.
+        query: [1, H, N, D] after the rotary embedding.
+        key: [1, K, N, D].
+        value: [1, K, N, D].
+        attention_mask: always None, the layout says who sees whom.
+        scaling: factor on the scores.
+        flex_layout: mask of the row.
+
+    Returns:
+        The attention output [1, N, H, D] and None for the weights.
+    """
+    if flex_layout.states is not None:
+        key, value = flex_layout.states.extend(layer_index(module), key, value)
+    # Uncompiled, it is a plain (and N x N) computation: good enough to check masks with.
+    attend = _kernel() if query.is_cuda else flex_attention
+    output: torch.Tensor = attend(
+        query, key, value, block_mask=flex_layout.mask, scale=scaling, enable_gqa=True
+    )
+    return output.transpose(1, 2), None
+
+
+AttentionInterface.register(FLEX_ATTENTION, flex_tree_attention)

@@ -1,0 +1,160 @@
+"""Forward and backward of one micro-batch: from the row to gradients in the parameters."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from agentrl.algorithms.corrections import (
+    Correction,
+    importance_correction,
+    kl_penalty,
+    proximal_logprobs,
+)
+from agentrl.algorithms.losses import LossTerms, corrected, policy_loss, weighted_sum
+from agentrl.config.sections import AlgorithmSection
+from agentrl.data import MicroBatch
+from agentrl.models.chunks import ChunkedPass
+from agentrl.models.policy import TermLogprobs, term_logprobs
+
+
+@dataclass(frozen=True, eq=False)
+class PassOutcome:
+    """What one micro-batch said; nothing here carries a gradient."""
+
+    loss: float
+    """Its share of the step's loss."""
+    kl: float
+    """Sum over its terms of the KL estimate against the reference; 0 without one."""
+    masked: torch.Tensor
+    """bool [T], terms that an importance correction masked."""
+    terms: LossTerms
+    policy: TermLogprobs
+    behavior_logprobs: torch.Tensor
+
+
+def forward_backward(
+    policy: nn.Module,
+    batch: MicroBatch,
+    algorithm: AlgorithmSection,
+    *,
+    chunk_size: int,
+    with_entropy: bool = False,
+    autocast: torch.autocast,
+    reference: nn.Module | None = None,
+) -> PassOutcome:
+    """Add the gradients of a micro-batch to the parameters.
+
+    Args:
+        policy: a `PolicyModel`, sharded or not.
+        batch: row and terms; a row of several chunks is computed chunk by chunk.
+        algorithm: loss settings.
+        chunk_size: positions that go through the LM head at a time.
+        with_entropy: also compute entropies.
+        autocast: precision of the forward passes.
+        reference: model of the KL penalty; taken without gradients.
+    """
+    reference_logprobs = None
+    if reference is not None:
+        reference_logprobs = _reference_logprobs(
+            reference, batch, chunk_size=chunk_size, autocast=autocast
+        )
+    if batch.num_chunks == 1:
+        with autocast:
+            output = term_logprobs(
+                policy, batch.row, chunk_size=chunk_size, with_entropy=with_entropy
+            )
+        done = _loss(output.logprobs, batch, algorithm, reference_logprobs)
+        done.loss.backward()  # type: ignore[no-untyped-call]
+    else:
+        passes = ChunkedPass(
+            policy, batch.row, num_chunks=batch.num_chunks, chunk_size=chunk_size, autocast=autocast
+        )
+        output = passes.forward(with_entropy=with_entropy)
+        logprobs = output.logprobs.requires_grad_()
+        done = _loss(logprobs, batch, algorithm, reference_logprobs)
+        (gradient,) = torch.autograd.grad(done.loss, logprobs)
+        passes.backward(gradient)
+    return PassOutcome(
+        loss=float(done.loss.detach()),
+        kl=done.kl,
+        masked=~done.correction.keep,
+        terms=done.terms._replace(loss=done.terms.loss.detach()),
+        policy=output._replace(logprobs=output.logprobs.detach()),
+        behavior_logprobs=done.behavior_logprobs,
+    )
+
+
+@torch.no_grad()
+def _reference_logprobs(
+    reference: nn.Module, batch: MicroBatch, *, chunk_size: int, autocast: torch.autocast
+) -> torch.Tensor:
+    if batch.num_chunks > 1:
+        passes = ChunkedPass(
+            reference,
+            batch.row,
+            num_chunks=batch.num_chunks,
+            chunk_size=chunk_size,
+            autocast=autocast,
+        )
+        return passes.forward().logprobs
+    with autocast:
+        return term_logprobs(reference, batch.row, chunk_size=chunk_size).logprobs
+
+
+class _Loss(NamedTuple):
+    loss: torch.Tensor
+    terms: LossTerms
+    correction: Correction
+    kl: float
+    behavior_logprobs: torch.Tensor
+
+
+def _loss(
+    logprobs: torch.Tensor,
+    batch: MicroBatch,
+    algorithm: AlgorithmSection,
+    reference_logprobs: torch.Tensor | None,
+) -> _Loss:
+    device = logprobs.device
+    behavior = torch.from_numpy(batch.behavior_logprobs).to(device)
+    staleness = torch.from_numpy(batch.staleness).to(device)
+    turns = torch.from_numpy(batch.turns).to(device)
+    proximal = proximal_logprobs(logprobs, behavior, kind=algorithm.proximal, staleness=staleness)
+    terms = policy_loss(
+        logprobs,
+        behavior,
+        torch.from_numpy(batch.advantages).to(device),
+        kind=algorithm.loss_calculator,
+        epsilon=algorithm.epsilon,
+        epsilon_higher=algorithm.epsilon_higher,
+        importance_weight_cap_ratio=algorithm.importance_weight_cap_ratio,
+        strict_in_bound=algorithm.strict_in_bound,
+        out_of_date_decay=algorithm.out_of_date_decay,
+        staleness=staleness,
+        beta1=algorithm.beta1,
+        beta2=algorithm.beta2,
+        sequences=turns,
+        proximal_logprobs=proximal,
+        dual_clip=algorithm.dual_clip,
+        importance_weight_truncation=algorithm.importance_weight_truncation,
+    )
+    correction = importance_correction(
+        proximal,
+        behavior,
+        kind=algorithm.importance_correction,
+        level=algorithm.correction_level,
+        lower=algorithm.correction_lower,
+        upper=algorithm.correction_upper,
+        veto_threshold=algorithm.veto_threshold,
+        sequences=turns,
+    )
+    terms = corrected(terms, correction)
+    weights = torch.from_numpy(batch.weights).to(device, logprobs.dtype)
+    loss, total_kl = weighted_sum(terms, weights), 0.0
+    if reference_logprobs is not None:
+        kl = kl_penalty(logprobs, reference_logprobs, kind=algorithm.kl_estimator)
+        loss = loss + algorithm.kl_coefficient * (weights * kl).sum()
+        total_kl = float(kl.detach().sum())
+    return _Loss(loss, terms, correction, total_kl, behavior)

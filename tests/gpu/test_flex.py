@@ -1,0 +1,39 @@
+"""FlexAttention's kernels against SDPA along the paths."""
+
+import pytest
+import torch
+from support.trees import random_group, relative_error, tiny_policy
+
+from agentrl.data.tree import TokenTree
+from agentrl.models.chunks import ChunkedPass
+from agentrl.models.policy import PolicyModel, term_logprobs
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
+ROWS = [
+    TokenTree.from_tokens(
+        [t for seed in seeds for t in random_group(seed, num_records=5, num_turns=6).turns]
+    ).row
+    for seeds in (range(8), range(8, 11))
+]
+
+
+def gradient(policy: PolicyModel, row, num_chunks: int = 1) -> torch.Tensor:
+    policy.zero_grad(set_to_none=True)
+    if num_chunks == 1:
+        term_logprobs(policy, row).logprobs.sum().backward()
+    else:
+        passes = ChunkedPass(policy, row, num_chunks=num_chunks)
+        passes.backward(torch.ones_like(passes.forward().logprobs))
+    return torch.cat([parameter.grad.flatten() for parameter in policy.parameters()])
+
+
+@pytest.mark.parametrize("architecture", ["qwen3", "llama"])
+@pytest.mark.parametrize("num_chunks", [1, 3])
+def test_gradients_are_those_of_sdpa(architecture, num_chunks):
+    flex, sdpa = (
+        tiny_policy(architecture, torch.float32, attention=attention, head_dim=16).cuda()
+        for attention in ("agentrl_flex", "agentrl_tree")
+    )
+    for row in ROWS:  # two lengths: one compilation serves both
+        found, expected = gradient(flex, row, num_chunks), gradient(sdpa, row)
+        assert relative_error(found, expected) <= 1e-4

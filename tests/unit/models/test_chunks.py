@@ -1,0 +1,106 @@
+"""Rows in chunks give the gradients of whole rows."""
+
+import numpy as np
+import pytest
+import torch
+from support.trees import random_group, relative_error, tiny_policy
+
+from agentrl.data.tree import TokenTree
+from agentrl.models.attention import DeviceLayout
+from agentrl.models.chunks import ChunkedPass, cut_row
+from agentrl.models.load import wrap_policy
+from agentrl.models.policy import PolicyModel, term_logprobs
+from agentrl.models.rows import PackedRow
+
+torch.set_num_threads(1)
+ROW = TokenTree.from_tokens(random_group(5).turns).row
+COEFFICIENTS = torch.from_numpy(np.random.default_rng(0).normal(size=ROW.num_terms))
+
+
+def flat_gradient(policy: PolicyModel) -> torch.Tensor:
+    found = torch.cat([parameter.grad.flatten() for parameter in policy.parameters()])
+    policy.zero_grad(set_to_none=True)
+    return found
+
+
+def whole(policy: PolicyModel, row: PackedRow = ROW) -> tuple[torch.Tensor, torch.Tensor]:
+    logprobs = term_logprobs(policy, row).logprobs
+    (COEFFICIENTS.to(logprobs.dtype) * logprobs).sum().backward()
+    return logprobs.detach(), flat_gradient(policy)
+
+
+def chunked(policy: PolicyModel, num_chunks: int) -> tuple[torch.Tensor, torch.Tensor]:
+    passes = ChunkedPass(policy, ROW, num_chunks=num_chunks)
+    logprobs = passes.forward().logprobs
+    passes.backward(COEFFICIENTS.to(logprobs.dtype))
+    return logprobs, flat_gradient(policy)
+
+
+@pytest.mark.parametrize("architecture", ["qwen3", "llama"])
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
+@pytest.mark.parametrize("num_chunks", [1, 2, 5, 23])
+def test_chunked_gradients_equal_those_of_the_whole_row(architecture, dtype, bound, num_chunks):
+    policy = tiny_policy(architecture, dtype)
+    expected_logprobs, expected = whole(policy)
+    logprobs, found = chunked(policy, num_chunks)
+    assert relative_error(logprobs, expected_logprobs) <= bound
+    assert relative_error(found, expected) <= bound
+
+
+def test_chunks_go_with_gradient_checkpointing():
+    policy = tiny_policy()
+    _, expected = whole(policy)
+    assert (
+        relative_error(
+            chunked(wrap_policy(policy.model, gradient_checkpointing=True), 4)[1], expected
+        )
+        <= 1e-12
+    )
+
+
+def test_more_chunks_than_tokens_are_passes_over_nothing():
+    chunks = cut_row(ROW, ROW.num_tokens + 2)
+    assert chunks[-2:] == [None, None]
+    policy = tiny_policy()
+    _, expected = whole(policy)
+    assert relative_error(chunked(policy, ROW.num_tokens + 2)[1], expected) <= 1e-12
+
+
+def test_chunks_cover_every_token_and_term_once():
+    chunks = cut_row(ROW, 7)
+    assert max(chunk.row.num_tokens for chunk in chunks) <= -(-ROW.num_tokens // 7)
+    assert np.concatenate([chunk.row.token_ids for chunk in chunks]).tolist() == (
+        ROW.token_ids.tolist()
+    )
+    assert sorted(np.concatenate([chunk.terms for chunk in chunks]).tolist()) == list(
+        range(ROW.num_terms)
+    )
+
+
+def test_entropies_come_in_the_order_of_the_terms():
+    policy = tiny_policy()
+    expected = term_logprobs(policy, ROW, with_entropy=True).entropies
+    found = ChunkedPass(policy, ROW, num_chunks=6).forward(with_entropy=True).entropies
+    assert torch.allclose(found, expected, rtol=0, atol=1e-12)
+
+
+def test_without_the_gradients_of_keys_and_values_the_difference_shows(monkeypatch):
+    policy = tiny_policy()
+    _, expected = whole(policy)
+    monkeypatch.setattr(torch.Tensor, "index_add_", lambda self, *_: self)
+    _, found = chunked(policy, 4)
+    assert relative_error(found, expected) > 1e-3
+
+
+def test_no_pass_meets_more_than_a_chunk(monkeypatch):
+    lengths = []
+    build = DeviceLayout.build
+
+    def noted(layout, device, states=None):
+        lengths.append(sum(layout.query_lengths))
+        return build(layout, device, states)
+
+    monkeypatch.setattr(DeviceLayout, "build", noted)
+    chunked(tiny_policy(), 8)
+    assert len(lengths) == 16
+    assert max(lengths) <= -(-ROW.num_tokens // 8)

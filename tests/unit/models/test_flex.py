@@ -1,0 +1,92 @@
+"""Everything about FlexAttention but its compiled kernel: masks and visited blocks."""
+
+import numpy as np
+import pytest
+import torch
+from support.trees import random_group, tiny_policy
+
+from agentrl.data.tree import TokenTree
+from agentrl.errors import ConfigError
+from agentrl.models.chunks import ChunkedPass, cut_row
+from agentrl.models.flex import BLOCK, FlexLayout, key_ends, plan_blocks
+from agentrl.models.layout import visibility
+from agentrl.models.load import load_policy
+from agentrl.models.policy import term_logprobs
+
+# On CPU the uncompiled computation is meant: it is what the masks are checked with.
+pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without:UserWarning")
+torch.set_num_threads(1)
+CPU = torch.device("cpu")
+ROWS = [TokenTree.from_tokens(random_group(seed).turns).row for seed in (5, 6)]
+LONG_ROW = TokenTree.from_tokens(
+    [t for seed in range(8) for t in random_group(seed, num_records=5, num_turns=6).turns]
+).row
+
+
+def mask_of(layout: FlexLayout) -> np.ndarray:
+    num_queries, num_keys = layout.mask.seq_lengths
+    zero = torch.tensor(0)
+    queries, keys = torch.arange(num_queries)[:, None], torch.arange(num_keys)[None]
+    return layout.mask.mask_mod(zero, zero, queries, keys).numpy()
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_the_mask_is_that_of_the_oracle(row):
+    assert (mask_of(FlexLayout.build(row, CPU)) == visibility(row)).all()
+
+
+@pytest.mark.parametrize("num_chunks", [2, 7])
+def test_the_mask_of_a_chunk_is_cut_out_of_the_oracle(num_chunks):
+    row = ROWS[0]
+    for chunk in cut_row(row, num_chunks):
+        layout = FlexLayout.build(chunk.row, CPU, num_above=len(chunk.above))
+        keys = np.concatenate([chunk.above, np.arange(row.num_tokens)[chunk.tokens]])
+        assert (mask_of(layout) == visibility(row)[chunk.tokens][:, keys]).all()
+
+
+@pytest.mark.parametrize("block", [1, 4, 16])
+def test_blocks_are_visited_only_where_something_is_visible(block):
+    row = LONG_ROW
+    plan = plan_blocks(key_ends(row), block=block)
+    size = -(-row.num_tokens // block) * block
+    dense = np.zeros((size, size), dtype=bool)
+    dense[: row.num_tokens, : row.num_tokens] = visibility(row)
+    tiles = dense.reshape(size // block, block, size // block, block)
+    seen, whole = tiles.any(axis=(1, 3)), tiles.all(axis=(1, 3))
+    assert not (seen & ~(plan.partial | plan.full)).any()
+    assert not (plan.full & ~whole).any()
+    assert not (plan.full & plan.partial).any()
+    # Extremes of a block are a bound; how many blocks it visits in vain stays small.
+    assert (plan.partial | plan.full).sum() <= 1.5 * seen.sum()
+
+
+def test_the_block_mask_lists_the_planned_blocks():
+    plan = plan_blocks(key_ends(LONG_ROW))
+    assert LONG_ROW.num_tokens > 2 * BLOCK
+    mask = FlexLayout.build(LONG_ROW, CPU).mask
+    listed = mask.to_dense()[0, 0].numpy().astype(bool)
+    assert (listed == (plan.partial | plan.full)).all()
+
+
+@pytest.mark.parametrize("architecture", ["qwen3", "llama"])
+@torch.no_grad()
+def test_logprobs_are_those_of_the_oracle(architecture):
+    flex = tiny_policy(architecture, attention="agentrl_flex")
+    oracle = tiny_policy(architecture, attention="sdpa")
+    for row in ROWS:
+        found, expected = term_logprobs(flex, row).logprobs, term_logprobs(oracle, row).logprobs
+        assert torch.allclose(found, expected, rtol=0, atol=1e-12)
+
+
+def test_chunks_say_the_same_as_the_whole_row():
+    policy = tiny_policy(attention="agentrl_flex")
+    found = ChunkedPass(policy, ROWS[0], num_chunks=5).forward().logprobs
+    with torch.no_grad():
+        expected = term_logprobs(policy, ROWS[0]).logprobs
+    assert torch.allclose(found, expected, rtol=0, atol=1e-12)
+
+
+def test_training_on_cpu_is_refused(tmp_path):
+    tiny_policy().model.save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match="CUDA only"):
+        load_policy(tmp_path, attention="agentrl_flex")

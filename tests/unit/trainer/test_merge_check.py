@@ -1,0 +1,74 @@
+"""The self-check finds what it is there to find."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from support.trees import NO_AUTOCAST, random_group, tiny_policy
+from transformers import AttentionInterface
+
+from agentrl.config.sections import AlgorithmSection
+from agentrl.data import build_step
+from agentrl.distributed import Ranks
+from agentrl.models.attention import tree_attention
+from agentrl.trainer.merge_check import check_merge, check_random_trees, small_random_policies
+from agentrl.trainer.passes import forward_backward
+
+torch.set_num_threads(1)
+GROUP = random_group(3)
+
+
+def step(merge: str, token_budget: int = 10**6):
+    return build_step(
+        [GROUP], policy_version=3, token_budget=token_budget, merge=merge
+    ).micro_batches[0]
+
+
+def checked(policy, merged, tolerance=1e-12):
+    def accumulate(batch):
+        return forward_backward(
+            policy, batch, AlgorithmSection(), chunk_size=64, autocast=NO_AUTOCAST
+        ).loss
+
+    return check_merge(
+        policy, merged, step("none"), accumulate=accumulate, tolerance=tolerance, ranks=Ranks()
+    )
+
+
+@pytest.mark.parametrize("token_budget", [10**6, 12])
+def test_merged_rows_pass(token_budget):
+    policy = tiny_policy()
+    found = checked(policy, step("tree", token_budget))
+    assert found.is_equal
+    assert found.loss_merged == pytest.approx(found.loss_separate, rel=1e-12)
+    assert all(parameter.grad is None for parameter in policy.parameters())
+
+
+def test_a_wrong_row_is_found_and_its_parameters_named():
+    (batch,) = step("tree")
+    wrong = replace(batch, row=replace(batch.row, positions=np.arange(batch.row.num_tokens)))
+    found = checked(tiny_policy(), [wrong])
+    assert not found.is_equal
+    report = found.to_json()
+    assert report["relative_error"] > 1e-3
+    assert max(report["worst"].values()) > 1e-3
+
+
+def test_not_a_number_is_not_equal():
+    (batch,) = step("tree")
+    wrong = replace(batch, weights=np.full_like(batch.weights, np.nan))
+    assert not checked(tiny_policy(), [wrong]).is_equal
+
+
+def test_random_trees_show_attention_to_siblings(monkeypatch):
+    def sees_neighbours(module, query, key, value, attention_mask, **arguments):
+        return tree_attention(
+            module, query, key, value.roll(1, dims=2), attention_mask, **arguments
+        )
+
+    monkeypatch.setitem(AttentionInterface._global_mapping, "agentrl_tree", sees_neighbours)
+    policies = small_random_policies(torch.float64, torch.device("cpu"))[:1]
+    found = check_random_trees(policies, seed=0, trees=1)
+    assert not found.is_equal
+    assert found.max_relative_gradient_error > 1e-3

@@ -1,0 +1,93 @@
+"""The objective of a step is the same however its turns are packed."""
+
+import pytest
+import torch
+from support.trees import NO_AUTOCAST, random_group, relative_error, tiny_policy
+
+from agentrl.config.sections import AlgorithmSection
+from agentrl.data import build_step
+from agentrl.models.load import wrap_policy
+from agentrl.trainer.passes import forward_backward
+
+torch.set_num_threads(1)
+GROUPS = [random_group(seed) for seed in range(2)]
+REFERENCE_SEED = 11
+
+DECOUPLED = {"proximal": "loglinear", "importance_weight_cap_ratio": 1e6}
+ALGORITHMS = {
+    "dapo": {"epsilon_higher": 0.08, "dual_clip": 3.0},
+    "tis": {**DECOUPLED, "importance_correction": "tis"},
+    "icepop": {**DECOUPLED, "importance_correction": "icepop", "correction_upper": 5.0},
+    "sequence_mis": {
+        **DECOUPLED,
+        "importance_correction": "mis",
+        "correction_level": "sequence_mean",
+        "veto_threshold": 0.05,
+    },
+    "kl": {"kl_coefficient": 0.1, "kl_estimator": "k2"},
+}
+
+
+def other_policy():
+    policy = tiny_policy()
+    torch.manual_seed(REFERENCE_SEED)
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter += 0.02 * torch.randn_like(parameter)
+    return wrap_policy(policy.model).requires_grad_(requires_grad=False)
+
+
+def train_step(policy, algorithm, merge, token_budget, num_ranks=1):
+    """Loss, KL, masked terms and flat gradient of a whole step."""
+    batch = build_step(
+        GROUPS,
+        policy_version=3,
+        token_budget=token_budget,
+        merge=merge,
+        num_ranks=num_ranks,
+        reduction="sequence_sum",
+        normalizer_length=50,
+        normalize_advantages=True,
+    )
+    policy.zero_grad(set_to_none=True)
+    reference = other_policy() if algorithm.kl_coefficient else None
+    done = [
+        forward_backward(
+            policy,
+            micro_batch,
+            algorithm,
+            chunk_size=32,
+            autocast=NO_AUTOCAST,
+            reference=reference,
+        )
+        for share in batch.micro_batches
+        for micro_batch in share
+    ]
+    gradient = torch.cat([parameter.grad.flatten() for parameter in policy.parameters()])
+    return (
+        sum(one.loss for one in done),
+        sum(one.kl for one in done),
+        sum(int(one.masked.sum()) for one in done),
+        gradient,
+    )
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_corrections_do_not_depend_on_packing(name):
+    algorithm, policy = AlgorithmSection(**ALGORITHMS[name]), tiny_policy()
+    loss, kl, masked, expected = train_step(policy, algorithm, "none", 60)
+    assert (kl > 0) is (name == "kl")
+    assert (masked > 0) is (name in ("icepop", "sequence_mis"))
+    for merge, token_budget, num_ranks in (("tree", 10**6, 1), ("tree", 12, 2), ("linear", 40, 3)):
+        found = train_step(policy, algorithm, merge, token_budget, num_ranks)
+        assert found[0] == pytest.approx(loss, rel=1e-10)
+        assert found[1] == pytest.approx(kl, rel=1e-10)
+        assert found[2] == masked
+        assert relative_error(found[3], expected) <= 1e-10
+
+
+def test_the_reference_gets_no_gradient_and_pulls_the_policy():
+    policy = tiny_policy()
+    plain = train_step(policy, AlgorithmSection(), "tree", 10**6)[3]
+    pulled = train_step(policy, AlgorithmSection(kl_coefficient=0.1), "tree", 10**6)[3]
+    assert relative_error(pulled, plain) > 1e-3
