@@ -226,8 +226,9 @@ class InferenceSection(Section):
     """Longest sequence a server takes; the model's own limit when not given."""
     inference_threads: int | None = None
     """CPU threads of the embedded engine."""
-    tool_call_parser: str = "qwen25"
-    """Format of the model's tool calls."""
+    tool_call_parser: str = "auto"
+    """Format of the model's tool calls: auto (what the chat template shows), hermes, qwen, qwen25,
+    qwen3_coder, llama3, mistral, kimi_k2, pythonic, deepseekv3, deepseekv31, minicpm, openai."""
     sglang_args: str = ""
     """Further arguments for `sglang.launch_server`, as typed in a shell."""
 
