@@ -186,11 +186,15 @@ class ToolsSection(Section):
     title: ClassVar[str] = "tools"
 
     mcp_manager_url: str | None = None
-    """URL of one MCP server (streamable HTTP)."""
+    """URL of one MCP server (streamable HTTP), or of an AgentDock aggregator (ends in `/mcpapi`)."""
     mcp_servers: str | None = None
     """`mcpServers` mapping as other MCP clients use it: a JSON file, or JSON itself."""
     mcp_server_name: str = "all"
     """Use only this server's tools (comma separated for several), or all."""
+    mcp_tool_names: tuple[str, ...] = ()
+    """Show only these tools (`tool` or `server.tool`); all when empty."""
+    mcp_blocked_tools: tuple[str, ...] = ()
+    """Never show these tools (`tool` or `server.tool`)."""
     mcp_auth_token: SecretStr | None = None
     """Bearer token for `mcp_manager_url`; `MCP_SERVER_TOKEN` when not given."""
     tool_timeout_seconds: float = Field(default=60.0, gt=0)
@@ -238,8 +242,9 @@ class InferenceSection(Section):
     sent with what is stored."""
     inference_threads: int | None = None
     """CPU threads of the embedded engine."""
-    tool_call_parser: str = "qwen25"
-    """Format of the model's tool calls."""
+    tool_call_parser: str = "auto"
+    """Format of the model's tool calls: auto (what the chat template shows), hermes, qwen, qwen25,
+    qwen3_coder, llama3, mistral, kimi_k2, pythonic, deepseekv3, deepseekv31, minicpm, openai."""
     sglang_args: str = ""
     """Further arguments for `sglang.launch_server`, as typed in a shell."""
 

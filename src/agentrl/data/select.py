@@ -151,13 +151,35 @@ def _turn_verdicts(
         adv_scaling=algorithm.adv_scaling,
         sign_clip=algorithm.sign_clip,
     )
+    own = _step_advantages(record, algorithm.adv_scaling)
+    values = [
+        own.get(turn.turn_id, value)
+        for turn, value in zip(tokens, advantages.tolist(), strict=True)
+    ]
     return [
         (
             _turn_drop(turn, value, algorithm, policy_version),
             replace(turn, advantage=value),
         )
-        for turn, value in zip(tokens, advantages.tolist(), strict=True)
+        for turn, value in zip(tokens, values, strict=True)
     ]
+
+
+def _step_advantages(record: DBRecordData, adv_scaling: float) -> dict[str, float]:
+    """Return the advantages of the turns that have a score of their own, by turn id.
+
+    An override can lower them. Their sign is their own: a bad step on the way to a right answer
+    stays a bad step.
+    """
+    assert record.score is not None, "records without a score are filtered before"
+    found: dict[str, float] = {}
+    for turn in record.turns:
+        steps = record.score.step_scores
+        step = steps[turn.index] if turn.index < len(steps) else None
+        if step is not None:
+            lowered = step if turn.advantage is None else min(step, turn.advantage)
+            found[turn.id] = lowered * adv_scaling
+    return found
 
 
 def _turn_drop(

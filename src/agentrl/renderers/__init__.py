@@ -2,6 +2,6 @@
 
 from agentrl.renderers.renderer import Bridge, Renderer
 from agentrl.renderers.reply import Reply
-from agentrl.renderers.tool_calls import register_tool_call_parser
+from agentrl.renderers.tool_calls import ToolCallFormat, register_tool_call_format
 
-__all__ = ["Bridge", "Renderer", "Reply", "register_tool_call_parser"]
+__all__ = ["Bridge", "Renderer", "Reply", "ToolCallFormat", "register_tool_call_format"]

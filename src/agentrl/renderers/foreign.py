@@ -71,7 +71,16 @@ class MarkedConversation:
 class ForeignText:
     """Turns conversations into token ids without letting foreign text make control tokens."""
 
-    def __init__(self, tokenizer: Tokenizer, tokenizer_json: str) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, tokenizer_json: str, own_control: Iterable[str] = ()
+    ) -> None:
+        """Prepare for a tokenizer.
+
+        Args:
+            tokenizer: the model's.
+            tokenizer_json: the same as its file says.
+            own_control: control tokens that the model writes inside its turns.
+        """
         self._tokenizer = tokenizer
         self._bare = _without_added_tokens(tokenizer_json)
         added = tokenizer.get_added_tokens_decoder()
@@ -79,11 +88,12 @@ class ForeignText:
         control = {id_: token for id_, token in added.items() if token.content.strip()}
         self.control_ids = frozenset(control)
         literals = [token.content for token in control.values()]
+        own = {*_ASSISTANT_TAGS, *own_control}
         self._any_control = _pattern(literals)
         self._assistant_control = _pattern(
             token.content
             for token in control.values()
-            if token.special and token.content not in _ASSISTANT_TAGS
+            if token.special and token.content not in own
         )
         self._prefixes = {text[:k] for text in literals for k in range(1, len(text))}
         self._suffixes = {text[k:] for text in literals for k in range(1, len(text))}
@@ -133,7 +143,10 @@ class ForeignText:
 
         return MarkedConversation(
             [
-                _map_strings(message, partial(mark_text, pattern=self._pattern_for(message)))
+                {
+                    key: _map_strings(value, partial(mark_text, pattern=pattern))
+                    for key, value, pattern in self._fields(message)
+                }
                 for message in plain
             ],
             [
@@ -207,14 +220,22 @@ class ForeignText:
     ) -> Iterator[tuple[str, re.Pattern[str]]]:
         """Yield the strings that hold a character of interest, with what must not stand in them."""
         for message in messages:
-            pattern = self._pattern_for(message)
-            for text in filter(self._suspicious.search, _strings_in(message)):
-                yield text, pattern
+            for key, value, pattern in self._fields(message):
+                for text in filter(self._suspicious.search, _strings_in([key, value])):
+                    yield text, pattern
         for text in filter(self._suspicious.search, _strings_in(list(tools))):
             yield text, self._any_control
 
-    def _pattern_for(self, message: Message) -> re.Pattern[str]:
-        return self._assistant_control if message["role"] == "assistant" else self._any_control
+    def _fields(self, message: Message) -> Iterator[tuple[str, Any, re.Pattern[str]]]:
+        """Yield a message's fields with what must not stand in them.
+
+        What an assistant says may hold the tokens that its model writes. The values of structured
+        calls are text, whoever wrote them.
+        """
+        spoken = message["role"] == "assistant"
+        for key, value in message.items():
+            own = spoken and key != "tool_calls"
+            yield key, value, self._assistant_control if own else self._any_control
 
     def _head(self, text: str) -> str:
         """Return the end of a literal with which a text begins, space aside (templates trim)."""
@@ -250,9 +271,11 @@ def _without_added_tokens(tokenizer_json: str) -> Tokenizer:
 
 
 def _plain_message(message: Message) -> Message:
-    """Return the message with its text parts joined.
+    """Return the message as templates expect it: content as one text, arguments as objects.
 
-    Parts would be set side by side by the template, out of reach of the search for literals.
+    Parts of a content would be set side by side by the template, out of reach of the search for
+    literals. OpenAI's wire form has the arguments of a call as JSON inside a string, templates take
+    them as the object they are.
 
     Raises:
         RenderError: an unknown role, or a part that is not text.
@@ -260,6 +283,8 @@ def _plain_message(message: Message) -> Message:
     role = message.get("role")
     if role not in ROLES:
         raise RenderError(f"unknown message role {role!r} (known: {', '.join(ROLES)})")
+    if message.get("tool_calls"):
+        message = {**message, "tool_calls": [_plain_call(call) for call in message["tool_calls"]]}
     content = message.get("content")
     if not isinstance(content, list):
         return message
@@ -269,6 +294,18 @@ def _plain_message(message: Message) -> Message:
             raise RenderError("only text parts can be rendered")
         texts.append(str(part["text"]))
     return {**message, "content": "".join(texts)}
+
+
+def _plain_call(call: object) -> object:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        arguments = json.loads(function["arguments"])
+    except ValueError:
+        return call
+    assert isinstance(call, dict)
+    return {**call, "function": {**function, "arguments": arguments}}
 
 
 def _strings_in(value: object) -> list[str]:

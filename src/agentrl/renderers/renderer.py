@@ -19,10 +19,9 @@ from agentrl.renderers.chat_template import ChatTemplate
 from agentrl.renderers.foreign import ForeignText, MarkedConversation, Tools
 from agentrl.renderers.model_files import ModelFiles, read_model_files
 from agentrl.renderers.reply import Reply, parse_reply
-from agentrl.renderers.tool_calls import get_tool_call_parser
+from agentrl.renderers.tool_calls import AUTO, get_tool_call_format
 from agentrl.schema import Message
 
-_DEFAULT_PARSER = "hermes"
 _PROBE = "\U000f0000"
 _EMPTY_THINKING = re.compile(r"<think>\s*</think>\s*")
 
@@ -69,8 +68,8 @@ class Renderer:
         self._template = ChatTemplate(
             files.chat_template, {**files.named_tokens, **(template_variables or {})}
         )
-        self._foreign = ForeignText(files.tokenizer, files.tokenizer_json)
-        self._parser = get_tool_call_parser(tool_call_parser or _DEFAULT_PARSER)
+        self._format = get_tool_call_format(tool_call_parser or AUTO, files.chat_template)
+        self._foreign = ForeignText(files.tokenizer, files.tokenizer_json, self._format.control)
         self.stop_token_ids = files.stop_token_ids
         """Ids that end a turn, int; sampling stops at any of them."""
         self._stop_literals = {
@@ -79,6 +78,7 @@ class Renderer:
             if (text := files.tokenizer.id_to_token(id_)) is not None
         }
         self._prompt_text, self._close_text = self._probe_template()
+        self._structured = self._wants_structured_calls()
         opened = self._prompt_text.rfind("<think>")
         self._starts_inside = opened > self._prompt_text.rfind("</think>")
 
@@ -94,7 +94,8 @@ class Renderer:
 
         Args:
             model_dir: directory in Hugging Face's layout; no weights are read.
-            tool_call_parser: name of the format in which the model writes tool calls.
+            tool_call_parser: name of the format in which the model writes tool calls; None or
+                `auto` takes the one that the chat template shows.
             template_variables: further variables of the template (`enable_thinking`, ...).
 
         Raises:
@@ -182,18 +183,27 @@ class Renderer:
         conversation, text = self._marked(messages, tools, True)
         return self._branch(parent_full_ids, conversation, text, reason)
 
-    def parse(self, output_ids: Sequence[int] | np.ndarray, *, turn: int = 0) -> Reply:
+    def parse(
+        self, output_ids: Sequence[int] | np.ndarray, *, turn: int = 0, tools: Tools = ()
+    ) -> Reply:
         """Take a turn's output apart; never raises on what a model wrote.
 
         Args:
             output_ids: sampled ids, with or without the end-of-turn token, int [T].
             turn: index of the turn; it numbers the tool calls.
+            tools: the tools that the model was shown; in formats that write all values as text,
+                their schemas say what the values mean.
         """
         ids = [int(id_) for id_ in output_ids]
         if ids and ids[-1] in self.stop_token_ids:
             ids.pop()
         return parse_reply(
-            self.decode(ids), self._parser, starts_inside=self._starts_inside, turn=turn
+            self.decode(ids),
+            self._format,
+            starts_inside=self._starts_inside,
+            turn=turn,
+            tools=tools,
+            structured=self._structured,
         )
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
@@ -252,6 +262,8 @@ class Renderer:
         context = prompt[: len(prompt) - len(self._prompt_text)]
         if not text.startswith(context):
             return None
+        if conversation.messages[num_before - 1].get("tool_calls"):
+            return self._text_behind_calls(conversation, text, num_before, context)
         reply = str(conversation.messages[num_before - 1].get("content") or "")
         spoken = self._prompt_text + reply
         # Templates leave out thinking that says nothing: nobody's words change by that.
@@ -260,6 +272,32 @@ class Renderer:
             if end is not None:
                 return text[end:]
         return None
+
+    def _text_behind_calls(
+        self, conversation: MarkedConversation, text: str, num_before: int, context: str
+    ) -> str | None:
+        """Return what stands behind a reply whose calls the template writes by itself, or None.
+
+        It may write them with other spaces than the model did. Appending holds if what it wrote
+        means the same: read like a reply, it gives the same prose and the same calls.
+        """
+        assert self._close_text is not None
+        message = conversation.messages[num_before - 1]
+        closed = self._text(conversation, num_before, add_generation_prompt=False)
+        begin = context + self._prompt_text
+        if not (closed.startswith(begin) and closed.endswith(self._close_text)):
+            return None
+        written = parse_reply(
+            closed[len(begin) : len(closed) - len(self._close_text)],
+            self._format,
+            starts_inside=self._starts_inside,
+            tools=conversation.tools,
+        )
+        functions = [call["function"] for call in message["tool_calls"]]
+        same = written.prose.split() == str(message.get("content") or "").split() and [
+            (call.name, call.arguments) for call in written.tool_calls
+        ] == [(function["name"], function["arguments"]) for function in functions]
+        return text[len(closed) :] if same and text.startswith(closed) else None
 
     def _unsampled(self, parent_full_ids: np.ndarray, behind: str) -> tuple[str, int]:
         """Return what is to follow the parent's ids, and how many of them to give up first.
@@ -311,6 +349,30 @@ class Renderer:
             raise ConfigError(f"a plain question cannot be rendered: {error}") from error
         _, found, close = reply.partition(_PROBE)
         return prompt.removeprefix(open_), close if found else None
+
+    def _wants_structured_calls(self) -> bool:
+        """Whether the template refuses calls inside an assistant's text, but not beside it.
+
+        Mistral's templates do: to them, an answered call that is not marked as one is an
+        assistant's message out of turn.
+        """
+        call_id = self._format.call_id(0, 0)
+        call = {"id": call_id, "type": "function", "function": {"name": "f", "arguments": {}}}
+        written: Message = {"role": "assistant", "content": "x"}
+        rest: list[Message] = [
+            {"role": "tool", "name": "f", "tool_call_id": call_id, "content": "x"},
+            {"role": "assistant", "content": "x"},
+        ]
+
+        def refuses(reply: Message) -> bool:
+            messages: list[Message] = [{"role": "user", "content": "x"}, reply, *rest]
+            try:
+                self._template.render(messages, (), add_generation_prompt=False)
+            except RenderError:
+                return True
+            return False
+
+        return refuses(written) and not refuses({**written, "content": "", "tool_calls": [call]})
 
 
 def _match_spaced(text: str, start: int, expected: str) -> int | None:

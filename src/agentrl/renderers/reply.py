@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from agentrl.renderers.tool_calls import ToolCallParser
+from agentrl.renderers.call_values import ParsedCall, Section, Tools
+from agentrl.renderers.tool_calls import ToolCallFormat
 from agentrl.schema import Message, ToolCall
 
 _OPEN, _CLOSE = "<think>", "</think>"
@@ -19,11 +20,25 @@ class Reply:
     reasoning: str
     """What is inside `<think>`."""
     tool_calls: tuple[ToolCall, ...]
+    prose: str = ""
+    """Everything but the tool calls, thinking and its tags included."""
+    structured: bool = False
+    """The chat template wants to see calls as `tool_calls`, not as the text they were written as."""
 
     @property
     def message(self) -> Message:
         """The assistant message that stands for this turn in the conversation."""
-        return {"role": "assistant", "content": self.text}
+        if not (self.structured and self.tool_calls):
+            return {"role": "assistant", "content": self.text}
+        calls = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name or "unknown", "arguments": call.arguments},
+            }
+            for call in self.tool_calls
+        ]
+        return {"role": "assistant", "content": self.prose.strip(), "tool_calls": calls}
 
 
 def split_reasoning(text: str, *, starts_inside: bool = False) -> tuple[str, str]:
@@ -63,17 +78,134 @@ def split_reasoning(text: str, *, starts_inside: bool = False) -> tuple[str, str
     return "".join(reasoning), "".join(visible)
 
 
-def parse_reply(text: str, parser: ToolCallParser, *, starts_inside: bool, turn: int) -> Reply:
-    """Take the text of one turn apart; calls are numbered `call_{turn}_{position}`."""
-    reasoning, visible = split_reasoning(text, starts_inside=starts_inside)
-    content, parsed = parser(visible)
-    calls = tuple(
-        ToolCall(
-            id=f"call_{turn}_{position}",
-            name=call.name,
-            arguments=call.arguments,
-            format_error=call.format_error,
+def parse_reply(
+    text: str,
+    format_: ToolCallFormat,
+    *,
+    starts_inside: bool = False,
+    turn: int = 0,
+    tools: Tools = (),
+    structured: bool = False,
+) -> Reply:
+    """Take the text of one turn apart.
+
+    Thinking and calls are told apart from left to right: a `<think>` inside a call is part of the
+    call, a call inside thinking is part of the thinking. Thinking that never ends is ended by the
+    well-formed calls with which the reply ends, if it does.
+
+    Args:
+        text: what the model wrote.
+        format_: how it writes calls.
+        starts_inside: the prompt ended inside a `<think>` block.
+        turn: number of the turn; calls without an id get one made of it and their position.
+        tools: the tools that it was shown; their schemas say what untyped values mean.
+        structured: how the reply is to stand in the conversation, see `Reply`.
+    """
+    splitter = _Splitter(text, format_, tools)
+    splitter.split(inside=starts_inside)
+    used: set[str] = set()
+    calls: list[ToolCall] = []
+    for position, call in enumerate(splitter.calls):
+        own = format_.own_id is not None and format_.own_id.fullmatch(call.id) is not None
+        id_ = call.id if own and call.id not in used else format_.call_id(turn, position)
+        used.add(id_)
+        calls.append(
+            ToolCall(
+                id=id_, name=call.name, arguments=call.arguments, format_error=call.format_error
+            )
         )
-        for position, call in enumerate(parsed)
+    return Reply(
+        text=text,
+        content="".join(splitter.said),
+        reasoning="".join(splitter.reasoning),
+        tool_calls=tuple(calls),
+        prose="".join(splitter.prose),
+        structured=structured,
     )
-    return Reply(text=text, content=content, reasoning=reasoning, tool_calls=calls)
+
+
+class _Splitter:
+    """Goes through a reply once, from left to right."""
+
+    def __init__(self, text: str, format_: ToolCallFormat, tools: Tools) -> None:
+        self._text = text
+        self._format = format_
+        self._tools = tools
+        self._has_thought = False
+        self.reasoning: list[str] = []
+        self.said: list[str] = []
+        self.prose: list[str] = []
+        self.calls: list[ParsedCall] = []
+
+    def split(self, *, inside: bool) -> None:
+        position = self._think(0) if inside else 0
+        self.prose.append(self._text[:position])
+        while position < len(self._text):
+            position = self._speak(position)
+
+    def _think(self, position: int) -> int:
+        """Take thinking that begins at `position`; return where it is over."""
+        self._has_thought = True
+        end = self._text.find(_CLOSE, position)
+        if end >= 0:
+            self.reasoning.append(self._text[position:end])
+            return end + len(_CLOSE)
+        end = self._closing_calls(position)
+        self.reasoning.append(self._text[position:end])
+        return end
+
+    def _closing_calls(self, position: int) -> int:
+        """Return where the well-formed calls begin with which the reply ends, or its end."""
+        begin: int | None = None
+        until = position
+        section = self._marked(position)
+        while section is not None:
+            if begin is None or self._text[until : section.start].strip():
+                begin = section.start
+            until = section.end
+            if any(call.format_error is not None for call in section.calls):
+                begin = None
+            section = self._marked(until)
+        if begin is None or self._text[until:].strip():
+            return len(self._text)
+        return begin
+
+    def _speak(self, position: int) -> int:
+        """Take what is said from `position` up to a call or thinking, and that too."""
+        text = self._text
+        section = self._section(position)
+        until = len(text) if section is None else section.start
+        open_, close = text.find(_OPEN, position, until), text.find(_CLOSE, position, until)
+        if close >= 0 and (open_ < 0 or close < open_):
+            # Its beginning is missing: the prompt may have opened the block.
+            self.reasoning += [*self.said, text[position:close]]
+            self.said.clear()
+            if not self._has_thought:
+                self.calls.clear()
+            self._has_thought = True
+            end = close + len(_CLOSE)
+            self.prose.append(text[position:end])
+            return end
+        if open_ >= 0:
+            self.said.append(text[position:open_])
+            end = self._think(open_ + len(_OPEN))
+            self.prose.append(text[position:end])
+            return end
+        self.said.append(text[position:until])
+        self.prose.append(text[position:until])
+        if section is None:
+            return len(text)
+        self.calls += section.calls
+        return section.end
+
+    def _section(self, position: int) -> Section | None:
+        leading = self._format.scan_leading
+        if leading is not None and not self.calls and not "".join(self.said).strip():
+            section = leading(self._text, position, self._tools)
+            if section is not None:
+                return section
+        return self._marked(position)
+
+    def _marked(self, position: int) -> Section | None:
+        scan = self._format.scan
+        return None if scan is None else scan(self._text, position, self._tools)

@@ -1,172 +1,138 @@
-"""Tool calls in the text that a model wrote.
+"""The formats in which models write tool calls, by name or as a chat template gives them away."""
 
-A parser takes visible text (thinking already removed) and returns what is left of it without the
-calls, and the calls. It never raises: a call that cannot be read carries `format_error`, which is
-shown to the model, so that it can do better in its next turn.
-"""
-
-import json
+import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any, NamedTuple, NoReturn
 
 from agentrl.errors import ConfigError
+from agentrl.renderers.call_values import Scanner
+from agentrl.renderers.json_calls import (
+    scan_hermes,
+    scan_llama3,
+    scan_llama3_bare,
+    scan_mistral,
+    scan_openai,
+)
+from agentrl.renderers.marked_calls import (
+    DEEPSEEK_TOKENS,
+    KIMI_TOKENS,
+    scan_deepseek,
+    scan_kimi_k2,
+    scan_qwen3_coder,
+)
+from agentrl.renderers.python_calls import scan_minicpm, scan_pythonic, scan_pythonic_bare
 
-_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
-_MAX_DEPTH = 32
-_MAX_INT = 2**63
-
-
-class ParsedCall(NamedTuple):
-    """One call as the model wrote it."""
-
-    name: str
-    arguments: dict[str, Any]
-    format_error: str | None
-
-
-ToolCallParser = Callable[[str], tuple[str, list[ParsedCall]]]
-
-
-class _FormatError(Exception):
-    """Says to the model why its call cannot be read."""
-
-    def __init__(self, reason: str, name: str = "") -> None:
-        super().__init__(reason)
-        self.name = name
+AUTO = "auto"
+_ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyz"
 
 
-def parse_hermes(text: str) -> tuple[str, list[ParsedCall]]:
-    """Read `<tool_call>{"name": ..., "arguments": {...}}</tool_call>` blocks (Hermes, Qwen).
-
-    The end of a call is found by reading its JSON, so that a string argument may hold
-    `</tool_call>` itself.
-    """
-    kept: list[str] = []
-    calls: list[ParsedCall] = []
-    position = 0
-    while (start := text.find(_OPEN, position)) >= 0:
-        kept.append(text[position:start])
-        call, position = _read_block(text, start + len(_OPEN))
-        calls.append(call)
-    kept.append(text[position:])
-    return "".join(kept), calls
+def _numbered(turn: int, position: int) -> str:
+    return f"call_{turn}_{position}"
 
 
-def _read_block(text: str, start: int) -> tuple[ParsedCall, int]:
-    """Return the call that begins at `start` and the position behind its block."""
-    try:
-        value, end = _decode_json(text, _skip_space(text, start))
-        call = _to_call(value)
-        end = _skip_space(text, end)
-        if not text.startswith(_CLOSE, end):
-            found = "more text" if end < len(text) else "the end of the message"
-            raise _FormatError(f"expected {_CLOSE} after the JSON object, found {found}", call.name)
-    except _FormatError as error:
-        call = ParsedCall(error.name, {}, str(error))
-        close, again = text.find(_CLOSE, start), text.find(_OPEN, start)
-        if close >= 0 and (again < 0 or close < again):
-            return call, close + len(_CLOSE)
-        return call, again if again >= 0 else len(text)
-    return call, end + len(_CLOSE)
+def nine_alphanumerics(turn: int, position: int) -> str:
+    """Return a call id in Mistral's form, which differs between all calls of a rollout."""
+    return "c" + _base36(turn, 5) + _base36(position, 3)
 
 
-def _skip_space(text: str, position: int) -> int:
-    while position < len(text) and text[position].isspace():
-        position += 1
-    return position
+def _base36(number: int, width: int) -> str:
+    digits = ""
+    for _ in range(width):
+        number, digit = divmod(number, 36)
+        digits = _ALPHABET[digit] + digits
+    return digits
 
 
-def _refuse_constant(name: str) -> NoReturn:
-    raise _FormatError(f"{name} is not a JSON value")
+@dataclass(frozen=True)
+class ToolCallFormat:
+    """How a family of models writes its tool calls."""
+
+    scan: Scanner | None = None
+    """Finds calls that are marked as such, anywhere in what is said."""
+    scan_leading: Scanner | None = None
+    """Finds calls that bear no mark and so only count as the beginning of what is said."""
+    call_id: Callable[[int, int], str] = _numbered
+    """`(turn, position)`: the id of a call that the model gave none."""
+    own_id: re.Pattern[str] | None = None
+    """Form of the ids that the model itself gives its calls and its template wants back."""
+    control: tuple[str, ...] = ()
+    """Control tokens of which calls are made: the model may write them, text from outside not."""
 
 
-# `strict=False` admits raw line breaks inside strings, which models write in code arguments.
-_DECODER = json.JSONDecoder(strict=False, parse_constant=_refuse_constant)
+_HERMES = ToolCallFormat(scan_hermes)
+_QWEN3_CODER = ToolCallFormat(scan_qwen3_coder)
+_LLAMA3 = ToolCallFormat(scan_llama3, scan_llama3_bare, control=("<|python_tag|>",))
+_MISTRAL = ToolCallFormat(
+    scan_mistral,
+    call_id=nine_alphanumerics,
+    own_id=re.compile("[A-Za-z0-9]{9}"),
+    control=("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"),
+)
+_KIMI_K2 = ToolCallFormat(
+    scan_kimi_k2, own_id=re.compile(r"functions\.[\w.-]{1,128}:\d{1,9}"), control=KIMI_TOKENS
+)
+_PYTHONIC = ToolCallFormat(
+    scan_pythonic, scan_pythonic_bare, control=("<|python_start|>", "<|python_end|>")
+)
+_DEEPSEEK = ToolCallFormat(scan_deepseek, control=DEEPSEEK_TOKENS)
+_MINICPM = ToolCallFormat(scan_minicpm, control=("<|tool_call_start|>", "<|tool_call_end|>"))
+_OPENAI = ToolCallFormat(scan_leading=scan_openai, own_id=re.compile(r"[\w.:-]{1,128}"))
 
-
-def _decode_json(text: str, start: int) -> tuple[object, int]:
-    if not text.startswith("{", start):
-        raise _FormatError(f"expected a JSON object after {_OPEN}")
-    try:
-        return _DECODER.raw_decode(text, start)
-    except json.JSONDecodeError as error:
-        reason = f"invalid JSON: {error.msg} (character {error.pos - start} of the call)"
-        raise _FormatError(reason) from None
-    except ValueError:
-        raise _FormatError("invalid JSON: a number has too many digits") from None
-    except RecursionError:
-        raise _FormatError("invalid JSON: nested too deeply") from None
-
-
-def _to_call(value: object) -> ParsedCall:
-    assert isinstance(value, dict)
-    name = value.get("name")
-    if not isinstance(name, str) or not name.strip():
-        raise _FormatError('the call needs a "name" that is a non-empty string')
-    arguments = value.get("arguments", {})
-    if isinstance(arguments, str):
-        # Some models write the arguments as OpenAI's wire form has them: JSON inside a string.
-        arguments, end = _decode_json(arguments.strip(), 0)
-        if end != len(value["arguments"].strip()):
-            raise _FormatError('"arguments" must be one JSON object', name)
-    if not isinstance(arguments, dict):
-        raise _FormatError('"arguments" must be a JSON object', name)
-    problem = _unstorable(value, 0)
-    if problem is not None:
-        raise _FormatError(problem, name if _unstorable(name, 0) is None else "")
-    return ParsedCall(name.strip(), arguments, None)
-
-
-def _unstorable(value: object, depth: int) -> str | None:
-    """Say why a JSON value can be neither stored nor sent on, or return None."""
-    if depth > _MAX_DEPTH:
-        return f"the arguments are nested more than {_MAX_DEPTH} deep"
-    if isinstance(value, bool):
-        return None
-    if isinstance(value, int) and not -_MAX_INT <= value < _MAX_INT:
-        return "a number does not fit 64 bits"
-    if isinstance(value, float) and value in (float("inf"), float("-inf")):
-        return "a number is too large"
-    if isinstance(value, str) and any("\ud800" <= char <= "\udfff" for char in value):
-        return "a string holds half of a surrogate pair"
-    if isinstance(value, dict):
-        if any("\0" in key for key in value):
-            return "an argument name holds a NUL character"
-        items: list[object] = [*value, *value.values()]
-    elif isinstance(value, list):
-        items = value
-    else:
-        return None
-    return next((why for item in items if (why := _unstorable(item, depth + 1))), None)
-
-
-_PARSERS: dict[str, ToolCallParser] = {
-    "hermes": parse_hermes,
-    "qwen": parse_hermes,
-    "qwen25": parse_hermes,
+_FORMATS: dict[str, ToolCallFormat] = {
+    "hermes": _HERMES,
+    "qwen": _HERMES,
+    "qwen25": _HERMES,
+    "qwen3_coder": _QWEN3_CODER,
+    "llama3": _LLAMA3,
+    "mistral": _MISTRAL,
+    "kimi_k2": _KIMI_K2,
+    "pythonic": _PYTHONIC,
+    "deepseekv3": _DEEPSEEK,
+    "deepseekv31": _DEEPSEEK,
+    "minicpm": _MINICPM,
+    "openai": _OPENAI,
 }
 
+# What a chat template shows its model of the format. The first that it holds decides: templates
+# name the marks of other formats only as text.
+_GIVEAWAYS = (
+    ("<｜tool▁calls▁begin｜>", "deepseekv3"),  # noqa: RUF001
+    ("<|tool_calls_section_begin|>", "kimi_k2"),
+    ("[TOOL_CALLS]", "mistral"),
+    ("<|tool_call_start|>", "minicpm"),
+    ("<function=", "qwen3_coder"),
+    ("<tool_call>", "hermes"),
+    ("<|python_start|>", "pythonic"),
+    ("[func_name1(", "pythonic"),
+    ("<|python_tag|>", "llama3"),
+    ('"parameters": dictionary', "llama3"),
+)
 
-def register_tool_call_parser(name: str, parser: ToolCallParser) -> None:
-    """Make `parser` known under `name`.
+
+def register_tool_call_format(name: str, format_: ToolCallFormat) -> None:
+    """Make a format known under `name`, for `--tool_call_parser`.
 
     Raises:
-        ConfigError: the name is taken by another parser.
+        ConfigError: the name is taken by another format.
     """
-    if _PARSERS.setdefault(name, parser) is not parser:
+    if name == AUTO or _FORMATS.setdefault(name, format_) is not format_:
         raise ConfigError(f"tool-call parser {name!r} is already registered")
 
 
-def get_tool_call_parser(name: str) -> ToolCallParser:
-    """Return the parser of that name.
+def get_tool_call_format(name: str, chat_template: str = "") -> ToolCallFormat:
+    """Return the format of that name; `auto` is the one that the chat template shows.
+
+    A template that shows none is taken for one of the Hermes family, the most common.
 
     Raises:
-        ConfigError: no parser has that name; the known ones are listed.
+        ConfigError: no format has that name; the known ones are listed.
     """
-    if name in _PARSERS:
-        return _PARSERS[name]
-    near = get_close_matches(name, _PARSERS, n=1)
+    if name == AUTO:
+        name = next((format_ for mark, format_ in _GIVEAWAYS if mark in chat_template), "hermes")
+    if name in _FORMATS:
+        return _FORMATS[name]
+    near = get_close_matches(name, [AUTO, *_FORMATS], n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
-    known = ", ".join(sorted(_PARSERS))
+    known = ", ".join(sorted([AUTO, *_FORMATS]))
     raise ConfigError(f"unknown tool-call parser {name!r}{hint} (known: {known})")

@@ -1,6 +1,7 @@
 """Scorers and judges."""
 
 from agentrl.rewards import builtin as _builtin  # noqa: F401  registers the built-in scorers
+from agentrl.rewards import gaia as _gaia  # noqa: F401  registers `gaia`
 from agentrl.rewards.agent_config import AgentConfig
 from agentrl.rewards.answers import check_answer_schema, extract_answer
 from agentrl.rewards.factory import MCPScorerFactory, Scorer, Verdict, load_scorer_module

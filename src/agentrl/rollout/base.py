@@ -152,7 +152,7 @@ class AsyncSampler(ABC, Generic[TaskType]):
         )
         if result.finish_reason == "abort":
             raise InferenceError(f"{result.server} gave up on a generation of {self.record.id}")
-        reply = renderer.parse(result.output_ids, turn=len(self.turns))
+        reply = renderer.parse(result.output_ids, turn=len(self.turns), tools=conversation.tools)
         turn = self._turn(conversation, prompt, params, result, reply)
         turn = turn.model_copy(update={"started_at": started_at})
         if judge is not None:

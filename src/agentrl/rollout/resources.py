@@ -71,6 +71,8 @@ def tools_config(section: ToolsSection) -> ToolsConfig:
     return ToolsConfig(
         servers=servers,
         server_names=None if names in ((), ("all",)) else names,
+        tool_names=section.mcp_tool_names or None,
+        blocked_tools=section.mcp_blocked_tools,
         auth_token=section.mcp_auth_token,
         call_timeout_seconds=section.tool_timeout_seconds,
     )

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, FiniteFloat
 
 from agentrl.schema.base import Value, utc_now
 from agentrl.schema.tasks import Split
@@ -78,6 +78,10 @@ class Score(Value):
     """What the scorer wants a reader to know (a judge's words, a normalised answer)."""
     inputs: dict[str, Any] = Field(default_factory=dict)
     """What the scorer was given beside the record itself (model answer, reference)."""
+    step_scores: tuple[FiniteFloat | None, ...] = ()
+    """Scores of single turns by their index, where the scorer gives any (a process reward, say).
+    Such a turn's advantage is its score, not the record's standing in its group; None, and turns
+    behind the last one, keep the latter."""
     scored_at: datetime = Field(default_factory=utc_now)
 
 

@@ -9,6 +9,12 @@ from pathlib import Path
 from agentrl.config.sections import InferenceSection, ModelSection
 from agentrl.errors import ConfigError
 
+_SGLANG_TOOL_CALL_PARSERS = frozenset(
+    {
+        *("deepseekv3", "deepseekv31", "kimi_k2", "llama3", "mistral", "pythonic"),
+        *("qwen", "qwen25", "qwen3_coder"),
+    }
+)
 
 def server_command(
     inference: InferenceSection,
@@ -81,7 +87,10 @@ def _sglang(
         argv += ["--ep-size", str(inference.inf_ep_size)]
     argv += ["--mem-fraction-static", str(inference.inf_mem_ratio)]
     argv += ["--max-running-requests", str(inference.max_running_requests)]
-    argv += ["--tool-call-parser", inference.tool_call_parser, "--sampling-defaults", "openai"]
+    argv += ["--sampling-defaults", "openai"]
+    if inference.tool_call_parser in _SGLANG_TOOL_CALL_PARSERS:
+        # Only for others who chat with the server: rollouts exchange token ids and parse themselves.
+        argv += ["--tool-call-parser", inference.tool_call_parser]
     if inference.context_length is not None:
         argv += ["--context-length", str(inference.context_length)]
     if model.trust_remote_code:

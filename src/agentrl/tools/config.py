@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Literal, Self
@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, m
 
 from agentrl.errors import ConfigError
 
-Transport = Literal["http", "sse", "stdio"]
+Transport = Literal["http", "sse", "stdio", "aggregator"]
 _TRANSPORT_NAMES: dict[str, Transport] = {
     "http": "http",
     "streamable-http": "http",
@@ -19,7 +19,9 @@ _TRANSPORT_NAMES: dict[str, Transport] = {
     "streamableHttp": "http",
     "sse": "sse",
     "stdio": "stdio",
+    "mcpapi": "aggregator",
 }
+_AGGREGATOR_SUFFIX = "/mcpapi"
 
 
 class McpServer(BaseModel):
@@ -70,14 +72,25 @@ class ToolsConfig(BaseModel):
 
     servers: dict[str, McpServer]
     server_names: tuple[str, ...] | None = None
-    """Use these servers only; None means all."""
+    """Use these servers only; None means all. Servers behind an aggregator count too."""
     tool_names: tuple[str, ...] | None = None
     """Show these tools only (plain or `server.tool` names); None means all."""
+    blocked_tools: tuple[str, ...] = ()
+    """Never show or call these tools (plain or `server.tool` names)."""
     auth_token: SecretStr | None = None
     """Bearer token sent to every HTTP server that has no `Authorization` header of its own."""
     connect_timeout_seconds: float = Field(default=10.0, gt=0)
     call_timeout_seconds: float = Field(default=120.0, gt=0)
     """Longest tool call; a longer one is answered by an error that the model sees."""
+    max_call_seconds: float = Field(default=600.0, gt=0)
+    """Longest call of a tool that keeps reporting progress: each report grants it
+    `call_timeout_seconds` more, up to this."""
+    failures_until_down: int = Field(default=5, ge=1)
+    """Failures of a server in a row after which it is taken to be down."""
+    down_seconds: float = Field(default=2.0, ge=0)
+    """How often one caller is let through to a server that is down."""
+    down_patience_seconds: float = Field(default=15.0, ge=0)
+    """How long a call waits for a server that is down to come back."""
     max_retries: int = Field(default=4, ge=0)
     """Further tries after a failure of the connection, where a repeated call does no harm."""
     retry_delay_seconds: float = Field(default=0.5, ge=0)
@@ -103,13 +116,33 @@ class ToolsConfig(BaseModel):
         """
         if self.server_names is None:
             return dict(self.servers)
-        unknown = [name for name in self.server_names if name not in self.servers]
+        # Who is behind an aggregator is known only when it has been asked.
+        behind = [name for name, one in self.servers.items() if one.transport == "aggregator"]
+        if not behind:
+            self.check_server_names(self.servers)
+        return {
+            name: server
+            for name, server in self.servers.items()
+            if name in self.server_names or name in behind
+        }
+
+    def check_server_names(self, known: Collection[str]) -> None:
+        """Raise ConfigError if `server_names` holds a name that is not among the known ones."""
+        unknown = [name for name in self.server_names or () if name not in known]
         if unknown:
-            near = get_close_matches(unknown[0], self.servers, n=1)
+            near = get_close_matches(unknown[0], known, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
-            known = ", ".join(sorted(self.servers)) or "none"
-            raise ConfigError(f"unknown MCP server {unknown[0]!r}{hint} (known: {known})")
-        return {name: self.servers[name] for name in self.server_names}
+            names = ", ".join(sorted(known)) or "none"
+            raise ConfigError(f"unknown MCP server {unknown[0]!r}{hint} (known: {names})")
+
+
+def http_headers(server: McpServer, config: ToolsConfig) -> dict[str, str]:
+    """Return the headers of every request to an HTTP server."""
+    headers = {name: value.get_secret_value() for name, value in server.headers.items()}
+    named = {name.lower() for name in headers}
+    if config.auth_token is not None and "authorization" not in named:
+        headers["Authorization"] = f"Bearer {config.auth_token.get_secret_value()}"
+    return headers
 
 
 def load_mcp_servers(source: str | Path | Mapping[str, object]) -> dict[str, McpServer]:
@@ -117,7 +150,8 @@ def load_mcp_servers(source: str | Path | Mapping[str, object]) -> dict[str, Mcp
 
     Args:
         source: a mapping, JSON text, the path of a JSON file, or the address of a single HTTP
-            server (it is then called `default`). The outer `mcpServers` key may be left out.
+            server (it is then called `default`; a path that ends with `/mcpapi` makes it an
+            AgentDock aggregator). The outer `mcpServers` key may be left out.
 
     Raises:
         ConfigError: the source is missing or malformed; the server at fault is named.
@@ -149,13 +183,20 @@ def _read_json(source: str | Path) -> object:
         raise ConfigError(f"{origin}: not JSON ({error})") from error
 
 
+def _kind(fields: Mapping[str, object]) -> str:
+    if "command" in fields:
+        return "stdio"
+    path = str(fields.get("url", "")).split("?", 1)[0].rstrip("/")
+    return "mcpapi" if path.endswith(_AGGREGATOR_SUFFIX) else "http"
+
+
 def _parse_server(name: str, value: object) -> McpServer:
     if not isinstance(value, Mapping):
         raise ConfigError(f"mcpServers.{name}: expected an object")
     fields = dict(value)
     kind = fields.pop("type", None) or fields.pop("transport", None)
     if kind is None:
-        kind = "stdio" if "command" in fields else "http"
+        kind = _kind(fields)
     if kind not in _TRANSPORT_NAMES:
         known = ", ".join(sorted(set(_TRANSPORT_NAMES)))
         raise ConfigError(f"mcpServers.{name}: unknown transport {kind!r} (known: {known})")

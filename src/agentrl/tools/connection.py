@@ -22,7 +22,9 @@ from mcp.types import (
 from pydantic import ValidationError
 
 from agentrl.errors import ToolError
-from agentrl.tools.config import McpServer, ToolsConfig
+from agentrl.tools.breaker import CircuitBreaker
+from agentrl.tools.config import McpServer, ToolsConfig, http_headers
+from agentrl.tools.faults import CallTimedOut, InvalidResult, describe
 from agentrl.tools.http_transport import FAILURE_KEY, FailureReportingTransport
 
 logger = logging.getLogger(__name__)
@@ -31,14 +33,6 @@ _CLIENT_INFO = Implementation(name="agentrl", version="0.1.0")
 _PING_SECONDS = 5.0
 _READ_MARGIN_SECONDS = 30.0  # HTTP waits longer than the call may take, so that the call decides
 _MAX_EVENT_BYTES = 64 * 2**20
-
-
-class CallTimedOut(Exception):
-    """The tool took longer than allowed; its server is well."""
-
-
-class InvalidResult(Exception):
-    """The server answered with a result that its own description of the tool, or MCP, forbids."""
 
 
 class _Session:
@@ -93,6 +87,13 @@ class ServerConnection:
         self.server = server
         self._config = config
         self._timeout = server.call_timeout_seconds or config.call_timeout_seconds
+        self._longest = max(self._timeout, config.max_call_seconds)
+        self._breaker = CircuitBreaker(
+            f"MCP server {name!r} at {server.address}",
+            threshold=config.failures_until_down,
+            seconds=config.down_seconds,
+            patience=config.down_patience_seconds,
+        )
         self._session: _Session | None = None
         self._connecting = asyncio.Lock()
 
@@ -130,13 +131,29 @@ class ServerConnection:
             InvalidResult: the tool's result breaks its server's own promise.
             ToolError: the infrastructure failed.
         """
+        await self._breaker.admit()
+        healthy: bool | None = None
+        try:
+            result = await self._call_tool(name, arguments, repeatable=repeatable)
+            healthy = True
+        except (MCPError, CallTimedOut, InvalidResult):
+            healthy = True
+            raise
+        except ToolError:
+            healthy = False
+            raise
+        finally:
+            self._breaker.settle(healthy=healthy)
+        return result
+
+    async def _call_tool(
+        self, name: str, arguments: Mapping[str, Any], *, repeatable: bool
+    ) -> CallToolResult:
         attempt = 0
         while True:
             client = await self._client()
             try:
-                return await client.call_tool(
-                    name, dict(arguments), read_timeout_seconds=self._timeout
-                )
+                return await self._within_time(client, name, dict(arguments))
             except (RuntimeError, ValidationError) as error:
                 # The SDK's ways to say that a result is not what the server promised.
                 logger.warning("%s", self._error(f"returned an invalid result of {name}", error))
@@ -148,6 +165,26 @@ class ServerConnection:
                     raise self._error("failed again and again", error) from error
             await self._pause(attempt)
             attempt += 1
+
+    async def _within_time(
+        self, client: Client, name: str, arguments: dict[str, Any]
+    ) -> CallToolResult:
+        """Call a tool; every progress that it reports grants it more time.
+
+        Raises:
+            MCPError: with the code REQUEST_TIMEOUT when the time is over, too.
+        """
+        now = asyncio.get_running_loop().time
+        at_the_latest = now() + self._longest
+        try:
+            async with asyncio.timeout(self._timeout) as limit:
+
+                async def grant(progress: float, total: float | None, message: str | None) -> None:
+                    limit.reschedule(min(now() + self._timeout, at_the_latest))
+
+                return await client.call_tool(name, arguments, progress_callback=grant)
+        except TimeoutError:
+            raise MCPError(REQUEST_TIMEOUT, "timed out") from None
 
     async def close(self) -> None:
         """End the connection; a started command is ended with it."""
@@ -246,13 +283,13 @@ async def _open_client(server: McpServer, config: ToolsConfig) -> AsyncIterator[
         elif server.transport == "sse":
             transport = sse_client(
                 server.url or "",
-                headers=_headers(server, config),
+                headers=http_headers(server, config),
                 timeout=config.connect_timeout_seconds,
                 sse_read_timeout=timeout + _READ_MARGIN_SECONDS,
             )
         else:
             http = httpx2.AsyncClient(
-                headers=_headers(server, config),
+                headers=http_headers(server, config),
                 timeout=httpx2.Timeout(
                     config.connect_timeout_seconds, read=timeout + _READ_MARGIN_SECONDS
                 ),
@@ -277,23 +314,3 @@ def _stdio_parameters(server: McpServer) -> StdioServerParameters:
         env={name: value.get_secret_value() for name, value in server.env.items()},
         cwd=server.cwd,
     )
-
-
-def _headers(server: McpServer, config: ToolsConfig) -> dict[str, str]:
-    headers = {name: value.get_secret_value() for name, value in server.headers.items()}
-    named = {name.lower() for name in headers}
-    if config.auth_token is not None and "authorization" not in named:
-        headers["Authorization"] = f"Bearer {config.auth_token.get_secret_value()}"
-    return headers
-
-
-def describe(error: BaseException) -> str:
-    """Say in one line what went wrong, looking into exception groups."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    text = " ".join(str(error).split())
-    if isinstance(error, MCPError) and text:
-        return text
-    if isinstance(error, TimeoutError) and not text:
-        return "timed out"
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -14,12 +14,16 @@ from mcp.types import Tool
 
 from agentrl.errors import ConfigError, ToolError
 from agentrl.schema import ToolResult
+from agentrl.tools.aggregator import AggregatedServer, Aggregator
 from agentrl.tools.base import ToolSpec
 from agentrl.tools.config import ToolsConfig
-from agentrl.tools.connection import CallTimedOut, InvalidResult, ServerConnection
+from agentrl.tools.connection import ServerConnection
 from agentrl.tools.content import cut_middle, result_text
+from agentrl.tools.faults import CallTimedOut, InvalidResult
 
 logger = logging.getLogger(__name__)
+
+Connection = ServerConnection | AggregatedServer
 
 
 class McpToolBox:
@@ -29,7 +33,7 @@ class McpToolBox:
         self,
         config: ToolsConfig,
         specs: Sequence[ToolSpec],
-        connections: Mapping[str, ServerConnection],
+        connections: Mapping[str, Connection],
     ) -> None:
         """Offer `specs`, called over `connections`; `connect_tools` is the way to a box."""
         self._config = config
@@ -116,23 +120,55 @@ async def connect_tools(config: ToolsConfig) -> AsyncIterator[McpToolBox]:
         ToolError: a server cannot be reached.
         ConfigError: a tool named in the configuration does not exist.
     """
-    connections = {
-        name: ServerConnection(name, server, config) for name, server in config.selected.items()
+    servers: dict[str, ServerConnection | Aggregator] = {
+        name: (Aggregator if server.transport == "aggregator" else ServerConnection)(
+            name, server, config
+        )
+        for name, server in config.selected.items()
     }
     async with AsyncExitStack() as stack:
-        for connection in connections.values():
-            stack.push_async_callback(connection.close)
+        for server in servers.values():
+            stack.push_async_callback(server.close)
         answers = await asyncio.gather(
-            *(connection.list_tools() for connection in connections.values()),
+            *(_offer(name, server) for name, server in servers.items()),
             return_exceptions=True,  # so that every connection has settled before it is closed
         )
         listed: dict[str, list[Tool]] = {}
-        for name, answer in zip(connections, answers, strict=True):
+        connections: dict[str, Connection] = {}
+        for answer in answers:
             if isinstance(answer, BaseException):
                 raise answer
-            listed[name] = answer
-        specs = _select(listed, config.tool_names)
-        yield McpToolBox(config, specs, connections)
+            for name, (tools, connection) in answer.items():
+                if name in listed:
+                    raise ConfigError(
+                        f"two MCP servers are called {name!r}; rename one in mcpServers"
+                    )
+                listed[name], connections[name] = tools, connection
+        if config.server_names is not None:
+            config.check_server_names({*listed, *config.servers})
+            listed = {
+                name: tools
+                for name, tools in listed.items()
+                if name in config.server_names or _behind(connections[name]) in config.server_names
+            }
+        yield McpToolBox(config, _select(listed, config), connections)
+
+
+async def _offer(
+    name: str, server: ServerConnection | Aggregator
+) -> dict[str, tuple[list[Tool], Connection]]:
+    """Return the tools and the connection of a server, or of each one behind an aggregator."""
+    if isinstance(server, ServerConnection):
+        return {name: (await server.list_tools(), server)}
+    return {
+        inner: (tools, AggregatedServer(server, inner))
+        for inner, tools in (await server.list_tools()).items()
+    }
+
+
+def _behind(connection: Connection) -> str | None:
+    """Return the name of the aggregator that a server is behind, if it is."""
+    return connection.aggregator_name if isinstance(connection, AggregatedServer) else None
 
 
 async def probe(config: ToolsConfig) -> tuple[ToolSpec, ...]:
@@ -151,9 +187,7 @@ async def probe(config: ToolsConfig) -> tuple[ToolSpec, ...]:
     return specs
 
 
-def _select(
-    listed: Mapping[str, Sequence[Tool]], tool_names: Sequence[str] | None
-) -> list[ToolSpec]:
+def _select(listed: Mapping[str, Sequence[Tool]], config: ToolsConfig) -> list[ToolSpec]:
     """Name the tools so that every name is unique, and keep those that were asked for."""
     uses = Counter(tool.name for tools in listed.values() for tool in tools)
     clashing = sorted(name for name, count in uses.items() if count > 1)
@@ -167,19 +201,23 @@ def _select(
         for server, tools in listed.items()
         for tool in tools
     ]
-    if tool_names is None:
-        return specs
-    known = {spec.remote_name for spec in specs} | {f"{s.server}.{s.remote_name}" for s in specs}
-    for name in tool_names:
+    known = {spec.remote_name for spec in specs} | {_qualified(spec) for spec in specs}
+    for name in (*(config.tool_names or ()), *config.blocked_tools):
         if name not in known:
             offered = ", ".join(spec.name for spec in specs)
             raise ConfigError(f"no MCP server offers a tool {name!r} (offered: {offered})")
-    wanted = set(tool_names)
+    wanted = known if config.tool_names is None else set(config.tool_names)
+    blocked = set(config.blocked_tools)
     return [
         spec
         for spec in specs
-        if spec.remote_name in wanted or f"{spec.server}.{spec.remote_name}" in wanted
+        if not wanted.isdisjoint(names := (spec.remote_name, _qualified(spec)))
+        and blocked.isdisjoint(names)
     ]
+
+
+def _qualified(spec: ToolSpec) -> str:
+    return f"{spec.server}.{spec.remote_name}"
 
 
 def _spec(server: str, tool: Tool, *, qualified: bool) -> ToolSpec:

@@ -95,6 +95,22 @@ def test_format_errors_lose_their_advantage():
     assert advantages(kept)[f"{TASK}/0/1/0"] == 0.0
 
 
+def test_turns_with_a_score_of_their_own_take_it_for_their_advantage():
+    stepped = record(0, 1.0, versions=(3, 3, 3, 3), overrides=[None, None, 0.0, None])
+    score = stepped.score.model_copy(update={"step_scores": (-0.5, None, 0.7)})
+    stepped = stepped.model_copy(update={"score": score})
+    group = select(
+        [stepped, record(1, 0.0)], adv_scaling=2.0, drop_zero_advantage=False, sign_clip=True
+    )
+    assert advantages(group) == {
+        f"{TASK}/0/1/0": -1.0,
+        f"{TASK}/0/1/1": 2.0,
+        f"{TASK}/0/1/2": 0.0,
+        f"{TASK}/0/1/3": 2.0,
+        f"{TASK}/1/1/0": -2.0,
+    }
+
+
 def test_a_minimal_advantage_of_zero_is_honoured():
     records = [record(0, 1.0), record(1, 0.0)]
     group = select(records, minimal_advantage=0.0)

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.renderers.reply import parse_reply, split_reasoning
-from agentrl.renderers.tool_calls import parse_hermes
+from agentrl.renderers.tool_calls import ToolCallFormat
 
 
 @pytest.mark.parametrize(
@@ -25,14 +25,6 @@ def test_thinking_is_told_from_what_is_said(
     assert split_reasoning(text, starts_inside=inside) == expected
 
 
-def test_calls_inside_thinking_are_no_calls() -> None:
-    call = '<tool_call>{"name": "f"}</tool_call>'
-    reply = parse_reply(f"<think>{call}</think>x{call}", parse_hermes, starts_inside=False, turn=3)
-    assert [(c.id, c.name) for c in reply.tool_calls] == [("call_3_0", "f")]
-    assert (reply.content, reply.reasoning) == ("x", call)
-    assert reply.message == {"role": "assistant", "content": reply.text}
-
-
 @given(
     st.lists(st.one_of(st.sampled_from(["<think>", "</think>"]), st.text(max_size=3)), max_size=12),
     st.booleans(),
@@ -44,3 +36,13 @@ def test_no_character_is_lost_or_said_twice(pieces: list[str], inside: bool) -> 
     assert len(reasoning + visible) <= len(text)
     assert len((reasoning + visible).replace("</think>", "").replace("<think>", "")) <= len(bare)
     assert "</think>" not in visible
+
+
+@given(
+    st.lists(st.one_of(st.sampled_from(["<think>", "</think>"]), st.text(max_size=3)), max_size=12),
+    st.booleans(),
+)
+def test_replies_and_answers_tell_thinking_in_the_same_way(pieces: list[str], inside: bool) -> None:
+    text = "".join(pieces)
+    reply = parse_reply(text, ToolCallFormat(), starts_inside=inside)
+    assert (reply.reasoning, reply.content) == split_reasoning(text, starts_inside=inside)

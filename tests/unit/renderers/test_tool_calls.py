@@ -1,45 +1,268 @@
 import json
+import re
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.errors import ConfigError
-from agentrl.renderers import register_tool_call_parser
-from agentrl.renderers.tool_calls import get_tool_call_parser, parse_hermes
+from agentrl.renderers import Reply, ToolCallFormat, register_tool_call_format
+from agentrl.renderers.reply import parse_reply
+from agentrl.renderers.tool_calls import get_tool_call_format
+
+FORMATS = [
+    *("hermes", "qwen3_coder", "llama3", "mistral", "kimi_k2", "pythonic"),
+    *("deepseekv3", "minicpm", "openai"),
+]
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "price",
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    "item": {"type": "string"},
+                    "count": {"type": "integer"},
+                    "limit": {"type": ["number", "null"]},
+                    "rush": {"type": "boolean"},
+                    "tags": {"type": "array"},
+                    "ship": {"anyOf": [{"type": "object"}, {"type": "string"}]},
+                    "size": {"enum": ["1", "2"]},
+                },
+            },
+        },
+    }
+]
+
+
+def read(format_: str, text: str) -> Reply:
+    return parse_reply(text, get_tool_call_format(format_), tools=TOOLS)
+
+
+def calls(format_: str, text: str) -> list[tuple[str, dict[str, Any], str | None]]:
+    return [(c.name, c.arguments, c.format_error) for c in read(format_, text).tool_calls]
 
 
 def block(value: object) -> str:
     return f"<tool_call>\n{json.dumps(value)}\n</tool_call>"
 
 
-def test_calls_are_read_in_order_and_taken_out_of_the_text() -> None:
-    first = block({"name": "price", "arguments": {"item": "lamp"}})
-    second = block({"name": "add", "arguments": {"a": 1, "b": [2.5, None, True]}})
-    text, calls = parse_hermes(f"Let me look.{first}\n{second} Done.")
-    assert text == "Let me look.\n Done."
-    assert [(call.name, call.arguments, call.format_error) for call in calls] == [
-        ("price", {"item": "lamp"}, None),
-        ("add", {"a": 1, "b": [2.5, None, True]}, None),
+def written(format_: str, name: str, arguments: dict[str, Any]) -> str:
+    """Write a call as a model of that family does."""
+    value = json.dumps(arguments)
+    python = f"{name}({', '.join(f'{key}={item!r}' for key, item in arguments.items())})"
+    parameters = "".join(
+        f"<parameter={key}>\n{item if isinstance(item, str) else json.dumps(item)}\n</parameter>\n"
+        for key, item in arguments.items()
+    )
+    forms = {
+        "hermes": block({"name": name, "arguments": arguments}),
+        "qwen3_coder": f"<tool_call>\n<function={name}>\n{parameters}</function>\n</tool_call>",
+        "llama3": f'<|python_tag|>{{"name": "{name}", "parameters": {value}}}',
+        "mistral": f'[TOOL_CALLS][{{"name": "{name}", "arguments": {value}, "id": "a1B2c3D4e"}}]',
+        "kimi_k2": "<|tool_calls_section_begin|><|tool_call_begin|>"
+        f"functions.{name}:0<|tool_call_argument_begin|>{value}<|tool_call_end|>"
+        "<|tool_calls_section_end|>",
+        "pythonic": f"<|python_start|>[{python}]<|python_end|>",
+        "deepseekv3": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>"  # noqa: RUF001
+        f"{name}\n```json\n{value}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",  # noqa: RUF001
+        "minicpm": f"<|tool_call_start|>\n```python\n{python}\n```\n<|tool_call_end|>",
+        "openai": json.dumps(
+            {
+                "tool_calls": [
+                    {
+                        "id": "call_x",
+                        "type": "function",
+                        "function": {"name": name, "arguments": value},
+                    }
+                ]
+            }
+        ),
+    }
+    return forms[format_]
+
+
+@pytest.mark.parametrize("format_", FORMATS)
+def test_every_format_is_read(format_: str) -> None:
+    arguments = {
+        "item": "a lamp, 'new' \"5\\\"\n</tool_call>[TOOL_CALLS]",
+        "count": 2,
+        "limit": 3.5,
+        "rush": True,
+        "tags": ["a", 1, None],
+        "ship": {"to": "x"},
+    }
+    reply = read(format_, written(format_, "price", arguments))
+    assert [(c.name, c.arguments, c.format_error) for c in reply.tool_calls] == [
+        ("price", arguments, None)
     ]
+    assert reply.content.strip() == ""
+
+
+@pytest.mark.parametrize("format_", [name for name in FORMATS if name != "openai"])
+def test_calls_stand_in_order_and_text_around_them_is_kept(format_: str) -> None:
+    first, second = (written(format_, name, {"item": name}) for name in ("price", "add"))
+    text = f"<think>hm {first}</think>Let me look.\n{first}\n{second}"
+    reply = read(format_, text)
+    assert [call.name for call in reply.tool_calls] == ["price", "add"]
+    assert reply.content.strip() == "Let me look."
+    assert reply.reasoning == f"hm {first}"
+
+
+@pytest.mark.parametrize("format_", FORMATS)
+def test_thinking_tags_inside_a_call_do_not_hide_it(format_: str) -> None:
+    for tag in ("<think>", "</think>", "<think>x</think>", "<answer>"):
+        code = f"print('{tag}')"
+        text = "<think>plan</think>" + written(format_, "price", {"item": code})
+        assert calls(format_, text) == [("price", {"item": code}, None)]
+
+
+def test_calls_inside_thinking_are_no_calls() -> None:
+    call = written("hermes", "f", {})
+    reply = parse_reply(f"<think>{call}</think>x{call}", get_tool_call_format("hermes"), turn=3)
+    assert [(c.id, c.name) for c in reply.tool_calls] == [("call_3_0", "f")]
+    assert (reply.content, reply.reasoning) == ("x", call)
+    assert reply.message == {"role": "assistant", "content": reply.text}
+
+
+def test_thinking_that_never_ends_does_not_hide_a_call() -> None:
+    call = written("hermes", "price", {})
+    reply = read("hermes", f"<think>I call <tool_call>it</tool_call> now {call}")
+    assert [c.name for c in reply.tool_calls] == ["price"]
+    assert reply.reasoning == "I call <tool_call>it</tool_call> now "
+    for text in ("<think>no <tool_call>call</tool_call>", f"<think>{call} and so on"):
+        assert read("hermes", text).tool_calls == ()
+    both = read("hermes", f"<think>{call} or {call}\n{call}")
+    assert (len(both.tool_calls), both.reasoning) == (2, f"{call} or ")
+
+
+def test_what_stands_before_a_closing_tag_without_beginning_was_thought() -> None:
+    call = written("hermes", "f", {})
+    reply = read("hermes", f"a draft {call}</think>answer")
+    assert (reply.tool_calls, reply.content) == ((), "answer")
+    reply = read("hermes", f"<think>x</think>{call}</think>")
+    assert [c.name for c in reply.tool_calls] == ["f"]
 
 
 def test_a_closing_tag_inside_a_string_does_not_end_the_call() -> None:
     code = "print('</tool_call>')\n<tool_call>"
-    _, calls = parse_hermes(block({"name": "run", "arguments": {"code": code}}))
-    assert [call.arguments for call in calls] == [{"code": code}]
+    assert calls("hermes", block({"name": "run", "arguments": {"code": code}})) == [
+        ("run", {"code": code}, None)
+    ]
 
 
 def test_raw_line_breaks_in_strings_are_read() -> None:
-    _, calls = parse_hermes(
-        '<tool_call>{"name": "run", "arguments": {"code": "a\nb\tc"}}</tool_call>'
-    )
-    assert calls[0].arguments == {"code": "a\nb\tc"}
+    text = '<tool_call>{"name": "run", "arguments": {"code": "a\nb\tc"}}</tool_call>'
+    assert calls("hermes", text) == [("run", {"code": "a\nb\tc"}, None)]
 
 
 def test_arguments_may_be_json_inside_a_string() -> None:
-    _, calls = parse_hermes(block({"name": "add", "arguments": '{"a": 1}'}))
-    assert (calls[0].arguments, calls[0].format_error) == ({"a": 1}, None)
+    text = block({"name": "add", "arguments": '{"a": 1}'})
+    assert calls("hermes", text) == [("add", {"a": 1}, None)]
+
+
+def test_a_call_may_be_wrapped_in_content() -> None:
+    text = block({"content": {"name": "add", "arguments": {"a": 1}}})
+    assert calls("hermes", text) == [("add", {"a": 1}, None)]
+
+
+def test_code_may_follow_the_json_in_a_block_of_its_own() -> None:
+    code = "print('</code>')\nprint('</tool_call>')"
+    text = f'<tool_call>{{"name": "run", "arguments": {{}}}}\n<code>\n{code}\n</code>\n</tool_call>'
+    assert calls("hermes", text) == [("run", {"code": code}, None)]
+    twice = '<tool_call>{"name": "f", "arguments": {"code": "x"}}<code>y</code></tool_call>'
+    assert "given twice" in str(calls("hermes", twice)[0][2])
+
+
+def test_qwen3_coder_values_are_what_the_schema_says() -> None:
+    text = (
+        "<tool_call>\n<function=price>\n<parameter=item>\n12\n</parameter>\n"
+        "<parameter=count>\n12\n</parameter>\n<parameter=limit>\nnull\n</parameter>\n"
+        "<parameter=rush>\nTrue\n</parameter>\n<parameter=ship>\nby air\n</parameter>\n"
+        "<parameter=size>\n2\n</parameter>\n<parameter=extra>\n7\n</parameter>\n"
+        "</function>\n</tool_call>"
+    )
+    expected = {"item": "12", "count": 12, "limit": None, "rush": True, "ship": "by air"}
+    assert calls("qwen3_coder", text) == [("price", {**expected, "size": "2", "extra": "7"}, None)]
+
+
+def test_qwen3_coder_values_may_hold_its_tags() -> None:
+    code = "a </parameter> b\n</function>\n<parameter=x> </tool_call>\n\n  c\n"
+    text = written("qwen3_coder", "run", {"code": code, "item": "y"})
+    assert calls("qwen3_coder", text) == [("run", {"code": code, "item": "y"}, None)]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('{"name": "f", "parameters": {"a": 1}}', [("f", {"a": 1})]),
+        ('\n{"type": "function", "name": "f", "parameters": {}}', [("f", {})]),
+        ('<|python_tag|>{"name": "f", "parameters": {}}; {"name": "g", "parameters": {}}', 2),
+        ('{"name": "Ada", "age": 3}', []),
+        ('I say {"name": "f", "parameters": {}}', []),
+    ],
+)
+def test_llama3_calls_are_told_from_json_answers(text: str, expected: Any) -> None:
+    found = [(name, arguments) for name, arguments, error in calls("llama3", text)]
+    assert found == expected or len(found) == expected
+
+
+def test_mistral_ids_are_nine_alphanumerics_given_or_made() -> None:
+    given = '[TOOL_CALLS]price[CALL_ID]Zz3456789[ARGS]{"item": "x"}[TOOL_CALLS]add[ARGS]{"a": 1}'
+    reply = parse_reply(given, get_tool_call_format("mistral"), turn=71)
+    assert [call.name for call in reply.tool_calls] == ["price", "add"]
+    assert reply.tool_calls[0].id == "Zz3456789"
+    assert re.fullmatch("[A-Za-z0-9]{9}", reply.tool_calls[1].id)
+    made = {
+        get_tool_call_format("mistral").call_id(turn, k) for turn in range(99) for k in range(9)
+    }
+    assert len(made) == 99 * 9
+    assert all(re.fullmatch("[a-z0-9]{9}", id_) for id_ in made)
+    same = parse_reply(
+        '[TOOL_CALLS][{"name": "f", "arguments": {}, "id": "a"}, '
+        '{"name": "f", "arguments": {}, "id": "a"}]',
+        get_tool_call_format("mistral"),
+    )
+    assert len({call.id for call in same.tool_calls}) == 2
+
+
+def test_kimi_ids_are_the_models_own() -> None:
+    reply = read("kimi_k2", written("kimi_k2", "price", {}))
+    assert (reply.tool_calls[0].name, reply.tool_calls[0].id) == ("price", "functions.price:0")
+
+
+def test_deepseek_calls_come_with_and_without_fence() -> None:
+    text = (
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>price<｜tool▁sep｜>"  # noqa: RUF001
+        '{"item": "```"}<｜tool▁call▁end｜><｜tool▁calls▁end｜>'  # noqa: RUF001
+    )
+    assert calls("deepseekv31", text) == [("price", {"item": "```"}, None)]
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments"),
+    [
+        ("[f(class=1, for='x')]", {"class": 1, "for": "x"}),
+        ("[f(a=[1, -2.5, (3,)], b={'k': true, \"n\": null})]", None),
+        ('[f(a="""two\nlines""", b=r"\\d", c="\\u00e9\\n\\d")]', None),
+    ],
+)
+def test_pythonic_calls_are_read_as_models_write_them(text: str, arguments: Any) -> None:
+    expected = {
+        "[f(a=[": {"a": [1, -2.5, [3]], "b": {"k": True, "n": None}},
+        '[f(a="': {"a": "two\nlines", "b": "\\d", "c": "é\n\\d"},
+    }
+    assert calls("pythonic", text) == [("f", arguments or expected[text[:6]], None)]
+
+
+def test_pythonic_names_may_hold_dots_and_hyphens() -> None:
+    text = "[shop.get-price(item='x'), add(a=1)]"
+    assert [name for name, _, _ in calls("pythonic", text)] == ["shop.get-price", "add"]
+    assert calls("pythonic", "[1, 2] is (a) list") == []
+    minicpm = "<|tool_call_start|>\n```python\na-b(x=1)\nc(y='d')\n```\n<|tool_call_end|>"
+    assert [name for name, _, _ in calls("minicpm", minicpm)] == ["a-b", "c"]
 
 
 @pytest.mark.parametrize(
@@ -62,50 +285,162 @@ def test_arguments_may_be_json_inside_a_string() -> None:
         ('<tool_call>{"name": "f", "arguments": {"a\\u0000": 1}}</tool_call>', "NUL"),
         ('<tool_call>{"name": "f", "arguments": ' + '{"a":' * 5000, "nested too deeply"),
         (block({"name": "f", "arguments": {"a": json.loads("[" * 50 + "]" * 50)}}), "nested more"),
+        ('<tool_call>{"name": "f", "arguments": {}}<code>x</tool_call>', "expected </code>"),
     ],
 )
 def test_a_malformed_call_says_why(text: str, reason: str) -> None:
-    _, calls = parse_hermes(text)
-    assert len(calls) == 1
-    assert reason in (calls[0].format_error or "")
+    found = calls("hermes", text)
+    assert len(found) == 1
+    assert reason in (found[0][2] or "")
+
+
+XML = "<tool_call><function=price>"
+
+
+@pytest.mark.parametrize(
+    ("format_", "text", "name", "reason"),
+    [
+        ("qwen3_coder", '<tool_call>{"name": "f"}</tool_call>', "", "expected <function=NAME>"),
+        ("qwen3_coder", f"{XML}<parameter=item>x</function></tool_call>", "price", "has no end"),
+        ("qwen3_coder", f"{XML}</tool_call>", "price", "expected a parameter or </function>"),
+        (
+            "qwen3_coder",
+            f"{XML}<parameter=count>two</parameter></function></tool_call>",
+            "price",
+            "'two' is not of type integer",
+        ),
+        (
+            "qwen3_coder",
+            f"{XML}{'<parameter=item>x</parameter>' * 2}</function></tool_call>",
+            "price",
+            "given twice",
+        ),
+        ("llama3", '<|python_tag|>print("x")', "", "expected a JSON object after <|python_tag|>"),
+        ("llama3", '{"name": "f", "parameters": {', "", "invalid JSON"),
+        ("mistral", "[TOOL_CALLS]call it", "", "expected a JSON array"),
+        ("mistral", '[TOOL_CALLS][{"name": "f", "arguments": {}', "", "invalid JSON"),
+        ("mistral", "[TOOL_CALLS][]", "", "a call is a JSON object"),
+        ("kimi_k2", "<|tool_calls_section_begin|>x", "", "expected <|tool_call_begin|>"),
+        ("kimi_k2", "<|tool_call_begin|>{}<|tool_call_end|>", "", "expected functions.NAME"),
+        (
+            "kimi_k2",
+            "<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{]<|tool_call_end|>",
+            "f",
+            "invalid JSON",
+        ),
+        ("deepseekv3", "<｜tool▁call▁begin｜>f", "", "expected NAME"),  # noqa: RUF001
+        (
+            "deepseekv3",
+            "<｜tool▁call▁begin｜>f<｜tool▁sep｜>{}",  # noqa: RUF001
+            "f",
+            "after the arguments",
+        ),
+        ("pythonic", "[f(a=print('x'))]", "f", "expected a literal value, found 'print'"),
+        ("pythonic", "[f(a='x)]", "f", "a string has no end"),
+        ("pythonic", "[f(1)]", "f", "expected NAME=VALUE"),
+        ("pythonic", "[f(a=1, a=2)]", "f", "given twice"),
+        ("pythonic", "[f(a=" + "[" * 99, "f", "nested too deeply"),
+        ("pythonic", f"[f(a={'9' * 101})]", "f", "too many digits"),
+        ("pythonic", "[f(a={1: 2})]", "f", "the keys of an object"),
+        ("pythonic", "[f(a=007)]", "f", "'007' is no number"),
+        ("minicpm", "<|tool_call_start|>```python\n```<|tool_call_end|>", "", "expected NAME("),
+        ("minicpm", "<|tool_call_start|>\nf(a=1)", "", "the end of the message"),
+        ("openai", '{"tool_calls": [{"function": {"name": "f"', "", "invalid JSON"),
+        ("openai", '{"tool_calls": [{"function": "f"}]}', "", "a call is a JSON object"),
+    ],
+)
+def test_malformed_calls_of_every_format_say_why(
+    format_: str, text: str, name: str, reason: str
+) -> None:
+    found = calls(format_, text)
+    assert len(found) == 1
+    assert found[0][0] == name
+    assert found[0][1] == {}
+    assert reason in (found[0][2] or "")
 
 
 def test_reading_goes_on_behind_a_malformed_call() -> None:
     good = block({"name": "add", "arguments": {}})
-    text, calls = parse_hermes(f"<tool_call>oops</tool_call>-{good}-<tool_call>{{{good}")
-    assert [call.format_error is None for call in calls] == [False, True, False, True]
-    assert text == "--"
+    reply = read("hermes", f"<tool_call>oops</tool_call>-{good}-<tool_call>{{{good}")
+    assert [call.format_error is None for call in reply.tool_calls] == [False, True, False, True]
+    assert reply.content == "--"
+
+
+PIECES = [
+    *("<tool_call>", "</tool_call>", '{"name": "f"', '"arguments": {', "}", ",", '"', "\\", "{"),
+    *("<code>", "</code>", "<think>", "</think>", "<function=f>", "<parameter=a>", "</parameter>"),
+    *("</function>", "<|python_tag|>", '{"name": "f", "parameters": {}}', ";", "[TOOL_CALLS]"),
+    *("[ARGS]", "[CALL_ID]", "f", "[", "]", "(", ")", "a=", "'", '"""', "1", "-", "true", ":"),
+    *("<|tool_calls_section_begin|>", "<|tool_call_begin|>", "<|tool_call_argument_begin|>"),
+    *("<|tool_call_end|>", "<|tool_calls_section_end|>", "functions.f:0", "{}"),
+    *("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>"),  # noqa: RUF001
+    *("<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>", "function", "\n```json\n"),  # noqa: RUF001
+    *("<|python_start|>", "<|python_end|>", "<|tool_call_start|>", "```python\n", "```"),
+    *('{"tool_calls": [', '{"function": '),
+]
 
 
 @given(
-    st.lists(
-        st.one_of(
-            st.sampled_from(
-                [
-                    "<tool_call>",
-                    "</tool_call>",
-                    '{"name": "f"',
-                    '"arguments": {',
-                    "}",
-                    ",",
-                    '"',
-                    "\\",
-                ]
-            ),
-            st.text(max_size=5),
-        ),
-        max_size=20,
-    ).map("".join)
+    st.sampled_from(FORMATS),
+    st.lists(st.one_of(st.sampled_from(PIECES), st.text(max_size=4)), max_size=24).map("".join),
+    st.booleans(),
 )
-def test_no_text_makes_the_parser_raise(text: str) -> None:
-    rest, calls = parse_hermes(text)
-    assert text.count("<tool_call>") >= len(calls)
-    assert "<tool_call>" not in rest
+def test_no_text_makes_a_parser_raise(format_: str, text: str, inside: bool) -> None:
+    reply = parse_reply(text, get_tool_call_format(format_), starts_inside=inside, tools=TOOLS)
+    assert len(reply.content + reply.reasoning) <= len(text)
+    ids = [call.id for call in reply.tool_calls]
+    assert len(set(ids)) == len(ids)
+    for call in reply.tool_calls:
+        assert (call.format_error is None) == bool(call.name and call.format_error is None)
+        json.dumps(call.model_dump(), ensure_ascii=False).encode()
 
 
-def test_parsers_are_found_by_name() -> None:
-    assert get_tool_call_parser("qwen25") is get_tool_call_parser("hermes")
-    with pytest.raises(ConfigError, match=r"unknown tool-call parser 'llama9' \(known: hermes"):
-        get_tool_call_parser("llama9")
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**62), 2**62) | st.floats(-1e9, 1e9) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner),
+    max_leaves=6,
+)
+
+
+@given(
+    st.sampled_from([name for name in FORMATS if name != "qwen3_coder"]),
+    st.dictionaries(st.from_regex(r"[a-z_]{1,8}", fullmatch=True), VALUES, max_size=3),
+)
+def test_whatever_is_written_well_is_read_as_it_was_meant(
+    format_: str, arguments: dict[str, Any]
+) -> None:
+    if "\\u0000" in json.dumps(arguments):
+        return
+    assert calls(format_, written(format_, "f", arguments)) == [("f", arguments, None)]
+
+
+@pytest.mark.parametrize(
+    ("template", "format_"),
+    [
+        ("{{ '[TOOL_CALLS]' }}", "mistral"),
+        ("return within <tool_call></tool_call> {{ '<tool_call>' }}", "hermes"),
+        ("<tool_call>\n<function=example>\n<parameter=p>", "qwen3_coder"),
+        ("{{ '<｜tool▁calls▁begin｜>' }}", "deepseekv3"),  # noqa: RUF001
+        ("{{ '<|tool_calls_section_begin|>' }}", "kimi_k2"),
+        ("{{ '<|tool_call_start|>' }}", "minicpm"),
+        ('{"name": function name, "parameters": dictionary of argument name', "llama3"),
+        ("{{ '<|python_tag|>' }}", "llama3"),
+        ("[func_name1(params_name1=params_value1)]", "pythonic"),
+        ("{{ message.content }}", "hermes"),
+    ],
+)
+def test_the_chat_template_gives_the_format_away(template: str, format_: str) -> None:
+    assert get_tool_call_format("auto", template) is get_tool_call_format(format_)
+
+
+def test_formats_are_found_by_name() -> None:
+    assert get_tool_call_format("qwen25") is get_tool_call_format("hermes")
+    with pytest.raises(ConfigError, match=r"'llama9'; did you mean 'llama3'\? \(known: auto, d"):
+        get_tool_call_format("llama9")
     with pytest.raises(ConfigError, match="already registered"):
-        register_tool_call_parser("qwen", lambda text: (text, []))
+        register_tool_call_format("qwen", ToolCallFormat())
+    with pytest.raises(ConfigError, match="already registered"):
+        register_tool_call_format("auto", ToolCallFormat())
+    mine = ToolCallFormat(get_tool_call_format("hermes").scan)
+    register_tool_call_format("mine", mine)
+    assert get_tool_call_format("mine") is mine

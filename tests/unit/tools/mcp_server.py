@@ -19,6 +19,7 @@ from mcp.server.mcpserver import Context, MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp.server.stdio import stdio_server
 from mcp.types import (
+    AudioContent,
     BlobResourceContents,
     CallToolResult,
     EmbeddedResource,
@@ -57,6 +58,27 @@ def crash() -> str:
 async def slow(seconds: float) -> str:
     await anyio.sleep(seconds)
     return "done"
+
+
+@server.tool()
+async def steady(seconds: float, reports: int, context: Context) -> str:
+    """Take `seconds` and report progress so many times on the way."""
+    for number in range(reports):
+        await anyio.sleep(seconds / reports)
+        await context.report_progress(number + 1, reports)
+    return "done"
+
+
+@server.tool()
+async def linger() -> str:
+    """Wait for ever; leave a mark when the wait is called off."""
+    COUNT_FILE.write_text("waiting")
+    try:
+        await anyio.sleep_forever()
+    except anyio.get_cancelled_exc_class():
+        COUNT_FILE.write_text("cancelled")
+        raise
+    return "never"
 
 
 @server.tool()
@@ -107,6 +129,7 @@ def mixed() -> CallToolResult:
         content=[
             TextContent(type="text", text="first"),
             ImageContent(type="image", data="QUJDRA==", mime_type="image/png"),
+            AudioContent(type="audio", data="QUJDREU=", mime_type="audio/wav"),
             ResourceLink(type="resource_link", name="page", uri="https://example.org/page"),
             EmbeddedResource(
                 type="resource", resource=TextResourceContents(uri="file:///a", text="inside")

@@ -71,6 +71,7 @@ async def test_every_kind_of_content_becomes_readable_text(
     assert mixed.content.splitlines() == [
         "first",
         "[image image/png, 4 bytes, not shown]",
+        "[audio audio/wav, 5 bytes, not shown]",
         "[resource page: https://example.org/page]",
         "inside",
         "[resource file:///b, application/pdf, 3 bytes, not shown]",
@@ -287,3 +288,80 @@ async def test_a_cancelled_call_leaves_the_connection_usable(
         with pytest.raises(asyncio.CancelledError):
             await waiting
         assert (await box.call("add", {"a": 1, "b": 2})).content == "3"
+
+
+async def test_blocked_tools_are_neither_shown_nor_called(
+    server_url: str, config_for: ConfigFor
+) -> None:
+    servers = {"one": {"url": server_url}, "two": {"url": server_url}}
+    config = config_for(
+        servers, tool_names=["add", "fail", "crash"], blocked_tools=["fail", "two.add"]
+    )
+    async with connect_tools(config) as box:
+        assert [spec.name for spec in box.specs] == ["one.add", "one.crash", "two.crash"]
+        assert (await box.call("two.add", {"a": 1, "b": 2})).is_error
+    with pytest.raises(ConfigError, match="no MCP server offers a tool 'ad'"):
+        await probe(config_for(server_url, blocked_tools=["ad"]))
+
+
+async def test_a_tool_that_reports_progress_is_given_time(
+    config_for: ConfigFor, stdio_server: dict[str, object]
+) -> None:
+    config = config_for({"s": stdio_server}, call_timeout_seconds=1.0, max_call_seconds=2.5)
+    async with connect_tools(config) as box:
+        patient, silent, endless = await asyncio.gather(
+            box.call("steady", {"seconds": 1.6, "reports": 8}),
+            box.call("steady", {"seconds": 1.6, "reports": 1}),
+            box.call("steady", {"seconds": 30, "reports": 150}),
+        )
+    assert (patient.content, patient.is_error) == ("done", False)
+    assert (silent.content, silent.is_error) == ("Error: no result within 1 s", True)
+    assert endless.is_error
+    assert 2 < endless.seconds < 4
+
+
+async def test_a_cancelled_call_is_cancelled_at_the_server(
+    config_for: ConfigFor, stdio_server: dict[str, object], count_file: Path
+) -> None:
+    async def until(mark: str) -> None:
+        async with asyncio.timeout(10):
+            while not count_file.exists() or count_file.read_text() != mark:
+                await box.call("add", {"a": 1, "b": 1})
+
+    async with connect_tools(config_for({"s": stdio_server})) as box:
+        waiting = asyncio.create_task(box.call("linger", {}))
+        await until("waiting")
+        waiting.cancel()
+        await until("cancelled")
+
+
+async def test_a_server_that_is_down_is_asked_by_one_caller_at_a_time(
+    start_server: Callable[..., Any], config_for: ConfigFor
+) -> None:
+    server = start_server()
+    config = config_for(
+        server.url,
+        max_retries=0,
+        failures_until_down=2,
+        down_seconds=0.05,
+        down_patience_seconds=0.5,
+    )
+    async with connect_tools(config) as box:
+        server.kill()
+        for _ in range(2):
+            with pytest.raises(ToolError, match="failed again and again"):
+                await box.call("add", {"a": 1, "b": 1})
+        calls = [box.call("add", {"a": 1, "b": 1}) for _ in range(40)]
+        failures = await asyncio.gather(*calls, return_exceptions=True)
+        said = [str(failure) for failure in failures]
+        assert all(isinstance(failure, ToolError) for failure in failures)
+        assert sum("is down, and has been for" in text for text in said) > 20
+        start_server(port=server.port)
+        async with asyncio.timeout(10):
+            while True:
+                try:
+                    result = await box.call("add", {"a": 1, "b": 1})
+                except ToolError:
+                    continue
+                break
+        assert result.content == "2"

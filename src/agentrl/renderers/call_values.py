@@ -1,0 +1,160 @@
+"""What all formats of tool calls share: the values a call is made of, and why one is refused."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, NoReturn
+
+_MAX_DEPTH = 32
+_MAX_INT = 2**63
+
+Tools = Sequence[Mapping[str, Any]]
+
+
+class ParsedCall(NamedTuple):
+    """One call as the model wrote it."""
+
+    name: str
+    arguments: dict[str, Any]
+    format_error: str | None
+    id: str = ""
+    """The model's own name for the call, where its format has one."""
+
+
+class Section(NamedTuple):
+    """A stretch `[start, end)` of a reply that is made of tool calls."""
+
+    start: int
+    calls: list[ParsedCall]
+    end: int
+
+
+Scanner = Callable[[str, int, Tools], Section | None]
+"""`(text, start, tools)`: the next section at or behind `start`, or None. It never raises: a call
+that cannot be read carries `format_error`."""
+
+
+class FormatError(Exception):
+    """Says to the model why its call cannot be read."""
+
+    def __init__(self, reason: str, name: str = "") -> None:
+        super().__init__(reason)
+        self.name = name
+
+
+def refused(error: FormatError) -> ParsedCall:
+    """Return the call that stands for one that cannot be read."""
+    return ParsedCall(error.name if _unstorable(error.name, 0) is None else "", {}, str(error))
+
+
+def skip_space(text: str, position: int) -> int:
+    """Return the position of the first character that is no white space, from `position`."""
+    while position < len(text) and text[position].isspace():
+        position += 1
+    return position
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise FormatError(f"{name} is not a JSON value")
+
+
+# `strict=False` admits raw line breaks inside strings, which models write in code arguments.
+_DECODER = json.JSONDecoder(strict=False, parse_constant=_refuse_constant)
+
+
+def decode_json(text: str, start: int) -> tuple[object, int]:
+    """Return the JSON value at `start` and the position behind it.
+
+    Raises:
+        FormatError: there is none.
+    """
+    try:
+        return _DECODER.raw_decode(text, start)
+    except json.JSONDecodeError as error:
+        reason = f"invalid JSON: {error.msg} (character {error.pos - start} of the call)"
+        raise FormatError(reason) from None
+    except ValueError:
+        raise FormatError("invalid JSON: a number has too many digits") from None
+    except RecursionError:
+        raise FormatError("invalid JSON: nested too deeply") from None
+
+
+def decode_object(text: str, start: int, behind: str) -> tuple[dict[str, Any], int]:
+    """Return the JSON object at `start`, which follows what `behind` names."""
+    if not text.startswith("{", start):
+        raise FormatError(f"expected a JSON object after {behind}")
+    value, end = decode_json(text, start)
+    assert isinstance(value, dict)
+    return value, end
+
+
+def call_of(value: object, *, arguments_key: str = "arguments") -> ParsedCall:
+    """Return the call that `{"name": ..., "arguments": {...}}` means.
+
+    Raises:
+        FormatError: it means none; the reason is for the model to read.
+    """
+    if not isinstance(value, dict):
+        raise FormatError("a call is a JSON object")
+    name = value.get("name")
+    if not isinstance(name, str) or not name.strip():
+        raise FormatError('the call needs a "name" that is a non-empty string')
+    id_ = value.get("id", "")
+    return checked(
+        name, value.get(arguments_key, {}), id_ if isinstance(id_, str) else "", key=arguments_key
+    )
+
+
+def checked(name: str, arguments: object, id_: str = "", *, key: str = "arguments") -> ParsedCall:
+    """Return a call whose name and arguments can be stored and sent on.
+
+    Raises:
+        FormatError: they cannot be.
+    """
+    if not name.strip():
+        raise FormatError("the call names no tool")
+    if isinstance(arguments, str):
+        # Some models write the arguments as OpenAI's wire form has them: JSON inside a string.
+        text = arguments.strip()
+        arguments, end = decode_object(text, 0, f'"{key}"')
+        if end != len(text):
+            raise FormatError(f'"{key}" must be one JSON object', name)
+    if not isinstance(arguments, dict):
+        raise FormatError(f'"{key}" must be a JSON object', name)
+    problem = _unstorable([name, arguments, id_], -1)
+    if problem is not None:
+        raise FormatError(problem, name)
+    return ParsedCall(name.strip(), arguments, None, id_)
+
+
+def parameters_of(name: str, tools: Tools) -> Mapping[str, Any]:
+    """Return the JSON schemas of a tool's parameters by name; none for an unknown tool."""
+    for tool in tools:
+        function = tool.get("function", tool)
+        if function.get("name") == name:
+            schema = function.get("parameters") or {}
+            properties = schema.get("properties")
+            return properties if isinstance(properties, Mapping) else {}
+    return {}
+
+
+def _unstorable(value: object, depth: int) -> str | None:
+    """Say why a JSON value can be neither stored nor sent on, or return None."""
+    if depth > _MAX_DEPTH:
+        return f"the arguments are nested more than {_MAX_DEPTH} deep"
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, int) and not -_MAX_INT <= value < _MAX_INT:
+        return "a number does not fit 64 bits"
+    if isinstance(value, float) and value in (float("inf"), float("-inf")):
+        return "a number is too large"
+    if isinstance(value, str) and any("\ud800" <= char <= "\udfff" for char in value):
+        return "a string holds half of a surrogate pair"
+    if isinstance(value, dict):
+        if any("\0" in key for key in value):
+            return "an argument name holds a NUL character"
+        items: list[object] = [*value, *value.values()]
+    elif isinstance(value, list):
+        items = value
+    else:
+        return None
+    return next((why for item in items if (why := _unstorable(item, depth + 1))), None)

@@ -1,0 +1,69 @@
+"""The `gaia` scorer: the rules by which the GAIA benchmark compares short answers.
+
+The kind of the reference decides how an answer is read:
+
+- a number: `$`, `%` and `,` are taken out of the answer, and the numbers must be equal;
+- a list (the reference holds a `,` or `;`): as many elements in the same order, each compared as a
+  number where the reference's element is one, else as text whose punctuation counts;
+- text: equal when white space, case and punctuation are left out of account.
+
+The rules are kept as the benchmark has them, so that scores can be compared with published ones.
+Two of them are traps for whoever writes references: `1,000` is a list of two elements, not a
+number (write `1000`), and units make a number a text (`17 m` accepts `17m`, not `17`). Two
+are mended: the benchmark reads any answer that is no number as infinity, so that a reference `inf`
+would accept all of them, where here only an infinite answer is equal to it; and a reference `Nan`
+(a name) is the number that equals nothing, where here it is a text. A rollout without an answer
+scores 0, also where the reference is `None`.
+"""
+
+import math
+import re
+import string
+
+from agentrl.rewards.factory import MCPScorerFactory, Verdict
+from agentrl.rewards.truth import GroundTruth
+
+_NOT_IN_NUMBERS = str.maketrans("", "", "$%,")
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_DIVIDERS = re.compile("[,;]")
+_SPACE = re.compile(r"\s")
+
+
+@MCPScorerFactory.register_scorer("gaia")
+async def gaia(answer: str, truth: GroundTruth) -> Verdict:
+    """Return 1 if the answer is a right one by GAIA's rules."""
+    correct = any(gaia_equal(answer, right) for right in truth.accepted)
+    return Verdict(float(correct), detail=answer.strip())
+
+
+def gaia_equal(answer: str, right: str) -> bool:
+    """Return whether an answer is right by GAIA's rules."""
+    if _number(right) is not None:
+        return _same_number(answer, right)
+    if not _DIVIDERS.search(right):
+        return _bare(answer).translate(_PUNCTUATION) == _bare(right).translate(_PUNCTUATION)
+    given, wanted = _DIVIDERS.split(answer), _DIVIDERS.split(right)
+    return len(given) == len(wanted) and all(map(_same_element, given, wanted))
+
+
+def _same_element(given: str, wanted: str) -> bool:
+    if _number(wanted) is not None:
+        return _same_number(given, wanted)
+    return _bare(given) == _bare(wanted)
+
+
+def _same_number(answer: str, right: str) -> bool:
+    given, wanted = _number(answer.translate(_NOT_IN_NUMBERS)), _number(right)
+    return given is not None and given == wanted
+
+
+def _number(text: str) -> float | None:
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return None if math.isnan(value) else value
+
+
+def _bare(text: str) -> str:
+    return _SPACE.sub("", text).lower()

@@ -1,0 +1,270 @@
+"""AgentDock's `/mcpapi`: many tool servers behind plain JSON over HTTP.
+
+    GET  /mcpapi/servers             {"servers": [name, ...]}
+    GET  /mcpapi/tools               {"tools": [{"type": "function", "function": {"name":
+                                     "server.tool", "description", "parameters"}}]}
+    POST /mcpapi/tool/{server.tool}  body: the arguments; answers {"content": ...}
+
+A tool that fails is answered with status 200 and `{"status_code": 500, "detail": "..."}`, or with
+an `error` inside `content`: to the model, both are the tool's own errors.
+"""
+
+import asyncio
+import base64
+import binascii
+import json
+import logging
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+from mcp.types import CallToolResult, ContentBlock, ImageContent, TextContent, Tool
+
+from agentrl.errors import ToolError
+from agentrl.tools.breaker import CircuitBreaker
+from agentrl.tools.config import McpServer, ToolsConfig, http_headers
+from agentrl.tools.faults import CallTimedOut, InvalidResult, describe
+
+logger = logging.getLogger(__name__)
+
+_NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
+# Answers with which a server or proxy says that it did not take the request up.
+_STATUS_NOT_SENT = (429, 503)
+_STATUS_LOST = (500, 502, 504)
+_STATUS_REFUSED = (401, 403)
+
+
+class _Lost(Exception):
+    """A request failed in a way that may be tried again."""
+
+    def __init__(self, reason: str, *, sent: bool) -> None:
+        super().__init__(reason)
+        self.sent = sent
+
+
+class Aggregator:
+    """An aggregator's servers and their tools; one pool of connections for all rollouts."""
+
+    def __init__(self, name: str, server: McpServer, config: ToolsConfig) -> None:
+        """Prepare for an address; nothing is sent yet."""
+        self.name = name
+        self.server = server
+        self._config = config
+        self._timeout = server.call_timeout_seconds or config.call_timeout_seconds
+        self._url = (server.url or "").rstrip("/")
+        self._breaker = CircuitBreaker(
+            f"aggregator {name!r} at {server.address}",
+            threshold=config.failures_until_down,
+            seconds=config.down_seconds,
+            patience=config.down_patience_seconds,
+        )
+        self._http = httpx.AsyncClient(
+            headers=http_headers(server, config),
+            timeout=httpx.Timeout(config.connect_timeout_seconds),
+            limits=httpx.Limits(max_connections=None, keepalive_expiry=3.0),
+        )
+
+    async def list_tools(self) -> dict[str, list[Tool]]:
+        """Return the tools of every server behind this address, by the server's name.
+
+        Raises:
+            ToolError: it cannot be reached, or does not answer as an aggregator does.
+        """
+        servers = (await self._get("/servers")).get("servers")
+        tools = (await self._get("/tools")).get("tools")
+        if not isinstance(servers, list) or not isinstance(tools, list):
+            raise self._error("does not list its servers and tools", None)
+        listed: dict[str, list[Tool]] = {str(name): [] for name in servers}
+        for tool in tools:
+            server, parsed = self._parse_tool(tool, listed)
+            listed[server].append(parsed)
+        return listed
+
+    async def call(self, server: str, tool: str, arguments: Mapping[str, Any]) -> CallToolResult:
+        """Call a tool; raises as `ServerConnection.call_tool` does."""
+        await self._breaker.admit()
+        healthy: bool | None = None
+        try:
+            result = await self._call(f"/tool/{quote(f'{server}.{tool}', safe='')}", arguments)
+            healthy = True
+        except (CallTimedOut, InvalidResult):
+            healthy = True
+            raise
+        except ToolError:
+            healthy = False
+            raise
+        finally:
+            self._breaker.settle(healthy=healthy)
+        return result
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._http.aclose()
+
+    async def _call(self, path: str, arguments: Mapping[str, Any]) -> CallToolResult:
+        attempt = 0
+        while True:
+            try:
+                body = await self._send("POST", path, dict(arguments))
+                return _to_result(body)
+            except httpx.ReadTimeout as error:
+                # Is it the tool that hangs, or its server?
+                await self._get("/servers")
+                raise CallTimedOut(f"no result within {self._timeout:g} s") from error
+            except _Lost as error:
+                if error.sent and not self._config.retry_lost_calls:
+                    raise self._error("was lost during a call", error) from error
+                if attempt == self._config.max_retries:
+                    raise self._error("failed again and again", error) from error
+            await self._pause(attempt)
+            attempt += 1
+
+    async def _get(self, path: str) -> dict[str, Any]:
+        for attempt in range(self._config.max_retries + 1):
+            try:
+                body = await self._send("GET", path, None)
+            except (httpx.ReadTimeout, _Lost) as error:
+                if attempt == self._config.max_retries:
+                    raise self._error("cannot be reached", error) from error
+            else:
+                if not isinstance(body, dict):
+                    raise self._error(f"answered {path} with something that is no object", None)
+                return body
+            await self._pause(attempt)
+        raise AssertionError("unreachable")
+
+    async def _send(self, method: str, path: str, body: object) -> object:
+        timeout = httpx.Timeout(
+            self._config.connect_timeout_seconds,
+            read=self._timeout if method == "POST" else self._config.connect_timeout_seconds,
+        )
+        content = None if body is None else json.dumps(body).encode()
+        headers = {"content-type": "application/json"} if content is not None else None
+        try:
+            response = await self._http.request(
+                method, self._url + path, content=content, headers=headers, timeout=timeout
+            )
+        except httpx.ReadTimeout:
+            raise
+        except httpx.HTTPError as error:
+            raise _Lost(describe(error), sent=not isinstance(error, _NOT_SENT)) from error
+        return self._body(method, path, response)
+
+    def _body(self, method: str, path: str, response: httpx.Response) -> object:
+        status = response.status_code
+        if status in _STATUS_REFUSED:
+            raise self._error("refused the request", _Lost(f"HTTP {status}", sent=False))
+        if status in (*_STATUS_NOT_SENT, *_STATUS_LOST):
+            raise _Lost(f"HTTP {status}", sent=status in _STATUS_LOST)
+        try:
+            body = response.json()
+        except ValueError as error:
+            if status >= 400 or method == "GET":
+                raise self._error(
+                    f"answered {path} with HTTP {status} and no JSON", None
+                ) from error
+            raise InvalidResult("the answer is not JSON") from error
+        if status >= 400 and method == "GET":
+            raise self._error(f"answered {path} with HTTP {status}", None)
+        if status >= 400:
+            # The aggregator took the call up and turned it down: an unknown tool, bad arguments.
+            return {"status_code": status, "detail": _detail(body)}
+        return body
+
+    def _parse_tool(self, tool: object, servers: Mapping[str, object]) -> tuple[str, Tool]:
+        function = tool.get("function") if isinstance(tool, dict) else None
+        name = function.get("name") if isinstance(function, dict) else None
+        # The longest name first: servers' names may hold dots too.
+        for server in sorted(servers, key=len, reverse=True):
+            if isinstance(name, str) and name.startswith(f"{server}."):
+                assert isinstance(function, dict)
+                schema = function.get("parameters") or {"type": "object", "properties": {}}
+                return server, Tool(
+                    name=name.removeprefix(f"{server}."),
+                    description=function.get("description") or "",
+                    input_schema=schema,
+                )
+        raise self._error(f"lists a tool of none of its servers: {name!r}", None)
+
+    async def _pause(self, attempt: int) -> None:
+        await asyncio.sleep(min(self._config.retry_delay_seconds * 2**attempt, 10.0))
+
+    def _error(self, what: str, error: BaseException | None) -> ToolError:
+        reason = (
+            "" if error is None else f": {error if isinstance(error, _Lost) else describe(error)}"
+        )
+        return ToolError(f"aggregator {self.name!r} at {self.server.address} {what}{reason}")
+
+
+class AggregatedServer:
+    """One of the servers behind an aggregator, in the form of a connection."""
+
+    def __init__(self, aggregator: Aggregator, name: str) -> None:
+        """Stand for the server of that name."""
+        self._aggregator = aggregator
+        self._name = name
+        self.server = aggregator.server
+        self.aggregator_name = aggregator.name
+
+    async def call_tool(
+        self, name: str, arguments: Mapping[str, Any], *, repeatable: bool
+    ) -> CallToolResult:
+        """Call a tool; the protocol does not say which tools may be called twice."""
+        return await self._aggregator.call(self._name, name, arguments)
+
+    async def close(self) -> None:
+        """Leave the aggregator open: others use it."""
+
+
+def _to_result(body: object) -> CallToolResult:
+    if not isinstance(body, dict):
+        raise InvalidResult("the answer is not an object")
+    status = body.get("status_code")
+    if isinstance(status, int) and status >= 400 and "detail" in body:
+        return _error_result(_text(body["detail"]))
+    if "content" not in body:
+        raise InvalidResult("the answer has no content")
+    content = body["content"]
+    if isinstance(content, dict) and content.get("error"):
+        return _error_result(_text(content["error"]))
+    if content == {}:
+        return _error_result("the tool returned nothing")
+    if isinstance(content, list) and content and all(map(_is_part, content)):
+        return CallToolResult(content=[_block(part) for part in content])
+    return CallToolResult(content=[TextContent(type="text", text=_text(content))])
+
+
+def _error_result(text: str) -> CallToolResult:
+    return CallToolResult(content=[TextContent(type="text", text=text)], is_error=True)
+
+
+def _is_part(part: object) -> bool:
+    return isinstance(part, dict) and part.get("type") in ("text", "image_url")
+
+
+def _block(part: Mapping[str, Any]) -> ContentBlock:
+    if part["type"] == "text":
+        return TextContent(type="text", text=_text(part.get("text")))
+    image = part.get("image_url")
+    url = str(image.get("url", "") if isinstance(image, dict) else image)
+    head, found, data = url.partition(";base64,")
+    if not (found and head.startswith("data:") and _is_base64(data)):
+        return TextContent(type="text", text=f"[image {url[:200]}, not shown]")
+    return ImageContent(type="image", data=data, mime_type=head.removeprefix("data:"))
+
+
+def _is_base64(data: str) -> bool:
+    try:
+        base64.b64decode(data, validate=True)
+    except (binascii.Error, ValueError):
+        return False
+    return True
+
+
+def _detail(body: object) -> object:
+    return body["detail"] if isinstance(body, dict) and "detail" in body else body
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

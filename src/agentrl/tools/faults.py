@@ -1,0 +1,23 @@
+"""What may come of a tool call that is neither a result nor a failure of the infrastructure."""
+
+from mcp import MCPError
+
+
+class CallTimedOut(Exception):
+    """The tool took longer than allowed; its server is well."""
+
+
+class InvalidResult(Exception):
+    """The server answered with a result that its own description of the tool, or MCP, forbids."""
+
+
+def describe(error: BaseException) -> str:
+    """Say in one line what went wrong, looking into exception groups."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    text = " ".join(str(error).split())
+    if isinstance(error, MCPError) and text:
+        return text
+    if isinstance(error, TimeoutError) and not text:
+        return "timed out"
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -1,0 +1,240 @@
+"""Model directories in the form of well-known families: template, special tokens, tokenizer."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+_QWEN_TOOLS = """{%- if tools %}
+{{- '<|im_start|>system\\n' }}
+{%- if messages[0].role == 'system' %}{{- messages[0].content + '\\n\\n' }}{%- endif %}
+{{- '# Tools\\n\\nSignatures inside <tools></tools>:\\n<tools>' }}
+{%- for tool in tools %}{{- '\\n' }}{{- tool | tojson }}{%- endfor %}
+{{- '\\n</tools>\\n\\nWrite each call as\\n<tool_call>\\n{"name": N, "arguments": A}\\n</tool_call>' }}
+{{- '<|im_end|>\\n' }}
+{%- elif messages[0].role == 'system' %}
+{{- '<|im_start|>system\\n' + messages[0].content + '<|im_end|>\\n' }}
+{%- endif %}
+"""
+_QWEN_TOOL_MESSAGE = """{%- elif message.role == 'tool' %}
+{%- if loop.index0 == 0 or messages[loop.index0 - 1].role != 'tool' %}
+{{- '<|im_start|>user' }}
+{%- endif %}
+{{- '\\n<tool_response>\\n' + message.content + '\\n</tool_response>' }}
+{%- if loop.last or messages[loop.index0 + 1].role != 'tool' %}{{- '<|im_end|>\\n' }}{%- endif %}
+{%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}
+"""
+QWEN25 = (
+    _QWEN_TOOLS
+    + """{%- for message in messages %}
+{%- if message.role == 'user' or (message.role == 'system' and not loop.first)
+    or (message.role == 'assistant' and not message.tool_calls) %}
+{{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
+{%- elif message.role == 'assistant' %}
+{{- '<|im_start|>assistant' }}
+{%- if message.content %}{{- '\\n' + message.content }}{%- endif %}
+{%- for call in message.tool_calls %}
+{{- '\\n<tool_call>\\n{"name": "' + call.function.name + '", "arguments": ' }}
+{{- call.function.arguments | tojson }}{{- '}\\n</tool_call>' }}
+{%- endfor %}
+{{- '<|im_end|>\\n' }}
+"""
+    + _QWEN_TOOL_MESSAGE
+)
+# Thinking of the turns before the last question is taken out (`strip`) or kept.
+_QWEN3 = (
+    _QWEN_TOOLS
+    + """{%- set ns = namespace(last=messages | length - 1, open=true) %}
+{%- for message in messages[::-1] %}
+{%- set index = (messages | length - 1) - loop.index0 %}
+{%- if ns.open and message.role == 'user'
+    and not (message.content.startswith('<tool_response>')
+             and message.content.endswith('</tool_response>')) %}
+{%- set ns.open = false %}{%- set ns.last = index %}
+{%- endif %}
+{%- endfor %}
+{%- for message in messages %}
+{%- if message.role == 'user' or (message.role == 'system' and not loop.first) %}
+{{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
+{%- elif message.role == 'assistant' %}
+{%- set content = message.content %}
+{%- set thinking = '' %}
+{%- if '</think>' in content %}
+{%- set thinking = content.split('</think>')[0].rstrip('\\n').split('<think>')[-1].lstrip('\\n') %}
+{%- set content = content.split('</think>')[-1].lstrip('\\n') %}
+{%- endif %}
+{%- if (KEEP or loop.index0 > ns.last) and (loop.last or thinking) %}
+{{- '<|im_start|>assistant\\n<think>\\n' + thinking.strip('\\n') + '\\n</think>\\n\\n' }}
+{{- content.lstrip('\\n') }}
+{%- else %}
+{{- '<|im_start|>assistant\\n' + content }}
+{%- endif %}
+{{- '<|im_end|>\\n' }}
+"""
+    + _QWEN_TOOL_MESSAGE
+)
+LLAMA3 = """{{- bos_token }}
+{{- '<|start_header_id|>system<|end_header_id|>\\n\\n' }}
+{%- if tools %}{{- 'Environment: ipython\\n' }}{%- endif %}
+{%- if messages[0].role == 'system' %}
+{{- messages[0].content | trim }}{%- set messages = messages[1:] %}
+{%- endif %}
+{{- '<|eot_id|>' }}
+{%- for message in messages %}
+{%- if loop.first and tools %}
+{{- '<|start_header_id|>user<|end_header_id|>\\n\\n' }}
+{{- 'Answer with a call: {"name": name, "parameters": dictionary of argument names}\\n\\n' }}
+{%- for tool in tools %}{{- tool | tojson(indent=4) }}{{- '\\n\\n' }}{%- endfor %}
+{{- message.content | trim + '<|eot_id|>' }}
+{%- elif not (message.role == 'tool' or 'tool_calls' in message) %}
+{{- '<|start_header_id|>' + message.role + '<|end_header_id|>\\n\\n' }}
+{{- message.content | trim + '<|eot_id|>' }}
+{%- elif 'tool_calls' in message %}
+{%- set call = message.tool_calls[0].function %}
+{{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n{"name": "' + call.name + '", ' }}
+{{- '"parameters": ' }}{{- call.arguments | tojson }}{{- '}<|eot_id|>' }}
+{%- else %}
+{{- '<|start_header_id|>ipython<|end_header_id|>\\n\\n' }}
+{{- message.content | tojson }}{{- '<|eot_id|>' }}
+{%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+{{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}
+{%- endif %}
+"""
+MISTRAL = """{%- if messages[0].role == 'system' %}
+{%- set system = messages[0].content %}{%- set rest = messages[1:] %}
+{%- else %}{%- set rest = messages %}{%- endif %}
+{%- set users = rest | selectattr('role', 'equalto', 'user') | list %}
+{%- set ns = namespace(turn=0) %}
+{%- for message in rest %}
+{%- if message.role == 'user' or (message.role == 'assistant' and not message.tool_calls) %}
+{%- if (message.role == 'user') != (ns.turn % 2 == 0) %}
+{{- raise_exception('after the optional system message, user and assistant alternate') }}
+{%- endif %}
+{%- set ns.turn = ns.turn + 1 %}
+{%- endif %}
+{%- endfor %}
+{{- bos_token }}
+{%- for message in rest %}
+{%- if message.role == 'user' %}
+{%- if tools and message == users[-1] %}
+{{- '[AVAILABLE_TOOLS]' + (tools | tojson) + '[/AVAILABLE_TOOLS]' }}
+{%- endif %}
+{{- '[INST]' }}
+{%- if loop.last and system is defined %}{{- system + '\\n\\n' }}{%- endif %}
+{{- message.content + '[/INST]' }}
+{%- elif message.role == 'assistant' and message.tool_calls %}
+{%- if message.content %}{{- message.content }}{%- endif %}
+{{- '[TOOL_CALLS][' }}
+{%- for call in message.tool_calls %}
+{%- set out = call.function | tojson %}
+{{- out[:-1] }}
+{%- if call.id is not defined or call.id | length != 9 %}
+{{- raise_exception('tool call ids are nine alphanumerics') }}
+{%- endif %}
+{{- ', "id": "' + call.id + '"}' }}{{- ', ' if not loop.last else ']' + eos_token }}
+{%- endfor %}
+{%- elif message.role == 'assistant' %}
+{{- message.content + eos_token }}
+{%- elif message.role == 'tool' %}
+{%- if message.tool_call_id is not defined or message.tool_call_id | length != 9 %}
+{{- raise_exception('tool call ids are nine alphanumerics') }}
+{%- endif %}
+{{- '[TOOL_RESULTS]{"content": ' + (message.content | tojson) }}
+{{- ', "call_id": "' + message.tool_call_id + '"}[/TOOL_RESULTS]' }}
+{%- endif %}
+{%- endfor %}
+"""
+
+_QWEN_SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|object_ref_start|>")
+_QWEN_ADDED = ("<tool_call>", "</tool_call>")
+_QWEN3_ADDED = (*_QWEN_ADDED, "<tool_response>", "</tool_response>", "<think>", "</think>")
+
+
+@dataclass(frozen=True)
+class Family:
+    """What sets the models of a family apart from those of another, as far as tokens go."""
+
+    template: str
+    special: tuple[str, ...]
+    added: tuple[str, ...]
+    bos: str | None
+    eos: str
+    nfc: bool
+    call: str
+    """A call of the tool `price` as the model writes it; `%s` is the JSON of its arguments."""
+    extra_stops: tuple[str, ...] = ()
+    thinks: bool = False
+
+
+_HERMES_CALL = '<tool_call>\n{"name": "price", "arguments": %s}\n</tool_call>'
+FAMILIES = {
+    "qwen25": Family(QWEN25, _QWEN_SPECIAL, _QWEN_ADDED, None, "<|im_end|>", True, _HERMES_CALL),
+    "qwen3_kept": Family(
+        _QWEN3.replace("KEEP", "true"),
+        *(_QWEN_SPECIAL, _QWEN3_ADDED, None, "<|im_end|>", True, _HERMES_CALL),
+        thinks=True,
+    ),
+    "qwen3_stripped": Family(
+        _QWEN3.replace("KEEP", "false"),
+        *(_QWEN_SPECIAL, _QWEN3_ADDED, None, "<|im_end|>", True, _HERMES_CALL),
+        extra_stops=("<|endoftext|>",),
+        thinks=True,
+    ),
+    "llama3": Family(
+        LLAMA3,
+        (
+            *("<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>"),
+            *("<|eom_id|>", "<|eot_id|>", "<|python_tag|>"),
+        ),
+        (),
+        *("<|begin_of_text|>", "<|eot_id|>", False, '{"name": "price", "parameters": %s}'),
+        extra_stops=("<|eom_id|>",),
+    ),
+    "mistral": Family(
+        MISTRAL,
+        (
+            *("<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]"),
+            *("[TOOL_RESULTS]", "[/TOOL_RESULTS]", "[TOOL_CALLS]"),
+        ),
+        (),
+        *("<s>", "</s>", False, '[TOOL_CALLS][{"name":"price", "arguments": %s}]'),
+    ),
+}
+
+
+def write_family(directory: Path, name: str) -> Path:
+    """Write a model directory: a vocabulary of bytes, some merges, the family's own tokens."""
+    family = FAMILIES[name]
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    merges = [("t", "h"), ("th", "e"), ("i", "n"), ("Ġ", "the"), ("<", "|"), ("|", ">"), (">", "Ċ")]
+    words = [*alphabet, *("".join(pair) for pair in merges)]
+    tokenizer = Tokenizer(models.BPE(vocab={w: i for i, w in enumerate(words)}, merges=merges))
+    if family.nfc:
+        tokenizer.normalizer = normalizers.NFC()
+    split = Regex(r" ?\p{L}+| ?\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(split, behavior="isolated", invert=False),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(list(family.special))
+    tokenizer.add_tokens([AddedToken(t, normalized=False, special=False) for t in family.added])
+    directory.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(directory / "tokenizer.json"))
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": family.eos,
+        "chat_template": family.template,
+        **({"bos_token": family.bos} if family.bos else {}),
+    }
+    (directory / "tokenizer_config.json").write_text(json.dumps(config))
+    stops = [tokenizer.token_to_id(text) for text in (family.eos, *family.extra_stops)]
+    (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": stops}))
+    return directory

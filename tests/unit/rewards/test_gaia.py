@@ -1,0 +1,79 @@
+import pytest
+
+from agentrl.rewards import GroundTruth, MCPScorerFactory
+
+
+async def value(answer: str | None, *accepted: object) -> float:
+    truth = GroundTruth(query="q", answer=accepted[0], aug_answers=tuple(accepted[1:]))
+    return (await MCPScorerFactory.get_scorer("gaia").score(answer, truth)).value
+
+
+@pytest.mark.parametrize(
+    ("answer", "right", "expected"),
+    [
+        ("$1,234.50", "1234.5", 1.0),
+        ("17%", "17", 1.0),
+        ("1.7e1", "17", 1.0),
+        ("about 17", "17", 0.0),
+        ("", "17", 0.0),
+        ("0", 0, 1.0),
+        ("no", 0, 0.0),
+    ],
+)
+async def test_numbers_are_compared_as_numbers(answer: str, right: object, expected: float) -> None:
+    assert await value(answer, right) == expected
+
+
+@pytest.mark.parametrize(
+    ("answer", "right", "expected"),
+    [
+        ("Egg, milk", "egg,Milk", 1.0),
+        ("egg; milk", "egg, milk", 1.0),
+        ("milk, egg", "egg, milk", 0.0),
+        ("egg", "egg, milk", 0.0),
+        ("egg, milk, salt", "egg, milk", 0.0),
+        ("$1, 2%", "1; 2", 1.0),
+        ("St Paul, 3", "St. Paul, 3", 0.0),
+        ("s t. paul, 3", "St. Paul, 3", 1.0),
+    ],
+)
+async def test_lists_are_compared_element_by_element(
+    answer: str, right: str, expected: float
+) -> None:
+    assert await value(answer, right) == expected
+
+
+@pytest.mark.parametrize(
+    ("answer", "right", "expected"),
+    [
+        ("the  sea gull!", "The seagull", 1.0),
+        ("sea-gull", "Sea gull", 1.0),
+        ("a seagull", "seagull", 0.0),
+        ("true", True, 1.0),
+    ],
+)
+async def test_text_is_compared_without_space_case_and_punctuation(
+    answer: str, right: object, expected: float
+) -> None:
+    assert await value(answer, right) == expected
+
+
+async def test_the_traps_of_the_rules_are_as_documented() -> None:
+    # A reference with a comma is a list, even where it is meant as a number.
+    assert await value("1000", "1,000") == 0.0
+    assert await value("1,000", "1,000") == 1.0
+    assert await value("1;0", "1,000") == 1.0
+    # A unit makes it a text.
+    assert await value("17", "17 m") == 0.0
+    assert await value("17m", "17 m") == 1.0
+    # No number is not infinity, and a name is not a number.
+    assert await value("no idea", "inf") == 0.0
+    assert await value("Infinity", "inf") == 1.0
+    assert await value("nan", "Nan") == 1.0
+    # A missing answer is not the word None.
+    assert await value(None, "None") == 0.0
+    assert await value("none", "None") == 1.0
+
+
+async def test_further_right_answers_count() -> None:
+    assert await value("NYC", "New York", "NYC") == 1.0

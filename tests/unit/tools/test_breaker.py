@@ -1,0 +1,60 @@
+import asyncio
+
+import pytest
+
+from agentrl.errors import ToolError
+from agentrl.tools.breaker import CircuitBreaker
+
+
+def breaker(**options: float) -> CircuitBreaker:
+    given = {"seconds": 0.01, "patience": 5.0, **options}
+    return CircuitBreaker("server x", threshold=2, **given)
+
+
+async def fail(circuit: CircuitBreaker, times: int = 2) -> None:
+    for _ in range(times):
+        await circuit.admit()
+        circuit.settle(healthy=False)
+
+
+async def test_failures_in_a_row_open_the_circuit_and_a_success_closes_it() -> None:
+    circuit = breaker()
+    await fail(circuit, 1)
+    await circuit.admit()
+    circuit.settle(healthy=True)
+    await fail(circuit, 1)
+    assert not circuit.is_open
+    await fail(circuit, 1)
+    assert circuit.is_open
+    await circuit.admit()
+    circuit.settle(healthy=True)
+    assert not circuit.is_open
+
+
+async def test_one_caller_tries_and_the_others_wait_for_what_it_finds() -> None:
+    circuit = breaker()
+    await fail(circuit)
+    await circuit.admit()
+    waiting = [asyncio.create_task(circuit.admit()) for _ in range(3)]
+    done, _ = await asyncio.wait(waiting, timeout=0.1)
+    assert not done
+    circuit.settle(healthy=True)
+    await asyncio.gather(*waiting)
+
+
+async def test_a_call_without_an_outcome_hands_the_try_on() -> None:
+    circuit = breaker()
+    await fail(circuit)
+    await circuit.admit()
+    waiting = asyncio.create_task(circuit.admit())
+    await asyncio.wait([waiting], timeout=0.05)
+    circuit.settle(healthy=None)
+    await waiting
+    assert circuit.is_open
+
+
+async def test_patience_ends() -> None:
+    circuit = breaker(seconds=60.0, patience=0.05)
+    await fail(circuit)
+    with pytest.raises(ToolError, match="server x is down, and has been for 0 s"):
+        await circuit.admit()
