@@ -156,9 +156,11 @@ class RolloutSection(Section):
     repetition_early_stop_times: int = -1
     """End a rollout when the model gave the same reply this many times; <= 0: never."""
     enable_repetition_compress: bool = False
-    """On repetition reset the context instead of ending the rollout."""
+    """On repetition renew the context, repeated replies left out, instead of ending the rollout."""
     new_context: Literal["disabled", "discard_all_tools", "discard_all"] = "disabled"
-    """What to do when the context is full."""
+    """What happens when the context is full. disabled: the rollout ends with length_limit;
+    discard_all_tools: tool results (and the end of a long rest) are dropped; discard_all: only the
+    question stays, with a summary by the browse agent where agent_config_path names one."""
     agent_config_path: Path | None = None
     """YAML file with the LLM judge's (and browse agent's) models; see assets/agent_config.yml."""
     scorer_module: Path | None = None

@@ -1,5 +1,6 @@
 """What rollouts share: one set of clients per process, handed to every `AsyncSampler`."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -27,6 +28,28 @@ class Scoring(Protocol):
         ...
 
 
+class Summaries(Protocol):
+    """The browse agent, as rollouts see it: a language model that makes long texts short."""
+
+    async def of_result(
+        self, tool_name: str, arguments: Mapping[str, Any], content: str
+    ) -> str | None:
+        """Return a summary of a tool's result, or None where the result is to stay as it is.
+
+        Raises:
+            InferenceError: none of its models answered.
+        """
+        ...
+
+    async def of_history(self, question: str, transcript: str) -> str:
+        """Return a summary of what an agent did so far.
+
+        Raises:
+            InferenceError: none of its models answered.
+        """
+        ...
+
+
 @dataclass(frozen=True)
 class RolloutContext:
     """Clients and settings that all rollouts of a process share.
@@ -41,6 +64,7 @@ class RolloutContext:
         sampling: how tokens are drawn.
         seed: seed of the run, from which every request's seed is derived.
         context_length: longest sequence that the servers take, when known.
+        summaries: the browse agent; None where none is configured.
     """
 
     store: TrajectoryStore
@@ -52,6 +76,7 @@ class RolloutContext:
     sampling: SamplingSection
     seed: int = 0
     context_length: int | None = None
+    summaries: Summaries | None = None
 
     def sampling_params(self, split: Split, **overrides: Any) -> SamplingParams:
         """Return how tokens of a rollout in this split are drawn."""
