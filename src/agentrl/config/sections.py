@@ -86,9 +86,11 @@ class DataSection(Section):
     title: ClassVar[str] = "data"
 
     train_file: Path | None = None
-    """JSONL or JSON file of training questions; without it, the tasks that the database holds."""
+    """Training questions: a JSONL, JSON, CSV or Parquet file, a directory, or a data set of the
+    Hugging Face hub (`owner/name`, `owner/name@config`, `:split` behind it; the last three need
+    `agentrl[data]`). Without it, the tasks that the database holds."""
     eval_file: Path | None = None
-    """JSONL or JSON file of held-out questions."""
+    """Held-out questions, in any form that train_file takes."""
     num_train_epochs: int = Field(default=1, ge=1)
     """Times that every training question is asked."""
     num_generations: int = Field(default=8, ge=1)
