@@ -15,7 +15,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("agentrl.cli.train", "the trainer (under accelerate launch for several ranks)"),
     "serve": ("agentrl.cli.serve", "an inference server, registered and kept up to date"),
     "eval": ("agentrl.cli.evaluate", "score a checkpoint on held-out questions"),
-    "tasks": ("agentrl.cli.tasks", "add questions to a run, or count them"),
+    "tasks": ("agentrl.cli.tasks", "add|list|retry|stats: the questions of a run"),
     "store": ("agentrl.cli.store", "start the private mongod of a run to look into it"),
 }
 
