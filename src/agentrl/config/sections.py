@@ -355,7 +355,8 @@ class TrainerSection(Section):
     report_to: str = "none"
     """Trackers besides console and JSONL (comma separated)."""
     eval_strategy: Literal["no", "ends", "steps"] = "no"
-    """no; ends: before the first and after the last step; steps: also every eval_steps."""
+    """no; ends: before the first and after the last step; steps: also every eval_steps, beside
+    training, which goes on meanwhile (see docs/evaluation.md)."""
     eval_steps: int = Field(default=5, ge=1)
     """Steps between two evaluations."""
     eval_timeout_seconds: float = Field(default=3600.0, gt=0)
