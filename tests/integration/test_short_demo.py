@@ -62,6 +62,7 @@ def command(folder: Path, *flags: str) -> list[str]:
         "lease_seconds": 3,
         "save_steps": 1,
         "keep_policies": 10,
+        "inference_request_log": folder / "requests.jsonl",
     }
     words = [str(word) for name, value in settings.items() for word in (f"--{name}", value)]
     return [sys.executable, "-m", "agentrl", "run", *words, *flags]
@@ -197,16 +198,19 @@ async def test_the_killed_samplers_slots_were_played_again_and_no_group_is_left_
         assert record.status == "scored"
 
 
-async def test_prompts_rebuilt_from_the_database_extend_what_came_before(
+async def test_prompts_rebuilt_from_the_database_are_what_the_engine_was_sent(
     run: FinishedRun, store: TrajectoryStore
 ) -> None:
-    async for record in store.iter_records(split="train", status="scored"):
-        turns = await store.turns_of(record.id)
-        prompts = rebuild_prompts(turns)
-        for turn, prompt in zip(turns[1:], prompts[1:], strict=True):
-            assert turn.parent == turn.index - 1
-            before = np.concatenate([prompts[turn.parent], turns[turn.parent].output_ids])
-            np.testing.assert_array_equal(prompt[: len(before)], before)
+    sent = set()
+    for line in (run.folder / "requests.jsonl").read_text().splitlines():
+        request = json.loads(line)
+        sent.add((tuple(request["input_ids"]), tuple(request["output_ids"])))
+    num_turns = 0
+    async for data in store.iter_record_data(status="trained", hydrate=True):
+        for turn, prompt in zip(data.turns, rebuild_prompts(data.turns), strict=True):
+            assert (tuple(prompt.tolist()), tuple(turn.output_ids.tolist())) in sent
+            num_turns += 1
+    assert num_turns > NUM_STEPS * GROUPS_PER_STEP
 
 
 async def test_trainer_and_engine_agree_on_logprobs_of_every_version(

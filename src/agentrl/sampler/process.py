@@ -1,7 +1,8 @@
 """The sampler process: from its configuration to its exit status. Torch-free."""
 
-import asyncio
 from contextlib import AsyncExitStack
+
+import uvloop
 
 from agentrl.config.sections import RootConfig
 from agentrl.rollout import SamplingScheduler
@@ -25,7 +26,7 @@ def run_sampler(config: RootConfig, split: Split | None = None) -> int:
         ConfigError: a flag, file, model, tool server or scorer cannot be used.
         StoreError: the store is unreachable.
     """
-    return asyncio.run(_sample(config, split))
+    return uvloop.run(_sample(config, split))
 
 
 async def _sample(config: RootConfig, split: Split | None) -> int:
