@@ -1,7 +1,7 @@
 """A small MCP server for tests: `python tool_server.py LOG_FILE [PORT]` (stdio without a port).
 
 Tools: `look(key)` finds a number, `slow(seconds)` takes its time, `shout(text)` answers with chat
-markup, `crash()` ends the whole server. Every call is appended to the log file.
+markup, `page(length)` with a long text, `crash()` ends the whole server. Every call is appended to the log file.
 """
 
 import logging
@@ -28,6 +28,7 @@ ARGUMENTS = {
     "look": {"key": {"type": "string"}},
     "slow": {"seconds": {"type": "number"}},
     "shout": {"text": {"type": "string"}},
+    "page": {"length": {"type": "integer"}},
     "crash": {},
 }
 
@@ -40,6 +41,7 @@ def answer(name: str, arguments: dict[str, object]) -> CallToolResult:
         "look": str(VALUES.get(str(arguments.get("key")))),
         "slow": "done",
         "shout": INJECTION,
+        "page": "page " * (int(str(arguments.get("length", 0))) // 5),
     }
     failed = name == "look" and arguments.get("key") not in VALUES
     text = f"no such key: {arguments.get('key')}" if failed else texts[name]

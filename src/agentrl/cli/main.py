@@ -15,7 +15,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("agentrl.cli.train", "the trainer (under accelerate launch for several ranks)"),
     "serve": ("agentrl.cli.serve", "an inference server, registered and kept up to date"),
     "eval": ("agentrl.cli.evaluate", "score a checkpoint on held-out questions"),
-    "tasks": ("agentrl.cli.tasks", "add questions to a run, or count them"),
+    "tasks": ("agentrl.cli.tasks", "add|list|retry|stats: the questions of a run"),
     "inspect": ("agentrl.cli.inspect", "look into a run: progress, records turn by turn, failures"),
     "verify": ("agentrl.cli.verify", "check that merged training is exact: agentrl verify merge"),
     "store": ("agentrl.cli.store", "start the private mongod of a run to look into it"),

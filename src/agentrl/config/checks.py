@@ -34,17 +34,13 @@ def groups_per_step(config: RootConfig, world_size: int = 1) -> int:
 
 
 def _unsupported(config: RootConfig) -> Iterator[str]:
-    trainer, rollout = config.trainer, config.rollout
+    trainer = config.trainer
     for name in ("tp_size", "pp_size", "ep_size", "cp_size"):
         if getattr(trainer, name) != 1:
             yield (
                 f"--{name} {getattr(trainer, name)} is not supported yet; "
                 "use 1 (more ranks shard the model with FSDP2)"
             )
-    if rollout.new_context != "disabled":
-        yield f"--new_context {rollout.new_context} is not supported yet; use disabled"
-    if rollout.enable_repetition_compress:
-        yield "--enable_repetition_compress is not supported yet; use false"
     if config.algorithm.staleness_policy == "wait":
         yield "--staleness_policy wait is not supported yet; use drop"
     trackers = {name.strip() for name in trainer.report_to.split(",")} - {"", "none", "jsonl"}
@@ -64,6 +60,12 @@ def _contradictions(config: RootConfig) -> Iterator[str]:
         yield f"--groups_per_step must be at least 1, got {trainer.groups_per_step}"
     if trainer.eval_strategy != "no" and config.data.eval_file is None:
         yield f"--eval_strategy {trainer.eval_strategy} needs --eval_file"
+    rollout = config.rollout
+    if rollout.enable_repetition_compress:
+        if rollout.new_context == "disabled":
+            yield "--enable_repetition_compress needs --new_context discard_all_tools or discard_all"
+        if rollout.repetition_early_stop_times <= 0:
+            yield "--enable_repetition_compress needs --repetition_early_stop_times above 0"
     if config.run.delete_existing and not config.run.fresh:
         yield "--delete_existing goes with --fresh"
     host = config.inference.inference_host

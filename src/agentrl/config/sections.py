@@ -91,9 +91,11 @@ class DataSection(Section):
     title: ClassVar[str] = "data"
 
     train_file: Path | None = None
-    """JSONL or JSON file of training questions; without it, the tasks that the database holds."""
+    """Training questions: a JSONL, JSON, CSV or Parquet file, a directory, or a data set of the
+    Hugging Face hub (`owner/name`, `owner/name@config`, `:split` behind it; the last three need
+    `agentrl[data]`). Without it, the tasks that the database holds."""
     eval_file: Path | None = None
-    """JSONL or JSON file of held-out questions."""
+    """Held-out questions, in any form that train_file takes."""
     num_train_epochs: int = Field(default=1, ge=1)
     """Times that every training question is asked."""
     num_generations: int = Field(default=8, ge=1)
@@ -161,9 +163,11 @@ class RolloutSection(Section):
     repetition_early_stop_times: int = -1
     """End a rollout when the model gave the same reply this many times; <= 0: never."""
     enable_repetition_compress: bool = False
-    """On repetition reset the context instead of ending the rollout."""
+    """On repetition renew the context, repeated replies left out, instead of ending the rollout."""
     new_context: Literal["disabled", "discard_all_tools", "discard_all"] = "disabled"
-    """What to do when the context is full."""
+    """What happens when the context is full. disabled: the rollout ends with length_limit;
+    discard_all_tools: tool results (and the end of a long rest) are dropped; discard_all: only the
+    question stays, with a summary by the browse agent where agent_config_path names one."""
     agent_config_path: Path | None = None
     """YAML file with the LLM judge's (and browse agent's) models; see assets/agent_config.yml."""
     scorer_module: Path | None = None
@@ -399,7 +403,8 @@ class TrainerSection(Section):
     report_to: str = "none"
     """Trackers besides console and JSONL (comma separated)."""
     eval_strategy: Literal["no", "ends", "steps"] = "no"
-    """no; ends: before the first and after the last step; steps: also every eval_steps."""
+    """no; ends: before the first and after the last step; steps: also every eval_steps, beside
+    training, which goes on meanwhile (see docs/evaluation.md)."""
     eval_steps: int = Field(default=5, ge=1)
     """Steps between two evaluations."""
     eval_timeout_seconds: float = Field(default=3600.0, gt=0)

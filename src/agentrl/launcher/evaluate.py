@@ -9,6 +9,8 @@ import json
 from pathlib import Path
 
 from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from agentrl.config.loading import flat_values
 from agentrl.config.sections import RootConfig
@@ -20,6 +22,7 @@ from agentrl.rewards import MCPScorerFactory
 from agentrl.rollout.datasets import eval_tasks
 from agentrl.schema import Run
 from agentrl.trainer.evaluation import evaluate
+from agentrl.trainer.history import EvalMetrics
 
 
 def newest_checkpoint(output_path: Path) -> Path:
@@ -79,14 +82,12 @@ async def _evaluate(console: Console, stage: Stage, result_path: Path) -> int:
     result = {
         "model": config.model.model_name_or_path,
         "eval_file": str(config.data.eval_file),
-        "reward_mean": metrics.reward_mean,
-        "num_tasks": metrics.num_tasks,
         "num_generations": config.data.eval_num_generations,
-        "num_unscored": metrics.num_unscored,
         "temperature": config.sampling.eval_temperature,
-        "seconds": metrics.seconds,
+        **metrics.model_dump(mode="json", exclude={"version", "on_version"}),
     }
     _write_result(result_path, result)
+    console.print(_table(metrics))
     console.print(
         f"mean reward [bold]{metrics.reward_mean:.3f}[/] over {metrics.num_tasks} questions, "
         f"{metrics.num_unscored} tries without a score, {metrics.seconds:.1f} s"
@@ -94,6 +95,31 @@ async def _evaluate(console: Console, stage: Stage, result_path: Path) -> int:
     console.print(f"  result       {result_path}", highlight=False, soft_wrap=True)
     console.print(f"  database     {store.uri_for_people()}", highlight=False, soft_wrap=True)
     return 0
+
+
+def _table(metrics: EvalMetrics) -> Table:
+    """Return the figures, over all questions and by scorer and tag."""
+    assert metrics.total is not None, "an evaluation has a score"
+    table = Table(box=None, pad_edge=False)
+    table.add_column("")
+    for name in ("questions", "tries", "mean", "95 %"):
+        table.add_column(name, justify="right")
+    for k in metrics.total.pass_at:
+        table.add_column(f"pass@{k}", justify="right")
+    rows = {"all": metrics.total}
+    rows |= {f"scorer {name}": row for name, row in metrics.by_scorer.items()}
+    rows |= {f"tag {name}": row for name, row in metrics.by_tag.items()}
+    for name, row in rows.items():
+        passes = (row.pass_at.get(k) for k in metrics.total.pass_at)
+        table.add_row(
+            Text(name),
+            str(row.num_tasks),
+            str(row.num_tries),
+            f"{row.mean:.3f}",
+            f"{row.low:.3f} - {row.high:.3f}",
+            *("-" if share is None else f"{share:.3f}" for share in passes),
+        )
+    return table
 
 
 def _write_result(path: Path, result: dict[str, object]) -> None:

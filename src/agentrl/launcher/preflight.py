@@ -10,7 +10,7 @@ from agentrl.launcher.commands import tool_server_command
 from agentrl.models.resolve import resolve_model
 from agentrl.renderers.renderer import Renderer
 from agentrl.rewards import AgentConfig, MCPScorerFactory, load_scorer_module
-from agentrl.rollout.datasets import load_questions
+from agentrl.rollout.datasets import QuestionFile
 from agentrl.rollout.resources import tools_config
 from agentrl.server.commands import sglang_python
 from agentrl.store import TrajectoryStore
@@ -44,8 +44,9 @@ def _check_questions(config: RootConfig) -> None:
     for path in (data.train_file, data.eval_file):
         if path is None:
             continue
-        for scorer in {question.scorer for question in load_questions(path, data, known)}:
-            MCPScorerFactory.get_scorer(scorer).check(agent)
+        with QuestionFile(path, data, known) as questions:
+            for scorer in questions.scorers:
+                MCPScorerFactory.get_scorer(scorer).check(agent)
 
 
 async def _check_store(config: RootConfig) -> None:

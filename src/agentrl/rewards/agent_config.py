@@ -50,20 +50,32 @@ class ScorerAgent(_Strict):
 
 
 class BrowseAgent(_Strict):
-    """The model that summarises pages."""
+    """The model that summarises long tool results, and histories that were discarded."""
 
     models: tuple[ModelEndpoint, ...] = Field(min_length=1)
+    """Tried in order."""
     max_retries: int = Field(default=3, ge=0)
+    """Further asks of one model after a failure."""
     retry_delay: float = Field(default=2.0, ge=0)
+    """Seconds before the first further ask; doubled each time."""
     timeout: float = Field(default=120.0, gt=0)
+    """Seconds that one ask may take in all."""
     max_prompt_length: int = Field(default=60_000, gt=0)
+    """Tokens of a text that the model gets to read; the rest is cut off."""
     min_prompt_length: int = Field(default=1_500, ge=0)
+    """Tokens up to which a tool result stays as it is."""
     enable_logging: bool = False
+    """Log every summary."""
     browse_tools: tuple[str, ...] = ("fetch_url", "visit", "execute_code")
+    """Tools whose results are summarised."""
     default_purpose: dict[str, str] = Field(default_factory=dict)
+    """Tool -> what its result is read for, where the call does not say."""
     tokenizer_path: str | None = None
+    """Directory of the tokenizer that counts; the policy's own when not given."""
     status: bool = True
+    """False leaves tool results as they are; histories are summarised either way."""
     extra_body: dict[str, Any] = Field(default_factory=dict)
+    """Further keys of the request, such as `temperature`."""
 
 
 class AgentConfig(BaseModel):
@@ -101,6 +113,17 @@ class AgentConfig(BaseModel):
             browse_agent=_section(sections, "browse_agent", BrowseAgent, problems),
             problems=problems,
         )
+
+    def optional_browse_agent(self) -> BrowseAgent | None:
+        """Return the browse agent's section, None when it is absent.
+
+        Raises:
+            ConfigError: it has a mistake in it.
+        """
+        if "browse_agent" in self.problems:
+            problem = self.problems["browse_agent"]
+            raise ConfigError(f"agent config {self.path}: browse_agent: {problem}")
+        return self.browse_agent
 
     def require_scorer_agent(self) -> ScorerAgent:
         """Return the judge's section.

@@ -5,15 +5,13 @@ until it is tried again.
 """
 
 import asyncio
-import json
 import re
-import ssl
-from functools import cache
 
 import httpx
 
 from agentrl.errors import ScoringError
 from agentrl.rewards.agent_config import AgentConfig, ModelEndpoint, ScorerAgent
+from agentrl.rewards.chat import GiveUp, Retryable, ask, open_client
 from agentrl.rewards.factory import Verdict
 from agentrl.rewards.truth import GroundTruth
 
@@ -50,14 +48,6 @@ _VERDICTS = {
 }
 
 
-class _Retryable(Exception):
-    """This ask failed; the next one may not."""
-
-
-class _GiveUp(Exception):
-    """Asking this model again is of no use."""
-
-
 def parse_verdict(reply: str) -> bool | None:
     """Return the verdict of a judge's reply, or None if it is not one clear verdict."""
     visible = _THINK.sub("", reply).rpartition("</think>")[2]
@@ -87,7 +77,7 @@ async def judge(answer: str, truth: GroundTruth, config: AgentConfig | None) -> 
     # One pass, so that braces in an answer stay what they are.
     prompt = _PLACEHOLDER.sub(lambda match: values[match[1]], template)
     reasons: list[str] = []
-    async with httpx.AsyncClient(timeout=agent.timeout, verify=_ssl_context()) as client:
+    async with open_client(agent.timeout) as client:
         for endpoint in agent.models:
             verdict = await _ask_until_clear(client, agent, endpoint, prompt, reasons)
             if verdict is not None:
@@ -110,11 +100,17 @@ async def _ask_until_clear(
             await asyncio.sleep(delay)
             delay *= agent.backoff_factor
         try:
-            reply = await _ask(client, agent, endpoint, prompt)
-        except _GiveUp as error:
+            reply = await ask(
+                client,
+                endpoint,
+                prompt,
+                timeout_seconds=agent.timeout,
+                extra_body=agent.extra_body,
+            )
+        except GiveUp as error:
             reason = str(error)
             break
-        except _Retryable as error:
+        except Retryable as error:
             reason = str(error)
             continue
         correct = parse_verdict(reply)
@@ -123,43 +119,3 @@ async def _ask_until_clear(
         reason = f"unclear verdict {reply.strip()[:80]!r}"
     reasons.append(f"{endpoint.model}: {reason}")
     return None
-
-
-async def _ask(
-    client: httpx.AsyncClient, agent: ScorerAgent, endpoint: ModelEndpoint, prompt: str
-) -> str:
-    key = endpoint.api_key.get_secret_value()
-    body = {
-        **agent.extra_body,
-        "model": endpoint.model,
-        "messages": [{"role": "user", "content": prompt}],
-    }
-    try:
-        # The client's own timeout counts silence; this one counts the whole ask.
-        async with asyncio.timeout(agent.timeout):
-            response = await client.post(
-                f"{endpoint.base_url.rstrip('/')}/chat/completions",
-                json=body,
-                headers={"Authorization": f"Bearer {key}"} if key else {},
-            )
-    except (httpx.TransportError, TimeoutError) as error:
-        raise _Retryable(f"{type(error).__name__}: {error}".rstrip(": ")) from error
-    except (httpx.InvalidURL, UnicodeError) as error:
-        raise _GiveUp(str(error)) from error
-    if response.status_code in (408, 409, 429) or response.status_code >= 500:
-        raise _Retryable(f"HTTP {response.status_code}")
-    if response.status_code >= 300:
-        raise _GiveUp(f"HTTP {response.status_code}")
-    try:
-        content = response.json()["choices"][0]["message"]["content"]
-    except (json.JSONDecodeError, LookupError, TypeError) as error:
-        raise _Retryable("the reply is not a chat completion") from error
-    if not isinstance(content, str):
-        raise _Retryable("the reply has no text")
-    return content
-
-
-@cache
-def _ssl_context() -> ssl.SSLContext:
-    # Reading the certificate store takes tens of milliseconds: once is enough.
-    return ssl.create_default_context()

@@ -118,6 +118,7 @@ class AsyncSampler(ABC, Generic[TaskType]):
         conversation: Conversation,
         *,
         judge: Judge | None = None,
+        min_room: int = 1,
         **sampling: Any,
     ) -> tuple[DispatchedSamplingTask, Reply]:
         """Let the model reply to a conversation, and store the turn.
@@ -128,6 +129,7 @@ class AsyncSampler(ABC, Generic[TaskType]):
         Args:
             conversation: what the model sees; the reply is appended to it.
             judge: returns the turn's advantage override (0 for a format error), or None.
+            min_room: tokens that must be left for the reply; with less, the context is full.
             **sampling: fields of `SamplingParams` that differ from the configuration.
 
         Returns:
@@ -143,7 +145,7 @@ class AsyncSampler(ABC, Generic[TaskType]):
         prompt = conversation.next_prompt(renderer)
         if len(self.turns) < len(self._recorded):
             return self._play_recorded(conversation, prompt, judge)
-        params = self._params(len(prompt.ids), sampling)
+        params = self._params(len(prompt.ids), min_room, sampling)
         started_at = utc_now()
         result = await self._within_time(
             self.context.servers.generate(
@@ -236,7 +238,7 @@ class AsyncSampler(ABC, Generic[TaskType]):
         """Return how much of the rollout's wall clock is left, at least 0."""
         return max(0.0, self.deadline - time.monotonic())
 
-    def _params(self, prompt_len: int, overrides: dict[str, Any]) -> SamplingParams:
+    def _params(self, prompt_len: int, min_room: int, overrides: dict[str, Any]) -> SamplingParams:
         context = self.context
         if prompt_len > context.sampling.max_prompt_tokens:
             raise LimitReached("length_limit")
@@ -245,7 +247,7 @@ class AsyncSampler(ABC, Generic[TaskType]):
         if context.context_length is not None:
             # One less than there is: some servers refuse a request that fills the context.
             room = min(room, context.context_length - prompt_len - 1)
-        if room < 1:
+        if room < min_room:
             raise LimitReached("length_limit")
         seed = params.seed if params.seed is not None else self._seed()
         return params.model_copy(update={"max_new_tokens": room, "seed": seed})

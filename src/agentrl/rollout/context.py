@@ -1,5 +1,6 @@
 """What rollouts share: one set of clients per process, handed to every `AsyncSampler`."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -34,6 +35,28 @@ class LiveControl:
     current: Control = field(default_factory=Control)
 
 
+class Summaries(Protocol):
+    """The browse agent, as rollouts see it: a language model that makes long texts short."""
+
+    async def of_result(
+        self, tool_name: str, arguments: Mapping[str, Any], content: str
+    ) -> str | None:
+        """Return a summary of a tool's result, or None where the result is to stay as it is.
+
+        Raises:
+            InferenceError: none of its models answered.
+        """
+        ...
+
+    async def of_history(self, question: str, transcript: str) -> str:
+        """Return a summary of what an agent did so far.
+
+        Raises:
+            InferenceError: none of its models answered.
+        """
+        ...
+
+
 @dataclass(frozen=True)
 class RolloutContext:
     """Clients and settings that all rollouts of a process share.
@@ -50,6 +73,7 @@ class RolloutContext:
         context_length: longest sequence that the servers take, when known.
         live: what may be changed on the running run.
         resumable: the tools keep no state, so that a dead sampler's rollout may be taken up.
+        summaries: the browse agent; None where none is configured.
     """
 
     store: TrajectoryStore
@@ -63,6 +87,7 @@ class RolloutContext:
     context_length: int | None = None
     resumable: bool = False
     live: LiveControl = field(default_factory=LiveControl)
+    summaries: Summaries | None = None
 
     def sampling_params(self, split: Split, **overrides: Any) -> SamplingParams:
         """Return how tokens of a rollout in this split are drawn."""

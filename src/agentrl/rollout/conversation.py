@@ -53,6 +53,11 @@ class Conversation:
         self.pending = list(self.messages)
         self.messages = []
 
+    @property
+    def history(self) -> list[Message]:
+        """All messages, those that the model has not seen yet included."""
+        return [*self.messages, *self.pending]
+
     def add(self, *messages: Message) -> None:
         """Append messages that the model has not seen yet."""
         self.pending.extend(messages)

@@ -1,18 +1,28 @@
-"""Question files (JSONL, or a JSON list) to tasks.
+"""Question files to tasks.
 
-The field names of `MCPDataset` and its synonyms are accepted. A file with a bad line is refused as
+The field names of `MCPDataset` and its synonyms are accepted. A file with a bad entry is refused as
 a whole, before anything is sampled, with the numbers of its bad lines.
+
+Files may be far larger than memory: they are read once into a spool on disk, and what stays in
+memory is 16 bytes a question.
 """
 
-import json
+import hashlib
+import pickle
 import random
+import tempfile
+from array import array
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self, overload
+
+import numpy as np
 
 from agentrl.config.sections import DataSection
 from agentrl.errors import DatasetError
+from agentrl.rollout.entries import BadEntry, read_entries
 from agentrl.schema import MCPTask, Split
 
 _QUERY_KEYS = (
@@ -24,6 +34,7 @@ _ANSWER_KEYS = (
 )
 _AUG_ANSWER_KEYS = ("aug_answers", "aug_answer")
 _ID_KEYS = ("id", "task_id", "tid")
+_TAG_KEYS = ("tags", "tag", "category")
 _NAMED_PROBLEMS = 3
 _MISSING = object()
 
@@ -39,45 +50,157 @@ class Question:
     scorer: str
     answer_schema: str
     system_prompt: str
+    tags: tuple[str, ...] = ()
+
+
+class QuestionFile(Sequence[Question]):
+    """The questions of a file, on disk in the order of the file; a context manager.
+
+    Example:
+        with QuestionFile(path, config.data, MCPScorerFactory.names()) as questions:
+            print(len(questions), questions.scorers, questions[0].query)
+    """
+
+    def __init__(
+        self, path: Path, defaults: DataSection, known_scorers: Collection[str] | None = None
+    ) -> None:
+        """Read and check the whole file.
+
+        Args:
+            path: what `read_entries` takes.
+            defaults: scorer, answer schema and system prompt of entries that name none.
+            known_scorers: names that may stand in `scorer`; None accepts all.
+
+        Raises:
+            DatasetError: the file is missing or empty, or entries of it are malformed, name an
+                unknown scorer or repeat an id; the first few are named by line, row or position.
+        """
+        self._path = path
+        self._defaults = defaults
+        self._known_scorers = known_scorers
+        self._offsets = array("Q")
+        self._scorers: set[str] = set()
+        # Nameless, so that nothing is left behind however the process ends.
+        self._spool = tempfile.TemporaryFile()  # noqa: SIM115
+        try:
+            self._fill()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def scorers(self) -> frozenset[str]:
+        """Names of all scorers that the questions want."""
+        return frozenset(self._scorers)
+
+    def __len__(self) -> int:
+        return len(self._offsets)
+
+    @overload
+    def __getitem__(self, index: int) -> Question: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Question]: ...
+
+    def __getitem__(self, index: int | slice) -> Question | list[Question]:
+        """Read questions back from the spool."""
+        if isinstance(index, slice):
+            return [self[position] for position in range(*index.indices(len(self)))]
+        return self._read(index)[1]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give the disk space back."""
+        self._spool.close()
+
+    def _fill(self) -> None:
+        problems = _Problems(self._path)
+        digests = array("Q")
+        for where, entry in read_entries(self._path):
+            try:
+                question = _question(entry, self._defaults, where)
+                self._check_scorer(question)
+            except BadEntry as problem:
+                problems.add(where, str(problem))
+                continue
+            self._offsets.append(self._spool.tell())
+            pickle.dump((where, question), self._spool, protocol=pickle.HIGHEST_PROTOCOL)
+            digest = hashlib.blake2b(question.id.encode(), digest_size=8).digest()
+            digests.append(int.from_bytes(digest))
+            self._scorers.add(question.scorer)
+        self._find_repeated_ids(digests, problems)
+        problems.raise_if_any()
+        if not self._offsets:
+            raise DatasetError(f"{self._path}: holds no questions")
+
+    def _check_scorer(self, question: Question) -> None:
+        known = self._known_scorers
+        if known is not None and question.scorer not in known:
+            raise BadEntry(
+                f"unknown scorer {question.scorer!r} (known: {', '.join(sorted(known))})"
+            )
+
+    def _find_repeated_ids(self, digests: "array[int]", problems: "_Problems") -> None:
+        values = np.frombuffer(digests, dtype=np.uint64) if digests else np.empty(0, np.uint64)
+        order = np.argsort(values, kind="stable")
+        same = np.flatnonzero(values[order][1:] == values[order][:-1])
+        suspects = np.unique(np.concatenate([order[same], order[same + 1]]))
+        # Two ids may share a digest by chance, so the ids themselves decide.
+        first_use: dict[str, str] = {}
+        for position in suspects.tolist():
+            where, question = self._read(position)
+            if question.id in first_use:
+                used = first_use[question.id]
+                problems.add(where, f"id {question.id!r} was used before, in {used}")
+            else:
+                first_use[question.id] = where
+
+    def _read(self, position: int) -> tuple[str, Question]:
+        self._spool.seek(self._offsets[position])
+        found: tuple[str, Question] = pickle.load(self._spool)
+        return found
+
+
+class _Problems:
+    """Bad entries: the first few by name, the others by their number."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._named: list[str] = []
+        self._count = 0
+
+    def add(self, where: str, problem: str) -> None:
+        self._count += 1
+        if len(self._named) < _NAMED_PROBLEMS:
+            self._named.append(f"{where}: {problem}")
+
+    def raise_if_any(self) -> None:
+        if self._count:
+            more = self._count - len(self._named)
+            text = "; ".join(self._named) + (f" (and {more} more)" if more else "")
+            raise DatasetError(f"{self._path}: {text}")
 
 
 def load_questions(
     path: Path, defaults: DataSection, known_scorers: Collection[str] | None = None
 ) -> list[Question]:
-    """Read a question file.
-
-    Args:
-        path: JSONL with one object a line, or a JSON list of objects.
-        defaults: scorer, answer schema and system prompt of entries that name none.
-        known_scorers: names that may stand in `scorer`; None accepts all.
+    """Return all questions of a file that fits into memory; see `QuestionFile`.
 
     Raises:
-        DatasetError: the file is missing or empty, or entries of it are malformed, name an unknown
-            scorer or repeat an id; the first few are named by line (or position in the list).
+        DatasetError: see `QuestionFile`.
     """
-    questions: list[Question] = []
-    problems: list[str] = []
-    seen: dict[str, str] = {}
-    for where, entry in _entries(path):
-        try:
-            question = _question(entry, defaults, where)
-            if known_scorers is not None and question.scorer not in known_scorers:
-                known = ", ".join(sorted(known_scorers))
-                raise _BadEntry(f"unknown scorer {question.scorer!r} (known: {known})")
-            if question.id in seen:
-                raise _BadEntry(f"id {question.id!r} was used before, in {seen[question.id]}")
-        except _BadEntry as problem:
-            problems.append(f"{where}: {problem}")
-            continue
-        seen[question.id] = where
-        questions.append(question)
-    if problems:
-        named = "; ".join(problems[:_NAMED_PROBLEMS])
-        more = len(problems) - _NAMED_PROBLEMS
-        raise DatasetError(f"{path}: {named}" + (f" (and {more} more)" if more > 0 else ""))
-    if not questions:
-        raise DatasetError(f"{path}: holds no questions")
-    return questions
+    with QuestionFile(path, defaults, known_scorers) as questions:
+        return list(questions)
 
 
 def tasks_from_questions(
@@ -93,7 +216,7 @@ def tasks_from_questions(
     """Yield the tasks of some epochs, with ids `{split}/{epoch}/{question id}`.
 
     Args:
-        questions: what `load_questions` returned.
+        questions: a `QuestionFile`, or what `load_questions` returned.
         split: split of the tasks.
         epochs: numbers of the epochs; every question is asked once in each.
         num_generations: tries a question.
@@ -103,10 +226,11 @@ def tasks_from_questions(
     """
     order = first_order
     for epoch in epochs:
-        asked = list(questions)
+        positions = array("Q", range(len(questions)))
         if shuffle_seed is not None:
-            random.Random(f"{shuffle_seed}/{epoch}").shuffle(asked)
-        for question in asked:
+            random.Random(f"{shuffle_seed}/{epoch}").shuffle(positions)
+        for position in positions:
+            question = questions[position]
             yield MCPTask(
                 id=f"{split}/{epoch}/{question.id}",
                 split=split,
@@ -121,6 +245,7 @@ def tasks_from_questions(
                 scorer=question.scorer,
                 answer_schema=question.answer_schema,
                 dataset_id=question.id,
+                tags=question.tags,
             )
             order += 1
 
@@ -131,17 +256,18 @@ def train_tasks(
     """Yield all training tasks of a run, in their order over all epochs; nothing without a file.
 
     Raises:
-        DatasetError: see `load_questions`.
+        DatasetError: at the first task; see `QuestionFile`.
     """
     if config.train_file is None:
-        return iter(())
-    return tasks_from_questions(
-        load_questions(config.train_file, config, known_scorers),
-        "train",
-        epochs=range(config.num_train_epochs),
-        num_generations=config.num_generations,
-        shuffle_seed=seed if config.shuffle else None,
-    )
+        return
+    with QuestionFile(config.train_file, config, known_scorers) as questions:
+        yield from tasks_from_questions(
+            questions,
+            "train",
+            epochs=range(config.num_train_epochs),
+            num_generations=config.num_generations,
+            shuffle_seed=seed if config.shuffle else None,
+        )
 
 
 def eval_tasks(
@@ -169,56 +295,14 @@ def eval_tasks(
     )
 
 
-class _BadEntry(Exception):
-    """Says what is wrong with one entry."""
-
-
-def _entries(path: Path) -> Iterator[tuple[str, Any]]:
-    """Yield (where, decoded entry); an undecodable line is yielded as its `_BadEntry`."""
-    try:
-        with path.open(encoding="utf-8-sig") as file:
-            first = file.read(1)
-            while first.isspace():
-                first = file.read(1)
-            file.seek(0)
-            if first == "[":
-                yield from _list_entries(path, file.read())
-                return
-            for number, line in enumerate(file, start=1):
-                if line.strip():
-                    yield f"line {number}", _decoded(line)
-    except OSError as error:
-        raise DatasetError(f"{path}: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise DatasetError(f"{path}: not UTF-8 text ({error.reason})") from None
-
-
-def _decoded(line: str) -> Any:
-    try:
-        return json.loads(line)
-    except json.JSONDecodeError as error:
-        return _BadEntry(f"not valid JSON: {error.msg} (column {error.colno})")
-
-
-def _list_entries(path: Path, text: str) -> Iterator[tuple[str, Any]]:
-    try:
-        entries = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise DatasetError(
-            f"{path}: line {error.lineno}: not valid JSON: {error.msg} (column {error.colno})"
-        ) from None
-    for number, entry in enumerate(entries, start=1):
-        yield f"entry {number}", entry
-
-
 def _question(entry: Any, defaults: DataSection, where: str) -> Question:
-    if isinstance(entry, _BadEntry):
+    if isinstance(entry, BadEntry):
         raise entry
     if not isinstance(entry, dict):
-        raise _BadEntry("expected a JSON object")
+        raise BadEntry("expected a JSON object")
     query = _query(entry)
     if query is None:
-        raise _BadEntry(f"no question: none of {', '.join(_QUERY_KEYS[:4])}, messages is there")
+        raise BadEntry(f"no question: none of {', '.join(_QUERY_KEYS[:4])}, messages is there")
     identity = _first(entry, _ID_KEYS)
     return Question(
         id=where.replace(" ", "") if identity is _MISSING else _text(identity, "id"),
@@ -230,6 +314,7 @@ def _question(entry: Any, defaults: DataSection, where: str) -> Question:
             entry.get("answer_schema") or defaults.default_answer_schema, "answer_schema"
         ),
         system_prompt=_text(entry.get("system_prompt") or defaults.system_prompt or "", "prompt"),
+        tags=_tags(entry),
     )
 
 
@@ -261,6 +346,13 @@ def _aug_answers(entry: Mapping[str, Any]) -> tuple[Any, ...]:
     return tuple(value) if isinstance(value, list) else (value,)
 
 
+def _tags(entry: Mapping[str, Any]) -> tuple[str, ...]:
+    value = _first(entry, _TAG_KEYS)
+    if value is _MISSING or value == "":
+        return ()
+    return tuple(str(tag) for tag in value) if isinstance(value, list) else (str(value),)
+
+
 def _first(entry: Mapping[str, Any], keys: Iterable[str]) -> Any:
     """Return the first value that is there; 0, False and "" are values, null is not."""
     for key in keys:
@@ -274,4 +366,4 @@ def _text(value: Any, what: str) -> str:
         return value
     if what == "id" and isinstance(value, int):
         return str(value)
-    raise _BadEntry(f"{what} must be text, found {type(value).__name__}")
+    raise BadEntry(f"{what} must be text, found {type(value).__name__}")

@@ -2,11 +2,18 @@
 
 import asyncio
 from collections import Counter
+from collections.abc import Awaitable
+from typing import TypeVar
 
-from agentrl.errors import ConfigError
 from agentrl.renderers.reply import Reply
 from agentrl.rollout.base import AsyncSampler, LimitReached, RolloutResult
 from agentrl.rollout.context import RolloutContext
+from agentrl.rollout.context_edits import (
+    as_text,
+    only_the_opening,
+    without_repetitions,
+    without_tool_results,
+)
 from agentrl.rollout.conversation import Conversation
 from agentrl.schema import (
     DispatchedSamplingTask,
@@ -19,8 +26,13 @@ from agentrl.schema import (
 )
 from agentrl.tools import ToolBox
 
+_T = TypeVar("_T")
+
 MAX_NUDGES = 3
 """Replies in a row with neither a tool call nor an answer, after which a rollout is given up."""
+
+CONTEXT_RESERVE = 1024
+"""Tokens left for a reply below which a context counts as full, where it can be renewed."""
 
 
 class MCPSampler(AsyncSampler[MCPTask]):
@@ -31,17 +43,18 @@ class MCPSampler(AsyncSampler[MCPTask]):
     order and their results go into the context. A call that cannot be parsed is answered with the
     reason. A reply that does neither is answered with a reminder. Format errors and repeated
     replies carry the advantage override 0: they are never rewarded.
+
+    With `new_context`, a full context does not end the rollout: what `context_edits` leaves of it
+    is rendered anew, and the next turn branches off the token tree where the two still agree, with
+    the mode as its `branch_reason`. The turns before stay part of the Record and are trained.
     """
 
     def __init__(self, task: MCPTask, record: Record, context: RolloutContext) -> None:
         super().__init__(task, record, context)
-        if context.rollout.new_context != "disabled":
-            raise ConfigError(
-                f"new_context={context.rollout.new_context} is not supported yet; use disabled"
-            )
         self._replies: Counter[str] = Counter()
         self._num_calls = 0
         self._num_nudges = 0
+        self._summary: str | None = None
 
     async def run(self) -> RolloutResult:
         """Play turns until an answer or a limit."""
@@ -61,20 +74,57 @@ class MCPSampler(AsyncSampler[MCPTask]):
 
     async def _play(self, conversation: Conversation, tools: ToolBox) -> RolloutResult:
         for turn_number in range(1, self.context.rollout.max_turns + 1):
-            turn, reply = await self.generate(conversation, judge=self._override)
+            turn, reply = await self._generate(conversation)
             answer = self.context.scoring.extract_answer(reply.content, self.task.answer_schema)
             if answer is not None:
                 return RolloutResult("answered", answer)
             if turn.finish_reason == "length":
                 raise LimitReached("length_limit")
-            if 0 < self.context.rollout.repetition_early_stop_times <= self._seen(reply):
-                raise LimitReached("repetition")
             last = turn_number == self.context.rollout.max_turns
+            if 0 < self.context.rollout.repetition_early_stop_times <= self._seen(reply):
+                if last or not self.context.rollout.enable_repetition_compress:
+                    raise LimitReached("repetition")
+                await self._compress(conversation)
+                continue
             if last:
                 # What its tools would say could no longer be read by the model.
                 break
             conversation.add(*await self._respond(reply, tools))
         raise LimitReached("turns_limit")
+
+    async def _generate(self, conversation: Conversation) -> tuple[DispatchedSamplingTask, Reply]:
+        mode = self.context.rollout.new_context
+        if mode == "disabled":
+            return await self.generate(conversation, judge=self._override)
+        reserve = min(CONTEXT_RESERVE, self.context.sampling.max_new_tokens)
+        try:
+            return await self.generate(conversation, judge=self._override, min_room=reserve)
+        except LimitReached as limit:
+            if limit.outcome != "length_limit":
+                raise
+        await self._renew(conversation, conversation.history, mode)
+        return await self.generate(conversation, judge=self._override)
+
+    async def _compress(self, conversation: Conversation) -> None:
+        """Take the repetitions out of the context and renew it; the count begins anew."""
+        self._replies.clear()
+        self._num_nudges = 0
+        reason = f"repetition_{self.context.rollout.new_context}"
+        await self._renew(conversation, without_repetitions(conversation.history), reason)
+
+    async def _renew(self, conversation: Conversation, history: list[Message], reason: str) -> None:
+        """Replace the context by what the configured mode leaves of `history`."""
+        opening = self._opening()
+        if self.context.rollout.new_context == "discard_all_tools":
+            conversation.rewrite(without_tool_results(history, opening), reason)
+            return
+        work = history[len(opening) :]
+        if self.context.summaries is not None and work:
+            before = "" if self._summary is None else f"{self._summary}\n\n"
+            self._summary = await self._in_time(
+                self.context.summaries.of_history(self.task.query, before + as_text(work))
+            )
+        conversation.rewrite(only_the_opening(opening, self._summary), reason)
 
     def _override(self, turn: DispatchedSamplingTask, reply: Reply) -> float | None:
         self._replies[reply.text.strip()] += 1
@@ -128,9 +178,21 @@ class MCPSampler(AsyncSampler[MCPTask]):
         recorded = self.recorded_result(call.id)
         if recorded is not None:
             return recorded
+        return await self._in_time(self._shortened(call, tools))
+
+    async def _shortened(self, call: ToolCall, tools: ToolBox) -> ToolResult:
+        """Call a tool; a long page is summarised by the browse agent, if there is one."""
+        result = await tools.call(call.name, call.arguments, call_id=call.id)
+        summaries = self.context.summaries
+        if summaries is None or result.is_error:
+            return result
+        summary = await summaries.of_result(call.name, call.arguments, result.content)
+        return result if summary is None else result.model_copy(update={"content": summary})
+
+    async def _in_time(self, work: Awaitable[_T]) -> _T:
         try:
             async with asyncio.timeout(self.seconds_left()):
-                return await tools.call(call.name, call.arguments, call_id=call.id)
+                return await work
         except TimeoutError:
             raise LimitReached("time_limit") from None
 

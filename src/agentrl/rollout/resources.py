@@ -11,7 +11,7 @@ from agentrl.errors import ConfigError
 from agentrl.inference import ServerPool
 from agentrl.models.resolve import resolve_model
 from agentrl.renderers.renderer import Renderer
-from agentrl.rollout.context import RolloutContext, Scoring
+from agentrl.rollout.context import RolloutContext, Scoring, Summaries
 from agentrl.schema import MCPTask, Score
 from agentrl.store import TrajectoryStore
 from agentrl.tools import ToolsConfig, connect_tools, load_mcp_servers
@@ -19,7 +19,7 @@ from agentrl.tools import ToolsConfig, connect_tools, load_mcp_servers
 
 @asynccontextmanager
 async def open_context(
-    config: RootConfig, scoring: Scoring | None = None
+    config: RootConfig, scoring: Scoring | None = None, summaries: Summaries | None = None
 ) -> AsyncIterator[RolloutContext]:
     """Connect to the store and the tools, load the renderer, and open the pool of servers.
 
@@ -30,7 +30,7 @@ async def open_context(
     uri = config.store.db_connection_string
     if uri is None:
         raise ConfigError("a sampler needs --db_connection_string (or MONGODB_URI)")
-    model_dir = _model_dir(config.model.model_name_or_path)
+    model_dir = tokenizer_dir(config.model.model_name_or_path)
     renderer = Renderer.load(model_dir, tool_call_parser=config.inference.tool_call_parser)
     key = config.inference.inference_api_key
     async with AsyncExitStack() as stack:
@@ -52,8 +52,19 @@ async def open_context(
             sampling=config.sampling,
             seed=config.run.seed,
             context_length=config.inference.context_length or _context_length(model_dir),
-            resumable=config.tools.resumable_tools or tools.is_resumable,
+            resumable=_is_resumable(config, tools),
+            summaries=summaries,
         )
+
+
+def _is_resumable(config: RootConfig, tools: ToolsConfig) -> bool:
+    """Return whether a dead sampler's rollout may be taken up where it stopped.
+
+    Not where contexts are rewritten: the summaries behind a rewrite are not stored, and asking for
+    them again would give another context than the one that the recorded turns saw.
+    """
+    rewrites = config.rollout.new_context != "disabled" or config.rollout.enable_repetition_compress
+    return (config.tools.resumable_tools or tools.is_resumable) and not rewrites
 
 
 def tools_config(section: ToolsSection) -> ToolsConfig:
@@ -78,7 +89,7 @@ def tools_config(section: ToolsSection) -> ToolsConfig:
     )
 
 
-def _model_dir(name_or_path: str) -> Path:
+def tokenizer_dir(name_or_path: str) -> Path:
     """Return the directory of the tokenizer; a local one needs no weights in it."""
     path = Path(name_or_path)
     return path if path.is_dir() else resolve_model(name_or_path)

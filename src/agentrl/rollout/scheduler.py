@@ -13,7 +13,7 @@ from typing import Any
 
 from agentrl.config.sections import RootConfig
 from agentrl.rollout.base import AsyncSampler
-from agentrl.rollout.context import RolloutContext, Scoring
+from agentrl.rollout.context import RolloutContext, Scoring, Summaries
 from agentrl.rollout.loop import SamplingLoop
 from agentrl.rollout.registry import sampler_class_for
 from agentrl.rollout.resources import open_context
@@ -39,6 +39,7 @@ class SamplingScheduler:
         dataset: tasks to add to the run first (idempotent, by their ids).
         split: claim only slots of this split; None means any.
         scoring: the scorers, needed by `MCPSampler`.
+        summaries: the browse agent, for `MCPSampler`; None leaves long texts as they are.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class SamplingScheduler:
         split: Split | None = None,
         *,
         scoring: Scoring | None = None,
+        summaries: Summaries | None = None,
     ) -> None:
         self.owner = new_owner()
         self._config = config
@@ -56,6 +58,7 @@ class SamplingScheduler:
         self._dataset = dataset
         self._splits: Collection[Split] | None = None if split is None else (split,)
         self._scoring = scoring
+        self._summaries = summaries
         self._stop = asyncio.Event()
         self._abandoned = asyncio.Event()
         self._stopped_at = 0.0
@@ -68,7 +71,7 @@ class SamplingScheduler:
             StoreError: the store was away for too long.
         """
         with _signals(self.stop):
-            async with open_context(self._config, self._scoring) as context:
+            async with open_context(self._config, self._scoring, self._summaries) as context:
                 if self._dataset is not None:
                     log.info("%d new tasks", await context.store.add_tasks(self._dataset))
                 loop = SamplingLoop(context, self.owner, self._make_sampler, self._splits)

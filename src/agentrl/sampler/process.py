@@ -1,9 +1,13 @@
 """The sampler process: from its configuration to its exit status. Torch-free."""
 
+from contextlib import AsyncExitStack
+
 import uvloop
 
 from agentrl.config.sections import RootConfig
 from agentrl.rollout import SamplingScheduler
+from agentrl.rollout.resources import tokenizer_dir
+from agentrl.sampler.browse import BrowseSummaries
 from agentrl.sampler.scoring import RegisteredScoring
 from agentrl.schema import Split
 
@@ -27,4 +31,11 @@ def run_sampler(config: RootConfig, split: Split | None = None) -> int:
 
 async def _sample(config: RootConfig, split: Split | None) -> int:
     scoring = RegisteredScoring.load(config.rollout)
-    return await SamplingScheduler(config, split=split, scoring=scoring).run()
+    agent = None if scoring.agent_config is None else scoring.agent_config.optional_browse_agent()
+    async with AsyncExitStack() as stack:
+        summaries = None
+        if agent is not None:
+            own = tokenizer_dir(config.model.model_name_or_path)
+            summaries = await stack.enter_async_context(BrowseSummaries.open(agent, own))
+        scheduler = SamplingScheduler(config, split=split, scoring=scoring, summaries=summaries)
+        return await scheduler.run()

@@ -29,6 +29,11 @@ class RegisteredScoring:
         path = section.agent_config_path
         return cls(None if path is None else AgentConfig.load(path))
 
+    @property
+    def agent_config(self) -> AgentConfig | None:
+        """The language models that AgentRL asks for help."""
+        return self._agent_config
+
     def extract_answer(self, text: str, schema: str) -> str | None:
         """Return the final answer that the text gives, or None."""
         return extract_answer(text, schema)

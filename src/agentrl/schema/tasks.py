@@ -53,6 +53,8 @@ class MCPTask(Task):
     """`boxed`, or the name of the tag that encloses the final answer."""
     dataset_id: str = ""
     """The id that the dataset gave the question."""
+    tags: tuple[str, ...] = ()
+    """Labels that the dataset gave the question; evaluations report each on a line of its own."""
 
 
 TASK_TYPES: dict[str, type[Task]] = {Task.kind: Task, MCPTask.kind: MCPTask}

@@ -10,7 +10,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from mcp import MCPError
-from mcp.types import Tool
+from mcp.types import PARSE_ERROR, Tool
 
 from agentrl.errors import ConfigError, ToolError
 from agentrl.schema import ToolResult
@@ -99,6 +99,11 @@ class McpToolBox:
                 spec.remote_name, arguments, repeatable=spec.repeatable
             )
         except MCPError as error:
+            if error.code == PARSE_ERROR:
+                # What came back was no MCP: nothing that a model did or could mend.
+                raise ToolError(
+                    f"MCP server {spec.server!r} answered with garbage: {error.message}"
+                ) from error
             return cut_middle(f"Error: {error.message}", limit), True
         except CallTimedOut as error:
             return f"Error: {error}", True

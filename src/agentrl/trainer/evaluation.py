@@ -1,13 +1,23 @@
-"""Held-out questions, played by the samplers under one policy version."""
+"""Held-out questions, played by the samplers under one policy version.
+
+Pinning: the questions are handed out while the servers serve the version, ahead of all training
+questions, and a model call that has begun is finished or recomputed as `publish_mode` says. Where
+nothing is published meanwhile (`eval_strategy ends`, `agentrl eval`) every token is sampled by the
+version itself. An evaluation beside training (`eval_strategy steps`) does not hold back new
+weights: tries that were still under way then go on under the newer version. Every turn says which
+version sampled which token, so the report counts those tries and gives the figures without them.
+"""
 
 import asyncio
 import logging
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from agentrl.errors import StoreError
-from agentrl.schema import Task
+from agentrl.schema import MCPTask, Record, Task
 from agentrl.store import TrajectoryStore
+from agentrl.trainer.eval_scores import TaskScores, rows_by_scorer, rows_by_tag, score_row
 from agentrl.trainer.history import EvalMetrics
 
 logger = logging.getLogger(__name__)
@@ -24,9 +34,9 @@ async def evaluate(
     timeout_seconds: float,
     stop: asyncio.Event,
 ) -> EvalMetrics | None:
-    """Have `tasks` played and return their mean score; None when `stop` came first.
+    """Have `tasks` played and return their scores; None when `stop` came first.
 
-    The tasks overtake all training tasks. No new version may be published meanwhile.
+    The tasks overtake all training tasks.
 
     Args:
         store: the run's store.
@@ -47,20 +57,57 @@ async def evaluate(
             raise StoreError(await _what_is_missing(store, tag, num_done, len(tasks)))
         if await stopped_within(stop, _POLL_SECONDS):
             return None
-    means, num_unscored = [], 0
-    for scores in (await store.tag_scores(tag)).values():
-        given = [score for score in scores if score is not None]
-        num_unscored += len(scores) - len(given)
-        if given:
-            means.append(sum(given) / len(given))
-    if not means:
+    metrics = _metrics(await _tries(store, tag), version, time.monotonic() - started)
+    if metrics is None:
         raise StoreError(f"evaluation {tag}: not one of {len(tasks)} questions got a score")
+    return metrics
+
+
+@dataclass(frozen=True)
+class _Tries:
+    """A question and its tries."""
+
+    task: Task
+    records: Sequence[Record]
+
+    def scores(self, *, only_version: int | None = None) -> TaskScores:
+        """Return the scores, those of one version only if one is given."""
+        kept = [r for r in self.records if only_version is None or _is_on(r, only_version)]
+        known = self.task if isinstance(self.task, MCPTask) else None
+        return TaskScores(
+            [None if record.score is None else record.score.value for record in kept],
+            scorer="" if known is None else known.scorer,
+            tags=() if known is None else known.tags,
+        )
+
+
+def _is_on(record: Record, version: int) -> bool:
+    return record.min_version == record.max_version == version
+
+
+async def _tries(store: TrajectoryStore, tag: str) -> list[_Tries]:
+    return [
+        _Tries(task, await store.records_of(task.id)) async for task in store.iter_tasks(tag=tag)
+    ]
+
+
+def _metrics(tries: Sequence[_Tries], version: int, seconds: float) -> EvalMetrics | None:
+    scores = [one.scores() for one in tries]
+    total = score_row(scores)
+    if total is None:
+        return None
+    scored = [record for one in tries for record in one.records if record.score is not None]
     return EvalMetrics(
         version=version,
-        reward_mean=sum(means) / len(means),
-        num_tasks=len(means),
-        num_unscored=num_unscored,
-        seconds=time.monotonic() - started,
+        reward_mean=total.mean,
+        num_tasks=total.num_tasks,
+        num_unscored=total.num_unscored,
+        num_off_version=sum(not _is_on(record, version) for record in scored),
+        total=total,
+        on_version=score_row([one.scores(only_version=version) for one in tries]),
+        by_scorer=rows_by_scorer(scores),
+        by_tag=rows_by_tag(scores),
+        seconds=seconds,
     )
 
 

@@ -9,6 +9,8 @@ from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from agentrl.trainer.eval_scores import ScoreRow
+
 
 class StepMetrics(BaseModel):
     """One optimizer step."""
@@ -75,7 +77,24 @@ class EvalMetrics(BaseModel):
     num_tasks: int
     num_unscored: int = 0
     """Records without a score (infrastructure failures); they are in no mean."""
+    num_off_version: int = 0
+    """Tries of which another version sampled a token: the weights changed while they were played.
+    0 where nothing is published during an evaluation."""
+    total: ScoreRow | None = None
+    """Mean with its interval, and pass@k, over all questions."""
+    on_version: ScoreRow | None = None
+    """The same over the tries that the evaluated version sampled alone; None without any."""
+    by_scorer: dict[str, ScoreRow] = Field(default_factory=dict)
+    by_tag: dict[str, ScoreRow] = Field(default_factory=dict)
     seconds: float = 0.0
+
+    def one_line(self) -> str:
+        """Return the figures for a log."""
+        text = f"reward {self.reward_mean:.3f} over {self.num_tasks} questions"
+        if self.total is not None:
+            passes = (f"pass@{k} {share:.3f}" for k, share in self.total.pass_at.items())
+            text += f" (95 %: {self.total.low:.3f} to {self.total.high:.3f}), {', '.join(passes)}"
+        return f"{text}, {self.num_unscored} unscored, {self.num_off_version} off version"
 
 
 class History(BaseModel):
@@ -103,6 +122,10 @@ class History(BaseModel):
     def add_tail(self, dropped: Mapping[str, int]) -> None:
         """Account records that were dropped without a step that followed."""
         self.tail_dropped = dict(Counter(self.tail_dropped) + Counter(dropped))
+
+    def add_eval(self, found: EvalMetrics) -> None:
+        """Note an evaluation; they stay in order of their versions."""
+        self.evals = sorted([*self.evals, found], key=lambda metrics: metrics.version)
 
     def eval_at(self, version: int) -> EvalMetrics | None:
         """Return the evaluation of a version, if it was made."""

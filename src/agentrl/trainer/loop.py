@@ -84,6 +84,7 @@ class TrainLoop:
         self._stop = stop
         self._leads = config.trainer.consumer == DEFAULT_CONSUMER
         """Any other trainer reads along: the run's state is not its to change."""
+        self._evaluating: dict[int, asyncio.Task[EvalMetrics | None]] = {}
         self._first_step = history.last_step
         self._saved_step = history.last_step
         self._entered = time.monotonic()
@@ -120,17 +121,19 @@ class TrainLoop:
         await self._admit()
         if self._leads:
             await self._store.set_run_status("training")
-        status = "completed"
-        if self._is_eval_due(step):
-            await self._evaluate(step)
+        try:
+            await self._evaluate_if_due(step)
+            return await self._finish(await self._all_steps())
+        finally:
+            await self._give_up_evaluations()
+
+    async def _all_steps(self) -> str:
+        """Make steps while there is data for them; return how it ended."""
         while not self._stop.is_set() and self._history.last_step < self._trainer.max_steps:
             end = await self._step(self._history.last_step + 1)
-            if end != "full":
-                status = end
-                break
-        if self._stop.is_set():
-            status = "stopped"
-        return await self._finish(status)
+            if end != "full" and not self._stop.is_set():
+                return end
+        return "stopped" if self._stop.is_set() else "completed"
 
     async def _step(self, step: int) -> str:
         """Make one optimizer step; return `full`, or why the data ended before."""
@@ -206,8 +209,7 @@ class TrainLoop:
         append_metrics(self._run.output_path, self._history.steps[-1])
         self._log_publish(report)
         self._log_step(self._history.steps[-1])
-        if self._is_eval_due(step):
-            await self._evaluate(step)
+        await self._evaluate_if_due(step)
 
     async def _finish(self, status: str) -> TrainResult:
         """Save what is not saved yet, evaluate, and leave the reports."""
@@ -215,6 +217,8 @@ class TrainLoop:
         if self._saved_step < step:
             with self._phase("checkpoint"):
                 await self._checkpoint(self._publisher.directory(step))
+        with self._phase("eval"):
+            await self._collect_evaluations(wait=True)
         if status == "stopped":
             await self._store.recover(self._trainer.consumer, step)
         elif self._trainer.eval_strategy != "no":
@@ -253,21 +257,52 @@ class TrainLoop:
             return step % self._trainer.eval_steps == 0
         return strategy == "ends" and step == 0
 
+    async def _evaluate_if_due(self, step: int) -> None:
+        """Evaluate a version: beside training with `steps`, before it goes on otherwise."""
+        await self._collect_evaluations(wait=False)
+        if not self._is_eval_due(step):
+            return
+        if self._trainer.eval_strategy != "steps":
+            await self._evaluate(step)
+        elif self._is_new(step):
+            logger.info("evaluating version %d beside training", step)
+            self._evaluating[step] = asyncio.create_task(self._evaluation(step))
+
     async def _evaluate(self, version: int) -> None:
-        if self._history.eval_at(version) is not None or not self._eval_tasks:
+        if not self._is_new(version):
             return
         logger.info("evaluating version %d on %d questions", version, len(self._eval_tasks))
         with self._phase("eval"):
-            found = await evaluate(
-                self._store,
-                self._eval_tasks,
-                version=version,
-                reuse=version == self._first_step,
-                timeout_seconds=self._trainer.eval_timeout_seconds,
-                stop=self._stop,
-            )
+            self._note(await self._evaluation(version))
+
+    def _is_new(self, version: int) -> bool:
+        return bool(self._eval_tasks) and self._history.eval_at(version) is None
+
+    async def _evaluation(self, version: int) -> EvalMetrics | None:
+        return await evaluate(
+            self._store,
+            self._eval_tasks,
+            version=version,
+            reuse=version == self._first_step,
+            timeout_seconds=self._trainer.eval_timeout_seconds,
+            stop=self._stop,
+        )
+
+    async def _collect_evaluations(self, *, wait: bool) -> None:
+        """Note the results of evaluations beside training that have ended (or wait for them)."""
+        for version, job in sorted(self._evaluating.items()):
+            if wait or job.done():
+                self._note(await job)
+                del self._evaluating[version]
+
+    async def _give_up_evaluations(self) -> None:
+        for job in self._evaluating.values():
+            job.cancel()
+        await asyncio.gather(*self._evaluating.values(), return_exceptions=True)
+
+    def _note(self, found: EvalMetrics | None) -> None:
         if found is not None:
-            self._history.evals.append(found)
+            self._history.add_eval(found)
             self._log_eval(found)
 
     async def _admit(self) -> None:
@@ -415,13 +450,7 @@ class TrainLoop:
 
     @staticmethod
     def _log_eval(found: EvalMetrics) -> None:
-        logger.info(
-            "evaluation of version %d: reward %.3f over %d questions (%d unscored)",
-            found.version,
-            found.reward_mean,
-            found.num_tasks,
-            found.num_unscored,
-        )
+        logger.info("evaluation of version %d: %s", found.version, found.one_line())
 
 
 def _finite(value: float) -> float | None:

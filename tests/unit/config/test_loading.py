@@ -45,7 +45,7 @@ def test_the_last_of_two_values_counts() -> None:
         (["--max_steps", "0"], "--max_steps: Input should be greater than or equal to 1, got '0'"),
         (["demo"], "unexpected argument 'demo'"),
         (["--tp_size", "4"], "--tp_size 4 is not supported yet"),
-        (["--new_context", "discard_all"], "--new_context discard_all is not supported yet"),
+        (["--enable_repetition_compress"], "--enable_repetition_compress needs --new_context"),
         (["--report_to", "swanlab"], "--report_to swanlab is not supported yet"),
         (["--preferred_sampling_params", "{"], "--preferred_sampling_params is not valid JSON"),
         (["--preferred_sampling_params", '{"heat": 1}'], "unknown key 'heat'"),

@@ -246,6 +246,53 @@ async def test_evaluations_before_and_after_are_played_under_their_version(
     assert await store.count_tasks(tag="eval@1", status="completed") == 3
 
 
+async def test_evaluations_beside_training_do_not_stop_it_and_count_what_left_their_version(
+    make_config, store, model_path, tmp_path
+):
+    questions = tmp_path / "eval.jsonl"
+    questions.write_text("".join(f'{{"id":"e{n}","query":"q","answer":{n}}}\n' for n in range(2)))
+    await store.add_tasks(train_tasks(6, 3))
+    player = Player(model_path)
+
+    async def sample():
+        """Plays one try of the evaluation of version 1 only once version 3 is out."""
+        held = None
+        while True:
+            run = await store.get_run()
+            if held is not None and run.policy_version == 3:
+                await player.finish(store, held, 0.0, version=3)
+                held = None
+            claimed = run and await store.claim_record(
+                "player:1:0", lease_seconds=30, admitted_groups=run.admitted_groups, max_attempts=3
+            )
+            if not claimed:
+                await asyncio.sleep(0.01)
+            elif claimed[0].task_id == "eval/1/e0":
+                held = claimed[0]
+            else:
+                score = 1.0 if claimed[0].split == "eval" else float(claimed[0].traj_id == 0)
+                await player.finish(store, claimed[0], score, version=run.policy_version)
+
+    config = make_config(
+        max_steps=3,
+        eval_strategy="steps",
+        eval_steps=1,
+        eval_file=questions,
+        enable_sampling="true",
+    )
+    sampling = asyncio.create_task(sample())
+    result = await train(config)
+    sampling.cancel()
+    assert result.step == 3
+    evals = {e["version"]: e for e in json.loads(result.summary_path.read_text())["evals"]}
+    assert list(evals) == [0, 1, 2, 3]
+    assert evals[1]["num_off_version"] >= 1
+    assert evals[1]["reward_mean"] == 0.5
+    assert evals[1]["on_version"] is None or evals[1]["on_version"]["mean"] == 1.0
+    assert evals[3]["num_off_version"] == 0
+    assert evals[3]["total"]["pass_at"] == {"1": 1.0}
+
+
 async def test_an_evaluation_that_nobody_plays_ends_with_what_is_missing(
     make_config, store, tmp_path
 ):

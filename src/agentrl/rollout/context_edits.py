@@ -1,0 +1,72 @@
+"""What is left of a conversation when its context is full, or when the model repeats itself.
+
+Pure functions on messages. Neighbours of one role are joined, because many chat templates want
+roles to alternate. Text that others wrote (tools, a summary) only ever stands in user messages,
+where it cannot become a control token.
+"""
+
+from collections.abc import Sequence
+
+from agentrl.schema import Message
+
+SUMMARY_INTRODUCTION = "Your work so far was removed from the context. This is a summary of it:"
+WORK_DISCARDED = "Your work so far was removed from the context to make room. Go on."
+RESULTS_DISCARDED = (
+    "The results of your tool calls so far were removed from the context to make room. Go on, and "
+    "call a tool again where you still need what it said."
+)
+_KEPT_WHEN_ROLLED_BACK = 10
+_MOST_ROLLED_BACK = 15
+
+
+def without_tool_results(messages: Sequence[Message], opening: Sequence[Message]) -> list[Message]:
+    """Drop all tool results and, of a long rest, the end (`discard_all_tools`).
+
+    Of n messages without tool results, the last `min(15, n - 10)` go as well: an agent that filled
+    its context is likely to have lost its way. The opening always stays.
+    """
+    spoken = [message for message in messages if message["role"] != "tool"]
+    num_dropped = min(_MOST_ROLLED_BACK, max(0, len(spoken) - _KEPT_WHEN_ROLLED_BACK))
+    kept = spoken[: len(spoken) - num_dropped]
+    kept = [*opening, *kept[len(opening) :]]
+    return joined([*kept, {"role": "user", "content": RESULTS_DISCARDED}])
+
+
+def only_the_opening(opening: Sequence[Message], summary: str | None) -> list[Message]:
+    """Keep the opening and, if there is one, a summary of the rest (`discard_all`)."""
+    note = WORK_DISCARDED if summary is None else f"{SUMMARY_INTRODUCTION}\n\n{summary}"
+    return joined([*opening, {"role": "user", "content": note}])
+
+
+def without_repetitions(messages: Sequence[Message]) -> list[Message]:
+    """Drop every reply that repeats an earlier one, with what followed it."""
+    kept: list[Message] = []
+    seen: set[str] = set()
+    dropping = False
+    for message in messages:
+        if message["role"] == "assistant":
+            text = str(message["content"]).strip()
+            dropping = text in seen
+            seen.add(text)
+        if not dropping:
+            kept.append(message)
+    return kept
+
+
+def joined(messages: Sequence[Message]) -> list[Message]:
+    """Join neighbours that the same role spoke."""
+    result: list[Message] = []
+    for message in messages:
+        if result and result[-1]["role"] == message["role"] != "tool":
+            content = f"{result[-1]['content']}\n\n{message['content']}"
+            result[-1] = {**result[-1], "content": content}
+        else:
+            result.append(message)
+    return result
+
+
+def as_text(messages: Sequence[Message]) -> str:
+    """Return a transcript for a reader who is to summarise it."""
+    return "\n\n".join(
+        f"[{message.get('name') or message['role']}]\n{message['content']}" for message in messages
+    )

@@ -1,0 +1,223 @@
+"""Entries of question files, one at a time, whatever the format.
+
+JSONL and JSON lists, CSV, Parquet, Hugging Face data sets on the hub or on disk. Nothing is read
+whole, so a file may be far larger than memory.
+"""
+
+import csv
+import importlib
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, TextIO
+
+from agentrl.errors import DatasetError
+
+_CHUNK_CHARS = 1 << 16
+_WHITE = " \t\r\n"
+_LARGEST_CELL = 1 << 27
+
+
+class BadEntry(Exception):
+    """Says what is wrong with one entry."""
+
+
+Entry = tuple[str, Any]
+"""Where it stands ("line 3"), and its decoded value; or the `BadEntry` in the place of one."""
+
+
+def read_entries(source: Path) -> Iterator[Entry]:
+    """Yield the entries of a data set.
+
+    Args:
+        source: a `.csv`, `.parquet` or JSON file (JSONL or one list), a directory that `datasets`
+            can load, or the hub's `owner/name`, `owner/name@config`, with `:split` behind it.
+
+    Raises:
+        DatasetError: it is missing, unreadable, or needs a package that is not installed.
+    """
+    if source.suffix == ".parquet":
+        yield from _checked(source, _parquet)
+    elif source.suffix == ".csv":
+        yield from _checked(source, _csv)
+    elif source.is_file() or source.suffix in (".json", ".jsonl"):
+        yield from _checked(source, _json)
+    elif source.is_dir() or _is_hub_name(source):
+        yield from _hub(source)
+    else:
+        raise DatasetError(f"{source}: No such file or directory")
+
+
+def _checked(path: Path, read: Callable[[Path], Iterable[Entry]]) -> Iterator[Entry]:
+    try:
+        yield from read(path)
+    except OSError as error:
+        raise DatasetError(f"{path}: {error.strerror or error}") from None
+    except UnicodeDecodeError as error:
+        raise DatasetError(f"{path}: not UTF-8 text ({error.reason})") from None
+
+
+def _json(path: Path) -> Iterator[Entry]:
+    with path.open(encoding="utf-8-sig") as file:
+        first = file.read(1)
+        while first and first in _WHITE:
+            first = file.read(1)
+        file.seek(0)
+        if first == "[":
+            yield from _json_list(path, file)
+            return
+        for number, line in enumerate(file, start=1):
+            if line.strip():
+                yield f"line {number}", _decoded(line)
+
+
+def _decoded(line: str) -> Any:
+    try:
+        return json.loads(line)
+    except json.JSONDecodeError as error:
+        return BadEntry(f"not valid JSON: {error.msg} (column {error.colno})")
+
+
+def _json_list(path: Path, file: TextIO) -> Iterator[Entry]:
+    """Decode one element after the other; only the current one is in memory."""
+    window = _Window(file)
+    window.skip(_WHITE)
+    window.take("[")
+    decode = json.JSONDecoder().raw_decode
+    number = 0
+    window.skip(_WHITE)
+    while not window.take("]"):
+        number += 1
+        if number > 1:
+            if not window.take(","):
+                raise DatasetError(f"{path}: line {window.line}: not valid JSON: expected , or ]")
+            window.skip(_WHITE)
+        yield f"entry {number}", _element(path, window, decode)
+        window.skip(_WHITE)
+    window.skip(_WHITE)
+    if window.text:
+        raise DatasetError(f"{path}: line {window.line}: not valid JSON: text behind the list")
+
+
+class _Window:
+    """The part of a file that is being decoded."""
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+        self.text = ""
+        self.line = 1
+        self.more()
+
+    def more(self) -> bool:
+        """Read on, as much again as is there already; return whether there was anything."""
+        chunk = self._file.read(max(_CHUNK_CHARS, len(self.text)))
+        self.text += chunk
+        return bool(chunk)
+
+    def advance(self, num_chars: int) -> None:
+        """Drop what was decoded."""
+        self.line += self.text.count("\n", 0, num_chars)
+        self.text = self.text[num_chars:]
+
+    def skip(self, chars: str) -> None:
+        """Drop leading characters of these."""
+        while True:
+            rest = self.text.lstrip(chars)
+            self.advance(len(self.text) - len(rest))
+            if self.text or not self.more():
+                return
+
+    def take(self, char: str) -> bool:
+        """Drop this character if it comes next; return whether it did."""
+        if not self.text.startswith(char):
+            return False
+        self.advance(1)
+        return True
+
+
+def _element(path: Path, window: _Window, decode: Callable[[str], tuple[Any, int]]) -> Any:
+    while True:
+        try:
+            value, end = decode(window.text)
+        except json.JSONDecodeError as error:
+            if window.more():
+                continue
+            line = window.line + window.text.count("\n", 0, error.pos)
+            raise DatasetError(
+                f"{path}: line {line}: not valid JSON: {error.msg} (column {error.colno})"
+            ) from None
+        # What ends with the window may go on behind it: 12 and then 34.
+        if end == len(window.text) and window.more():
+            continue
+        window.advance(end)
+        return value
+
+
+def _csv(path: Path) -> Iterator[Entry]:
+    # The module's limit of 128 KiB a cell is shorter than many system prompts with tools.
+    csv.field_size_limit(min(_LARGEST_CELL, sys.maxsize))
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        rows = csv.DictReader(file, strict=True)
+        while True:
+            line = rows.line_num + 1
+            try:
+                row = next(rows, None)
+            except csv.Error as error:
+                raise DatasetError(f"{path}: line {line}: not valid CSV: {error}") from None
+            if row is None:
+                return
+            if None in row:
+                yield f"line {rows.line_num}", BadEntry("more cells than the first line has names")
+            else:
+                # An empty cell is no value; everything else is text, `0` and `false` too.
+                yield f"line {rows.line_num}", {key: cell for key, cell in row.items() if cell}
+
+
+def _parquet(path: Path) -> Iterator[Entry]:
+    module = _extra("pyarrow.parquet", path)
+    errors = _extra("pyarrow", path).ArrowException
+    number = 0
+    try:
+        with path.open("rb") as opened, module.ParquetFile(opened) as file:
+            for batch in file.iter_batches(batch_size=1024):
+                for row in batch.to_pylist():
+                    number += 1
+                    yield f"row {number}", row
+    except errors as error:
+        raise DatasetError(f"{path}: not a readable Parquet file ({error})") from None
+
+
+def _is_hub_name(source: Path) -> bool:
+    return not source.is_absolute() and len(source.parts) == 2 and not source.suffix
+
+
+def _hub(source: Path) -> Iterator[Entry]:
+    """Stream from the hub, or read what lies on disk."""
+    datasets = _extra("datasets", source)
+    text, _, split = str(source).partition(":")
+    name, _, config = text.partition("@")
+    try:
+        if (source / "dataset_info.json").is_file():
+            rows = datasets.load_from_disk(str(source))
+        else:
+            rows = datasets.load_dataset(
+                name, config or None, split=split or "train", streaming=True
+            )
+        for number, row in enumerate(rows, start=1):
+            yield f"row {number}", row
+    except (OSError, ValueError, LookupError, RuntimeError) as error:
+        reason = " ".join(str(error).split())
+        raise DatasetError(
+            f"{source}: the data set cannot be loaded: {type(error).__name__}: {reason}"
+        ) from None
+
+
+def _extra(module: str, source: Path) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise DatasetError(
+            f"{source}: reading it needs {module.partition('.')[0]}, which cannot be imported "
+            f"({error}); install it with `pip install 'agentrl[data]'`"
+        ) from None

@@ -1,0 +1,136 @@
+"""What the scores of an evaluation say: means with intervals, pass@k, and the same by group.
+
+Pure functions on numbers. A try without a score (an infrastructure failure) is in no figure; it is
+counted apart.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from pydantic import BaseModel, ConfigDict
+
+PASS_SCORE = 0.5
+"""A try with a score above this has solved its question."""
+_Z95 = 1.959963984540054
+
+
+class ScoreRow(BaseModel):
+    """Figures over some questions."""
+
+    model_config = ConfigDict(frozen=True)
+
+    num_tasks: int
+    """Questions with at least one scored try."""
+    num_tries: int
+    """Scored tries."""
+    num_unscored: int
+    mean: float
+    """Mean over the questions of the mean over each one's tries."""
+    low: float
+    high: float
+    """95 % confidence interval of `mean`, questions taken as drawn at random."""
+    pass_at: dict[int, float]
+    """k -> unbiased estimate of the share of questions that k tries solve; only those k for which
+    every question has at least k scored tries."""
+
+
+@dataclass(frozen=True)
+class TaskScores:
+    """One question's tries."""
+
+    scores: Sequence[float | None]
+    scorer: str = ""
+    tags: Sequence[str] = ()
+
+    @property
+    def given(self) -> list[float]:
+        """Return the scores that there are."""
+        return [score for score in self.scores if score is not None]
+
+
+def pass_at_k(num_tries: int, num_right: int, k: int) -> float:
+    """Return the unbiased estimate that at least one of k tries is right.
+
+    The chance that k of the tries at hand, drawn without replacement, are not all wrong.
+
+    Raises:
+        ValueError: there are fewer than k tries.
+    """
+    if not 1 <= k <= num_tries:
+        raise ValueError(f"pass@{k} needs at least {k} tries, got {num_tries}")
+    return 1.0 - math.comb(num_tries - num_right, k) / math.comb(num_tries, k)
+
+
+def score_row(tasks: Iterable[TaskScores]) -> ScoreRow | None:
+    """Return the figures over some questions; None when not one of them has a score."""
+    every = list(tasks)
+    scored = [task.given for task in every if task.given]
+    if not scored:
+        return None
+    means = [sum(scores) / len(scores) for scores in scored]
+    mean = sum(means) / len(means)
+    bounded = all(0.0 <= score <= 1.0 for scores in scored for score in scores)
+    low, high = _interval(means, mean, bounded=bounded)
+    return ScoreRow(
+        num_tasks=len(scored),
+        num_tries=sum(map(len, scored)),
+        num_unscored=sum(len(task.scores) - len(task.given) for task in every),
+        mean=mean,
+        low=low,
+        high=high,
+        pass_at={k: _mean_pass(scored, k) for k in _ks(min(map(len, scored)))},
+    )
+
+
+def rows_by_scorer(tasks: Sequence[TaskScores]) -> dict[str, ScoreRow]:
+    """Return a row for each scorer that judged any of the questions."""
+    return _rows({name: [t for t in tasks if t.scorer == name] for name in _scorers(tasks)})
+
+
+def rows_by_tag(tasks: Sequence[TaskScores]) -> dict[str, ScoreRow]:
+    """Return a row for each tag; a question stands in the rows of all its tags."""
+    names = sorted({tag for task in tasks for tag in task.tags})
+    return _rows({name: [task for task in tasks if name in task.tags] for name in names})
+
+
+def _scorers(tasks: Sequence[TaskScores]) -> list[str]:
+    return sorted({task.scorer for task in tasks if task.scorer})
+
+
+def _rows(groups: Mapping[str, Sequence[TaskScores]]) -> dict[str, ScoreRow]:
+    rows = {name: score_row(tasks) for name, tasks in groups.items()}
+    return {name: row for name, row in rows.items() if row is not None}
+
+
+def _ks(num_tries: int) -> list[int]:
+    """Return 1, 2, 4, ... and the number of tries itself."""
+    powers = [2**exponent for exponent in range(num_tries.bit_length())]
+    return sorted({*powers, num_tries})
+
+
+def _mean_pass(scored: Sequence[Sequence[float]], k: int) -> float:
+    shares = [
+        pass_at_k(len(scores), sum(score > PASS_SCORE for score in scores), k) for scores in scored
+    ]
+    return sum(shares) / len(shares)
+
+
+def _interval(means: Sequence[float], mean: float, *, bounded: bool) -> tuple[float, float]:
+    """Return the 95 % interval of a mean over questions.
+
+    Scores between 0 and 1 get Wilson's interval for the number of independent yes-or-no questions
+    that would scatter as much; it stays honest where all questions agree. Others get the normal
+    interval of the mean.
+    """
+    count = len(means)
+    scatter = sum((value - mean) ** 2 for value in means) / (count - 1) if count > 1 else 0.0
+    if not bounded:
+        half = _Z95 * math.sqrt(scatter / count)
+        return mean - half, mean + half
+    spread = mean * (1.0 - mean)
+    effective = max(float(count), spread * count / scatter) if scatter > 0 else float(count)
+    z2 = _Z95**2
+    centre = (mean + z2 / (2 * effective)) / (1 + z2 / effective)
+    half = _Z95 * math.sqrt(spread / effective + z2 / (4 * effective**2)) / (1 + z2 / effective)
+    return max(0.0, centre - half), min(1.0, centre + half)
