@@ -71,6 +71,7 @@ _WAITING_TEXT: dict[WaitReason, str] = {
     "paused": "sampling is paused (control.sampling_paused of the run)",
     "no_server": "no inference server is up",
     "no_task": "there is no slot to claim",
+    "trouble": "rollouts keep failing, only one is tried now and then (see the warnings above)",
     "admission": "the trainer has not yet admitted further groups",
 }
 
@@ -162,7 +163,7 @@ class SamplingLoop:
         await self._watch.refresh(times.busy_refresh if not idle else times.idle_poll / 2)
         if self._watch.run_ended(times.resume_grace):
             return await self._wind_up()
-        reason = self._watch.hold_reason()
+        reason = self._watch.hold_reason() or self._trouble()
         if reason is None and full:
             self._wait_because(None)
             return times.busy_refresh
@@ -190,7 +191,14 @@ class SamplingLoop:
         for wait in waits[1:]:
             wait.cancel()
 
+    def _trouble(self) -> WaitReason | None:
+        trouble = self.counts.trouble
+        waits = trouble.persists and time.monotonic() < trouble.retry_at
+        return "trouble" if waits else None
+
     def _capacity(self) -> int:
+        if self.counts.trouble.persists:
+            return 1
         rollout = self._context.rollout
         # A rollout has at most one request in flight, so this also bounds the requests.
         per_server = rollout.target_concurrency * max(1, self._watch.num_servers)

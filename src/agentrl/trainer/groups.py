@@ -64,6 +64,7 @@ class GroupReader:
         consumer: str,
         algorithm: AlgorithmSection,
         seed: int,
+        max_steps: int,
         more_may_come: bool,
     ) -> None:
         """Set up.
@@ -73,22 +74,32 @@ class GroupReader:
             consumer: name of the trainer's ledger.
             algorithm: filters and freshness.
             seed: of the draws that some filters make.
+            max_steps: optimizer steps of the run.
             more_may_come: False when nobody samples, so what is not ready never will be.
         """
         self._store = store
         self._consumer = consumer
         self._algorithm = algorithm
         self._seed = seed
+        self._max_steps = max_steps
         self._more_may_come = more_may_come
 
     async def admit(
-        self, groups_consumed: int, *, max_staleness: int, groups_per_step: int
+        self, groups_consumed: int, *, step: int, max_staleness: int, groups_per_step: int
     ) -> None:
         """Let samplers claim groups up to the freshness bound.
 
-        Running and finished-but-untrained groups stay within (max_staleness + 1) steps' worth.
+        Running and finished-but-untrained groups stay within (max_staleness + 1) steps' worth, and
+        within what the steps that are left can consume.
+
+        Args:
+            groups_consumed: groups that were trained on or dropped so far.
+            step: the optimizer step that the next groups are for.
+            max_staleness: oldest version that may be trained on, in versions behind.
+            groups_per_step: usable groups that a step consumes.
         """
-        await self._store.set_admission(groups_consumed + (max_staleness + 1) * groups_per_step)
+        num_steps = max(0, min(max_staleness + 1, self._max_steps - step + 1))
+        await self._store.set_admission(groups_consumed + num_steps * groups_per_step)
 
     async def read_step(
         self,
@@ -128,6 +139,7 @@ class GroupReader:
             if found.num_new_unusable > unusable_before:
                 await self.admit(
                     groups_consumed + found.num_new_unusable,
+                    step=step,
                     max_staleness=max_staleness,
                     groups_per_step=groups_per_step,
                 )

@@ -89,6 +89,7 @@ class TrainLoop:
             consumer=config.trainer.consumer,
             algorithm=config.algorithm,
             seed=config.run.seed,
+            max_steps=config.trainer.max_steps,
             more_may_come=config.rollout.enable_sampling,
         )
 
@@ -261,6 +262,7 @@ class TrainLoop:
         control = await self._control()
         await self._reader.admit(
             self._history.groups_consumed,
+            step=self._history.last_step + 1,
             max_staleness=control.max_staleness,
             groups_per_step=control.groups_per_step,
         )

@@ -3,7 +3,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 
 import pytest
 import torch
@@ -16,6 +15,7 @@ from agentrl.schema import Run
 from agentrl.store import TrajectoryStore
 from agentrl.trainer import learner, loop
 from agentrl.trainer.checkpoint import latest_checkpoint
+from agentrl.trainer.lease import process_owner
 from agentrl.trainer.process import _stop_on_signals, lead
 
 # The first test that runs pays for importing torch, transformers and matplotlib.
@@ -184,6 +184,8 @@ async def test_samplers_are_admitted_within_the_staleness_bound(make_config, sto
     assert result.status == "completed"
     for admitted, version in zip(noticed["admitted"], noticed["versions"], strict=True):
         assert admitted <= (version + 2) * 2
+    # Nothing is begun that the last step could not consume.
+    assert max(noticed["admitted"]) == (await store.get_run()).admitted_groups == 8
     summary = json.loads(result.summary_path.read_text())
     assert summary["staleness"]["max"] <= 1
     assert summary["dropped"] == {}
@@ -285,7 +287,7 @@ async def test_a_second_trainer_is_refused(make_config, store, model_path):
     await fill(store, model_path, [MIXED] * 2)
     await store.create_run(Run(name=store.database_name))
     async with TrajectoryStore.connect(store.uri_for_people()) as other:
-        await other.acquire_trainer("trainer", f"{socket.gethostname()}:{os.getppid()}:x", 30)
+        await other.acquire_trainer("trainer", process_owner(), 30)
         with pytest.raises(TrainerBusy):
             await train(make_config())
 
