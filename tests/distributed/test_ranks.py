@@ -92,13 +92,18 @@ def gradient_norms(output: Path) -> torch.Tensor:
     return torch.tensor([json.loads(line)["grad_norm"] for line in lines])
 
 
-@pytest.mark.parametrize("max_tokens", [60, 4096], ids=["uneven-shares", "one-rank-idle"])
+IN_CHUNKS = {"max_tokens": 9, "verify_merge": 1, "kl_coefficient": 0.1}
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [{"max_tokens": 60}, {"max_tokens": 4096}, IN_CHUNKS],
+    ids=["uneven-shares", "one-rank-idle", "in-chunks"],
+)
 async def test_two_ranks_equal_one_process(
-    mongod: EmbeddedMongo, model_path: Path, tmp_path: Path, max_tokens: int
+    mongod: EmbeddedMongo, model_path: Path, tmp_path: Path, flags: dict[str, object]
 ) -> None:
-    alone, together = await train_alone_and_in_two(
-        mongod, model_path, tmp_path, max_tokens=max_tokens
-    )
+    alone, together = await train_alone_and_in_two(mongod, model_path, tmp_path, **flags)
     assert largest_difference(weights(alone, 3), model_path / "model.safetensors") > 1e-3
     for step in (1, 3, 4):
         assert largest_difference(weights(alone, step), weights(together, step)) <= 1e-5

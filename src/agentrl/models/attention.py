@@ -9,7 +9,7 @@ Shape legend: H query heads, K key-value heads, N tokens, D head dimension; batc
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,18 +21,23 @@ from agentrl.models.layout import AttentionLayout
 TREE_ATTENTION = "agentrl_tree"
 
 
-@dataclass(frozen=True)
 class ChunkStates:
     """Keys and values that pass between the chunks of a row, after the rotary embedding.
 
     Shapes are [1, K, P, D] above, P tokens on the path of the chunk's first one, and [1, K, N, D]
-    for what the chunk makes itself.
+    for what the chunk makes itself. Not a dataclass: FSDP2 rebuilds those on their way into every
+    layer, and what a layer notes would be lost in the copy.
     """
 
-    above: Sequence[tuple[torch.Tensor, torch.Tensor]]
-    """Keys and values of the tokens above the chunk, a pair a layer."""
-    made: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
-    """Keys and values of the chunk's own tokens by layer, as its forward pass makes them."""
+    def __init__(self, above: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        """Start a chunk.
+
+        Args:
+            above: keys and values of the tokens above the chunk, a pair a layer.
+        """
+        self.above = above
+        self.made: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        """Keys and values of the chunk's own tokens by layer, as its forward pass makes them."""
 
     def extend(
         self, layer: int, key: torch.Tensor, value: torch.Tensor
