@@ -83,8 +83,9 @@ class TrajectoryStore(RunDoor, TaskDoor, ScoringDoor, ProgressDoor, ProcessDoor)
             ConfigError: no database is named.
         """
         found: Any = _database(client, database)
-        uri = f"mongodb://{_GIVEN_CLIENT}/"
-        return cls(client, MotorDatabase(found) if is_motor(client) else found, uri)
+        if is_motor(client):
+            found = MotorDatabase(found)
+        return cls(client, found, f"mongodb://{_GIVEN_CLIENT}/")
 
     @operation("prepare the database")
     async def ensure_schema(self) -> None:
