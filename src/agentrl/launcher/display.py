@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import time
 from collections import deque
 from pathlib import Path
@@ -35,6 +36,7 @@ class Display:
         self._max_steps = max_steps
         self._steps: list[dict[str, Any]] = []
         self._offset = 0
+        self._inode = 0
         self._counts: deque[tuple[float, int, int]] = deque()
         self._bar = Progress(
             TextColumn("step"),
@@ -70,6 +72,10 @@ class Display:
         if not self._metrics_path.exists():
             return []
         with self._metrics_path.open("rb") as file:
+            inode = os.fstat(file.fileno()).st_ino
+            if inode != self._inode:
+                # A trainer that resumes replaces the file by the steps that it builds on.
+                self._inode, self._offset, self._steps = inode, 0, []
             file.seek(self._offset)
             chunk = file.read()
         whole = chunk.rpartition(b"\n")[0]

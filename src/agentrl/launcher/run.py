@@ -82,6 +82,8 @@ async def _train(console: Console, stage: Stage, store: TrajectoryStore) -> int:
             f"the trainer failed (exit {status}); the end of {trainer.log_path} says: "
             f"{trainer.log_tail(1)}"
         )
+    if config.rollout.enable_sampling:
+        await stage.let_samplers_end()
     return status
 
 

@@ -24,10 +24,11 @@ from agentrl.store import TrajectoryStore
 from agentrl.store.embedded import EmbeddedMongo
 from agentrl.tools import probe
 
-TOOL_SERVER_START_SECONDS = 30.0
 T = TypeVar("T")
 
+TOOL_SERVER_START_SECONDS = 30.0
 SAMPLER_RESTARTS = 20
+SAMPLER_END_SECONDS = 25.0
 TOOL_SERVER_RESTARTS = 5
 
 
@@ -128,6 +129,18 @@ class Stage:
         """Start the sampler processes; they wait for servers and tasks by themselves."""
         for number in range(self.config.rollout.num_samplers):
             await self._start_agentrl(f"sampler_{number}", "sample", restarts=SAMPLER_RESTARTS)
+
+    async def let_samplers_end(self) -> None:
+        """Wait until the samplers have played out the groups that they began, within a bound.
+
+        They end by themselves once the run is completed.
+        """
+        names = [f"sampler_{number}" for number in range(self.config.rollout.num_samplers)]
+        ending = [asyncio.create_task(self._supervisor.wait(name)) for name in names]
+        if ending:
+            await asyncio.wait(ending, timeout=SAMPLER_END_SECONDS)
+            for task in ending:
+                task.cancel()
 
     async def start_trainer(self) -> Child:
         """Start the trainer, under `accelerate launch` when it has several ranks."""

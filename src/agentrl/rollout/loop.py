@@ -73,6 +73,7 @@ _WAITING_TEXT: dict[WaitReason, str] = {
     "no_server": "no inference server is up",
     "no_task": "there is no slot to claim",
     "no_scoring": "there is nothing to score",
+    "trouble": "rollouts keep failing, only one is tried now and then (see the warnings above)",
     "admission": "the trainer has not yet admitted further groups",
 }
 
@@ -166,7 +167,7 @@ class SamplingLoop:
             self._context.live.current = self._watch.run.control
         if self._watch.run_ended(times.resume_grace):
             return await self._wind_up()
-        reason = self._watch.hold_reason()
+        reason = self._watch.hold_reason() or self._trouble()
         if reason is None and full:
             self._wait_because(None)
             return times.busy_refresh
@@ -197,7 +198,14 @@ class SamplingLoop:
         for wait in waits[1:]:
             wait.cancel()
 
+    def _trouble(self) -> WaitReason | None:
+        trouble = self.counts.trouble
+        waits = trouble.persists and time.monotonic() < trouble.retry_at
+        return "trouble" if waits else None
+
     def _capacity(self) -> int:
+        if self.counts.trouble.persists:
+            return 1
         rollout = self._context.rollout
         asked = self._context.live.current.concurrency
         # A rollout has at most one request in flight, so this also bounds the requests.

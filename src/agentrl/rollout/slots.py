@@ -2,8 +2,9 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from agentrl.errors import LeaseLost, NoServerAvailable, ScoringError, StoreError
@@ -21,8 +22,45 @@ SCORING_RETRY_SECONDS = 10.0
 MAX_CLAIMS_PER_ATTEMPT = 3
 """Claims of a slot per attempt of `max_attempts`, after which an absent server counts as well."""
 
+TROUBLE_FAILURES = 3
+"""Rollouts that failed in a row after which only one is tried at a time."""
+MAX_TROUBLE_PAUSE_SECONDS = 60.0
+
 MakeSampler = Callable[[Task, Record, RolloutContext], AsyncSampler[Any]]
 CancelReason = Literal["lease_lost", "hand_back", "abandon"]
+
+
+@dataclass
+class Trouble:
+    """Failures of the infrastructure since the last rollout that came to its end.
+
+    While rollouts keep failing, few are to be tried: every failure costs its slot an attempt.
+    """
+
+    num_failures: int = 0
+    began_at: float = 0.0
+    last_at: float = 0.0
+
+    def add(self) -> None:
+        """Book a failure."""
+        self.last_at = time.monotonic()
+        if self.num_failures == 0:
+            self.began_at = self.last_at
+        self.num_failures += 1
+
+    def clear(self) -> None:
+        """Forget the failures: a rollout came to its end."""
+        self.num_failures = 0
+
+    @property
+    def persists(self) -> bool:
+        """Whether several rollouts failed in a row."""
+        return self.num_failures >= TROUBLE_FAILURES
+
+    @property
+    def retry_at(self) -> float:
+        """When to try again: the longer the trouble lasts, the longer the pause."""
+        return self.last_at + min(max(self.last_at - self.began_at, 1.0), MAX_TROUBLE_PAUSE_SECONDS)
 
 
 @dataclass
@@ -37,6 +75,7 @@ class SlotCounts:
     taken_up: int = 0
     """Rollouts that another process had begun."""
     num_output_tokens: int = 0
+    trouble: Trouble = field(default_factory=Trouble)
 
 
 class Slot:
@@ -122,6 +161,7 @@ class Slot:
                 await sampler.discard()
         self.phase = "scoring"
         self._counts.finished += 1
+        self._counts.trouble.clear()
         self._counts.num_output_tokens += sum(len(turn.output_ids) for turn in sampler.turns)
         return result
 
@@ -153,6 +193,7 @@ class Slot:
             log.warning("%s: lease lost, nothing more is written", record_id)
         elif self._servers_away(error):
             log.warning("%s: handed back (%s)", record_id, error)
+            self._counts.trouble.add()
             self._counts.handed_back += 1
             await self._store.release(*self.lease)
         elif self.phase == "scoring":
@@ -161,6 +202,7 @@ class Slot:
             await self._store.put_off_scoring(*self.lease, text, SCORING_RETRY_SECONDS)
         else:
             self._counts.failed += 1
+            self._counts.trouble.add()
             log.warning("%s: attempt %d failed (%s)", record_id, self.record.attempt, text)
             log.debug("%s", record_id, exc_info=error)
             rollout = self._context.rollout

@@ -64,6 +64,19 @@ class StepControl:
     """Oldest version that may be trained on, in versions behind."""
 
 
+@dataclass(frozen=True)
+class _Admission:
+    """What the last admission was made from."""
+
+    groups_consumed: int
+    step: int
+    control: StepControl
+
+    def bound(self, max_steps: int) -> int:
+        num_steps = max(0, min(self.control.max_staleness + 1, max_steps - self.step + 1))
+        return self.groups_consumed + num_steps * self.control.groups_per_step
+
+
 class GroupReader:
     """Fills steps with groups and keeps the admission of samplers in line."""
 
@@ -74,6 +87,7 @@ class GroupReader:
         consumer: str,
         algorithm: AlgorithmSection,
         seed: int,
+        max_steps: int,
         more_may_come: bool,
         scorer: str | None = None,
     ) -> None:
@@ -84,6 +98,7 @@ class GroupReader:
             consumer: name of the trainer's ledger.
             algorithm: filters and freshness.
             seed: of the draws that some filters make.
+            max_steps: optimizer steps of the run.
             more_may_come: False when nobody samples, so what is not ready never will be.
             scorer: NAME or NAME@VERSION of the scores to train on; None: those that samplers gave.
         """
@@ -91,27 +106,34 @@ class GroupReader:
         self._consumer = consumer
         self._algorithm = algorithm
         self._seed = seed
+        self._max_steps = max_steps
         self._more_may_come = more_may_come
         self._scorer = scorer
-        self._consumed: int | None = None
-        self._admitted: StepControl | None = None
+        self._admitted: _Admission | None = None
         self._admitting = asyncio.Lock()
 
-    async def admit(self, groups_consumed: int, control: StepControl) -> None:
+    async def admit(self, groups_consumed: int, step: int, control: StepControl) -> None:
         """Let samplers claim groups up to the freshness bound.
 
-        Running and finished-but-untrained groups stay within (max_staleness + 1) steps' worth.
+        Running and finished-but-untrained groups stay within (max_staleness + 1) steps' worth, and
+        within what the steps that are left can consume.
+
+        Args:
+            groups_consumed: groups that were trained on or dropped so far.
+            step: the optimizer step that the next groups are for.
+            control: what steers the steps.
         """
-        self._consumed, self._admitted = groups_consumed, control
+        if self._consumer != DEFAULT_CONSUMER:
+            return  # it reads along; the samplers are not its to admit
+        self._admitted = _Admission(groups_consumed, step, control)
         async with self._admitting:  # the last to be asked is also the last to write
-            now = self._admitted
-            bound = (now.max_staleness + 1) * now.groups_per_step
-            await self._store.set_admission(self._consumed + bound)
+            await self._store.set_admission(self._admitted.bound(self._max_steps))
 
     async def obey(self, control: StepControl) -> None:
         """Move the admission to where a changed control puts it."""
-        if self._consumed is not None and control != self._admitted:
-            await self.admit(self._consumed, control)
+        last = self._admitted
+        if last is not None and control != last.control:
+            await self.admit(last.groups_consumed, last.step, control)
 
     async def read_step(
         self,
@@ -148,7 +170,7 @@ class GroupReader:
             for records in ready:
                 num_usable += await self._take(records, found, algorithm)
             if found.num_new_unusable > unusable_before:
-                await self.admit(groups_consumed + found.num_new_unusable, now)
+                await self.admit(groups_consumed + found.num_new_unusable, step, now)
             if ready:
                 reported = time.monotonic()
                 continue

@@ -21,8 +21,12 @@ _RETRY_SECONDS = 0.5
 
 
 def process_owner() -> str:
-    """Return this process's name in leases, `host:pid:random`."""
-    return f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
+    """Return this process's name in leases, `host:pid:random`.
+
+    The random part begins with the process's pid namespace: containers may share a host name, and
+    a pid means nothing outside its namespace.
+    """
+    return f"{socket.gethostname()}:{os.getpid()}:{_pid_namespace()}-{uuid.uuid4().hex[:8]}"
 
 
 @asynccontextmanager
@@ -68,7 +72,14 @@ async def _acquire(store: TrajectoryStore, consumer: str, lease_seconds: float) 
         try:
             await store.acquire_trainer(consumer, owner, lease_seconds)
         except TrainerBusy as error:
-            if time.monotonic() > deadline or await _holder_is_alive_here(store, consumer):
+            holder = await _holder(store, consumer)
+            if holder is not None and is_dead(holder):
+                logger.warning("taking over from %s, which is dead", holder)
+                # An owner may take its lease again, and then give it back.
+                await store.acquire_trainer(consumer, holder, lease_seconds)
+                await store.release_trainer(consumer)
+                continue
+            if time.monotonic() > deadline or (holder is not None and is_alive(holder)):
                 raise
             if not announced:
                 logger.warning("%s; waiting for it to run out", error)
@@ -84,20 +95,47 @@ async def _acquire(store: TrajectoryStore, consumer: str, lease_seconds: float) 
             return
 
 
-async def _holder_is_alive_here(store: TrajectoryStore, consumer: str) -> bool:
-    """Whether the lease belongs to a process of this machine that is known to run."""
+async def _holder(store: TrajectoryStore, consumer: str) -> str | None:
     run = await store.get_run()
     lease = run.trainer_leases.get(consumer) if run else None
-    host, pid, _ = lease.owner.rsplit(":", 2) if lease else ("", "", "")
-    if host != socket.gethostname():
-        return False
+    return lease.owner if lease else None
+
+
+def is_alive(owner: str) -> bool:
+    """Whether an owner is a process that this one can see running."""
+    pid = _visible_pid(owner)
+    return pid is not None and _exists(pid)
+
+
+def is_dead(owner: str) -> bool:
+    """Whether an owner is a process that this one could see, and that is gone."""
+    pid = _visible_pid(owner)
+    return pid is not None and not _exists(pid)
+
+
+def _visible_pid(owner: str) -> int | None:
+    host, pid, random = owner.rsplit(":", 2)
+    namespace = _pid_namespace()
+    here = host == socket.gethostname() and namespace and random.startswith(f"{namespace}-")
+    return int(pid) if here else None
+
+
+def _exists(pid: int) -> bool:
     try:
-        os.kill(int(pid), 0)
+        os.kill(pid, 0)
     except ProcessLookupError:
         return False
     except PermissionError:
         return True
     return True
+
+
+def _pid_namespace() -> str:
+    """Return the number of this process's pid namespace; "" where there is no such thing."""
+    try:
+        return str(os.stat("/proc/self/ns/pid").st_ino)
+    except OSError:
+        return ""
 
 
 async def _renew(store: TrajectoryStore, consumer: str, lease_seconds: float) -> None:

@@ -85,6 +85,7 @@ class TrainLoop:
             consumer=config.trainer.consumer,
             algorithm=config.algorithm,
             seed=config.run.seed,
+            max_steps=config.trainer.max_steps,
             more_may_come=config.rollout.enable_sampling,
             scorer=config.trainer.trained_scorer,
         )
@@ -244,8 +245,9 @@ class TrainLoop:
 
     async def _admit(self) -> None:
         await self._read_control()
-        if self._leads:
-            await self._reader.admit(self._history.groups_consumed, self._control)
+        await self._reader.admit(
+            self._history.groups_consumed, self._history.last_step + 1, self._control
+        )
 
     async def _read_control(self) -> None:
         """Take over what steers the steps; it may be edited in the `runs` document at any time."""

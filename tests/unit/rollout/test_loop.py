@@ -7,6 +7,7 @@ from support.play import ExactScoring, begin_run, claim, open_play, service, too
 from support.scripted_engine import ScriptedEngine, serve_script
 
 from agentrl.config.sections import RolloutSection
+from agentrl.errors import ToolError
 from agentrl.inference import pool
 from agentrl.renderers.renderer import Renderer
 from agentrl.rollout import AsyncSampler, MCPSampler, RolloutContext, RolloutResult, slots
@@ -387,6 +388,32 @@ async def test_an_absent_server_is_no_failed_attempt(
             engine.down = False
             await until(store, scored=2)
     assert loop.counts.failed == 0
+
+
+async def test_an_outage_of_the_tools_costs_few_slots_an_attempt(
+    store: TrajectoryStore, renderer: Renderer, tools_url: str
+) -> None:
+    class ToolsAway(MCPSampler):
+        away = True
+
+        async def run(self) -> RolloutResult:
+            if ToolsAway.away:
+                raise ToolError("the tool server is away")
+            return await super().run()
+
+    rollout = RolloutSection(max_concurrent_samples_per_process=4)
+    with serve_script(renderer, look_then_answer) as engine:
+        await begin_run(store, engine, *(task(k) for k in range(10)))
+        async with open_play(store, engine, tools_url, rollout=rollout) as context:
+            loop, stop = SamplingLoop(context, "tester", ToolsAway, times=TIMES), asyncio.Event()
+            job = asyncio.create_task(loop.run(stop, asyncio.Event()))
+            await asyncio.sleep(0.8)
+            assert loop.counts.failed <= 4 + 1
+            ToolsAway.away = False
+            await until(store, scored=20)
+            stop.set()
+            await job
+    assert "trouble" in (await store.samplers())[0].seconds_waiting
 
 
 async def test_a_slot_on_which_servers_keep_failing_is_parked_in_the_end(

@@ -61,7 +61,6 @@ async def test_killed_and_resumed_equals_uninterrupted_bit_for_bit(
         "groups_per_step": 1,
         "num_generations": 2,
         "enable_sampling": "true",
-        "trainer_lease_seconds": 2,
         "warmup_steps": 2,
         "lr_scheduler_type": "cosine",
     }

@@ -1,0 +1,151 @@
+"""Tiny models for inference servers, and the embedded engine as a process of its own."""
+
+import asyncio
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from support.tiny_tokenizer import write_tokenizer
+from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+from agentrl.inference.client import SGLangClient
+from agentrl.inference.wire import GenerateRequest
+from agentrl.schema import SamplingParams
+
+VOCAB_SIZE = 265
+EOS = 258
+CONTEXT = 4096
+# More threads than free cores cost a tiny model far more than they give.
+torch.set_num_threads(1)
+
+FIRST, SECOND = "1", "2"
+"""Versions of two checkpoints."""
+_START_SECONDS = 60
+
+
+@dataclass(frozen=True)
+class Served:
+    """A server with two checkpoints for it."""
+
+    kind: str
+    url: str
+    first: Path
+    second: Path
+
+
+class Oracle:
+    """transformers' own forward pass."""
+
+    def __init__(self) -> None:
+        self._models: dict[Path, Any] = {}
+
+    def logprobs(
+        self, checkpoint: Path, prompt: np.ndarray, output: np.ndarray, temperature: float = 1.0
+    ) -> np.ndarray:
+        """Return the logprobs of the output ids after the prompt, float32 [T]."""
+        if checkpoint not in self._models:
+            model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+            self._models[checkpoint] = model.eval()
+        ids = torch.from_numpy(np.concatenate([prompt, output]).astype(np.int64))
+        with torch.no_grad():
+            logits = self._models[checkpoint](ids[None]).logits[0, len(prompt) - 1 : -1]
+        logprobs = (logits / temperature).log_softmax(-1)
+        return logprobs.gather(1, ids[len(prompt) :, None])[:, 0].numpy()
+
+
+def prompt(seed: int, length: int = 40) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 250, length).astype(np.int32)
+
+
+def request(number: int, length: int = 40, **params: object) -> GenerateRequest:
+    sampling = SamplingParams(**({"max_new_tokens": 24} | params))
+    return GenerateRequest(input_ids=prompt(number, length), sampling=sampling)
+
+
+async def until_waiting(client: SGLangClient, count: int) -> None:
+    """Wait (bounded by the test's own timeout) until so many requests are there."""
+    while True:
+        load = await client.loads()
+        if load.num_running + load.num_waiting >= count:
+            return
+        await asyncio.sleep(0.02)
+
+
+def make_model(directory: Path, *, seed: int, heads: int = 4) -> Path:
+    """Write a Qwen3 of two layers with random weights, and a tokenizer.
+
+    The weights are large enough for different weights to give clearly different logprobs.
+    """
+    write_tokenizer(directory)
+    torch.manual_seed(seed)
+    config = Qwen3Config(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=heads,
+        num_key_value_heads=2,
+        head_dim=16,
+        max_position_embeddings=CONTEXT,
+        eos_token_id=EOS,
+        tie_word_embeddings=True,
+        initializer_range=0.2,
+    )
+    Qwen3ForCausalLM(config).save_pretrained(directory)
+    return directory
+
+
+@contextmanager
+def engine_process(
+    model: Path, *flags: str, environment: Mapping[str, str] | None = None
+) -> Iterator[str]:
+    """Run `python -m agentrl.inference.engine` on a free port; yields its address."""
+    command = [sys.executable, "-m", "agentrl.inference.engine", "--model-path", str(model)]
+    command += ["--port", "0", "--num-threads", "1", *flags]
+    process = subprocess.Popen(
+        command,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"OMP_WAIT_POLICY": "PASSIVE"} | dict(environment or {}),
+    )
+    assert process.stderr is not None
+    watchdog = threading.Timer(_START_SECONDS, process.kill)
+    watchdog.start()
+    lines: list[str] = []
+    # Somebody has to read on, or the engine would stop at a full pipe.
+    reader = threading.Thread(target=lines.extend, args=(process.stderr,), daemon=True)
+    try:
+        address = None
+        for line in process.stderr:
+            lines.append(line)
+            if found := re.search(r"http://[\d.]+:\d+", line):
+                address = found[0]
+                break
+        watchdog.cancel()
+        reader.start()
+        assert address is not None, "".join(lines)
+        yield address
+    finally:
+        watchdog.cancel()
+        process.terminate()
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            raise
+        finally:
+            reader.join()
+            process.stderr.close()
+    log = "".join(lines)
+    assert process.returncode == 0, log
+    assert "Traceback" not in log, log

@@ -1,0 +1,164 @@
+"""Generations over several servers, some of which misbehave. The servers are on real sockets."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from starlette.responses import JSONResponse, Response
+from support.stub_server import StubServer, generation, stub_server
+
+from agentrl.errors import NoServerAvailable
+from agentrl.inference.faults import ServerRefused
+from agentrl.inference.pool import ServerPool
+from agentrl.inference.wire import GenerateRequest
+from agentrl.schema import InferenceService, SamplingParams, ServiceStatus
+
+REQUEST = GenerateRequest(input_ids=[1, 2, 3], sampling=SamplingParams(max_new_tokens=10))
+
+
+def service(url: str, status: ServiceStatus = "up") -> InferenceService:
+    return InferenceService(id=url, base_url=url, backend="embedded", model_path="m", status=status)
+
+
+async def well(_: dict[str, Any]) -> Response:
+    return JSONResponse(generation([7, 8]))
+
+
+async def overloaded(_: dict[str, Any]) -> Response:
+    return JSONResponse({"object": "error", "message": "queue full", "code": 503}, 503)
+
+
+@pytest.fixture
+async def pool() -> AsyncIterator[ServerPool]:
+    async with ServerPool() as opened:
+        yield opened
+
+
+@pytest.fixture
+async def pair() -> AsyncIterator[tuple[StubServer, StubServer]]:
+    async with stub_server(well) as first, stub_server(well) as second:
+        yield first, second
+
+
+async def test_conversation_stays_with_its_server(
+    pool: ServerPool, pair: tuple[StubServer, StubServer]
+) -> None:
+    pool.update([service(stub.url) for stub in pair])
+    servers = {(await pool.generate("record", REQUEST)).server for _ in range(6)}
+    assert len(servers) == 1
+
+
+async def test_conversations_spread_over_servers(
+    pool: ServerPool, pair: tuple[StubServer, StubServer]
+) -> None:
+    async def slowly(_: dict[str, Any]) -> Response:
+        await asyncio.sleep(0.05)
+        return await well(_)
+
+    for stub in pair:
+        stub.answer = slowly
+    pool.update([service(stub.url) for stub in pair])
+    await asyncio.gather(*(pool.generate(f"record {n}", REQUEST) for n in range(10)))
+    assert [len(stub.bodies) for stub in pair] == [5, 5]
+
+
+async def test_lost_server_is_left(pool: ServerPool, pair: tuple[StubServer, StubServer]) -> None:
+    pool.update([service("http://127.0.0.1:9"), service(pair[0].url)])
+    async with asyncio.timeout(2):
+        results = [await pool.generate(f"record {n}", REQUEST) for n in range(20)]
+    assert {result.server for result in results} == {pair[0].url}
+
+
+async def test_overloaded_server_is_left_for_another(
+    pool: ServerPool, pair: tuple[StubServer, StubServer]
+) -> None:
+    pair[0].answer = overloaded
+    pool.update([service(stub.url) for stub in pair])
+    async with asyncio.timeout(2):
+        results = [await pool.generate(f"record {n}", REQUEST) for n in range(20)]
+    assert {result.server for result in results} == {pair[1].url}
+    assert len(pair[0].bodies) <= 2
+
+
+async def test_busy_server_is_asked_again(
+    pool: ServerPool, pair: tuple[StubServer, StubServer]
+) -> None:
+    stub = pair[0]
+
+    async def well_at_last(body: dict[str, Any]) -> Response:
+        return await (overloaded if len(stub.bodies) < 3 else well)(body)
+
+    stub.answer = well_at_last
+    pool.update([service(stub.url)])
+    assert (await pool.generate("record", REQUEST)).output_ids.tolist() == [7, 8]
+    assert len({body["rid"] for body in stub.bodies}) == 3
+
+
+async def test_refused_request_is_not_repeated(
+    pool: ServerPool, pair: tuple[StubServer, StubServer]
+) -> None:
+    async def refuse(_: dict[str, Any]) -> Response:
+        return JSONResponse({"error": {"message": "too long"}}, 400)
+
+    pair[0].answer = refuse
+    pool.update([service(pair[0].url)])
+    with pytest.raises(ServerRefused, match="too long"):
+        await pool.generate("record", REQUEST)
+    assert len(pair[0].bodies) == 1
+
+
+async def test_cut_generation_is_resumed_from_its_tokens(
+    pool: ServerPool, pair: tuple[StubServer, StubServer]
+) -> None:
+    stub = pair[0]
+
+    async def cut_twice(_: dict[str, Any]) -> Response:
+        parts = [
+            generation([4, 5], kind="abort", version="1"),
+            generation([], kind="abort", version="1"),
+            generation([6], version="2"),
+        ]
+        return JSONResponse(parts[len(stub.bodies) - 1])
+
+    stub.answer = cut_twice
+    pool.update([service(stub.url)])
+    result = await pool.generate("record", REQUEST)
+    assert result.output_ids.tolist() == [4, 5, 6]
+    assert result.finish_reason == "stop"
+    assert [(s.version, s.start, s.end) for s in result.version_spans] == [(1, 0, 2), (2, 2, 3)]
+    assert [body["input_ids"] for body in stub.bodies] == [
+        [1, 2, 3],
+        [1, 2, 3, 4, 5],
+        [1, 2, 3, 4, 5],
+    ]
+    assert [b["sampling_params"]["max_new_tokens"] for b in stub.bodies] == [10, 8, 8]
+
+
+async def test_generation_cut_at_its_last_token_ended_by_length(
+    pool: ServerPool, pair: tuple[StubServer, StubServer]
+) -> None:
+    async def cut(_: dict[str, Any]) -> Response:
+        return JSONResponse(generation(list(range(10)), kind="abort"))
+
+    pair[0].answer = cut
+    pool.update([service(pair[0].url)])
+    result = await pool.generate("record", REQUEST)
+    assert (len(result.output_ids), result.finish_reason) == (10, "length")
+
+
+async def test_generation_waits_for_a_server_to_come_up(
+    pool: ServerPool, pair: tuple[StubServer, StubServer]
+) -> None:
+    pool.update([service(pair[0].url, "down")])
+    waiting = asyncio.create_task(pool.generate("record", REQUEST))
+    done, _ = await asyncio.wait({waiting}, timeout=0.1)
+    assert not done
+    pool.update([service(pair[0].url, "down"), service(pair[1].url)])
+    assert (await waiting).server == pair[1].url
+
+
+async def test_no_server_is_an_error_after_a_while() -> None:
+    async with ServerPool(no_server_seconds=0.1) as pool:
+        with pytest.raises(NoServerAvailable):
+            await pool.generate("record", REQUEST)

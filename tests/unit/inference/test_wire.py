@@ -1,0 +1,133 @@
+"""Requests and results on the wire."""
+
+import numpy as np
+import pytest
+from support.stub_server import generation
+
+from agentrl.errors import InferenceError
+from agentrl.inference.faults import ServerRefused, error_message
+from agentrl.inference.wire import (
+    GenerateRequest,
+    fit_spans,
+    join_results,
+    parse_result,
+    policy_version,
+    request_body,
+)
+from agentrl.schema import SamplingParams, VersionSpan
+
+
+def spans(*triples: tuple[int, int, int]) -> tuple[VersionSpan, ...]:
+    return tuple(VersionSpan(version=v, start=s, end=e) for v, s, e in triples)
+
+
+def test_every_sampling_parameter_is_sent() -> None:
+    request = GenerateRequest(input_ids=[1, 2], sampling=SamplingParams(seed=7, max_new_tokens=9))
+    body = request_body(request)
+    assert body["return_logprob"] is True
+    assert body["input_ids"] == [1, 2]
+    assert body["sampling_params"] == {
+        "temperature": 1.0,
+        "top_p": 1.0,
+        "top_k": -1,
+        "min_p": 0.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "repetition_penalty": 1.0,
+        "max_new_tokens": 9,
+        "sampling_seed": 7,
+    }
+
+
+def test_request_ids_have_one_length_so_none_is_a_prefix_of_another() -> None:
+    rids = {GenerateRequest(input_ids=[1], sampling=SamplingParams()).rid for _ in range(50)}
+    assert len(rids) == 50
+    assert {len(rid) for rid in rids} == {32}
+
+
+@pytest.mark.parametrize(("label", "version"), [("12", 12), (3, 3), ("default", 0), (None, 0)])
+def test_label_that_is_no_number_is_version_zero(label: object, version: int) -> None:
+    assert policy_version(label) == version
+
+
+@pytest.mark.parametrize(
+    ("given", "length", "fitted"),
+    [
+        (spans((1, 0, 3), (2, 3, 5)), 5, spans((1, 0, 3), (2, 3, 5))),
+        (spans((1, 0, 3), (2, 3, 9)), 5, spans((1, 0, 3), (2, 3, 5))),
+        (spans((1, 0, 3), (2, 3, 5)), 2, spans((1, 0, 2))),
+        (spans((1, 0, 3)), 5, spans((1, 0, 5))),
+        (spans((1, 1, 2), (1, 2, 5)), 5, spans((1, 0, 5))),
+        (spans((1, 0, 3), (2, 4, 5)), 5, spans((1, 0, 3), (2, 3, 5))),
+        (spans((1, 0, 3)), 0, ()),
+    ],
+)
+def test_spans_cover_the_tokens_exactly(
+    given: tuple[VersionSpan, ...], length: int, fitted: tuple[VersionSpan, ...]
+) -> None:
+    assert fit_spans(given, length) == fitted
+
+
+def test_result_without_spans_takes_the_one_version() -> None:
+    body = generation([5, 6], version="4")
+    del body["meta_info"]["weight_versions"]
+    assert parse_result(body, "s").version_spans == spans((4, 0, 2))
+
+
+def test_aborted_result_keeps_tokens_that_have_a_logprob() -> None:
+    body = generation([5, 6, 7], kind="abort", version="4")
+    del body["meta_info"]["output_token_logprobs"][2]
+    result = parse_result(body, "s")
+    assert result.output_ids.tolist() == [5, 6]
+    assert result.version_spans == spans((4, 0, 2))
+
+
+def test_abort_with_an_error_status_is_a_refusal() -> None:
+    body = generation([5], kind="abort")
+    body["meta_info"]["finish_reason"] |= {"message": "out of memory", "status_code": 503}
+    with pytest.raises(ServerRefused, match="out of memory") as refused:
+        parse_result(body, "http://s")
+    assert refused.value.is_transient
+
+
+@pytest.mark.parametrize("missing", ["output_token_logprobs", "finish_reason", "output_ids"])
+def test_result_that_lacks_a_part_is_an_error(missing: str) -> None:
+    body = generation([5, 6])
+    (body if missing in body else body["meta_info"]).pop(missing)
+    with pytest.raises(InferenceError, match="http://s"):
+        parse_result(body, "http://s")
+
+
+def test_null_logprob_is_an_error() -> None:
+    body = generation([5, 6])
+    body["meta_info"]["output_token_logprobs"][0][0] = None
+    with pytest.raises(InferenceError):
+        parse_result(body, "http://s")
+
+
+def test_parts_of_a_resumed_generation_are_joined() -> None:
+    first = parse_result(generation([1, 2], kind="abort", version="1", num_retractions=1), "a")
+    second = parse_result(generation([3], kind="abort", version="1"), "b")
+    third = parse_result(generation([4, 5], version="2", cached_tokens=9), "c")
+    joined = join_results([first, second, third])
+    assert joined.output_ids.tolist() == [1, 2, 3, 4, 5]
+    np.testing.assert_allclose(joined.output_logprobs, [-1.5, -2.5, -3.5, -4.5, -5.5])
+    assert joined.version_spans == spans((1, 0, 3), (2, 3, 5))
+    assert (joined.finish_reason, joined.cached_tokens, joined.num_retractions) == ("stop", 1, 1)
+    assert joined.server == "c"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"error": {"message": "why"}},
+        {"error": "why"},
+        {"object": "error", "message": "why", "code": 400},
+        {"success": False, "message": "why"},
+        {"detail": "why"},
+        "why",
+    ],
+    ids=str,
+)
+def test_message_is_found_in_every_shape_of_error(body: object) -> None:
+    assert error_message(body) == "why"

@@ -1,0 +1,69 @@
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from agentrl.errors import TrainerBusy
+from agentrl.schema import Run
+from agentrl.store import TrajectoryStore
+from agentrl.trainer.lease import is_alive, is_dead, process_owner, trainer_lease
+
+
+@pytest.fixture
+async def run_store(store: TrajectoryStore) -> TrajectoryStore:
+    await store.create_run(Run(name=store.database_name))
+    return store
+
+
+def dead_owner() -> str:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait(30)
+    host, _, random = process_owner().rsplit(":", 2)
+    return f"{host}:{ended.pid}:{random}"
+
+
+def test_only_processes_of_this_host_and_namespace_are_judged() -> None:
+    owner = process_owner()
+    assert is_alive(owner)
+    assert not is_dead(owner)
+    assert is_dead(dead_owner())
+    for elsewhere in (f"other:{os.getpid()}:1-a", owner.rsplit(":", 1)[0] + ":0-a"):
+        assert not is_alive(elsewhere)
+        assert not is_dead(elsewhere)
+
+
+async def test_a_dead_trainer_is_taken_over_from_at_once(run_store: TrajectoryStore) -> None:
+    async with TrajectoryStore.connect(run_store.uri_for_people()) as other:
+        await other.acquire_trainer("trainer", dead_owner(), 60)
+    started = time.monotonic()
+    async with trainer_lease(run_store, "trainer", lease_seconds=60):
+        assert time.monotonic() - started < 5
+        run = await run_store.get_run()
+        assert run is not None
+        assert is_alive(run.trainer_leases["trainer"].owner)
+
+
+async def test_a_silent_trainer_elsewhere_is_waited_out(run_store: TrajectoryStore) -> None:
+    async with TrajectoryStore.connect(run_store.uri_for_people()) as other:
+        await other.acquire_trainer("trainer", "elsewhere:1:0-a", 1.5)
+    async with trainer_lease(run_store, "trainer", lease_seconds=3):
+        run = await run_store.get_run()
+        assert run is not None
+        assert run.trainer_leases["trainer"].owner.startswith(process_owner().rsplit("-", 1)[0])
+
+
+async def test_a_live_trainer_is_not_waited_for(run_store: TrajectoryStore) -> None:
+    async with TrajectoryStore.connect(run_store.uri_for_people()) as other:
+        await other.acquire_trainer("trainer", process_owner(), 60)
+        with pytest.raises(TrainerBusy):
+            async with trainer_lease(run_store, "trainer", lease_seconds=60):
+                pytest.fail("two trainers at once")
+
+
+async def test_a_released_lease_is_free(run_store: TrajectoryStore) -> None:
+    async with trainer_lease(run_store, "trainer", lease_seconds=60):
+        pass
+    async with TrajectoryStore.connect(run_store.uri_for_people()) as other:
+        await other.acquire_trainer("trainer", "elsewhere:1:0-a", 60)
