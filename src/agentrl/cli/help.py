@@ -1,7 +1,9 @@
 """Help texts made from the configuration sections."""
 
+import importlib
 import textwrap
 
+from agentrl.cli.arguments import usage
 from agentrl.config.flags import FLAGS, NO_EFFECT
 from agentrl.config.sections import SECTIONS
 
@@ -12,13 +14,18 @@ _USED_SECTIONS = {
     "serve": ("run", "model", "store", "inference"),
     "eval": ("run", "model", "store", "data", "sampling", "rollout", "tools", "inference"),
     "tasks": ("run", "store", "data"),
+    "inspect": ("run", "store"),
     "store": ("run", "store"),
 }
+_ACTIONS = {"inspect": "agentrl.cli.inspect", "store": "agentrl.cli.store"}
+"""Commands whose actions take words and switches of their own."""
 
 
 def command_help(command: str, summary: str) -> str:
     """Return a command's help: every flag of the sections it uses, with defaults in brackets."""
     lines = [f"agentrl {command}: {summary}", ""]
+    if command in _ACTIONS:
+        lines += [*usage(command, importlib.import_module(_ACTIONS[command]).ACTIONS), ""]
     lines.append("Flags are the same for every command; --config FILE reads them from YAML.")
     for section in _USED_SECTIONS[command]:
         lines += ["", f"{section}: {(SECTIONS[section].__doc__ or '').strip()}"]

@@ -16,6 +16,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "serve": ("agentrl.cli.serve", "an inference server, registered and kept up to date"),
     "eval": ("agentrl.cli.evaluate", "score a checkpoint on held-out questions"),
     "tasks": ("agentrl.cli.tasks", "add questions to a run, or count them"),
+    "inspect": ("agentrl.cli.inspect", "look into a run: progress, records turn by turn, failures"),
     "store": ("agentrl.cli.store", "start the private mongod of a run to look into it"),
 }
 

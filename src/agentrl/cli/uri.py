@@ -1,7 +1,14 @@
 """The database that a command works on."""
 
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import TYPE_CHECKING
+
 from agentrl.config.sections import RootConfig
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, StoreError
+
+if TYPE_CHECKING:
+    from agentrl.store import TrajectoryStore
 
 
 def store_uri(config: RootConfig) -> str:
@@ -17,3 +24,60 @@ def store_uri(config: RootConfig) -> str:
             "--db_connection_string, or MONGODB_URI"
         )
     return uri.get_secret_value()
+
+
+@contextmanager
+def served_uri(config: RootConfig, *, create: bool = False) -> Iterator[str]:
+    """Yield a URI under which the run's data answer, whether or not the run goes on.
+
+    A database of the user's is taken as it is. The private mongod of a running run is used; where
+    it has ended, one is started on its data for the length of the block. Enter this in the main
+    thread.
+
+    Args:
+        config: names the run and perhaps a database.
+        create: begin with empty data where there are none.
+
+    Raises:
+        StoreError: there are no data of a run of this name, and none are to be created.
+    """
+    from agentrl.store.embedded import EmbeddedMongo, is_private_uri, running_uri
+
+    given = config.store.db_connection_string
+    # A configuration file names the private mongod's address, which is old once the run has ended.
+    if given is not None and not is_private_uri(given.get_secret_value()):
+        yield given.get_secret_value()
+        return
+    data_dir = config.private_mongo_dir
+    if not data_dir.is_dir() and not create:
+        if given is not None:
+            yield given.get_secret_value()
+            return
+        raise StoreError(
+            f"no run {config.run.run_name!r} here: {data_dir} does not exist; give --run_name, "
+            "--config output/RUN_NAME/config.yaml, or --db_connection_string"
+        )
+    running = running_uri(data_dir)
+    if running is not None:
+        yield running
+        return
+    with EmbeddedMongo(data_dir) as mongo:
+        yield mongo.uri()
+
+
+@asynccontextmanager
+async def opened_store(config: RootConfig) -> "AsyncIterator[TrajectoryStore]":
+    """Yield the store of the run that the configuration names.
+
+    Raises:
+        StoreError: there is no such run, or no database answers.
+    """
+    from agentrl.store import TrajectoryStore
+
+    with served_uri(config) as uri:
+        async with TrajectoryStore.connect(uri, config.run.run_name) as store:
+            if await store.get_run() is None:
+                known = await store.run_names()
+                hint = f"; there are {', '.join(known)}" if known else ""
+                raise StoreError(f"{store.uri_for_people()} holds no run{hint}")
+            yield store

@@ -66,6 +66,10 @@ class ModelSection(Section):
     """Load weights shard by shard. Weights are loaded either way."""
 
 
+PRIVATE_MONGO_ROOT = Path(".agentrl/mongo")
+"""Folder of the private mongods' data, one folder a run in it."""
+
+
 class StoreSection(Section):
     """The document store."""
 
@@ -424,3 +428,8 @@ class RootConfig(BaseModel):
     algorithm: AlgorithmSection = AlgorithmSection()
     trainer: TrainerSection = TrainerSection()
     publish: PublishSection = PublishSection()
+
+    @property
+    def private_mongo_dir(self) -> Path:
+        """Where the run's private mongod keeps its data."""
+        return self.store.mongo_data_dir or PRIVATE_MONGO_ROOT / self.run.run_name

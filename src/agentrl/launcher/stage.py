@@ -32,11 +32,6 @@ SAMPLER_END_SECONDS = 25.0
 TOOL_SERVER_RESTARTS = 5
 
 
-def mongo_data_dir(config: RootConfig) -> Path:
-    """Return where the run's private mongod keeps its data."""
-    return config.store.mongo_data_dir or Path(".agentrl/mongo") / config.run.run_name
-
-
 class Stage:
     """Async context around the children; `config` gains addresses as they come up."""
 
@@ -73,7 +68,7 @@ class Stage:
         """Start the private mongod unless a database was given, and connect."""
         uri = self.config.store.db_connection_string
         if uri is None:
-            mongo = EmbeddedMongo(mongo_data_dir(self.config), self.config.store.mongo_port)
+            mongo = EmbeddedMongo(self.config.private_mongo_dir, self.config.store.mongo_port)
             # Entered here, in the main thread: the kernel ends it with the thread that started it.
             self._stack.enter_context(mongo)
             uri = SecretStr(mongo.uri(self.config.run.run_name))

@@ -23,7 +23,14 @@ from agentrl.schema.runs import (
     ServiceStatus,
 )
 from agentrl.schema.tasks import TASK_TYPES, MCPTask, Split, Task, register_task_type
-from agentrl.schema.training import DBRecordData, LedgerEntry, LedgerStatus, Policy
+from agentrl.schema.training import (
+    DBRecordData,
+    LedgerEntry,
+    LedgerStatus,
+    Policy,
+    RatioStats,
+    TurnTraining,
+)
 from agentrl.schema.turns import (
     DispatchedSamplingTask,
     FinishReason,
@@ -55,6 +62,7 @@ __all__ = [
     "Message",
     "Outcome",
     "Policy",
+    "RatioStats",
     "Record",
     "RecordStatus",
     "Run",
@@ -68,6 +76,7 @@ __all__ = [
     "TokenIds",
     "ToolCall",
     "ToolResult",
+    "TurnTraining",
     "VersionSpan",
     "rebuild_prompts",
     "register_task_type",

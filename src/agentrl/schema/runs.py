@@ -8,7 +8,7 @@ from pydantic import Field
 from agentrl.schema.base import Value, utc_now
 from agentrl.schema.records import Lease
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 RunStatus = Literal["created", "training", "completed", "failed"]
 
 

@@ -1,4 +1,4 @@
-"""What the trainer reads (`DBRecordData`) and writes (`LedgerEntry`, `Policy`)."""
+"""What the trainer reads (`DBRecordData`) and writes (`LedgerEntry`, `TurnTraining`, `Policy`)."""
 
 from datetime import datetime
 from typing import Literal
@@ -55,10 +55,47 @@ class DBRecordData(Value):
     """Distinct tokens over all turns: prompt and sampled, each counted once."""
     min_version: int | None
     max_version: int | None
+    task_version: str = ""
+    """Hash of the question's content (query, references, scorer) when its group completed."""
     group_completed: bool = False
     created_at: datetime = Field(default_factory=utc_now)
     ledger: dict[str, LedgerEntry] = Field(default_factory=dict)
     turns: tuple[DispatchedSamplingTask, ...] = ()
+
+
+class RatioStats(Value):
+    """Importance ratios (policy / behavior probability) over the sampled tokens of one turn."""
+
+    mean: float
+    std: float
+    min: float
+    max: float
+
+
+class TurnTraining(Value):
+    """What one optimizer step of one trainer made of one turn."""
+
+    id: str
+    """`{consumer}/{step}/{turn_id}`."""
+    consumer: str
+    step: int
+    turn_id: str
+    record_id: str
+    task_id: str
+    num_tokens: int
+    """Sampled tokens of the turn."""
+    num_trained_tokens: int
+    """Those among them that were part of the loss."""
+    num_clipped_tokens: int = 0
+    """Trained tokens whose gradient the clip range replaced."""
+    masked: dict[str, int] = Field(default_factory=dict)
+    """Why the other tokens were left out -> how many (`stale`, `ratio_out_of_range`, ...)."""
+    advantage: float | None = None
+    """None when the turn was left out before it had one."""
+    staleness: int
+    """Policy version that the step started from, minus the oldest version in the turn."""
+    ratio: RatioStats | None = None
+    """None when the turn did not go through the model."""
 
 
 class Policy(Value):

@@ -5,6 +5,8 @@ What JSON allows and BSON does not (integers beyond 64 bits, lone surrogates, NU
 us in a model's tool calls; it is stored as text, because a rollout must not fail on it.
 """
 
+import hashlib
+import json
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -27,6 +29,11 @@ Model = TypeVar("Model", bound=BaseModel)
 
 _INT64 = 2**63
 _ARRAY_TYPES = {"i": "<i4", "f": "<f4"}
+_TASK_STANDING = frozenset(
+    {"_id", "split", "epoch", "order", "num_generations", "status", "tag"}
+    | {"created_at", "completed_at"}
+)
+"""Fields of a Task that say where it stands in the run, not what it asks."""
 _ID_FIELDS: dict[type[BaseModel], str] = {Run: "name", DBRecordData: "record_id", Policy: "version"}
 
 
@@ -48,8 +55,7 @@ def encode(value: Any) -> Any:
 def to_document(value: BaseModel) -> Document:
     """Return the stored form of a schema value; its id becomes `_id`, a Task's kind is kept."""
     document: Document = encode(value.model_dump())
-    id_field = _id_field(type(value))
-    stored: Document = {"_id": document.pop(id_field)}
+    stored: Document = {"_id": document.pop(id_field(type(value)))}
     if isinstance(value, Task):
         stored["kind"] = value.kind
     return {**stored, **document}
@@ -62,7 +68,7 @@ def from_document(cls: type[Model], document: Mapping[str, Any]) -> Model:
         StoreError: the document does not have the form of `cls`.
     """
     fields = dict(document)
-    fields[_id_field(cls)] = fields.pop("_id")
+    fields[id_field(cls)] = fields.pop("_id")
     try:
         return cls.model_validate(fields)
     except ValidationError as error:
@@ -88,6 +94,13 @@ def task_from_document(document: Mapping[str, Any]) -> Task:
     return from_document(TASK_TYPES[kind], document)
 
 
+def task_version(document: Mapping[str, Any]) -> str:
+    """Return a short hash of a stored Task's content: what was asked and how it is judged."""
+    content = {name: value for name, value in document.items() if name not in _TASK_STANDING}
+    text = json.dumps(content, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
 def record_to_document(record: Record) -> Document:
     """Return the stored form of a Record.
 
@@ -110,5 +123,6 @@ def float32_array(data: bytes) -> np.ndarray:
     return np.frombuffer(data, dtype="<f4")
 
 
-def _id_field(cls: type[BaseModel]) -> str:
+def id_field(cls: type[BaseModel]) -> str:
+    """Return the field that is stored as `_id`."""
     return _ID_FIELDS.get(cls, "id")

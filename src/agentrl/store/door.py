@@ -40,6 +40,7 @@ class Door:
         self._records = database["records"]
         self._turns = database["turns"]
         self._record_data = database["record_data"]
+        self._turn_training = database["turn_training"]
         self._policies = database["policies"]
         self._services = database["inference_services"]
         self._samplers = database["samplers"]

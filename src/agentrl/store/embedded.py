@@ -8,6 +8,7 @@ import ctypes
 import importlib.metadata
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -29,6 +30,7 @@ START_SECONDS = 30.0
 STOP_SECONDS = 20.0
 _POLL_SECONDS = 0.02
 _REPLICA_SET = "rs0"
+_URI_OPTIONS = f"replicaSet={_REPLICA_SET}&w=majority&journal=true"
 _NOT_YET_INITIALIZED = 94
 _PORTS_TO_TRY = 100
 _PR_SET_PDEATHSIG = 1
@@ -106,8 +108,7 @@ class EmbeddedMongo:
 
     def uri(self, database: str = "") -> str:
         """Return the connection string of a database."""
-        options = f"replicaSet={_REPLICA_SET}&w=majority&journal=true"
-        return f"mongodb://127.0.0.1:{self.port}/{database}?{options}"
+        return f"mongodb://127.0.0.1:{self.port}/{database}?{_URI_OPTIONS}"
 
     def start(self) -> None:
         """Start the mongod and wait until it takes writes.
@@ -230,6 +231,17 @@ class EmbeddedMongo:
                 error = entry.get("attr", {}).get("error", "")
                 return f"{entry['msg']} {error}".strip() + f" (see {log})"
         return output.splitlines()[-1] if output else f"see {log}"
+
+
+def is_private_uri(uri: str) -> bool:
+    """Say whether a connection string is one that `EmbeddedMongo.uri` makes."""
+    scheme, _, rest = uri.partition("://")
+    hosts, _, tail = rest.partition("/")
+    return (
+        scheme == "mongodb"
+        and re.fullmatch(r"127\.0\.0\.1:\d+", hosts) is not None
+        and tail.partition("?")[2] == _URI_OPTIONS
+    )
 
 
 def running_uri(data_dir: Path) -> str | None:

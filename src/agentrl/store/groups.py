@@ -4,7 +4,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from agentrl.schema import RECORD_TRANSITIONS, TERMINAL_STATUSES, DBRecordData, Record
-from agentrl.store.codec import Document, from_document, to_document
+from agentrl.store.codec import Document, from_document, task_version, to_document
 from agentrl.store.door import Door, operation
 from agentrl.store.expressions import LEASE_EXPIRED, attempt_failed, held, may_become
 from agentrl.store.inserts import insert_new
@@ -56,10 +56,11 @@ class GroupDoor(Door):
     async def _complete(self, task_id: str) -> bool:
         cursor = self._records.find({"task_id": task_id})
         records = [from_document(Record, document) async for document in cursor]
-        task = await self._tasks.find_one({"_id": task_id}, {"num_generations": 1})
+        task = await self._tasks.find_one({"_id": task_id})
         if task is None or task["num_generations"] != len(records):
             return False  # its slots are still being added
-        await insert_new(self._record_data, [_record_data(record) for record in records])
+        version = task_version(task)
+        await insert_new(self._record_data, [_record_data(record, version) for record in records])
         result = await self._tasks.update_one(
             {"_id": task_id, "status": "created"},
             {"$set": {"status": "completed"}, "$currentDate": {"completed_at": True}},
@@ -111,7 +112,7 @@ class GroupDoor(Door):
         return len(await self._complete_groups(task_ids))
 
 
-def _record_data(record: Record) -> Document:
+def _record_data(record: Record, version: str) -> Document:
     """Return the trainer's view of a finished Record, without its turns."""
     data = DBRecordData(
         record_id=record.id,
@@ -127,6 +128,7 @@ def _record_data(record: Record) -> Document:
         num_tokens=record.num_prompt_tokens + record.num_output_tokens,
         min_version=record.min_version,
         max_version=record.max_version,
+        task_version=version,
     )
     document = to_document(data)
     del document["turns"]

@@ -38,6 +38,12 @@ INDEXES: dict[str, list[IndexModel]] = {
         # complete_group, and whole groups for the trainer
         IndexModel([("task_id", UP), ("traj_id", UP)], name="groups"),
     ],
+    "turn_training": [
+        # step_lineage, recover
+        IndexModel([("consumer", UP), ("step", UP)], name="by_step"),
+        # record_lineage, and people who look for a turn
+        IndexModel([("record_id", UP), ("turn_id", UP), ("step", UP)], name="by_turn"),
+    ],
 }
 
 
@@ -52,6 +58,8 @@ def ledger_indexes(consumer: str) -> list[IndexModel]:
         ),
         # commit, recover
         IndexModel([(status, UP), (f"ledger.{consumer}.step", UP)], name=f"steps_{consumer}"),
+        # step_lineage
+        IndexModel([(f"ledger.{consumer}.trained_at", UP)], name=f"trained_at_{consumer}"),
         # consumed_groups
         IndexModel([("traj_id", UP), ("split", UP), (status, UP)], name=f"consumed_{consumer}"),
     ]

@@ -202,6 +202,9 @@ class LedgerDoor(TurnDoor):
             "trained_count": {"$size": f"${field}.trained_at"},
             "reason": None,
         }
+        await self._turn_training.delete_many(
+            {"consumer": consumer, "step": {"$gt": checkpoint_step}}
+        )
         was_trained = {"$gt": [{"$size": f"${field}.trained_at"}, 0]}
         await self._record_data.update_many(
             later,

@@ -13,22 +13,25 @@ from typing import Any, Self
 from bson.codec_options import CodecOptions
 from pymongo import AsyncMongoClient
 from pymongo.asynchronous.database import AsyncDatabase
-from pymongo.errors import CollectionInvalid, ConfigurationError, ConnectionFailure, InvalidName
+from pymongo.errors import ConfigurationError, ConnectionFailure, InvalidName
 from pymongo.write_concern import WriteConcern
 
-from agentrl.errors import ConfigError, StoreError
-from agentrl.schema import SCHEMA_VERSION
+from agentrl.errors import ConfigError
 from agentrl.store.codec import Document
 from agentrl.store.door import boundary, operation
 from agentrl.store.indexes import INDEXES, ledger_indexes
+from agentrl.store.inspection import InspectionDoor
 from agentrl.store.ledger import DEFAULT_CONSUMER
+from agentrl.store.maintenance import MaintenanceDoor
+from agentrl.store.migrations import migrate
 from agentrl.store.motor import MotorDatabase, is_motor
 from agentrl.store.processes import ProcessDoor
-from agentrl.store.progress import ProgressDoor
 from agentrl.store.runs import RunDoor
 from agentrl.store.scoring import ScoringDoor
 from agentrl.store.tasks import TaskDoor
-from agentrl.store.views import VIEWS
+from agentrl.store.transfer import TransferDoor
+from agentrl.store.validators import ensure_validators
+from agentrl.store.views import ensure_views
 
 DURABLE = WriteConcern(w="majority", j=True)
 """An acknowledged write survives the death of any process and of a minority of the servers."""
@@ -37,7 +40,15 @@ _AWARE: CodecOptions[Document] = CodecOptions(tz_aware=True)
 _GIVEN_CLIENT = "the-address-of-the-given-client"
 
 
-class TrajectoryStore(RunDoor, TaskDoor, ScoringDoor, ProgressDoor, ProcessDoor):
+class TrajectoryStore(
+    RunDoor,
+    TaskDoor,
+    ScoringDoor,
+    InspectionDoor,
+    ProcessDoor,
+    TransferDoor,
+    MaintenanceDoor,
+):
     """The run's database.
 
     Example:
@@ -89,30 +100,17 @@ class TrajectoryStore(RunDoor, TaskDoor, ScoringDoor, ProgressDoor, ProcessDoor)
 
     @operation("prepare the database")
     async def ensure_schema(self) -> None:
-        """Create indexes and views that are missing.
+        """Create or bring up to date the validators, indexes and views; migrate an older schema.
 
         Raises:
-            StoreError: the database was written by another version of the schema.
+            StoreError: a newer release wrote the database.
         """
-        run = await self._runs.find_one({}, {"schema_version": 1})
-        if run is not None and run["schema_version"] != SCHEMA_VERSION:
-            raise StoreError(
-                f"database {self.database_name!r} has schema version {run['schema_version']}, "
-                f"this AgentRL needs {SCHEMA_VERSION}"
-            )
+        await migrate(self._db)
+        await ensure_validators(self._db)
         for collection, indexes in INDEXES.items():
             await self._db[collection].create_indexes(indexes)
         await self._record_data.create_indexes(ledger_indexes(DEFAULT_CONSUMER))
-        existing = set(await self._db.list_collection_names())
-        for name, (source, pipeline) in VIEWS.items():
-            if name not in existing:
-                await self._create_view(name, source, pipeline)
-
-    async def _create_view(self, name: str, source: str, pipeline: list[Document]) -> None:
-        try:
-            await self._db.create_collection(name, viewOn=source, pipeline=pipeline)
-        except CollectionInvalid:
-            return  # another process created it a moment ago
+        await ensure_views(self._db)
 
     @operation("drop the database")
     async def drop_database(self) -> None:

@@ -1,6 +1,23 @@
 """Views for people: what happened, readable in Compass or mongosh, without binary fields."""
 
+from pymongo.asynchronous.database import AsyncDatabase
+from pymongo.errors import CollectionInvalid, OperationFailure
+
 from agentrl.store.codec import Document
+
+_NAMESPACE_EXISTS = 48
+
+
+def _num_ids(field: str) -> Document:
+    """Return the number of token ids in a field, also where they are kept in a blob."""
+    return {
+        "$cond": [
+            {"$eq": [{"$type": f"${field}"}, "binData"]},
+            {"$toInt": {"$divide": [{"$binarySize": f"${field}"}, 4]}},
+            f"${field}.num_tokens",
+        ]
+    }
+
 
 _TURNS: Document = {
     "$lookup": {
@@ -20,16 +37,11 @@ _TURNS: Document = {
                     "tool_results": {"name": 1, "content": 1, "is_error": 1},
                     "finish_reason": 1,
                     "branch_reason": 1,
-                    "num_output_tokens": {
-                        "$sum": {
-                            "$map": {
-                                "input": "$version_spans",
-                                "in": {"$subtract": ["$$this.end", "$$this.start"]},
-                            }
-                        }
-                    },
+                    "num_added_tokens": _num_ids("added_ids"),
+                    "num_output_tokens": _num_ids("output_ids"),
                     "versions": "$version_spans.version",
                     "server": 1,
+                    "seconds": {"$divide": [{"$subtract": ["$finished_at", "$started_at"]}, 1000]},
                 }
             },
         ],
@@ -47,6 +59,24 @@ _TASK: list[Document] = [
     },
     {"$unwind": {"path": "$task", "preserveNullAndEmptyArrays": True}},
 ]
+_LEDGER: list[Document] = [
+    {
+        "$lookup": {
+            "from": "record_data",
+            "localField": "_id",
+            "foreignField": "_id",
+            "as": "data",
+            "pipeline": [{"$project": {"_id": 0, "ledger": 1}}],
+        }
+    },
+    {"$unwind": {"path": "$data", "preserveNullAndEmptyArrays": True}},
+]
+_FAILED_ATTEMPTS: Document = {
+    "$filter": {
+        "input": "$attempts",
+        "cond": {"$in": ["$$this.ended_by", ["expired", "error"]]},
+    }
+}
 _SUMMARY: Document = {
     "task_id": 1,
     "traj_id": 1,
@@ -59,6 +89,8 @@ _SUMMARY: Document = {
     "final_answer": 1,
     "score": "$score.value",
     "scorer": "$score.scorer",
+    "scorer_version": "$score.version",
+    "score_detail": "$score.detail",
     "attempt": 1,
     "min_version": 1,
     "max_version": 1,
@@ -79,7 +111,15 @@ VIEWS: dict[str, tuple[str, list[Document]]] = {
             {"$match": {"status": {"$ne": "pending"}}},
             *_TASK,
             _TURNS,
-            {"$project": {**_SUMMARY, "turns": 1}},
+            *_LEDGER,
+            {
+                "$project": {
+                    **_SUMMARY,
+                    "num_turns": {"$size": "$turns"},
+                    "turns": 1,
+                    "training": "$data.ledger",
+                }
+            },
         ],
     ),
     # One row a group: its standing and its mean score.
@@ -103,6 +143,8 @@ VIEWS: dict[str, tuple[str, list[Document]]] = {
                     "question": "$query",
                     "num_tries": {"$size": "$tries"},
                     "statuses": "$tries.status",
+                    "num_attempts": {"$sum": "$tries.attempt"},
+                    "num_output_tokens": {"$sum": "$tries.num_output_tokens"},
                     "scores": "$tries.score.value",
                     "mean_score": {"$avg": "$tries.score.value"},
                     "min_version": {"$min": "$tries.min_version"},
@@ -126,7 +168,34 @@ VIEWS: dict[str, tuple[str, list[Document]]] = {
                 }
             },
             *_TASK,
-            {"$project": {**_SUMMARY, "attempts": 1}},
+            {
+                "$project": {
+                    **_SUMMARY,
+                    "num_failed_attempts": {"$size": _FAILED_ATTEMPTS},
+                    "last_error": {
+                        "$last": {"$map": {"input": _FAILED_ATTEMPTS, "in": "$$this.error"}}
+                    },
+                    "attempts": 1,
+                }
+            },
         ],
     ),
 }
+
+
+async def ensure_views(database: AsyncDatabase[Document]) -> None:
+    """Create the views that are missing, and replace those of an earlier release."""
+    found = await (await database.list_collections(filter={"type": "view"})).to_list()
+    options = {one["name"]: one["options"] for one in found}
+    for name, (source, pipeline) in VIEWS.items():
+        if options.get(name, {}).get("pipeline") == pipeline:
+            continue
+        if name in options:
+            await database.drop_collection(name)
+        try:
+            await database.create_collection(name, viewOn=source, pipeline=pipeline)
+        except CollectionInvalid:
+            continue  # another process created it a moment ago
+        except OperationFailure as error:
+            if error.code != _NAMESPACE_EXISTS:
+                raise

@@ -263,4 +263,8 @@ def _only(group: SelectedGroup, record_ids: set[str]) -> SelectedGroup:
     """Leave out turns of records that were dropped or used up by earlier steps."""
     if record_ids.issuperset(group.record_ids):
         return group
-    return replace(group, turns=tuple(turn for turn in group.turns if turn.record_id in record_ids))
+    return replace(
+        group,
+        turns=tuple(turn for turn in group.turns if turn.record_id in record_ids),
+        left_out=tuple(turn for turn in group.left_out if turn.record_id in record_ids),
+    )

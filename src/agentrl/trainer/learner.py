@@ -31,6 +31,7 @@ from agentrl.models.load import load_policy
 from agentrl.models.policy import term_logprobs
 from agentrl.trainer.optimizer import learning_rate, make_optimizer
 from agentrl.trainer.precision import Precision, set_config_dtype
+from agentrl.trainer.ratios import TurnRatios, joined, measure
 
 _WRAPPER_PREFIX = "model."
 
@@ -50,6 +51,8 @@ class StepOutcome:
     entropy: float | None
     seconds: dict[str, float]
     """Wall time of `forward_backward` and `optimizer` on this rank."""
+    ratios: TurnRatios
+    """Turn by turn; complete on rank 0 only."""
     skipped: str | None = None
     """Why no step was made: `non_finite_loss` or `non_finite_gradient`."""
 
@@ -105,8 +108,7 @@ class Learner:
         """
         started = time.monotonic()
         sums = _Sums()
-        for micro_batch in micro_batches:
-            self._accumulate(micro_batch, sums)
+        ratios = joined([self._accumulate(micro_batch, sums) for micro_batch in micro_batches])
         totals = _Sums(*self._ranks.sum(sums.as_list()))
         accumulated = time.monotonic()
         grad_norm = clip_gradients(self._policy.parameters(), self._trainer.max_grad_norm)
@@ -137,6 +139,7 @@ class Learner:
                 "forward_backward": accumulated - started,
                 "optimizer": time.monotonic() - accumulated,
             },
+            ratios=joined(self._ranks.gather(ratios)),
             skipped=skipped,
         )
 
@@ -178,7 +181,7 @@ class Learner:
         self._num_done = state["num_done"]
         torch.set_rng_state(state["torch_random"])
 
-    def _accumulate(self, batch: MicroBatch, sums: "_Sums") -> None:
+    def _accumulate(self, batch: MicroBatch, sums: "_Sums") -> TurnRatios:
         device = self._ranks.device
         with self._precision.autocast(self._ranks):
             policy = term_logprobs(
@@ -217,6 +220,7 @@ class Learner:
             sums.logprob_gap += float((policy.logprobs - behavior).abs().sum())
             if policy.entropies is not None:
                 sums.entropy += float(policy.entropies.sum())
+            return measure(batch.turns, terms)
 
 
 @dataclass

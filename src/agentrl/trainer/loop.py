@@ -27,6 +27,7 @@ from agentrl.trainer.evaluation import evaluate
 from agentrl.trainer.groups import GroupReader, StepControl, StepGroups
 from agentrl.trainer.history import EvalMetrics, History, StepMetrics
 from agentrl.trainer.learner import StepOutcome
+from agentrl.trainer.lineage import beside, turn_trainings
 from agentrl.trainer.reporting import append_metrics, draw_rewards, summarize, write_summary
 from agentrl.trainer.team import Team
 from agentrl.weight_sync import PolicyFiles, PolicyPublisher, PublishReport
@@ -148,7 +149,9 @@ class TrainLoop:
         for phase, spent in outcome.seconds.items():
             self._account(phase, spent, seconds)
         self._history.groups_consumed += found.num_new_groups
-        await self._hand_out(step, found, batch, outcome, seconds)
+        made = turn_trainings(self._trainer.consumer, found, batch, outcome)
+        async with beside(self._store.put_turn_trainings(made)):
+            await self._hand_out(step, found, batch, outcome, seconds)
         return found.end
 
     async def _hand_out(

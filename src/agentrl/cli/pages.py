@@ -1,0 +1,238 @@
+"""Values of the store as tables for a terminal."""
+
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from agentrl.cli.words import figure, plain, since
+from agentrl.store.inspection import Failure, Liveness, RunView
+from agentrl.store.lineage import RecordLineage, StepLineage
+
+ALIVE_SECONDS = 15.0
+"""A process that has not reported for longer is shown as silent."""
+RATE_WINDOW_SECONDS = 20.0
+
+
+class Rates:
+    """Samples and tokens a second over the last while."""
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[float, int, int]] = deque()
+
+    def note(self, view: RunView) -> None:
+        """Add what is known now."""
+        now = time.monotonic()
+        self._seen.append((now, _num_scored(view), view.progress.num_output_tokens))
+        while now - self._seen[0][0] > RATE_WINDOW_SECONDS:
+            self._seen.popleft()
+
+    def line(self) -> str:
+        """Return the rates as text."""
+        (then, scored_then, tokens_then), (now, scored, tokens) = self._seen[0], self._seen[-1]
+        passed = now - then
+        if passed <= 0:
+            return "-"
+        return (
+            f"{(scored - scored_then) / passed:.1f} samples/s, "
+            f"{(tokens - tokens_then) / passed:.0f} tokens/s"
+        )
+
+
+def runs_page(runs: Sequence[Mapping[str, Any]]) -> RenderableType:
+    """Return the table of runs."""
+    if not runs:
+        return Text("no runs here")
+    table = _table("run", "status", ">version", ">groups", ">reward", ">tokens", "changed", "at")
+    for run in runs:
+        _row(
+            table,
+            run["name"],
+            run["status"],
+            str(run["policy_version"]),
+            f"{run['num_groups_completed']}/{run['num_groups']}",
+            figure(run["mean_score"]),
+            str(run["num_output_tokens"]),
+            f"{datetime.fromisoformat(run['updated_at']):%Y-%m-%d %H:%M}",
+            Text(run["uri"], overflow="fold"),
+        )
+    return table
+
+
+def progress_page(view: RunView, rates: Rates | None = None) -> RenderableType:
+    """Return the run's standing, and who works on it."""
+    summary, progress = view.summary, view.progress
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim", justify="right")
+    grid.add_column()
+    grid.add_row("status", f"{summary.status}, policy version {summary.policy_version}")
+    grid.add_row(
+        "groups",
+        f"{progress.num_groups_completed} of {progress.num_groups} complete, "
+        f"{progress.num_groups_consumed} consumed, {progress.num_groups_ready} ready, "
+        f"{progress.admitted_groups} admitted",
+    )
+    grid.add_row("training", _counts(progress.records))
+    if progress.eval_records:
+        grid.add_row("evaluation", _counts(progress.eval_records))
+    grid.add_row("reward", f"{figure(summary.mean_score)} (mean of all scored training records)")
+    grid.add_row("tokens", f"{progress.num_output_tokens} sampled")
+    if rates is not None:
+        grid.add_row("rate", rates.line())
+    title = f"run {summary.name}"
+    return Group(
+        Panel(grid, title=title, title_align="left"),
+        servers_page(view.processes),
+        samplers_page(view.processes),
+    )
+
+
+def progress_line(view: RunView) -> str:
+    """Return the run's standing as one line, where there is no terminal."""
+    progress = view.progress
+    return (
+        f"{view.summary.status}  version {progress.policy_version}  "
+        f"groups {progress.num_groups_completed}/{progress.num_groups}  "
+        f"{_counts(progress.records)}  reward {figure(view.summary.mean_score)}  "
+        f"tokens {progress.num_output_tokens}"
+    )
+
+
+def servers_page(found: Liveness) -> RenderableType:
+    """Return the table of inference servers."""
+    if not found.services:
+        return Text("no inference server ever registered")
+    table = _table("server", "status", ">version", "heartbeat", "address", "error")
+    for service in found.services:
+        _row(
+            table,
+            service.id,
+            service.status,
+            str(service.policy_version),
+            _heartbeat(found.now, service.heartbeat_at),
+            service.base_url,
+            plain(service.error or "", 80),
+        )
+    return table
+
+
+def samplers_page(found: Liveness) -> RenderableType:
+    """Return the table of samplers."""
+    if not found.samplers:
+        return Text("no sampler ever registered")
+    table = _table(
+        "sampler", "status", ">running", ">finished", ">tokens", "heartbeat", "idle seconds"
+    )
+    for sampler in found.samplers:
+        waits = {why: f"{spent:.0f}" for why, spent in sampler.seconds_waiting.items() if spent}
+        _row(
+            table,
+            sampler.id,
+            sampler.status,
+            str(sampler.num_running),
+            str(sampler.num_finished),
+            str(sampler.num_output_tokens),
+            "" if sampler.status == "stopped" else _heartbeat(found.now, sampler.heartbeat_at),
+            ", ".join(f"{why} {spent}" for why, spent in waits.items()),
+        )
+    return table
+
+
+def failures_page(failures: Sequence[Failure]) -> RenderableType:
+    """Return the table of what went wrong."""
+    if not failures:
+        return Text("no failures")
+    table = _table("record", "status", ">attempts", ">bad", "last error", "held by")
+    for failure in failures:
+        _row(
+            table,
+            failure.record_id,
+            failure.status,
+            str(failure.num_attempts),
+            str(failure.num_failed_attempts),
+            plain(failure.last_error or failure.error or "", 200),
+            failure.owner or "",
+        )
+    return table
+
+
+def step_page(step: StepLineage) -> RenderableType:
+    """Return the records behind one optimizer step."""
+    policy = step.policy
+    lines = Text(f"step {step.step} of {step.consumer}: ")
+    lines.append(
+        f"version {policy.version} in {policy.path}, sha256 {policy.checksum[:16]}, "
+        f"{policy.num_bytes} bytes"
+        if policy is not None
+        else "its weights are not published (any more)"
+    )
+    table = _table(
+        "record", "standing", ">reward", "scorer", "question", ">turns", "tools", ">ratio", "masked"
+    )
+    for record in step.trained:
+        _row(table, *_lineage_row(record, step, "trained"))
+    for record in step.dropped:
+        entry = record.ledger[step.consumer]
+        _row(table, *_lineage_row(record, step, f"dropped: {entry.reason}"))
+    return Group(lines, table)
+
+
+def _lineage_row(record: RecordLineage, step: StepLineage, standing: str) -> list[str]:
+    trainings = [training for turn in record.turns for training in turn.trainings]
+    ratios = [t.ratio.mean * t.num_tokens for t in trainings if t.ratio is not None]
+    num_tokens = sum(t.num_tokens for t in trainings if t.ratio is not None)
+    masked: dict[str, int] = {}
+    for training in trainings:
+        for why, count in training.masked.items():
+            masked[why] = masked.get(why, 0) + count
+    calls = [call.name for turn in record.turns for call in turn.tool_calls]
+    entry = record.ledger[step.consumer]
+    if standing == "trained" and entry.status == "reserved":
+        standing = "reserved, not yet in a checkpoint"
+    return [
+        record.record_id,
+        standing,
+        figure(record.score),
+        f"{record.scorer} {record.scorer_version}" if record.scorer else "-",
+        record.task_version + (" (edited since)" if record.task_changed else ""),
+        str(len(record.turns)),
+        ", ".join(calls),
+        figure(sum(ratios) / num_tokens if num_tokens else None),
+        ", ".join(f"{why} {count}" for why, count in sorted(masked.items())),
+    ]
+
+
+def _table(*columns: str) -> Table:
+    """Return a table; a column that begins with ">" is set to the right."""
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for column in columns:
+        justify: Any = "right" if column.startswith(">") else "left"
+        table.add_column(column.removeprefix(">"), justify=justify, overflow="fold")
+    return table
+
+
+def _row(table: Table, *cells: str | Text) -> None:
+    """Add a row; text from outside is never read as markup."""
+    table.add_row(*(Text(plain(cell)) if isinstance(cell, str) else cell for cell in cells))
+
+
+def _counts(counts: Mapping[Any, int]) -> str:
+    return ", ".join(f"{count} {status}" for status, count in counts.items()) or "nothing yet"
+
+
+def _num_scored(view: RunView) -> int:
+    progress = view.progress
+    return progress.records.get("scored", 0) + progress.eval_records.get("scored", 0)
+
+
+def _heartbeat(now: datetime, at: datetime) -> Text:
+    seconds = (now - at).total_seconds()
+    if seconds <= ALIVE_SECONDS:
+        return Text(since(seconds))
+    return Text(f"silent for {since(seconds)}", style="red")

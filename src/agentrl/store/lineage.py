@@ -1,0 +1,210 @@
+"""Lineage both ways: a checkpoint's step to the tool calls behind it, and a record to its steps.
+
+Policy (version = step) <-> records that the step trained <-> turns <-> tool calls
+                              |- scorer and its version        |- TurnTraining of every step
+                              '- version of the question
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from pymongo import ReplaceOne
+from pymongo.asynchronous.cursor import AsyncCursor
+
+from agentrl.errors import StoreError
+from agentrl.schema import (
+    DBRecordData,
+    FinishReason,
+    LedgerEntry,
+    Policy,
+    Record,
+    ToolCall,
+    ToolResult,
+    TurnTraining,
+    VersionSpan,
+)
+from agentrl.schema.base import Value
+from agentrl.store.codec import Document, from_document, task_version, to_document
+from agentrl.store.door import operation
+from agentrl.store.ledger import DEFAULT_CONSUMER, LedgerDoor
+
+
+class TurnLineage(Value):
+    """One turn: what it sampled, what it called, and what steps made of it."""
+
+    id: str
+    index: int
+    finish_reason: FinishReason
+    version_spans: tuple[VersionSpan, ...]
+    server: str
+    tool_calls: tuple[ToolCall, ...]
+    tool_results: tuple[ToolResult, ...]
+    trainings: tuple[TurnTraining, ...]
+
+
+class RecordLineage(Value):
+    """One record: where it comes from and where it went."""
+
+    record_id: str
+    task_id: str
+    task_version: str
+    """Of the question, when its group completed; empty before."""
+    task_changed: bool
+    """The question was edited since."""
+    scorer: str | None
+    scorer_version: str | None
+    score: float | None
+    ledger: dict[str, LedgerEntry]
+    turns: tuple[TurnLineage, ...]
+
+
+class StepLineage(Value):
+    """One optimizer step: the weights it made and the records behind them."""
+
+    step: int
+    consumer: str
+    policy: Policy | None
+    """The weights after the step; None when they are no longer (or not yet) published."""
+    trained: tuple[RecordLineage, ...]
+    """Records trained by the step, the ones still reserved for it included."""
+    dropped: tuple[RecordLineage, ...]
+    """Records that the step consumed without training."""
+
+
+class LineageDoor(LedgerDoor):
+    """Writes what steps made of turns, and reads lineage in both directions."""
+
+    @operation("store what a step made of its turns")
+    async def put_turn_trainings(self, trainings: Sequence[TurnTraining]) -> None:
+        """Store the trainings of one step with one bulk write; a repeated step replaces them."""
+        if trainings:
+            await self._turn_training.bulk_write(
+                [
+                    ReplaceOne({"_id": training.id}, to_document(training), upsert=True)
+                    for training in trainings
+                ],
+                ordered=False,
+            )
+
+    @operation("read the lineage of a step")
+    async def step_lineage(self, step: int, consumer: str = DEFAULT_CONSUMER) -> StepLineage:
+        """Return the records, turns and tool calls behind the weights of optimizer step `step`.
+
+        Raises:
+            StoreError: the trainer `consumer` made no such step.
+        """
+        field = f"ledger.{consumer}"
+        trained = await self._data({f"{field}.trained_at": step})
+        here = await self._data({f"{field}.status": "reserved", f"{field}.step": step})
+        dropped = await self._data({f"{field}.status": "dropped", f"{field}.step": step})
+        policy = await self._policies.find_one({"_id": step})
+        if not (trained or here or dropped):
+            raise StoreError(
+                f"the trainer {consumer!r} has consumed no records at step {step} of "
+                f"{self.database_name!r}"
+            )
+        known = await self._trainings({"consumer": consumer, "step": step})
+        lineages = await self._lineages([*trained, *here, *dropped], known)
+        return StepLineage(
+            step=step,
+            consumer=consumer,
+            policy=None if policy is None else from_document(Policy, policy),
+            trained=tuple(lineages[: len(trained) + len(here)]),
+            dropped=tuple(lineages[len(trained) + len(here) :]),
+        )
+
+    @operation("read the lineage of a record")
+    async def record_lineage(self, record_id: str) -> RecordLineage:
+        """Return the question, scorer, turns and tool calls of a record, and all its steps.
+
+        Raises:
+            StoreError: there is no such record.
+        """
+        document = await self._records.find_one({"_id": record_id})
+        if document is None:
+            raise StoreError(f"record {record_id!r} does not exist")
+        known = await self._trainings({"record_id": record_id})
+        data = await self._data({"_id": record_id})
+        if data:
+            return (await self._lineages(data, known))[0]
+        record = from_document(Record, document)
+        return _lineage(record, await self._turn_lineages(record.turns, known), version="", now="")
+
+    async def _data(self, wanted: Document) -> list[DBRecordData]:
+        found = self._record_data.find(wanted)
+        data = [from_document(DBRecordData, document) async for document in found]
+        return sorted(data, key=lambda one: (one.order, one.traj_id))
+
+    async def _trainings(self, wanted: Document) -> dict[str, list[TurnTraining]]:
+        by_turn: defaultdict[str, list[TurnTraining]] = defaultdict(list)
+        found: AsyncCursor[Document] = self._turn_training.find(wanted)
+        async for document in found:
+            training = from_document(TurnTraining, document)
+            by_turn[training.turn_id].append(training)
+        return by_turn
+
+    async def _lineages(
+        self, data: Sequence[DBRecordData], known: dict[str, list[TurnTraining]]
+    ) -> list[RecordLineage]:
+        tasks = {one.task_id for one in data}
+        versions = {
+            task["_id"]: task_version(task)
+            async for task in self._tasks.find({"_id": {"$in": sorted(tasks)}})
+        }
+        turns = iter(
+            await self._turn_lineages([turn for one in data for turn in one.turn_ids], known)
+        )
+        return [
+            _lineage(
+                one,
+                [next(turns) for _ in one.turn_ids],
+                version=one.task_version,
+                now=versions.get(one.task_id, ""),
+                ledger=one.ledger,
+            )
+            for one in data
+        ]
+
+    async def _turn_lineages(
+        self, turn_ids: Sequence[str], known: dict[str, list[TurnTraining]]
+    ) -> list[TurnLineage]:
+        return [
+            TurnLineage(
+                id=turn.id,
+                index=turn.index,
+                finish_reason=turn.finish_reason,
+                version_spans=turn.version_spans,
+                server=turn.server,
+                tool_calls=turn.tool_calls,
+                tool_results=turn.tool_results,
+                trainings=tuple(sorted(known.get(turn.id, ()), key=_by_step)),
+            )
+            for turn in await self.read_turns(turn_ids)
+        ]
+
+
+def _by_step(training: TurnTraining) -> tuple[str, int]:
+    return training.consumer, training.step
+
+
+def _lineage(
+    source: Record | DBRecordData,
+    turns: Iterable[TurnLineage],
+    *,
+    version: str,
+    now: str,
+    ledger: dict[str, LedgerEntry] | None = None,
+) -> RecordLineage:
+    score: Any = source.score
+    return RecordLineage(
+        record_id=source.id if isinstance(source, Record) else source.record_id,
+        task_id=source.task_id,
+        task_version=version,
+        task_changed=bool(version) and version != now,
+        scorer=score.scorer if score else None,
+        scorer_version=score.version if score else None,
+        score=score.value if score else None,
+        ledger=ledger or {},
+        turns=tuple(turns),
+    )

@@ -1,0 +1,238 @@
+"""What takes space in a run's database, and taking it back. Nothing here runs unasked."""
+
+from datetime import datetime, timedelta
+from typing import Any
+
+from pymongo.errors import OperationFailure
+
+from agentrl.errors import StoreError
+from agentrl.schema.base import Value
+from agentrl.store.codec import Document
+from agentrl.store.door import Door, operation
+from agentrl.store.turns import blob_keys
+
+_UNAUTHORIZED = 13
+ALIVE_SECONDS = 60.0
+"""A process that reported within this time is taken for alive."""
+DELETE_BATCH = 1000
+
+
+class CollectionSize(Value):
+    """One collection."""
+
+    name: str
+    num_documents: int
+    data_bytes: int
+    """Documents as BSON."""
+    storage_bytes: int
+    """On disk, compressed."""
+    index_bytes: int
+
+
+class StoreStats(Value):
+    """What a run's database holds."""
+
+    database: str
+    schema_version: int | None
+    collections: tuple[CollectionSize, ...]
+    num_tokens: int
+    """Prompt and sampled tokens of all records, each counted once a record."""
+    bytes_per_token: float | None
+    """Data bytes of turns and blobs over `num_tokens`."""
+
+
+class CompactPlan(Value):
+    """What `compact` would delete."""
+
+    superseded_turns: int
+    """Turns of ended attempts of scored records, which another attempt replaced."""
+    unreferenced_turns: int
+    """Turns that were refused because their holder had lost its lease."""
+    unreferenced_blobs: int
+    num_bytes: int
+    """Their size as BSON."""
+
+
+class MaintenanceDoor(Door):
+    """Measures and tidies up."""
+
+    @operation("measure the database")
+    async def stats(self) -> StoreStats:
+        """Return counts and sizes of all collections."""
+        names = await self._db.list_collection_names(filter={"type": "collection"})
+        sizes = [await self._size(name) for name in sorted(names) if not name.startswith("system.")]
+        cursor = await self._records.aggregate(
+            [
+                {
+                    "$group": {
+                        "_id": None,
+                        "num": {"$sum": {"$add": ["$num_prompt_tokens", "$num_output_tokens"]}},
+                    }
+                }
+            ]
+        )
+        num_tokens = next(iter(await cursor.to_list()), {"num": 0})["num"]
+        held = sum(size.data_bytes for size in sizes if size.name in ("turns", "blobs"))
+        run = await self._runs.find_one({}, {"schema_version": 1})
+        return StoreStats(
+            database=self.database_name,
+            schema_version=run["schema_version"] if run else None,
+            collections=tuple(sizes),
+            num_tokens=num_tokens,
+            bytes_per_token=held / num_tokens if num_tokens else None,
+        )
+
+    async def _size(self, name: str) -> CollectionSize:
+        cursor = await self._db[name].aggregate([{"$collStats": {"storageStats": {}}}])
+        (found,) = await cursor.to_list()
+        stats = found["storageStats"]
+        return CollectionSize(
+            name=name,
+            num_documents=stats["count"],
+            data_bytes=stats["size"],
+            storage_bytes=stats["storageSize"],
+            index_bytes=stats["totalIndexSize"],
+        )
+
+    @operation("look for living processes")
+    async def check_nobody_works(self) -> None:
+        """Make sure that no process works on the run.
+
+        Raises:
+            StoreError: a trainer holds a lease, a sampler or server reported a moment ago, or a
+                record is leased; the text names one.
+        """
+        hello = await self._db.command("hello", codec_options=self._db.codec_options)
+        now: datetime = hello["localTime"]
+        since = now - timedelta(seconds=ALIVE_SECONDS)
+        run = await self._runs.find_one({}, {"trainer_leases": 1}) or {}
+        for consumer, lease in run.get("trainer_leases", {}).items():
+            if lease["expires_at"] > now:
+                raise StoreError(f"{lease['owner']} trains this run as {consumer!r}; end it first")
+        sampler = await self._samplers.find_one(
+            {"status": {"$ne": "stopped"}, "heartbeat_at": {"$gt": since}}
+        )
+        service = await self._services.find_one({"heartbeat_at": {"$gt": since}})
+        for kind, one in (("sampler", sampler), ("inference server", service)):
+            if one is not None:
+                raise StoreError(
+                    f"the {kind} {one['_id']} reported within the last {ALIVE_SECONDS:.0f} s; "
+                    "end the run's processes first"
+                )
+        held = await self._records.find_one(
+            {"status": {"$in": ["running", "finished"]}, "lease.expires_at": {"$gt": now}}
+        )
+        if held is not None:
+            raise StoreError(f"record {held['_id']} is leased; end the run's processes first")
+
+    @operation("plan the compaction")
+    async def compact_plan(self) -> CompactPlan:
+        """Return what `compact` would delete now."""
+        superseded, refused, size = await self._useless_turns()
+        blobs, blob_bytes = await self._unreferenced_blobs({*superseded, *refused})
+        return CompactPlan(
+            superseded_turns=len(superseded),
+            unreferenced_turns=len(refused),
+            unreferenced_blobs=len(blobs),
+            num_bytes=size + blob_bytes,
+        )
+
+    @operation("compact the database", repeatable=False)
+    async def compact(self) -> CompactPlan:
+        """Delete turns and blobs that nothing needs, and hand the space back to the disk.
+
+        Start no process of the run meanwhile. What remains readable: every record with its last attempt, all attempts of records that
+        failed or are not finished, and the note of every attempt.
+
+        Returns:
+            What was deleted.
+
+        Raises:
+            StoreError: a process still works on the run.
+        """
+        await self.check_nobody_works()
+        superseded, refused, size = await self._useless_turns()
+        blobs, blob_bytes = await self._unreferenced_blobs({*superseded, *refused})
+        await self._delete("turns", [*superseded, *refused])
+        await self._delete("blobs", blobs)
+        await self._release_space()
+        return CompactPlan(
+            superseded_turns=len(superseded),
+            unreferenced_turns=len(refused),
+            unreferenced_blobs=len(blobs),
+            num_bytes=size + blob_bytes,
+        )
+
+    async def _useless_turns(self) -> tuple[list[str], list[str], int]:
+        """Return ids of superseded turns, of refused turns, and the bytes of both."""
+        pipeline: list[Document] = [
+            {"$project": {"record_id": 1, "attempt": 1, "bytes": {"$bsonSize": "$$ROOT"}}},
+            {
+                "$lookup": {
+                    "from": "records",
+                    "localField": "record_id",
+                    "foreignField": "_id",
+                    "as": "record",
+                    "pipeline": [{"$project": {"status": 1, "attempt": 1, "turns": 1}}],
+                }
+            },
+            {"$unwind": {"path": "$record", "preserveNullAndEmptyArrays": True}},
+            {
+                "$project": {
+                    "bytes": 1,
+                    "superseded": {
+                        "$and": [
+                            {"$eq": ["$record.status", "scored"]},
+                            {"$lt": ["$attempt", "$record.attempt"]},
+                        ]
+                    },
+                    "refused": {
+                        "$and": [
+                            {"$eq": ["$attempt", "$record.attempt"]},
+                            {"$not": {"$in": ["$_id", {"$ifNull": ["$record.turns", []]}]}},
+                        ]
+                    },
+                }
+            },
+            {"$match": {"$or": [{"superseded": True}, {"refused": True}]}},
+        ]
+        superseded: list[str] = []
+        refused: list[str] = []
+        size = 0
+        async for found in await self._turns.aggregate(pipeline):
+            (superseded if found["superseded"] else refused).append(found["_id"])
+            size += found["bytes"]
+        return superseded, refused, size
+
+    async def _unreferenced_blobs(self, without: set[str]) -> tuple[list[str], int]:
+        """Return ids of blobs that only the turns `without` refer to, or none, and their bytes."""
+        used: set[str] = set()
+        async for turn in self._turns.find():
+            if turn["_id"] not in without:
+                used.update(blob_keys(turn))
+        unused, size = [], 0
+        cursor = await self._db["blobs"].aggregate(
+            [{"$project": {"bytes": {"$bsonSize": "$$ROOT"}}}]
+        )
+        async for found in cursor:
+            key: Any = found["_id"]
+            if key.partition("/")[0] not in used:  # parts are `{key}/{number}`
+                unused.append(key)
+                size += found["bytes"]
+        return unused, size
+
+    async def _delete(self, collection: str, ids: list[str]) -> None:
+        for start in range(0, len(ids), DELETE_BATCH):
+            await self._db[collection].delete_many(
+                {"_id": {"$in": ids[start : start + DELETE_BATCH]}}
+            )
+
+    async def _release_space(self) -> None:
+        for name in ("turns", "blobs", "records", "record_data"):
+            try:
+                # `force`: a replica set's only member is its primary.
+                await self._db.command("compact", name, force=True)
+            except OperationFailure as error:
+                if error.code != _UNAUTHORIZED:
+                    raise
+                return  # the login may delete but not compact; the space is used again later

@@ -1,0 +1,172 @@
+"""JSON-schema validators of the collections, made from the schema's types.
+
+MongoDB refuses what does not fit, also from Compass and mongosh: a status that does not exist, a
+text where a number belongs. Fields that the schema does not know are let through, so people may
+annotate documents.
+"""
+
+import logging
+import types
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+import numpy as np
+from pydantic import BaseModel
+from pymongo.asynchronous.database import AsyncDatabase
+from pymongo.errors import CollectionInvalid, OperationFailure
+
+from agentrl.schema import (
+    DBRecordData,
+    DispatchedSamplingTask,
+    InferenceService,
+    Policy,
+    Record,
+    Run,
+    SamplerInfo,
+    Task,
+    TurnTraining,
+)
+from agentrl.store.codec import Document, id_field
+
+logger = logging.getLogger(__name__)
+
+_MODELS: dict[str, type[BaseModel]] = {
+    "runs": Run,
+    "tasks": Task,
+    "records": Record,
+    "turns": DispatchedSamplingTask,
+    "record_data": DBRecordData,
+    "turn_training": TurnTraining,
+    "policies": Policy,
+    "inference_services": InferenceService,
+    "samplers": SamplerInfo,
+}
+_SCALARS: dict[Any, list[str]] = {
+    str: ["string"],
+    bool: ["bool"],
+    int: ["int", "long"],
+    # Compass and mongosh write 1.0 as an integer.
+    float: ["double", "int", "long"],
+    datetime: ["date"],
+    np.ndarray: ["binData"],
+    type(None): ["null"],
+}
+_CONTAINERS: dict[Any, str] = {list: "array", tuple: "array", dict: "object", Mapping: "object"}
+_BLOB: Document = {"bsonType": "object", "required": ["blob"]}
+_IN_BLOBS: dict[str, frozenset[str]] = {
+    "turns": frozenset({"added_ids", "output_ids", "output_logprobs", "output_text", "tools"}),
+}
+"""Fields of which a large value is kept in `blobs`, with a reference in its place."""
+_PARTS_IN_BLOBS: dict[str, frozenset[str]] = {
+    "turns": frozenset({"added_messages", "tool_results"}),
+}
+"""Lists of which large items are."""
+_NOT_STORED: dict[str, frozenset[str]] = {"record_data": frozenset({"turns"})}
+_LEVEL = "moderate"
+"""A document that did not fit before the validator was there may still be changed."""
+_NAMESPACE_EXISTS = 48
+_UNAUTHORIZED = 13
+
+
+def validator(collection: str) -> Document:
+    """Return the `$jsonSchema` of a collection's documents."""
+    model = _MODELS[collection]
+    schema = _object(model)
+    for name in _NOT_STORED.get(collection, ()):
+        del schema["properties"][name]
+    own_id = id_field(model)
+    schema["properties"]["_id"] = schema["properties"].pop(own_id)
+    schema["required"] = ["_id", *(name for name in schema.get("required", []) if name != own_id)]
+    for name in _IN_BLOBS.get(collection, ()):
+        schema["properties"][name] = {"anyOf": [schema["properties"][name], _BLOB]}
+    for name in _PARTS_IN_BLOBS.get(collection, ()):
+        field = schema["properties"][name]
+        field["items"] = {"anyOf": [field["items"], _BLOB]}
+    return {"$jsonSchema": schema}
+
+
+async def ensure_validators(database: AsyncDatabase[Document]) -> None:
+    """Give every collection its validator; where they all are there, this is one read."""
+    found = await (await database.list_collections()).to_list()
+    options = {one["name"]: one.get("options", {}) for one in found}
+    for name in _MODELS:
+        wanted = validator(name)
+        if name not in options and await _create(database, name, wanted):
+            continue
+        has = options.get(name, {})
+        if (has.get("validator"), has.get("validationLevel")) != (wanted, _LEVEL):
+            await _replace(database, name, wanted)
+
+
+async def _create(database: AsyncDatabase[Document], name: str, wanted: Document) -> bool:
+    """Create a collection; False when another process did so a moment ago."""
+    try:
+        await database.create_collection(name, validator=wanted, validationLevel=_LEVEL)
+    except CollectionInvalid:
+        return False
+    except OperationFailure as error:
+        if error.code != _NAMESPACE_EXISTS:
+            raise
+        return False
+    return True
+
+
+async def _replace(database: AsyncDatabase[Document], name: str, wanted: Document) -> None:
+    try:
+        await database.command("collMod", name, validator=wanted, validationLevel=_LEVEL)
+    except OperationFailure as error:
+        if error.code != _UNAUTHORIZED:
+            raise
+        logger.warning(
+            "collection %s keeps its validator: this login may not change it (role dbAdmin)", name
+        )
+
+
+def _object(model: type[BaseModel]) -> Document:
+    fields = model.model_fields
+    schema: Document = {
+        "bsonType": "object",
+        "properties": {name: _schema(field.annotation) for name, field in fields.items()},
+    }
+    required = [name for name, field in fields.items() if field.is_required()]
+    return {**schema, "required": required} if required else schema
+
+
+def _schema(annotation: Any) -> Document:
+    """Return the schema of one field's type; an empty one lets everything through."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if annotation in _SCALARS:
+        return {"bsonType": list(_SCALARS[annotation])}
+    if origin is Annotated:
+        return _schema(arguments[0])
+    if origin is Literal:
+        return {"enum": list(arguments)}
+    if origin in (Union, types.UnionType):
+        return _either([_schema(argument) for argument in arguments])
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return _object(annotation)
+    if origin in _CONTAINERS:
+        return _container(_CONTAINERS[origin], arguments)
+    return {}
+
+
+def _container(kind: str, arguments: tuple[Any, ...]) -> Document:
+    if kind == "object":
+        values = _schema(arguments[1])
+        return {"bsonType": "object", **({"additionalProperties": values} if values else {})}
+    return {"bsonType": "array", "items": _schema(arguments[0])}
+
+
+def _either(choices: list[Document]) -> Document:
+    if {} in choices:
+        return {}
+    if all(set(choice) == {"bsonType"} for choice in choices):
+        kinds = [kind for choice in choices for kind in _kinds(choice)]
+        return {"bsonType": list(dict.fromkeys(kinds))}
+    return {"anyOf": choices}
+
+
+def _kinds(choice: Document) -> list[str]:
+    kinds = choice["bsonType"]
+    return kinds if isinstance(kinds, list) else [kinds]

@@ -1,0 +1,188 @@
+"""`agentrl inspect`, through its command line, on a database and on a private mongod's data."""
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.stored import claim, make_task, make_turn, play
+
+from agentrl.cli.main import main
+from agentrl.schema import InferenceService, Policy, Run, SamplerInfo, Score, ToolCall, ToolResult
+from agentrl.store import TrajectoryStore
+from agentrl.store.embedded import EmbeddedMongo
+
+RECORD = "train/0/q0/0"
+
+
+async def fill_run(uri: str, name: str, *, status: str = "completed") -> None:
+    """A small run: one record with a tool call that step 1 trained, one that it dropped."""
+    async with TrajectoryStore.connect(uri, name) as store:
+        await store.ensure_schema()
+        await store.create_run(Run(name=name))
+        await store.add_tasks([make_task(0)])
+        record = await claim(store, "host:1:aa")
+        call = ToolCall(id="c", name="lookup", arguments={"q": "[red]lamp"})
+        turn = make_turn(record, 0, text="I look \x1b[31mit up", tool_calls=[call])
+        await store.append_turn(turn, record.fence)
+        result = ToolResult(call_id="c", name="lookup", content="4 euro")
+        await store.set_tool_results(turn.id, record.id, record.fence, [result])
+        await store.fail_attempt(record.id, record.fence, "the server [bold]left", 3)
+        record = await claim(store)
+        await store.append_turn(
+            turn.model_copy(
+                update={"id": f"{record.id}/{record.fence}/0", "attempt": record.attempt}
+            ),
+            record.fence,
+        )
+        await store.set_tool_results(
+            f"{record.id}/{record.fence}/0", record.id, record.fence, [result]
+        )
+        await store.append_turn(make_turn(record, 1), record.fence)
+        await store.finish_rollout(
+            record.id, record.fence, outcome="answered", final_answer="4", lease_seconds=60
+        )
+        await store.set_score(record.id, record.fence, Score(scorer="exact", value=1.0))
+        await play(store, await claim(store), score=0.0)
+        await store.reserve("trainer", [RECORD], 1)
+        await store.drop("trainer", ["train/0/q0/1"], 1, "zero_advantage")
+        await store.commit("trainer", 1)
+        await store.publish_policy(Policy(version=1, path="p/1", checksum="ab", num_bytes=1))
+        await store.register_sampler(SamplerInfo(id="host:1:aa", host="host", pid=1))
+        await store.register_service(
+            InferenceService(
+                id="engine_0", base_url="http://h:1", backend="embedded", model_path="m"
+            )
+        )
+        await store.set_run_status(status)
+
+
+@pytest.fixture
+def inspect(
+    mongo_uri: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., str]:
+    """Run `agentrl inspect` on a filled database; returns what it prints."""
+    monkeypatch.setenv("COLUMNS", "200")
+    name = mongo_uri.partition("?")[0].rpartition("/")[2]
+    # Not the form of the private mongod's own addresses: this stands for a user's database.
+    uri = mongo_uri.replace("&journal=true", "")
+    asyncio.run(fill_run(uri, name))
+
+    def call(*words: str, code: int = 0) -> str:
+        flags = ["--run_name", name, "--db_connection_string", uri]
+        assert main(["inspect", *words, *flags]) == code
+        captured = capsys.readouterr()
+        return captured.out if code == 0 else captured.err
+
+    return call
+
+
+def test_a_record_is_told_turn_by_turn(inspect: Callable[..., str]) -> None:
+    page = inspect("record", RECORD)
+    for part in (
+        "What does item 0 cost?",
+        "1.000 by exact 1",
+        "turn 0 · 100 + 7 tokens · v0x7 · stop · 1 behind the run",
+        'call  lookup {"q": "[red]lamp"}',
+        "result  4 euro",
+        "I look \\x1b[31mit up",
+        "trained at step 1; trained at 1",
+        "the server [bold]left",
+        "<answer>4</answer>",
+    ):
+        assert part in page
+    story = json.loads(inspect("record", RECORD, "--json"))
+    assert story["record"]["score"]["value"] == 1.0
+    assert [turn["num_output_tokens"] for turn in story["turns"]] == [7, 7]
+    assert story["turns"][0]["staleness"] == 1
+    assert story["turns"][0]["tool_results"][0]["content"] == "4 euro"
+    assert [a["ended_by"] for a in story["record"]["attempts"]] == ["error", "finished"]
+    assert story["ledger"]["trainer"]["trained_at"] == [1]
+    first = json.loads(inspect("record", RECORD, "--attempt", "1", "--json"))
+    assert (first["attempt"], len(first["turns"])) == (1, 1)
+
+
+def test_every_other_page_has_its_rows_and_its_json(inspect: Callable[..., str]) -> None:
+    assert RECORD in inspect("failures")
+    (failure,) = json.loads(inspect("failures", "--json"))
+    assert failure["last_error"] == "the server [bold]left"
+    assert "host:1:aa" in inspect("samplers")
+    assert json.loads(inspect("samplers", "--json"))[0]["id"] == "host:1:aa"
+    assert "engine_0" in inspect("servers")
+    assert json.loads(inspect("servers", "--json"))[0]["base_url"] == "http://h:1"
+    page = inspect("step", "1")
+    assert "version 1 in p/1" in page
+    assert "dropped: zero_advantage" in page
+    step = json.loads(inspect("step", "1", "--json"))
+    assert [one["record_id"] for one in step["trained"]] == [RECORD]
+    assert step["trained"][0]["turns"][0]["tool_calls"][0]["name"] == "lookup"
+    assert "1 of 1 complete, 1 consumed" in inspect("progress")
+    view = json.loads(inspect("progress", "--json"))
+    assert view["progress"]["records"] == {"scored": 2}
+    # A run that has ended is followed to its end at once; without a terminal, line by line.
+    assert inspect("progress", "--follow").startswith("completed  version 1  groups 1/1")
+    assert view["summary"]["name"] in inspect("runs")
+    names = [run["name"] for run in json.loads(inspect("runs", "--json"))]
+    assert view["summary"]["name"] in names
+
+
+MISTAKES: list[tuple[list[str], str, int]] = [
+    ([], "one of runs, progress, record", 2),
+    (["recrd"], "unknown action 'recrd'; one of runs", 2),
+    (["record"], "takes RECORD_ID, not nothing", 2),
+    (["samplers", "--follow"], "takes no --follow", 2),
+    (["failures", "--limit", "none"], "--limit none: must be a whole number from 1", 2),
+    (["failures", "--limit"], "--limit needs a value", 2),
+    (["step", "one"], "'one' is no step", 2),
+    (["record", "train/0/q9/0"], "ids look like 'train/0/q0/0'", 1),
+    (["step", "9"], "consumed no records at step 9", 1),
+    (["progress", "--run_nme", "x"], "did you mean --run_name?", 2),
+]
+
+
+def test_a_mistake_costs_one_line(inspect: Callable[..., str]) -> None:
+    for words, message, code in MISTAKES:
+        error = inspect(*words, code=code)
+        assert message in error
+        assert error.count("\n") == 1
+
+
+def test_another_run_name_is_answered_with_those_that_exist(
+    mongo_uri: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    uri = mongo_uri.replace("&journal=true", "")
+    name = mongo_uri.partition("?")[0].rpartition("/")[2]
+    asyncio.run(fill_run(uri, name))
+    flags = ["--run_name", "nobody", "--db_connection_string", uri]
+    assert main(["inspect", "progress", *flags]) == 1
+    error = capsys.readouterr().err
+    assert "/nobody?" in error
+    assert name in error
+    assert error.count("\n") == 1
+
+
+def test_a_finished_run_is_served_for_as_long_as_it_is_looked_at(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    data_dir = tmp_path / ".agentrl/mongo/demo"
+    with EmbeddedMongo(data_dir) as mongo:
+        asyncio.run(fill_run(mongo.uri(), "demo"))
+        uri = mongo.uri("demo")
+        assert main(["inspect", "progress", "--run_name", "demo", "--json"]) == 0  # it runs
+    before = json.loads(capsys.readouterr().out)
+    config = tmp_path / "config.yaml"
+    config.write_text(f"run_name: demo\ndb_connection_string: {uri}\n")
+
+    def read(*words: str) -> Any:
+        assert main(["inspect", *words, "--json"]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    after = read("progress", "--config", str(config))
+    assert after["progress"] == before["progress"]
+    (run,) = read("runs")
+    assert (run["name"], run["mean_score"]) == ("demo", 0.5)
+    assert main(["inspect", "progress", "--run_name", "other"]) == 1
+    assert ".agentrl/mongo/other does not exist" in capsys.readouterr().err
