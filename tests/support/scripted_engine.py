@@ -23,6 +23,10 @@ from agentrl.renderers.renderer import Renderer
 
 Script = Callable[[str], str]
 STOP = "<|im_end|>"
+CONTROL_ROUTES = (
+    *("pause_generation", "continue_generation", "flush_cache"),
+    *("update_weights_from_disk", "update_weight_version"),
+)
 
 
 @dataclass
@@ -82,6 +86,14 @@ class ScriptedEngine:
         body = {"weight_version": str(self.version), "version": "0.5.23", "model_path": "scripted"}
         return JSONResponse(body)
 
+    async def control(self, request: Request) -> Response:
+        """Take pauses and new weights; the script goes on as it is."""
+        body = await request.json() if await request.body() else {}
+        version = body.get("weight_version", body.get("new_version"))
+        if version is not None:
+            self.version = int(version)
+        return JSONResponse({"success": True, "message": "scripted"})
+
     async def loads(self, request: Request) -> Response:
         return JSONResponse({"loads": [{"num_running_reqs": 0, "num_waiting_reqs": 0}]})
 
@@ -97,6 +109,7 @@ def serve_script(renderer: Renderer, script: Script, **options: Any) -> Iterator
             Route("/server_info", engine.info),
             Route("/health", engine.info),
             Route("/v1/loads", engine.loads),
+            *(Route(f"/{name}", engine.control, methods=["POST"]) for name in CONTROL_ROUTES),
         ]
     )
     config = uvicorn.Config(

@@ -21,7 +21,7 @@ from agentrl.store import TrajectoryStore
 VOCABULARY = 272
 
 
-def write_model(directory: Path, seed: int = 0) -> Path:
+def write_model(directory: Path, seed: int = 0, *, max_position_embeddings: int = 256) -> Path:
     """A random Qwen3 of two layers with a tokenizer beside it."""
     write_tokenizer(directory)
     torch.manual_seed(seed)
@@ -33,7 +33,7 @@ def write_model(directory: Path, seed: int = 0) -> Path:
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=8,
-        max_position_embeddings=256,
+        max_position_embeddings=max_position_embeddings,
         tie_word_embeddings=True,
         eos_token_id=258,
     )

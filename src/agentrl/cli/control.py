@@ -7,7 +7,7 @@ import socket
 from collections.abc import Sequence
 from typing import Any
 
-from agentrl.cli.uri import store_uri
+from agentrl.cli.uri import opened_store
 from agentrl.config.loading import parse_flags
 from agentrl.config.sections import RootConfig
 from agentrl.errors import ConfigError
@@ -32,9 +32,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 async def _set(config: RootConfig, key: str, value: Any) -> int:
-    from agentrl.store import TrajectoryStore
-
-    async with TrajectoryStore.connect(store_uri(config), config.run.run_name) as store:
+    async with opened_store(config) as store:
         run = await store.update_control(by=_who(), **{key: value})
         change = run.control_log[-1]
         before, after = change.before.get(key), change.after[key]

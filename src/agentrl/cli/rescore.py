@@ -4,7 +4,7 @@ import argparse
 import asyncio
 from collections.abc import Sequence
 
-from agentrl.cli.uri import store_uri
+from agentrl.cli.uri import opened_store
 from agentrl.config.loading import parse_flags
 from agentrl.config.sections import RootConfig
 from agentrl.errors import ConfigError
@@ -23,7 +23,6 @@ def main(argv: Sequence[str]) -> int:
 async def _rescore(config: RootConfig, name: str) -> int:
     from agentrl.rewards import AgentConfig, MCPScorerFactory, load_scorer_module
     from agentrl.rewards.rescore import rescore
-    from agentrl.store import TrajectoryStore
 
     if config.rollout.scorer_module is not None:
         load_scorer_module(config.rollout.scorer_module)
@@ -31,7 +30,7 @@ async def _rescore(config: RootConfig, name: str) -> int:
     path = config.rollout.agent_config_path
     agent_config = None if path is None else AgentConfig.load(path)
     scorer.check(agent_config)
-    async with TrajectoryStore.connect(store_uri(config), config.run.run_name) as store:
+    async with opened_store(config) as store:
         counts = await rescore(store, scorer, agent_config)
     print(
         f"{scorer.name}@{scorer.version}: {counts.num_scored} records scored, "

@@ -1,7 +1,4 @@
-"""`agentrl store`: serve, steer, measure, copy, tidy up and delete what a run has in its database.
-
-`store set` and `store rescore` have modules of their own.
-"""
+"""`agentrl store`: serve, measure, copy, tidy up and delete what a run left in its database."""
 
 import asyncio
 import json
@@ -16,6 +13,8 @@ from rich.console import Console
 from rich.table import Table
 
 from agentrl.cli.arguments import Action, Asked, parse_action
+from agentrl.cli.control import main as set_control
+from agentrl.cli.rescore import main as rescore
 from agentrl.errors import ConfigError, StoreError
 
 if TYPE_CHECKING:
@@ -23,6 +22,8 @@ if TYPE_CHECKING:
 
 ACTIONS = {
     "up": Action("serve a private mongod's data until Ctrl-C, for looking into them"),
+    "set": Action("change a control of a running run", operand="KEY VALUE"),
+    "rescore": Action("score finished records anew, without sampling", options=("scorer",)),
     "stats": Action("documents, bytes and bytes a token", switches=("json",)),
     "export": Action(
         "write the run to files; --format jsonl or parquet",
@@ -44,12 +45,8 @@ ACTIONS = {
 def main(argv: Sequence[str]) -> int:
     """Do what was asked for."""
     if argv and argv[0] == "set":
-        from agentrl.cli.control import main as set_control
-
         return set_control(argv[1:])
     if argv and argv[0] == "rescore":
-        from agentrl.cli.rescore import main as rescore
-
         return rescore(argv[1:])
     asked = parse_action("store", ACTIONS, argv)
     if asked.action == "up":

@@ -172,6 +172,9 @@ class RolloutSection(Section):
     """YAML file with the LLM judge's (and browse agent's) models; see assets/agent_config.yml."""
     scorer_module: Path | None = None
     """Python file that registers scorers with MCPScorerFactory."""
+    scoring: Literal["own", "elsewhere", "only"] = "own"
+    """own: a sampler scores what it played, and what others left unscored; elsewhere: it leaves all
+    scoring to the processes that were started with only, which play nothing."""
     lease_seconds: float = Field(default=30.0, gt=1)
     """How long a claim holds without a heartbeat; three heartbeats are sent in that time."""
     max_attempts: int = Field(default=5, ge=1)

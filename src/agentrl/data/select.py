@@ -33,6 +33,18 @@ TurnDrop = Literal[
 """Why a turn is left out; `record` when its whole record is."""
 
 
+@dataclass(frozen=True)
+class LeftOutTurn:
+    """A turn that is not trained on, and why."""
+
+    turn_id: str
+    record_id: str
+    reason: str
+    """A `TurnDrop`; where the whole record is left out, the record's reason."""
+    num_terms: int
+    staleness: int
+
+
 @dataclass(frozen=True, eq=False)
 class SelectedGroup:
     """What is left of one group for training."""
@@ -49,6 +61,8 @@ class SelectedGroup:
     """Reason (`TurnDrop`) -> turns."""
     dropped_terms: Counter[str] = field(default_factory=Counter)
     """Reason (`TurnDrop`) -> sampled tokens."""
+    left_out: tuple[LeftOutTurn, ...] = ()
+    """Turns that are not in `turns`, in record order."""
 
     @property
     def usable(self) -> bool:
@@ -94,6 +108,7 @@ def select_group(
     dropped_records: dict[str, str] = {}
     dropped_turns: Counter[str] = Counter()
     dropped_terms: Counter[str] = Counter()
+    left_out: list[LeftOutTurn] = []
     for record, reason, advantage in zip(ordered, reasons, advantages.tolist(), strict=True):
         if reason is None:
             verdicts = _turn_verdicts(record, advantage, algorithm, policy_version)
@@ -106,6 +121,7 @@ def select_group(
             else:
                 lost[verdict] += 1
                 dropped_terms[verdict] += turn.num_terms
+                left_out.append(_left_out(turn, reason or verdict, policy_version))
         dropped_turns += lost
         if reason is not None:
             dropped_records[record.record_id] = reason
@@ -120,6 +136,17 @@ def select_group(
         dropped_records=dropped_records,
         dropped_turns=dropped_turns,
         dropped_terms=dropped_terms,
+        left_out=tuple(left_out),
+    )
+
+
+def _left_out(turn: TurnTokens, reason: str, policy_version: int) -> LeftOutTurn:
+    return LeftOutTurn(
+        turn_id=turn.turn_id,
+        record_id=turn.record_id,
+        reason=reason,
+        num_terms=turn.num_terms,
+        staleness=turn_staleness(turn, policy_version),
     )
 
 

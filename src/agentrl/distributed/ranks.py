@@ -73,6 +73,14 @@ class Ranks:
         assert received is not None
         return received
 
+    def gather(self, value: T) -> list[T]:
+        """Return every rank's `value` in rank order on rank 0, nothing elsewhere (collective)."""
+        if self.world_size == 1:
+            return [value]
+        box: list[T | None] | None = [None] * self.world_size if self.is_main else None
+        dist.gather_object(value, box, dst=0)
+        return [received for received in box or () if received is not None]
+
     def sum(self, values: Sequence[float]) -> list[float]:
         """Return the element-wise sum of `values` over all ranks (collective)."""
         if self.world_size == 1:

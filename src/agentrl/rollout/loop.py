@@ -51,6 +51,7 @@ class _Waiting:
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     reason: WaitReason | None = None
     _since: float = field(default_factory=time.monotonic)
+    _said: WaitReason | None = None
     _said_at: float = float("-inf")
 
     def because(self, reason: WaitReason | None, *, idle: bool, say_every: float) -> None:
@@ -60,9 +61,9 @@ class _Waiting:
             self.seconds[self.reason] += now - self._since
         self._since = now
         counted = reason if idle else None
-        if counted is not None and (counted != self.reason or now - self._said_at > say_every):
+        if counted is not None and (counted != self._said or now - self._said_at > say_every):
             log.info("waiting: %s", _WAITING_TEXT[counted])
-            self._said_at = now
+            self._said, self._said_at = counted, now
         self.reason = counted
 
 
@@ -71,6 +72,7 @@ _WAITING_TEXT: dict[WaitReason, str] = {
     "paused": "sampling is paused (control.sampling_paused of the run)",
     "no_server": "no inference server is up",
     "no_task": "there is no slot to claim",
+    "no_scoring": "there is nothing to score",
     "trouble": "rollouts keep failing, only one is tried now and then (see the warnings above)",
     "admission": "the trainer has not yet admitted further groups",
 }
@@ -169,15 +171,18 @@ class SamplingLoop:
         if reason is None and full:
             self._wait_because(None)
             return times.busy_refresh
+        scores_only = self._context.rollout.scoring == "only"
+        if reason is None and scores_only:
+            reason = "no_scoring"
         if reason is None:
             if await self._claim(self._watch.admitted_groups):
                 self._wait_because(None)
                 return 0.0
             reason = await self._watch.idle_reason()
         self._wait_because(reason)
-        if await self._claim_scoring(urgent=idle):
+        if not full and await self._claim_scoring(urgent=idle or scores_only):
             return 0.0
-        if reason == "no_task" and idle and await self._all_done():
+        if reason in ("no_task", "no_scoring") and idle and await self._all_done():
             log.info("nothing is left to do")
             return None
         return times.idle_poll
@@ -220,6 +225,9 @@ class SamplingLoop:
         self._wait_because(None)
         if self._watch.run.status == "failed" or now > self._wind_up_until:
             return None
+        if self._context.rollout.scoring == "only":
+            # What the others are still playing out will have to be scored.
+            return 0.0 if await self._claim_scoring(urgent=True) else self._times.idle_poll
         may_claim = len(self._jobs) < self._capacity() and self._watch.num_servers > 0
         # Slots are claimed in order, so every group before the last one claimed was begun.
         if may_claim and self._begun_groups and await self._claim(self._begun_groups):
@@ -247,6 +255,8 @@ class SamplingLoop:
     async def _claim_scoring(self, *, urgent: bool) -> bool:
         """Take up scoring that its rollout's process did not get done."""
         now = time.monotonic()
+        if self._context.rollout.scoring == "elsewhere":
+            return False
         if not urgent and now - self._scoring_looked_at < self._times.scoring:
             return False
         self._scoring_looked_at = now

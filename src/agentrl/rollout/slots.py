@@ -137,7 +137,11 @@ class Slot:
         if self.record.turns:
             sampler.take_up(await self._store.read_turns(self.record.turns))
             self._counts.taken_up += 1
-        await self._score(sampler, await self._roll_out(sampler))
+        result = await self._roll_out(sampler)
+        if self._context.rollout.scoring == "elsewhere":
+            await self._store.release(*self.lease)
+        else:
+            await self._score(sampler, result)
 
     async def _roll_out(self, sampler: AsyncSampler[Any]) -> RolloutResult:
         finished = False

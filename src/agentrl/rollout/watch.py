@@ -10,7 +10,9 @@ from agentrl.store import TrajectoryStore
 SERVER_SILENCE_SECONDS = 30.0
 """A server that has not been heard of for this long is taken for gone."""
 
-WaitReason = Literal["no_run", "paused", "no_server", "no_task", "admission", "trouble"]
+WaitReason = Literal[
+    "no_run", "paused", "no_server", "no_task", "no_scoring", "admission", "trouble"
+]
 
 
 class RunWatch:

@@ -123,6 +123,7 @@ class EmbeddedMongo:
         if live is not None:
             raise StoreError(f"{self.data_dir} is in use by the mongod at {live}")
         self.port = _free_port(self._wanted_port)
+        self._wanted_port = self.port  # started again, it comes back where its clients look
         with (self.data_dir / "mongod.out").open("wb") as output:
             self._process = subprocess.Popen(
                 [str(binary), *self._arguments()],

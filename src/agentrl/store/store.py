@@ -94,8 +94,9 @@ class TrajectoryStore(
             ConfigError: no database is named.
         """
         found: Any = _database(client, database)
-        adapted: Any = MotorDatabase(found) if is_motor(client) else found
-        return cls(client, adapted, f"mongodb://{_GIVEN_CLIENT}/")
+        if is_motor(client):
+            found = MotorDatabase(found)
+        return cls(client, found, f"mongodb://{_GIVEN_CLIENT}/")
 
     @operation("prepare the database")
     async def ensure_schema(self) -> None:

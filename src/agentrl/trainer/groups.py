@@ -64,6 +64,19 @@ class StepControl:
     """Oldest version that may be trained on, in versions behind."""
 
 
+@dataclass(frozen=True)
+class _Admission:
+    """What the last admission was made from."""
+
+    groups_consumed: int
+    step: int
+    control: StepControl
+
+    def bound(self, max_steps: int) -> int:
+        num_steps = max(0, min(self.control.max_staleness + 1, max_steps - self.step + 1))
+        return self.groups_consumed + num_steps * self.control.groups_per_step
+
+
 class GroupReader:
     """Fills steps with groups and keeps the admission of samplers in line."""
 
@@ -96,12 +109,10 @@ class GroupReader:
         self._max_steps = max_steps
         self._more_may_come = more_may_come
         self._scorer = scorer
-        self._consumed: int | None = None
-        self._admitted: StepControl | None = None
-        self._step = 1
+        self._admitted: _Admission | None = None
         self._admitting = asyncio.Lock()
 
-    async def admit(self, groups_consumed: int, control: StepControl, *, step: int) -> None:
+    async def admit(self, groups_consumed: int, step: int, control: StepControl) -> None:
         """Let samplers claim groups up to the freshness bound.
 
         Running and finished-but-untrained groups stay within (max_staleness + 1) steps' worth, and
@@ -109,19 +120,20 @@ class GroupReader:
 
         Args:
             groups_consumed: groups that were trained on or dropped so far.
-            control: freshness bound and size of the steps.
             step: the optimizer step that the next groups are for.
+            control: freshness bound and size of the steps.
         """
-        self._consumed, self._admitted, self._step = groups_consumed, control, step
+        if self._consumer != DEFAULT_CONSUMER:
+            return  # it reads along; the samplers are not its to admit
+        self._admitted = _Admission(groups_consumed, step, control)
         async with self._admitting:  # the last to be asked is also the last to write
-            now = self._admitted
-            num_steps = max(0, min(now.max_staleness + 1, self._max_steps - self._step + 1))
-            await self._store.set_admission(self._consumed + num_steps * now.groups_per_step)
+            await self._store.set_admission(self._admitted.bound(self._max_steps))
 
     async def obey(self, control: StepControl) -> None:
         """Move the admission to where a changed control puts it."""
-        if self._consumed is not None and control != self._admitted:
-            await self.admit(self._consumed, control, step=self._step)
+        last = self._admitted
+        if last is not None and control != last.control:
+            await self.admit(last.groups_consumed, last.step, control)
 
     async def read_step(
         self,
@@ -158,7 +170,7 @@ class GroupReader:
             for records in ready:
                 num_usable += await self._take(records, found, algorithm)
             if found.num_new_unusable > unusable_before:
-                await self.admit(groups_consumed + found.num_new_unusable, now, step=step)
+                await self.admit(groups_consumed + found.num_new_unusable, step, now)
             if ready:
                 reported = time.monotonic()
                 continue
@@ -251,4 +263,8 @@ def _only(group: SelectedGroup, record_ids: set[str]) -> SelectedGroup:
     """Leave out turns of records that were dropped or used up by earlier steps."""
     if record_ids.issuperset(group.record_ids):
         return group
-    return replace(group, turns=tuple(turn for turn in group.turns if turn.record_id in record_ids))
+    return replace(
+        group,
+        turns=tuple(turn for turn in group.turns if turn.record_id in record_ids),
+        left_out=tuple(turn for turn in group.left_out if turn.record_id in record_ids),
+    )

@@ -33,6 +33,7 @@ from agentrl.trainer.merge_check import STEP_TOLERANCE, MergeCheck, check_merge
 from agentrl.trainer.optimizer import learning_rate, make_optimizer
 from agentrl.trainer.passes import PassOutcome, forward_backward
 from agentrl.trainer.precision import Precision, set_config_dtype
+from agentrl.trainer.ratios import TurnRatios, joined, measure
 
 _WRAPPER_PREFIX = "model."
 
@@ -56,6 +57,8 @@ class StepOutcome:
     """Mean KL estimate against the reference model, if there is one."""
     seconds: dict[str, float]
     """Wall time of `forward_backward` and `optimizer` on this rank."""
+    ratios: TurnRatios
+    """Turn by turn; complete on rank 0 only."""
     skipped: str | None = None
     """Why no step was made: `non_finite_loss` or `non_finite_gradient`."""
 
@@ -126,8 +129,7 @@ class Learner:
         """
         started = time.monotonic()
         sums = _Sums()
-        for micro_batch in micro_batches:
-            self._accumulate(micro_batch, sums)
+        ratios = joined([self._accumulate(micro_batch, sums) for micro_batch in micro_batches])
         totals = _Sums(*self._ranks.sum(sums.as_list()))
         accumulated = time.monotonic()
         grad_norm = clip_gradients(self._policy.parameters(), self._trainer.max_grad_norm)
@@ -160,6 +162,7 @@ class Learner:
                 "forward_backward": accumulated - started,
                 "optimizer": time.monotonic() - accumulated,
             },
+            ratios=joined(self._ranks.gather(ratios)),
             skipped=skipped,
         )
 
@@ -234,7 +237,7 @@ class Learner:
             reference=self._reference,
         )
 
-    def _accumulate(self, batch: MicroBatch, sums: "_Sums") -> None:
+    def _accumulate(self, batch: MicroBatch, sums: "_Sums") -> TurnRatios:
         done = self._pass(batch, self._algorithm)
         sums.loss += done.loss
         sums.num_terms += batch.row.num_terms
@@ -246,6 +249,7 @@ class Learner:
         sums.kl += done.kl
         if done.policy.entropies is not None:
             sums.entropy += float(done.policy.entropies.sum())
+        return measure(batch.turns, done.terms)
 
 
 @dataclass

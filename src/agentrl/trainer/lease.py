@@ -10,7 +10,7 @@ import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from agentrl.errors import AgentRLError, LeaseLost, TrainerBusy
+from agentrl.errors import AgentRLError, LeaseLost, StoreError, TrainerBusy
 from agentrl.store import TrajectoryStore
 
 logger = logging.getLogger(__name__)
@@ -84,6 +84,12 @@ async def _acquire(store: TrajectoryStore, consumer: str, lease_seconds: float) 
             if not announced:
                 logger.warning("%s; waiting for it to run out", error)
                 announced = True
+            await asyncio.sleep(_RETRY_SECONDS)
+        except StoreError as error:
+            # The same owner may ask again: an answer that was lost does no harm.
+            if time.monotonic() > deadline:
+                raise
+            logger.warning("%s; trying again", error)
             await asyncio.sleep(_RETRY_SECONDS)
         else:
             return

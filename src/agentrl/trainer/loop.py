@@ -28,6 +28,7 @@ from agentrl.trainer.evaluation import evaluate
 from agentrl.trainer.groups import GroupReader, StepControl, StepGroups
 from agentrl.trainer.history import EvalMetrics, History, StepMetrics
 from agentrl.trainer.learner import StepOutcome
+from agentrl.trainer.lineage import beside, turn_trainings
 from agentrl.trainer.reporting import (
     append_metrics,
     draw_rewards,
@@ -162,10 +163,12 @@ class TrainLoop:
         for phase, spent in outcome.seconds.items():
             self._account(phase, spent, seconds)
         self._history.groups_consumed += found.num_new_groups
-        metrics = self._metrics(step, found, batch, outcome, seconds)
-        await self._hand_out(
-            metrics.model_copy(update={"merge_error": merge_error}), outcome, end=found.end
+        metrics = self._metrics(step, found, batch, outcome, seconds).model_copy(
+            update={"merge_error": merge_error}
         )
+        made = turn_trainings(self._trainer.consumer, found, batch, outcome)
+        async with beside(self._store.put_turn_trainings(made)):
+            await self._hand_out(metrics, outcome, end=found.end)
         return found.end
 
     async def _verified(self, step: int, found: StepGroups, batch: StepBatch) -> float | None:
@@ -307,10 +310,9 @@ class TrainLoop:
 
     async def _admit(self) -> None:
         await self._read_control()
-        if self._leads:
-            await self._reader.admit(
-                self._history.groups_consumed, self._control, step=self._history.last_step + 1
-            )
+        await self._reader.admit(
+            self._history.groups_consumed, self._history.last_step + 1, self._control
+        )
 
     async def _read_control(self) -> None:
         """Take over what steers the steps; it may be edited in the `runs` document at any time."""

@@ -153,6 +153,25 @@ async def test_only_admitted_groups_are_claimed(
     assert loop.counts.scored == 4
 
 
+async def test_scoring_may_be_left_to_a_process_that_plays_nothing(
+    store: TrajectoryStore, renderer: Renderer, tools_url: str
+) -> None:
+    with serve_script(renderer, look_then_answer) as engine:
+        await begin_run(store, engine, task(0))
+        player = RolloutSection(scoring="elsewhere")
+        async with open_play(store, engine, tools_url, rollout=player) as context, running(context):
+            await until(store, finished=2)
+            assert context.scoring.num_scored == 0
+        judge = RolloutSection(scoring="only", exit_when_done=True)
+        await store.add_tasks([task(1)])
+        async with (
+            open_play(store, engine, tools_url, rollout=judge) as context,
+            running(context) as (loop, _),
+        ):
+            await until(store, scored=2, pending=2)
+        assert (loop.counts.scored, loop.counts.finished) == (2, 0)
+
+
 async def test_a_paused_run_is_not_sampled(
     store: TrajectoryStore, renderer: Renderer, tools_url: str
 ) -> None:

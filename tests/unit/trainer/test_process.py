@@ -343,8 +343,9 @@ async def test_a_waiting_trainer_follows_live_changes_and_a_restart_keeps_them(
     make_config, store, model_path
 ):
     await fill(store, model_path, [MIXED], num_tasks=9)
-    flags = {"max_staleness": 0, "groups_per_step": 2, "enable_sampling": "true", "max_steps": 1}
-    job = asyncio.create_task(train(make_config(**flags)))
+    flags = {"max_staleness": 0, "groups_per_step": 2, "enable_sampling": "true", "max_steps": 9}
+    stop = asyncio.Event()
+    job = asyncio.create_task(train(make_config(**flags), stop))
     try:
         async with asyncio.timeout(60):
             while not ((run := await store.get_run()) and run.admitted_groups == 2):
@@ -354,11 +355,15 @@ async def test_a_waiting_trainer_follows_live_changes_and_a_restart_keeps_them(
             while (await store.get_run()).admitted_groups != 8:
                 await asyncio.sleep(0.05)
         await store.update_control(groups_per_step=1)
+        async with asyncio.timeout(20):
+            while (await store.get_run()).policy_version < 1:
+                await asyncio.sleep(0.05)
+        stop.set()
         result = await asyncio.wait_for(job, 20)
     finally:
         job.cancel()
-    assert (result.status, result.step) == ("completed", 1)
-    await train(make_config(**flags))
+    assert (result.status, result.step) == ("stopped", 1)
+    await train(make_config(**flags), stop)
     run = await store.get_run()
     assert (run.control.max_staleness, run.control.groups_per_step) == (3, 1)
 
@@ -366,7 +371,7 @@ async def test_a_waiting_trainer_follows_live_changes_and_a_restart_keeps_them(
 async def test_two_consumers_train_on_one_stream_and_leave_each_others_ledgers_alone(
     make_config, store, model_path, tmp_path
 ):
-    await fill(store, model_path, [MIXED] * 4)
+    await fill(store, model_path, [MIXED, EQUAL, MIXED, MIXED, MIXED])
     reader = {"consumer": "reader", "groups_per_step": 2}
     config = make_config(**reader)
     unnamed = config.run.model_copy(update={"output_dir": None})
@@ -388,8 +393,8 @@ async def test_two_consumers_train_on_one_stream_and_leave_each_others_ledgers_a
     assert await store.policies() == policies
     theirs = [data async for data in store.iter_record_data("reader", status="trained")]
     assert len(theirs) == 12
-    assert await store.consumed_groups("reader") == 4
-    assert await store.consumed_groups() == 2
+    assert await store.consumed_groups("reader") == 5
+    assert await store.consumed_groups() == 3
     weights = load_file(result.output_path / "policy/000001/model.safetensors")
     first = load_file(make_config().run.output_path / "policy/000001/model.safetensors")
     assert all(torch.equal(weights[name], first[name]) for name in first), "identical data"

@@ -1,0 +1,83 @@
+"""What a step made of every turn that it consumed, for the database."""
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from agentrl.data import StepBatch
+from agentrl.schema import RatioStats, TurnTraining
+from agentrl.trainer.groups import StepGroups
+from agentrl.trainer.learner import StepOutcome
+
+RATIO_OUT_OF_RANGE = "ratio_out_of_range"
+
+
+def turn_trainings(
+    consumer: str, found: StepGroups, batch: StepBatch, outcome: StepOutcome
+) -> list[TurnTraining]:
+    """Return what the step made of its turns, those that were left out included."""
+    return [*_left_out(consumer, found), *_trained(consumer, found, batch, outcome)]
+
+
+@asynccontextmanager
+async def beside(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Do `work` while the block runs; it is done, or its error raised, when the block is left."""
+    task = asyncio.create_task(work)
+    try:
+        yield
+    except BaseException:
+        task.cancel()
+        await asyncio.wait({task})
+        raise
+    await task
+
+
+def _left_out(consumer: str, found: StepGroups) -> Iterator[TurnTraining]:
+    for group in found.groups:
+        for turn in group.left_out:
+            yield TurnTraining(
+                id=f"{consumer}/{found.step}/{turn.turn_id}",
+                consumer=consumer,
+                step=found.step,
+                turn_id=turn.turn_id,
+                record_id=turn.record_id,
+                task_id=group.task_id,
+                num_tokens=turn.num_terms,
+                num_trained_tokens=0,
+                masked={turn.reason: turn.num_terms},
+                staleness=turn.staleness,
+            )
+
+
+def _trained(
+    consumer: str, found: StepGroups, batch: StepBatch, outcome: StepOutcome
+) -> Iterator[TurnTraining]:
+    turns = {turn.turn_id: (group, turn) for group in found.groups for turn in group.turns}
+    ratios = outcome.ratios
+    for row, number in enumerate(ratios.turns.tolist()):
+        group, turn = turns[batch.turn_ids[number]]
+        num_terms, num_dropped = int(ratios.num_terms[row]), int(ratios.num_dropped[row])
+        masked = {RATIO_OUT_OF_RANGE: num_dropped} if num_dropped else {}
+        if outcome.skipped is not None:
+            masked = {outcome.skipped: num_terms}
+        yield TurnTraining(
+            id=f"{consumer}/{found.step}/{turn.turn_id}",
+            consumer=consumer,
+            step=found.step,
+            turn_id=turn.turn_id,
+            record_id=turn.record_id,
+            task_id=group.task_id,
+            num_tokens=num_terms,
+            num_trained_tokens=num_terms - sum(masked.values()),
+            num_clipped_tokens=int(ratios.num_clipped[row]),
+            masked=masked,
+            advantage=turn.advantage,
+            staleness=found.step - 1 - int(turn.versions.min()),
+            ratio=RatioStats(
+                mean=float(ratios.mean[row]),
+                std=float(ratios.std[row]),
+                min=float(ratios.min[row]),
+                max=float(ratios.max[row]),
+            ),
+        )

@@ -1,0 +1,86 @@
+"""Every trained turn leaves its ratios, and every other one the reason why it was left out."""
+
+import asyncio
+
+import numpy as np
+import pytest
+import torch
+from support.training import Player, train_tasks
+
+from agentrl.algorithms.losses import LossTerms
+from agentrl.distributed import Ranks
+from agentrl.errors import StoreError
+from agentrl.trainer.lineage import beside
+from agentrl.trainer.process import lead
+from agentrl.trainer.ratios import joined, measure
+
+pytestmark = pytest.mark.timeout(90)
+
+
+def test_ratios_are_measured_turn_by_turn_and_joined():
+    terms = LossTerms(
+        loss=torch.zeros(5),
+        keep=torch.tensor([True, False, True, True, True]),
+        ratio=torch.tensor([1.0, 3.0, 0.5, 1.5, 2.0]),
+        clipped=torch.tensor([False, True, True, False, False]),
+    )
+    found = measure(np.array([4, 4, 2, 2, 2]), terms)
+    assert found.turns.tolist() == [2, 4]
+    assert found.num_terms.tolist() == [3, 2]
+    assert found.num_dropped.tolist() == [0, 1]
+    assert found.num_clipped.tolist() == [1, 0]  # what is dropped is not clipped as well
+    np.testing.assert_allclose(found.mean, [4 / 3, 2.0])
+    np.testing.assert_allclose(found.std, [np.std([0.5, 1.5, 2.0]), 1.0])
+    assert (found.min.tolist(), found.max.tolist()) == ([0.5, 1.0], [2.0, 3.0])
+    empty = measure(np.empty(0, dtype=np.int64), LossTerms(*(torch.empty(0) for _ in range(4)))._replace(
+        keep=torch.empty(0, dtype=torch.bool), clipped=torch.empty(0, dtype=torch.bool)
+    ))  # fmt: skip
+    assert joined([empty, found]).turns.tolist() == [2, 4]
+    assert joined([]).turns.tolist() == []
+
+
+async def test_a_step_leads_to_what_it_made_of_each_turn(make_config, store, model_path):
+    await store.add_tasks(train_tasks(3, 3))
+    await Player(model_path).play_groups(store, [[1.0, 0.0, 0.0], [1.0, 1.0, 1.0], [0.0, 1.0, 0.0]])
+    await lead(make_config(max_steps=1), Ranks(), stop=asyncio.Event())
+    step = await store.step_lineage(1)
+    assert step.policy is not None
+    assert {record.task_id for record in step.trained} == {"train/0/q0", "train/0/q2"}
+    for record in step.trained:
+        assert [len(turn.trainings) for turn in record.turns] == [1, 1]
+        for turn in record.turns:
+            (made,) = turn.trainings
+            assert (made.num_tokens, made.num_trained_tokens, made.masked) == (4, 4, {})
+            assert made.ratio is not None
+            # The behavior logprobs are this very model's own.
+            assert made.ratio.min == pytest.approx(1.0, abs=1e-3)
+            assert made.ratio.max == pytest.approx(1.0, abs=1e-3)
+            assert np.sign(made.advantage) == (1 if record.score else -1)
+    assert {record.task_id for record in step.dropped} == {"train/0/q1"}
+    reasons = [turn.trainings[0].masked for record in step.dropped for turn in record.turns]
+    assert len(reasons) == 6
+    assert all(list(masked.values()) == [4] for masked in reasons)
+    assert {why for masked in reasons for why in masked} == {
+        record.ledger["trainer"].reason for record in step.dropped
+    }
+
+
+async def test_work_beside_is_done_or_its_error_raised_or_it_ends_with_the_block():
+    done = []
+
+    async def work(seconds, error=None):
+        await asyncio.sleep(seconds)
+        if error:
+            raise error
+        done.append(seconds)
+
+    async with beside(work(0.01)):
+        assert not done
+    assert done == [0.01]
+    with pytest.raises(StoreError, match="away"):
+        async with beside(work(0, StoreError("away"))):
+            pass
+    with pytest.raises(ValueError, match="first"):
+        async with beside(work(60)):
+            raise ValueError("first")
+    assert done == [0.01]
