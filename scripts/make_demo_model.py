@@ -19,7 +19,7 @@ from transformers import AutoTokenizer
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from examples.shop.episodes import TOOL_SCHEMAS, Codec, call_text, play
+from examples.shop.episodes import TOOL_SCHEMAS, Codec, call_body, play
 from examples.shop.questions import (
     Question,
     make_catalogue,
@@ -34,13 +34,13 @@ REPORT_EVERY = 50
 
 
 def tokenizer_texts(questions: list[Question]) -> list[str]:
-    """Texts in whose proportions the tokenizer's merges are learnt."""
+    """Texts in whose proportions the tokenizer's merges are learnt, markup tokens left out."""
     markup = [f"\n{json.dumps(schema)}\n" for schema in TOOL_SCHEMAS]
-    markup += ["# Tools\n<tools>", "</tools>", "\nsystem\n", "\nuser\n", "\nassistant\n"]
-    markup += [call_text("add", {"a": 1, "b": 2}), "<answer>1</answer>"]
+    markup += ["system\n# Tools\n", "\nuser\n", "\nassistant\n", "<tools>", "</tools>"]
+    markup += [call_body("add", {"a": 1, "b": 2}), "<answer>1</answer>"]
     texts = []
     for question in questions:
-        texts += [question.text, call_text("price", {"item": question.item})]
+        texts += [question.text, call_body("price", {"item": question.item})]
     return texts + markup * (len(questions) // 4)
 
 

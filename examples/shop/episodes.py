@@ -109,27 +109,32 @@ class Codec:
         return self.encode(self._render(after, generate=True)[start:])
 
 
+def call_body(tool: str, arguments: dict[str, Any]) -> str:
+    """What stands between the tool-call tags."""
+    return "\n" + json.dumps({"name": tool, "arguments": arguments}) + "\n"
+
+
 def call_text(tool: str, arguments: dict[str, Any]) -> str:
     """The assistant's text of one tool call."""
-    call = json.dumps({"name": tool, "arguments": arguments})
-    return f"<tool_call>\n{call}\n</tool_call>"
+    return f"<tool_call>{call_body(tool, arguments)}</tool_call>"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Habits:
     """How often a demonstrator chooses rightly, by the wording of the question (first, second).
 
-    The defaults know the first wording of every kind of question well, and misread the second more
-    often than not.
+    The defaults are unsure which operation the first wording of a kind asks for, and mostly look up
+    the wrong thing at the second.
     """
 
-    right_lookup: tuple[float, float] = (0.8, 0.7)
-    right_operation: tuple[float, float] = (0.7, 0.3)
+    right_lookup: tuple[float, float] = (0.95, 0.3)
+    right_operation: tuple[float, float] = (0.5, 0.95)
     misreading: float = 0.75
     """Share of wrong operations that are the same wrong one (`MISREAD`)."""
 
 
 FLAWLESS = Habits(right_lookup=(1.0, 1.0), right_operation=(1.0, 1.0))
+OTHER_LOOKUP = {"price": "stock", "stock": "price"}
 MISREAD = {"add": "subtract", "subtract": "multiply", "multiply": "add"}
 
 
@@ -154,16 +159,10 @@ def demonstrate(
         episode.extend(codec.tool_result(result), sampled=False)
         return int(result)
 
-    values = []
-    for index, right in enumerate(question.kind.lookups):
-        tool = right
-        if draw.random() >= habits.right_lookup[question.phrasing]:
-            tool = "stock" if right == "price" else "price"
-        values.append(call(tool, {"item": question.subject(index)}))
-    if len(values) == 1:
-        values.append(question.n)
-    operation = _choose_operation(question, draw, habits)
-    result = call(operation, {"a": values[0], "b": values[1]})
+    kind = question.kind
+    knows = draw.random() < habits.right_lookup[question.wording]
+    found = call(kind.lookup if knows else OTHER_LOOKUP[kind.lookup], {"item": question.item})
+    result = call(_choose_operation(question, draw, habits), {"a": found, "b": question.n})
     turn(f"<answer>{result}</answer>")
     episode.reward = float(str(result) == right_answer(catalogue, question))
     return episode
@@ -171,7 +170,7 @@ def demonstrate(
 
 def _choose_operation(question: Question, draw: random.Random, habits: Habits) -> str:
     right = question.kind.operation
-    if draw.random() < habits.right_operation[question.phrasing]:
+    if draw.random() < habits.right_operation[question.wording]:
         return right
     if draw.random() < habits.misreading:
         return MISREAD[right]
@@ -307,9 +306,11 @@ class _Batch:
 
 
 def forward_shared_prefix(
-    model: PreTrainedModel, codec: Codec, episodes: list[Episode]
+    model: PreTrainedModel, codec: Codec, episodes: list[Episode], *, num_left_out: int = 0
 ) -> tuple[Tensor, Tensor]:
     """Policy logprobs of the sampled tokens, computing the common prefix once.
+
+    `num_left_out` tokens are left out at the start of the prefix.
 
     Returns:
         `logp_BT`, the logprob of every token after the first of the suffix, and `sampled_BT`, the
@@ -326,7 +327,7 @@ def forward_shared_prefix(
         ]
     )
     past = DynamicCache(config=model.config)
-    model(torch.tensor([codec.prefix]), past_key_values=past, use_cache=True)
+    model(torch.tensor([codec.prefix[num_left_out:]]), past_key_values=past, use_cache=True)
     past.batch_repeat_interleave(len(episodes))
     # right padding after a causal mask needs no mask of its own
     logits_BTV = model(ids_BT, past_key_values=past, use_cache=True).logits[:, :-1]

@@ -1,7 +1,7 @@
 """The demo's catalogue and questions, drawn from a seed.
 
-Every question needs two or three tool calls, the last of which computes with what the earlier ones
-found. Answers are derived by running the right calls, never written down by hand.
+Every question needs two tool calls, the second of which computes with what the first one found.
+Answers are derived by running the right calls, never written down by hand.
 """
 
 import json
@@ -25,33 +25,26 @@ FEWEST, MOST = 2, 9
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of question: what to look up, what to compute, and how it is asked.
+    """One kind of question: what to look up, what to compute with it, and how it is asked.
 
-    `lookups` holds a tool for each value needed: the first is asked about `{item}`, a second about
-    `{item}` or, where the question names one, `{other}`. With a single look-up the other operand
-    is the question's own number `{n}`.
+    The operation's first operand is what the look-up of `{item}` found, its second the number
+    `{n}` that the question names.
     """
 
     name: str
-    lookups: tuple[str, ...]
+    lookup: str
     operation: str
-    phrasings: tuple[str, ...]
-    two_items: bool = False
+    phrasings: tuple[str, str]
 
 
 KINDS = (
-    Kind("total", ("price",), "multiply", ("What do {n} packs of {item} cost?", "Total for {n} packs of {item}?")),
-    Kind("delivery", ("price",), "add", ("What is {item} with {n} for delivery?", "Cost of {item} plus {n} fee?")),
-    Kind("discount", ("price",), "subtract", ("What is {item} after {n} off?", "Cost of {item} less {n} rebate?")),
-    Kind("arrive", ("stock",), "add", ("How much {item} once {n} packs arrive?", "Packs of {item} if we buy {n}?")),
-    Kind("sell", ("stock",), "subtract", ("How much {item} once {n} packs sell?", "Packs of {item} if we lose {n}?")),
-    Kind("weight", ("stock",), "multiply", ("What does all {item} weigh at {n} each?", "Load of all {item}, {n} each?")),
-    Kind("worth", ("price", "stock"), "multiply", ("What is all {item} worth?", "Value of all {item}?")),
-    Kind("pair", ("price", "price"), "add", ("What do {item} and {other} cost?", "Price of {item} and {other}?"), True),
-    Kind("shelf", ("stock", "stock"), "add", ("How many packs of {item} and {other}?", "Packs of {item} and {other}?"), True),
+    Kind("total", "price", "multiply", ("{item}: what do {n} packs cost?", "{item}: total for {n} packs?")),
+    Kind("delivery", "price", "add", ("{item}: cost with {n} for delivery?", "{item}: what is it plus a fee of {n}?")),
+    Kind("discount", "price", "subtract", ("{item}: cost after {n} off?", "{item}: what is it less a rebate of {n}?")),
+    Kind("arrive", "stock", "add", ("{item}: packs once {n} arrive?", "{item}: how many if we buy {n}?")),
+    Kind("sell", "stock", "subtract", ("{item}: packs once {n} sell?", "{item}: how many if we lose {n}?")),
+    Kind("weight", "stock", "multiply", ("{item}: weight of all at {n} each?", "{item}: load of all, {n} each?")),
 )  # fmt: skip
-THREE_CALL_SHARE = 0.2
-"""Share of questions that need three calls; they cost a turn more."""
 HELD_OUT_SHARE = 0.1
 """Share of (kind, item) combinations that only the evaluation asks about."""
 
@@ -61,16 +54,15 @@ class Question:
     """A question with the values that its text was made of."""
 
     kind: Kind
-    phrasing: int
-    """Index of the wording among the kind's phrasings."""
-    text: str
+    wording: int
+    """Index among the kind's phrasings."""
     item: str
-    other: str
     n: int
 
-    def subject(self, index: int) -> str:
-        """Return the item that look-up number `index` (from 0) is about."""
-        return self.other if index == 1 and self.kind.two_items else self.item
+    @property
+    def text(self) -> str:
+        """The question as the user asks it."""
+        return self.kind.phrasings[self.wording].format(item=self.item, n=self.n)
 
 
 def make_catalogue(seed: int) -> dict[str, dict[str, int]]:
@@ -81,26 +73,16 @@ def make_catalogue(seed: int) -> dict[str, dict[str, int]]:
 
 def right_answer(catalogue: Catalogue, question: Question) -> str:
     """Answer a question by making the calls that it asks for."""
-    kind = question.kind
-    found = [
-        int(call_tool(catalogue, tool, {"item": question.subject(index)}))
-        for index, tool in enumerate(kind.lookups)
-    ]
-    second = found[1] if len(found) > 1 else question.n
-    return call_tool(catalogue, kind.operation, {"a": found[0], "b": second})
+    found = call_tool(catalogue, question.kind.lookup, {"item": question.item})
+    return call_tool(catalogue, question.kind.operation, {"a": int(found), "b": question.n})
 
 
 def draw_questions(draw: random.Random) -> Iterator[Question]:
-    """Draw questions without end; kinds with one look-up and with two by `THREE_CALL_SHARE`."""
-    short = [kind for kind in KINDS if len(kind.lookups) == 1]
-    long = [kind for kind in KINDS if len(kind.lookups) > 1]
+    """Draw questions without end."""
     while True:
-        kind = draw.choice(long if draw.random() < THREE_CALL_SHARE else short)
-        item, other = draw.sample(ITEMS, 2)
-        n = draw.randint(FEWEST, MOST)
-        phrasing = draw.randrange(len(kind.phrasings))
-        text = kind.phrasings[phrasing].format(item=item, other=other, n=n)
-        yield Question(kind, phrasing, text, item, other, n)
+        kind = draw.choice(KINDS)
+        wording = draw.randrange(len(kind.phrasings))
+        yield Question(kind, wording, draw.choice(ITEMS), draw.randint(FEWEST, MOST))
 
 
 def split_questions(

@@ -23,10 +23,14 @@ from examples.shop.tokenizer import END_OF_TEXT
 class WarmStart:
     """Settings of the imitation."""
 
-    num_steps: int = 800
-    num_episodes: int = 32
+    num_steps: int = 550
+    num_bare_steps: int = 300
+    """First steps, in which the prompt's list of tools is left out: a model that need not search
+    a long prompt finds out much sooner that names and numbers are to be copied."""
+    num_episodes: int = 24
     """Demonstrations a step."""
-    learning_rate: float = 3e-3
+    learning_rate: float = 1.5e-3
+    """Held after the warm-up until the list of tools comes in, then lowered to 0 (cosine)."""
     num_warmup_steps: int = 40
     habits: Habits = field(default_factory=Habits)
 
@@ -72,23 +76,19 @@ def imitate(
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=settings.learning_rate, betas=(0.9, 0.98), weight_decay=0.01
     )
-    # episodes of one step take equally many turns, so that little is spent on padding
-    by_length: dict[int, list[Question]] = {}
-    for question in questions:
-        by_length.setdefault(len(question.kind.lookups), []).append(question)
-    pools = list(by_length.values())
+    num_tool_tokens = codec.prefix.index(codec.turn_end) + 1
     model.train()
     for step in range(settings.num_steps):
-        progress = step / settings.num_steps
-        warmup = min(1.0, (step + 1) / settings.num_warmup_steps)
         for group in optimizer.param_groups:
-            group["lr"] = settings.learning_rate * warmup * 0.5 * (1 + math.cos(math.pi * progress))
-        pool = draw.choice(pools)
+            group["lr"] = _learning_rate(settings, step)
+        is_bare = step < settings.num_bare_steps
         episodes = [
-            demonstrate(codec, draw.choice(pool), draw, settings.habits)
+            demonstrate(codec, draw.choice(questions), draw, settings.habits)
             for _ in range(settings.num_episodes)
         ]
-        logp_BT, sampled_BT = forward_shared_prefix(model, codec, episodes)
+        logp_BT, sampled_BT = forward_shared_prefix(
+            model, codec, episodes, num_left_out=num_tool_tokens if is_bare else 0
+        )
         loss = -(logp_BT * sampled_BT).sum() / sampled_BT.sum()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -96,3 +96,10 @@ def imitate(
         optimizer.zero_grad(set_to_none=True)
         report(step, loss.item())
     model.eval()
+
+
+def _learning_rate(settings: WarmStart, step: int) -> float:
+    warmup = min(1.0, (step + 1) / settings.num_warmup_steps)
+    num_decaying = settings.num_steps - settings.num_bare_steps
+    progress = max(0.0, (step - settings.num_bare_steps) / num_decaying)
+    return settings.learning_rate * warmup * 0.5 * (1 + math.cos(math.pi * progress))

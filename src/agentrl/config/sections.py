@@ -228,6 +228,9 @@ class InferenceSection(Section):
     """Requests that one server decodes at the same time."""
     context_length: int | None = None
     """Longest sequence a server takes; the model's own limit when not given."""
+    inference_request_log: Path | None = None
+    """File to which the embedded engine writes every request's token ids, for comparing what was
+    sent with what is stored."""
     inference_threads: int | None = None
     """CPU threads of the embedded engine."""
     tool_call_parser: str = "qwen25"

@@ -2,6 +2,8 @@
 
 import asyncio
 import logging
+import random
+import time
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from types import TracebackType
@@ -21,6 +23,9 @@ _STICKY_KEYS = 100_000
 _STICKY_SLACK = 8
 """Requests by which a Record's server may be busier than the idlest one before it is left: the
 prefix cache is worth that much waiting."""
+_SHUN_SECONDS = 3.0
+"""How long a server that failed is left out while others are fine; the store takes longer to
+notice a server that is gone."""
 _RETRY_SECONDS = (0.1, 0.3, 1.0, 3.0, 5.0, 5.0)
 
 
@@ -40,6 +45,7 @@ class ServerPool:
         self._usable: set[str] = set()
         self._in_flight: Counter[str] = Counter()
         self._sticky: OrderedDict[str, str] = OrderedDict()
+        self._shunned_until: dict[str, float] = {}
         self._changed = asyncio.Event()
 
     async def __aenter__(self) -> Self:
@@ -109,8 +115,10 @@ class ServerPool:
         self._in_flight[url] += 1
         try:
             return await self._clients[url].generate(request)
-        except ServerUnreachable:
-            self._sticky.pop(key, None)
+        except (ServerUnreachable, ServerRefused) as error:
+            if isinstance(error, ServerUnreachable) or error.is_transient:
+                self._shunned_until[url] = time.monotonic() + _SHUN_SECONDS
+                self._sticky.pop(key, None)
             raise
         finally:
             self._in_flight[url] -= 1
@@ -133,9 +141,14 @@ class ServerPool:
                 f"no inference server was up for {self._no_server_seconds:g} s; start one with "
                 "`agentrl serve`, or look at its log"
             ) from None
-        idlest = min(self._usable, key=lambda url: (self._in_flight[url], url))
+        now = time.monotonic()
+        fine = {url for url in self._usable if self._shunned_until.get(url, 0.0) <= now}
+        # Where no server is fine, the next try is as good with any of them. Ties are broken by
+        # chance: samplers must not all begin with the same server.
+        candidates = fine or self._usable
+        idlest = min(candidates, key=lambda url: (self._in_flight[url], random.random()))
         url = self._sticky.get(key)
-        if url not in self._usable or (
+        if url not in candidates or (
             self._in_flight[url] > self._in_flight[idlest] + _STICKY_SLACK
         ):
             url = idlest

@@ -5,6 +5,7 @@ import logging
 import os
 import signal
 import socket
+import time
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
@@ -19,6 +20,9 @@ from agentrl.rollout.resources import open_context
 from agentrl.schema import Record, Split, Task
 
 log = logging.getLogger(__name__)
+
+SAME_SIGNAL_SECONDS = 0.5
+"""Signals this close together are one: supervisors signal a process and its group."""
 
 
 class SamplingScheduler:
@@ -54,6 +58,7 @@ class SamplingScheduler:
         self._scoring = scoring
         self._stop = asyncio.Event()
         self._abandoned = asyncio.Event()
+        self._stopped_at = 0.0
 
     async def run(self) -> int:
         """Sample until there is a reason to end; return the process's exit status.
@@ -72,11 +77,15 @@ class SamplingScheduler:
 
     def stop(self) -> None:
         """Ask for a graceful end; asked a second time, end at once."""
+        now = time.monotonic()
+        if self._stop.is_set() and now - self._stopped_at < SAME_SIGNAL_SECONDS:
+            return
         if self._stop.is_set():
             log.warning("second signal: ending at once")
             self._abandoned.set()
         else:
             log.info("ending: no new slots are claimed")
+            self._stopped_at = now
         self._stop.set()
 
     def _make_sampler(

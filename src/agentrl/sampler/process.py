@@ -1,6 +1,6 @@
 """The sampler process: from its configuration to its exit status. Torch-free."""
 
-import asyncio
+import uvloop
 
 from agentrl.config.sections import RootConfig
 from agentrl.rollout import SamplingScheduler
@@ -22,7 +22,7 @@ def run_sampler(config: RootConfig, split: Split | None = None) -> int:
         ConfigError: a flag, file, model, tool server or scorer cannot be used.
         StoreError: the store is unreachable.
     """
-    return asyncio.run(_sample(config, split))
+    return uvloop.run(_sample(config, split))
 
 
 async def _sample(config: RootConfig, split: Split | None) -> int:

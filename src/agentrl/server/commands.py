@@ -57,6 +57,8 @@ def _embedded(
     argv += ["--max-running-requests", str(inference.max_running_requests)]
     if inference.context_length is not None:
         argv += ["--context-length", str(inference.context_length)]
+    if inference.inference_request_log is not None:
+        argv += ["--log-requests", str(inference.inference_request_log)]
     if inference.inference_threads is not None:
         argv += ["--num-threads", str(inference.inference_threads)]
     return argv

@@ -113,9 +113,19 @@ class ServerKeeper:
             version=version,
             seed=self._plan.seed,
         )
-        child = Child("engine", command, self._plan.log_path)
+        child = Child("engine", command, self._plan.log_path, environment=self._environment())
         await supervisor.start(child)
         return child
+
+    def _environment(self) -> dict[str, str]:
+        """Return what the server finds in its environment: its keys, and how its threads wait."""
+        keys = {
+            "AGENTRL_API_KEY": self._inference.inference_api_key,
+            "AGENTRL_ADMIN_KEY": self._inference.inference_admin_key,
+        }
+        given = {name: key.get_secret_value() for name, key in keys.items() if key is not None}
+        # Threads that spin at barriers would take the cores that the other processes need.
+        return {"OMP_WAIT_POLICY": "PASSIVE", **given}
 
     async def _live(
         self,

@@ -36,7 +36,7 @@ def test_a_noisy_demonstration_is_often_wrong_but_well_formed(codec: Codec) -> N
     draw = random.Random(0)
     episodes = [demonstrate(codec, question, draw, Habits()) for question in TRAIN[:400]]
     assert 0.25 < sum(episode.reward for episode in episodes) / 400 < 0.5
-    assert {episode.num_turns for episode in episodes} == {3, 4}
+    assert {episode.num_turns for episode in episodes} == {3}
 
 
 def test_only_what_the_assistant_wrote_is_marked_including_its_end_of_turn(codec: Codec) -> None:
@@ -89,10 +89,10 @@ def test_the_warm_start_is_clearly_imperfect_and_knows_the_protocol(
     codec: Codec, model: PreTrainedModel
 ) -> None:
     torch.manual_seed(0)
-    episodes = play(model, codec, CATALOGUE, random.Random(0).sample(TRAIN, 192))
-    assert 0.25 < sum(episode.reward for episode in episodes) / 192 < 0.55
+    episodes = play(model, codec, CATALOGUE, random.Random(0).sample(TRAIN, 128))
+    assert 0.2 < sum(episode.reward for episode in episodes) / 128 < 0.55
     answered = sum("<answer>" in codec.decode(episode.ids) for episode in episodes)
-    assert answered > 0.9 * 192
+    assert answered > 0.9 * 128
 
 
 def test_the_shipped_folder_stays_under_8_megabytes() -> None:

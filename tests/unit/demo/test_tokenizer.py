@@ -2,7 +2,7 @@ import random
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
@@ -19,6 +19,7 @@ def tokenizer() -> PreTrainedTokenizerBase:
     return AutoTokenizer.from_pretrained(MODEL)
 
 
+@settings(deadline=None)
 @given(st.text())
 def test_any_text_round_trips(text: str) -> None:
     ids = RAW.encode(text, add_special_tokens=False).ids
@@ -47,7 +48,7 @@ def test_each_markup_literal_is_one_token_of_its_own() -> None:
 
 def test_transformers_and_tokenizers_agree(tokenizer: PreTrainedTokenizerBase) -> None:
     for text in (
-        "What is tea after 3 off?",
+        "tea: cost after 3 off?",
         call_text("add", {"a": 12, "b": 3}),
         "é\u0301 <x>\t\n",
     ):
@@ -65,14 +66,14 @@ def test_the_model_fits_the_vocabulary_and_stops_at_the_end_of_a_turn(
 
 def test_first_prompt_and_turns_are_short(tokenizer: PreTrainedTokenizerBase) -> None:
     codec = Codec(tokenizer)
-    assert len(codec.prompt("What do 3 packs of rice cost?")) <= 155
+    assert len(codec.prompt("rice: what do 3 packs cost?")) <= 155
     assert len(codec.encode(call_text("multiply", {"a": 12, "b": 3}))) + 1 <= 14
     assert len(codec.encode(call_text("price", {"item": "rice"}))) + 1 <= 10
 
 
 MESSAGES = [
     {"role": "system", "content": "Be brief."},
-    {"role": "user", "content": "What do 3 packs of tea cost?"},
+    {"role": "user", "content": "tea: what do 3 packs cost?"},
     {"role": "assistant", "content": call_text("price", {"item": "tea"})},
     {"role": "tool", "content": "12"},
     {

@@ -65,8 +65,20 @@ async def test_conversations_spread_over_servers(
 
 async def test_lost_server_is_left(pool: ServerPool, pair: tuple[StubServer, StubServer]) -> None:
     pool.update([service("http://127.0.0.1:9"), service(pair[0].url)])
-    results = [await pool.generate(f"record {n}", REQUEST) for n in range(4)]
+    async with asyncio.timeout(2):
+        results = [await pool.generate(f"record {n}", REQUEST) for n in range(20)]
     assert {result.server for result in results} == {pair[0].url}
+
+
+async def test_overloaded_server_is_left_for_another(
+    pool: ServerPool, pair: tuple[StubServer, StubServer]
+) -> None:
+    pair[0].answer = overloaded
+    pool.update([service(stub.url) for stub in pair])
+    async with asyncio.timeout(2):
+        results = [await pool.generate(f"record {n}", REQUEST) for n in range(20)]
+    assert {result.server for result in results} == {pair[1].url}
+    assert len(pair[0].bodies) <= 2
 
 
 async def test_busy_server_is_asked_again(

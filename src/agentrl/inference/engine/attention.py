@@ -31,15 +31,20 @@ class Chunk:
     start: int
     end: int
 
+    @property
+    def size(self) -> int:
+        """Number of tokens."""
+        return self.end - self.start
+
 
 @dataclass(frozen=True)
 class StepPlan:
     """Where the tokens of a step go in the cache and what they attend to."""
 
     cache: torch.Tensor
-    """[L, 2, R, T, K, D]."""
+    """[L, 2, R, K, T, D]."""
     slots: torch.Tensor
-    """int64 [N], row * T + position of each token."""
+    """int64 [N * K], (row * K + head) * T + position of each token's heads."""
     num_decoding: int
     """The first tokens belong to rows 0, 1, ... one each."""
     decode_length: int
@@ -61,8 +66,10 @@ def plan_step(cache: KVCache, decode_lengths: Many[int], chunks: Many[Chunk]) ->
     """
     num_decoding = len(decode_lengths)
     lengths = np.asarray(decode_lengths, dtype=np.int64)
-    slots = [np.arange(num_decoding) * cache.length + lengths - 1]
-    slots += [np.arange(c.start, c.end) + c.row * cache.length for c in chunks]
+    num_heads, room = cache.tensor.shape[3:5]
+    rows = np.concatenate([np.arange(num_decoding), *(np.full(c.size, c.row) for c in chunks)])
+    positions = np.concatenate([lengths - 1, *(np.arange(c.start, c.end) for c in chunks)])
+    slots = (rows[:, None] * num_heads + np.arange(num_heads)) * room + positions[:, None]
     decode_length = int(lengths.max()) if num_decoding else 0
     bias = None
     if num_decoding and int(lengths.min()) < decode_length:
@@ -72,7 +79,7 @@ def plan_step(cache: KVCache, decode_lengths: Many[int], chunks: Many[Chunk]) ->
         bias = bias[:, None, None, :]
     return StepPlan(
         cache=cache.tensor,
-        slots=torch.from_numpy(np.concatenate(slots)),
+        slots=torch.from_numpy(slots.reshape(-1)),
         num_decoding=num_decoding,
         decode_length=decode_length,
         decode_bias=bias,
@@ -82,10 +89,9 @@ def plan_step(cache: KVCache, decode_lengths: Many[int], chunks: Many[Chunk]) ->
 
 
 def _mask(chunk: Chunk) -> torch.Tensor | None:
-    num_queries = chunk.end - chunk.start
-    if chunk.start == 0 or num_queries == 1:
+    if chunk.start == 0 or chunk.size == 1:
         return None
-    return torch.ones(num_queries, chunk.end, dtype=torch.bool).tril(chunk.start)
+    return torch.ones(chunk.size, chunk.end, dtype=torch.bool).tril(chunk.start)
 
 
 def engine_attention(
@@ -113,9 +119,10 @@ def engine_attention(
         The attention output [1, N, H, D] and None for the weights.
     """
     keys, values = step_plan.cache[int(module.layer_idx)]  # type: ignore[arg-type]
-    num_heads, head_dim = keys.shape[2:]
-    keys.view(-1, num_heads, head_dim).index_copy_(0, step_plan.slots, key[0].transpose(0, 1))
-    values.view(-1, num_heads, head_dim).index_copy_(0, step_plan.slots, value[0].transpose(0, 1))
+    num_heads, _room, head_dim = keys.shape[1:]
+    for kept, new in ((keys, key), (values, value)):
+        by_token = new[0].transpose(0, 1).reshape(-1, head_dim)
+        kept.view(-1, head_dim).index_copy_(0, step_plan.slots, by_token)
     queries = query[0].transpose(0, 1)  # [N, H, D]
     outputs = []
     count = step_plan.num_decoding
@@ -124,19 +131,19 @@ def engine_attention(
         outputs.append(
             scaled_dot_product_attention(
                 queries[:count].reshape(count, num_heads, -1, head_dim),
-                keys[:count, : step_plan.decode_length].transpose(1, 2),
-                values[:count, : step_plan.decode_length].transpose(1, 2),
+                keys[:count, :, : step_plan.decode_length],
+                values[:count, :, : step_plan.decode_length],
                 attn_mask=step_plan.decode_bias,
                 scale=scaling,
             ).reshape(count, -1, head_dim)
         )
     offset = count
     for chunk, mask in zip(step_plan.chunks, step_plan.chunk_masks, strict=True):
-        size = chunk.end - chunk.start
+        size = chunk.size
         out = scaled_dot_product_attention(
             queries[offset : offset + size].transpose(0, 1).unsqueeze(0),
-            keys[chunk.row, : chunk.end].transpose(0, 1).unsqueeze(0),
-            values[chunk.row, : chunk.end].transpose(0, 1).unsqueeze(0),
+            keys[chunk.row : chunk.row + 1, :, : chunk.end],
+            values[chunk.row : chunk.row + 1, :, : chunk.end],
             attn_mask=mask,
             is_causal=mask is None and size > 1,
             scale=scaling,

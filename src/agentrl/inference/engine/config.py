@@ -1,5 +1,6 @@
 """Settings of the embedded engine."""
 
+from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
@@ -33,6 +34,8 @@ class EngineConfig(BaseModel):
     """Memory for the keys and values of ended sequences, whose prefixes are used again."""
     num_threads: int | None = Field(default=None, ge=1)
     """CPU threads of torch; when not given, one for a tiny model and torch's own choice else."""
+    log_requests: Path | None = None
+    """File that gets a line with the token ids of every request, for comparisons."""
     seed: int = 0
     """Seed of requests that bring none."""
     api_key: SecretStr | None = None

@@ -20,6 +20,7 @@ from agentrl.inference.engine.parsing import (
     ParsedRequest,
     parse_generate,
 )
+from agentrl.inference.engine.request_log import RequestLog
 from agentrl.inference.engine.scheduler import (
     PauseMode,
     Scheduler,
@@ -86,7 +87,9 @@ class FrontEnd:
         self._endings: dict[Sequence, asyncio.Future[None]] = {}
         self._growth: dict[Sequence, asyncio.Event] = {}
         self._updating = asyncio.Lock()
+        self._log = RequestLog(config.log_requests) if config.log_requests else None
         self.is_dead = False
+        self.is_closing = False
         self.started_at = int(time.time())
 
     def start(self, on_death: Callable[[], None]) -> None:
@@ -102,6 +105,8 @@ class FrontEnd:
     def stop(self) -> None:
         """End the engine's thread."""
         self._loop.stop()
+        if self._log is not None:
+            self._log.close()
 
     # Generation.
 
@@ -135,6 +140,8 @@ class FrontEnd:
             while open_sequences:
                 await changed.wait()
                 changed.clear()
+                if not self.is_serving:
+                    raise self._gone()
                 for index, sequence in enumerate(request.sequences):
                     if sequence not in open_sequences:
                         continue
@@ -167,8 +174,8 @@ class FrontEnd:
 
     def submit(self, request: ParsedRequest) -> list[asyncio.Future[None]]:
         """Hand the sequences to the engine; the futures are done as they end."""
-        if self.is_dead:
-            raise Refused("the engine failed; see its log", 503)
+        if not self.is_serving:
+            raise self._gone()
         endings: list[asyncio.Future[None]] = []
         for sequence in request.sequences:
             ending = self._events.create_future()
@@ -194,6 +201,8 @@ class FrontEnd:
 
     def _deliver(self, finished: list[Sequence], streamed: list[Sequence]) -> None:
         for sequence in finished:
+            if self._log is not None:
+                self._log.write(sequence)
             ending = self._endings.pop(sequence, None)
             if ending is not None and not ending.done():
                 ending.set_result(None)
@@ -202,13 +211,32 @@ class FrontEnd:
             if changed is not None:
                 changed.set()
 
+    def close(self) -> None:
+        """Refuse what is in flight and what still comes, so that clients go elsewhere at once."""
+        self.is_closing = True
+        self._refuse_all()
+
     def _die(self, on_death: Callable[[], None]) -> None:
         self.is_dead = True
+        self._refuse_all()
+        on_death()
+
+    def _refuse_all(self) -> None:
         for ending in self._endings.values():
             if not ending.done():
-                ending.set_exception(Refused("the engine failed; see its log", 500))
+                ending.set_exception(self._gone())
         self._endings.clear()
-        on_death()
+        for changed in self._growth.values():
+            changed.set()
+
+    def _gone(self) -> Refused:
+        what = "the engine failed; see its log" if self.is_dead else "the server is shutting down"
+        return Refused(what, 503)
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether requests are taken."""
+        return not self.is_dead and not self.is_closing
 
     # Control.
 
@@ -292,7 +320,7 @@ class FrontEnd:
 
     async def _call(self, run: Callable[[], T], *, when_idle: bool = False) -> T:
         if self.is_dead:
-            raise Refused("the engine failed; see its log", 503)
+            raise self._gone()
         future: Future[T] = self._loop.call(run, when_idle=when_idle)
         return await asyncio.wrap_future(future)
 

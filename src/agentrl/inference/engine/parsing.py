@@ -66,7 +66,8 @@ def _is_text(value: object) -> bool:
 
 
 def _is_ints(value: object) -> bool:
-    return isinstance(value, list) and all(_is_int(item) for item in value)
+    # Types are compared in C: prompts are long.
+    return isinstance(value, list) and set(map(type, value)) <= {int}
 
 
 def _is_texts(value: object) -> bool:
@@ -272,8 +273,8 @@ def _draw_params(
         return default if value is None else value
 
     room = limits.context_length - num_prompt
-    max_new = given("max_new_tokens", DEFAULT_NEW_TOKENS)
-    if "max_new_tokens" in sampling and sampling["max_new_tokens"] is None:
+    max_new = sampling.get("max_new_tokens", DEFAULT_NEW_TOKENS)
+    if max_new is None:  # said, as opposed to left out: all that fits
         max_new = room
     if max_new > room:
         raise BadRequest(
@@ -286,7 +287,7 @@ def _draw_params(
     stop_ids = frozenset(given("stop_token_ids", ()))
     if any(not 0 <= token < limits.vocab_size for token in stop_ids):
         raise BadRequest(f"stop_token_ids have to be in [0, {limits.vocab_size})")
-    stop = given("stop", ())
+    stop, seed = given("stop", ()), given("sampling_seed", None)
     params = DrawParams(
         max_new_tokens=max_new,
         temperature=float(given("temperature", 1.0)),
@@ -300,9 +301,7 @@ def _draw_params(
         stop_ids=stop_ids if given("ignore_eos", False) else stop_ids | limits.eos_ids,
         stop_strings=(stop,) if isinstance(stop, str) else tuple(stop),
         logit_bias=_bias(given("logit_bias", {}), limits),
-        seed=given("sampling_seed", None)
-        if sampling.get("sampling_seed") is not None
-        else new_seed(),
+        seed=new_seed() if seed is None else seed,
     )
     return params, given("n", 1)
 

@@ -117,10 +117,10 @@ class _Routes:
         self._is_session_open = False
 
     async def health(self, _: Request) -> Response:
-        return Response(status_code=503 if self._engine.is_dead else 200)
+        return Response(status_code=200 if self._engine.is_serving else 503)
 
     async def ready(self, _: Request) -> Response:
-        is_ready = not self._engine.is_dead and not self._engine.is_paused
+        is_ready = self._engine.is_serving and not self._engine.is_paused
         return Response(status_code=200 if is_ready else 503)
 
     async def model_info(self, _: Request) -> Response:

@@ -70,7 +70,9 @@ class SamplingBatch:
         noise = torch.from_numpy(uniforms(self._seeds, positions)).unsqueeze(1)
         # Strictly below the total, so that the token found always has a probability above 0.
         thresholds = torch.minimum(noise * totals, totals.nextafter(torch.zeros(())))
-        return torch.searchsorted(cdf, thresholds, right=True).squeeze(1)
+        tokens = torch.searchsorted(cdf, thresholds, right=True).squeeze(1)
+        # Only rows of NaN, from weights that overflow, lead past the end: their logprobs tell.
+        return tokens.clamp_(max=cdf.shape[1] - 1)
 
 
 def uniforms(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:

@@ -357,7 +357,7 @@ class Scheduler:
                     return False
         row = len(self._running)
         if isinstance(known, Prefix):
-            self._kv.fill(row, known.kv[:, :, :num_known])
+            self._kv.fill(row, known.kv, num_known)
         elif known is not None:
             self._kv.move(known, row, num_known)
         sequence.num_computed = num_known
@@ -392,6 +392,8 @@ class Scheduler:
         sequence = self._running[-1]
         self._leave(sequence)
         sequence.num_retractions += 1
+        if not sequence.output_ids:
+            sequence.prompt_logprobs.clear()  # its prompt is computed again from the start
         self._waiting.appendleft(sequence)
 
     def _leave(self, sequence: Sequence) -> None:

@@ -29,8 +29,8 @@ def test_common_prefix_is_found_beyond_what_is_known(
 
 def test_growing_keeps_what_rows_hold() -> None:
     cache = KVCache(SHAPE, max_rows=64, max_length=2048, max_bytes=1 << 24)
-    prefix = torch.randn(2, 2, 100, 1, 4)
-    cache.fill(3, prefix)
+    prefix = torch.randn(2, 2, 1, 100, 4)
+    cache.fill(3, prefix, 100)
     assert cache.ensure(40, 1000)
     assert cache.length >= 1000
     torch.testing.assert_close(cache.prefix(3, 100), prefix)
@@ -41,7 +41,7 @@ def test_growing_keeps_what_rows_hold() -> None:
 def test_bounds_are_kept_except_for_a_single_row() -> None:
     cache = KVCache(SHAPE, max_rows=64, max_length=2048, max_bytes=1000 * SHAPE.token_bytes)
     assert cache.ensure(10, 100)
-    assert cache.tensor.shape[2] * cache.tensor.shape[3] <= 8 * 256
+    assert cache.tensor.shape[2] * cache.length <= 8 * 256
     assert not cache.ensure(10, 101)
     assert cache.ensure(1, 2048)
     assert not cache.ensure(1, 2049)
@@ -50,7 +50,7 @@ def test_bounds_are_kept_except_for_a_single_row() -> None:
 
 def test_store_finds_the_longest_and_forgets_the_least_used() -> None:
     store = PrefixStore(SHAPE, 100 * SHAPE.token_bytes)
-    kv = torch.randn(2, 2, 40, 1, 4)
+    kv = torch.randn(2, 2, 1, 40, 4)
     tokens = [np.arange(n, n + 40) for n in (0, 1000, 2000)]
     store.add("", tokens[0], kv)
     store.add("", tokens[1], kv)
@@ -65,7 +65,7 @@ def test_store_finds_the_longest_and_forgets_the_least_used() -> None:
 
 def test_kept_prefix_is_a_copy() -> None:
     store = PrefixStore(SHAPE, 100 * SHAPE.token_bytes)
-    kv = torch.ones(2, 2, 20, 1, 4)
+    kv = torch.ones(2, 2, 1, 20, 4)
     store.add("", np.arange(20), kv)
     kv.zero_()
     _, found = store.find("", np.arange(20), 0)
@@ -75,7 +75,7 @@ def test_kept_prefix_is_a_copy() -> None:
 
 def test_prefix_of_a_kept_one_is_not_kept_twice() -> None:
     store = PrefixStore(SHAPE, 1000 * SHAPE.token_bytes)
-    kv = torch.ones(2, 2, 40, 1, 4)
+    kv = torch.ones(2, 2, 1, 40, 4)
     store.add("", np.arange(40), kv)
-    store.add("", np.arange(30), kv[:, :, :30])
+    store.add("", np.arange(30), kv[:, :, :, :30])
     assert store.num_tokens == 40

@@ -75,6 +75,13 @@ def test_token_without_probability_is_never_drawn() -> None:
     assert set(tokens) == {1, 2}
 
 
+def test_overflown_logits_give_a_logprob_that_tells() -> None:
+    broken = torch.full((1, VOCAB), float("nan"))
+    [token], [logprob] = SamplingBatch([sequence()], VOCAB).draw(broken)
+    assert 0 <= token < VOCAB
+    assert np.isnan(logprob)
+
+
 def test_draw_depends_on_seed_and_position_only() -> None:
     alone = SamplingBatch([sequence(seed=3)], VOCAB).draw(logits(1))[0]
     crowd = [sequence(seed=seed) for seed in (1, 2, 3, 4)]

@@ -209,3 +209,19 @@ def test_prompt_logprobs_over_several_chunks(
     assert scored.output_ids == []
     expected = oracle.logprobs(checkpoint, prompt(1, 150)[: start + 1], prompt(1, 150)[start + 1 :])
     np.testing.assert_allclose(scored.prompt_logprobs, expected, atol=1e-4)
+
+
+def test_prompt_logprobs_survive_a_retraction_midway(
+    model: PreTrainedModel, checkpoint: Path, oracle: Oracle
+) -> None:
+    engine = scheduler(model)
+    ids = prompt(1, 150)
+    scored = Sequence.start("c" * 32, ids, DrawParams(max_new_tokens=4), prompt_logprobs_from=10)
+    engine.submit(scored)
+    engine.step()
+    engine.pause("retract")
+    engine.resume()
+    run(engine)
+    assert scored.num_retractions == 1
+    expected = oracle.logprobs(checkpoint, ids[:11], ids[11:])
+    np.testing.assert_allclose(scored.prompt_logprobs, expected, atol=1e-4)

@@ -1,5 +1,6 @@
 """The engine's process: keys, bounds, bad starts."""
 
+import asyncio
 import shutil
 import socket
 from collections.abc import AsyncIterator
@@ -20,17 +21,27 @@ BODY = {"input_ids": [1, 2, 3], "sampling_params": {"max_new_tokens": 2}}
 
 
 @pytest.fixture
-async def app(
-    request: pytest.FixtureRequest, model: PreTrainedModel, checkpoint: Path
-) -> AsyncIterator[httpx.AsyncClient]:
-    """The application in this process; parametrise with `EngineConfig` fields."""
-    config = EngineConfig(model_path=str(checkpoint), **getattr(request, "param", {}))
-    front_end = FrontEnd(config, model)
-    front_end.start(lambda: None)
+def settings() -> dict[str, object]:
+    """`EngineConfig` fields; parametrise `settings` for others."""
+    return {}
+
+
+@pytest.fixture
+async def front_end(
+    settings: dict[str, object], model: PreTrainedModel, checkpoint: Path
+) -> AsyncIterator[FrontEnd]:
+    opened = FrontEnd(EngineConfig(model_path=str(checkpoint), **settings), model)
+    opened.start(lambda: None)
+    yield opened
+    opened.stop()
+
+
+@pytest.fixture
+async def app(front_end: FrontEnd) -> AsyncIterator[httpx.AsyncClient]:
+    """The application in this process."""
     transport = httpx.ASGITransport(make_app(front_end))
     async with httpx.AsyncClient(transport=transport, base_url="http://engine") as client:
         yield client
-    front_end.stop()
 
 
 def bearer(key: str) -> dict[str, str]:
@@ -38,7 +49,7 @@ def bearer(key: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    "app", [{"api_key": SecretStr("data"), "admin_api_key": SecretStr("admin")}], indirect=True
+    "settings", [{"api_key": SecretStr("data"), "admin_api_key": SecretStr("admin")}]
 )
 async def test_data_and_control_have_keys_of_their_own(app: httpx.AsyncClient) -> None:
     assert (await app.get("/health")).status_code == 200
@@ -59,20 +70,20 @@ async def test_data_and_control_have_keys_of_their_own(app: httpx.AsyncClient) -
     assert (unauthorized.status_code, unauthorized.json()) == (401, {"error": "Unauthorized"})
 
 
-@pytest.mark.parametrize("app", [{"api_key": SecretStr("data")}], indirect=True)
+@pytest.mark.parametrize("settings", [{"api_key": SecretStr("data")}])
 async def test_one_key_covers_both_without_an_admin_key(app: httpx.AsyncClient) -> None:
     for path in ("/generate", "/continue_generation"):
         assert (await app.post(path, json=BODY)).status_code == 401
         assert (await app.post(path, json=BODY, headers=bearer("data"))).status_code == 200
 
 
-@pytest.mark.parametrize("app", [{"admin_api_key": SecretStr("admin")}], indirect=True)
+@pytest.mark.parametrize("settings", [{"admin_api_key": SecretStr("admin")}])
 async def test_generation_is_open_with_an_admin_key_only(app: httpx.AsyncClient) -> None:
     assert (await app.post("/generate", json=BODY)).status_code == 200
     assert (await app.post("/continue_generation", json={})).status_code == 401
 
 
-@pytest.mark.parametrize("app", [{"context_length": 16}], indirect=True)
+@pytest.mark.parametrize("settings", [{"context_length": 16}])
 async def test_context_bounds_prompt_and_output(app: httpx.AsyncClient) -> None:
     fits = {"input_ids": [1] * 10, "sampling_params": {"max_new_tokens": 6, "ignore_eos": True}}
     assert len((await app.post("/generate", json=fits)).json()["output_ids"]) == 6
@@ -83,12 +94,25 @@ async def test_context_bounds_prompt_and_output(app: httpx.AsyncClient) -> None:
     assert len((await app.post("/generate", json=whatever_fits)).json()["output_ids"]) == 6
 
 
-@pytest.mark.parametrize("app", [{"max_queued_requests": 1}], indirect=True)
+@pytest.mark.parametrize("settings", [{"max_queued_requests": 1}])
 async def test_full_queue_is_answered_with_503(app: httpx.AsyncClient) -> None:
     batch = BODY | {"input_ids": [[1], [2], [3]]}
     answer = await app.post("/generate", json=batch)
     assert (answer.status_code, answer.json()["object"]) == (503, "error")
     assert (await app.post("/generate", json=BODY)).status_code == 200
+
+
+async def test_closing_refuses_what_is_in_flight(
+    app: httpx.AsyncClient, front_end: FrontEnd
+) -> None:
+    await app.post("/pause_generation", json={"mode": "retract"})
+    held = asyncio.create_task(app.post("/generate", json=BODY))
+    while (await front_end.load()).num_waiting == 0:
+        await asyncio.sleep(0.01)
+    front_end.close()
+    assert (await held).status_code == 503
+    assert (await app.post("/generate", json=BODY)).status_code == 503
+    assert (await app.get("/health")).status_code == 503
 
 
 async def test_ready_tells_of_a_pause_and_health_does_not(app: httpx.AsyncClient) -> None:

@@ -1,0 +1,228 @@
+#!/usr/bin/env python
+"""Embedded engine against transformers, on the machine at hand, in one run.
+
+    python benchmarks/engine.py --out benchmarks/results/engine.json
+
+The same requests (mixed prompt and output lengths, sampled at temperature 1, no early end) are
+served three ways: by the engine over HTTP in a process of its own, by `model.generate` in static
+left-padded batches of whatever has arrived, and by transformers' continuous batching. All at once
+(`burst`) and arriving over time (`arrivals`). A figure is requested output tokens over the time
+from the first arrival to the last answer; ways alternate and the median of the rounds counts.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import torch
+import transformers
+from transformers import ContinuousBatchingConfig, GenerationConfig, Qwen3Config, Qwen3ForCausalLM
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+
+from support.engines import engine_process
+
+PAD = 0
+
+
+@dataclass(frozen=True)
+class Job:
+    """One request."""
+
+    arrival: float
+    prompt: list[int]
+    num_new: int
+
+
+def make_model(directory: Path) -> Qwen3ForCausalLM:
+    """Write and return a model of 1.3 million parameters."""
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=4096,
+        hidden_size=128,
+        intermediate_size=384,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        max_position_embeddings=2048,
+        tie_word_embeddings=True,
+    )
+    model = Qwen3ForCausalLM(config).eval()
+    model.save_pretrained(directory)
+    return model
+
+
+def make_jobs(count: int, spacing: float, seed: int) -> list[Job]:
+    """Draw requests of mixed lengths; `spacing` seconds lie between two arrivals."""
+    draw = np.random.default_rng(seed)
+    return [
+        Job(
+            arrival=number * spacing,
+            prompt=draw.integers(1, 4096, int(draw.integers(16, 129))).tolist(),
+            num_new=int(draw.integers(16, 129)),
+        )
+        for number in range(count)
+    ]
+
+
+def time_engine(url: str, jobs: Sequence[Job]) -> float:
+    """Return the seconds that the engine takes over HTTP."""
+
+    async def ask(http: httpx.AsyncClient, job: Job, started: float) -> None:
+        await asyncio.sleep(max(0.0, started + job.arrival - time.perf_counter()))
+        params = {"max_new_tokens": job.num_new, "temperature": 1.0, "ignore_eos": True}
+        body = {"input_ids": job.prompt, "sampling_params": params, "return_logprob": True}
+        answer = await http.post("/generate", json=body)
+        assert len(answer.json()["output_ids"]) == job.num_new
+
+    async def ask_all() -> float:
+        limits = httpx.Limits(max_connections=None)
+        async with httpx.AsyncClient(
+            base_url=url, timeout=300, limits=limits, trust_env=False
+        ) as http:
+            await http.post("/flush_cache")
+            started = time.perf_counter()
+            await asyncio.gather(*(ask(http, job, started) for job in jobs))
+            return time.perf_counter() - started
+
+    return asyncio.run(ask_all())
+
+
+def time_static(model: Qwen3ForCausalLM, jobs: Sequence[Job], batch_size: int) -> float:
+    """Return the seconds of `model.generate`, each batch being what has arrived."""
+    left = list(jobs)
+    started = time.perf_counter()
+    while left:
+        now = time.perf_counter() - started
+        batch = [job for job in left if job.arrival <= now][:batch_size]
+        if not batch:
+            time.sleep(left[0].arrival - now)
+            continue
+        left = left[len(batch) :]
+        width = max(len(job.prompt) for job in batch)
+        ids = torch.tensor([[PAD] * (width - len(j.prompt)) + j.prompt for j in batch])
+        mask = torch.tensor([[0] * (width - len(j.prompt)) + [1] * len(j.prompt) for j in batch])
+        longest = max(job.num_new for job in batch)
+        with torch.inference_mode():
+            model.generate(
+                ids,
+                attention_mask=mask,
+                do_sample=True,
+                top_k=0,
+                max_new_tokens=longest,
+                min_new_tokens=longest,
+                eos_token_id=None,
+                pad_token_id=PAD,
+            )
+    return time.perf_counter() - started
+
+
+def time_continuous(model: Qwen3ForCausalLM, jobs: Sequence[Job], batch_size: int) -> float:
+    """Return the seconds of transformers' continuous batching."""
+    config = ContinuousBatchingConfig(
+        page_size=32,
+        num_blocks=1024,
+        max_batch_tokens=2048,
+        max_requests_per_batch=batch_size,
+        return_logprobs=True,
+        use_async_batching=False,
+    )
+    generation = GenerationConfig(do_sample=True, top_k=0, eos_token_id=-1, pad_token_id=PAD)
+    with model.continuous_batching_context_manager(
+        generation_config=generation, continuous_batching_config=config, warmup=False
+    ) as manager:
+        started = time.perf_counter()
+        waiting = list(jobs)
+        num_done = 0
+        while num_done < len(jobs):
+            now = time.perf_counter() - started
+            while waiting and waiting[0].arrival <= now:
+                job = waiting.pop(0)
+                manager.add_request(job.prompt, max_new_tokens=job.num_new)
+            result = manager.get_result(timeout=0.005)
+            if result is not None and result.is_finished():
+                num_done += 1
+        return time.perf_counter() - started
+
+
+def cpu_name() -> str:
+    """Return the processor's name where the system tells."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.is_file() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def main() -> None:
+    """Measure and write the figures."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/engine.json"))
+    parser.add_argument("--requests", type=int, default=64)
+    parser.add_argument("--spacing", type=float, default=0.01, help="seconds between arrivals")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=1)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    report: dict[str, Any] = {
+        "machine": {
+            "cpu": cpu_name(),
+            "cores": os.cpu_count(),
+            "threads": args.threads,
+            "load_average_before": round(os.getloadavg()[0], 1),
+        },
+        "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
+        "model_parameters": 0,
+        "requests": args.requests,
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        model = make_model(Path(folder))
+        report["model_parameters"] = model.num_parameters()
+        with engine_process(Path(folder), "--num-threads", str(args.threads)) as url:
+            for name, spacing in (("burst", 0.0), ("arrivals", args.spacing)):
+                jobs = make_jobs(args.requests, spacing, seed=len(name))
+                ways: dict[str, Callable[[], float]] = {
+                    "engine": lambda jobs=jobs: time_engine(url, jobs),
+                    "static_generate": lambda jobs=jobs: time_static(model, jobs, 64),
+                    "continuous_batching": lambda jobs=jobs: time_continuous(model, jobs, 64),
+                }
+                report[name] = measure(ways, sum(job.num_new for job in jobs), args.rounds)
+                print(name, json.dumps(report[name]), flush=True)
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    args.out.write_text(json.dumps(report, indent=1) + "\n")
+
+
+def measure(ways: dict[str, Callable[[], float]], num_tokens: int, rounds: int) -> dict[str, Any]:
+    """Return tokens per second of each way and the engine's ratio to the others."""
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    for round_number in range(rounds + 1):
+        for name, run in ways.items():
+            elapsed = run()
+            if round_number > 0:  # the first one warms up
+                seconds[name].append(elapsed)
+    speeds = {name: num_tokens / statistics.median(each) for name, each in seconds.items()}
+    return {
+        "output_tokens": num_tokens,
+        "tokens_per_second": {name: round(speed, 1) for name, speed in speeds.items()},
+        "engine_over": {
+            name: round(speeds["engine"] / speed, 2)
+            for name, speed in speeds.items()
+            if name != "engine"
+        },
+    }
+
+
+if __name__ == "__main__":
+    main()
