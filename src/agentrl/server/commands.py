@@ -16,6 +16,7 @@ _SGLANG_TOOL_CALL_PARSERS = frozenset(
     }
 )
 
+
 def server_command(
     inference: InferenceSection,
     model: ModelSection,
