@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import yaml
+from support.demo_run import ROOT, config_path, database_uri, logs, run_command
 
 from agentrl.data import TokenTree
 from agentrl.models.load import load_policy
@@ -24,10 +23,8 @@ from agentrl.schema import rebuild_prompts
 from agentrl.store import TrajectoryStore
 from agentrl.store.embedded import EmbeddedMongo
 
-ROOT = Path(__file__).parents[2]
 NUM_STEPS = 3
 GROUPS_PER_STEP = 4
-NUM_GENERATIONS = 4
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -46,31 +43,19 @@ class FinishedRun:
         return found
 
 
-def command(folder: Path, *flags: str) -> list[str]:
-    settings = {
-        "run_name": "short",
-        "config": ROOT / "assets/demo/grpo.yaml",
-        "output_dir": folder / "output",
-        "logs_dir": folder / "logs",
-        "mongo_data_dir": folder / "mongo",
-        "mongo_port": 0,
-        "max_steps": NUM_STEPS,
-        "groups_per_step": GROUPS_PER_STEP,
-        "num_generations": NUM_GENERATIONS,
-        "max_staleness": 1,
-        "eval_strategy": "no",
-        "lease_seconds": 3,
-        "save_steps": 1,
-        "keep_policies": 10,
-        "inference_request_log": folder / "requests.jsonl",
-    }
-    words = [str(word) for name, value in settings.items() for word in (f"--{name}", value)]
-    return [sys.executable, "-m", "agentrl", "run", *words, *flags]
+def command(folder: Path) -> list[str]:
+    return run_command(
+        folder,
+        max_steps=NUM_STEPS,
+        groups_per_step=GROUPS_PER_STEP,
+        keep_policies=10,
+        inference_request_log=folder / "requests.jsonl",
+    )
 
 
 def sampler_pids(folder: Path) -> list[int]:
     """Return the pids of this run's samplers, which carry its configuration on their line."""
-    config = str(folder / "output/config.yaml")
+    config = str(config_path(folder))
     pids = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
@@ -84,8 +69,7 @@ def sampler_pids(folder: Path) -> list[int]:
 
 async def holds_slots(folder: Path, pid: int) -> bool:
     """Return whether a sampler holds running training slots."""
-    uri = yaml.safe_load((folder / "output/config.yaml").read_text())["db_connection_string"]
-    async with TrajectoryStore.connect(uri, "short") as store:
+    async with TrajectoryStore.connect(database_uri(folder)) as store:
         async for record in store.iter_records(status="running", split="train"):
             if record.lease is not None and f":{pid}:" in record.lease.owner:
                 return True
@@ -124,8 +108,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
             process.communicate(timeout=30)
-    logs = "".join(path.read_text()[-2000:] for path in (folder / "logs").glob("*.log"))
-    assert process.returncode == 0, output + logs
+    assert process.returncode == 0, output + logs(folder)
     return FinishedRun(folder, output, killed)
 
 

@@ -1,0 +1,47 @@
+"""Starts the demo from the command line, cut short, in a folder of its own."""
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import yaml
+
+ROOT = Path(__file__).parents[2]
+RUN_NAME = "short"
+
+
+def run_command(folder: Path, **flags: object) -> list[str]:
+    """Return the command of a short run whose files all lie in `folder`."""
+    settings: Mapping[str, object] = {
+        "run_name": RUN_NAME,
+        "config": ROOT / "assets/demo/grpo.yaml",
+        "output_dir": folder / "output",
+        "logs_dir": folder / "logs",
+        "mongo_data_dir": folder / "mongo",
+        "mongo_port": 0,
+        "groups_per_step": 4,
+        "num_generations": 4,
+        "eval_strategy": "no",
+        "lease_seconds": 3,
+        "save_steps": 1,
+    }
+    merged = {**settings, **flags}
+    words = [str(word) for name, value in merged.items() for word in (f"--{name}", value)]
+    return [sys.executable, "-m", "agentrl", "run", *words]
+
+
+def config_path(folder: Path) -> Path:
+    """Return the resolved configuration that further samplers are started with."""
+    return folder / "output/config.yaml"
+
+
+def database_uri(folder: Path) -> str:
+    """Return the connection string of a run that goes on."""
+    return str(yaml.safe_load(config_path(folder).read_text())["db_connection_string"])
+
+
+def logs(folder: Path) -> str:
+    """Return the ends of all log files."""
+    return "".join(
+        f"== {path.name}\n{path.read_text()[-2000:]}\n" for path in (folder / "logs").glob("*.log")
+    )
