@@ -83,7 +83,8 @@ class DispatchedSamplingTask(Value):
     """Behavior logprobs (after temperature), float32 [T]."""
     version_spans: tuple[VersionSpan, ...]
     added_messages: tuple[Message, ...] = ()
-    """Messages added to the context since the parent, except its tool results."""
+    """Messages added to the context since the parent, except its tool results; where the context
+    was rewritten (`branch_reason`), all that is left of it."""
     tools: tuple[dict[str, Any], ...] = ()
     """OpenAI-form schemas of the tools shown to the model; given on root turns only."""
     output_text: str = ""
