@@ -13,7 +13,7 @@ from agentrl.distributed import Ranks
 from agentrl.errors import ConfigError, LeaseLost, StoreError, TrainerBusy, TrainingError
 from agentrl.schema import Run, Score
 from agentrl.store import TrajectoryStore
-from agentrl.trainer import learner, loop
+from agentrl.trainer import loop, passes
 from agentrl.trainer.checkpoint import latest_checkpoint
 from agentrl.trainer.lease import process_owner
 from agentrl.trainer.process import _stop_on_signals, lead
@@ -432,13 +432,13 @@ async def test_a_trainer_whose_lease_was_taken_stops(make_config, store, model_p
 
 async def test_losses_that_stay_infinite_end_the_run(make_config, store, model_path, monkeypatch):
     await fill(store, model_path, [MIXED] * 4)
-    plain = learner.policy_loss
+    plain = passes.policy_loss
 
     def infinite(*args, **kwargs):
         terms = plain(*args, **kwargs)
         return terms._replace(loss=terms.loss * float("inf"))
 
-    monkeypatch.setattr(learner, "policy_loss", infinite)
+    monkeypatch.setattr(passes, "policy_loss", infinite)
     monkeypatch.setattr(loop, "_MAX_CONSECUTIVE_SKIPS", 2)
     with pytest.raises(TrainingError, match="non_finite_loss"):
         await train(make_config(max_steps=4))
