@@ -18,7 +18,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "tasks": ("agentrl.cli.tasks", "add|list|retry|stats: the questions of a run"),
     "inspect": ("agentrl.cli.inspect", "look into a run: progress, records turn by turn, failures"),
     "verify": ("agentrl.cli.verify", "check that merged training is exact: agentrl verify merge"),
-    "store": ("agentrl.cli.store", "start the private mongod of a run to look into it"),
+    "store": (
+        "agentrl.cli.store",
+        "up|set|stats|export|import|rescore|compact|drop: the database of a run",
+    ),
 }
 
 
