@@ -11,7 +11,6 @@ from support.stored import fill
 from agentrl.cli.main import main
 from agentrl.schema import Run
 from agentrl.store import TrajectoryStore
-from agentrl.store.embedded import EmbeddedMongo
 
 
 async def fill_run(uri: str, name: str) -> None:
@@ -21,39 +20,56 @@ async def fill_run(uri: str, name: str) -> None:
         await fill(store, 1)
 
 
-@pytest.fixture
-def private_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A finished run of the name `demo` in the working folder."""
-    monkeypatch.chdir(tmp_path)
-    with EmbeddedMongo(tmp_path / ".agentrl/mongo/demo") as mongo:
-        asyncio.run(fill_run(mongo.uri(), "demo"))
-    return tmp_path
-
-
-def test_a_finished_run_is_measured_exported_imported_and_dropped(
-    private_run: Path, capsys: pytest.CaptureFixture[str]
+def test_a_run_is_measured_exported_imported_and_dropped(
+    mongo_uri: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def call(*words: str, run: str = "demo", code: int = 0) -> str:
-        assert main(["store", *words, "--run_name", run]) == code
+    monkeypatch.chdir(tmp_path)
+    uri = mongo_uri.replace("&journal=true", "")
+    name = mongo_uri.partition("?")[0].rpartition("/")[2]
+    asyncio.run(fill_run(uri, name))
+
+    def call(*words: str, run: str = name, code: int = 0) -> str:
+        assert main(["store", *words, "--run_name", run, "--db_connection_string", uri]) == code
         captured = capsys.readouterr()
         return captured.out if code == 0 else captured.err
 
-    stats = json.loads(call("stats", "--json"))
-    assert stats["num_tokens"] == 214
+    assert json.loads(call("stats", "--json"))["num_tokens"] == 214
     assert "214 tokens" in call("stats")
-    assert "documents of run 'demo' in copy" in call("export", "copy")
+    assert f"documents of run '{name}' in copy" in call("export", "copy")
     assert "exists already" in call("export", "copy", code=2)
     assert "--format csv: one of jsonl, parquet" in call("export", "x", "--format", "csv", code=2)
-    assert "holds no export" in call("import", "nowhere", run="other", code=2)
-    assert not (private_run / ".agentrl/mongo/other").exists()
-    assert json.loads(call("import", "copy", "--json", run="other"))["run"] == "demo"
-    assert json.loads(call("stats", "--json", run="other"))["num_tokens"] == 214
-    question = call("drop", run="other", code=2)
+    copy = f"{name}_copy"
+    assert "holds no export" in call("import", "nowhere", run=copy, code=2)
+    assert json.loads(call("import", "copy", "--json", run=copy))["run"] == name
+    assert json.loads(call("stats", "--json", run=copy))["num_tokens"] == 214
+    question = call("drop", run=copy, code=2)
     assert "with its 1 groups, trained to version 0? Nobody is there to be asked" in question
-    assert json.loads(call("stats", "--json", run="other"))["num_tokens"] == 214
-    assert "'other' is deleted" in call("drop", "--yes", run="other")
-    assert "holds no run" in call("stats", run="other", code=1)
+    assert f"'{copy}' is deleted" in call("drop", "--yes", run=copy)
+    assert "holds no run" in call("stats", run=copy, code=1)
     assert json.loads(call("compact", "--yes", "--json"))["num_bytes"] == 0
+
+
+def test_an_import_begins_a_private_database_only_for_a_whole_export(
+    mongo_uri: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    uri = mongo_uri.replace("&journal=true", "")
+    name = mongo_uri.partition("?")[0].rpartition("/")[2]
+    asyncio.run(fill_run(uri, name))
+    words = ["--run_name", name, "--db_connection_string", uri]
+    assert main(["store", "export", "copy", *words]) == 0
+    assert main(["store", "import", "nowhere", "--run_name", "demo"]) == 2
+    assert not (tmp_path / ".agentrl").exists()
+    assert main(["store", "import", "copy", "--run_name", "demo"]) == 0
+    capsys.readouterr()
+    assert main(["store", "stats", "--json", "--run_name", "demo"]) == 0
+    assert json.loads(capsys.readouterr().out)["num_tokens"] == 214
 
 
 def test_only_a_yes_deletes(

@@ -178,9 +178,8 @@ def srv_host(mongod: EmbeddedMongo, monkeypatch: pytest.MonkeyPatch) -> Iterator
 
     def answer() -> None:
         while True:
-            try:
-                packet, sender = server.recvfrom(4096)
-            except OSError:
+            packet, sender = server.recvfrom(4096)
+            if not packet:
                 return
             query = dns.message.from_wire(packet)
             reply = dns.message.make_response(query)
@@ -192,7 +191,8 @@ def srv_host(mongod: EmbeddedMongo, monkeypatch: pytest.MonkeyPatch) -> Iterator
                 reply.set_rcode(3)  # NXDOMAIN
             server.sendto(reply.to_wire(), sender)
 
-    threading.Thread(target=answer, daemon=True).start()
+    thread = threading.Thread(target=answer, daemon=True)
+    thread.start()
     for module, kind in ((dns.resolver, dns.resolver.Resolver),
                          (dns.asyncresolver, dns.asyncresolver.Resolver)):  # fmt: skip
         resolver = kind(configure=False)
@@ -206,6 +206,8 @@ def srv_host(mongod: EmbeddedMongo, monkeypatch: pytest.MonkeyPatch) -> Iterator
         lambda host, *rest, **more: resolve("127.0.0.1" if host == target else host, *rest, **more),
     )
     yield name
+    server.sendto(b"", server.getsockname())
+    thread.join(5)
     server.close()
 
 
