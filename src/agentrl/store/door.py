@@ -23,7 +23,9 @@ D = TypeVar("D", bound="Door")
 RETRY_DELAYS_SECONDS = (0.1, 0.5, 2.0)
 """Waits before a repeated operation, after the driver's own retry. Covers a step-down or restart."""
 
-_AUTH_CODES = frozenset({13, 18, 8000})
+_TLS_FAILED = "CERTIFICATE_VERIFY_FAILED"
+_AUTH_CODES = frozenset({18, 8000})
+_UNAUTHORIZED = 13
 
 
 class Door:
@@ -79,12 +81,19 @@ def hosts_of(uri: str) -> str:
 def one_line(error: BaseException, uri: str) -> str:
     """Say in one line what went wrong and what to check; never with credentials."""
     hosts = hosts_of(uri)
+    if isinstance(error, AutoReconnect) and _TLS_FAILED in str(error):
+        return f"MongoDB at {hosts} speaks TLS, but its certificate is not trusted; check tlsCAFile"
     if isinstance(error, AutoReconnect):
         return (
             f"MongoDB at {hosts} does not answer; check that it runs and that the address is right"
         )
     if isinstance(error, OperationFailure) and error.code in _AUTH_CODES:
         return f"MongoDB at {hosts} refused the login; check user, password and authSource"
+    if isinstance(error, OperationFailure) and error.code == _UNAUTHORIZED:
+        return (
+            f"MongoDB at {hosts} does not allow this login to do so; it needs the role readWrite on "
+            "the run's database (and dbAdmin to delete it)"
+        )
     text = " ".join(str(error).split())
     return text if len(text) <= 300 else text[:297] + "..."
 

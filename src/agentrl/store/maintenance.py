@@ -155,7 +155,8 @@ class MaintenanceDoor(Door):
         blobs, blob_bytes = await self._unreferenced_blobs({*superseded, *refused})
         await self._delete("turns", [*superseded, *refused])
         await self._delete("blobs", blobs)
-        await self._release_space()
+        if superseded or refused or blobs:
+            await self._release_space()
         return CompactPlan(
             superseded_turns=len(superseded),
             unreferenced_turns=len(refused),
@@ -228,7 +229,7 @@ class MaintenanceDoor(Door):
             )
 
     async def _release_space(self) -> None:
-        for name in ("turns", "blobs", "records", "record_data"):
+        for name in ("turns", "blobs"):
             try:
                 # `force`: a replica set's only member is its primary.
                 await self._db.command("compact", name, force=True)

@@ -13,7 +13,7 @@ async def test_compacting_deletes_only_what_nothing_needs(store: TrajectoryStore
     await store.create_run(Run(name=store.database_name))
     await store.add_tasks([make_task(0)])
     dead = await claim(store)
-    long = "only the dead attempt said so " * 50_000
+    long = "only the dead attempt said so " * 40_000
     await store.append_turn(make_turn(dead, 0, text=long), dead.fence)
     await store.fail_attempt(dead.id, dead.fence, "gone", 3)
     scored = await play(store, await claim(store), num_turns=2)
@@ -26,12 +26,12 @@ async def test_compacting_deletes_only_what_nothing_needs(store: TrajectoryStore
     original = await store._turns.find_one({"_id": scored.turns[0]})
     assert original is not None
     await store._turns.insert_one({**original, "_id": refused["id"], "index": 7})
-    await store._db["blobs"].insert_many(Blob("x", "y" * 9_000_000).documents())
+    await store._db["blobs"].insert_many(Blob("x", "y" * 900_000).documents())
     before = await store.story(scored.id)
 
     plan = await store.compact_plan()
     assert (plan.superseded_turns, plan.unreferenced_turns) == (1, 1)
-    assert plan.num_bytes > len(long) + 9_000_000
+    assert plan.num_bytes > len(long) + 900_000
     assert await store.compact() == plan
     assert (await store.compact_plan()).num_bytes == 0
     after = await store.story(scored.id)
