@@ -99,7 +99,7 @@ def test_only_a_yes_deletes(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "one of up, stats, export, import, compact, drop"),
+        ([], "one of up, set, rescore, stats, export, import, compact, drop"),
         (["export"], "takes FOLDER, not nothing"),
         (["stats", "--yes"], "takes no --yes"),
         (["drop", "--run_name", "nobody"], ".agentrl/mongo/nobody does not exist"),
