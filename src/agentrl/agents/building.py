@@ -17,9 +17,9 @@ from agentrl.errors import AgentRLError, ConfigError
 class Endpoint:
     """Where the trained model answers: one rollout's own OpenAI-compatible address."""
 
-    llm_base_url: str
-    llm_model_name: str
-    llm_api_key: str
+    base_url: str
+    model: str
+    api_key: str
     takes_all: bool = False
     """Whether calls for other models go there too, to be forwarded and recorded."""
 
@@ -82,12 +82,12 @@ def _agent(description: AWorldAgent, endpoint: Endpoint) -> Any:
     if description.trained:
         llm |= {
             "llm_provider": "openai",
-            "llm_base_url": endpoint.llm_base_url,
-            "llm_model_name": endpoint.llm_model_name,
-            "llm_api_key": endpoint.llm_api_key,
+            "llm_base_url": endpoint.base_url,
+            "llm_model_name": endpoint.model,
+            "llm_api_key": endpoint.api_key,
         }
     elif endpoint.takes_all:
-        llm |= {"llm_base_url": endpoint.llm_base_url, "llm_api_key": endpoint.llm_api_key}
+        llm |= {"llm_base_url": endpoint.base_url, "llm_api_key": endpoint.api_key}
     llm = resolved(llm)
     arguments: Mapping[str, Any] = description.arguments
     arguments = {

@@ -67,7 +67,9 @@ class Completions:
         app = Starlette(
             routes=[Route("/s/{session}/v1/chat/completions", self._complete, methods=["POST"])]
         )
-        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False))
+        server = uvicorn.Server(
+            uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off")
+        )
         self._serving = asyncio.create_task(server.serve(sockets=[listening]))
         for _ in range(500):
             if server.started or self._serving.done():

@@ -3,7 +3,7 @@
 It reads one JSON request a line from stdin and writes one JSON reply a line, in any order. What
 the user's code prints goes to stderr. It ends when its stdin does.
 
-    {"id": 1, "play": {task}, "base_url": ..., "model": ..., "api_key": ...}
+    {"id": 1, "play": {task}, "endpoint": {...}}
     {"id": 2, "reward": {keyword arguments}}      {"id": 1, "cancel": true}
     -> {"id": 1, "result": ...}    {"id": 1, "error": "...", "lost": false}
 """
@@ -46,11 +46,8 @@ class Host:
             self._agent = load_object(self._description.reference, "agent")
         self._reward = None if reward is None else load_object(reward, "reward_func")
 
-    async def play(
-        self, task: dict[str, Any], base_url: str, model: str, api_key: str
-    ) -> str | None:
+    async def play(self, task: dict[str, Any], endpoint: Endpoint) -> str | None:
         """Let the agent do a task; its answer."""
-        endpoint = Endpoint(base_url, model, api_key)
         question = MCPTask.model_validate(task)
         if self._description is None:
             raise AgentRLError("no agent was given to this host")
@@ -59,10 +56,10 @@ class Host:
         if self._description.kind == "loop":
             loop = self._agent(endpoint)
             return await play(await loop.build_agents(), question.query)
-        given = {"llm_model_name": model, "llm_api_key": api_key}
+        given = {"llm_model_name": endpoint.model, "llm_api_key": endpoint.api_key}
         wanted = inspect.signature(self._agent).parameters
         keywords = {name: value for name, value in given.items() if name in wanted}
-        answer = await _called(self._agent, question, base_url, **keywords)
+        answer = await _called(self._agent, question, endpoint.base_url, **keywords)
         return None if answer is None else str(answer)
 
     async def reward(self, arguments: dict[str, Any]) -> float:
@@ -121,8 +118,8 @@ async def _answer(host: Host, number: int, request: dict[str, Any], replies: Tex
         if "reward" in request:
             reply: dict[str, Any] = {"result": await host.reward(request["reward"])}
         else:
-            task = request.pop("play")
-            reply = {"result": await host.play(task, **request)}
+            endpoint = Endpoint(**request["endpoint"])
+            reply = {"result": await host.play(request["play"], endpoint)}
     except asyncio.CancelledError:
         return
     except Exception as error:  # noqa: BLE001  (whatever the user's code raises is a reply)

@@ -1,17 +1,22 @@
 """The other side of hosts: starts them and asks them."""
 
 import asyncio
+import atexit
+import contextlib
 import itertools
 import json
 import subprocess
 import threading
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from pydantic import BaseModel, ConfigDict
 
 from agentrl.schema import MCPTask
+
+_END_SECONDS = 5.0
 
 
 class HostSettings(BaseModel):
@@ -27,8 +32,26 @@ class HostSettings(BaseModel):
     """One rollout at a time in each: AWorld looks the agents of a swarm up by their ids in a
     registry of the process."""
     agent: dict[str, Any] | None
+    takes_all: bool
+    """Whether the endpoint takes calls for all models; see `Endpoint`."""
     reward: str | None
     reward_form: str | None
+
+
+class EndpointLike(Protocol):
+    """`Endpoint`, or what the gateway has in its place."""
+
+    @property
+    def base_url(self) -> str:
+        """OpenAI-compatible address."""
+
+    @property
+    def model(self) -> str:
+        """Name of the trained model."""
+
+    @property
+    def api_key(self) -> str:
+        """Bearer key of the address."""
 
 
 class HostFailed(ConnectionError):
@@ -46,7 +69,7 @@ class AgentHosts:
         self.settings = settings
         self._hosts: list[_Host] = []
 
-    async def play(self, task: MCPTask, endpoint: Any) -> str | None:
+    async def play(self, task: MCPTask, endpoint: EndpointLike) -> str | None:
         """Play a task: an agent function for `agentrl.gateway`.
 
         Raises:
@@ -56,9 +79,12 @@ class AgentHosts:
         host = self._least_busy()
         request = {
             "play": task.model_dump(mode="json", exclude={"kind"}),
-            "base_url": endpoint.base_url,
-            "model": endpoint.model,
-            "api_key": endpoint.api_key,
+            "endpoint": {
+                "base_url": endpoint.base_url,
+                "model": endpoint.model,
+                "api_key": endpoint.api_key,
+                "takes_all": self.settings.takes_all,
+            },
         }
         if not self.settings.serial:
             answer: str | None = await host.ask(request)
@@ -79,6 +105,11 @@ class AgentHosts:
             AgentFailed: the function raised.
         """
         return float(await self._least_busy().ask({"reward": arguments}))
+
+    def close(self) -> None:
+        """End the hosts; what they still play is lost."""
+        while self._hosts:
+            self._hosts.pop().close()
 
     def _least_busy(self) -> "_Host":
         self._hosts = [host for host in self._hosts if host.is_alive]
@@ -109,7 +140,8 @@ class _Host:
         self._end = ""
         self.turn = asyncio.Lock()
         self.num_waiting = 0
-        threading.Thread(target=self._listen, daemon=True).start()
+        self._listening = threading.Thread(target=self._listen, daemon=True)
+        self._listening.start()
 
     @property
     def is_alive(self) -> bool:
@@ -122,7 +154,23 @@ class _Host:
         """Requests that wait for an answer, or for their turn."""
         return max(self.num_waiting, len(self._waiting))
 
+    def close(self) -> None:
+        """End the process."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+        self._listening.join()
+
     async def ask(self, request: dict[str, Any]) -> Any:
+        """Return the result of a request.
+
+        Raises:
+            HostFailed: the process ended, or something that it needs did not answer.
+            AgentFailed: the user's code raised.
+        """
         number = next(self._numbers)
         self._waiting[number] = self._loop.create_future()
         try:
@@ -144,11 +192,15 @@ class _Host:
 
     def _listen(self) -> None:
         assert self._process.stdout is not None
-        for line in self._process.stdout:
-            self._loop.call_soon_threadsafe(self._answered, json.loads(line))
-        status = self._process.wait()
-        if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._ended, status)
+        with self._process.stdout as replies:
+            for line in replies:
+                self._from_thread(self._answered, json.loads(line))
+        self._from_thread(self._ended, self._process.wait())
+
+    def _from_thread(self, function: Callable[[Any], None], argument: Any) -> None:
+        # The loop may be closed by then; then nobody waits.
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(function, argument)
 
     def _answered(self, reply: dict[str, Any]) -> None:
         if reply["id"] == 0:
@@ -174,4 +226,6 @@ class _Host:
 def hosts_of(settings_path: Path) -> AgentHosts:
     """Return the hosts that a generated module names, the same ones whenever it is imported."""
     text = settings_path.read_text(encoding="utf-8")
-    return AgentHosts(HostSettings.model_validate_json(text))
+    hosts = AgentHosts(HostSettings.model_validate_json(text))
+    atexit.register(hosts.close)
+    return hosts

@@ -31,7 +31,7 @@ class AworldAgentLoop(ABC):
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
-        self.llm_api_key = endpoint.llm_api_key
+        self.llm_api_key = endpoint.api_key
 
     @abstractmethod
     async def build_agents(self) -> Any:
@@ -39,11 +39,11 @@ class AworldAgentLoop(ABC):
 
     async def get_llm_server_address(self) -> str:
         """Return the OpenAI-compatible address of the trained model, this rollout's own."""
-        return self._endpoint.llm_base_url
+        return self._endpoint.base_url
 
     async def get_llm_server_model_name(self) -> str:
         """Return the name of the trained model."""
-        return self._endpoint.llm_model_name
+        return self._endpoint.model
 
     async def get_agent_tool_config(self, config_path: str | Path) -> dict[str, Any]:
         """Return an agent's `mcp_config` from a file.

@@ -191,6 +191,7 @@ class AgentRLEngine(TrainerProcessor):
             "python": sys.executable,
             "processes": processes,
             "serial": serial,
+            "takes_all": True,
             "agent": self._description.model_dump(mode="json"),
             "reward": None if self._reward is None else self._reward.reference,
             "reward_form": None if self._reward is None else self._reward.form,

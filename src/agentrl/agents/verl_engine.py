@@ -45,6 +45,7 @@ class VerlAgentLoop(HostedAgentLoop):
         python={python!r},
         processes={processes},
         serial={serial},
+        takes_all=False,
         agent=AGENT,
         reward=None,
         reward_form=None,
@@ -137,6 +138,7 @@ class VerlEngine(TrainerProcessor):
             )
         self._write_loop(own.get("agent_processes"))
         rollout = "actor_rollout_ref.rollout"
+        _fill_training(settings)
         _fill(settings, f"{rollout}.mode", "async")
         _fill(settings, f"{rollout}.multi_turn.format", "hermes")
         _fill(settings, f"{rollout}.agent.default_agent_loop", self._loop_name)
@@ -160,7 +162,10 @@ class VerlEngine(TrainerProcessor):
         _fill(settings, "trainer.default_local_dir", str(self.run_path / "checkpoints"))
         final = {
             "defaults": ["ppo_trainer", "_self_"],
-            "hydra": {"searchpath": ["pkg://verl.trainer.config"]},
+            "hydra": {
+                "searchpath": ["pkg://verl.trainer.config"],
+                "run": {"dir": str(self.run_path / "hydra")},
+            },
             **settings,
         }
         text = yaml.safe_dump(final, sort_keys=False, allow_unicode=True)
@@ -174,37 +179,31 @@ class VerlEngine(TrainerProcessor):
             ConfigError: verl is not installed.
             AgentRLError: verl failed; its own messages were printed.
         """
-        found = subprocess.run(
-            [
-                self._python,
-                "-c",
-                "import importlib.util as u; print(u.find_spec('verl') is not None)",
-            ],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if found.stdout.strip() != "True":
-            raise ConfigError(
-                f"train_engine_name: verl is not installed for {self._python}; install it there "
-                "together with agentrl, or set AGENTRL_VERL_PYTHON to the Python that has both"
-            )
-        environment = os.environ | self.environment
-        status = subprocess.run(self.command, env=environment, check=False).returncode
-        if status != 0:
-            raise AgentRLError(f"verl ended with status {status}; see its messages")
-        return self.run_path / "checkpoints"
+        return self._run()
 
     def inference(self, dataset: Any = None) -> Path:
-        """Let verl validate: `trainer.val_only` on the test data.
+        """Let verl validate on the test data, and return the folder of its files.
 
         Raises:
-            AgentRLError: verl failed.
+            ConfigError: verl is not installed, or other data are asked for.
+            AgentRLError: verl failed; its own messages were printed.
         """
         if dataset is not None:
             raise ConfigError("dataset: verl validates on test_dataset; give it to AgentTrainer")
+        return self._run("trainer.val_only=True", "trainer.val_before_train=True")
+
+    def _run(self, *overrides: str) -> Path:
+        look = "import importlib.util as u; print(u.find_spec('verl') is not None)"
         environment = os.environ | self.environment
-        command = [*self.command, "trainer.val_only=True", "trainer.val_before_train=True"]
+        found = subprocess.run(
+            [self._python, "-c", look], env=environment, capture_output=True, text=True, check=False
+        )
+        if found.stdout.strip() != "True":
+            raise ConfigError(
+                f"train_engine_name: verl is not installed for {self._python}; make an environment "
+                "with scripts/setup_agents verl FOLDER, and set AGENTRL_VERL_PYTHON to its Python"
+            )
+        command = [*self.command, *overrides]
         status = subprocess.run(command, env=environment, check=False).returncode
         if status != 0:
             raise AgentRLError(f"verl ended with status {status}; see its messages")
@@ -250,6 +249,15 @@ def _fill(settings: dict[str, Any], dotted: str, value: Any) -> Any:
     if settings.get(last) in (None, "", [], {}) and value is not None:
         settings[last] = value
     return settings.get(last)
+
+
+def _fill_training(settings: dict[str, Any]) -> None:
+    """Fill in what verl's defaults leave open, or choose for single-turn tasks with a critic."""
+    _fill(settings, "algorithm.adv_estimator", "grpo")
+    _fill(settings, "actor_rollout_ref.rollout.n", 8)
+    actor = settings["actor_rollout_ref"].setdefault("actor", {})
+    if not (actor.get("ppo_micro_batch_size") or actor.get("ppo_micro_batch_size_per_gpu")):
+        _fill(settings, "actor_rollout_ref.actor.use_dynamic_bsz", True)
 
 
 def _nested(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,8 +1,6 @@
 """The files for verl, by themselves; tests/integration has verl read them."""
 
 import ast
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -133,9 +131,5 @@ def test_what_verl_cannot_use_is_refused_before_it_starts(
 
 def test_without_verl_training_says_how_to_get_it(tmp_path: Path) -> None:
     trainer = build(tmp_path)
-    isolated = subprocess.run(
-        [sys.executable, "-c", "import verl"], capture_output=True, check=False, timeout=30
-    )
-    assert isolated.returncode != 0, "this environment is not to have verl"
-    with pytest.raises(ConfigError, match=r"verl is not installed for .*; install it there"):
+    with pytest.raises(ConfigError, match=r"verl is not installed for .*; make an environment"):
         trainer.train()
