@@ -235,7 +235,9 @@ def _class_reference(name: str | None) -> str:
 
 
 def _swarm(swarm: Any) -> tuple[AgentDescription, dict[str, str]]:
-    secrets = SecretValues(f"AGENTRL_{swarm.name()}")
+    # AWorld makes names up for swarms that have none.
+    name = re.sub(r"_[0-9a-f]{32}$", "", swarm.name())
+    secrets = SecretValues(f"AGENTRL_{name}")
     found: list[Any] = []
 
     def numbered(part: Any) -> Any:
@@ -263,7 +265,7 @@ def _swarm(swarm: Any) -> tuple[AgentDescription, dict[str, str]]:
     ]
     names = [member.name for member in members]
     description = AWorldSwarm(
-        name=re.sub(r"_[0-9a-f]{32}$", "", swarm.name()),
+        name=name,
         target=f"{type(swarm).__module__}:{type(swarm).__qualname__}",
         members=tuple(
             # Handoffs call an agent by its id, which the model reads.
