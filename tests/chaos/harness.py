@@ -1,7 +1,7 @@
 """A whole run under kill -9: mongod, samplers, a scorer, a server keeper and the trainer.
 
-Everything is real but the model: a scripted engine answers at once, over real HTTP. Kills are drawn
-from a seed; a killed process is started again, the mongod on the same data.
+Everything is real but the model: a scripted engine answers over real HTTP. A killed process is
+started again, the mongod on the same data.
 """
 
 import asyncio
@@ -11,21 +11,23 @@ import logging
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from chaos import sampler, slow_scorer, trainer
+from chaos.plan import Strike, plan
+from chaos.processes import Member, running
 from chaos.verdict import Verdict, judge
 from support.play import run_tool_server, tool_call
 from support.scripted_engine import ScriptedEngine, serve_script
 from support.training import write_model
 
+from agentrl.cli.main import main as agentrl
 from agentrl.errors import StoreError
 from agentrl.renderers.renderer import Renderer
 from agentrl.schema import MCPTask
@@ -33,19 +35,17 @@ from agentrl.store import TrajectoryStore
 from agentrl.store.embedded import EmbeddedMongo
 
 log = logging.getLogger("chaos")
+T = TypeVar("T")
 
-HERE = Path(__file__).parent
 RUN = "chaos"
 NUM_GENERATIONS = 4
-GROUPS_AT_ONCE = 10
-LEASE_SECONDS = 3
+GROUPS_AT_ONCE = 6
+LEASE_SECONDS = 2
+MODEL_SECONDS = 0.3
+NUM_TOOL_CALLS = 3
 MONGO_PORT = 27500
 """Outside the range from which the kernel takes ports: it must be free again after every kill."""
-KINDS = ("sampler", "scorer", "trainer", "mongod")
-WEIGHTS = (45, 20, 15, 20)
-TRAINER_UP_SECONDS = (3.0, 12.0)
-"""The trainer is left alone for so long after its start, or it would never get through a step."""
-SAMPLER_FLAGS = {
+SAMPLING = {
     "sampler-a": {"scoring": "own", "resumable_tools": "true"},
     "sampler-b": {"scoring": "elsewhere", "resumable_tools": "true"},
     "sampler-c": {"scoring": "own", "resumable_tools": "false"},
@@ -54,77 +54,48 @@ SAMPLER_FLAGS = {
 
 
 @dataclass
-class Child:
-    """A process that is started again whenever it ends."""
-
-    name: str
-    command: list[str]
-    log: Path
-    process: subprocess.Popen[bytes] | None = None
-    started: float = 0.0
-
-    def start(self) -> None:
-        with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                self.command, stdout=log, stderr=log, env=_environment()
-            )
-        self.started = time.monotonic()
-
-    @property
-    def pid(self) -> int:
-        assert self.process is not None
-        return self.process.pid
-
-    def kill(self) -> None:
-        assert self.process is not None
-        self.process.kill()
-        self.process.wait()
-
-
-@dataclass
 class Outcome:
     """What `run_chaos` returns."""
 
     seed: int
-    kills: int
-    killed: dict[str, int]
+    restarts: dict[str, int]
+    """Kills by the kind of process; each was started again."""
     stalls: int
     unexpected_exits: list[str]
     seconds: float
     verdict: Verdict
 
+    @property
+    def kills(self) -> int:
+        """All of them."""
+        return sum(self.restarts.values())
+
     def as_json(self) -> str:
         """Return everything as one JSON object."""
-        figures = asdict(self.verdict)
-        own = {name: getattr(self, name) for name in ("kills", "seed", "killed", "stalls")}
+        own = {name: getattr(self, name) for name in ("kills", "seed", "restarts", "stalls")}
         rest = {"unexpected_exits": self.unexpected_exits, "seconds": round(self.seconds, 1)}
-        return json.dumps({**own, **figures, **rest})
+        return json.dumps({**own, **asdict(self.verdict), **rest})
 
 
 @dataclass
 class Chaos:
-    """One run, and the hand that kills."""
+    """One run, and the hand that strikes."""
 
-    folder: Path
     mongo: EmbeddedMongo
     store: TrajectoryStore
-    children: dict[str, Child]
-    random: random.Random
-    pause_seconds: tuple[float, float]
-    killed: Counter[str] = field(default_factory=Counter)
+    members: dict[str, Member]
+    restarts: Counter[str] = field(default_factory=Counter)
     stalls: int = 0
     unexpected: list[str] = field(default_factory=list)
     num_groups: int = 0
 
     def tend(self) -> None:
         """Start again what ended by itself; that is not supposed to happen."""
-        for child in self.children.values():
-            assert child.process is not None
-            status = child.process.poll()
+        for member in self.members.values():
+            status = member.process.exitcode
             if status is not None:
-                tail = child.log.read_text(errors="replace").strip().splitlines()[-1:]
-                self.unexpected.append(f"{child.name} ended with {status}: {' '.join(tail)}")
-                child.start()
+                self.unexpected.append(f"{member.name} ended with {status}: {member.last_line()}")
+                member.start()
 
     async def feed(self) -> None:
         """Keep more groups in the run than samplers are admitted to."""
@@ -133,6 +104,7 @@ class Chaos:
             await self.add_groups()
 
     async def add_groups(self) -> None:
+        """Add questions."""
         numbers = range(self.num_groups, self.num_groups + GROUPS_AT_ONCE)
         await self.store.add_tasks(
             MCPTask(
@@ -141,77 +113,50 @@ class Chaos:
                 num_generations=NUM_GENERATIONS,
                 query=f"What does lamp {number} cost?",
                 answer="7",
-                scorer="exact",
+                scorer="slow_exact",
             )
             for number in numbers
         )
         self.num_groups += GROUPS_AT_ONCE
 
-    def strike(self, kind: str) -> None:
-        """Kill one process of this kind at once, and start it again."""
-        if kind == "mongod":
+    async def carry_out(self, strike: Strike) -> None:
+        """Kill one process at once and start it again, or stall it."""
+        if strike.how == "stall":
+            self.members[strike.victim].signal(signal.SIGSTOP)
+            await asyncio.sleep(LEASE_SECONDS + 1)
+            self.members[strike.victim].signal(signal.SIGCONT)
+            self.stalls += 1
+            return
+        if strike.victim == "mongod":
             os.kill(self.mongo.pid, signal.SIGKILL)
             self.mongo.stop()
             self.mongo.start()
         else:
-            name = kind
-            if kind == "sampler":
-                name = self.random.choice([n for n in self.children if n.startswith("sampler")])
-            self.children[name].kill()
-            self.children[name].start()
-        self.killed[kind] += 1
+            member = self.members[strike.victim]
+            alone_until = member.started + strike.up_seconds
+            await asyncio.sleep(max(0.0, alone_until - time.monotonic()))
+            member.kill()
+            member.start()
+        self.restarts[strike.kind] += 1
 
-    async def stall(self) -> None:
-        """Hold a sampler until its leases are gone; it wakes up as a stale holder."""
-        victim = self.random.choice([n for n in self.children if n.startswith("sampler")])
-        process = self.children[victim].process
-        assert process is not None
-        process.send_signal(signal.SIGSTOP)
-        await asyncio.sleep(LEASE_SECONDS + 1)
-        process.send_signal(signal.SIGCONT)
-        self.stalls += 1
-
-    def plan(self, kills: int) -> Iterator[str]:
-        """Yield the kinds to kill: each once in the beginning, then by weight."""
-        first = list(KINDS)
-        self.random.shuffle(first)
-        for number in range(kills):
-            if number < len(first):
-                yield first[number]
-            else:
-                yield self.random.choices(KINDS, WEIGHTS)[0]
-
-    async def rage(self, kills: int, stall_every: int) -> None:
-        """Kill `kills` times."""
-        for number, kind in enumerate(self.plan(kills), 1):
-            await asyncio.sleep(self.random.uniform(*self.pause_seconds))
-            if kind == "trainer":
-                left_alone = self.random.uniform(*TRAINER_UP_SECONDS)
-                while time.monotonic() - self.children["trainer"].started < left_alone:
-                    await asyncio.sleep(0.1)
-            self.strike(kind)
-            if stall_every and number % stall_every == 0:
-                await self.stall()
+    async def rage(self, strikes: Sequence[Strike]) -> None:
+        """Strike as planned."""
+        for number, strike in enumerate(strikes, 1):
+            await asyncio.sleep(strike.pause_seconds)
+            await self.carry_out(strike)
             self.tend()
-            await self.patiently(self.feed)
-            log.info("%d of %d: killed %s", number, kills, kind)
-
-    async def patiently(self, work: Any) -> Any:
-        """Do something with the store, also while its mongod comes back."""
-        deadline = time.monotonic() + 60
-        while True:
-            try:
-                return await work()
-            except StoreError:
-                if time.monotonic() > deadline:
-                    raise
-                await asyncio.sleep(0.2)
+            await patiently(self.feed)
+            log.info("%d of %d: %s %s", number, len(strikes), strike.how, strike.victim)
 
     async def settle(self, seconds: float) -> None:
-        """Wait until the trainer has consumed everything and declares the run completed."""
+        """Wait until the trainer has consumed everything and declares the run completed.
+
+        Raises:
+            TimeoutError: it did not.
+        """
         deadline = time.monotonic() + seconds
         while True:
-            run = await self.patiently(self.store.get_run)
+            run = await patiently(self.store.get_run)
             if run is not None and run.status == "completed":
                 return
             if time.monotonic() > deadline:
@@ -221,14 +166,25 @@ class Chaos:
             await asyncio.sleep(0.2)
 
 
+async def patiently(work: Callable[[], Awaitable[T]]) -> T:
+    """Do something with the store, also while its mongod comes back."""
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            return await work()
+        except StoreError:
+            if time.monotonic() > deadline:
+                raise
+            await asyncio.sleep(0.2)
+
+
 async def run_chaos(
     folder: Path,
     *,
     kills: int,
     seed: int,
     pause_seconds: tuple[float, float] = (0.3, 2.5),
-    stall_every: int = 10,
-    settle_seconds: float = 300.0,
+    settle_seconds: float = 180.0,
 ) -> Outcome:
     """Play a run under `kills` kills and judge what is left of it.
 
@@ -238,16 +194,15 @@ async def run_chaos(
         TimeoutError: the run did not come to its end afterwards.
     """
     started = time.monotonic()
-    async with _open(folder, seed, pause_seconds) as chaos:
-        await chaos.rage(kills, stall_every)
+    async with _open(folder) as chaos:
+        await chaos.rage(plan(kills, seed, pause_seconds))
         await chaos.settle(settle_seconds)
-        for child in chaos.children.values():
-            child.kill()
+        for member in chaos.members.values():
+            member.kill()
         verdict = await judge(chaos.store, folder / "samplers.jsonl", folder / "trainer.jsonl")
         return Outcome(
             seed=seed,
-            kills=chaos.killed.total(),
-            killed=dict(chaos.killed),
+            restarts=dict(chaos.restarts),
             stalls=chaos.stalls,
             unexpected_exits=chaos.unexpected,
             seconds=time.monotonic() - started,
@@ -256,42 +211,27 @@ async def run_chaos(
 
 
 @asynccontextmanager
-async def _open(
-    folder: Path, seed: int, pause_seconds: tuple[float, float]
-) -> AsyncIterator[Chaos]:
+async def _open(folder: Path) -> AsyncIterator[Chaos]:
     with ExitStack() as stack:
         mongo = stack.enter_context(EmbeddedMongo(folder / "mongo", MONGO_PORT))
         model = write_model(folder / "model", max_position_embeddings=8192)
         engine = stack.enter_context(
-            serve_script(Renderer.load(model), _script(), delay_seconds=0.05)
+            serve_script(Renderer.load(model), _script(), delay_seconds=MODEL_SECONDS)
         )
         engine.requests = deque(maxlen=1)  # a long run would fill the memory
         tools = stack.enter_context(run_tool_server(folder / "tools.log"))
-        uri = mongo.uri(RUN)
-        children = _children(folder, model, uri, engine, tools)
-        async with TrajectoryStore.connect(uri) as store:
+        members = _members(folder, model, mongo.uri(RUN), engine, tools)
+        async with TrajectoryStore.connect(mongo.uri(RUN)) as store:
             await store.ensure_schema()
-            chaos = Chaos(folder, mongo, store, children, random.Random(seed), pause_seconds)
+            chaos = Chaos(mongo, store, {member.name: member for member in members})
             await chaos.add_groups()
-            stack.enter_context(_running(children))
+            stack.enter_context(running(members))
             yield chaos
 
 
-@contextmanager
-def _running(children: dict[str, Child]) -> Iterator[None]:
-    try:
-        for child in children.values():
-            child.start()
-        yield
-    finally:
-        for child in children.values():
-            if child.process is not None and child.process.poll() is None:
-                child.kill()
-
-
-def _children(
+def _members(
     folder: Path, model: Path, uri: str, engine: ScriptedEngine, tools: str
-) -> dict[str, Child]:
+) -> list[Member]:
     common = {
         "run_name": RUN,
         "db_connection_string": uri,
@@ -300,60 +240,44 @@ def _children(
     }
     sampling = {
         "mcp_manager_url": tools,
+        "scorer_module": slow_scorer.__file__,
         "max_new_tokens": 200,
         "lease_seconds": LEASE_SECONDS,
         "max_attempts": 100,
-        "max_concurrent_samples_per_process": 8,
+        "max_concurrent_samples_per_process": 4,
     }
     training = {
         "output_dir": folder / "output",
         "groups_per_step": 2,
         "save_steps": 3,
         "max_steps": 1_000_000,
-        "max_staleness": 10,
+        "max_staleness": 4,
         "trainer_threads": 1,
         "trainer_lease_seconds": LEASE_SECONDS,
         "torch_dtype": "float32",
     }
-    python, samplers = sys.executable, str(folder / "samplers.jsonl")
-    commands = {
-        "keeper": [
-            *(python, "-m", "agentrl", "serve"),
-            *_flags({**common, "inference_urls": engine.base_url}),
-        ],
-        **{
-            name: [
-                *(python, str(HERE / "sampler.py"), samplers),
-                *_flags({**common, **sampling, **flags}),
-            ]
-            for name, flags in SAMPLER_FLAGS.items()
-        },
-        "trainer": [
-            *(python, str(HERE / "trainer.py"), str(folder / "trainer.jsonl")),
-            *_flags({**common, **training}),
-        ],
-    }
-    return {
-        name: Child(name, command, folder / f"{name}.log") for name, command in commands.items()
-    }
+
+    def member(name: str, main: Any, *words: str, **flags: Any) -> Member:
+        argv = [*words, *(f"--{flag}={value}" for flag, value in {**common, **flags}.items())]
+        return Member(name, main, argv, folder / f"{name}.log")
+
+    journal = str(folder / "samplers.jsonl")
+    return [
+        member("keeper", agentrl, "serve", inference_urls=engine.base_url),
+        *(
+            member(name, sampler.main, journal, **{**sampling, **flags})
+            for name, flags in SAMPLING.items()
+        ),
+        member("trainer", trainer.main, str(folder / "trainer.jsonl"), **training),
+    ]
 
 
-def _flags(values: dict[str, Any]) -> list[str]:
-    return [f"--{name}={value}" for name, value in values.items()]
-
-
-def _environment() -> dict[str, str]:
-    tests = str(HERE.parent)
-    paths = [tests, str(HERE.parents[1] / "src"), os.environ.get("PYTHONPATH", "")]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
-
-
-def _script() -> Any:
-    """Two tool calls and an answer, right every other time."""
+def _script() -> Callable[[str], str]:
+    """Some tool calls and an answer, right every other time."""
     asked = itertools.count()
 
     def reply(prompt: str) -> str:
-        if prompt.count("<tool_response>") < 2:
+        if prompt.count("<tool_response>") < NUM_TOOL_CALLS:
             return tool_call("look", key=random.choice(["lamp", "rug"]))
         return f"<answer>{7 + next(asked) % 2}</answer>"
 

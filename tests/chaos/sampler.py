@@ -1,12 +1,11 @@
 """A sampler (or scorer) process as `agentrl sample` starts it, with every acknowledgement noted.
 
-python sampler.py JOURNAL --flag value ...
+`main([JOURNAL, "--flag=value", ...])` is the whole process.
 """
 
 import hashlib
-import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +65,9 @@ def note_acknowledgements(journal: Journal) -> None:
         setattr(store, name, writing(name, getattr(TrajectoryStore, name)))
 
 
-if __name__ == "__main__":
+def main(argv: Sequence[str]) -> int:
+    """Sample, or score."""
+    journal, *flags = argv
     setup_logging("sampler")
-    note_acknowledgements(Journal(Path(sys.argv[1])))
-    sys.exit(run_sampler(parse_flags(sys.argv[2:])))
+    note_acknowledgements(Journal(Path(journal)))
+    return run_sampler(parse_flags(flags))

@@ -1,9 +1,9 @@
 """The trainer process as `agentrl train` starts it, with every optimizer step noted.
 
-python trainer.py JOURNAL --flag value ...
+`main([JOURNAL, "--flag=value", ...])` is the whole process.
 """
 
-import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,9 @@ def note_steps(journal: Journal) -> None:
     Team.train = train
 
 
-if __name__ == "__main__":
-    note_steps(Journal(Path(sys.argv[1])))
-    process.train(parse_flags(sys.argv[2:]))
+def main(argv: Sequence[str]) -> int:
+    """Train."""
+    journal, *flags = argv
+    note_steps(Journal(Path(journal)))
+    process.train(parse_flags(flags))
+    return 0

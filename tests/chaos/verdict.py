@@ -20,7 +20,8 @@ class Verdict:
     """Everything but the figures on the work done has to be 0."""
 
     lost_turns: int = 0
-    """Turns whose storage was acknowledged and that are gone, changed or out of their record."""
+    """Turns whose storage was acknowledged and that are gone, changed or out of their record, and
+    turns of scored records without the results of their tool calls."""
     double_trained: int = 0
     """Records in more optimizer steps of the final weights than allowed, or than the ledger says."""
     skipped: int = 0
@@ -98,6 +99,10 @@ async def _check_groups(store: TrajectoryStore, verdict: Verdict) -> None:
             ends = [attempt.ended_by for attempt in record.attempts]
             verdict.num_attempts_lost += ends.count("expired")
             verdict.num_taken_up += sum(a.first_turn > 0 for a in record.attempts)
+            if record.status == "scored":
+                for turn in await store.read_turns(record.turns):
+                    if len(turn.tool_results) != len(turn.tool_calls):
+                        verdict.find("lost_turns", f"{turn.id}: no tool results")
             fences = [attempt.fence for attempt in record.attempts]
             if fences != sorted(set(fences)):
                 verdict.find("fencing_violations", f"{record.id}: attempts {fences}")
