@@ -109,7 +109,7 @@ class SGLangClient:
             "/generate",
             request_body(request),
             headers=self._data_headers,
-            timeout=self._generate_timeout,
+            limits=self._generate_timeout,
         )
         return parse_result(_json(body, self.base_url), self.base_url)
 
@@ -197,13 +197,13 @@ class SGLangClient:
         body: Mapping[str, Any] | None,
         *,
         headers: Mapping[str, str],
-        timeout: aiohttp.ClientTimeout | None = None,
+        limits: aiohttp.ClientTimeout | None = None,
     ) -> bytes:
         """Return the body of a successful answer."""
         url = self.base_url + path
         try:
             async with self._http.request(
-                method, url, json=body, headers=headers, timeout=timeout or self._control_timeout
+                method, url, json=body, headers=headers, timeout=limits or self._control_timeout
             ) as response:
                 content = await response.read()
         except TimeoutError as error:
