@@ -13,7 +13,6 @@ from transformers import AttentionInterface
 from agentrl.data.batch import MicroBatch, StepBatch, build_step
 from agentrl.models.attention import DeviceLayout
 from agentrl.models.load import wrap_policy
-from agentrl.models.policy import PolicyModel
 
 torch.set_num_threads(1)
 GROUPS = sampled_by(tiny_policy(), [random_group(seed) for seed in range(3)])
