@@ -7,10 +7,12 @@ import uvloop
 
 from agentrl.config.sections import RootConfig
 from agentrl.gateway import AgentSampler, Gateway, load_agent
+from agentrl.observability.prometheus import metrics_endpoint
 from agentrl.rollout import SamplingScheduler
 from agentrl.rollout.resources import tokenizer_dir
 from agentrl.rollout.slots import MakeSampler
 from agentrl.sampler.browse import BrowseSummaries
+from agentrl.sampler.exposed import sampler_metrics
 from agentrl.sampler.scoring import RegisteredScoring
 from agentrl.schema import Split
 
@@ -46,6 +48,13 @@ async def _sample(config: RootConfig, split: Split | None) -> int:
             split=split,
             scoring=scoring,
             summaries=summaries,
+        )
+        stack.enter_context(
+            metrics_endpoint(
+                config.run.metrics_host,
+                config.run.metrics_port,
+                lambda: sampler_metrics(scheduler.state),
+            )
         )
         return await scheduler.run()
 
