@@ -210,4 +210,4 @@ def load_scorer_module(source: str | Path) -> None:
     Raises:
         ConfigError: it is missing or fails on import.
     """
-    load_user_module(source, f"--scorer_module {source}")
+    load_user_module(source, f"scorer module {source}")

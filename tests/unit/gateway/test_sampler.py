@@ -156,7 +156,7 @@ async def test_an_agent_is_found_in_a_file_beside_its_neighbours(tmp_path: Any) 
 @pytest.mark.parametrize(
     ("name", "problem"),
     [
-        ("nowhere.py:play", "nowhere.py: no such file"),
+        ("nowhere.py:play", "nowhere.py:play: no such file"),
         ("json:play", "there is no 'play' in json"),
         ("json:__name__", "'json' is no function"),
         ("json:dumps_", "there is no 'dumps_'"),
