@@ -52,7 +52,6 @@ class AgentRLEngine(TrainerProcessor):
     def __init__(self, run_path: str | Path) -> None:
         super().__init__(run_path)
         self._description: AgentDescription | None = None
-        self._environment: dict[str, str] = {}
         self._reward: RewardFunction | None = None
         self._files: dict[str, Path] = {}
         self._config: RootConfig | None = None
@@ -64,8 +63,9 @@ class AgentRLEngine(TrainerProcessor):
         return self.run_path / "run.yaml"
 
     def check_agent(self, agent: Any) -> None:
-        """Describe the agent; see `describe`."""
-        self._description, self._environment = describe(agent)
+        """Describe the agent (see `describe`); its secrets go into this process's environment."""
+        self._description, secrets = describe(agent)
+        os.environ.update(secrets)
 
     def check_dataset(self, dataset: Any, test_dataset: Any = None) -> None:
         """Write the questions to `train_data.jsonl` and `test_data.jsonl`."""
@@ -163,7 +163,7 @@ class AgentRLEngine(TrainerProcessor):
 
     def _run(self, command: str, *flags: str) -> None:
         argv = [self._python, "-m", "agentrl", command, "--config", str(self.config_path), *flags]
-        environment = os.environ | self._environment | secret_environment(self._checked_config())
+        environment = os.environ | secret_environment(self._checked_config())
         status = subprocess.run(argv, env=environment, check=False).returncode
         if status != 0:
             raise AgentRLError(f"`agentrl {command}` ended with status {status}; see its messages")

@@ -5,15 +5,13 @@ place where it is defined.
 """
 
 import ast
-import hashlib
-import importlib
 import importlib.util
 import inspect
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
+from agentrl.config.user_code import load_user_module
 from agentrl.errors import ConfigError
 
 
@@ -32,7 +30,7 @@ def load_object(reference: str, argument: str) -> Any:
     place, colon, name = reference.rpartition(":")
     if not colon:
         raise ConfigError(f"{argument}: {reference!r} names no object; write file.py:name")
-    found: Any = _module(place, argument)
+    found: Any = load_user_module(place, f"{argument}: {place}")
     for part in name.split("."):
         if not hasattr(found, part):
             raise ConfigError(f"{argument}: {place} defines no {name!r}")
@@ -98,37 +96,6 @@ def resolve_reference(text: str, argument: str) -> str:
     if not path.is_file():
         raise ConfigError(f"{argument}: {place}: no such file")
     return f"{path}:{name}"
-
-
-def _module(place: str, argument: str) -> ModuleType:
-    try:
-        if not place.endswith(".py"):
-            return importlib.import_module(place)
-        path = Path(place).absolute()
-        if not path.is_file():
-            raise ConfigError(f"{argument}: {place}: no such file")
-        digest = hashlib.blake2b(str(path).encode(), digest_size=6).hexdigest()
-        name = f"agentrl_agents_{path.stem}_{digest}"
-        if name in sys.modules:
-            return sys.modules[name]
-        if str(path.parent) not in sys.path:
-            sys.path.insert(0, str(path.parent))
-        spec = importlib.util.spec_from_file_location(name, path)
-        assert spec is not None, "the name ends in .py"
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module
-        try:
-            spec.loader.exec_module(module)
-        except BaseException:
-            del sys.modules[name]
-            raise
-    except ConfigError:
-        raise
-    except Exception as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise ConfigError(f"{argument}: importing {place} failed: {reason}") from error
-    return module
 
 
 def _is_beside_a_script(file: str | None) -> bool:

@@ -33,6 +33,11 @@ class RunSection(Section):
     """Checkpoints, published weights, metrics and summary; `output/RUN_NAME` when not given."""
     logs_dir: Path = Path("logs/as")
     """Log files of all processes."""
+    metrics_port: int | None = Field(default=None, ge=0, le=65535)
+    """Port of a Prometheus endpoint (`/metrics`) of this process; none when not given. `agentrl run`
+    gives the trainer this port and its samplers the ones that follow."""
+    metrics_host: str = "127.0.0.1"
+    """Address that the Prometheus endpoint listens on. It asks for no key."""
     seed: int = 42
     """Seed of everything that is drawn: order of questions, sampling, initial states."""
     fresh: bool = False
@@ -213,6 +218,27 @@ class ToolsSection(Section):
     tool_server_command: str | None = None
     """Command that `agentrl run` starts as the tool server; `{port}` is replaced by a free port and
     `mcp_manager_url` by the resulting address."""
+
+
+class AgentSection(Section):
+    """Somebody else's agent as the sampler."""
+
+    title: ClassVar[str] = "agent"
+
+    agent: str | None = None
+    """Play every task with this function of (task, endpoint), which calls the model as it would
+    call OpenAI's: `file.py:function`, `package.module:function`, or an entry point's name in the
+    group `agentrl.agents`. Without it, AgentRL itself plays them with the tools."""
+    agent_sampling: Literal["agent", "run"] = "agent"
+    """Whose temperature, bounds, penalties and seed count where an agent's call gives any. A fixed
+    seed or temperature 0 makes all tries of a question the same: then say run."""
+    agent_routes: dict[str, dict[str, str]] | None = None
+    """JSON object of other models that the agent may call: name -> base_url (OpenAI-compatible)
+    and, if need be, model (its name there) and api_key_env (the environment variable that holds the
+    key). Their calls are stored and not trained on."""
+    agent_gateway_host: str = "127.0.0.1"
+    """Address at which agents reach a sampler's gateway. Beyond loopback, every call needs the
+    rollout's key."""
 
 
 class InferenceSection(Section):
@@ -403,8 +429,12 @@ class TrainerSection(Section):
     """Leave optimizer state out of checkpoints (such a run cannot resume exactly)."""
     logging_steps: int = Field(default=1, ge=1)
     """Steps between two log lines."""
-    report_to: str = "none"
-    """Trackers besides console and JSONL (comma separated)."""
+    report_to: tuple[str, ...] = ()
+    """Where the figures of every step go besides the console and metrics.jsonl, which are always
+    written: tensorboard, wandb, swanlab (comma separated; see docs/monitoring.md)."""
+    peak_tflops: float | None = Field(default=None, gt=0)
+    """What one device does at best, in dense TFLOP/s, for the model FLOPs utilization (`mfu`); known
+    for current data-center GPUs."""
     eval_strategy: Literal["no", "ends", "steps"] = "no"
     """no; ends: before the first and after the last step; steps: also every eval_steps, beside
     training, which goes on meanwhile (see docs/evaluation.md)."""
@@ -447,6 +477,7 @@ SECTIONS: dict[str, type[Section]] = {
     "sampling": SamplingSection,
     "rollout": RolloutSection,
     "tools": ToolsSection,
+    "agents": AgentSection,
     "inference": InferenceSection,
     "algorithm": AlgorithmSection,
     "trainer": TrainerSection,
@@ -466,6 +497,7 @@ class RootConfig(BaseModel):
     sampling: SamplingSection = SamplingSection()
     rollout: RolloutSection = RolloutSection()
     tools: ToolsSection = ToolsSection()
+    agents: AgentSection = AgentSection()
     inference: InferenceSection = InferenceSection()
     algorithm: AlgorithmSection = AlgorithmSection()
     trainer: TrainerSection = TrainerSection()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from agentrl.rollout.base import AsyncSampler, LimitReached, RolloutResult
     from agentrl.rollout.context import RolloutContext, Scoring
-    from agentrl.rollout.conversation import Conversation
+    from agentrl.rollout.conversation import Conversation, Prompt
     from agentrl.rollout.mcp_sampler import MCPSampler
     from agentrl.rollout.registry import register_sampler, sampler_class_for
     from agentrl.rollout.scheduler import SamplingScheduler
@@ -21,6 +21,7 @@ __all__ = [
     "Conversation",
     "LimitReached",
     "MCPSampler",
+    "Prompt",
     "RolloutContext",
     "RolloutResult",
     "SamplingScheduler",
@@ -35,6 +36,7 @@ _PLACES = {
     "Conversation": "agentrl.rollout.conversation",
     "LimitReached": "agentrl.rollout.base",
     "MCPSampler": "agentrl.rollout.mcp_sampler",
+    "Prompt": "agentrl.rollout.conversation",
     "RolloutContext": "agentrl.rollout.context",
     "RolloutResult": "agentrl.rollout.base",
     "SamplingScheduler": "agentrl.rollout.scheduler",

@@ -109,5 +109,5 @@ async def test_an_agent_that_cannot_be_imported_is_said(tmp_path: Path) -> None:
     path.write_text("def play(task, llm_base_url): return ''\n")
     hosts = hosts_for(f"{path}:play")
     path.write_text("import no_such_package\n")
-    with pytest.raises(HostFailed, match=r"importing .* failed: ModuleNotFoundError"):
+    with pytest.raises(HostFailed, match=r": ModuleNotFoundError"):
         await hosts.play(TASK, ENDPOINT)
