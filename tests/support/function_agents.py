@@ -1,12 +1,16 @@
 """Agents that are plain functions; they need nothing but httpx."""
 
+import json
+import operator
 import sys
+from pathlib import Path
 from typing import Any
 
 import httpx
 
-CATALOGUE = {"price": 7, "stock": 40}
+CATALOGUE = json.loads((Path(__file__).parents[2] / "assets/demo/catalogue.json").read_text())
 _OPERANDS = {"a": "integer", "b": "integer"}
+_OPERATORS = {"add": "add", "subtract": "sub", "multiply": "mul"}
 _SHAPES = {
     "price": ("Price of a pack", {"item": "string"}),
     "stock": ("Packs in stock", {"item": "string"}),
@@ -48,10 +52,19 @@ async def shop_agent(
             if not reply.get("tool_calls"):
                 return str(reply["content"])
             for call in reply["tool_calls"]:
-                name = call["function"]["name"]
-                result = str(CATALOGUE.get(name, 12))
+                result = _called(call["function"]["name"], call["function"]["arguments"])
                 messages.append({"role": "tool", "tool_call_id": call["id"], "content": result})
     return None
+
+
+def _called(name: str, arguments: str) -> str:
+    try:
+        given = json.loads(arguments)
+        if name in ("price", "stock"):
+            return str(CATALOGUE[given["item"]][name])
+        return str(getattr(operator, _OPERATORS[name])(given["a"], given["b"]))
+    except (KeyError, TypeError, ValueError) as error:
+        return f"wrong call: {error}"
 
 
 async def failing_agent(task: Any, llm_base_url: str) -> str:

@@ -124,7 +124,9 @@ class AgentRLEngine(TrainerProcessor):
         config = self._checked_config()
         if config.data.train_file is None:
             raise ConfigError("train_dataset: nothing given; pass it to AgentTrainer")
-        self._run("run")
+        # These speak of one start, and are in no file.
+        once = [f"--{name}" for name in ("fresh", "delete_existing") if getattr(config.run, name)]
+        self._run("run", *once)
         summary: dict[str, Any] = json.loads(
             (config.run.output_path / "summary.json").read_text(encoding="utf-8")
         )
