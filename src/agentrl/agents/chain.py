@@ -72,9 +72,6 @@ def _meaning(message: Message) -> Any:
     Ids of tool calls and the spelling of their arguments are the framework's.
     """
     content = message.get("content") or ""
-    if isinstance(content, list):
-        texts = [part.get("text") for part in content if isinstance(part, dict)]
-        content = "".join(map(str, texts)) if all(texts) else content
     if isinstance(content, str):
         content = content.strip()
     calls = [call["function"] for call in message.get("tool_calls") or ()]

@@ -96,7 +96,8 @@ class Completions:
         body = await request.json()
         if body.get("stream"):
             return _refused(400, "streaming is not offered here; call with stream=False")
-        reply = await answer(body["messages"], body.get("tools") or [])
+        messages = [_with_plain_text(message) for message in body["messages"]]
+        reply = await answer(messages, body.get("tools") or [])
         return JSONResponse(
             {
                 "id": f"chatcmpl-{secrets.token_hex(12)}",
@@ -113,6 +114,14 @@ class Completions:
                 "usage": {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0},
             }
         )
+
+
+def _with_plain_text(message: Message) -> Message:
+    """Return a message whose text, if it came in parts, is one text: templates know no parts."""
+    content = message.get("content")
+    if not isinstance(content, list) or any(part.get("type") != "text" for part in content):
+        return message
+    return {**message, "content": "".join(part["text"] for part in content)}
 
 
 def _refused(status: int, message: str) -> JSONResponse:

@@ -5,6 +5,7 @@ import atexit
 import contextlib
 import itertools
 import json
+import os
 import subprocess
 import threading
 from collections.abc import Callable
@@ -133,6 +134,8 @@ class _Host:
             stdout=subprocess.PIPE,
             text=True,
             encoding="utf-8",
+            # AWorld prints some hundred lines a rollout, which its log files hold too.
+            env={"AWORLD_DISABLE_CONSOLE_LOG": "true", **os.environ},
         )
         self._loop = asyncio.get_running_loop()
         self._waiting: dict[int, asyncio.Future[Any]] = {}

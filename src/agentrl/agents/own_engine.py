@@ -165,7 +165,12 @@ class AgentRLEngine(TrainerProcessor):
 
     def _run(self, command: str, *flags: str) -> None:
         argv = [self._python, "-m", "agentrl", command, "--config", str(self.config_path), *flags]
-        environment = os.environ | secret_environment(self._checked_config())
+        config = self._checked_config()
+        environment = {
+            "AWORLD_LOG_PATH": str(config.run.logs_dir / "aworld"),
+            **os.environ,
+            **secret_environment(config),
+        }
         status = subprocess.run(argv, env=environment, check=False).returncode
         if status != 0:
             raise AgentRLError(f"`agentrl {command}` ended with status {status}; see its messages")
