@@ -41,7 +41,12 @@ def main():
     if args.swarm:
         # An agent with an address of its own is not trained.
         agent = Swarm(agent, Agent(name="editor", conf=AgentConfig(llm_config=EDITOR)))
-    demo = {"run_name": "aworld", "max_steps": args.max_steps, "groups_per_step": 8}
+    demo = {
+        "run_name": "aworld",
+        "max_steps": args.max_steps,
+        "groups_per_step": 8,
+        "num_samplers": 1,
+    }
     demo |= {"learning_rate": 4e-4, "warmup_steps": 3, "max_new_tokens": 48, "max_staleness": 1}
     trainer = AgentTrainer(
         agent,

@@ -104,6 +104,11 @@ AgentDescription = Annotated[FunctionAgent | AWorldAgent | AWorldSwarm, Field(di
 _ADAPTER: TypeAdapter[AgentDescription] = TypeAdapter(AgentDescription)
 
 
+def plays_alone(description: AgentDescription) -> bool:
+    """Return whether a host plays one rollout of it at a time: AWorld's processes are not shared."""
+    return description.kind != "function"
+
+
 def read_description(path: Path) -> AgentDescription:
     """Return the description in a file that `write_description` wrote."""
     return _ADAPTER.validate_json(path.read_text(encoding="utf-8"))

@@ -30,8 +30,8 @@ class HostSettings(BaseModel):
     processes: int
     """Hosts of one sampler."""
     serial: bool
-    """One rollout at a time in each: AWorld looks the agents of a swarm up by their ids in a
-    registry of the process."""
+    """One rollout at a time in each. AWorld finds agents by their ids in a registry of the process,
+    and under load it loses messages that it writes to its memory beside the rollout."""
     agent: dict[str, Any] | None
     takes_all: bool
     """Whether the endpoint takes calls for all models; see `Endpoint`."""

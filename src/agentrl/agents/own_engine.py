@@ -13,7 +13,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from agentrl.agents.description import AgentDescription, AWorldAgent, AWorldSwarm, describe
+from agentrl.agents.description import (
+    AgentDescription,
+    AWorldAgent,
+    AWorldSwarm,
+    describe,
+    plays_alone,
+)
 from agentrl.agents.processor import TrainerProcessor
 from agentrl.agents.questions import rewrite_questions, scored_by, write_questions
 from agentrl.agents.reward_functions import RewardFunction, check_reward_function
@@ -43,8 +49,8 @@ class AgentRLEngine(TrainerProcessor):
     """Samplers, store and trainer of this project.
 
     The configuration's keys are the flags of `agentrl run`, and:
-        agent_processes: host processes of one sampler (1; 4 for a swarm, which plays one rollout
-            at a time in each).
+        agent_processes: host processes of one sampler (1 for a function; 4 for AWorld's
+            agents, which play one rollout at a time in each).
         training_python: the interpreter that has `agentrl[train,engine]`, where this one has not;
             the environment variable AGENTRL_PYTHON when not given.
     """
@@ -187,7 +193,7 @@ class AgentRLEngine(TrainerProcessor):
 
     def _write_hosts(self, processes: Any) -> None:
         assert self._description is not None
-        serial = isinstance(self._description, AWorldSwarm)
+        serial = plays_alone(self._description)
         if processes is None:
             processes = 4 if serial else 1
         if not isinstance(processes, int) or processes < 1:

@@ -19,7 +19,7 @@ from typing import Any
 
 import yaml
 
-from agentrl.agents.description import AgentDescription, AWorldSwarm, describe
+from agentrl.agents.description import AgentDescription, describe, plays_alone
 from agentrl.agents.processor import TrainerProcessor
 from agentrl.agents.questions import read_questions, write_questions
 from agentrl.agents.reward_functions import RewardFunction, check_reward_function
@@ -64,7 +64,8 @@ class VerlEngine(TrainerProcessor):
     """Trains with verl.
 
     The configuration's keys are verl's (nested, or dotted as on its command line), and:
-        agent_processes: host processes of one agent loop worker (1; 4 for a swarm).
+        agent_processes: host processes of one agent loop worker (1 for a function; 4
+            for AWorld's agents, which play one rollout at a time in each).
         verl_python: the interpreter that has verl, where this one has not; the environment
             variable AGENTRL_VERL_PYTHON when not given.
     """
@@ -220,7 +221,7 @@ class VerlEngine(TrainerProcessor):
 
     def _write_loop(self, processes: Any) -> None:
         assert self._description is not None, "the agent is checked first"
-        serial = isinstance(self._description, AWorldSwarm)
+        serial = plays_alone(self._description)
         if processes is None:
             processes = 4 if serial else 1
         if not isinstance(processes, int) or processes < 1:
