@@ -224,6 +224,27 @@ class ToolsSection(Section):
     `mcp_manager_url` by the resulting address."""
 
 
+class AgentSection(Section):
+    """Somebody else's agent as the sampler."""
+
+    title: ClassVar[str] = "agent"
+
+    agent: str | None = None
+    """Play every task with this function of (task, endpoint), which calls the model as it would
+    call OpenAI's: `file.py:function`, `package.module:function`, or an entry point's name in the
+    group `agentrl.agents`. Without it, AgentRL itself plays them with the tools."""
+    agent_sampling: Literal["agent", "run"] = "agent"
+    """Whose temperature, bounds, penalties and seed count where an agent's call gives any. A fixed
+    seed or temperature 0 makes all tries of a question the same: then say run."""
+    agent_routes: dict[str, dict[str, str]] | None = None
+    """JSON object of other models that the agent may call: name -> base_url (OpenAI-compatible)
+    and, if need be, model (its name there) and api_key_env (the environment variable that holds the
+    key). Their calls are stored and not trained on."""
+    agent_gateway_host: str = "127.0.0.1"
+    """Address at which agents reach a sampler's gateway. Beyond loopback, every call needs the
+    rollout's key."""
+
+
 class InferenceSection(Section):
     """The inference servers."""
 
@@ -460,6 +481,7 @@ SECTIONS: dict[str, type[Section]] = {
     "sampling": SamplingSection,
     "rollout": RolloutSection,
     "tools": ToolsSection,
+    "agents": AgentSection,
     "inference": InferenceSection,
     "algorithm": AlgorithmSection,
     "trainer": TrainerSection,
@@ -479,6 +501,7 @@ class RootConfig(BaseModel):
     sampling: SamplingSection = SamplingSection()
     rollout: RolloutSection = RolloutSection()
     tools: ToolsSection = ToolsSection()
+    agents: AgentSection = AgentSection()
     inference: InferenceSection = InferenceSection()
     algorithm: AlgorithmSection = AlgorithmSection()
     trainer: TrainerSection = TrainerSection()
