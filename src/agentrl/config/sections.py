@@ -101,6 +101,10 @@ class DataSection(Section):
     `agentrl[data]`). Without it, the tasks that the database holds."""
     eval_file: Path | None = None
     """Held-out questions, in any form that train_file takes."""
+    records_of: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$")
+    """`agentrl sft`: learn from the training records of this run instead of a train_file."""
+    min_score: float = 0.5
+    """`agentrl sft`: lowest score of a record that is learnt from."""
     num_train_epochs: int = Field(default=1, ge=1)
     """Times that every training question is asked."""
     num_generations: int = Field(default=8, ge=1)
