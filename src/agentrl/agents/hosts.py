@@ -113,7 +113,9 @@ class AgentHosts:
             self._hosts.pop().close()
 
     def _least_busy(self) -> "_Host":
-        self._hosts = [host for host in self._hosts if host.is_alive]
+        for host in [host for host in self._hosts if not host.is_alive]:
+            self._hosts.remove(host)
+            host.close()
         idle = next((host for host in self._hosts if not host.num_busy), None)
         if idle is not None:
             return idle
@@ -160,7 +162,8 @@ class _Host:
     def close(self) -> None:
         """End the process."""
         assert self._process.stdin is not None
-        self._process.stdin.close()
+        with contextlib.suppress(BrokenPipeError):  # it is gone already
+            self._process.stdin.close()
         try:
             self._process.wait(_END_SECONDS)
         except subprocess.TimeoutExpired:
