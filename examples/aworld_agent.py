@@ -7,20 +7,13 @@ With `--engine verl` it writes what verl needs, and starts it.
 """
 
 import argparse
-import os
-import subprocess
 
 from aworld.agents.llm_agent import Agent
-from aworld.config import AgentConfig, ModelConfig
+from aworld.config import AgentConfig, AgentMemoryConfig, ModelConfig
 from aworld.core.agent.swarm import Swarm
+from shop.services import EDITOR_URL, TOOLS_URL, started
 
 from agentrl import AgentTrainer
-
-PYTHON = os.environ["AGENTRL_PYTHON"]
-SHOP = {"mcpServers": {"shop": {"type": "streamable-http", "url": "http://127.0.0.1:8765/mcp"}}}
-EDITOR = ModelConfig(
-    llm_base_url="http://127.0.0.1:8766/v1", llm_model_name="editor", llm_api_key="none"
-)
 
 
 def reward(data_source, solution_str, ground_truth, extra_info=None):
@@ -28,44 +21,36 @@ def reward(data_source, solution_str, ground_truth, extra_info=None):
     return float(f"<answer>{ground_truth}</answer>" in solution_str)
 
 
-def main():
-    """Train, and print the rewards."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--swarm", action="store_true", help="an editor rewrites the answer")
-    parser.add_argument("--engine", default="agentrl")
-    parser.add_argument("--run_path", default="runs/aworld")
-    parser.add_argument("--max_steps", type=int, default=20)
-    args = parser.parse_args()
+def clerk():
+    """An agent that has the shop's tools; its model is filled in."""
+    return Agent(
+        name="clerk",
+        conf=AgentConfig(memory_config=AgentMemoryConfig(history_write_strategy="direct")),
+        mcp_config={"mcpServers": {"shop": {"type": "streamable-http", "url": TOOLS_URL}}},
+        mcp_servers=["shop"],
+    )
 
-    agent = Agent(name="clerk", conf=AgentConfig(), mcp_config=SHOP, mcp_servers=["shop"])
-    if args.swarm:
-        # An agent with an address of its own is not trained.
-        agent = Swarm(agent, Agent(name="editor", conf=AgentConfig(llm_config=EDITOR)))
-    demo = {
-        "run_name": "aworld",
-        "max_steps": args.max_steps,
-        "groups_per_step": 8,
-        "num_samplers": 1,
-    }
-    demo |= {"learning_rate": 4e-4, "warmup_steps": 3, "max_new_tokens": 48, "max_staleness": 1}
+
+def editor():
+    """An agent with a model of its own, which is not trained."""
+    llm = ModelConfig(llm_base_url=EDITOR_URL, llm_model_name="editor", llm_api_key="none")
+    return Agent(name="editor", conf=AgentConfig(llm_config=llm))
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--swarm", action="store_true", help="the editor rewrites the answer")
+    parser.add_argument("--engine", default="agentrl")
+    parser.add_argument("--config", default="examples/aworld_agent.yaml")
+    parser.add_argument("--run_path", default="runs/aworld")
+    args = parser.parse_args()
     trainer = AgentTrainer(
-        agent,
-        config=demo if args.engine == "agentrl" else None,
+        Swarm(clerk(), editor()) if args.swarm else clerk(),
+        config=args.config,
         reward_func=reward,
         train_dataset="assets/demo/train.jsonl",
         run_path=args.run_path,
         train_engine_name=args.engine,
     )
-    servers = [
-        subprocess.Popen([PYTHON, "-m", f"examples.shop.{name}", "--port", port])
-        for name, port in (("server", "8765"), ("editor", "8766"))
-    ]
-    try:
-        print(trainer.train()["reward_mean"])
-    finally:
-        for server in servers:
-            server.terminate()
-
-
-if __name__ == "__main__":
-    main()
+    with started():
+        print(trainer.train())

@@ -100,7 +100,9 @@ def trained(
     request: pytest.FixtureRequest, aworld_python: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
     folder = tmp_path_factory.mktemp(request.param)
-    words = ["--run_path", str(folder), "--max_steps", "1"]
+    config = yaml.safe_load((ROOT / "examples/aworld_agent.yaml").read_text())
+    (folder / "short.yaml").write_text(yaml.safe_dump({**config, "max_steps": 1, "mongo_port": 0}))
+    words = ["--run_path", str(folder), "--config", str(folder / "short.yaml")]
     if request.param == "swarm":
         words.append("--swarm")
     done = subprocess.run(
