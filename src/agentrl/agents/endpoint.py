@@ -47,11 +47,12 @@ Answer = Callable[[list[Message], list[dict[str, Any]]], Awaitable[Reply]]
 
 
 class Completions:
-    """Serves `/s/SESSION/v1/chat/completions` on loopback, for as long as the process lives."""
+    """Serves `/s/SESSION/v1/chat/completions` on loopback."""
 
     def __init__(self) -> None:
         self._sessions: dict[str, Answer] = {}
         self._port = 0
+        self._server: uvicorn.Server | None = None
         self._serving: asyncio.Task[None] | None = None
 
     @classmethod
@@ -67,7 +68,7 @@ class Completions:
         app = Starlette(
             routes=[Route("/s/{session}/v1/chat/completions", self._complete, methods=["POST"])]
         )
-        server = uvicorn.Server(
+        self._server = server = uvicorn.Server(
             uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off")
         )
         self._serving = asyncio.create_task(server.serve(sockets=[listening]))
@@ -78,6 +79,12 @@ class Completions:
         if not server.started:
             raise InferenceError("the endpoint for agents did not start within 5 s")
         return self
+
+    async def stop(self) -> None:
+        """Stop listening."""
+        if self._server is not None and self._serving is not None:
+            self._server.should_exit = True
+            await self._serving
 
     @asynccontextmanager
     async def session(self, answer: Answer) -> AsyncIterator[str]:

@@ -27,7 +27,7 @@ MODEL = "policy"
 _ATTEMPTS = 3
 
 _shared: dict[str, Any] = {}
-"""Hosts and endpoint of this worker process."""
+"""Hosts and endpoint of this worker process, for as long as it lives."""
 
 
 class HostedAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl has no types
