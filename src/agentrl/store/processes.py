@@ -31,6 +31,11 @@ class ProcessDoor(Door):
         if result.matched_count == 0:
             raise StoreError(f"database {self.database_name!r} holds no run yet")
 
+    @operation("store a policy's checksum")
+    async def set_policy_checksum(self, version: int, checksum: str) -> None:
+        """Add the checksum to a published version; nothing happens where it is gone meanwhile."""
+        await self._policies.update_one({"_id": version}, {"$set": {"checksum": checksum}})
+
     @operation("read the latest policy")
     async def latest_policy(self) -> Policy | None:
         """Return the policy that servers are expected to serve, None before the first."""
