@@ -48,6 +48,9 @@ from agentrl.store.embedded import EmbeddedMongo
 from agentrl.weight_sync import PolicyPublisher
 
 _CHUNK = 1 << 22
+# Short: on a CPU, computing a long generation again would take longer than the bytes do.
+_PROMPT_TOKENS = 8
+_NEW_TOKENS = 24
 
 
 def make_policy(num_layers: int) -> PolicyModel:
@@ -95,7 +98,7 @@ async def keep_sampling(url: str) -> None:
     async with SGLangClient(url) as client:
         seed = 0
         while True:
-            await client.generate(request(seed, max_new_tokens=200))
+            await client.generate(request(seed, _PROMPT_TOKENS, max_new_tokens=_NEW_TOKENS))
             seed += 1
 
 
@@ -103,7 +106,7 @@ async def until_sampling(url: str, version: int) -> None:
     """Return once a server has sampled a token with this version."""
     async with SGLangClient(url) as client:
         while True:
-            got = await client.generate(request(7, max_new_tokens=1))
+            got = await client.generate(request(7, _PROMPT_TOKENS, max_new_tokens=1))
             if got.version_spans[-1].version == version:
                 return
 
