@@ -235,6 +235,9 @@ class SimStore:
     async def set_policy_checksum(self, _version: int, _checksum: str) -> None:
         """Keep none."""
 
+    async def held_policies(self) -> set[int]:
+        return set()
+
     async def next_train_order(self) -> int:
         return self.num_tasks
 

@@ -108,4 +108,6 @@ class Policy(Value):
     """SHA-256 over the weight files, in name order; None until it is computed, which the servers
     do not wait for."""
     num_bytes: int
+    held_until: datetime | None = None
+    """Some server may be reading the files until then; they are not removed before."""
     created_at: datetime = Field(default_factory=utc_now)

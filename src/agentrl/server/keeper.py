@@ -94,7 +94,7 @@ class ServerKeeper:
             engine = self._engine(supervisor)
             with engine or nullcontext():
                 for incarnation in range(max_restarts + 1):
-                    self._address = await self._start(engine)
+                    self._address = await self._start(engine, start_seconds)
                     async with self._client() as client:
                         died = await self._live(client, engine, stop, start_seconds)
                     if not died:
@@ -122,11 +122,11 @@ class ServerKeeper:
             seed=self._plan.seed,
         )
 
-    async def _start(self, engine: EngineProcess | None) -> _Address:
+    async def _start(self, engine: EngineProcess | None, start_seconds: float) -> _Address:
         if engine is None:
             url = (self._plan.url or "").rstrip("/")
             return _Address(url, url)
-        policy = await self._store.latest_policy()
+        policy = await self._store.hold_latest_policy(start_seconds)
         path, version = (
             (Path(policy.path), policy.version) if policy else (self._plan.model_path, 0)
         )
@@ -170,7 +170,7 @@ class ServerKeeper:
         self, client: SGLangClient, engine: EngineProcess | None, start_seconds: float
     ) -> None:
         await self._until_healthy(client, engine, start_seconds)
-        await self._catch_up(client, await self._store.latest_policy())
+        await self._catch_up(client)
         await self._store.register_service(
             InferenceService(
                 id=self._address.service_id,
@@ -207,8 +207,7 @@ class ServerKeeper:
         try:
             policy = await self._store.latest_policy()
             if self._was_missed(service, version, policy):
-                await self._catch_up(client, policy)
-                version = policy.version if policy else version
+                version = await self._catch_up(client)
             if service.status == "down" or service.policy_version != version:
                 await self._set_status("up", policy_version=version)
         except InferenceError as error:
@@ -248,9 +247,12 @@ class ServerKeeper:
         )
         return now - self._behind_since > patience
 
-    async def _catch_up(self, client: SGLangClient, policy: Policy | None) -> None:
-        if policy is None or await self._served_version(client) == policy.version:
-            return
+    async def _catch_up(self, client: SGLangClient) -> int:
+        """Bring the server to the latest version, where there is one; return what it serves."""
+        policy = await self._store.hold_latest_policy(self._publish.publish_timeout_seconds)
+        version = await self._served_version(client)
+        if policy is None or version == policy.version:
+            return version
         await update_server(
             client,
             Path(policy.path),
@@ -259,6 +261,7 @@ class ServerKeeper:
             timeout_seconds=self._publish.publish_timeout_seconds,
         )
         self._behind_since = None
+        return policy.version
 
     async def _until_healthy(
         self, client: SGLangClient, engine: EngineProcess | None, start_seconds: float

@@ -132,7 +132,8 @@ class PolicyPublisher:
 
     async def _remove_old(self) -> None:
         services = await self._store.services()
-        in_use = {service.policy_version for service in services if service.status != "down"}
+        served = {service.policy_version for service in services if service.status != "down"}
+        in_use = served | await self._store.held_policies()
         await asyncio.to_thread(
             remove_old_versions, self._root, keep=self._publish.keep_policies, in_use=in_use
         )

@@ -261,6 +261,20 @@ async def test_a_server_whose_updater_died_takes_the_next_version(
     assert (service.status, service.policy_version) == ("up", 2)
 
 
+async def test_version_that_a_starting_server_reads_is_kept(
+    store: TrajectoryStore, tmp_path: Path
+) -> None:
+    await store.create_run(Run(name=store.database_name))
+    publisher = publisher_of(store, tmp_path, keep_policies=1)
+    await publisher.announce(1)
+    held = await store.hold_latest_policy(60)
+    assert held is not None
+    for version in (2, 3):
+        await publisher.announce(version)
+    await publisher.settle()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["000001", "000003"]
+
+
 async def test_versions_in_use_are_kept_on_disk(store: TrajectoryStore, tmp_path: Path) -> None:
     await store.create_run(Run(name=store.database_name))
     publisher = publisher_of(store, tmp_path, keep_policies=1)
