@@ -50,7 +50,7 @@ from agentrl.weight_sync import PolicyPublisher
 _CHUNK = 1 << 22
 # Short: on a CPU, computing a long generation again would take longer than the bytes do.
 _PROMPT_TOKENS = 8
-_NEW_TOKENS = 24
+_NEW_TOKENS = 12
 
 
 def make_policy(num_layers: int) -> PolicyModel:

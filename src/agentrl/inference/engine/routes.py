@@ -145,7 +145,6 @@ class _Routes:
 
     async def server_info(self, _: Request) -> Response:
         engine = self._engine
-        load = await engine.load()
         return JSONResponse(
             {
                 "version": SGLANG_VERSION,
@@ -155,7 +154,7 @@ class _Routes:
                 "tp_size": 1,
                 "dp_size": 1,
                 "context_length": engine.limits.context_length,
-                "max_total_num_tokens": load.max_tokens,
+                "max_total_num_tokens": engine.max_tokens,
                 "max_running_requests": engine.config.max_running_requests,
                 "incremental_streaming_output": False,
                 "internal_states": [{}],
