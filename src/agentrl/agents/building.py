@@ -2,6 +2,7 @@
 
 import asyncio
 import importlib
+import logging
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,6 +12,10 @@ from agentrl.agents.description import AWorldAgent, AWorldSwarm
 from agentrl.agents.references import load_object
 from agentrl.agents.secret_values import resolved
 from agentrl.errors import AgentRLError, ConfigError
+
+log = logging.getLogger(__name__)
+
+_CLEANUP_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -111,9 +116,13 @@ async def _forget(agents: Any) -> None:
     for agent in members:
         for table in (factory._cls, factory._desc, factory._agent_conf, factory._agent_instance):
             table.pop(agent.id(), None)
-        if agent.sandbox is not None:
-            async with asyncio.timeout(10):
+        if agent.sandbox is None:
+            continue
+        try:
+            async with asyncio.timeout(_CLEANUP_SECONDS):
                 await agent.sandbox.cleanup()
+        except TimeoutError:
+            log.warning("the tools of agent %s did not close in %g s", agent.id(), _CLEANUP_SECONDS)
 
 
 def _aworld(module: str) -> Any:
