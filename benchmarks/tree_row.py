@@ -4,7 +4,7 @@ import gc
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -162,18 +162,49 @@ def _resident(field: str) -> float:
     return float(next(line.split()[1] for line in lines if line.startswith(field)))
 
 
+def step_seconds(
+    device: str, accumulate: Callable[[], None], update: Callable[[], None]
+) -> tuple[float, float]:
+    """Run a step; return the seconds of forward and backward, and of clipping and AdamW."""
+
+    def now() -> float:
+        if device == "cpu":
+            return time.process_time()
+        torch.cuda.synchronize()
+        return time.perf_counter()
+
+    started = now()
+    accumulate()
+    accumulated = now()
+    update()
+    return accumulated - started, now() - accumulated
+
+
+def quickest(runs: Sequence[tuple[float, float]]) -> dict[str, Any]:
+    """Return the seconds of the fastest run, and those of all."""
+    fastest = min(runs)
+    return {
+        "forward_backward": round(fastest[0], 4),
+        "update": round(fastest[1], 4),
+        "all_runs": [round(sum(run), 4) for run in runs],
+    }
+
+
 class Trainer:
     """What a learner does in a step, with a clock at hand."""
 
     def __init__(self, policy: PolicyModel, device: str) -> None:
         self._policy = policy
-        self._is_cuda = device == "cuda"
-        self._autocast = torch.autocast(device, dtype=torch.bfloat16, enabled=self._is_cuda)
+        self._device = device
+        is_cuda = device == "cuda"
+        self._autocast = torch.autocast(device, dtype=torch.bfloat16, enabled=is_cuda)
         self._optimizer = make_optimizer(policy.parameters(), TrainerSection())
 
     def step(self, micro_batches: Sequence[MicroBatch]) -> tuple[float, float]:
-        """Make a step; return the seconds of forward and backward, and of clipping and AdamW."""
-        started = self._seconds()
+        """Make a step; return its seconds as `step_seconds` does."""
+        return step_seconds(self._device, lambda: self._accumulate(micro_batches), self._update)
+
+    def _accumulate(self, micro_batches: Sequence[MicroBatch]) -> None:
         for batch in micro_batches:
             forward_backward(
                 self._policy,
@@ -182,17 +213,11 @@ class Trainer:
                 chunk_size=HEAD_CHUNK,
                 autocast=self._autocast,
             )
-        accumulated = self._seconds()
+
+    def _update(self) -> None:
         clip_gradients(self._policy.parameters(), 1.0)
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
-        return accumulated - started, self._seconds() - accumulated
-
-    def _seconds(self) -> float:
-        if not self._is_cuda:
-            return time.process_time()
-        torch.cuda.synchronize()
-        return time.perf_counter()
 
 
 def measure(row: Row) -> dict[str, Any]:
@@ -208,8 +233,8 @@ def measure(row: Row) -> dict[str, Any]:
     step = row.step()
     memory = Memory(row.device)
     trainer.step(step.micro_batches[0])
-    seconds = [trainer.step(step.micro_batches[0]) for _ in range(row.repeats)]
-    fastest = min(seconds)
+    runs = [trainer.step(step.micro_batches[0]) for _ in range(row.repeats)]
+    seconds = sum(min(runs))
     flops = FlopCount.of(policy)
     work = sum(flops.row(batch.row) for batch in step.micro_batches[0])
     peak = peak_tflops(torch.device(row.device))
@@ -219,14 +244,10 @@ def measure(row: Row) -> dict[str, Any]:
         "loss_terms": step.stats.num_terms,
         "micro_batches": len(step.micro_batches[0]),
         "passes": sum(batch.num_chunks for batch in step.micro_batches[0]),
-        "seconds": {
-            "forward_backward": round(fastest[0], 4),
-            "step": round(fastest[1], 4),
-            "all_runs": [round(sum(run), 4) for run in seconds],
-        },
-        "tokens_per_second": round(num_tokens / sum(fastest)),
-        "tflops": round(work / sum(fastest) / 1e12, 4),
-        **({} if peak is None else mfu(flops, step, sum(fastest), peak)),
+        "seconds": quickest(runs),
+        "tokens_per_second": round(num_tokens / seconds),
+        "tflops": round(work / seconds / 1e12, 4),
+        **({} if peak is None else mfu(flops, step, seconds, peak)),
         "memory": {
             "peak": memory.peak(),
             "weights": round(

@@ -122,6 +122,7 @@ def tree_attention(
     Returns:
         The attention output [1, N, H, D] and None for the weights.
     """
+    query, key, value = in_one_precision(query, key, value)
     if tree_layout.states is not None:
         key, value = tree_layout.states.extend(layer_index(module), key, value)
     group = query.shape[1] // key.shape[1]
@@ -155,6 +156,18 @@ def _block_attention(
     # A single query at the end of its path sees all of it.
     mask = masks.lower_right(num_queries, num_keys, query) if num_queries > 1 else None
     return scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling)
+
+
+def in_one_precision(*states: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Return queries, keys and values in the precision that autocast asks for.
+
+    Norms and rotary embedding leave queries and keys in float32, values come in bfloat16. Kernels
+    want one precision, and what is kept for other chunks should take no more room than it has to.
+    """
+    device = states[0].device.type
+    if not torch.is_autocast_enabled(device):
+        return states
+    return tuple(tensor.to(torch.get_autocast_dtype(device)) for tensor in states)
 
 
 def layer_index(module: torch.nn.Module) -> int:

@@ -87,11 +87,6 @@ def check_tree_support(config: PretrainedConfig) -> None:
     Raises:
         ConfigError: names what is not supported.
     """
-    if config.model_type not in SUPPORTED_MODEL_TYPES:
-        raise ConfigError(
-            f"model type {config.model_type!r} is not supported; "
-            f"supported are {', '.join(SUPPORTED_MODEL_TYPES)}"
-        )
     layer_types = set(getattr(config, "layer_types", None) or ["full_attention"])
     sliding = getattr(config, "sliding_window", None)
     windowed = sliding is not None and config.model_type == "mistral"
@@ -99,6 +94,11 @@ def check_tree_support(config: PretrainedConfig) -> None:
         raise ConfigError(
             "models with sliding-window or linear-attention layers cannot be trained on token "
             f"trees (layer types {sorted(layer_types)}, sliding window {sliding})"
+        )
+    if config.model_type not in SUPPORTED_MODEL_TYPES:
+        raise ConfigError(
+            f"model type {config.model_type!r} is not supported; "
+            f"supported are {', '.join(SUPPORTED_MODEL_TYPES)}"
         )
     if getattr(config, "attention_dropout", 0.0):
         raise ConfigError("attention_dropout must be 0: policy logprobs have to be reproducible")

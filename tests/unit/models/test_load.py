@@ -4,7 +4,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from support.trees import random_group, tiny_policy
-from transformers import GPT2Config, MistralConfig, Qwen2Config
+from transformers import (
+    Gemma3TextConfig,
+    GPT2Config,
+    MistralConfig,
+    Qwen2Config,
+    Qwen3Config,
+    Qwen3NextConfig,
+)
 from transformers.utils import logging
 
 from agentrl.data.tree import TokenTree
@@ -67,6 +74,9 @@ def test_missing_checkpoint_is_refused(tmp_path):
         (GPT2Config(), "model type 'gpt2' is not supported"),
         (MistralConfig(sliding_window=128), "sliding-window"),
         (Qwen2Config(use_sliding_window=True, max_window_layers=0), "sliding-window"),
+        (Qwen3Config(num_hidden_layers=2, layer_types=["full_attention", "sliding_attention"]), "sliding_attention"),
+        (Gemma3TextConfig(), "sliding_attention"),
+        (Qwen3NextConfig(), "linear_attention"),
         (Qwen2Config(attention_dropout=0.1), "attention_dropout must be 0"),
     ],
 )
