@@ -79,12 +79,16 @@ class Sizes:
         return cls(3.0, 3, 24_000, 15.0, 1000, 24)
 
 
-def make_turn(record: Record, index: int) -> DispatchedSamplingTask:
-    """Return a turn as a browsing agent makes them: a call, and 2,000 characters of page."""
+def make_turn(record: Record, index: int, *, answers: bool = False) -> DispatchedSamplingTask:
+    """Return a turn as a browsing agent makes them: a call, and 2,000 characters of page.
+
+    The last turn of a rollout `answers`: it calls nothing, as its results would be nobody's tokens.
+    """
     rng = np.random.default_rng(index)
     text = "".join(map(chr, rng.integers(97, 122, REPLY_CHARS)))
     page = "".join(map(chr, rng.integers(97, 122, TOOL_CHARS)))
     full = index * (TOOL_TOKENS + REPLY_TOKENS)
+    call = ToolCall(id=f"call_{index}_0", name="browse", arguments={"url": text[:80]})
     return DispatchedSamplingTask(
         id=f"{record.id}/{record.fence}/{index}",
         record_id=record.id,
@@ -99,8 +103,8 @@ def make_turn(record: Record, index: int) -> DispatchedSamplingTask:
         version_spans=(VersionSpan(version=3, start=0, end=REPLY_TOKENS),),
         added_messages=() if index else ({"role": "user", "content": page},),
         output_text=text,
-        tool_calls=(ToolCall(id=f"call_{index}_0", name="browse", arguments={"url": text[:80]}),),
-        tool_results=(ToolResult(call_id=f"call_{index}_0", name="browse", content=page),),
+        tool_calls=() if answers else (call,),
+        tool_results=() if answers else (ToolResult(call_id=call.id, name="browse", content=page),),
         finish_reason="stop",
         sampling_params=SamplingParams(),
         server="http://10.0.0.1:30000",
@@ -420,7 +424,8 @@ async def play(store: TrajectoryStore, num_turns: int) -> Record:
     """Play one slot to its score."""
     record = await claim(store, "bench:0:0")
     for index in range(num_turns):
-        await store.append_turn(make_turn(record, index), record.fence)
+        turn = make_turn(record, index, answers=index == num_turns - 1)
+        await store.append_turn(turn, record.fence)
     await store.finish_rollout(
         record.id, record.fence, outcome="answered", final_answer="1", lease_seconds=600
     )

@@ -29,6 +29,9 @@ LARGE_BYTES = 2**20
 """A value of any turn that is longer is stored as a blob, so that no document meets 16 MB."""
 PREVIEW_CHARS = 80
 _BLOB = "blob"
+_WHOLE = ("added_ids", "tools", "output_ids", "output_logprobs", "output_text")
+_LISTS = ("added_messages", "tool_results")
+"""Fields that may be blobs as a whole, and those whose items may be."""
 
 _Append = tuple[DispatchedSamplingTask, int]
 _Results = tuple[str, str, int, Sequence[ToolResult]]
@@ -188,8 +191,10 @@ def pack(turn: DispatchedSamplingTask) -> tuple[Document, list[Blob]]:
 
 def unpack(document: Document, blobs: dict[str, Any]) -> DispatchedSamplingTask:
     """Return the turn that `pack` stored."""
-    fields = {name: _resolve(value, blobs) for name, value in document.items()}
-    for name in ("added_messages", "tool_results"):
+    fields = dict(document)
+    for name in _WHOLE:
+        fields[name] = _resolve(fields[name], blobs)
+    for name in _LISTS:
         fields[name] = [_resolve(value, blobs) for value in fields[name]]
     for name in ("added_ids", "output_ids"):
         fields[name] = int32_array(fields[name])
@@ -199,10 +204,12 @@ def unpack(document: Document, blobs: dict[str, Any]) -> DispatchedSamplingTask:
 
 def blob_keys(document: Document) -> Iterable[str]:
     """Yield the keys of all blobs that a stored turn refers to."""
-    for value in document.values():
-        for item in value if isinstance(value, list) else (value,):
-            if _is_reference(item):
-                yield item[_BLOB]
+    for item in (
+        *(document[name] for name in _WHOLE),
+        *(item for name in _LISTS for item in document[name]),
+    ):
+        if _is_reference(item):
+            yield item[_BLOB]
 
 
 def _pack(kind: str, value: Any, limit: int, blobs: list[Blob]) -> Any:
