@@ -76,7 +76,7 @@ class Sizes:
         """Return the sizes of a quick or a whole run."""
         if quick:
             return cls(0.5, 1, 4_000, 2.0, 100, 4)
-        return cls(3.0, 3, 24_000, 15.0, 1000, 24)
+        return cls(2.0, 3, 12_000, 15.0, 1000, 24)
 
 
 def make_turn(record: Record, index: int, *, answers: bool = False) -> DispatchedSamplingTask:
@@ -167,7 +167,7 @@ async def obey(order: Order, orders: Connection) -> dict[str, Any]:
         if order.work == "claims":
             loops = [claims(order.side, store, database, owner)] * order.in_flight
         else:
-            records = [await claim(store, owner) for _ in range(order.in_flight * 12)]
+            records = [await claim(store, owner) for _ in range(order.in_flight * 4)]
             share = [records[number :: order.in_flight] for number in range(order.in_flight)]
             loops = [turns(order.side, store, database, mine) for mine in share]
         orders.send("ready")

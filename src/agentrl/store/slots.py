@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Sequence
 
-from pymongo import AsyncMongoClient, ReturnDocument, UpdateOne
+from pymongo import AsyncMongoClient, ReturnDocument
 from pymongo.asynchronous.database import AsyncDatabase
 
 from agentrl.schema import Outcome, Record, Split, Task
@@ -21,6 +21,7 @@ from agentrl.store.expressions import (
     nobodys_lease,
 )
 from agentrl.store.transitions import Move, TransitionDoor
+from agentrl.store.writes import update_each
 
 CLAIM_ORDER = [("order", 1), ("traj_id", 1)]
 KNOWN_TASKS, TASKS_AHEAD = 256, 16
@@ -120,11 +121,10 @@ class SlotDoor(TransitionDoor):
         if not leases:
             return set()
         extend = [{"$set": {"lease.expires_at": after(lease_seconds)}}]
-        result = await self._records.bulk_write(
-            [UpdateOne(held(record_id, fence), extend) for record_id, fence in leases],
-            ordered=False,
+        extended = await update_each(
+            self._records, [(held(record_id, fence), extend) for record_id, fence in leases]
         )
-        if result.matched_count == len(leases):
+        if extended == len(leases):
             return set()
         ids = [record_id for record_id, _ in leases]
         found = self._records.find({"_id": {"$in": ids}}, {"fence": 1, "status": 1})

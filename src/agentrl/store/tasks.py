@@ -13,7 +13,7 @@ from agentrl.store.codec import (
     to_document,
 )
 from agentrl.store.door import Door, boundary, operation
-from agentrl.store.inserts import insert_new
+from agentrl.store.writes import insert_new
 
 
 class TaskDoor(Door):

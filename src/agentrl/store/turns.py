@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from pymongo import AsyncMongoClient, UpdateOne
+from pymongo import AsyncMongoClient
 from pymongo.asynchronous.database import AsyncDatabase
 
 from agentrl.errors import LeaseLost, StoreError
@@ -21,7 +21,7 @@ from agentrl.store.codec import (
 )
 from agentrl.store.door import Door, operation
 from agentrl.store.expressions import held, lease_lost
-from agentrl.store.inserts import insert_new
+from agentrl.store.writes import Update, insert_new, update_each
 
 SHARED_BYTES = 256
 """A value of a root turn that is longer is stored as a blob: the group's tries share it."""
@@ -62,17 +62,14 @@ class TurnDoor(Door):
         # The id of a turn holds the fence: only an earlier try of this very request can have
         # inserted it before.
         await insert_new(self._turns, [document for document, _ in packed])
-        result = await self._records.bulk_write(
-            [
-                UpdateOne(
-                    {**held(turn.record_id, fence), "status": "running", "turns": {"$ne": turn.id}},
-                    _record_update(turn),
-                )
-                for turn, fence in items
-            ],
-            ordered=False,
-        )
-        if result.matched_count == len(items):
+        updates = [
+            (
+                {**held(turn.record_id, fence), "status": "running", "turns": {"$ne": turn.id}},
+                _record_update(turn),
+            )
+            for turn, fence in items
+        ]
+        if await update_each(self._records, updates) == len(items):
             return [None] * len(items)
         refused, unknown = await self._refused(
             [(turn.id, turn.record_id, fence) for turn, fence in items]
@@ -93,15 +90,15 @@ class TurnDoor(Door):
 
     async def _set_all_results(self, items: Sequence[_Results]) -> list[LeaseLost | None]:
         refused, _ = await self._refused([(turn, rid, fence) for turn, rid, fence, _ in items])
-        updates = []
+        updates: list[Update] = []
         for turn_id, _, _, results in items:
             if turn_id not in refused:
                 values = [encode(result.model_dump()) for result in results]
                 packed, blobs = _pack_values("tool_results", values, LARGE_BYTES)
                 await self._blobs.put(blobs)
-                updates.append(UpdateOne({"_id": turn_id}, {"$set": {"tool_results": packed}}))
+                updates.append(({"_id": turn_id}, {"$set": {"tool_results": packed}}))
         if updates:
-            await self._turns.bulk_write(updates, ordered=False)
+            await update_each(self._turns, updates)
         return [refused.get(turn_id) for turn_id, *_ in items]
 
     async def _refused(
