@@ -49,7 +49,7 @@ from agentrl.store import TrajectoryStore
 from agentrl.store.embedded import EmbeddedMongo
 from agentrl.store.expressions import held
 from agentrl.store.slots import CLAIM_ORDER, claim_filter, claim_update
-from agentrl.store.turns import _record_update, pack
+from agentrl.store.turns import _record_update, blob_keys, pack
 
 PROCESSES = (1, 8, 32)
 IN_FLIGHT = (1, 8)
@@ -399,12 +399,14 @@ async def read_rate(mongo: EmbeddedMongo, sizes: Sizes) -> dict[str, Any]:
             data = [d async for d in store._record_data.find({}).sort("traj_id", 1)]
             ids = [turn_id for d in data for turn_id in d["turn_ids"]]
             found = [d async for d in store._turns.find({"_id": {"$in": ids}})]
+            keys = {key for document in found for key in blob_keys(document)}
+            blobs = [d async for d in store._db["blobs"].find({"_id": {"$in": sorted(keys)}})]
             bare = time.monotonic() - began
             began = time.monotonic()
             groups = await store.ready_groups(limit=sizes.read_groups)
             by_store = time.monotonic() - began
             assert sum(len(d.turns) for group in groups for d in group) == len(found)
-            num_bytes = sum(len(bson.encode(d)) for d in (*data, *found))
+            num_bytes = sum(len(bson.encode(d)) for d in (*data, *found, *blobs))
             rates["bare"].append(num_bytes / bare)
             rates["store"].append(num_bytes / by_store)
         await store.drop_database()
