@@ -1,6 +1,8 @@
 """Tasks and the pending Records (slots) that belong to them."""
 
+import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Iterable
+from itertools import islice
 from typing import Any
 
 from agentrl.schema import Record, RecordStatus, Split, Task
@@ -24,6 +26,7 @@ class TaskDoor(Door):
     ) -> int:
         """Store tasks together with `num_generations` pending Records each.
 
+        A plain iterable is read in a thread, so that reading does not hold up the event loop.
         Tasks that are there already are left as they are, and Records that a crash kept from being
         written are added: calling it again with the same tasks repairs and changes nothing else.
 
@@ -31,13 +34,9 @@ class TaskDoor(Door):
             The number of tasks that were new.
         """
         num_new = 0
-        batch: list[Task] = []
-        async for task in _iterate(tasks):
-            batch.append(task)
-            if len(batch) == batch_size:
-                num_new += await self._add_batch(batch)
-                batch = []
-        return num_new + await self._add_batch(batch)
+        async for batch in _batches(tasks, batch_size):
+            num_new += await self._add_batch(batch)
+        return num_new
 
     @operation("add tasks")
     async def _add_batch(self, tasks: list[Task]) -> int:
@@ -145,10 +144,20 @@ def _only(**conditions: Any) -> Document:
     return {field: value for field, value in conditions.items() if value is not None}
 
 
-async def _iterate(tasks: Iterable[Task] | AsyncIterable[Task]) -> AsyncIterator[Task]:
+async def _batches(
+    tasks: Iterable[Task] | AsyncIterable[Task], size: int
+) -> AsyncIterator[list[Task]]:
     if isinstance(tasks, AsyncIterable):
+        batch: list[Task] = []
         async for task in tasks:
-            yield task
+            batch.append(task)
+            if len(batch) == size:
+                yield batch
+                batch = []
+        if batch:
+            yield batch
     else:
-        for task in tasks:
-            yield task
+        # In a thread: the first task of a large file comes when all of it has been read once.
+        iterator = iter(tasks)
+        while batch := await asyncio.to_thread(lambda: list(islice(iterator, size))):
+            yield batch
