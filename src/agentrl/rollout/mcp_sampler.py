@@ -67,16 +67,8 @@ class MCPSampler(AsyncSampler[MCPTask]):
                 return RolloutResult(limit.outcome)
 
     async def evaluate_record(self, result: RolloutResult) -> Score:
-        """Let the task's scorer judge the answer; a rollout without an answer scores 0.
-
-        In training the run may name another scorer for all tasks (`Control.scorer`).
-        """
-        task, other = self.task, self.context.live.current.scorer
-        if other is not None and task.split == "train":
-            task = task.model_copy(update={"scorer": other})
-        if result.final_answer is None:
-            return Score(scorer=task.scorer, value=0.0, detail=result.outcome)
-        return await self.context.scoring.score(task, result.final_answer)
+        """Let the task's scorer judge the answer; a rollout without an answer scores 0."""
+        return await self.context.score(self.task, result.final_answer, no_answer=result.outcome)
 
     async def _play(self, conversation: Conversation, tools: ToolBox) -> RolloutResult:
         for turn_number in range(1, self.context.rollout.max_turns + 1):
