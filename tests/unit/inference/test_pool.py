@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
+import numpy as np
 import pytest
 from starlette.responses import JSONResponse, Response
 from support.stub_server import StubServer, generation, stub_server
@@ -106,6 +107,15 @@ async def test_refused_request_is_not_repeated(
     with pytest.raises(ServerRefused, match="too long"):
         await pool.generate("record", REQUEST)
     assert len(pair[0].bodies) == 1
+
+
+async def test_a_prompt_of_a_million_bytes_is_sent_whole(
+    pool: ServerPool, pair: tuple[StubServer, StubServer]
+) -> None:
+    long = REQUEST.model_copy(update={"input_ids": np.arange(300_000, dtype=np.int32)})
+    pool.update([service(pair[0].url)])
+    await pool.generate("record", long)
+    assert pair[0].bodies[0]["input_ids"] == list(range(300_000))
 
 
 async def test_cut_generation_is_resumed_from_its_tokens(
