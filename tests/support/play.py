@@ -82,7 +82,11 @@ async def open_play(
 ) -> AsyncIterator[RolloutContext]:
     """Yield a context whose clients are real."""
     renderer: Renderer = engine.renderer
-    config = ToolsConfig(servers=load_mcp_servers(tools), max_retries=0)
+    config = ToolsConfig(
+        servers=load_mcp_servers(tools),
+        max_retries=0,
+        show_images=renderer.shows_images_of("tool"),
+    )
     async with connect_tools(config) as toolbox, ServerPool() as servers:
         servers.update([service(engine)])
         yield RolloutContext(

@@ -85,6 +85,7 @@ class AsyncSampler(ABC, Generic[TaskType]):
         self.deadline = time.monotonic() + context.rollout.rollout_timeout_seconds
         self._results_written: asyncio.Task[None] | None = None
         self._recorded: tuple[DispatchedSamplingTask, ...] = ()
+        self._image_tokens = 0  # which the last prompt was longer by for the server than for us
 
     def take_up(self, turns: Sequence[DispatchedSamplingTask]) -> None:
         """Go on with an attempt whose holder died or handed it back.
@@ -145,13 +146,16 @@ class AsyncSampler(ABC, Generic[TaskType]):
         prompt = conversation.next_prompt(renderer)
         if len(self.turns) < len(self._recorded):
             return self._play_recorded(conversation, prompt, judge)
-        params = self._params(len(prompt.ids), min_room, sampling)
+        params = self._params(len(prompt.ids) + self._image_tokens, min_room, sampling)
         started_at = utc_now()
-        result = await self._within_time(
-            self.context.servers.generate(
-                self.record.id, GenerateRequest(input_ids=prompt.ids, sampling=params)
-            )
+        request = GenerateRequest(
+            input_ids=prompt.ids,
+            sampling=params,
+            image_data=await self.context.images.inlined(prompt.images),
         )
+        result = await self._within_time(self.context.servers.generate(self.record.id, request))
+        if prompt.images:
+            self._image_tokens = max(0, result.prompt_tokens - len(prompt.ids))
         if result.finish_reason == "abort":
             raise InferenceError(f"{result.server} gave up on a generation of {self.record.id}")
         reply = renderer.parse(result.output_ids, turn=len(self.turns), tools=conversation.tools)
@@ -170,7 +174,9 @@ class AsyncSampler(ABC, Generic[TaskType]):
         self, conversation: Conversation, prompt: Prompt, judge: Judge | None
     ) -> tuple[DispatchedSamplingTask, Reply]:
         turn = self._recorded[len(self.turns)]
-        same = (turn.parent, turn.shared_len) == (prompt.parent, prompt.shared_len)
+        same = (turn.parent, turn.shared_len, turn.added_images) == (
+            *(prompt.parent, prompt.shared_len, prompt.added_images),
+        )
         if not (same and np.array_equal(turn.added_ids, prompt.added_ids)):
             raise RenderError(
                 f"{self.record.id} cannot be taken up: its turn {turn.index} was sampled from a "
@@ -275,6 +281,8 @@ class AsyncSampler(ABC, Generic[TaskType]):
             parent=prompt.parent,
             shared_len=prompt.shared_len,
             added_ids=prompt.added_ids,
+            shared_images=prompt.shared_images,
+            added_images=prompt.added_images,
             output_ids=result.output_ids,
             output_logprobs=result.output_logprobs,
             version_spans=result.version_spans,

@@ -6,8 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from agentrl.errors import RenderError
 from agentrl.renderers.renderer import Renderer
 from agentrl.schema import Message
+from agentrl.schema.images import image_addresses
 
 
 @dataclass(frozen=True)
@@ -19,17 +21,26 @@ class Prompt:
         parent: index of the turn that it continues; None for a fresh context.
         shared_len: leading ids taken over from that turn's prompt and output.
         branch_reason: why it does not continue that turn in full, if it does not.
+        images: addresses of its images, one for each placeholder in `ids`.
+        shared_images: leading ones taken over from that turn's prompt.
     """
 
     ids: np.ndarray
     parent: int | None
     shared_len: int
     branch_reason: str | None
+    images: tuple[str, ...] = ()
+    shared_images: int = 0
 
     @property
     def added_ids(self) -> np.ndarray:
         """The ids after the shared part, int32 [A]."""
         return self.ids[self.shared_len :]
+
+    @property
+    def added_images(self) -> tuple[str, ...]:
+        """The images whose placeholders stand in the added ids."""
+        return self.images[self.shared_images :]
 
 
 @dataclass
@@ -39,6 +50,8 @@ class Conversation:
     Append to `messages` through `add`; the model's own replies are added by
     `AsyncSampler.generate`. To edit the history (drop tool results, summarise), call `rewrite`: the
     next prompt then branches from the longest token prefix that is still shared.
+
+    Images in messages are named by their stored addresses (`RolloutContext.images`).
     """
 
     messages: list[Message]
@@ -47,6 +60,7 @@ class Conversation:
     full_ids: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int32))
     pending: list[Message] = field(default_factory=list)
     branch_reason: str | None = None
+    images: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Treat the first messages as not yet sent."""
@@ -70,9 +84,11 @@ class Conversation:
 
     def next_prompt(self, renderer: Renderer) -> Prompt:
         """Render what was added since the last turn behind that turn's ids, as sampled."""
+        images = image_addresses(self.history)
         if self.parent is None:
             ids = renderer.render(self.pending, self.tools)
-            return Prompt(ids, None, 0, self.branch_reason)
+            _check_placeholders(ids, images, renderer.image_token_id)
+            return Prompt(ids, None, 0, self.branch_reason, images)
         if self.branch_reason is None:
             bridge = renderer.bridge(self.full_ids, self.messages, self.pending, self.tools)
         else:
@@ -80,13 +96,40 @@ class Conversation:
                 self.full_ids, self.pending, self.tools, reason=self.branch_reason
             )
         ids = bridge.prompt_ids(self.full_ids)
-        return Prompt(ids, self.parent, bridge.shared_len, bridge.reason)
+        if not (images or self.images):
+            return Prompt(ids, self.parent, bridge.shared_len, bridge.reason)
+        places = _check_placeholders(ids, images, renderer.image_token_id)
+        shared_len, shared_images = bridge.shared_len, 0
+        # Where one image stands in another's place, the ids are the same and mean another thing.
+        for place, mine, theirs in zip(places, images, self.images, strict=False):
+            if place >= shared_len or mine != theirs:
+                shared_len = min(shared_len, int(place))
+                break
+            shared_images += 1
+        return Prompt(ids, self.parent, shared_len, bridge.reason, images, shared_images)
 
     def replied(self, turn: int, full_ids: np.ndarray, message: Message) -> None:
         """Take over the model's reply: turn `turn`, whose prompt and output are `full_ids`."""
         self.messages.extend(self.pending)
+        self.images = image_addresses(self.messages)
         self.messages.append(message)
         self.pending = []
         self.parent = turn
         self.full_ids = full_ids
         self.branch_reason = None
+
+
+def _check_placeholders(
+    ids: np.ndarray, images: tuple[str, ...], image_token_id: int | None
+) -> np.ndarray:
+    """Return where the placeholders stand, one for each image, int64 [I].
+
+    Raises:
+        RenderError: there are more or fewer of them.
+    """
+    places = np.flatnonzero(ids == (-1 if image_token_id is None else image_token_id))
+    if len(places) != len(images):
+        raise RenderError(
+            f"the chat template writes {len(places)} placeholders for {len(images)} images"
+        )
+    return places

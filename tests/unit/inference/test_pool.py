@@ -133,7 +133,9 @@ async def test_cut_generation_is_resumed_from_its_tokens(
 
     stub.answer = cut_twice
     pool.update([service(stub.url)])
-    result = await pool.generate("record", REQUEST)
+    image = "data:image/png;base64,AA=="
+    result = await pool.generate("record", REQUEST.model_copy(update={"image_data": (image,)}))
+    assert [body["image_data"] for body in stub.bodies] == [[image]] * 3
     assert result.output_ids.tolist() == [4, 5, 6]
     assert result.finish_reason == "stop"
     assert [(s.version, s.start, s.end) for s in result.version_spans] == [(1, 0, 2), (2, 2, 3)]
