@@ -9,10 +9,7 @@ import tempfile
 from pathlib import Path
 
 from chaos.harness import run_chaos
-
-MUST_BE_ZERO = (
-    *("lost_turns", "double_trained", "skipped", "incomplete_groups", "fencing_violations"),
-)
+from chaos.verdict import MUST_BE_ZERO
 
 
 def main() -> int:

@@ -39,9 +39,9 @@ T = TypeVar("T")
 
 RUN = "chaos"
 NUM_GENERATIONS = 4
-GROUPS_AT_ONCE = 6
+GROUPS_AT_ONCE = 4
 LEASE_SECONDS = 2
-MODEL_SECONDS = 0.3
+MODEL_SECONDS = 0.25
 NUM_TOOL_CALLS = 3
 MONGO_PORT = 27500
 """Outside the range from which the kernel takes ports: it must be free again after every kill."""

@@ -1,7 +1,7 @@
 """What the chaos did to the run: the processes' own journals against the database."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Awaitable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -9,10 +9,14 @@ from typing import Any
 from chaos.journal import read_journal
 from chaos.sampler import digest
 
-from agentrl.schema import TERMINAL_STATUSES
+from agentrl.errors import StoreError
+from agentrl.schema import TERMINAL_STATUSES, DispatchedSamplingTask
 from agentrl.store import TrajectoryStore
 
 Event = dict[str, Any]
+MUST_BE_ZERO = (
+    *("lost_turns", "double_trained", "skipped", "incomplete_groups", "fencing_violations"),
+)
 
 
 @dataclass
@@ -35,6 +39,8 @@ class Verdict:
     num_steps: int = 0
     num_taken_up: int = 0
     num_attempts_lost: int = 0
+    dropped: dict[str, int] = field(default_factory=dict)
+    """Records that the trainer dropped, by reason."""
     examples: list[str] = field(default_factory=list)
     """The first few findings."""
 
@@ -66,11 +72,19 @@ async def _check_turns(store: TrajectoryStore, turns: list[Event], verdict: Verd
         found = {
             turn.id: digest(turn)
             for attempt in attempts
-            for turn in await store.turns_of(record_id, attempt)
+            for turn in await _turns(store.turns_of(record_id, attempt))
         }
         for event in noted:
             if found.get(event["id"]) != event["digest"]:
                 verdict.find("lost_turns", event["id"])
+
+
+async def _turns(reading: Awaitable[list[DispatchedSamplingTask]]) -> list[DispatchedSamplingTask]:
+    """Return what can be read; a turn that is named and not there makes that nothing."""
+    try:
+        return await reading
+    except StoreError:
+        return []
 
 
 def _check_fencing(events: Iterable[Event], verdict: Verdict) -> None:
@@ -100,7 +114,7 @@ async def _check_groups(store: TrajectoryStore, verdict: Verdict) -> None:
             verdict.num_attempts_lost += ends.count("expired")
             verdict.num_taken_up += sum(a.first_turn > 0 for a in record.attempts)
             if record.status == "scored":
-                for turn in await store.read_turns(record.turns):
+                for turn in await _turns(store.read_turns(record.turns)):
                     if len(turn.tool_results) != len(turn.tool_calls):
                         verdict.find("lost_turns", f"{turn.id}: no tool results")
             fences = [attempt.fence for attempt in record.attempts]
@@ -131,7 +145,10 @@ async def _check_ledger(
     for status in ("trained", "dropped"):
         async for data in store.iter_record_data(status=status):
             consumed.add(data.record_id)
-            noted = list(data.ledger["trainer"].trained_at)
+            entry = data.ledger["trainer"]
+            noted = list(entry.trained_at)
+            if entry.status == "dropped":
+                verdict.dropped[entry.reason or ""] = verdict.dropped.get(entry.reason or "", 0) + 1
             if len(seen[data.record_id]) > max(1, len(noted)):
                 verdict.find("double_trained", f"{data.record_id}: {seen[data.record_id]}, {noted}")
             elif seen[data.record_id] != noted:

@@ -73,7 +73,7 @@ def service(engine: ScriptedEngine) -> InferenceService:
 async def open_play(
     store: TrajectoryStore,
     engine: ScriptedEngine,
-    tools: str | dict[str, Any],
+    tools: str | dict[str, Any] | None,
     *,
     rollout: RolloutSection | None = None,
     sampling: SamplingSection | None = None,
@@ -83,7 +83,7 @@ async def open_play(
     """Yield a context whose clients are real."""
     renderer: Renderer = engine.renderer
     config = ToolsConfig(
-        servers=load_mcp_servers(tools),
+        servers={} if tools is None else load_mcp_servers(tools),
         max_retries=0,
         show_images=renderer.shows_images_of("tool"),
     )

@@ -7,6 +7,7 @@ import httpx
 
 from agentrl.config.sections import RootConfig
 from agentrl.errors import ConfigError, StoreError
+from agentrl.gateway import load_agent
 from agentrl.launcher.commands import tool_server_command
 from agentrl.models.resolve import resolve_model
 from agentrl.renderers.renderer import Renderer
@@ -20,7 +21,7 @@ from agentrl.tools import probe
 
 
 async def check_inputs(config: RootConfig) -> None:
-    """Check model, questions, scorers, database, tool servers and inference servers.
+    """Check model, questions, scorers, agent, database, tool servers and inference servers.
 
     Raises:
         ConfigError: something that the user gave cannot be used.
@@ -29,6 +30,8 @@ async def check_inputs(config: RootConfig) -> None:
     model_path = resolve_model(config.model.model_name_or_path)
     renderer = Renderer.load(model_path, tool_call_parser=config.inference.tool_call_parser)
     _check_questions(config, renderer)
+    if config.agents.agent is not None:
+        load_agent(config.agents.agent)
     await _check_store(config)
     await _check_tools(config)
     await _check_servers(config)

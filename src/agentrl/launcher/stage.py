@@ -111,14 +111,13 @@ class Stage:
         write_config(self.config, self.config_path)
 
     async def start_servers(self) -> None:
-        """Start a keeper a server; given URLs share one."""
+        """Start a keeper a server, which chooses its port by itself; given URLs share one."""
         inference = self.config.inference
         if inference.inference_urls:
             await self._start_agentrl("serve_0", "serve")
             return
         for number in range(inference.num_inference_servers):
-            port = free_port(inference.inference_host, inference.inference_port + number)
-            await self._start_agentrl(f"serve_{number}", "serve", "--inference_port", str(port))
+            await self._start_agentrl(f"serve_{number}", "serve")
 
     async def start_samplers(self) -> None:
         """Start the sampler processes; they wait for servers and tasks by themselves."""

@@ -1,7 +1,7 @@
 """A growing conversation with the model, and how its next prompt follows from its last turn."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ class Prompt:
         parent: index of the turn that it continues; None for a fresh context.
         shared_len: leading ids taken over from that turn's prompt and output.
         branch_reason: why it does not continue that turn in full, if it does not.
+        rewritten: the context is another one than that turn's, and not that turn's and more.
         images: addresses of its images, one for each placeholder in `ids`.
         shared_images: leading ones taken over from that turn's prompt.
     """
@@ -29,6 +30,7 @@ class Prompt:
     parent: int | None
     shared_len: int
     branch_reason: str | None
+    rewritten: bool = False
     images: tuple[str, ...] = ()
     shared_images: int = 0
 
@@ -88,7 +90,7 @@ class Conversation:
         if self.parent is None:
             ids = renderer.render(self.pending, self.tools)
             _check_placeholders(ids, images, renderer.image_token_id)
-            return Prompt(ids, None, 0, self.branch_reason, images)
+            return Prompt(ids, None, 0, self.branch_reason, images=images)
         if self.branch_reason is None:
             bridge = renderer.bridge(self.full_ids, self.messages, self.pending, self.tools)
         else:
@@ -96,17 +98,17 @@ class Conversation:
                 self.full_ids, self.pending, self.tools, reason=self.branch_reason
             )
         ids = bridge.prompt_ids(self.full_ids)
+        prompt = Prompt(
+            ids,
+            self.parent,
+            bridge.shared_len,
+            bridge.reason,
+            rewritten=self.branch_reason is not None,
+        )
         if not (images or self.images):
-            return Prompt(ids, self.parent, bridge.shared_len, bridge.reason)
+            return prompt
         places = _check_placeholders(ids, images, renderer.image_token_id)
-        shared_len, shared_images = bridge.shared_len, 0
-        # Where one image stands in another's place, the ids are the same and mean another thing.
-        for place, mine, theirs in zip(places, images, self.images, strict=False):
-            if place >= shared_len or mine != theirs:
-                shared_len = min(shared_len, int(place))
-                break
-            shared_images += 1
-        return Prompt(ids, self.parent, shared_len, bridge.reason, images, shared_images)
+        return _sharing_images(prompt, places, images, self.images)
 
     def replied(self, turn: int, full_ids: np.ndarray, message: Message) -> None:
         """Take over the model's reply: turn `turn`, whose prompt and output are `full_ids`."""
@@ -133,3 +135,21 @@ def _check_placeholders(
             f"the chat template writes {len(places)} placeholders for {len(images)} images"
         )
     return places
+
+
+def _sharing_images(
+    prompt: Prompt, places: np.ndarray, images: tuple[str, ...], before: tuple[str, ...]
+) -> Prompt:
+    """Return the prompt with its images, sharing nothing from the first that differs on.
+
+    Where one image stands in another's place, the ids are the same and mean another thing.
+    """
+    shared_len, shared_images = prompt.shared_len, 0
+    for place, mine, theirs in zip(places.tolist(), images, before, strict=False):
+        if place >= shared_len:
+            break
+        if mine != theirs:
+            shared_len = place
+            break
+        shared_images += 1
+    return replace(prompt, shared_len=shared_len, images=images, shared_images=shared_images)

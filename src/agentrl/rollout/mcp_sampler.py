@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable
 from typing import TypeVar
 
 from agentrl.errors import RenderError
@@ -25,7 +25,7 @@ from agentrl.schema import (
     ToolCall,
     ToolResult,
 )
-from agentrl.schema.images import image_part
+from agentrl.schema.images import content_with_images
 from agentrl.tools import ToolBox
 
 _T = TypeVar("_T")
@@ -73,9 +73,7 @@ class MCPSampler(AsyncSampler[MCPTask]):
 
     async def evaluate_record(self, result: RolloutResult) -> Score:
         """Let the task's scorer judge the answer; a rollout without an answer scores 0."""
-        if result.final_answer is None:
-            return Score(scorer=self.task.scorer, value=0.0, detail=result.outcome)
-        return await self.context.scoring.score(self.task, result.final_answer)
+        return await self.context.score(self.task, result.final_answer, no_answer=result.outcome)
 
     async def _play(self, conversation: Conversation, tools: ToolBox) -> RolloutResult:
         for turn_number in range(1, self.context.rollout.max_turns + 1):
@@ -160,15 +158,12 @@ class MCPSampler(AsyncSampler[MCPTask]):
             if results:
                 self.attach_results(results)
         return [
-            _message_with_images(
-                {
-                    "role": "tool",
-                    "tool_call_id": result.call_id,
-                    "name": result.name,
-                    "content": result.content,
-                },
-                result.images,
-            )
+            {
+                "role": "tool",
+                "tool_call_id": result.call_id,
+                "name": result.name,
+                "content": content_with_images(result.content, result.images),
+            }
             for result in results
         ]
 
@@ -225,24 +220,12 @@ class MCPSampler(AsyncSampler[MCPTask]):
         return messages
 
     async def _question_shown(self) -> Message:
-        if not self.task.images:
-            return {"role": "user", "content": self.task.query}
-        if not self.context.renderer.shows_images_of("user"):
+        if self.task.images and not self.context.renderer.shows_images_of("user"):
             raise RenderError("the task has images, and the model's chat template shows none")
-        return _message_with_images(
-            {"role": "user", "content": self.task.query},
-            await self.context.images.keep(self.task.images),
-        )
+        images = await self.context.images.keep(self.task.images)
+        return {"role": "user", "content": content_with_images(self.task.query, images)}
 
     def _nudge(self) -> str:
         schema = self.task.answer_schema
         form = "\\boxed{}" if schema == "boxed" else f"<{schema}></{schema}>"
         return f"Call a tool, or answer inside {form}."
-
-
-def _message_with_images(message: Message, images: Sequence[str]) -> Message:
-    """Return a message that shows images before its text."""
-    if not images:
-        return message
-    text = {"type": "text", "text": message["content"]}
-    return {**message, "content": [*map(image_part, images), text]}

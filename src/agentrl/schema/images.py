@@ -6,7 +6,7 @@ its content.
 
 import base64
 import binascii
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from agentrl.schema.base import Message, Value
 
@@ -72,6 +72,13 @@ def stored_key(address: str) -> str | None:
 def image_part(address: str) -> dict[str, object]:
     """Return the part of a message's content that shows an image, in OpenAI form."""
     return {"type": "image_url", "image_url": {"url": address}}
+
+
+def content_with_images(text: str, addresses: Sequence[str]) -> str | list[dict[str, object]]:
+    """Return the content of a message that shows images before its text."""
+    if not addresses:
+        return text
+    return [*map(image_part, addresses), {"type": "text", "text": text}]
 
 
 def image_addresses(messages: Iterable[Message]) -> tuple[str, ...]:

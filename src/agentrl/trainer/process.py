@@ -78,7 +78,7 @@ class _Start:
 
 
 async def _lead_until_signalled(config: RootConfig, ranks: Ranks) -> TrainResult:
-    return await lead(config, ranks, stop=_stop_on_signals())
+    return await lead(config, ranks, stop=stop_on_signals())
 
 
 async def lead(config: RootConfig, ranks: Ranks, *, stop: asyncio.Event) -> TrainResult:
@@ -108,7 +108,7 @@ async def lead(config: RootConfig, ranks: Ranks, *, stop: asyncio.Event) -> Trai
             raise
         ranks.broadcast(_Start(model_path))
         team = await stack.enter_async_context(
-            Team(ranks, lambda: _learner(config, ranks, model_path))
+            Team(ranks, lambda: make_learner(config, ranks, model_path))
         )
         if state is not None:
             await team.load_optimizer_state(state)
@@ -149,7 +149,7 @@ def _publisher(store: TrajectoryStore, config: RootConfig) -> PolicyPublisher | 
 def _follow(config: RootConfig, ranks: Ranks) -> None:
     start: _Start = ranks.broadcast(None)
     if start.model_path is not None:
-        follow(_learner(config, ranks, start.model_path), ranks)
+        follow(make_learner(config, ranks, start.model_path), ranks)
 
 
 async def _open_run(store: TrajectoryStore, config: RootConfig, ranks: Ranks) -> Checkpoint | None:
@@ -195,7 +195,8 @@ async def _open_run(store: TrajectoryStore, config: RootConfig, ranks: Ranks) ->
     return checkpoint
 
 
-def _learner(config: RootConfig, ranks: Ranks, model_path: Path) -> Learner:
+def make_learner(config: RootConfig, ranks: Ranks, model_path: Path) -> Learner:
+    """Load this rank's model (collective)."""
     return Learner(
         model_path,
         ranks=ranks,
@@ -248,7 +249,7 @@ def _check(config: RootConfig) -> None:
         )
 
 
-def _stop_on_signals() -> asyncio.Event:
+def stop_on_signals() -> asyncio.Event:
     """Return an event that the first SIGTERM or SIGINT sets; the second ends the process."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
