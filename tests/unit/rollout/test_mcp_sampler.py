@@ -157,8 +157,8 @@ async def test_a_reply_without_call_or_answer_is_reminded_and_given_up_after_thr
     [
         (["go"], {"max_turns": 2}, {}, None, "turns_limit", 2),
         (["x" * 50], {}, {"max_new_tokens": 20}, None, "length_limit", 1),
-        (["CALL"], {"max_turns": 9}, {"max_prompt_tokens": 880}, None, "length_limit", 1),
-        (["CALL"], {"max_turns": 9}, {}, 880, "length_limit", 1),
+        (["CALL"], {"max_turns": 9}, {"max_prompt_tokens": 1041}, None, "length_limit", 1),
+        (["CALL"], {"max_turns": 9}, {}, 1041, "length_limit", 1),
         (["CALL"], {"max_turns": 9, "max_tool_calls": 2}, {}, None, "tool_calls_limit", 3),
         (["CALL"], {"max_turns": 9, "repetition_early_stop_times": 3}, {}, None, "repetition", 3),
     ],
