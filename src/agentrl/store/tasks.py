@@ -1,6 +1,8 @@
 """Tasks and the pending Records (slots) that belong to them."""
 
+import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Iterable
+from itertools import islice
 from typing import Any
 
 from agentrl.schema import MCPTask, Record, RecordStatus, Split, Task
@@ -33,13 +35,9 @@ class TaskDoor(ImageDoor):
             The number of tasks that were new.
         """
         num_new = 0
-        batch: list[Task] = []
-        async for task in _iterate(tasks):
-            batch.append(task)
-            if len(batch) == batch_size:
-                num_new += await self._add_batch(batch)
-                batch = []
-        return num_new + await self._add_batch(batch)
+        async for batch in _batches(tasks, batch_size):
+            num_new += await self._add_batch(batch)
+        return num_new
 
     @operation("add tasks")
     async def _add_batch(self, tasks: list[Task]) -> int:
@@ -159,10 +157,20 @@ def _only(**conditions: Any) -> Document:
     return {field: value for field, value in conditions.items() if value is not None}
 
 
-async def _iterate(tasks: Iterable[Task] | AsyncIterable[Task]) -> AsyncIterator[Task]:
+async def _batches(
+    tasks: Iterable[Task] | AsyncIterable[Task], size: int
+) -> AsyncIterator[list[Task]]:
     if isinstance(tasks, AsyncIterable):
+        batch: list[Task] = []
         async for task in tasks:
-            yield task
-    else:
-        for task in tasks:
-            yield task
+            batch.append(task)
+            if len(batch) == size:
+                yield batch
+                batch = []
+        if batch:
+            yield batch
+        return
+    left = iter(tasks)
+    # In a thread: a question file may take long to read, and the caller has leases to keep.
+    while batch := await asyncio.to_thread(list, islice(left, size)):
+        yield batch
