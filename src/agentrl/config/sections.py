@@ -368,7 +368,9 @@ class AlgorithmSection(Section):
     max_staleness: int = Field(default=1, ge=0)
     """Oldest policy version, in steps behind the current one, that may still be trained on."""
     staleness_policy: Literal["drop", "wait"] = "drop"
-    """What happens to records beyond max_staleness."""
+    """drop: the groups that are complete are trained on, and records beyond max_staleness dropped;
+    wait: groups are trained on in their order, and steps wait for the slowest, so that nothing gets
+    too old."""
     max_trained_count: int = Field(default=1, ge=1)
     """Optimizer steps that may use a record."""
     retrained_interval: int = Field(default=1, ge=1)
