@@ -281,6 +281,9 @@ class InferenceSection(Section):
     inference_request_log: Path | None = None
     """File to which the embedded engine writes every request's token ids, for comparing what was
     sent with what is stored."""
+    server_hang_seconds: float = Field(default=30.0, gt=0)
+    """A server that AgentRL started and that answers nothing for this long is killed and started
+    again; after a third of it, it gets no more work."""
     inference_threads: int | None = None
     """CPU threads of the embedded engine."""
     tool_call_parser: str = "auto"

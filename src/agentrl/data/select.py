@@ -21,7 +21,6 @@ from agentrl.algorithms.filters import (
 )
 from agentrl.config.sections import AlgorithmSection
 from agentrl.data.tokens import TurnTokens, turn_tokens
-from agentrl.errors import TrainingError
 from agentrl.schema import DBRecordData
 
 TurnDrop = Literal[
@@ -91,7 +90,6 @@ def select_group(
         TrainingError: a record shows images, which cannot be trained on yet.
         ValueError: the records are not of one Task, or turns are missing.
     """
-    _refuse_images(records)
     if len({record.task_id for record in records}) != 1:
         raise ValueError("select_group wants the records of exactly one task")
     ordered = sorted(records, key=lambda record: record.traj_id)
@@ -194,16 +192,6 @@ def _turn_verdicts(
         )
         for turn, value in zip(tokens, values, strict=True)
     ]
-
-
-def _refuse_images(records: Sequence[DBRecordData]) -> None:
-    """Raise where a turn shows an image: its ids alone do not say what the model saw."""
-    for record in records:
-        if any(turn.added_images for turn in record.turns):
-            raise TrainingError(
-                f"record {record.record_id} shows images, and the trainer reads text only; "
-                "train on questions and tools without images (--max_images 0)"
-            )
 
 
 def _step_advantages(record: DBRecordData, adv_scaling: float) -> dict[str, float]:

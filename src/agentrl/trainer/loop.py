@@ -226,6 +226,7 @@ class TrainLoop:
         if self._saved_step < step:
             with self._phase("checkpoint"):
                 await self._checkpoint(self._publisher.directory(step))
+        await self._publisher.settle()
         with self._phase("eval"):
             await self._collect_evaluations(wait=True)
         if status == "stopped":
