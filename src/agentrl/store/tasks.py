@@ -5,7 +5,8 @@ from collections.abc import AsyncIterable, AsyncIterator, Iterable
 from itertools import islice
 from typing import Any
 
-from agentrl.schema import Record, RecordStatus, Split, Task
+from agentrl.schema import MCPTask, Record, RecordStatus, Split, Task
+from agentrl.schema.images import image_from_data_url
 from agentrl.schema.tasks import TaskStatus
 from agentrl.store.codec import (
     Document,
@@ -14,11 +15,12 @@ from agentrl.store.codec import (
     task_from_document,
     to_document,
 )
-from agentrl.store.door import Door, boundary, operation
+from agentrl.store.door import boundary, operation
+from agentrl.store.images import ImageDoor
 from agentrl.store.writes import insert_new
 
 
-class TaskDoor(Door):
+class TaskDoor(ImageDoor):
     """Pushes and reads tasks."""
 
     async def add_tasks(
@@ -40,10 +42,22 @@ class TaskDoor(Door):
 
     @operation("add tasks")
     async def _add_batch(self, tasks: list[Task]) -> int:
+        tasks = [await self._with_stored_images(task) for task in tasks]
         # Tasks first: a slot that can be claimed always finds its Task.
         num_new = await insert_new(self._tasks, [to_document(task) for task in tasks])
         await insert_new(self._records, [slot for task in tasks for slot in _slots(task)])
         return num_new
+
+    async def _with_stored_images(self, task: Task) -> Task:
+        """Return the task with addresses in place of the images that it brings along."""
+        if not (isinstance(task, MCPTask) and task.images):
+            return task
+        brought = [url for url in task.images if url.startswith("data:")]
+        stored = await self.put_images([image_from_data_url(url) for url in brought])
+        addresses = dict(zip(brought, stored, strict=True))
+        return task.model_copy(
+            update={"images": tuple(addresses.get(url, url) for url in task.images)}
+        )
 
     @operation("read the next order")
     async def next_train_order(self) -> int:
@@ -164,8 +178,8 @@ async def _batches(
                 batch = []
         if batch:
             yield batch
-    else:
-        # In a thread: the first task of a large file comes when all of it has been read once.
-        iterator = iter(tasks)
-        while batch := await asyncio.to_thread(lambda: list(islice(iterator, size))):
-            yield batch
+        return
+    left = iter(tasks)
+    # In a thread: a question file may take long to read, and the caller has leases to keep.
+    while batch := await asyncio.to_thread(list, islice(left, size)):
+        yield batch

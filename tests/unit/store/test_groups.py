@@ -1,8 +1,6 @@
 """Scores, group completion, and repair of what a crash left half done."""
 
-import asyncio
-import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 
 import pytest
 from support.stored import claim, make_task, make_turn, play
@@ -144,21 +142,6 @@ async def test_pushing_tasks_again_repairs_and_duplicates_nothing(store: Traject
     ]
     assert await store.next_train_order() == 5
     assert [task.id async for task in store.iter_tasks()] == [task.id for task in tasks]
-
-
-async def test_reading_questions_does_not_hold_up_the_event_loop(store: TrajectoryStore) -> None:
-    others_went_on = threading.Event()
-
-    def slowly() -> Iterator[Task]:
-        yield make_task(0)
-        assert others_went_on.wait(timeout=10), "the event loop stood still"
-        yield make_task(1)
-
-    async def something_else() -> None:
-        others_went_on.set()
-
-    num_new, _ = await asyncio.gather(store.add_tasks(slowly()), something_else())
-    assert num_new == 2
 
 
 async def test_tasks_may_come_from_an_asynchronous_source(store: TrajectoryStore) -> None:
