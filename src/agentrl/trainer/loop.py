@@ -30,7 +30,7 @@ from agentrl.trainer.groups import GroupReader, StepControl, StepGroups
 from agentrl.trainer.history import EvalMetrics, History, StepMetrics
 from agentrl.trainer.learner import StepOutcome
 from agentrl.trainer.lineage import beside, turn_trainings
-from agentrl.trainer.measures import step_metrics
+from agentrl.trainer.measures import check_finite, step_metrics
 from agentrl.trainer.reporting import (
     append_metrics,
     draw_rewards,
@@ -44,7 +44,6 @@ from agentrl.weight_sync import PolicyFiles, PolicyPublisher, PublishReport
 
 logger = logging.getLogger(__name__)
 
-_MAX_CONSECUTIVE_SKIPS = 5
 _CONTROL_SECONDS = 1.0
 
 
@@ -200,7 +199,7 @@ class TrainLoop:
     async def _hand_out(self, metrics: StepMetrics, outcome: StepOutcome, *, end: str) -> None:
         """Write, commit and publish the weights of a step, and note what it did."""
         step, seconds = metrics.step, metrics.seconds
-        self._check_finite(step, outcome)
+        check_finite(self._history, step, outcome, self._run.output_path)
         directory = self._publisher.directory(step)
         with self._phase("publish", seconds):
             await self._team.export(directory)
@@ -354,20 +353,6 @@ class TrainLoop:
             normalizer_length=self._algorithm.loss_normalizer_length,
             normalize_advantages=self._algorithm.advantage_estimator == "reinforce_plus_plus",
         )
-
-    def _check_finite(self, step: int, outcome: StepOutcome) -> None:
-        history = self._history
-        if outcome.skipped is None:
-            history.consecutive_skips = 0
-            return
-        history.consecutive_skips += 1
-        logger.warning("step %d is skipped: %s", step, outcome.skipped)
-        if history.consecutive_skips >= _MAX_CONSECUTIVE_SKIPS:
-            raise TrainingError(
-                f"{history.consecutive_skips} optimizer steps in a row were skipped for "
-                f"{outcome.skipped} (last: step {step}); lower --learning_rate or --max_grad_norm "
-                f"and resume from {self._run.output_path}"
-            )
 
     def _metrics(
         self,
