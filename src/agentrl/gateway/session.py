@@ -4,7 +4,7 @@ import asyncio
 import json
 import secrets
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
@@ -77,6 +77,7 @@ class Session:
         self._upstream_turns: dict[tuple[str, ...], int] = {}
         self._num_calls = 0
         self._failures: dict[str, AgentRLError] = {}
+        self._responses: dict[str, Sequence[Mapping[str, Any]]] = {}
         self._running: set[asyncio.Task[Any]] = set()
         self._is_closed = False
 
@@ -89,6 +90,27 @@ class Session:
     def failure(self) -> AgentRLError | None:
         """A failure of the infrastructure that no later call made good."""
         return next(iter(self._failures.values()), None)
+
+    def keep_messages(self, response_id: str, messages: Sequence[Mapping[str, Any]]) -> None:
+        """Keep a conversation under the id of its last response."""
+        self._responses[response_id] = messages
+
+    def messages_until(self, response_id: object) -> Sequence[Mapping[str, Any]]:
+        """Return the conversation up to and with a response; nothing for None.
+
+        Raises:
+            Refusal: there was no such response in this rollout.
+        """
+        if response_id is None:
+            return ()
+        if response_id not in self._responses:
+            raise Refusal(
+                f"previous_response_id: there is no response {response_id!r} in this rollout",
+                status=404,
+                code="previous_response_not_found",
+                param="previous_response_id",
+            )
+        return self._responses[str(response_id)]
 
     def start(self, call: Coroutine[Any, Any, _T]) -> asyncio.Task[_T]:
         """Run a call so that it ends with the session.
