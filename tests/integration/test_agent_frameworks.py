@@ -214,6 +214,34 @@ async def test_an_unchanged_agents_rollouts_are_recorded_token_for_token_and_can
     assert_trainable(turns)
 
 
+async def test_a_stop_text_ends_a_reply_and_stays_in_the_tokens(
+    store: TrajectoryStore, engine: Engine
+) -> None:
+    replies = []
+
+    async def play(task: MCPTask, endpoint: AgentEndpoint) -> str:
+        async with client_of(endpoint) as client:
+            completion = await client.chat.completions.create(
+                model=endpoint.model,
+                messages=[{"role": "user", "content": task.query}],
+                tools=SCHEMAS,
+                tool_choice="none",
+                stop=["arguments"],
+                temperature=0,
+            )
+        replies.append(completion.choices[0])
+        return "55"
+
+    task = MCPTask(id="train/0/q", query="candles: how many if we buy 7?", answer="55")
+    await begin_run(store, engine, task)
+    async with open_stage(store, engine, sampling=SamplingSection(max_new_tokens=48)) as stage:
+        _, (turn,) = await stage.play(play)
+    (choice,) = replies
+    assert choice.finish_reason == "stop"
+    assert choice.message.content == turn.output_text.partition("arguments")[0]
+    assert turn.output_text.rstrip('"').endswith("arguments")
+
+
 def assert_prompts_as_sent_by_any(played: list[Any], prompts: list[list[int]]) -> None:
     left = [tuple(ids) for ids in prompts]
     for _, of_record in played:

@@ -83,7 +83,7 @@ async def test_every_block_of_bring_your_own_runs_as_printed(
                 printed.append(await asyncio.to_thread(run_shell, text, tmp_path, environment))
         assert "train/0/q1  completed  score 1.000  2 scored" in printed[0]
         assert "train/0/q2  completed  score 1.000  2 scored" in printed[0]
-        assert "train/0/q3  completed  score 1.000  2 scored" in printed[-1]
+        assert "train/0/q3  completed  score 1.000  2 scored" in printed[1]
         (first, second) = await store.turns_of("train/0/q3/0")
         assert (first.tool_calls[0].name, first.tool_results[0].content) == ("in_stock", "7")
         assert (second.parent, second.branch_reason) == (0, None)
