@@ -11,7 +11,12 @@ from typing import Literal
 
 import numpy as np
 
-from agentrl.algorithms.advantages import RIGHT_ABOVE, group_advantages, turn_advantages
+from agentrl.algorithms.advantages import (
+    RIGHT_ABOVE,
+    group_advantages,
+    step_normalized,
+    turn_advantages,
+)
 from agentrl.algorithms.filters import (
     GroupFacts,
     RecordDrop,
@@ -25,6 +30,7 @@ from agentrl.schema import DBRecordData
 
 TurnDrop = Literal[
     "record",
+    "no_logprobs",
     "stale",
     "zero_advantage",
     "minimal_advantage",
@@ -212,6 +218,8 @@ def _step_advantages(record: DBRecordData, adv_scaling: float) -> dict[str, floa
 def _turn_drop(
     turn: TurnTokens, advantage: float, algorithm: AlgorithmSection, policy_version: int
 ) -> TurnDrop | None:
+    if np.isnan(turn.behavior_logprobs).any():
+        return "no_logprobs"  # given text, which nobody sampled
     if turn_staleness(turn, policy_version) > algorithm.max_staleness:
         return "stale"
     if algorithm.minimal_advantage is not None and advantage < algorithm.minimal_advantage:
@@ -221,3 +229,16 @@ def _turn_drop(
     if algorithm.skip_non_positive_advantage and advantage <= 0.0:
         return "non_positive_advantage"
     return None
+
+
+def normalized_over_step(groups: Sequence[SelectedGroup]) -> list[SelectedGroup]:
+    """Return the groups with advantages of mean 0 and deviation 1 over the step's terms."""
+    turns = [turn for group in groups for turn in group.turns]
+    advantages = step_normalized(
+        np.array([turn.advantage for turn in turns]), np.array([turn.num_terms for turn in turns])
+    )
+    values = iter(advantages.tolist())
+    return [
+        replace(group, turns=tuple(replace(turn, advantage=next(values)) for turn in group.turns))
+        for group in groups
+    ]

@@ -16,21 +16,21 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from agentrl.algorithms.reductions import reduction_kind
 from agentrl.config.checks import groups_per_step
 from agentrl.config.sections import RootConfig
-from agentrl.data import StepBatch, build_step
+from agentrl.data import StepBatch
 from agentrl.data.tree import Merge
 from agentrl.errors import StoreError, TrainingError
 from agentrl.schema import Task
 from agentrl.store import DEFAULT_CONSUMER, TrajectoryStore
+from agentrl.trainer.batches import step_batch
 from agentrl.trainer.checkpoint import write_checkpoint
 from agentrl.trainer.evaluation import evaluate
 from agentrl.trainer.groups import GroupReader, StepControl, StepGroups
 from agentrl.trainer.history import EvalMetrics, History, StepMetrics
 from agentrl.trainer.learner import StepOutcome
 from agentrl.trainer.lineage import beside, turn_trainings
-from agentrl.trainer.measures import step_metrics
+from agentrl.trainer.measures import check_finite, step_metrics
 from agentrl.trainer.reporting import (
     append_metrics,
     draw_rewards,
@@ -44,7 +44,6 @@ from agentrl.weight_sync import PolicyFiles, PolicyPublisher, PublishReport
 
 logger = logging.getLogger(__name__)
 
-_MAX_CONSECUTIVE_SKIPS = 5
 _CONTROL_SECONDS = 1.0
 
 
@@ -200,7 +199,7 @@ class TrainLoop:
     async def _hand_out(self, metrics: StepMetrics, outcome: StepOutcome, *, end: str) -> None:
         """Write, commit and publish the weights of a step, and note what it did."""
         step, seconds = metrics.step, metrics.seconds
-        self._check_finite(step, outcome)
+        check_finite(self._history, step, outcome, self._run.output_path)
         directory = self._publisher.directory(step)
         with self._phase("publish", seconds):
             await self._team.export(directory)
@@ -227,6 +226,7 @@ class TrainLoop:
         if self._saved_step < step:
             with self._phase("checkpoint"):
                 await self._checkpoint(self._publisher.directory(step))
+        await self._publisher.settle()
         with self._phase("eval"):
             await self._collect_evaluations(wait=True)
         if status == "stopped":
@@ -341,33 +341,15 @@ class TrainLoop:
                 logger.warning("the controls are left as they are: %s", error)
 
     def _build(self, found: StepGroups, merge: Merge) -> StepBatch:
-        return build_step(
+        return step_batch(
             found.groups,
+            self._algorithm,
             policy_version=found.step - 1,
             token_budget=self._trainer.max_tokens,
-            reduction=reduction_kind(
-                token_level_loss=self._algorithm.token_level_loss,
-                skip_length_normalization=self._algorithm.skip_length_normalization,
-            ),
             merge=merge,
             num_ranks=self._team.num_ranks,
-            normalizer_length=self._algorithm.loss_normalizer_length,
-            normalize_advantages=self._algorithm.advantage_estimator == "reinforce_plus_plus",
+            pair_cost=self._team.pair_cost,
         )
-
-    def _check_finite(self, step: int, outcome: StepOutcome) -> None:
-        history = self._history
-        if outcome.skipped is None:
-            history.consecutive_skips = 0
-            return
-        history.consecutive_skips += 1
-        logger.warning("step %d is skipped: %s", step, outcome.skipped)
-        if history.consecutive_skips >= _MAX_CONSECUTIVE_SKIPS:
-            raise TrainingError(
-                f"{history.consecutive_skips} optimizer steps in a row were skipped for "
-                f"{outcome.skipped} (last: step {step}); lower --learning_rate or --max_grad_norm "
-                f"and resume from {self._run.output_path}"
-            )
 
     def _metrics(
         self,

@@ -24,6 +24,7 @@ from agentrl.errors import ConfigError
 from agentrl.models.resolve import resolve_model
 from agentrl.observability.logs import setup_logging
 from agentrl.observability.prometheus import metrics_endpoint
+from agentrl.observability.trackers import check_trackers
 from agentrl.rollout.datasets import eval_tasks, train_tasks
 from agentrl.schema import Control, Run
 from agentrl.store import DEFAULT_CONSUMER, TrajectoryStore
@@ -36,7 +37,7 @@ from agentrl.trainer.loop import TrainLoop, TrainResult
 from agentrl.trainer.optimizer import parse_optim_args
 from agentrl.trainer.reporting import rewind_metrics
 from agentrl.trainer.team import Team, follow
-from agentrl.trainer.trackers import check_trackers, open_trackers
+from agentrl.trainer.trackers import open_trackers
 from agentrl.weight_sync import PolicyFiles, PolicyPublisher
 from agentrl.weight_sync.files import clear_leftovers
 
@@ -78,7 +79,7 @@ class _Start:
 
 
 async def _lead_until_signalled(config: RootConfig, ranks: Ranks) -> TrainResult:
-    return await lead(config, ranks, stop=_stop_on_signals())
+    return await lead(config, ranks, stop=stop_on_signals())
 
 
 async def lead(config: RootConfig, ranks: Ranks, *, stop: asyncio.Event) -> TrainResult:
@@ -108,7 +109,7 @@ async def lead(config: RootConfig, ranks: Ranks, *, stop: asyncio.Event) -> Trai
             raise
         ranks.broadcast(_Start(model_path))
         team = await stack.enter_async_context(
-            Team(ranks, lambda: _learner(config, ranks, model_path))
+            Team(ranks, lambda: make_learner(config, ranks, model_path))
         )
         if state is not None:
             await team.load_optimizer_state(state)
@@ -149,7 +150,7 @@ def _publisher(store: TrajectoryStore, config: RootConfig) -> PolicyPublisher | 
 def _follow(config: RootConfig, ranks: Ranks) -> None:
     start: _Start = ranks.broadcast(None)
     if start.model_path is not None:
-        follow(_learner(config, ranks, start.model_path), ranks)
+        follow(make_learner(config, ranks, start.model_path), ranks)
 
 
 async def _open_run(store: TrajectoryStore, config: RootConfig, ranks: Ranks) -> Checkpoint | None:
@@ -195,7 +196,8 @@ async def _open_run(store: TrajectoryStore, config: RootConfig, ranks: Ranks) ->
     return checkpoint
 
 
-def _learner(config: RootConfig, ranks: Ranks, model_path: Path) -> Learner:
+def make_learner(config: RootConfig, ranks: Ranks, model_path: Path) -> Learner:
+    """Load this rank's model (collective)."""
     return Learner(
         model_path,
         ranks=ranks,
@@ -248,7 +250,7 @@ def _check(config: RootConfig) -> None:
         )
 
 
-def _stop_on_signals() -> asyncio.Event:
+def stop_on_signals() -> asyncio.Event:
     """Return an event that the first SIGTERM or SIGINT sets; the second ends the process."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()

@@ -32,6 +32,11 @@ class _CheckMerge:
 
 
 @dataclass(frozen=True)
+class _Evaluate:
+    """The ranks' micro-batches follow by scatter."""
+
+
+@dataclass(frozen=True)
 class _Export:
     path: Path
 
@@ -51,7 +56,7 @@ class _Finish:
     """No further command follows."""
 
 
-_Command = _Train | _CheckMerge | _Export | _GatherOptimizer | _LoadOptimizer | _Finish
+_Command = _Train | _CheckMerge | _Evaluate | _Export | _GatherOptimizer | _LoadOptimizer | _Finish
 
 
 class Team:
@@ -74,6 +79,11 @@ class Team:
     def num_ranks(self) -> int:
         """Number of ranks that share a step's work."""
         return self._ranks.world_size
+
+    @property
+    def pair_cost(self) -> float:
+        """What a visible pair takes over what a token outside attention takes; packing asks."""
+        return self._learner.pair_cost
 
     async def __aenter__(self) -> Self:
         self._learner = await asyncio.get_running_loop().run_in_executor(
@@ -119,6 +129,17 @@ class Team:
 
         return await self._do(_CheckMerge(), check)
 
+    async def evaluate(self, shares: Sequence[Sequence[MicroBatch]]) -> float:
+        """Return the mean negative logprob of all terms.
+
+        Args:
+            shares: micro-batches of each rank; every rank has the same number.
+        """
+        return await self._do(
+            _Evaluate(),
+            lambda: self._learner.evaluate(self._ranks.scatter([list(s) for s in shares])),
+        )
+
     async def export(self, path: Path) -> None:
         """Write the weights as a Hugging Face directory."""
         await self._do(_Export(path), lambda: self._learner.export(path))
@@ -160,6 +181,8 @@ def follow(learner: Learner, ranks: Ranks) -> None:
             case _CheckMerge():
                 merged: list[MicroBatch] = ranks.scatter(None)
                 learner.check_merge(merged, ranks.scatter(None))
+            case _Evaluate():
+                learner.evaluate(ranks.scatter(None))
             case _Export(path):
                 learner.export(path)
             case _GatherOptimizer():
