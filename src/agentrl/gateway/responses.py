@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from agentrl.gateway.chat import chat_body, wire_calls
+from agentrl.gateway.completion import Completion
 from agentrl.gateway.faults import Refusal
 from agentrl.gateway.messages import text_of
-from agentrl.gateway.session import Completion
 
 Items = list[dict[str, Any]]
 
