@@ -126,6 +126,11 @@ class Learner:
         self._optimizer = make_optimizer(self._policy.parameters(), trainer)
         self._num_done = 0
 
+    @property
+    def pair_cost(self) -> float:
+        """Return the work of a visible pair over that of a token outside attention."""
+        return self._flops.pair_cost
+
     def train(self, micro_batches: Sequence[MicroBatch]) -> StepOutcome:
         """Accumulate the gradients of all micro-batches and make one optimizer step (collective).
 

@@ -80,6 +80,11 @@ class Team:
         """Number of ranks that share a step's work."""
         return self._ranks.world_size
 
+    @property
+    def pair_cost(self) -> float:
+        """What a visible pair takes over what a token outside attention takes; packing asks."""
+        return self._learner.pair_cost
+
     async def __aenter__(self) -> Self:
         self._learner = await asyncio.get_running_loop().run_in_executor(
             self._thread, self._make_learner
