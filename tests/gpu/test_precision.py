@@ -8,7 +8,6 @@ from support.trees import gradient, random_group, relative_error, tiny_policy
 from agentrl.data import build_step
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
-BFLOAT16 = torch.autocast("cuda", dtype=torch.bfloat16)
 
 
 @pytest.mark.parametrize("architecture", ["qwen3", "llama"])
@@ -25,7 +24,8 @@ def test_merged_bfloat16_is_as_exact_as_separate_rows(architecture, merge, token
 
     def error(merge: str, token_budget: int) -> float:
         step = build_step(groups, policy_version=3, token_budget=token_budget, merge=merge)
-        _, found = gradient(rounded.cuda(), step, kind="REINFORCE", autocast=BFLOAT16)
+        bfloat16 = torch.autocast("cuda", dtype=torch.bfloat16)
+        _, found = gradient(rounded.cuda(), step, kind="REINFORCE", autocast=bfloat16)
         return relative_error(found.cpu().double(), oracle)
 
     assert error(merge, token_budget) <= 1.5 * error("none", 10**9)

@@ -92,6 +92,7 @@ def select_group(
         seed: draws the records that `balance_sample` and `reserve_context_error_count` keep.
 
     Raises:
+        TrainingError: a record shows images, which cannot be trained on yet.
         ValueError: the records are not of one Task, or turns are missing.
     """
     if len({record.task_id for record in records}) != 1:
