@@ -1,5 +1,6 @@
-"""Ranks and sharding."""
+"""Ranks, their mesh, and sharding."""
 
+from agentrl.distributed.mesh import MeshShape
 from agentrl.distributed.ranks import Ranks, joined_ranks
 from agentrl.distributed.sharding import (
     clip_gradients,
@@ -8,9 +9,11 @@ from agentrl.distributed.sharding import (
     load_full_optimizer_state,
     load_full_state_dict,
     shard_model,
+    squared_norms,
 )
 
 __all__ = [
+    "MeshShape",
     "Ranks",
     "clip_gradients",
     "full_optimizer_state",
@@ -19,4 +22,5 @@ __all__ = [
     "load_full_optimizer_state",
     "load_full_state_dict",
     "shard_model",
+    "squared_norms",
 ]

@@ -19,6 +19,7 @@ from transformers import AttentionInterface
 
 from agentrl.models.attention import ChunkStates, layer_index
 from agentrl.models.rows import PackedRow
+from agentrl.models.split import over_ranks
 
 FLEX_ATTENTION = "agentrl_flex"
 BLOCK = 128
@@ -158,4 +159,4 @@ def flex_tree_attention(
     return output.transpose(1, 2), None
 
 
-AttentionInterface.register(FLEX_ATTENTION, flex_tree_attention)
+AttentionInterface.register(FLEX_ATTENTION, over_ranks(flex_tree_attention))

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.distributed.device_mesh import DeviceMesh
 
 from agentrl.config.sections import AlgorithmSection, ModelSection, TrainerSection
 from agentrl.data import MicroBatch
@@ -29,6 +30,8 @@ from agentrl.models.attention import TREE_ATTENTION
 from agentrl.models.export import save_hf
 from agentrl.models.flex import FLEX_ATTENTION
 from agentrl.models.load import load_policy
+from agentrl.models.parallel import parallelize
+from agentrl.models.policy import PolicyModel
 from agentrl.trainer.merge_check import STEP_TOLERANCE, MergeCheck, check_merge
 from agentrl.trainer.optimizer import learning_rate, make_optimizer
 from agentrl.trainer.passes import PassOutcome, forward_backward
@@ -107,7 +110,8 @@ class Learner:
             trust_remote_code=model.trust_remote_code,
             gradient_checkpointing=trainer.gradient_checkpointing,
         )
-        shard_model(self._policy, ranks, compute_dtype=self._precision.compute)
+        mesh = None if ranks.world_size == 1 else ranks.shape.build(ranks.device)
+        self._spread(self._policy, mesh)
         self._reference = None
         if reference_path is not None:
             self._reference = load_policy(
@@ -117,9 +121,13 @@ class Learner:
                 attention=attention,
                 trust_remote_code=model.trust_remote_code,
             ).requires_grad_(requires_grad=False)
-            shard_model(self._reference, ranks, compute_dtype=self._precision.compute)
+            self._spread(self._reference, mesh)
         self._optimizer = make_optimizer(self._policy.parameters(), trainer)
         self._num_done = 0
+
+    def _spread(self, policy: PolicyModel, mesh: DeviceMesh | None) -> None:
+        parallelize(policy, mesh)
+        shard_model(policy, self._ranks, mesh, compute_dtype=self._precision.compute)
 
     def train(self, micro_batches: Sequence[MicroBatch]) -> StepOutcome:
         """Accumulate the gradients of all micro-batches and make one optimizer step (collective).
@@ -162,7 +170,7 @@ class Learner:
                 "forward_backward": accumulated - started,
                 "optimizer": time.monotonic() - accumulated,
             },
-            ratios=joined(self._ranks.gather(ratios)),
+            ratios=joined(self._ranks.gather_shares(ratios)),
             skipped=skipped,
         )
 

@@ -342,7 +342,7 @@ class TrainLoop:
                 skip_length_normalization=self._algorithm.skip_length_normalization,
             ),
             merge=merge,
-            num_ranks=self._team.num_ranks,
+            num_ranks=self._team.num_shares,
             normalizer_length=self._algorithm.loss_normalizer_length,
             normalize_advantages=self._algorithm.advantage_estimator == "reinforce_plus_plus",
         )

@@ -19,8 +19,10 @@ from agentrl.algorithms.losses import checked_kind
 from agentrl.config.checks import groups_per_step
 from agentrl.config.loading import flat_values
 from agentrl.config.sections import RootConfig
-from agentrl.distributed import Ranks, joined_ranks
+from agentrl.distributed import MeshShape, Ranks, joined_ranks
 from agentrl.errors import ConfigError
+from agentrl.models.load import read_config
+from agentrl.models.parallel import check_parallel_support
 from agentrl.models.resolve import resolve_model
 from agentrl.observability.logs import setup_logging
 from agentrl.rollout.datasets import eval_tasks, train_tasks
@@ -60,7 +62,7 @@ def train(config: RootConfig) -> TrainResult | None:
         torch.set_num_threads(config.trainer.trainer_threads)
     # A bar for every published version would fill the log.
     disable_progress_bar()  # type: ignore[no-untyped-call]
-    with joined_ranks() as ranks:
+    with joined_ranks(lambda world_size: _shape(config, world_size)) as ranks:
         if ranks.is_main:
             return asyncio.run(_lead_until_signalled(config, ranks))
         _follow(config, ranks)
@@ -99,6 +101,10 @@ async def lead(config: RootConfig, ranks: Ranks, *, stop: asyncio.Event) -> Trai
                 )
             )
             model_path = _model_path(config, checkpoint)
+            check_parallel_support(
+                read_config(model_path, trust_remote_code=config.model.trust_remote_code),
+                ranks.shape,
+            )
             state = _optimizer_state(config, checkpoint)
         except BaseException:
             ranks.broadcast(_Start(None))
@@ -119,12 +125,23 @@ async def lead(config: RootConfig, ranks: Ranks, *, stop: asyncio.Event) -> Trai
             publisher=_publisher(store, config),
             history=history,
             eval_tasks=eval_tasks(config.data, 0) if config.trainer.eval_strategy != "no" else [],
-            groups_per_step=groups_per_step(config, ranks.world_size),
+            groups_per_step=groups_per_step(config, ranks.shape.num_shares),
             stop=stop,
         )
         result = await loop.run()
         logger.info("%s after step %d; see %s", result.status, result.step, result.summary_path)
         return result
+
+
+def _shape(config: RootConfig, world_size: int) -> MeshShape:
+    trainer = config.trainer
+    return MeshShape.of(
+        world_size,
+        dp_replicate=trainer.dp_replicate_size,
+        cp=trainer.cp_size,
+        ep=trainer.ep_size,
+        tp=trainer.tp_size,
+    )
 
 
 def _publisher(store: TrajectoryStore, config: RootConfig) -> PolicyPublisher | PolicyFiles:
@@ -163,7 +180,7 @@ async def _open_run(store: TrajectoryStore, config: RootConfig, ranks: Ranks) ->
         return checkpoint
     control = Control(
         max_staleness=config.algorithm.max_staleness,
-        groups_per_step=groups_per_step(config, ranks.world_size),
+        groups_per_step=groups_per_step(config, ranks.shape.num_shares),
     )
     await store.ensure_schema()
     await store.create_run(

@@ -71,9 +71,9 @@ class Team:
         self._is_broken = False
 
     @property
-    def num_ranks(self) -> int:
-        """Number of ranks that share a step's work."""
-        return self._ranks.world_size
+    def num_shares(self) -> int:
+        """Number of shares into which a step's work is divided."""
+        return self._ranks.shape.num_shares
 
     async def __aenter__(self) -> Self:
         self._learner = await asyncio.get_running_loop().run_in_executor(
@@ -97,7 +97,7 @@ class Team:
         """Make one optimizer step.
 
         Args:
-            shares: micro-batches of each rank; every rank has the same number.
+            shares: micro-batches of each share of the work; all have the same number.
         """
         return await self._do(
             _Train(), lambda: self._learner.train(self._ranks.scatter([list(s) for s in shares]))
@@ -109,7 +109,7 @@ class Team:
         """Compare the gradients of two packings of one step.
 
         Args:
-            merged: micro-batches of each rank as they are going to be trained on.
+            merged: micro-batches of each share as they are going to be trained on.
             separate: the same turns without merging.
         """
 
