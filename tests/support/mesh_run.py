@@ -19,7 +19,7 @@ from agentrl.distributed import MeshShape, Ranks, joined_ranks
 from agentrl.distributed.sharding import full_state_dict
 from agentrl.trainer.learner import Learner
 
-TRAINER = TrainerSection(learning_rate=1e-3, max_grad_norm=0.5, max_steps=8, warmup_steps=2)
+TRAINER = TrainerSection(learning_rate=1e-3, max_grad_norm=0.05, max_steps=8, warmup_steps=2)
 ALGORITHM = AlgorithmSection(loss_calculator="GSPO", max_staleness=9)
 STEPS = (
     # The groups of a step and the token budget of a pass: several rows a rank; one row in all, so

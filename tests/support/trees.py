@@ -5,7 +5,14 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 
 from agentrl.config.sections import AlgorithmSection
 from agentrl.data.batch import StepBatch
@@ -44,7 +51,11 @@ def tiny_policy(
 ) -> PolicyModel:
     """A random model whose logits differ enough for clipping to happen."""
     torch.manual_seed(7)
-    if architecture == "llama":
+    if architecture == "qwen3_moe":
+        experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+        sizes = {**SHAPE, **experts, **changes}
+        model = Qwen3MoeForCausalLM(Qwen3MoeConfig(**sizes, tie_word_embeddings=True))
+    elif architecture == "llama":
         config = LlamaConfig(**{**SHAPE, **changes}, tie_word_embeddings=False)
         model = LlamaForCausalLM(config)
     else:
