@@ -401,6 +401,10 @@ class TrainerSection(Section):
     """Steps between two checkpoints."""
     save_total_limit: int = Field(default=2, ge=1)
     """Checkpoints that are kept."""
+    async_save: bool = False
+    """Write checkpoints beside training. A crash meanwhile goes back to the one before."""
+    full_determinism: bool = False
+    """Use only algorithms that give the same bits every time; some are slower."""
     save_only_model: bool = False
     """Leave optimizer state out of checkpoints (such a run cannot resume exactly)."""
     logging_steps: int = Field(default=1, ge=1)

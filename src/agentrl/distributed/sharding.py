@@ -13,14 +13,11 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
-    get_optimizer_state_dict,
     set_model_state_dict,
-    set_optimizer_state_dict,
 )
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard
-from torch.optim import Optimizer
 
 from agentrl.distributed.ranks import Ranks
 
@@ -92,36 +89,24 @@ def full_state_dict(model: nn.Module, ranks: Ranks) -> dict[str, torch.Tensor]:
     else:
         options = StateDictOptions(full_state_dict=True, cpu_offload=True)
         state = cast(dict[str, torch.Tensor], get_model_state_dict(model, options=options))
+    return _untied(model, state)
+
+
+def _untied(model: nn.Module, state: dict[str, Any]) -> dict[str, Any]:
     every = dict(model.named_parameters(remove_duplicate=False))
     tied = every.keys() - dict(model.named_parameters()).keys()
     return {name: tensor for name, tensor in state.items() if name not in tied}
 
 
-def load_full_state_dict(model: nn.Module, state: dict[str, torch.Tensor], ranks: Ranks) -> None:
-    """Load what `full_state_dict` returned; every rank holds all of it (collective)."""
+def sharded_state_dict(model: nn.Module) -> dict[str, Any]:
+    """Return this rank's part of the parameters; tied ones once, as in `full_state_dict`."""
+    return _untied(model, get_model_state_dict(model))
+
+
+def load_sharded_state_dict(model: nn.Module, state: dict[str, Any]) -> None:
+    """Load what `sharded_state_dict` returned."""
     # Tied parameters are in it once, so it is not complete by name.
-    if ranks.world_size == 1:
-        model.load_state_dict(state, strict=False)
-        return
-    options = StateDictOptions(full_state_dict=True, strict=False)
-    set_model_state_dict(model, cast(dict[str, Any], state), options=options)
-
-
-def full_optimizer_state(model: nn.Module, optimizer: Optimizer, ranks: Ranks) -> dict[str, Any]:
-    """Return the whole optimizer state, keyed by parameter name, on rank 0 (collective)."""
-    options = StateDictOptions(full_state_dict=True, cpu_offload=ranks.world_size > 1)
-    return get_optimizer_state_dict(model, optimizer, options=options)
-
-
-def load_full_optimizer_state(
-    model: nn.Module, optimizer: Optimizer, state: dict[str, Any], ranks: Ranks
-) -> None:
-    """Load what `full_optimizer_state` returned; every rank holds all of it (collective).
-
-    The number of ranks may differ from the one that saved it.
-    """
-    options = StateDictOptions(full_state_dict=True)
-    set_optimizer_state_dict(model, optimizer, state, options=options)
+    set_model_state_dict(model, state, options=StateDictOptions(strict=False))
 
 
 def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> float:

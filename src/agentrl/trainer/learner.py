@@ -13,18 +13,23 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.distributed.checkpoint.state_dict import (
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
 from torch.distributed.device_mesh import DeviceMesh
 
 from agentrl.config.sections import AlgorithmSection, ModelSection, TrainerSection
 from agentrl.data import MicroBatch
 from agentrl.distributed import (
     Ranks,
+    StateWriter,
     clip_gradients,
-    full_optimizer_state,
     full_state_dict,
-    load_full_optimizer_state,
-    load_full_state_dict,
+    load_sharded_state_dict,
+    read_state,
     shard_model,
+    sharded_state_dict,
 )
 from agentrl.models.attention import TREE_ATTENTION
 from agentrl.models.export import save_hf
@@ -95,6 +100,7 @@ class Learner:
             ConfigError: the model cannot be loaded, or an optimizer argument is wrong.
         """
         _seed_everything(seed)
+        torch.use_deterministic_algorithms(trainer.full_determinism)
         self._ranks = ranks
         self._model_path = model_path
         self._trainer = trainer
@@ -123,6 +129,7 @@ class Learner:
             ).requires_grad_(requires_grad=False)
             self._spread(self._reference, mesh)
         self._optimizer = make_optimizer(self._policy.parameters(), trainer)
+        self._writer = StateWriter(ranks)
         self._num_done = 0
 
     def _spread(self, policy: PolicyModel, mesh: DeviceMesh | None) -> None:
@@ -214,25 +221,42 @@ class Learner:
                 set_config_dtype(path, dtype)
         self._ranks.barrier()
 
-    def optimizer_state(self) -> dict[str, Any]:
-        """Return what `load_optimizer_state` needs; whole on rank 0 (collective)."""
+    def save_state(self, directory: Path, *, in_background: bool) -> None:
+        """Write what `load_state` needs besides the exported weights (collective).
+
+        Args:
+            directory: to be made.
+            in_background: return when the state is copied; `wait_saved` says when it is written.
+        """
+        self._writer.write(self._state(), directory, in_background=in_background)
+
+    def wait_saved(self) -> None:
+        """Return when the state is written; may be called from another thread."""
+        self._writer.wait()
+
+    def load_state(self, directory: Path) -> None:
+        """Go on where the state was written; ranks and mesh may differ from those then.
+
+        Collective.
+        """
+        state = self._state()
+        read_state(state, directory, self._ranks)
+        if "master" in state:
+            load_sharded_state_dict(self._policy, state["master"])
+        set_optimizer_state_dict(self._policy, self._optimizer, state["optimizer"])
+        self._num_done = int(state["num_done"])
+        torch.set_rng_state(state["torch_random"])
+
+    def _state(self) -> dict[str, Any]:
         state: dict[str, Any] = {
-            "optimizer": full_optimizer_state(self._policy, self._optimizer, self._ranks),
-            "num_done": self._num_done,
+            "optimizer": get_optimizer_state_dict(self._policy, self._optimizer),
+            "num_done": torch.tensor(self._num_done),
             "torch_random": torch.get_rng_state(),
         }
         if self._precision.is_mixed:
             # What was exported is rounded; steps add up in the master weights.
-            state["master"] = full_state_dict(self._policy, self._ranks)
+            state["master"] = sharded_state_dict(self._policy)
         return state
-
-    def load_optimizer_state(self, state: dict[str, Any]) -> None:
-        """Go on where the state was taken; the number of ranks may differ (collective)."""
-        if "master" in state:
-            load_full_state_dict(self._policy, state["master"], self._ranks)
-        load_full_optimizer_state(self._policy, self._optimizer, state["optimizer"], self._ranks)
-        self._num_done = state["num_done"]
-        torch.set_rng_state(state["torch_random"])
 
     def _pass(self, batch: MicroBatch, algorithm: AlgorithmSection) -> PassOutcome:
         return forward_backward(

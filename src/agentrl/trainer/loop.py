@@ -23,7 +23,7 @@ from agentrl.data.tree import Merge
 from agentrl.errors import StoreError, TrainingError
 from agentrl.schema import Task
 from agentrl.store import DEFAULT_CONSUMER, TrajectoryStore
-from agentrl.trainer.checkpoint import write_checkpoint
+from agentrl.trainer.checkpoint import Draft
 from agentrl.trainer.evaluation import evaluate
 from agentrl.trainer.groups import GroupReader, StepControl, StepGroups
 from agentrl.trainer.history import EvalMetrics, History, StepMetrics
@@ -88,6 +88,7 @@ class TrainLoop:
         self._evaluating: dict[int, asyncio.Task[EvalMetrics | None]] = {}
         self._first_step = history.last_step
         self._saved_step = history.last_step
+        self._saving: asyncio.Task[None] | None = None
         self._entered = time.monotonic()
         self._reader = GroupReader(
             store,
@@ -127,6 +128,9 @@ class TrainLoop:
             return await self._finish(await self._all_steps())
         finally:
             await self._give_up_evaluations()
+            if self._saving is not None:  # an error is on its way; this checkpoint may not be whole
+                self._saving.cancel()
+                await asyncio.wait([self._saving])
 
     async def _all_steps(self) -> str:
         """Make steps while there is data for them; return how it ended."""
@@ -217,9 +221,12 @@ class TrainLoop:
     async def _finish(self, status: str) -> TrainResult:
         """Save what is not saved yet, evaluate, and leave the reports."""
         step = self._history.last_step
+        with self._phase("checkpoint"):
+            await self._saved()
         if self._saved_step < step:
             with self._phase("checkpoint"):
                 await self._checkpoint(self._publisher.directory(step))
+                await self._saved()
         with self._phase("eval"):
             await self._collect_evaluations(wait=True)
         if status == "stopped":
@@ -239,20 +246,33 @@ class TrainLoop:
         )
 
     async def _checkpoint(self, model_dir: Path) -> None:
-        """Write a checkpoint and commit the ledger up to it."""
-        step = self._history.last_step
-        state = None if self._trainer.save_only_model else await self._team.optimizer_state()
-        await asyncio.to_thread(
-            write_checkpoint,
+        """Write a checkpoint and commit the ledger up to it, beside training if asked to."""
+        await self._saved()
+        draft = await asyncio.to_thread(
+            Draft.begin,
             self._run.output_path,
-            step=step,
+            step=self._history.last_step,
             model_dir=model_dir,
-            optimizer_state=state,
             history=self._history,
-            keep=self._trainer.save_total_limit,
         )
-        await self._store.commit(self._trainer.consumer, step)
-        self._saved_step = step
+        if not self._trainer.save_only_model:
+            in_background = self._trainer.async_save
+            await self._team.save_state(draft.state_path, in_background=in_background)
+        self._saving = asyncio.create_task(self._finish_checkpoint(draft))
+        if not self._trainer.async_save:
+            await self._saved()
+
+    async def _finish_checkpoint(self, draft: Draft) -> None:
+        await self._team.wait_saved()
+        await asyncio.to_thread(draft.finish, keep=self._trainer.save_total_limit)
+        await self._store.commit(self._trainer.consumer, draft.step)
+        self._saved_step = draft.step
+
+    async def _saved(self) -> None:
+        """Return when the checkpoint that is being written, if there is one, is whole."""
+        saving, self._saving = self._saving, None
+        if saving is not None:
+            await saving
 
     def _is_eval_due(self, step: int) -> bool:
         strategy = self._trainer.eval_strategy

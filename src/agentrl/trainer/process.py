@@ -58,6 +58,9 @@ def train(config: RootConfig) -> TrainResult | None:
         TrainingError: losses or gradients stay non-finite.
     """
     setup_logging(f"trainer-{os.environ.get('RANK', '0')}")
+    if config.trainer.full_determinism:
+        # Read when CUDA starts.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     if config.trainer.trainer_threads is not None:
         torch.set_num_threads(config.trainer.trainer_threads)
     # A bar for every published version would fill the log.
@@ -105,7 +108,7 @@ async def lead(config: RootConfig, ranks: Ranks, *, stop: asyncio.Event) -> Trai
                 read_config(model_path, trust_remote_code=config.model.trust_remote_code),
                 ranks.shape,
             )
-            state = _optimizer_state(config, checkpoint)
+            state = _state_path(config, checkpoint)
         except BaseException:
             ranks.broadcast(_Start(None))
             raise
@@ -114,7 +117,7 @@ async def lead(config: RootConfig, ranks: Ranks, *, stop: asyncio.Event) -> Trai
             Team(ranks, lambda: _learner(config, ranks, model_path))
         )
         if state is not None:
-            await team.load_optimizer_state(state)
+            await team.load_state(state)
         history = checkpoint.history if checkpoint else History()
         rewind_metrics(config.run.output_path, history)
         logger.info("run %s: %d step(s) done so far", config.run.run_name, history.last_step)
@@ -224,10 +227,10 @@ def _model_path(config: RootConfig, checkpoint: Checkpoint | None) -> Path:
     return resolve_model(config.model.model_name_or_path)
 
 
-def _optimizer_state(config: RootConfig, checkpoint: Checkpoint | None) -> dict[str, object] | None:
+def _state_path(config: RootConfig, checkpoint: Checkpoint | None) -> Path | None:
     if checkpoint is None or checkpoint.step >= config.trainer.max_steps:
         return None
-    return checkpoint.optimizer_state()
+    return checkpoint.state_path
 
 
 def _connect(config: RootConfig) -> AbstractAsyncContextManager[TrajectoryStore]:

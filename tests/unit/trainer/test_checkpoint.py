@@ -3,8 +3,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from agentrl.distributed import Ranks, StateWriter, read_state
 from agentrl.errors import ConfigError
-from agentrl.trainer.checkpoint import checkpoints_root, latest_checkpoint, write_checkpoint
+from agentrl.trainer.checkpoint import Draft, checkpoints_root, latest_checkpoint
 from agentrl.trainer.history import EvalMetrics, History, StepMetrics
 
 
@@ -30,15 +31,13 @@ def history_of(num_steps: int) -> History:
 def write(output: Path, step: int, keep: int = 2, state: dict | None = None) -> None:
     model = output / "model"
     model.mkdir(parents=True, exist_ok=True)
-    (model / "model.safetensors").write_text(f"weights {step}")
-    write_checkpoint(
-        output,
-        step=step,
-        model_dir=model,
-        optimizer_state=state,
-        history=history_of(step),
-        keep=keep,
-    )
+    weights = model / "model.safetensors"
+    weights.unlink(missing_ok=True)
+    weights.write_text(f"weights {step}")
+    draft = Draft.begin(output, step=step, model_dir=model, history=history_of(step))
+    if state is not None:
+        StateWriter(Ranks()).write(state, draft.state_path, in_background=False)
+    draft.finish(keep=keep)
 
 
 def test_the_newest_checkpoint_is_found_with_its_history(tmp_path: Path) -> None:
@@ -50,7 +49,9 @@ def test_the_newest_checkpoint_is_found_with_its_history(tmp_path: Path) -> None
     assert found.step == found.history.last_step == 3
     assert found.history == history_of(3)
     assert (found.model_path / "model.safetensors").read_text() == "weights 3"
-    assert torch.equal(found.optimizer_state()["momentum"], torch.ones(2))
+    state = {"momentum": torch.zeros(2)}
+    read_state(state, found.state_path, Ranks())
+    assert torch.equal(state["momentum"], torch.ones(2))
 
 
 def test_only_so_many_checkpoints_are_kept(tmp_path: Path) -> None:
@@ -73,7 +74,7 @@ def test_a_checkpoint_without_optimizer_cannot_be_resumed(tmp_path: Path) -> Non
     found = latest_checkpoint(tmp_path)
     assert found is not None
     with pytest.raises(ConfigError, match="save_only_model"):
-        found.optimizer_state()
+        assert found.state_path
 
 
 def test_history_sums_up_what_its_steps_did() -> None:
