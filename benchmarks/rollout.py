@@ -5,8 +5,15 @@
 
 `throughput_ratio`: output tokens a second of 64 concurrent `MCPSampler` rollouts (database, MCP
 tools and scoring included), over those of the same requests sent straight to the same engine by a
-bare HTTP client: as many at once, each rollout's turns one after the other. Sides alternate, and
-the median over the rounds counts.
+bare HTTP client: as many at once, each rollout's turns one after the other, prefix cache emptied
+before either side. Sides alternate, and the median over the rounds counts.
+
+The demo's model is far cheaper than any model that one would train: a turn of ten tokens costs the
+engine 3 ms, so what is measured with it (`demo_model`) is mostly the sampler. The ratio is taken
+with the same weights below layers that add nothing to the residual stream: the same replies, for
+`DEPTH` times the work. A turn then costs about what a GPU spends on one of a 7 B model.
+
+`sampler_cpu_ms_a_turn`: processor time of this process a model call, tool call and writes included.
 
 `waiting`: one process holds 512 rollouts that all wait for a slow tool; its memory at the beginning
 and at the end of the wait.
@@ -19,32 +26,35 @@ import asyncio
 import json
 import os
 import platform
-import socket
+import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import httpx
+import aiohttp
+import torch
 import uvloop
+from transformers import AutoConfig, AutoModelForCausalLM
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from support.engines import engine_process
-from support.play import TOOL_SERVER, ExactScoring, service
+from support.listening import listening_process
+from support.play import ExactScoring, run_tool_server, service
 from support.scripted_engine import ScriptedEngine, serve_script
 
 from agentrl import __version__
 from agentrl.config.sections import DataSection, RolloutSection, SamplingSection
 from agentrl.inference import GenerateRequest, GenerateResult, ServerPool
+from agentrl.inference.client import SGLangClient
 from agentrl.renderers.renderer import Renderer
 from agentrl.rollout import MCPSampler, RolloutContext
 from agentrl.rollout.datasets import load_questions, tasks_from_questions
@@ -58,6 +68,7 @@ from agentrl.tools import ToolsConfig, connect_tools, load_mcp_servers
 ROOT = Path(__file__).resolve().parents[1]
 MODEL = ROOT / "assets/demo/model"
 CONCURRENCY = 64
+DEPTH = 10
 WAITING = 512
 WAIT_SECONDS = 20.0
 
@@ -78,30 +89,20 @@ class RecordingPool(ServerPool):
         return result
 
 
-@contextmanager
-def tool_process(command: Sequence[str], port: int) -> Iterator[str]:
-    """Run an MCP server; yields its address."""
-    process = subprocess.Popen(command, cwd=ROOT)
-    try:
-        deadline = time.monotonic() + 30
-        while True:
-            with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", port)) == 0:
-                    break
-            if process.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError("the tool server did not start")
-            time.sleep(0.05)
-        yield f"http://127.0.0.1:{port}/mcp"
-    finally:
-        process.terminate()
-        process.wait(20)
-
-
-def free_port() -> int:
-    """Return a port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def deepened(target: Path) -> Path:
+    """Write the demo's model with further layers whose outputs are all zero; return where."""
+    model: Any = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32)
+    config = AutoConfig.from_pretrained(MODEL)
+    config.num_hidden_layers *= DEPTH
+    config.layer_types = config.layer_types * DEPTH
+    deep: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    deep.load_state_dict(model.state_dict(), strict=False)
+    for layer in deep.model.layers[model.config.num_hidden_layers :]:
+        for projection in (layer.self_attn.o_proj, layer.mlp.down_proj):
+            torch.nn.init.zeros_(projection.weight)
+    shutil.copytree(MODEL, target, ignore=shutil.ignore_patterns("*.safetensors"))
+    deep.save_pretrained(target)
+    return target
 
 
 @asynccontextmanager
@@ -127,7 +128,7 @@ async def replay(url: str, chains: Sequence[Sequence[GenerateRequest]]) -> tuple
     waiting = iter(chains)
     num_tokens = 0
 
-    async def worker(client: httpx.AsyncClient) -> None:
+    async def worker(client: aiohttp.ClientSession) -> None:
         nonlocal num_tokens
         for chain in waiting:
             for request in chain:
@@ -139,39 +140,36 @@ async def replay(url: str, chains: Sequence[Sequence[GenerateRequest]]) -> tuple
                     "sampling_params": sampling,
                     "return_logprob": True,
                 }
-                answer = await client.post("/generate", json=body)
-                answer.raise_for_status()
-                num_tokens += len(answer.json()["output_ids"])
+                async with client.post(f"{url}/generate", json=body) as answer:
+                    answer.raise_for_status()
+                    num_tokens += len((await answer.json())["output_ids"])
 
-    limits = httpx.Limits(max_connections=CONCURRENCY, max_keepalive_connections=CONCURRENCY)
-    async with httpx.AsyncClient(base_url=url, timeout=600.0, limits=limits) as client:
+    connector = aiohttp.TCPConnector(limit=CONCURRENCY)
+    async with aiohttp.ClientSession(connector=connector) as client:
         began = time.perf_counter()
         await asyncio.gather(*(worker(client) for _ in range(CONCURRENCY)))
         return time.perf_counter() - began, num_tokens
 
 
-async def throughput(mongo: EmbeddedMongo, num_rollouts: int, rounds: int) -> dict[str, Any]:
+async def throughput(
+    mongo: EmbeddedMongo, model: Path, num_rollouts: int, rounds: int
+) -> dict[str, Any]:
     """Compare both sides over some rounds."""
     questions = load_questions(ROOT / "assets/demo/train.jsonl", DataSection())
-    port = free_port()
-    command = [sys.executable, "-m", "examples.shop.server", "--port", str(port)]
-    sampled, straight = [], []
-    with engine_process(MODEL) as engine_url, tool_process(command, port) as tools_url:
+    command = [sys.executable, "-m", "examples.shop.server", "--port", "{port}"]
+    sampled, straight, cpu_ms = [], [], []
+    with engine_process(model) as engine_url, listening_process(command) as tools_url:
         here = InferenceService(
-            id="engine", base_url=engine_url, backend="embedded", model_path=str(MODEL)
+            id="engine", base_url=engine_url, backend="embedded", model_path=str(model)
         )
-        tools = ToolsConfig(servers=load_mcp_servers(tools_url))
-        async with connect_tools(tools) as toolbox:
+        tools = ToolsConfig(servers=load_mcp_servers(f"{tools_url}/mcp"))
+        async with connect_tools(tools) as toolbox, SGLangClient(engine_url) as engine:
             for number in range(rounds + 1):
                 async with open_store(mongo) as store, RecordingPool() as pool:
-                    await store.register_service(
-                        here.model_copy(update={"heartbeat_at": utc_now()})
-                    )
                     tasks = tasks_from_questions(
                         questions[: num_rollouts // 4], "train", num_generations=4
                     )
                     await store.add_tasks(tasks)
-                    beats = asyncio.create_task(_keep(store, here))
                     context = RolloutContext(
                         store=store,
                         servers=pool,
@@ -186,14 +184,19 @@ async def throughput(mongo: EmbeddedMongo, num_rollouts: int, rounds: int) -> di
                         sampling=SamplingSection(max_new_tokens=48, max_prompt_tokens=768),
                         seed=number,
                     )
-                    seconds = await play(store, context)
-                    beats.cancel()
+                    await engine.flush_cache()
+                    cpu_seconds = time.process_time()
+                    async with kept_registered(store, here):
+                        seconds = await play(store, context)
+                    cpu_seconds = time.process_time() - cpu_seconds
                     chains, num_tokens = list(pool.asked.values()), pool.num_tokens
+                await engine.flush_cache()
                 direct_seconds, direct_tokens = await replay(engine_url, chains)
                 if number == 0:
                     continue  # warm-up
                 sampled.append(num_tokens / seconds)
                 straight.append(direct_tokens / direct_seconds)
+                cpu_ms.append(cpu_seconds * 1000 / sum(map(len, chains)))
                 print(f"round {number}: {sampled[-1]:.0f} of {straight[-1]:.0f} tokens/s")
     ratios = [mine / direct for mine, direct in zip(sampled, straight, strict=True)]
     return {
@@ -201,28 +204,37 @@ async def throughput(mongo: EmbeddedMongo, num_rollouts: int, rounds: int) -> di
         "ratios": ratios,
         "sampler_tokens_per_second": statistics.median(sampled),
         "direct_tokens_per_second": statistics.median(straight),
+        "sampler_cpu_ms_a_turn": statistics.median(cpu_ms),
         "concurrency": CONCURRENCY,
         "rollouts_a_round": num_rollouts,
     }
 
 
-async def _keep(store: TrajectoryStore, here: InferenceService) -> None:
-    while True:
-        await asyncio.sleep(5)
-        # Its heartbeat is as old as the description.
-        await store.register_service(here.model_copy(update={"heartbeat_at": utc_now()}))
+@asynccontextmanager
+async def kept_registered(store: TrajectoryStore, here: InferenceService) -> AsyncIterator[None]:
+    """Register a server, and send its heartbeats."""
+
+    async def beat() -> None:
+        while True:
+            await store.register_service(here.model_copy(update={"heartbeat_at": utc_now()}))
+            await asyncio.sleep(5)
+
+    beats = asyncio.create_task(beat())
+    try:
+        yield
+    finally:
+        beats.cancel()
+        await asyncio.wait([beats])
 
 
 async def waiting(mongo: EmbeddedMongo, num_waiting: int) -> dict[str, Any]:
     """Hold rollouts that wait for a slow tool, and watch this process's memory."""
-    port = free_port()
-    with tempfile.NamedTemporaryFile() as calls:
-        command = [sys.executable, str(TOOL_SERVER), calls.name, str(port)]
-        with (
-            tool_process(command, port) as tools_url,
-            serve_script(Renderer.load(MODEL), _call_slowly) as engine,
-        ):
-            return await _hold(mongo, engine, tools_url, Path(calls.name), num_waiting)
+    with (
+        tempfile.NamedTemporaryFile() as calls,
+        run_tool_server(Path(calls.name)) as tools_url,
+        serve_script(Renderer.load(MODEL), _call_slowly) as engine,
+    ):
+        return await _hold(mongo, engine, tools_url, Path(calls.name), num_waiting)
 
 
 def _call_slowly(prompt: str) -> str:
@@ -236,7 +248,6 @@ async def _hold(
 ) -> dict[str, Any]:
     tools = ToolsConfig(servers=load_mcp_servers(tools_url), call_timeout_seconds=600)
     async with open_store(mongo) as store, connect_tools(tools) as toolbox, ServerPool() as pool:
-        await store.register_service(service(engine))
         await store.add_tasks(
             MCPTask(id=f"train/0/{n}", order=n, num_generations=8, query="wait!", answer="1")
             for n in range(num_waiting // 8)
@@ -255,15 +266,14 @@ async def _hold(
             sampling=SamplingSection(max_new_tokens=200),
         )
         before = resident_mb()
-        beats = asyncio.create_task(_keep(store, service(engine)))
-        playing = asyncio.create_task(play(store, context))
-        await _until_called(calls, num_waiting, playing)
-        samples = [resident_mb()]
-        for _ in range(round(WAIT_SECONDS / 2)):
-            await asyncio.sleep(1.0)
-            samples.append(resident_mb())
-        seconds = await playing
-        beats.cancel()
+        async with kept_registered(store, service(engine)):
+            playing = asyncio.create_task(play(store, context))
+            await _until_called(calls, num_waiting, playing)
+            samples = [resident_mb()]
+            for _ in range(round(WAIT_SECONDS / 2)):
+                await asyncio.sleep(1.0)
+                samples.append(resident_mb())
+            seconds = await playing
     return {
         "rollouts": num_waiting,
         "resident_mb_before": before,
@@ -293,9 +303,13 @@ async def measure(num_rollouts: int, rounds: int, num_waiting: int) -> dict[str,
     with tempfile.TemporaryDirectory() as folder, EmbeddedMongo(Path(folder)) as mongo:
         held = await waiting(mongo, num_waiting)
         print(f"{num_waiting} waiting rollouts: {held['growth_mb_while_waiting']:+.1f} MB")
-        figures = await throughput(mongo, num_rollouts, rounds)
+        deep = deepened(Path(folder) / "model")
+        figures = await throughput(mongo, deep, num_rollouts, rounds)
+        demo_model = await throughput(mongo, MODEL, num_rollouts, rounds)
     return {
         **figures,
+        "depth": DEPTH,
+        "demo_model": demo_model,
         "waiting": held,
         "machine": {"cores": os.cpu_count(), "processor": platform.machine()},
         "versions": {"agentrl": __version__, "python": platform.python_version()},
@@ -306,8 +320,8 @@ def main() -> None:
     """Measure, print and write."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--out", type=Path, help="JSON file for the figures")
-    parser.add_argument("--rollouts", type=int, default=512, help="rollouts a round")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rollouts", type=int, default=256, help="rollouts a round")
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--waiting", type=int, default=WAITING)
     args = parser.parse_args()
     figures = uvloop.run(measure(args.rollouts, args.rounds, args.waiting))

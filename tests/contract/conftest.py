@@ -1,9 +1,11 @@
-"""Servers under contract: the embedded engine always, a real SGLang where an address is given.
+"""Servers under contract: the embedded engine always, a real SGLang in the slow tests.
 
-    AGENTRL_SGLANG_URL=http://127.0.0.1:30000 AGENTRL_SGLANG_MODEL=/path pytest tests/contract
+SGLang runs on the CPU (`scripts/sglang_cpu install`, then `scripts/sglang_cpu test`), or anywhere:
 
-The real server has to serve that directory (a small Qwen3 in float32) and be able to read files
-that the tests write.
+    AGENTRL_SGLANG_URL=http://127.0.0.1:30000 AGENTRL_SGLANG_MODEL=/path pytest -m slow tests/contract
+
+The given server has to serve that directory (a small Qwen3 in float32), to be able to read files
+that the tests write, and to run with SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION=false.
 """
 
 import os
@@ -16,11 +18,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from support.engines import FIRST, Oracle, Served, engine_process, make_model
+from support.sglang import sglang_process
 
 from agentrl.inference.client import SGLangClient
 
-SGLANG_URL = os.environ.get("AGENTRL_SGLANG_URL")
-KINDS = ["embedded", "sglang"] if SGLANG_URL else ["embedded"]
+KINDS = [
+    "embedded",
+    # SGLang takes the better part of a minute to start.
+    pytest.param("sglang", marks=[pytest.mark.slow, pytest.mark.timeout(240)]),
+]
 
 
 @pytest.fixture(scope="session", params=KINDS)
@@ -29,15 +35,20 @@ def served(
 ) -> Iterator[Served]:
     """A server that is started once."""
     folder = tmp_path_factory.mktemp("checkpoints")
-    if request.param == "sglang":
-        assert SGLANG_URL is not None
+    url = os.environ.get("AGENTRL_SGLANG_URL")
+    if request.param == "sglang" and url is not None:
         first = Path(os.environ["AGENTRL_SGLANG_MODEL"])
-        yield Served("sglang", SGLANG_URL, first, perturbed(first, folder / "second"))
+        yield Served("sglang", url, first, perturbed(first, folder / "second"))
         return
     first = make_model(folder / "first", seed=1)
     second = make_model(folder / "second", seed=2)
-    with engine_process(first, "--weight-version", FIRST) as url:
-        yield Served("embedded", url, first, second)
+    running = (
+        engine_process(first, "--weight-version", FIRST)
+        if request.param == "embedded"
+        else sglang_process(first, folder / "sglang.log")
+    )
+    with running as url:
+        yield Served(request.param, url, first, second)
 
 
 @pytest.fixture

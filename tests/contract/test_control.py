@@ -104,7 +104,6 @@ async def test_retract_goes_on_under_the_new_weights(
 ) -> None:
     async with in_flight(client, http) as tasks:
         await client.pause("retract")
-        assert (await client.loads()).num_running == 0
         await client.update_weights_from_disk(str(served.second), weight_version=SECOND)
         assert (await client.model_info()).weight_version == 2
         await client.continue_()
@@ -212,7 +211,7 @@ async def test_unusable_checkpoint_changes_nothing(
     client: SGLangClient, served: Served, tmp_path: Path, damage: str
 ) -> None:
     if served.kind != "embedded" and damage != "missing":
-        pytest.skip("SGLang does not promise to survive a damaged checkpoint")
+        pytest.skip("SGLang may be left with half of a damaged checkpoint")
     before = await client.generate(request(53, temperature=0.0))
     with pytest.raises(ServerRefused) as refused:
         await client.update_weights_from_disk(

@@ -120,55 +120,106 @@ async def test_long_prompt_does_not_disturb_others(
 
 
 async def test_live_request_id_is_not_taken_twice(client: SGLangClient) -> None:
-    long = request(30, max_new_tokens=3000, stop_token_ids=())
-    await client.pause("in_place")
-    held = asyncio.create_task(client.generate(long))
+    long = GenerateRequest(
+        input_ids=prompt(30), sampling=SamplingParams(max_new_tokens=600, stop_token_ids=())
+    )
+    running = asyncio.create_task(client.generate(long))
     await until_waiting(client, 1)
-    if (await client.server_info()).get("frontend") == "agentrl":
-        with pytest.raises(ServerRefused) as refused:
-            await client.generate(long)
-        assert refused.value.status == 400
-    held.cancel()
+    with pytest.raises(ServerRefused) as refused:
+        await client.generate(long)
+    assert refused.value.status == 400
+    await client.abort(long.rid)
+    assert (await running).finish_reason in ("abort", "stop")
+
+
+RULE, PARAMETER, SHAPE = "error.message", "error", "object"
+"""The three forms of an error: a broken rule, a wrong sampling parameter, a wrong field."""
 
 
 @pytest.mark.parametrize(
-    "body",
+    ("body", "form"),
     [
-        {"sampling_params": {"max_tokens": 3}},
-        {"sampling_params": {"seed": 3}},
-        {"sampling_params": {"max_new_tokens": 4.0}},
-        {"sampling_params": {"max_new_tokens": True}},
-        {"sampling_params": {"temperature": -1}},
-        {"sampling_params": {"top_p": 0}},
-        {"sampling_params": {"top_p": 1.5}},
-        {"sampling_params": {"max_new_tokens": 10**6}},
-        {"input_ids": "text"},
-        {"input_ids": []},
-        {"input_ids": [1, 10**6]},
-        {"text": "both"},
-        {"return_prompt_token_ids": None},
-        {"logprob_start_len": 99},
+        ({"sampling_params": {"max_tokens": 3}}, PARAMETER),
+        ({"sampling_params": {"seed": 3}}, PARAMETER),
+        ({"sampling_params": {"max_new_tokens": 4.0}}, PARAMETER),
+        ({"sampling_params": {"max_new_tokens": True}}, PARAMETER),
+        ({"sampling_params": {"temperature": -1}}, RULE),
+        ({"sampling_params": {"top_p": 0}}, RULE),
+        ({"sampling_params": {"top_p": 1.5}}, RULE),
+        ({"sampling_params": {"top_k": 0}}, RULE),
+        ({"sampling_params": {"min_p": 2}}, RULE),
+        ({"sampling_params": {"frequency_penalty": 3}}, RULE),
+        ({"sampling_params": {"repetition_penalty": 0}}, RULE),
+        ({"sampling_params": {"max_new_tokens": -1}}, RULE),
+        ({"sampling_params": {"max_new_tokens": 10**6}}, RULE),
+        ({"sampling_params": {"min_new_tokens": 9, "max_new_tokens": 3}}, RULE),
+        ({"sampling_params": "greedy"}, SHAPE),
+        ({"input_ids": "text"}, SHAPE),
+        ({"input_ids": [1.5]}, SHAPE),
+        ({"input_ids": []}, RULE),
+        ({"input_ids": None}, RULE),
+        ({"input_ids": [1] * 5000}, RULE),
+        ({"input_ids": [[1], [2]], "rid": ["a", "a"]}, RULE),
+        ({"text": 3}, SHAPE),
+        ({"rid": 3}, SHAPE),
+        ({"extra_key": 3}, SHAPE),
+        ({"stream": None}, SHAPE),
+        ({"stream": 1}, PARAMETER),
+        ({"return_logprob": "x"}, SHAPE),
+        ({"return_logprob": 1}, PARAMETER),
+        ({"return_prompt_token_ids": None}, SHAPE),
+        ({"return_text_in_logprobs": None}, SHAPE),
+        ({"logprob_start_len": "a"}, SHAPE),
+        ({"logprob_start_len": 99, "return_logprob": True}, RULE),
+        ({"lora_path": "x"}, RULE),
     ],
-    ids=str,
+    ids=lambda value: str(value)[:60],
 )
 async def test_malformed_request_is_refused(
-    http: httpx.AsyncClient, body: dict[str, object]
+    http: httpx.AsyncClient, body: dict[str, object], form: str
 ) -> None:
     answer = await http.post("/generate", json={"input_ids": [1, 2, 3]} | body)
     assert answer.status_code == 400
-    assert "error" in answer.json() or answer.json()["object"] == "error"
+    assert form_of(answer) == form
+
+
+def form_of(answer: httpx.Response) -> str:
+    body = answer.json()
+    if body.get("object") == "error":
+        assert isinstance(body["message"], str)
+        assert body["code"] == answer.status_code
+        return SHAPE
+    return RULE if isinstance(body["error"], dict) and body["error"]["message"] else PARAMETER
+
+
+async def test_ids_beyond_the_vocabulary_are_refused(
+    http: httpx.AsyncClient, served: Served
+) -> None:
+    if served.kind != "embedded":
+        pytest.skip("SGLang's scheduler dies of them")
+    for ids in ([1, 10**6], [-1, 2]):
+        answer = await http.post("/generate", json={"input_ids": ids})
+        assert (answer.status_code, form_of(answer)) == (400, RULE)
 
 
 async def test_unknown_fields_and_nulls_are_fine(http: httpx.AsyncClient) -> None:
     body = {
         "input_ids": [1, 2, 3],
         "no_such_field": 1,
-        "stream": None,
+        "return_logprob": None,
         "sampling_params": {"max_new_tokens": 2, "top_k": None, "stop": None, "regex": None},
     }
     answer = await http.post("/generate", json=body)
     assert answer.status_code == 200
     assert len(answer.json()["output_ids"]) <= 2
+
+
+async def test_ids_count_where_text_is_given_too(http: httpx.AsyncClient) -> None:
+    # Prompt logprobs that nobody asks for may start anywhere.
+    body = {"input_ids": [1, 2, 3], "text": "longer than that", "logprob_start_len": 99}
+    params = {"max_new_tokens": 1, "stop_token_ids": [10**6]}
+    answer = await http.post("/generate", json=body | {"sampling_params": params})
+    assert answer.json()["meta_info"]["prompt_tokens"] == 3
 
 
 async def test_batches_are_answered_in_order(http: httpx.AsyncClient) -> None:
@@ -241,8 +292,32 @@ async def test_text_prompt_is_tokenized(http: httpx.AsyncClient) -> None:
     assert len(answer["prompt_token_ids"]) == answer["meta_info"]["prompt_tokens"] == 5
 
 
-async def test_unknown_route_and_missing_body(http: httpx.AsyncClient) -> None:
+async def test_unknown_route_and_wrong_method(http: httpx.AsyncClient) -> None:
     unknown = await http.post("/no_such_route", json={})
     assert (unknown.status_code, unknown.json()) == (404, {"detail": "Not Found"})
-    assert (await http.post("/pause_generation")).status_code == 400
-    assert (await http.post("/pause_generation", json={"mode": "never"})).status_code == 400
+    wrong = await http.get("/generate")
+    assert (wrong.status_code, wrong.json()) == (405, {"detail": "Method Not Allowed"})
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/pause_generation", None),
+        ("/pause_generation", {"mode": "never"}),
+        ("/pause_generation", {"mode": None}),
+        ("/continue_generation", None),
+        ("/continue_generation", []),
+        ("/abort_request", None),
+        ("/abort_request", {"rid": 3}),
+        ("/update_weights_from_disk", {}),
+        ("/update_weights_from_disk", {"model_path": 3}),
+        ("/update_weight_version", {}),
+        ("/begin_weight_update", {"selector": "some"}),
+    ],
+)
+async def test_malformed_command_is_refused(
+    http: httpx.AsyncClient, path: str, body: object
+) -> None:
+    content = b"" if body is None else json.dumps(body).encode()
+    answer = await http.post(path, content=content, headers={"Content-Type": "application/json"})
+    assert (answer.status_code, form_of(answer)) == (400, SHAPE)

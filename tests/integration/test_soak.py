@@ -1,10 +1,7 @@
 """Rollouts against a tool server that fails at random."""
 
 import asyncio
-import socket
-import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +9,7 @@ from typing import get_args
 
 import pytest
 from support import chaos_server
+from support.listening import listening_process
 from support.play import ExactScoring, begin_run, service, tool_call
 from support.scripted_engine import ScriptedEngine, serve_script
 from support.tiny_tokenizer import write_tokenizer
@@ -32,23 +30,8 @@ TIMES = LoopTimes(busy_refresh=0.2, idle_poll=0.05, report=1.0, scoring=0.2)
 
 @pytest.fixture
 def chaos_url() -> Iterator[str]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    process = subprocess.Popen([sys.executable, chaos_server.__file__, str(port), "7"])
-    try:
-        deadline = time.monotonic() + 30
-        while True:
-            assert process.poll() is None, "the tool server ended"
-            assert time.monotonic() < deadline, "the tool server did not start"
-            with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", port)) == 0:
-                    break
-            time.sleep(0.05)
-        yield f"http://127.0.0.1:{port}/mcp"
-    finally:
-        process.kill()
-        process.wait(timeout=10)
+    with listening_process([sys.executable, chaos_server.__file__, "{port}", "7"]) as url:
+        yield f"{url}/mcp"
 
 
 def look_twice(prompt: str) -> str:

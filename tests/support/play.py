@@ -1,15 +1,13 @@
 """What tests of rollouts share: a context over real clients, a run with one task, a fake scorer."""
 
 import json
-import socket
-import subprocess
 import sys
-import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
+from support.listening import listening_process
 from support.scripted_engine import ScriptedEngine
 
 from agentrl.config.sections import RolloutSection, SamplingSection
@@ -27,24 +25,8 @@ TOOL_SERVER = Path(__file__).with_name("tool_server.py")
 @contextmanager
 def run_tool_server(log_file: Path) -> Iterator[str]:
     """Run the tool server as a process over streamable HTTP; yields its address."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [sys.executable, str(TOOL_SERVER), str(log_file), str(port)]
-    process = subprocess.Popen(command)
-    try:
-        deadline = time.monotonic() + 20
-        while True:
-            assert process.poll() is None, "the tool server ended"
-            assert time.monotonic() < deadline, "the tool server did not start"
-            with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", port)) == 0:
-                    break
-            time.sleep(0.02)
-        yield f"http://127.0.0.1:{port}/mcp"
-    finally:
-        process.kill()
-        process.wait(timeout=10)
+    with listening_process([sys.executable, TOOL_SERVER, log_file, "{port}"]) as url:
+        yield f"{url}/mcp"
 
 
 def tool_call(name: str, **arguments: Any) -> str:

@@ -1,7 +1,6 @@
 """Random groups with branching contexts, and tiny models to run them through."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import torch
@@ -15,9 +14,9 @@ from transformers import (
 )
 
 from agentrl.config.sections import AlgorithmSection
+from agentrl.data import random_groups
 from agentrl.data.batch import StepBatch
 from agentrl.data.select import SelectedGroup
-from agentrl.data.tokens import turn_tokens
 from agentrl.models.load import wrap_policy
 from agentrl.models.policy import PolicyModel
 from agentrl.schema import (
@@ -125,80 +124,31 @@ def make_record(
     )
 
 
-def random_turns(rng: np.random.Generator, record_id: str, prompt: Sequence[int], num_turns: int):
-    """Turns of one record: it grows, is edited, has its thinking stripped, calls a sub-agent."""
-
-    def ids(low: int, high: int, vocabulary: int = VOCABULARY) -> list[int]:
-        return rng.integers(0, vocabulary, rng.integers(low, high)).tolist()
-
-    turns, lengths = [], []
-    for index in range(num_turns):
-        # Few distinct first tokens, so that samples of a group go the same way for a while.
-        output = ids(1, 4, 2) + ids(0, 4)
-        move = "root" if index == 0 else rng.choice(["grow", "grow", "edit", "strip", "sub-agent"])
-        parent = (
-            None if move in ("root", "sub-agent") else int(rng.integers(max(0, index - 2), index))
-        )
-        if parent is None:
-            shared, added = 0, list(prompt) if move == "root" else ids(3, 6)
-        elif move == "grow":
-            shared, added = lengths[parent], ids(1, 4)
-        elif move == "strip":  # the parent's reply loses its first tokens
-            shared = lengths[parent] - len(turns[parent].output_ids)
-            added = turns[parent].output_ids[1:].tolist() + ids(1, 3)
-        else:
-            shared, added = int(rng.integers(1, lengths[parent])), ids(1, 5)
-        cut = int(rng.integers(0, len(output) + 1))
-        turns.append(
-            make_turn(
-                record_id,
-                index,
-                added,
-                output,
-                parent=parent,
-                shared_len=shared,
-                logprobs=-rng.uniform(0.0, 5.0, len(output)),
-                versions=[(2, 0, cut), (3, cut, len(output))],
-                temperature=float(rng.choice([0.7, 1.0])),
-            )
-        )
-        lengths.append(shared + len(added) + len(output))
-    return turns
-
-
 def random_group(seed: int, *, num_records: int = 4, num_turns: int = 4) -> SelectedGroup:
     """A group with random advantages, one a turn."""
-    rng = np.random.default_rng(seed)
-    prompt = rng.integers(0, VOCABULARY, 6).tolist()
-    turns = [
-        turn
-        for number in range(num_records)
-        for turn in random_turns(rng, f"train/0/q{seed}/{number}", prompt, num_turns)
-    ]
-    return selected(turns, rng)
-
-
-def selected(turns: Sequence[DispatchedSamplingTask], rng: np.random.Generator) -> SelectedGroup:
-    """Turns as a group that is trained on in full, with random advantages."""
-    return SelectedGroup(
-        task_id=turns[0].task_id,
-        record_ids=tuple(dict.fromkeys(turn.record_id for turn in turns)),
-        scores=(),
-        turns=tuple(
-            replace(tokens, advantage=float(rng.normal())) for tokens in turn_tokens(turns)
-        ),
+    return random_groups.random_group(
+        np.random.default_rng(seed),
+        vocabulary=VOCABULARY,
+        num_records=num_records,
+        num_turns=num_turns,
+        task_id=f"train/0/q{seed}",
     )
 
 
 def gradient(
-    policy: PolicyModel, batch: StepBatch, *, kind: str = "GRPO", chunk_size: int = 4096
+    policy: PolicyModel,
+    batch: StepBatch,
+    *,
+    kind: str = "GRPO",
+    chunk_size: int = 4096,
+    autocast: torch.autocast = NO_AUTOCAST,
 ) -> tuple[float, torch.Tensor]:
     """Loss and flat gradient of a whole step, all ranks summed."""
     policy.zero_grad(set_to_none=True)
     algorithm = AlgorithmSection(loss_calculator=kind)
     total = sum(
         forward_backward(
-            policy, micro_batch, algorithm, chunk_size=chunk_size, autocast=NO_AUTOCAST
+            policy, micro_batch, algorithm, chunk_size=chunk_size, autocast=autocast
         ).loss
         for share in batch.micro_batches
         for micro_batch in share

@@ -1,10 +1,13 @@
 """Checks that span several flags, and clear refusals of what is not supported yet."""
 
 import ipaddress
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from agentrl.config.sections import AlgorithmSection, RootConfig
 from agentrl.errors import ConfigError
+
+REPORT_TO = ("none", "console", "jsonl", "tensorboard", "wandb", "swanlab")
+"""What `--report_to` knows; the first three need nothing, because they are always written."""
 
 
 def check_config(config: RootConfig) -> RootConfig:
@@ -13,7 +16,11 @@ def check_config(config: RootConfig) -> RootConfig:
     Raises:
         ConfigError: values contradict each other, or ask for what is not supported yet.
     """
-    for problem in (*_unsupported(config), *_contradictions(config)):
+    for problem in (
+        *_unsupported(config),
+        *_unknown_trackers(config.trainer.report_to),
+        *_contradictions(config),
+    ):
         raise ConfigError(problem)
     if config.trainer.sync_sampling and config.algorithm.max_staleness != 0:
         algorithm = config.algorithm.model_copy(update={"max_staleness": 0})
@@ -45,14 +52,12 @@ def _unsupported(config: RootConfig) -> Iterator[str]:
             f"--pp_size {trainer.pp_size}: token trees are not trained in a pipeline; use 1, and "
             "--tp_size, --cp_size, --ep_size or more ranks (FSDP2) instead"
         )
-    if config.algorithm.staleness_policy == "wait":
-        yield "--staleness_policy wait is not supported yet; use drop"
-    trackers = {name.strip() for name in trainer.report_to.split(",")} - {"", "none", "jsonl"}
-    if trackers:
-        yield (
-            f"--report_to {trainer.report_to} is not supported yet; metrics go to console, "
-            "metrics.jsonl and summary.json (use none)"
-        )
+
+
+def _unknown_trackers(report_to: Sequence[str]) -> Iterator[str]:
+    for name in report_to:
+        if name not in REPORT_TO:
+            yield f"--report_to {name} is not known; known are {', '.join(REPORT_TO)}"
 
 
 def _contradictions(config: RootConfig) -> Iterator[str]:

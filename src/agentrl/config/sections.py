@@ -33,6 +33,11 @@ class RunSection(Section):
     """Checkpoints, published weights, metrics and summary; `output/RUN_NAME` when not given."""
     logs_dir: Path = Path("logs/as")
     """Log files of all processes."""
+    metrics_port: int | None = Field(default=None, ge=0, le=65535)
+    """Port of a Prometheus endpoint (`/metrics`) of this process; none when not given. `agentrl run`
+    gives the trainer this port and its samplers the ones that follow."""
+    metrics_host: str = "127.0.0.1"
+    """Address that the Prometheus endpoint listens on. It asks for no key."""
     seed: int = 42
     """Seed of everything that is drawn: order of questions, sampling, initial states."""
     fresh: bool = False
@@ -409,8 +414,12 @@ class TrainerSection(Section):
     """Leave optimizer state out of checkpoints (such a run cannot resume exactly)."""
     logging_steps: int = Field(default=1, ge=1)
     """Steps between two log lines."""
-    report_to: str = "none"
-    """Trackers besides console and JSONL (comma separated)."""
+    report_to: tuple[str, ...] = ()
+    """Where the figures of every step go besides the console and metrics.jsonl, which are always
+    written: tensorboard, wandb, swanlab (comma separated; see docs/monitoring.md)."""
+    peak_tflops: float | None = Field(default=None, gt=0)
+    """What one device does at best, in dense TFLOP/s, for the model FLOPs utilization (`mfu`); known
+    for current data-center GPUs."""
     eval_strategy: Literal["no", "ends", "steps"] = "no"
     """no; ends: before the first and after the last step; steps: also every eval_steps, beside
     training, which goes on meanwhile (see docs/evaluation.md)."""

@@ -13,6 +13,7 @@ from agentrl.data.packing import Bin, plan_bins
 from agentrl.data.select import SelectedGroup
 from agentrl.data.tokens import TurnTokens
 from agentrl.data.tree import Merge, TokenTree, lay_out
+from agentrl.models.blocks import BLOCK, plan_blocks
 from agentrl.models.rows import PackedRow, empty_row
 
 _MERGES: tuple[Merge, ...] = get_args(Merge)
@@ -58,6 +59,14 @@ class StepStats:
     tokens_packed: int
     """Tokens that go through the model: merged as asked, cut prefixes repeated, and not counting
     that rows in chunks are computed again for the backward pass."""
+    pairs_flat: int
+    """(query, key) pairs that see each other, with every turn in a row of its own."""
+    pairs_packed: int
+    """The same in the rows as packed."""
+    blocks_flat: int
+    """Blocks of 128 x 128 pairs that attention visits, with every turn in a row of its own."""
+    blocks_packed: int
+    """The same in the rows as packed."""
     num_chunked: int
     """Rows that are computed in chunks because a path is longer than the budget."""
     dropped_records: dict[str, int]
@@ -130,17 +139,21 @@ def build_step(
         max(share[number].num_chunks for share in shares if number < len(share))
         for number in range(rounds)
     ]
+    micro_batches = tuple(
+        tuple(
+            table.micro_batch(share[number], passes) if number < len(share) else _empty(passes)
+            for number, passes in enumerate(num_chunks)
+        )
+        for share in shares
+    )
+    rows = [batch.row for share in micro_batches for batch in share if batch.row.num_terms]
     return StepBatch(
-        micro_batches=tuple(
-            tuple(
-                table.micro_batch(share[number], passes) if number < len(share) else _empty(passes)
-                for number, passes in enumerate(num_chunks)
-            )
-            for share in shares
-        ),
+        micro_batches=micro_batches,
         turn_ids=tuple(turn.turn_id for turn in turns),
         record_ids=record_ids,
-        stats=_stats(groups, turns, policy_version, [bin_ for share in shares for bin_ in share]),
+        stats=_stats(
+            groups, turns, policy_version, [bin_ for share in shares for bin_ in share], rows
+        ),
     )
 
 
@@ -201,6 +214,7 @@ def _stats(
     turns: Sequence[TurnTokens],
     policy_version: int,
     bins: Sequence[Bin],
+    rows: Sequence[PackedRow],
 ) -> StepStats:
     usable = [group for group in groups if group.usable]
     trees = {
@@ -221,6 +235,10 @@ def _stats(
         tokens_linear=sizes["linear"],
         tokens_tree=sizes["tree"],
         tokens_packed=sum(bin_.num_tokens for bin_ in bins),
+        pairs_flat=sum(len(turn.path) * (len(turn.path) + 1) // 2 for turn in turns),
+        pairs_packed=sum(int(row.positions.sum()) + row.num_tokens for row in rows),
+        blocks_flat=sum(_causal_blocks(len(turn.path)) for turn in turns),
+        blocks_packed=sum(plan_blocks(row.subtree_ends).num_visited for row in rows),
         num_chunked=sum(bin_.num_chunks > 1 for bin_ in bins),
         dropped_records=dict(Counter(r for g in groups for r in g.dropped_records.values())),
         dropped_turns=dict(_total(group.dropped_turns for group in groups)),
@@ -231,6 +249,11 @@ def _stats(
             sum(turn.advantage * turn.num_terms for turn in turns) / num_terms if num_terms else 0.0
         ),
     )
+
+
+def _causal_blocks(num_tokens: int) -> int:
+    num_blocks = -(-num_tokens // BLOCK)
+    return num_blocks * (num_blocks + 1) // 2
 
 
 def _total(counters: Iterable[Counter[str]]) -> Counter[str]:

@@ -1,6 +1,8 @@
 """Random groups with everything that makes trees branch, to check merged training with."""
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -8,7 +10,16 @@ from agentrl.data.select import SelectedGroup
 from agentrl.data.tokens import TurnTokens, turn_tokens
 from agentrl.schema import DispatchedSamplingTask, SamplingParams, VersionSpan
 
+Move = Literal["grow", "edit", "strip", "tools", "sub-agent"]
+"""How a turn's context comes from an earlier one: it grows; a part is cut off and replaced; the
+first token (the thinking) of the reply goes; the head (the tools) changes; or it starts anew."""
+MOVES: tuple[Move, ...] = get_args(Move)
+MAX_BACK = 2
+"""A turn follows the one before it or the one before that."""
 _VERSIONS = (2, 3)
+_PROMPT_TOKENS = 6
+# A conversation that goes on is what is most common.
+_LIKELIHOODS = (3 / 7, 1 / 7, 1 / 7, 1 / 7, 1 / 7)
 
 
 def random_group(
@@ -21,10 +32,6 @@ def random_group(
 ) -> SelectedGroup:
     """Return a group whose records share a prompt and then go their own ways.
 
-    A turn grows the context of a recent one, edits it, strips the first tokens (the thinking) of
-    its reply, changes the tools at the head of the prompt, or starts a sub-agent. Samples agree
-    for a while, so that shared tokens carry several advantages, versions and logprobs.
-
     Args:
         rng: draws everything.
         vocabulary: token ids are below this.
@@ -32,17 +39,44 @@ def random_group(
         num_turns: turns of each.
         task_id: name of the group.
     """
-    prompt = rng.integers(0, vocabulary, 6).tolist()
+    moves = [
+        [
+            (MOVES[rng.choice(len(MOVES), p=_LIKELIHOODS)], int(rng.integers(1, MAX_BACK + 1)))
+            for _ in range(num_turns - 1)
+        ]
+        for _ in range(num_records)
+    ]
+    return group_of_moves(rng, moves, vocabulary=vocabulary, task_id=task_id)
+
+
+def group_of_moves(
+    rng: np.random.Generator,
+    moves: Sequence[Sequence[tuple[Move, int]]],
+    *,
+    vocabulary: int,
+    task_id: str = "random/0",
+) -> SelectedGroup:
+    """Return a group whose records make the given moves.
+
+    Samples agree for a while, so that shared tokens carry several advantages, versions and
+    logprobs.
+
+    Args:
+        rng: draws tokens, logprobs, temperatures, versions and advantages.
+        moves: of each record, for every turn after the first the move and how many turns back the
+            turn lies that it starts from.
+        vocabulary: token ids are below this.
+        task_id: name of the group.
+    """
+    prompt = rng.integers(0, vocabulary, _PROMPT_TOKENS).tolist()
+    record_ids = tuple(f"{task_id}/{number}" for number in range(len(moves)))
     turns: list[TurnTokens] = []
-    for number in range(num_records):
-        record = _RandomRecord(rng, vocabulary, f"{task_id}/{number}", prompt)
-        for _ in range(num_turns):
-            record.add_turn()
-        turns += turn_tokens(record.turns)
+    for record_id, record_moves in zip(record_ids, moves, strict=True):
+        turns += turn_tokens(random_turns(rng, record_id, prompt, record_moves, vocabulary))
     advantages = rng.normal(size=len(turns))
     return SelectedGroup(
         task_id=task_id,
-        record_ids=tuple(f"{task_id}/{number}" for number in range(num_records)),
+        record_ids=record_ids,
         scores=(),
         turns=tuple(
             replace(turn, advantage=advantage)
@@ -51,25 +85,36 @@ def random_group(
     )
 
 
+def random_turns(
+    rng: np.random.Generator,
+    record_id: str,
+    prompt: Sequence[int],
+    moves: Sequence[tuple[Move, int]],
+    vocabulary: int,
+) -> list[DispatchedSamplingTask]:
+    """Return the turns of one record; arguments as of `group_of_moves`."""
+    record = _RandomRecord(rng, vocabulary, record_id)
+    record.add_turn(None, 0, list(prompt))
+    for move, back in moves:
+        record.add_turn(*record.context(move, back))
+    return record.turns
+
+
 class _RandomRecord:
     """A record in the making."""
 
-    def __init__(
-        self, rng: np.random.Generator, vocabulary: int, record_id: str, prompt: list[int]
-    ) -> None:
+    def __init__(self, rng: np.random.Generator, vocabulary: int, record_id: str) -> None:
         self.turns: list[DispatchedSamplingTask] = []
         self._full: list[list[int]] = []  # prompt and output of every turn
         self._rng = rng
         self._vocabulary = vocabulary
         self._record_id = record_id
-        self._prompt = prompt
 
-    def add_turn(self) -> None:
-        """Append a turn after a random earlier one."""
+    def add_turn(self, parent: int | None, shared: int, added: list[int]) -> None:
+        """Append a turn with a random output to the given context."""
         index = len(self.turns)
         # Few distinct first tokens: samples of a group agree for a while.
         output = self._ids(1, 4, vocabulary=2) + self._ids(0, 4)
-        parent, shared, added = self._context(index)
         cut = int(self._rng.integers(0, len(output) + 1))
         self.turns.append(
             DispatchedSamplingTask(
@@ -94,12 +139,9 @@ class _RandomRecord:
         before = self._full[parent][:shared] if parent is not None else []
         self._full.append(before + added + output)
 
-    def _context(self, index: int) -> tuple[int | None, int, list[int]]:
+    def context(self, move: Move, back: int) -> tuple[int | None, int, list[int]]:
         """Return parent, shared length and added ids of the next turn."""
-        if index == 0:
-            return None, 0, list(self._prompt)
-        move = self._rng.choice(["grow", "grow", "grow", "edit", "strip", "tools", "sub-agent"])
-        parent = int(self._rng.integers(max(0, index - 2), index))
+        parent = max(0, len(self.turns) - back)
         full = self._full[parent]
         if move == "grow":
             return parent, len(full), self._ids(1, 4)

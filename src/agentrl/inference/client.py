@@ -1,11 +1,12 @@
 """Client of one inference server: SGLang's native HTTP, as the embedded engine speaks it too."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal, Self
 
-import httpx
+import aiohttp
 
 from agentrl.errors import InferenceError
 from agentrl.inference.faults import ServerRefused, ServerUnreachable, error_message
@@ -21,6 +22,7 @@ from agentrl.inference.wire import (
 _KEEPALIVE_SECONDS = 3.0
 _CONNECT_SECONDS = 5.0
 _CONTROL_SECONDS = 300.0
+_HEALTH_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ class SGLangClient:
         admin_key: str | None = None,
         generate_timeout_seconds: float | None = None,
     ) -> None:
-        """Prepare a client.
+        """Prepare a client, inside a running event loop.
 
         Args:
             base_url: for example `http://127.0.0.1:30000`.
@@ -69,12 +71,17 @@ class SGLangClient:
         self.base_url = base_url.rstrip("/")
         self._data_headers = _bearer(api_key)
         self._control_headers = _bearer(admin_key or api_key)
-        self._generate_timeout = httpx.Timeout(generate_timeout_seconds, connect=_CONNECT_SECONDS)
-        self._limits = httpx.Timeout(_CONTROL_SECONDS, connect=_CONNECT_SECONDS)
-        self._http = httpx.AsyncClient(
-            base_url=self.base_url,
-            limits=httpx.Limits(max_connections=None, keepalive_expiry=_KEEPALIVE_SECONDS),
-            trust_env=False,
+        self._generate_timeout = aiohttp.ClientTimeout(
+            generate_timeout_seconds, sock_connect=_CONNECT_SECONDS
+        )
+        self._control_timeout = aiohttp.ClientTimeout(
+            _CONTROL_SECONDS, sock_connect=_CONNECT_SECONDS
+        )
+        # Not httpx: its pool looks at every connection for every request, which at 64 generations
+        # at a time cost more than all else that a rollout does.
+        self._http = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_SECONDS),
+            cookie_jar=aiohttp.DummyCookieJar(),
         )
 
     async def __aenter__(self) -> Self:
@@ -90,21 +97,21 @@ class SGLangClient:
 
     async def close(self) -> None:
         """Close all connections."""
-        await self._http.aclose()
+        await self._http.close()
 
     async def generate(self, request: GenerateRequest) -> GenerateResult:
         """Sample a continuation; blocks while the server is paused.
 
         Cancelling the call aborts the generation on the server.
         """
-        response = await self._send(
+        body = await self._send(
             "POST",
             "/generate",
             request_body(request),
             headers=self._data_headers,
             limits=self._generate_timeout,
         )
-        return parse_result(_json(response, self.base_url), self.base_url)
+        return parse_result(_json(body, self.base_url), self.base_url)
 
     async def pause(self, mode: Literal["abort", "retract", "in_place"]) -> None:
         """Hold all generations."""
@@ -145,11 +152,12 @@ class SGLangClient:
 
     async def health(self) -> bool:
         """Return whether the server is there and ready."""
+        timeout = aiohttp.ClientTimeout(_HEALTH_SECONDS)
         try:
-            response = await self._http.get("/health", timeout=30.0)
-        except httpx.HTTPError:
+            async with self._http.get(f"{self.base_url}/health", timeout=timeout) as response:
+                return response.status == 200
+        except (aiohttp.ClientError, TimeoutError):
             return False
-        return response.status_code == 200
 
     async def model_info(self) -> ModelInfo:
         """Return what the server says about its model."""
@@ -177,8 +185,7 @@ class SGLangClient:
         await self._send("POST", path, body, headers=self._control_headers)
 
     async def _get(self, path: str) -> Mapping[str, Any]:
-        response = await self._send("GET", path, None, headers=self._data_headers)
-        body = _json(response, self.base_url)
+        body = _json(await self._send("GET", path, None, headers=self._data_headers), self.base_url)
         if not isinstance(body, dict):
             raise InferenceError(f"{self.base_url}{path}: expected a JSON object")
         return body
@@ -190,40 +197,42 @@ class SGLangClient:
         body: Mapping[str, Any] | None,
         *,
         headers: Mapping[str, str],
-        limits: httpx.Timeout | None = None,
-    ) -> httpx.Response:
+        limits: aiohttp.ClientTimeout | None = None,
+    ) -> bytes:
+        """Return the body of a successful answer."""
+        url = self.base_url + path
         try:
-            response = await self._http.request(
-                method, path, json=body, headers=dict(headers), timeout=limits or self._limits
-            )
-        except httpx.TimeoutException as error:
+            async with self._http.request(
+                method, url, json=body, headers=headers, timeout=limits or self._control_timeout
+            ) as response:
+                content = await response.read()
+        except TimeoutError as error:
             raise ServerUnreachable(
-                f"{self.base_url}{path} did not answer in time ({type(error).__name__})"
+                f"{url} did not answer in time ({type(error).__name__})"
             ) from error
-        except httpx.HTTPError as error:
+        except aiohttp.ClientError as error:
             raise ServerUnreachable(
-                f"{self.base_url}{path} cannot be reached ({type(error).__name__}); "
-                "check that the server runs there"
+                f"{url} cannot be reached ({type(error).__name__}); check that the server runs there"
             ) from error
-        if response.status_code >= 400:
+        if response.status >= 400:
             raise ServerRefused(
-                f"{self.base_url}{path} answered {response.status_code}: {_error_text(response)}",
-                response.status_code,
+                f"{url} answered {response.status}: {_error_text(content, response.reason)}",
+                response.status,
             )
-        return response
+        return content
 
 
-def _error_text(response: httpx.Response) -> str:
+def _error_text(content: bytes, reason: str | None) -> str:
     try:
-        body = response.json()
+        body = json.loads(content)
     except ValueError:
-        body = response.text or response.reason_phrase
+        body = content.decode(errors="replace") or reason
     return " ".join(error_message(body).split())
 
 
-def _json(response: httpx.Response, base_url: str) -> Any:
+def _json(content: bytes, base_url: str) -> Any:
     try:
-        return response.json()
+        return json.loads(content)
     except ValueError as error:
         raise InferenceError(f"{base_url} answered with something that is not JSON") from error
 

@@ -111,19 +111,21 @@ class Stage:
         write_config(self.config, self.config_path)
 
     async def start_servers(self) -> None:
-        """Start a keeper a server; given URLs share one."""
+        """Start a keeper a server, which chooses its port by itself; given URLs share one."""
         inference = self.config.inference
         if inference.inference_urls:
             await self._start_agentrl("serve_0", "serve")
             return
         for number in range(inference.num_inference_servers):
-            port = free_port(inference.inference_host, inference.inference_port + number)
-            await self._start_agentrl(f"serve_{number}", "serve", "--inference_port", str(port))
+            await self._start_agentrl(f"serve_{number}", "serve")
 
     async def start_samplers(self) -> None:
         """Start the sampler processes; they wait for servers and tasks by themselves."""
         for number in range(self.config.rollout.num_samplers):
-            await self._start_agentrl(f"sampler_{number}", "sample", restarts=SAMPLER_RESTARTS)
+            flags = self._metrics_flags(number + 1)
+            await self._start_agentrl(
+                f"sampler_{number}", "sample", *flags, restarts=SAMPLER_RESTARTS
+            )
 
     async def let_samplers_end(self) -> None:
         """Wait until the samplers have played out the groups that they began, within a bound.
@@ -174,6 +176,11 @@ class Stage:
             return working.result()
         finally:
             working.cancel()
+
+    def _metrics_flags(self, offset: int) -> tuple[str, ...]:
+        """Return the flags that give a child a metrics port of its own, behind the trainer's."""
+        port = self.config.run.metrics_port
+        return () if not port else ("--metrics_port", str(port + offset))
 
     async def _start_agentrl(self, name: str, command: str, *flags: str, restarts: int = 0) -> None:
         argv = agentrl_command(command, self.config_path, *flags)

@@ -1,7 +1,17 @@
 """Ports to listen on."""
 
 import contextlib
+import errno
 import socket
+import sys
+from types import TracebackType
+from typing import Self
+
+import psutil
+
+from agentrl.errors import ConfigError
+
+_CANDIDATES = 50
 
 
 def free_port(host: str = "127.0.0.1", preferred: int = 0) -> int:
@@ -9,10 +19,81 @@ def free_port(host: str = "127.0.0.1", preferred: int = 0) -> int:
 
     Another process may still take it before it is used; whoever listens reports that itself.
     """
-    candidates = range(preferred, min(preferred + 50, 65536)) if preferred else ()
-    for port in (*candidates, 0):
+    for port in (*_from(preferred), 0):
         with contextlib.suppress(OSError), socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((host, port))
             return int(probe.getsockname()[1])
     raise OSError(f"no free port on {host}")
+
+
+class ReservedPort:
+    """A port that is kept for a child of this process (context manager).
+
+    On Linux the port stays bound, without listening, in a way that lets the child listen on it and
+    keeps everybody else from reserving it. Elsewhere the reservation ends with the constructor.
+    """
+
+    def __init__(self, host: str, preferred: int = 0) -> None:
+        """Reserve `preferred` or one of the next ports, any port when it is 0.
+
+        Raises:
+            ConfigError: all of them are taken, or `host` is no address of this machine.
+        """
+        self._socket = _bind(host, preferred)
+        self.port = int(self._socket.getsockname()[1])
+        if sys.platform == "linux":
+            # Only now: a second reservation is refused, the child's own bind with this flag is not.
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        else:
+            self._socket.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give the port up."""
+        self._socket.close()
+
+
+def listens(pid: int, port: int) -> bool:
+    """Return whether a process of one's own, or a descendant of it, listens on a port."""
+    try:
+        process = psutil.Process(pid)
+        family = [process, *process.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return False
+    for member in family:
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+            for connection in member.net_connections("tcp"):
+                if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port:
+                    return True
+    return False
+
+
+def _from(preferred: int) -> range:
+    return range(preferred, min(preferred + _CANDIDATES, 65536)) if preferred else range(0)
+
+
+def _bind(host: str, preferred: int) -> socket.socket:
+    for port in _from(preferred) or (0,):
+        bound = socket.socket()
+        try:
+            bound.bind((host, port))
+            return bound
+        except OSError as error:
+            bound.close()
+            if error.errno != errno.EADDRINUSE:
+                raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}") from error
+    raise ConfigError(
+        f"{_CANDIDATES} ports of {host} from {preferred} on are all taken; choose others with "
+        "--inference_port"
+    )

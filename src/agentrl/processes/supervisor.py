@@ -9,7 +9,7 @@ import ctypes
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -18,13 +18,27 @@ from typing import Self
 _PR_SET_PDEATHSIG = 1
 
 
-def die_with_parent() -> None:
-    """Ask the kernel to send SIGTERM to this process when its parent dies (Linux; else nothing).
+def end_with_parent(number: signal.Signals) -> Callable[[], None] | None:
+    """Return a `preexec_fn` that has the kernel signal a child when this process dies.
 
-    Runs between fork and exec, so that third-party programs are covered too.
+    It runs between fork and exec, so third-party programs are covered too. Linux only; elsewhere
+    there is nothing to run. The kernel ties a child to the thread that started it: start children
+    from the main thread.
+
+    Args:
+        number: what the child is sent.
     """
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if sys.platform != "linux":
+        return None
+    libc = ctypes.CDLL(None, use_errno=True)  # loaded here: little is safe after the fork
+    parent = os.getpid()
+
+    def tie() -> None:
+        libc.prctl(_PR_SET_PDEATHSIG, number)
+        if os.getppid() != parent:  # the parent died before prctl
+            os._exit(1)
+
+    return tie
 
 
 @dataclass
@@ -132,7 +146,7 @@ class Supervisor:
                 stderr=asyncio.subprocess.STDOUT,
                 env={**os.environ, **child.environment},
                 start_new_session=True,
-                preexec_fn=die_with_parent,
+                preexec_fn=end_with_parent(signal.SIGTERM),
             )
 
     async def _watch(self, child: Child) -> int:

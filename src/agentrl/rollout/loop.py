@@ -78,6 +78,16 @@ _WAITING_TEXT: dict[WaitReason, str] = {
 }
 
 
+@dataclass(frozen=True)
+class LoopState:
+    """What a sampler is doing, for whoever wants to know."""
+
+    num_running: int
+    num_servers: int
+    counts: SlotCounts
+    seconds_waiting: dict[str, float]
+
+
 class SamplingLoop:
     """Claims slots and plays them, at most `max_concurrent_samples_per_process` at a time.
 
@@ -113,6 +123,18 @@ class SamplingLoop:
         self._begun_groups = 0
         self._wind_up_until: float | None = None
         self._info = SamplerInfo(id=owner, host=socket.gethostname(), pid=os.getpid())
+
+    @property
+    def state(self) -> LoopState:
+        """What the loop is doing; may be read from any thread."""
+        return LoopState(
+            num_running=len(self._jobs),
+            num_servers=self._watch.num_servers,
+            counts=self.counts,
+            seconds_waiting={
+                str(reason): spent for reason, spent in tuple(self._waiting.seconds.items())
+            },
+        )
 
     async def run(self, stop: asyncio.Event, abandoned: asyncio.Event) -> None:
         """Sample until `stop` is set or the run is over; then drain, unless `abandoned` is set.

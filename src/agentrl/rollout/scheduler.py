@@ -14,7 +14,7 @@ from typing import Any
 from agentrl.config.sections import RootConfig
 from agentrl.rollout.base import AsyncSampler
 from agentrl.rollout.context import RolloutContext, Scoring, Summaries
-from agentrl.rollout.loop import SamplingLoop
+from agentrl.rollout.loop import LoopState, SamplingLoop
 from agentrl.rollout.registry import sampler_class_for
 from agentrl.rollout.resources import open_context
 from agentrl.schema import Record, Split, Task
@@ -62,6 +62,12 @@ class SamplingScheduler:
         self._stop = asyncio.Event()
         self._abandoned = asyncio.Event()
         self._stopped_at = 0.0
+        self._loop: SamplingLoop | None = None
+
+    @property
+    def state(self) -> LoopState | None:
+        """What the sampler is doing; None before it has begun. May be read from any thread."""
+        return None if self._loop is None else self._loop.state
 
     async def run(self) -> int:
         """Sample until there is a reason to end; return the process's exit status.
@@ -74,8 +80,8 @@ class SamplingScheduler:
             async with open_context(self._config, self._scoring, self._summaries) as context:
                 if self._dataset is not None:
                     log.info("%d new tasks", await context.store.add_tasks(self._dataset))
-                loop = SamplingLoop(context, self.owner, self._make_sampler, self._splits)
-                await loop.run(self._stop, self._abandoned)
+                self._loop = SamplingLoop(context, self.owner, self._make_sampler, self._splits)
+                await self._loop.run(self._stop, self._abandoned)
         return 130 if self._abandoned.is_set() else 0
 
     def stop(self) -> None:

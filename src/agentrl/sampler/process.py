@@ -5,9 +5,11 @@ from contextlib import AsyncExitStack
 import uvloop
 
 from agentrl.config.sections import RootConfig
+from agentrl.observability.prometheus import metrics_endpoint
 from agentrl.rollout import SamplingScheduler
 from agentrl.rollout.resources import tokenizer_dir
 from agentrl.sampler.browse import BrowseSummaries
+from agentrl.sampler.exposed import sampler_metrics
 from agentrl.sampler.scoring import RegisteredScoring
 from agentrl.schema import Split
 
@@ -38,4 +40,11 @@ async def _sample(config: RootConfig, split: Split | None) -> int:
             own = tokenizer_dir(config.model.model_name_or_path)
             summaries = await stack.enter_async_context(BrowseSummaries.open(agent, own))
         scheduler = SamplingScheduler(config, split=split, scoring=scoring, summaries=summaries)
+        stack.enter_context(
+            metrics_endpoint(
+                config.run.metrics_host,
+                config.run.metrics_port,
+                lambda: sampler_metrics(scheduler.state),
+            )
+        )
         return await scheduler.run()

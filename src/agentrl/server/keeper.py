@@ -7,7 +7,9 @@ published weights; one that the publisher took out is brought up to date and off
 
 import asyncio
 import logging
+import socket
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,9 +17,9 @@ from typing import Any
 from agentrl.config.sections import InferenceSection, ModelSection, PublishSection
 from agentrl.errors import InferenceError, StoreError
 from agentrl.inference.client import SGLangClient
-from agentrl.processes.supervisor import Child, Supervisor
+from agentrl.processes.supervisor import Supervisor
 from agentrl.schema import InferenceService, Policy, ServiceStatus
-from agentrl.server.commands import server_command
+from agentrl.server.engine import EngineProcess
 from agentrl.store import TrajectoryStore
 from agentrl.weight_sync.update import update_server
 
@@ -33,14 +35,19 @@ version went out); the publisher itself marks its servers `updating` within mill
 class ServerPlan:
     """Which server is kept."""
 
-    service_id: str
-    base_url: str
-    port: int | None
-    """Port to start it on; None for a server that somebody else runs."""
+    url: str | None
+    """Address of a server that somebody else runs; None for one that is started here."""
     model_path: Path
     """Weights of version 0."""
-    log_path: Path
+    log_prefix: str
+    """Path of the log file up to the port in its name."""
     seed: int
+
+
+@dataclass(frozen=True)
+class _Address:
+    service_id: str
+    url: str
 
 
 class ServerKeeper:
@@ -60,6 +67,7 @@ class ServerKeeper:
         self._model = model
         self._inference = inference
         self._publish = publish
+        self._address = _Address("", "")
         self._registered = False
         self._behind_since: float | None = None
 
@@ -72,74 +80,74 @@ class ServerKeeper:
             start_seconds: bound on a server's start, loading included.
 
         Raises:
+            ConfigError: no port is free for it.
             InferenceError: the server did not start, or died too often.
         """
-        key, admin = self._inference.inference_api_key, self._inference.inference_admin_key
-        async with (
-            SGLangClient(
-                self._plan.base_url,
-                api_key=key.get_secret_value() if key else None,
-                admin_key=admin.get_secret_value() if admin else None,
-            ) as client,
-            Supervisor() as supervisor,
-        ):
-            for incarnation in range(max_restarts + 1):
-                child = await self._start(supervisor)
-                died = await self._live(client, supervisor, child, stop, start_seconds)
-                if not died:
-                    break
-                await self._set_status("down", error="the server process ended")
-                logger.warning("server %s ended; start %d", self._plan.base_url, incarnation + 2)
-                await supervisor.stop("engine")
-            else:
-                raise InferenceError(
-                    f"the server on {self._plan.base_url} died {max_restarts + 1} times; "
-                    f"see {self._plan.log_path}"
-                )
-            await self._set_status("down", error="stopped")
+        async with Supervisor() as supervisor:
+            engine = self._engine(supervisor)
+            with engine or nullcontext():
+                for incarnation in range(max_restarts + 1):
+                    self._address = await self._start(engine)
+                    async with self._client() as client:
+                        died = await self._live(client, engine, stop, start_seconds)
+                    if not died:
+                        break
+                    await self._set_status("down", error="the server process ended")
+                    self._registered = False
+                    logger.warning("server %s ended; start %d", self._address.url, incarnation + 2)
+                    if engine is not None:
+                        await engine.stop()
+                else:
+                    raise InferenceError(
+                        f"the server on {self._address.url} died {max_restarts + 1} times; see its log "
+                        f"{self._plan.log_prefix}*.log"
+                    )
+                await self._set_status("down", error="stopped")
 
-    async def _start(self, supervisor: Supervisor) -> Child | None:
-        if self._plan.port is None:
+    def _engine(self, supervisor: Supervisor) -> EngineProcess | None:
+        if self._plan.url is not None:
             return None
+        return EngineProcess(
+            supervisor,
+            inference=self._inference,
+            model=self._model,
+            log_prefix=self._plan.log_prefix,
+            seed=self._plan.seed,
+        )
+
+    async def _start(self, engine: EngineProcess | None) -> _Address:
+        if engine is None:
+            url = (self._plan.url or "").rstrip("/")
+            return _Address(url, url)
         policy = await self._store.latest_policy()
         path, version = (
             (Path(policy.path), policy.version) if policy else (self._plan.model_path, 0)
         )
-        command = server_command(
-            self._inference,
-            self._model,
-            model_path=path,
-            port=self._plan.port,
-            version=version,
-            seed=self._plan.seed,
+        port = await engine.start(path, version)
+        return _Address(
+            f"{socket.gethostname()}:{port}", f"http://{self._inference.inference_host}:{port}"
         )
-        child = Child("engine", command, self._plan.log_path, environment=self._environment())
-        await supervisor.start(child)
-        return child
 
-    def _environment(self) -> dict[str, str]:
-        """Return what the server finds in its environment: its keys, and how its threads wait."""
-        keys = {
-            "AGENTRL_API_KEY": self._inference.inference_api_key,
-            "AGENTRL_ADMIN_KEY": self._inference.inference_admin_key,
-        }
-        given = {name: key.get_secret_value() for name, key in keys.items() if key is not None}
-        # Threads that spin at barriers would take the cores that the other processes need.
-        return {"OMP_WAIT_POLICY": "PASSIVE", **given}
+    def _client(self) -> SGLangClient:
+        key, admin = self._inference.inference_api_key, self._inference.inference_admin_key
+        return SGLangClient(
+            self._address.url,
+            api_key=key.get_secret_value() if key else None,
+            admin_key=admin.get_secret_value() if admin else None,
+        )
 
     async def _live(
         self,
         client: SGLangClient,
-        supervisor: Supervisor,
-        child: Child | None,
+        engine: EngineProcess | None,
         stop: asyncio.Event,
         start_seconds: float,
     ) -> bool:
         """Serve until told to stop (False) or until the server process died (True)."""
-        died = asyncio.create_task(supervisor.wait("engine")) if child else asyncio.Future[int]()
+        died = asyncio.create_task(engine.wait()) if engine else asyncio.Future[int]()
         stopped = asyncio.create_task(stop.wait())
         try:
-            caring = asyncio.create_task(self._care(client, child, start_seconds))
+            caring = asyncio.create_task(self._care(client, engine, start_seconds))
             events: set[asyncio.Future[Any]] = {died, stopped, caring}
             done, _ = await asyncio.wait(events, return_when=asyncio.FIRST_COMPLETED)
             if caring in done:
@@ -151,13 +159,15 @@ class ServerKeeper:
             died.cancel()
             stopped.cancel()
 
-    async def _care(self, client: SGLangClient, child: Child | None, start_seconds: float) -> None:
-        await self._until_healthy(client, child, start_seconds)
+    async def _care(
+        self, client: SGLangClient, engine: EngineProcess | None, start_seconds: float
+    ) -> None:
+        await self._until_healthy(client, engine, start_seconds)
         await self._catch_up(client, await self._store.latest_policy())
         await self._store.register_service(
             InferenceService(
-                id=self._plan.service_id,
-                base_url=self._plan.base_url,
+                id=self._address.service_id,
+                base_url=self._address.url,
                 backend=self._inference.inference_backend,
                 model_path=str(self._plan.model_path),
                 status="up",
@@ -165,7 +175,7 @@ class ServerKeeper:
             )
         )
         self._registered = True
-        logger.info("server %s is up", self._plan.base_url)
+        logger.info("server %s is up", self._address.url)
         while True:
             await asyncio.sleep(BEAT_SECONDS)
             try:
@@ -174,9 +184,9 @@ class ServerKeeper:
                 logger.warning("heartbeat put off: %s", error)
 
     async def _beat(self, client: SGLangClient) -> None:
-        await self._store.heartbeat_service(self._plan.service_id)
+        await self._store.heartbeat_service(self._address.service_id)
         service = next(
-            (s for s in await self._store.services() if s.id == self._plan.service_id), None
+            (s for s in await self._store.services() if s.id == self._address.service_id), None
         )
         if service is None:
             return
@@ -190,7 +200,7 @@ class ServerKeeper:
                 await self._set_status("up", policy_version=version)
         except InferenceError as error:
             if service.status == "up":
-                logger.warning("server %s does not answer: %s", self._plan.base_url, error)
+                logger.warning("server %s does not answer: %s", self._address.url, error)
                 await self._set_status("down", error=str(error))
 
     def _was_missed(self, service: InferenceService, version: int, policy: Policy | None) -> bool:
@@ -223,14 +233,19 @@ class ServerKeeper:
         self._behind_since = None
 
     async def _until_healthy(
-        self, client: SGLangClient, child: Child | None, start_seconds: float
+        self, client: SGLangClient, engine: EngineProcess | None, start_seconds: float
     ) -> None:
+        """Wait for the server; nothing is asked of what listens there and is not the own child."""
         deadline = time.monotonic() + start_seconds
-        while not await client.health():
+        while True:
+            is_own = engine is None or await asyncio.to_thread(engine.is_listening)
+            if is_own and await client.health():
+                return
             if time.monotonic() > deadline:
-                tail = child.log_tail() if child else ""
+                tail = engine.log_tail() if engine else ""
                 raise InferenceError(
-                    f"no healthy server on {self._plan.base_url} after {start_seconds:g} s {tail}".strip()
+                    f"no healthy server on {self._address.url} after {start_seconds:g} s "
+                    f"{tail}".strip()
                 )
             await asyncio.sleep(0.1)
 
@@ -242,5 +257,5 @@ class ServerKeeper:
     ) -> None:
         if self._registered:
             await self._store.set_service(
-                self._plan.service_id, status=status, error=error, policy_version=policy_version
+                self._address.service_id, status=status, error=error, policy_version=policy_version
             )

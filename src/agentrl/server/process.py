@@ -3,12 +3,10 @@
 import asyncio
 import logging
 import signal
-import socket
 from pathlib import Path
 
 from agentrl.config.sections import RootConfig
 from agentrl.models.resolve import resolve_model
-from agentrl.processes.ports import free_port
 from agentrl.server.keeper import ServerKeeper, ServerPlan
 from agentrl.store import TrajectoryStore
 
@@ -22,7 +20,7 @@ async def run_server(config: RootConfig, uri: str) -> None:
     """Keep this process's servers until SIGTERM or SIGINT.
 
     Raises:
-        ConfigError: the model is not there.
+        ConfigError: the model is not there, or no port is free.
         InferenceError: a server did not start, or died too often.
         StoreError: the store is unreachable.
     """
@@ -55,28 +53,14 @@ async def run_server(config: RootConfig, uri: str) -> None:
 
 
 def _plans(config: RootConfig, *, model_path: Path) -> list[ServerPlan]:
-    inference, run = config.inference, config.run
-    host = socket.gethostname()
-    if inference.inference_urls:
-        return [
-            ServerPlan(
-                service_id=url,
-                base_url=url.rstrip("/"),
-                port=None,
-                model_path=model_path,
-                log_path=run.logs_dir / f"{run.run_name}_serve.log",
-                seed=run.seed,
-            )
-            for url in inference.inference_urls
-        ]
-    port = free_port(inference.inference_host, inference.inference_port)
+    run = config.run
+    urls: tuple[str | None, ...] = config.inference.inference_urls or (None,)
     return [
         ServerPlan(
-            service_id=f"{host}:{port}",
-            base_url=f"http://{inference.inference_host}:{port}",
-            port=port,
+            url=url,
             model_path=model_path,
-            log_path=run.logs_dir / f"{run.run_name}_engine_{port}.log",
+            log_prefix=str(run.logs_dir / f"{run.run_name}_engine_"),
             seed=run.seed,
         )
+        for url in urls
     ]

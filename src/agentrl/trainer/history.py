@@ -31,17 +31,39 @@ class StepMetrics(BaseModel):
     learning_rate: float
     clip_fraction: float | None = None
     """Share of the loss terms whose gradient the clip range cut off."""
+    clip_fraction_positive: float | None = None
+    """The same among the terms with a positive advantage."""
+    clip_fraction_negative: float | None = None
     drop_fraction: float | None = None
-    """Share of the loss terms beyond the hard drop range."""
+    """Share of the loss terms beyond the hard drop range, or masked by a correction."""
     mask_fraction: float | None = None
     """Share of the loss terms that an importance correction masked (they count as dropped, too)."""
     kl: float | None = None
     """Mean KL estimate against the reference model."""
+    sampler_kl_k1: float | None = None
+    """Estimates of the KL of the trainer's policy from the sampler's, by the three estimators."""
+    sampler_kl_k2: float | None = None
+    sampler_kl_k3: float | None = None
     entropy: float | None = None
     ratio_mean: float | None = None
     """Mean importance ratio of the loss terms."""
+    ratio_max: float | None = None
+    ratio_quantiles: dict[str, float] = Field(default_factory=dict)
+    """Importance ratios at `p01`, `p10`, `p50`, `p90` and `p99`."""
     logprob_gap: float | None = None
     """Mean |policy - behavior| logprob of the loss terms."""
+    merge_tokens: float | None = None
+    """Tokens of separate rows over those that went through the model."""
+    merge_attention: float | None = None
+    """The same of (query, key) pairs that see each other."""
+    merge_blocks: float | None = None
+    """The same of blocks of 128 x 128 pairs that attention visits."""
+    tokens_per_second: float | None = None
+    """Tokens through the model (forward and backward) a second, all ranks together."""
+    tflops: float | None = None
+    """Model TFLOP/s of one device in forward and backward passes."""
+    mfu: float | None = None
+    """`tflops` over the device's peak, where that is known or given (`--peak_tflops`)."""
     merge_error: float | None = None
     """Relative gradient error against separate turns, where the step was verified."""
     skipped: str | None = None
@@ -51,13 +73,17 @@ class StepMetrics(BaseModel):
     num_prompt_tokens: int = 0
     """Tokens from outside the model in the consumed groups, each counted once a record."""
     num_trained_tokens: int = 0
-    """Loss terms with a weight."""
+    """Sampled tokens in the loss."""
+    masked_tokens: dict[str, int] = Field(default_factory=dict)
+    """Sampled tokens that are not in the loss, by reason; turns left out whole included."""
     num_forward_tokens: int = 0
     """Tokens that went through the model, after merging."""
     num_flat_tokens: int = 0
     """Tokens that separate rows for each turn would have had."""
     staleness: dict[int, int] = Field(default_factory=dict)
     """Records by policy versions behind the current one."""
+    token_staleness: dict[int, int] = Field(default_factory=dict)
+    """Loss terms by policy versions behind the current one."""
     dropped: dict[str, int] = Field(default_factory=dict)
     """Records not trained, by reason."""
     seconds: dict[str, float] = Field(default_factory=dict)

@@ -34,6 +34,7 @@ from agentrl.distributed import (
 from agentrl.models.attention import TREE_ATTENTION
 from agentrl.models.export import save_hf
 from agentrl.models.flex import FLEX_ATTENTION
+from agentrl.models.flops import FlopCount, peak_tflops
 from agentrl.models.load import load_policy
 from agentrl.models.parallel import parallelize
 from agentrl.models.policy import PolicyModel
@@ -42,6 +43,7 @@ from agentrl.trainer.optimizer import learning_rate, make_optimizer
 from agentrl.trainer.passes import PassOutcome, forward_backward
 from agentrl.trainer.precision import Precision, set_config_dtype
 from agentrl.trainer.ratios import TurnRatios, joined, measure
+from agentrl.trainer.term_stats import TermStats, TermTrace, term_stats
 
 _WRAPPER_PREFIX = "model."
 
@@ -54,10 +56,12 @@ class StepOutcome:
     grad_norm: float
     learning_rate: float
     num_terms: int
-    clip_fraction: float
-    drop_fraction: float
-    ratio_mean: float
-    logprob_gap: float
+    terms: TermStats
+    """Ratios, clipping and divergence from the sampler; complete on rank 0 only."""
+    flops: float
+    """Floating-point operations of all ranks' forward and backward passes."""
+    peak_tflops: float | None
+    """What one device does at best, where that is known."""
     entropy: float | None
     mask_fraction: float
     """Share of the terms that an importance correction masked."""
@@ -116,6 +120,7 @@ class Learner:
             trust_remote_code=model.trust_remote_code,
             gradient_checkpointing=trainer.gradient_checkpointing,
         )
+        self._flops = FlopCount.of(self._policy)
         mesh = None if ranks.world_size == 1 else ranks.shape.build(ranks.device)
         self._spread(self._policy, mesh)
         self._reference = None
@@ -144,7 +149,9 @@ class Learner:
         """
         started = time.monotonic()
         sums = _Sums()
-        ratios = joined([self._accumulate(micro_batch, sums) for micro_batch in micro_batches])
+        made = [self._accumulate(micro_batch, sums) for micro_batch in micro_batches]
+        ratios = joined([turns for turns, _ in made])
+        trace = TermTrace.joined([terms for _, terms in made])
         totals = _Sums(*self._ranks.sum(sums.as_list()))
         accumulated = time.monotonic()
         grad_norm = clip_gradients(self._policy.parameters(), self._trainer.max_grad_norm)
@@ -166,10 +173,9 @@ class Learner:
             grad_norm=grad_norm,
             learning_rate=rate,
             num_terms=int(totals.num_terms),
-            clip_fraction=totals.num_clipped / count,
-            drop_fraction=totals.num_dropped / count,
-            ratio_mean=totals.ratio / count,
-            logprob_gap=totals.logprob_gap / count,
+            terms=term_stats(TermTrace.joined(self._ranks.gather_shares(trace))),
+            flops=totals.flops,
+            peak_tflops=self._trainer.peak_tflops or peak_tflops(self._ranks.device),
             entropy=totals.entropy / count if self._trainer.log_entropy else None,
             mask_fraction=totals.num_masked / count,
             kl=totals.kl / count if self._reference is not None else None,
@@ -269,19 +275,19 @@ class Learner:
             reference=self._reference,
         )
 
-    def _accumulate(self, batch: MicroBatch, sums: "_Sums") -> TurnRatios:
+    def _accumulate(self, batch: MicroBatch, sums: "_Sums") -> tuple[TurnRatios, TermTrace]:
         done = self._pass(batch, self._algorithm)
         sums.loss += done.loss
+        sums.flops += self._flops.row(batch.row)
         sums.num_terms += batch.row.num_terms
-        sums.num_clipped += float(done.terms.clipped.sum())
-        sums.num_dropped += float((~done.terms.keep).sum())
-        sums.ratio += float(done.terms.ratio.sum())
-        sums.logprob_gap += float((done.policy.logprobs - done.behavior_logprobs).abs().sum())
         sums.num_masked += float(done.masked.sum())
         sums.kl += done.kl
         if done.policy.entropies is not None:
             sums.entropy += float(done.policy.entropies.sum())
-        return measure(batch.turns, done.terms)
+        trace = TermTrace.of(
+            done.policy.logprobs, done.behavior_logprobs, batch.advantages, done.terms
+        )
+        return measure(batch.turns, done.terms, done.masked), trace
 
 
 @dataclass
@@ -290,10 +296,7 @@ class _Sums:
 
     loss: float = 0.0
     num_terms: float = 0.0
-    num_clipped: float = 0.0
-    num_dropped: float = 0.0
-    ratio: float = 0.0
-    logprob_gap: float = 0.0
+    flops: float = 0.0
     entropy: float = 0.0
     num_masked: float = 0.0
     kl: float = 0.0

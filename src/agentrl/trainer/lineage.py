@@ -1,6 +1,7 @@
 """What a step made of every turn that it consumed, for the database."""
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -11,6 +12,9 @@ from agentrl.trainer.groups import StepGroups
 from agentrl.trainer.learner import StepOutcome
 
 RATIO_OUT_OF_RANGE = "ratio_out_of_range"
+"""The importance ratio left the hard drop range."""
+IMPORTANCE_CORRECTION = "importance_correction"
+"""A correction's bounds or its veto masked the token."""
 
 
 def turn_trainings(
@@ -18,6 +22,21 @@ def turn_trainings(
 ) -> list[TurnTraining]:
     """Return what the step made of its turns, those that were left out included."""
     return [*_left_out(consumer, found), *_trained(consumer, found, batch, outcome)]
+
+
+def masked_tokens(found: StepGroups, outcome: StepOutcome) -> dict[str, int]:
+    """Return how many sampled tokens of a step are not in its loss, by reason."""
+    total: Counter[str] = Counter()
+    for group in found.groups:
+        for turn in group.left_out:
+            total[turn.reason] += turn.num_terms
+    ratios = outcome.ratios
+    if outcome.skipped is not None:
+        total[outcome.skipped] += int(ratios.num_terms.sum())
+    else:
+        total[RATIO_OUT_OF_RANGE] += int(ratios.num_dropped.sum())
+        total[IMPORTANCE_CORRECTION] += int(ratios.num_masked.sum())
+    return {reason: count for reason, count in sorted(total.items()) if count}
 
 
 @asynccontextmanager
@@ -57,8 +76,15 @@ def _trained(
     ratios = outcome.ratios
     for row, number in enumerate(ratios.turns.tolist()):
         group, turn = turns[batch.turn_ids[number]]
-        num_terms, num_dropped = int(ratios.num_terms[row]), int(ratios.num_dropped[row])
-        masked = {RATIO_OUT_OF_RANGE: num_dropped} if num_dropped else {}
+        num_terms = int(ratios.num_terms[row])
+        masked = {
+            reason: int(counts[row])
+            for reason, counts in (
+                (RATIO_OUT_OF_RANGE, ratios.num_dropped),
+                (IMPORTANCE_CORRECTION, ratios.num_masked),
+            )
+            if counts[row]
+        }
         if outcome.skipped is not None:
             masked = {outcome.skipped: num_terms}
         yield TurnTraining(

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agentrl.algorithms.reductions import reduction_kind
+from agentrl.config.checks import groups_per_step
 from agentrl.config.sections import RootConfig
 from agentrl.data import StepBatch, build_step
 from agentrl.data.tree import Merge
@@ -29,6 +30,7 @@ from agentrl.trainer.groups import GroupReader, StepControl, StepGroups
 from agentrl.trainer.history import EvalMetrics, History, StepMetrics
 from agentrl.trainer.learner import StepOutcome
 from agentrl.trainer.lineage import beside, turn_trainings
+from agentrl.trainer.measures import step_metrics
 from agentrl.trainer.reporting import (
     append_metrics,
     draw_rewards,
@@ -37,6 +39,7 @@ from agentrl.trainer.reporting import (
     write_summary,
 )
 from agentrl.trainer.team import Team
+from agentrl.trainer.trackers import Trackers
 from agentrl.weight_sync import PolicyFiles, PolicyPublisher, PublishReport
 
 logger = logging.getLogger(__name__)
@@ -69,8 +72,8 @@ class TrainLoop:
         team: Team,
         publisher: PolicyPublisher | PolicyFiles,
         history: History,
+        trackers: Trackers,
         eval_tasks: Sequence[Task],
-        groups_per_step: int,
         stop: asyncio.Event,
     ) -> None:
         self._run = config.run
@@ -80,8 +83,11 @@ class TrainLoop:
         self._team = team
         self._publisher = publisher
         self._history = history
+        self._trackers = trackers
         self._eval_tasks = eval_tasks
-        self._control = StepControl(groups_per_step, config.algorithm.max_staleness)
+        self._control = StepControl(
+            groups_per_step(config, team.num_shares), config.algorithm.max_staleness
+        )
         self._stop = stop
         self._leads = config.trainer.consumer == DEFAULT_CONSUMER
         """Any other trainer reads along: the run's state is not its to change."""
@@ -214,6 +220,7 @@ class TrainLoop:
             update={"seconds": seconds, "time": time.time()}
         )
         append_metrics(self._run.output_path, self._history.steps[-1])
+        self._trackers.log(self._history.steps[-1].model_dump(exclude_none=True), step)
         self._log_publish(report)
         self._log_step(self._history.steps[-1])
         await self._evaluate_if_due(step)
@@ -326,6 +333,7 @@ class TrainLoop:
     def _note(self, found: EvalMetrics | None) -> None:
         if found is not None:
             self._history.add_eval(found)
+            self._trackers.log({"eval": {"reward_mean": found.reward_mean}}, found.version)
             self._log_eval(found)
 
     async def _admit(self) -> None:
@@ -389,34 +397,13 @@ class TrainLoop:
         outcome: StepOutcome,
         seconds: dict[str, float],
     ) -> StepMetrics:
-        made = outcome.skipped is None
-        stats = batch.stats
-        return StepMetrics(
-            step=step,
-            reward_mean=found.reward_mean,
-            num_groups=len(found.groups),
-            num_records=found.num_records,
-            num_trained_records=found.num_reserved if made else 0,
-            loss=_finite(outcome.loss),
-            grad_norm=_finite(outcome.grad_norm),
-            learning_rate=outcome.learning_rate,
-            clip_fraction=outcome.clip_fraction,
-            drop_fraction=outcome.drop_fraction,
-            mask_fraction=outcome.mask_fraction,
-            kl=None if outcome.kl is None else _finite(outcome.kl),
-            entropy=None if outcome.entropy is None else _finite(outcome.entropy),
-            ratio_mean=_finite(outcome.ratio_mean),
-            logprob_gap=_finite(outcome.logprob_gap),
-            skipped=outcome.skipped,
-            num_output_tokens=found.num_output_tokens,
-            num_prompt_tokens=found.num_prompt_tokens,
-            num_trained_tokens=stats.num_terms if made else 0,
-            num_forward_tokens=stats.tokens_packed,
-            num_flat_tokens=stats.tokens_flat,
-            staleness=dict(sorted(found.staleness.items())),
-            dropped=dict(found.dropped),
-            seconds=seconds,
-            time=time.time(),
+        return step_metrics(
+            step,
+            found,
+            batch.stats,
+            outcome,
+            seconds,
+            num_ranks=self._team.num_ranks,
         )
 
     def _report(self, status: str) -> tuple[Path, Path]:
@@ -473,10 +460,6 @@ class TrainLoop:
     @staticmethod
     def _log_eval(found: EvalMetrics) -> None:
         logger.info("evaluation of version %d: %s", found.version, found.one_line())
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
 
 
 def _short(value: float | None) -> str:

@@ -25,10 +25,12 @@ from agentrl.models.load import read_config
 from agentrl.models.parallel import check_parallel_support
 from agentrl.models.resolve import resolve_model
 from agentrl.observability.logs import setup_logging
+from agentrl.observability.prometheus import metrics_endpoint
 from agentrl.rollout.datasets import eval_tasks, train_tasks
 from agentrl.schema import Control, Run
 from agentrl.store import DEFAULT_CONSUMER, TrajectoryStore
 from agentrl.trainer.checkpoint import Checkpoint, checkpoints_root, latest_checkpoint
+from agentrl.trainer.exposed import trainer_metrics
 from agentrl.trainer.history import History
 from agentrl.trainer.learner import Learner
 from agentrl.trainer.lease import trainer_lease
@@ -36,6 +38,7 @@ from agentrl.trainer.loop import TrainLoop, TrainResult
 from agentrl.trainer.optimizer import parse_optim_args
 from agentrl.trainer.reporting import rewind_metrics
 from agentrl.trainer.team import Team, follow
+from agentrl.trainer.trackers import check_trackers, open_trackers
 from agentrl.weight_sync import PolicyFiles, PolicyPublisher
 from agentrl.weight_sync.files import clear_leftovers
 
@@ -120,6 +123,15 @@ async def lead(config: RootConfig, ranks: Ranks, *, stop: asyncio.Event) -> Trai
             await team.load_state(state)
         history = checkpoint.history if checkpoint else History()
         rewind_metrics(config.run.output_path, history)
+        trackers = open_trackers(config)
+        stack.callback(trackers.finish)
+        stack.enter_context(
+            metrics_endpoint(
+                config.run.metrics_host,
+                config.run.metrics_port,
+                lambda: trainer_metrics(history),
+            )
+        )
         logger.info("run %s: %d step(s) done so far", config.run.run_name, history.last_step)
         loop = TrainLoop(
             config,
@@ -127,8 +139,8 @@ async def lead(config: RootConfig, ranks: Ranks, *, stop: asyncio.Event) -> Trai
             team=team,
             publisher=_publisher(store, config),
             history=history,
+            trackers=trackers,
             eval_tasks=eval_tasks(config.data, 0) if config.trainer.eval_strategy != "no" else [],
-            groups_per_step=groups_per_step(config, ranks.shape.num_shares),
             stop=stop,
         )
         result = await loop.run()
@@ -245,6 +257,7 @@ def _connect(config: RootConfig) -> AbstractAsyncContextManager[TrajectoryStore]
 def _check(config: RootConfig) -> None:
     parse_optim_args(config.trainer.optim_args)
     checked_kind(config.algorithm.loss_calculator)
+    check_trackers(config.trainer.report_to)
     consumer = config.trainer.consumer
     if consumer != DEFAULT_CONSUMER and config.run.output_dir is None:
         raise ConfigError(f"--consumer {consumer} needs an --output_dir of its own")

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
+import torch
 
 from agentrl.algorithms.losses import LossTerms
 
@@ -17,6 +18,8 @@ class TurnRatios:
     num_terms: np.ndarray
     num_dropped: np.ndarray
     """Terms beyond the hard drop range: they are not in the loss."""
+    num_masked: np.ndarray
+    """Terms that an importance correction masked, and that are in no other count."""
     num_clipped: np.ndarray
     """Terms in the loss whose gradient the clip range replaced."""
     mean: np.ndarray
@@ -26,15 +29,16 @@ class TurnRatios:
     max: np.ndarray
 
 
-def measure(turns: np.ndarray, terms: LossTerms) -> TurnRatios:
+def measure(turns: np.ndarray, terms: LossTerms, masked: torch.Tensor) -> TurnRatios:
     """Return the ratios of one micro-batch.
 
     Args:
         turns: the turn of every term, int64 [T].
         terms: of the same micro-batch.
+        masked: bool [T], terms that an importance correction masked.
     """
     ratio = terms.ratio.double().cpu().numpy()
-    dropped = (~terms.keep).cpu().numpy()
+    dropped = (~terms.keep & ~masked).cpu().numpy()
     clipped = (terms.clipped & terms.keep).cpu().numpy()
     numbers, index, counts = np.unique(turns, return_inverse=True, return_counts=True)
 
@@ -49,6 +53,7 @@ def measure(turns: np.ndarray, terms: LossTerms) -> TurnRatios:
         turns=numbers,
         num_terms=counts,
         num_dropped=total(dropped).astype(np.int64),
+        num_masked=total(masked.cpu().numpy()).astype(np.int64),
         num_clipped=total(clipped).astype(np.int64),
         mean=mean,
         std=np.sqrt(total((ratio - mean[index]) ** 2) / counts),

@@ -72,6 +72,11 @@ class Team:
         self._is_broken = False
 
     @property
+    def num_ranks(self) -> int:
+        """Number of ranks."""
+        return self._ranks.world_size
+
+    @property
     def num_shares(self) -> int:
         """Number of shares into which a step's work is divided."""
         return self._ranks.shape.num_shares

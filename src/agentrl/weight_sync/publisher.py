@@ -56,10 +56,11 @@ class PolicyPublisher:
         return version_dir(self._root, version)
 
     async def announce(self, version: int) -> PublishReport:
-        """Publish a written version: in the store, then to every server that is up, in parallel.
+        """Publish a written version: in the store, then to every server that is not down, at once.
 
         A server that fails or is too slow is set down with its error; it is not waited for. That
-        no server is up is no error: those that come later take the version from the store.
+        no server is up is no error: those that come later take the version from the store. One
+        that is `updating` was left so, and maybe paused, by a trainer that died: it is taken up.
 
         Raises:
             StoreError: the store could not be told. No server was changed then.
@@ -68,7 +69,7 @@ class PolicyPublisher:
         digest, num_bytes = await asyncio.to_thread(checksum, directory)
         policy = Policy(version=version, path=str(directory), checksum=digest, num_bytes=num_bytes)
         await self._store.publish_policy(policy)
-        services = [service for service in await self._store.services() if service.status == "up"]
+        services = [s for s in await self._store.services() if s.status != "down"]
         errors = await asyncio.gather(*(self._update(service, policy) for service in services))
         report = PublishReport(
             version=version,

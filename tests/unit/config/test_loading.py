@@ -46,7 +46,10 @@ def test_the_last_of_two_values_counts() -> None:
         (["demo"], "unexpected argument 'demo'"),
         (["--pp_size", "2"], "--pp_size 2: token trees are not trained in a pipeline"),
         (["--enable_repetition_compress"], "--enable_repetition_compress needs --new_context"),
-        (["--report_to", "swanlab"], "--report_to swanlab is not supported yet"),
+        (
+            ["--report_to", "jsonl,mlflow"],
+            "--report_to mlflow is not known; known are none, console",
+        ),
         (["--preferred_sampling_params", "{"], "--preferred_sampling_params is not valid JSON"),
         (["--preferred_sampling_params", '{"heat": 1}'], "unknown key 'heat'"),
         (["--eval_strategy", "ends"], "--eval_strategy ends needs --eval_file"),

@@ -1,8 +1,9 @@
 import numpy as np
 import pytest
-from support.trees import make_turn, random_group, random_turns
+from support.trees import VOCABULARY, make_turn, random_group
 
 from agentrl.data import TokenTree
+from agentrl.data.random_groups import MOVES, random_turns
 from agentrl.data.tokens import turn_tokens
 from agentrl.schema import rebuild_prompts
 
@@ -109,7 +110,8 @@ def test_untrained_and_empty_turns_have_no_terms_but_carry_context():
 
 def test_full_ids_are_those_that_the_engine_saw():
     rng = np.random.default_rng(6)
-    turns = random_turns(rng, "train/0/q6/0", rng.integers(0, 40, 6).tolist(), 8)
+    moves = [(move, back) for move in MOVES for back in (1, 2)]
+    turns = random_turns(rng, "train/0/q6/0", [1, 2, 3, 4], moves, VOCABULARY)
     for tokens, turn, prompt in zip(turn_tokens(turns), turns, rebuild_prompts(turns), strict=True):
         assert tokens.prompt_ids.tolist() == prompt.tolist()
         assert tokens.output_ids.tolist() == turn.output_ids.tolist()

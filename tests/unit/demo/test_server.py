@@ -1,8 +1,5 @@
 import asyncio
-import contextlib
 import json
-import socket
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +8,7 @@ import pytest
 from mcp.client import Client
 from mcp.client.stdio import StdioServerParameters, stdio_client
 from mcp.types import CallToolResult, TextContent
+from support.listening import listening_process
 
 from examples.shop.server import TOOLS, ToolInputError, call_tool
 
@@ -25,30 +23,10 @@ def text_of(result: CallToolResult) -> str:
     return block.text
 
 
-def wait_until_listening(process: subprocess.Popen[bytes], port: int) -> None:
-    """Return once the port is open; fail when the server ends or takes 20 s."""
-    for _ in range(400):
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                return
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(timeout=0.05)
-            break
-    raise AssertionError(f"nothing listens on port {port}")
-
-
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    process = subprocess.Popen([sys.executable, str(SERVER), "--port", str(port)])
-    try:
-        wait_until_listening(process, port)
-        yield f"http://127.0.0.1:{port}/mcp"
-    finally:
-        process.terminate()
-        process.wait(timeout=10)
+    with listening_process([sys.executable, SERVER, "--port", "{port}"]) as address:
+        yield f"{address}/mcp"
 
 
 async def test_tools_are_listed_over_http_with_their_schemas(url: str) -> None:

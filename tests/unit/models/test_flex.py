@@ -7,8 +7,9 @@ from support.trees import random_group, tiny_policy
 
 from agentrl.data.tree import TokenTree
 from agentrl.errors import ConfigError
+from agentrl.models.blocks import BLOCK, key_ends, plan_blocks
 from agentrl.models.chunks import ChunkedPass, cut_row
-from agentrl.models.flex import BLOCK, FlexLayout, key_ends, plan_blocks
+from agentrl.models.flex import FlexLayout
 from agentrl.models.layout import visibility
 from agentrl.models.load import load_policy
 from agentrl.models.policy import term_logprobs

@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 from support.play import begin_run, run_tool_server, tool_call
+from support.scrape import scrape_until
 from support.scripted_engine import ScriptedEngine, serve_script
 from support.tiny_tokenizer import write_tokenizer
 
+from agentrl.processes.ports import free_port
 from agentrl.renderers.renderer import Renderer
 from agentrl.rollout.scheduler import SAME_SIGNAL_SECONDS
 from agentrl.schema import MCPTask, Record, rebuild_prompts
@@ -234,3 +236,21 @@ import agentrl.rollout, agentrl.rollout.datasets, agentrl.rewards, agentrl.tools
 import agentrl.renderers, agentrl.store, agentrl.inference.client, agentrl.inference.pool
 """
     subprocess.run([sys.executable, "-c", program], check=True, timeout=30)
+
+
+async def test_prometheus_sees_what_a_sampler_does(
+    store: TrajectoryStore, engine: ScriptedEngine, start: Callable[..., subprocess.Popen[bytes]]
+) -> None:
+    await begin_run(store, engine, *tasks(2))
+    port = free_port()
+    sampler = start(metrics_port=port)
+    found = await scrape_until(port, "agentrl_sampler_slots_total", 4, end="scored")
+    assert found[("agentrl_sampler_slots_total", (("end", "failed"),))] == 0
+    assert found[("agentrl_sampler_running_rollouts", ())] == 0
+    assert found[("agentrl_sampler_servers_up", ())] == 1
+    sampled = sum([record.num_output_tokens for record in await records(store)])
+    assert found[("agentrl_sampler_output_tokens_total", ())] == sampled
+    idle = {"reason": "no_task"}
+    await scrape_until(port, "agentrl_sampler_waiting_seconds_total", 0.1, **idle)
+    sampler.send_signal(signal.SIGTERM)
+    assert await ended(sampler) == 0

@@ -1,154 +1,279 @@
-"""Random histories of several samplers, checked against a model of the rules."""
+"""Random histories of several samplers and scorers, checked against the rules after every step."""
 
 import asyncio
-from dataclasses import dataclass, field
+from collections.abc import Coroutine
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 from support.stored import make_task, make_turn
 
 from agentrl.errors import LeaseLost
-from agentrl.schema import Record, Score
+from agentrl.schema import RECORD_TRANSITIONS, Record, RecordStatus, Score
 from agentrl.store import TrajectoryStore
 
-MAX_ATTEMPTS = 2
-NUM_TASKS, NUM_GENERATIONS = 1, 2
-ACTIONS = (
-    "claim",
-    "claim",
-    "turn",
-    "finish",
-    "score",
-    "put_off",
-    "release",
-    "fail",
-    "silence",
-    "reap",
-)
+MAX_ATTEMPTS = 3
+NUM_TASKS, NUM_GENERATIONS = 2, 2
+WHO = st.integers(0, 2)
 
 
 @dataclass
-class Sampler:
+class Process:
     """What one process believes it holds; it may be wrong, as a process that slept is."""
 
     name: str
     record: Record | None = None
-    finished: bool = False
     num_turns: int = 0
 
+    @property
+    def lease(self) -> tuple[str, int]:
+        assert self.record is not None
+        return self.record.id, self.record.fence
 
-@dataclass
-class History:
-    """Samplers that act in any order on one store."""
 
-    store: TrajectoryStore
-    samplers: list[Sampler] = field(default_factory=lambda: [Sampler(f"s{n}") for n in range(3)])
-    acknowledged: dict[str, str] = field(default_factory=dict)
-    """Turn id -> record id of every turn whose append returned."""
+class Lifecycle(RuleBasedStateMachine):
+    """Processes that act in any order on one store."""
 
-    async def act(self, action: str, number: int) -> None:
-        sampler = self.samplers[number]
-        if action == "reap":
-            await self.store.reap(MAX_ATTEMPTS)
-        elif action == "silence":
-            await self.store._records.update_many(
-                {"lease.owner": sampler.name},
-                [{"$set": {"lease.expires_at": {"$subtract": ["$$NOW", 1]}}}],
+    def __init__(self, uri: str) -> None:
+        super().__init__()
+        self.runner = asyncio.Runner()
+        self.resources = AsyncExitStack()
+        self.store: TrajectoryStore = self.do(
+            self.resources.enter_async_context(TrajectoryStore.connect(uri))
+        )
+        self.processes = [Process(f"p{number}") for number in range(3)]
+        self.acknowledged: dict[str, tuple[str, int]] = {}
+        """Turn id -> record id and attempt of every turn whose append returned."""
+        self.statuses: dict[str, RecordStatus] = {}
+        self.unrepaired: set[str] = set()
+        """Groups whose last holder died before it completed them; a reaper will."""
+
+    def do(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return self.runner.run(work)
+
+    @initialize()
+    def add_tasks(self) -> None:
+        self.do(
+            self.store.add_tasks(
+                make_task(number, num_generations=NUM_GENERATIONS) for number in range(NUM_TASKS)
             )
-        elif action == "claim":
-            await self._claim(sampler)
-        elif sampler.record is not None:
-            await self._try_to_write(action, sampler, sampler.record)
-        await self.check()
+        )
 
-    async def _claim(self, sampler: Sampler) -> None:
-        if sampler.record is not None and sampler.num_turns % 2:
-            return  # goes on believing in what it holds
-        scoring = await self.store.claim_scoring(sampler.name, 600)
-        if scoring is not None:
-            sampler.record, sampler.finished = scoring[0], True
-            return
-        claimed = await self.store.claim_record(
-            sampler.name, lease_seconds=600, admitted_groups=99, max_attempts=MAX_ATTEMPTS
+    def teardown(self) -> None:
+        self.do(self.store.drop_database())
+        self.do(self.resources.aclose())
+        self.runner.close()
+
+    # --- what processes do ---------------------------------------------------------------------
+
+    @rule(who=WHO, resumable=st.booleans())
+    def claim(self, who: int, resumable: bool) -> None:
+        process = self.processes[who]
+        claimed = self.do(
+            self.store.claim_record(
+                process.name,
+                lease_seconds=600,
+                admitted_groups=99,
+                max_attempts=MAX_ATTEMPTS,
+                resumable=resumable,
+            )
         )
         if claimed is not None:
-            sampler.record, sampler.finished, sampler.num_turns = claimed[0], False, 0
+            process.record, process.num_turns = claimed[0], len(claimed[0].turns)
 
-    async def _try_to_write(self, action: str, sampler: Sampler, record: Record) -> None:
-        before = await self.store.record(record.id)
-        assert before is not None
-        try:
-            await self._write(action, sampler, record)
-        except LeaseLost:
-            assert await self.store.record(record.id) == before
-        else:
-            # A record that others claimed since is out of reach (doing nothing is fine).
-            if before.fence != record.fence:
-                assert await self.store.record(record.id) == before
+    @rule(who=WHO)
+    def claim_scoring(self, who: int) -> None:
+        claimed = self.do(self.store.claim_scoring(self.processes[who].name, 600))
+        if claimed is not None:
+            self.processes[who].record = claimed[0]
 
-    async def _write(self, action: str, sampler: Sampler, record: Record) -> None:
-        key = (record.id, record.fence)
-        if action == "turn" and not sampler.finished:
-            turn = make_turn(record, sampler.num_turns)
-            await self.store.append_turn(turn, record.fence)
-            self.acknowledged[turn.id] = record.id
-            sampler.num_turns += 1
-        elif action == "finish" and not sampler.finished:
-            await self.store.finish_rollout(
-                *key, outcome="answered", final_answer="4", lease_seconds=600
+    @rule(who=WHO)
+    def append_turn(self, who: int) -> None:
+        process = self.processes[who]
+        if process.record is None:
+            return
+        turn = make_turn(process.record, process.num_turns)
+        if self.write(process, self.store.append_turn(turn, process.record.fence)):
+            self.acknowledged[turn.id] = (turn.record_id, turn.attempt)
+            process.num_turns += 1
+
+    @rule(who=WHO)
+    def finish(self, who: int) -> None:
+        process = self.processes[who]
+        if process.record is not None:
+            ending = self.store.finish_rollout(
+                *process.lease, outcome="answered", final_answer="4", lease_seconds=600
             )
-            sampler.finished = True
-        elif action == "score":
-            await self.store.set_score(*key, Score(scorer=sampler.name, value=1.0))
-        elif action == "put_off":
-            await self.store.put_off_scoring(*key, "judge is out", 0)
-        elif action == "release":
-            await self.store.release(*key)
-        elif action == "fail":
-            await self.store.fail_attempt(*key, "no server", MAX_ATTEMPTS)
+            self.write(process, ending)
 
-    async def check(self) -> None:
-        """The invariants that hold at every moment."""
-        records = [record async for record in self.store.iter_records()]
-        assert len(records) == NUM_TASKS * NUM_GENERATIONS
-        for record in records:
+    @rule(who=WHO, dies=st.booleans())
+    def score(self, who: int, dies: bool) -> None:
+        process = self.processes[who]
+        if process.record is None:
+            return
+        if dies:
+            self.store._complete_groups = _nothing  # type: ignore[method-assign]
+        score = Score(scorer=process.name, value=1.0)
+        scored = self.write(process, self.store.set_score(*process.lease, score))
+        if dies:
+            del self.store._complete_groups  # type: ignore[attr-defined]
+            self.unrepaired |= {process.record.task_id} if scored else set()
+
+    @rule(who=WHO)
+    def put_scoring_off(self, who: int) -> None:
+        process = self.processes[who]
+        if process.record is not None:
+            self.write(process, self.store.put_off_scoring(*process.lease, "judge is out", 0))
+
+    @rule(who=WHO)
+    def release(self, who: int) -> None:
+        process = self.processes[who]
+        if process.record is not None:
+            self.write(process, self.store.release(*process.lease))
+
+    @rule(who=WHO)
+    def fail(self, who: int) -> None:
+        process = self.processes[who]
+        if process.record is not None:
+            failing = self.store.fail_attempt(*process.lease, "no server", MAX_ATTEMPTS)
+            self.write(process, failing)
+
+    @rule(who=WHO)
+    def heartbeat(self, who: int) -> None:
+        process = self.processes[who]
+        if process.record is None:
+            return
+        before = self.read(process.record.id)
+        lost = self.do(self.store.heartbeat([process.lease], 600))
+        given_up = before.status in ("pending", "failed")
+        assert (lost == set()) == (before.fence == process.record.fence and not given_up)
+        after = self.read(process.record.id)
+        assert after.model_copy(update={"lease": None}) == before.model_copy(update={"lease": None})
+
+    @rule(who=WHO)
+    def fall_silent(self, who: int) -> None:
+        expired = [{"$set": {"lease.expires_at": {"$subtract": ["$$NOW", 1]}}}]
+        owned = {"lease.owner": self.processes[who].name}
+        self.do(self.store._records.update_many(owned, expired))
+
+    @rule()
+    def reap(self) -> None:
+        self.do(self.store.reap(MAX_ATTEMPTS))
+        self.unrepaired.clear()
+
+    @precondition(lambda self: self.acknowledged)
+    @rule(data=st.data())
+    def read_an_old_attempt(self, data: st.DataObject) -> None:
+        turn_id = data.draw(st.sampled_from(sorted(self.acknowledged)))
+        turns = self.do(self.store.turns_of(*self.acknowledged[turn_id]))
+        assert turn_id in [turn.id for turn in turns]
+        assert [turn.index for turn in turns] == list(range(len(turns)))
+
+    def write(self, process: Process, writing: Coroutine[Any, Any, Any]) -> bool:
+        """Write as the holder; return whether it was taken. A stale holder changes nothing."""
+        assert process.record is not None
+        before = self.read(process.record.id)
+        try:
+            self.do(writing)
+        except LeaseLost:
+            assert self.read(process.record.id) == before
+            return False
+        if before.fence != process.record.fence:
+            assert self.read(process.record.id) == before
+        return True
+
+    def read(self, record_id: str) -> Record:
+        record: Record = self.do(self.store.record(record_id))
+        return record
+
+    # --- what holds at every moment --------------------------------------------------------------
+
+    @invariant()
+    def records_are_in_order(self) -> None:
+        for record in self.do(self._records()):
+            self._moved_legally(record)
             counted = sum(a.ended_by in ("expired", "error") for a in record.attempts)
             assert counted <= MAX_ATTEMPTS
             assert (record.status == "failed") == (counted == MAX_ATTEMPTS)
             assert (record.status == "scored") == (record.score is not None)
-            assert record.attempt == len(record.attempts)
-            assert all(a.ended_at is not None for a in record.attempts[:-1])
             assert (record.lease is not None) == (record.status in ("running", "finished"))
-        stored = {d["_id"] async for d in self.store._turns.find({}, {"_id": 1})}
-        assert stored == set(self.acknowledged), "exactly the acknowledged turns are there"
-        ended = {r.task_id for r in records} - {
-            r.task_id for r in records if r.status not in ("scored", "failed")
-        }
-        completed = {t.id async for t in self.store.iter_tasks() if t.status == "completed"}
-        assert completed == ended
-        groups = await self.store.ready_groups(limit=99)
-        assert {data.task_id for group in groups for data in group} == ended
+            assert all(self.acknowledged[turn_id][0] == record.id for turn_id in record.turns)
+            numbers = [attempt.attempt for attempt in record.attempts]
+            fences = [attempt.fence for attempt in record.attempts]
+            assert fences == sorted(set(fences))
+            assert sorted(set(numbers)) == list(range(1, record.attempt + 1))
+            assert numbers == sorted(numbers)
+            assert all(attempt.ended_at is not None for attempt in record.attempts[:-1])
+            for earlier, later in zip(record.attempts, record.attempts[1:], strict=False):
+                if earlier.attempt == later.attempt:
+                    assert later.first_turn >= earlier.first_turn
+                    assert later.first_turn > 0
+
+    @invariant()
+    def what_was_acknowledged_is_there_and_nothing_else(self) -> None:
+        stored = self.do(self.store._turns.distinct("_id"))
+        assert set(stored) == set(self.acknowledged)
+
+    @invariant()
+    def groups_complete_with_their_last_record(self) -> None:
+        records = self.do(self._records())
+        open_groups = {r.task_id for r in records if r.status not in ("scored", "failed")}
+        ended = {r.task_id for r in records} - open_groups
+        tasks = self.do(self._tasks())
+        completed = {task.id for task in tasks if task.status == "completed"}
+        assert ended - self.unrepaired <= completed <= ended
+        groups = self.do(self.store.ready_groups(limit=99, hydrate=False))
+        assert {data.task_id for group in groups for data in group} == completed
         assert all(len(group) == NUM_GENERATIONS for group in groups)
 
+    def _moved_legally(self, record: Record) -> None:
+        before = self.statuses.get(record.id, "pending")
+        reachable = {before} | RECORD_TRANSITIONS[before]
+        if before == "pending" or "pending" in reachable:
+            reachable |= {"running"}  # reaped and claimed again by one call
+        assert record.status in reachable
+        self.statuses[record.id] = record.status
 
-@pytest.mark.timeout(90)
-@settings(
-    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
-@given(st.lists(st.tuples(st.sampled_from(ACTIONS), st.integers(0, 2)), min_size=15, max_size=40))
-def test_no_history_of_samplers_breaks_the_rules(
-    mongo_uri: str, history: list[tuple[str, int]]
-) -> None:
-    asyncio.run(_replay(mongo_uri, history))
+    async def _records(self) -> list[Record]:
+        return [record async for record in self.store.iter_records()]
+
+    async def _tasks(self) -> list[Any]:
+        return [task async for task in self.store.iter_tasks()]
 
 
-async def _replay(uri: str, history: list[tuple[str, int]]) -> None:
-    async with TrajectoryStore.connect(uri) as store:
-        await store.add_tasks(
-            make_task(number, num_generations=NUM_GENERATIONS) for number in range(NUM_TASKS)
-        )
-        played = History(store)
-        for action, number in history:
-            await played.act(action, number)
-        await store.drop_database()
+async def _nothing(task_ids: object) -> set[str]:
+    return set()
+
+
+def play(uri: str, *, examples: int, steps: int) -> None:
+    run_state_machine_as_test(
+        lambda: Lifecycle(uri),
+        settings=settings(
+            max_examples=examples,
+            stateful_step_count=steps,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
+
+
+@pytest.mark.timeout(120)  # about 10 s on idle cores
+def test_no_history_of_processes_breaks_the_rules(mongo_uri: str) -> None:
+    play(mongo_uri, examples=20, steps=40)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_no_history_out_of_many_breaks_the_rules(mongo_uri: str) -> None:
+    play(mongo_uri, examples=200, steps=60)

@@ -14,6 +14,8 @@ from agentrl.errors import LeaseLost
 from agentrl.schema import RECORD_TRANSITIONS, Record, Score, ToolResult
 from agentrl.store import TrajectoryStore
 
+REPEATS = 100
+
 
 @pytest.fixture(scope="module")
 def fleet() -> Iterator[list["subprocess.Popen[str]"]]:
@@ -33,11 +35,16 @@ def fleet() -> Iterator[list["subprocess.Popen[str]"]]:
 
 def order(fleet: list["subprocess.Popen[str]"], command: str) -> list[list[str]]:
     """Give all processes the same command at the same moment; return what each answers."""
+    send(fleet, command)
+    return [json.loads(answer(process)) for process in fleet]
+
+
+def send(fleet: list["subprocess.Popen[str]"], line: str) -> None:
+    """Write a line to all processes at the same moment."""
     for process in fleet:
         assert process.stdin is not None
-        process.stdin.write(f"{command}\n")
+        process.stdin.write(f"{line}\n")
         process.stdin.flush()
-    return [json.loads(answer(process)) for process in fleet]
 
 
 def answer(process: "subprocess.Popen[str]") -> str:
@@ -66,20 +73,23 @@ async def test_eight_processes_claim_every_slot_exactly_once(
 
 
 @pytest.mark.timeout(90)  # eight interpreters start on few cores
-async def test_eight_processes_finishing_one_group_complete_it_once(
+async def test_eight_processes_finishing_one_group_together_complete_it_once(
     store: TrajectoryStore, mongo_uri: str, fleet: list["subprocess.Popen[str]"]
 ) -> None:
-    await store.add_tasks([make_task(0, num_generations=8), make_task(1, num_generations=8)])
-    won = order(fleet, f"score {mongo_uri}")
-    assert sorted(task_id for ids in won for task_id in ids) == ["train/0/q0", "train/0/q1"]
-    for task_id in ("train/0/q0", "train/0/q1"):
-        task = await store.task(task_id)
-        assert task is not None
-        assert task.status == "completed"
-        assert task.completed_at is not None
+    task_ids = [f"train/0/q{number}" for number in range(REPEATS)]
+    await store.add_tasks(make_task(number, num_generations=8) for number in range(REPEATS))
+    send(fleet, f"score {mongo_uri}")
+    for task_id in task_ids:
+        assert [json.loads(answer(process)) for process in fleet] == [task_id] * 8
+        send(fleet, "now")
+    won = [json.loads(answer(process)) for process in fleet]
+    assert sorted(task_id for ids in won for task_id in ids) == sorted(task_ids)
+    assert sum(bool(ids) for ids in won) > 1, "no race took place"
+    for task_id in task_ids:
         assert await store.group_scores(task_id) == [float(n) for n in range(8)]
-    groups = await store.ready_groups(limit=10, hydrate=False)
-    assert [len(group) for group in groups] == [8, 8]
+    assert await store.count_tasks(status="completed") == REPEATS
+    groups = await store.ready_groups(limit=REPEATS, hydrate=False)
+    assert [len(group) for group in groups] == [8] * REPEATS
 
 
 async def test_slots_are_claimed_in_order_and_evaluation_overtakes(store: TrajectoryStore) -> None:

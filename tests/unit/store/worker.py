@@ -1,8 +1,8 @@
 """A process of its own for races (run as a script). It reads commands, a line each:
 
 claim URI     claim slots until there are none; answers with their ids
-score URI     claim one slot of each of two groups and score it; answers with the groups it
-              completed
+score URI     claim and finish one slot of every group, say so, and score it at the next line;
+              answers with the groups it completed when there are no slots left
 append URI    append turns until it is killed, answering with each acknowledged id
 """
 
@@ -30,7 +30,7 @@ async def claim_all(store: TrajectoryStore, owner: str) -> list[str]:
 
 
 async def score_own(store: TrajectoryStore, owner: str) -> list[str]:
-    """Finish and score one slot of every group at the same moment as seven others do."""
+    """Score one slot of every group in the same moment as seven others do."""
     completed: list[str] = []
     complete = store._complete_groups
 
@@ -40,14 +40,14 @@ async def score_own(store: TrajectoryStore, owner: str) -> list[str]:
         return won
 
     store._complete_groups = noting  # type: ignore[method-assign, assignment]
-    for _ in range(2):
-        claimed = await store.claim_record(
-            owner, lease_seconds=60, admitted_groups=10_000, max_attempts=3
-        )
-        assert claimed is not None
+    while claimed := await store.claim_record(
+        owner, lease_seconds=60, admitted_groups=10_000, max_attempts=3
+    ):
         record = claimed[0]
         key = (record.id, record.fence)
         await store.finish_rollout(*key, outcome="answered", final_answer="4", lease_seconds=60)
+        say(record.task_id)
+        sys.stdin.readline()
         await store.set_score(*key, Score(scorer="exact", value=float(record.traj_id)))
     return completed
 

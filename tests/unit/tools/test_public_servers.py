@@ -11,6 +11,7 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from support.listening import listening_process
 
 from agentrl.tools import ToolsConfig, connect_tools
 
@@ -127,22 +128,9 @@ async def test_the_everything_server_answers_in_every_kind_of_content(
     if transport == "stdio":
         await check_everything(patient(config_for, {"all": {"command": command}}))
         return
-    port = free_port()
-    process = subprocess.Popen(
-        [command, transport], env={**os.environ, "PORT": str(port)}, stderr=subprocess.DEVNULL
-    )
-    try:
-        url = f"http://127.0.0.1:{port}/mcp"
-        servers = {"all": {"url": url, "per_rollout": True}}
-        await check_everything(config_for(servers, max_retries=10, call_timeout_seconds=60.0))
-    finally:
-        process.kill()
-        process.wait()
-
-
-def free_port() -> int:
-    with ThreadingHTTPServer(("127.0.0.1", 0), SimpleHTTPRequestHandler) as server:
-        return int(server.server_address[1])
+    with listening_process([command, transport], environment={"PORT": "{port}"}) as url:
+        servers = {"all": {"url": f"{url}/mcp", "per_rollout": True}}
+        await check_everything(config_for(servers, call_timeout_seconds=60.0))
 
 
 async def check_everything(config: ToolsConfig) -> None:

@@ -1,3 +1,6 @@
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -7,6 +10,7 @@ from agentrl.distributed import Ranks, StateWriter, read_state
 from agentrl.errors import ConfigError
 from agentrl.trainer.checkpoint import Draft, checkpoints_root, latest_checkpoint
 from agentrl.trainer.history import EvalMetrics, History, StepMetrics
+from agentrl.weight_sync.files import clear_leftovers
 
 
 def history_of(num_steps: int) -> History:
@@ -52,6 +56,53 @@ def test_the_newest_checkpoint_is_found_with_its_history(tmp_path: Path) -> None
     state = {"momentum": torch.zeros(2)}
     read_state(state, found.state_path, Ranks())
     assert torch.equal(state["momentum"], torch.ones(2))
+
+
+WRITER = """
+import sys
+from pathlib import Path
+import torch
+from agentrl.distributed import Ranks, StateWriter
+from agentrl.trainer.checkpoint import Draft
+from agentrl.trainer.history import History
+output, in_background = Path(sys.argv[1]), sys.argv[2] == "background"
+writer = StateWriter(Ranks())
+for step in range(1, 10_000):
+    draft = Draft.begin(output, step=step, model_dir=output / "model", history=History())
+    state = {f"part{i}": torch.full((1 << 20,), float(step)) for i in range(8)}
+    writer.write(state, draft.state_path, in_background=in_background)
+    writer.wait()
+    draft.finish(keep=2)
+"""
+
+
+@pytest.mark.parametrize("way", ["foreground", "background"])
+def test_a_writer_killed_in_the_middle_leaves_the_checkpoint_before(
+    tmp_path: Path, way: str
+) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/model.safetensors").write_text("weights")
+    root = checkpoints_root(tmp_path)
+    with (tmp_path / "log").open("wb") as log:
+        writer = subprocess.Popen(
+            [sys.executable, "-c", WRITER, str(tmp_path), way], stdout=log, stderr=log
+        )
+    deadline = time.monotonic() + 50
+    try:
+        # Some checkpoints are whole, and another one is half written.
+        while not (latest := sorted(root.glob("0*"))[-1:]) or not list(root.glob(".*/state/*")):
+            assert writer.poll() is None, (tmp_path / "log").read_text()[-2000:]
+            assert time.monotonic() < deadline, "no checkpoint in time"
+    finally:
+        writer.kill()
+        writer.wait(10)
+    clear_leftovers(root)
+    found = latest_checkpoint(tmp_path)
+    assert found is not None
+    assert found.step >= int(latest[0].name)
+    state = {f"part{i}": torch.zeros(1 << 20) for i in range(8)}
+    read_state(state, found.state_path, Ranks())
+    assert {float(value) for part in state.values() for value in part.unique()} == {found.step}
 
 
 def test_only_so_many_checkpoints_are_kept(tmp_path: Path) -> None:

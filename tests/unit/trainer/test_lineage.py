@@ -24,19 +24,32 @@ def test_ratios_are_measured_turn_by_turn_and_joined():
         ratio=torch.tensor([1.0, 3.0, 0.5, 1.5, 2.0]),
         clipped=torch.tensor([False, True, True, False, False]),
     )
-    found = measure(np.array([4, 4, 2, 2, 2]), terms)
+    masked = torch.tensor([False, False, False, False, False])
+    found = measure(np.array([4, 4, 2, 2, 2]), terms, masked)
     assert found.turns.tolist() == [2, 4]
     assert found.num_terms.tolist() == [3, 2]
     assert found.num_dropped.tolist() == [0, 1]
+    assert found.num_masked.tolist() == [0, 0]
     assert found.num_clipped.tolist() == [1, 0]  # what is dropped is not clipped as well
     np.testing.assert_allclose(found.mean, [4 / 3, 2.0])
     np.testing.assert_allclose(found.std, [np.std([0.5, 1.5, 2.0]), 1.0])
     assert (found.min.tolist(), found.max.tolist()) == ([0.5, 1.0], [2.0, 3.0])
     empty = measure(np.empty(0, dtype=np.int64), LossTerms(*(torch.empty(0) for _ in range(4)))._replace(
         keep=torch.empty(0, dtype=torch.bool), clipped=torch.empty(0, dtype=torch.bool)
-    ))  # fmt: skip
+    ), torch.empty(0, dtype=torch.bool))  # fmt: skip
     assert joined([empty, found]).turns.tolist() == [2, 4]
     assert joined([]).turns.tolist() == []
+
+
+def test_a_masked_term_is_counted_once_by_its_reason():
+    terms = LossTerms(
+        loss=torch.zeros(3),
+        keep=torch.tensor([False, False, True]),
+        ratio=torch.ones(3),
+        clipped=torch.tensor([False, False, False]),
+    )
+    found = measure(np.array([0, 0, 0]), terms, torch.tensor([True, False, False]))
+    assert (found.num_dropped.tolist(), found.num_masked.tolist()) == ([1], [1])
 
 
 async def test_a_step_leads_to_what_it_made_of_each_turn(make_config, store, model_path):

@@ -224,10 +224,30 @@ async def test_publishing_without_servers_is_no_error(
     assert (report.updated, report.failed) == ((), {})
 
 
+async def test_a_server_whose_updater_died_takes_the_next_version(
+    store: TrajectoryStore, tmp_path: Path
+) -> None:
+    await store.create_run(Run(name=store.database_name))
+    publisher = publisher_of(store, tmp_path)
+    async with serve() as control:
+        await register(store, "left", control.base_url)
+        await store.set_service("left", status="updating")
+        assert (await publisher.announce(2)).updated == ("left",)
+        assert "continue_generation" in control.names()
+    (service,) = await store.services()
+    assert (service.status, service.policy_version) == ("up", 2)
+
+
 async def test_versions_in_use_are_kept_on_disk(store: TrajectoryStore, tmp_path: Path) -> None:
     await store.create_run(Run(name=store.database_name))
     publisher = publisher_of(store, tmp_path, keep_policies=1)
-    await register(store, "slow", "http://127.0.0.1:9", version=1)
-    await store.set_service("slow", status="updating")
-    await publisher.announce(3)
+    async with serve() as control:
+
+        async def another_joins(_: dict) -> Response:
+            await register(store, "late", control.base_url, version=1)
+            return JSONResponse({"success": True, "message": "ok"})
+
+        control.answers["update_weights_from_disk"] = another_joins
+        await register(store, "early", control.base_url)
+        await publisher.announce(3)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["000001", "000003"]

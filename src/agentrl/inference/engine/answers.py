@@ -34,7 +34,7 @@ def answer(sequence: Sequence, request: ParsedRequest, text: Text, label: str) -
         "response_sent_to_client_ts": time.time(),
     }
     if finish is not None:
-        meta["weight_versions"] = version_spans(sequence, count)
+        meta["weight_versions"] = version_spans(sequence, count, label)
     if request.return_logprob:
         meta |= _logprobs(sequence, request, text, count)
     body: dict[str, Any] = {"output_ids": output_ids, "meta_info": meta}
@@ -50,8 +50,13 @@ def answer(sequence: Sequence, request: ParsedRequest, text: Text, label: str) -
     return body
 
 
-def version_spans(sequence: Sequence, count: int) -> list[dict[str, Any]]:
-    """Return the weight versions of the first `count` output tokens as half-open spans."""
+def version_spans(sequence: Sequence, count: int, label: str) -> list[dict[str, Any]]:
+    """Return the weight versions of the first `count` output tokens as half-open spans.
+
+    Without any token there is one empty span, of the version `label`.
+    """
+    if not count:
+        return [{"version": label, "start": 0, "end": 0}]
     starts = [*sequence.versions, ("", count)]
     return [
         {"version": label, "start": start, "end": min(end, count)}

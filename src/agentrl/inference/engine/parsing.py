@@ -20,7 +20,11 @@ class BadRequest(Exception):
 
 
 class BadType(BadRequest):
-    """A field has the wrong JSON type, or is unknown."""
+    """A sampling parameter has the wrong JSON type, or is unknown; a flag is a number."""
+
+
+class BadShape(BadRequest):
+    """A field beside the sampling parameters has the wrong JSON type."""
 
 
 @dataclass(frozen=True)
@@ -152,16 +156,17 @@ def parse_generate(
         raise BadRequest("top_logprobs_num and token_ids_logprob are not supported here")
     if body.get("lora_path"):
         raise BadRequest("LoRA adapters are not supported here")
-    stream = _field(body, "stream", _is_bool, False)
-    return_logprob = _field(body, "return_logprob", _is_bool, False)
-    namespace = f"{body.get('extra_key') or ''}\0{body.get('cache_salt') or ''}"
+    stream = _flag(body, "stream", takes_null=False)
+    return_logprob = _flag(body, "return_logprob")
+    keys = [_field(body, name, _is_text, "") for name in ("extra_key", "cache_salt")]
+    namespace = "\0".join(keys)
     samplings = _per_prompt(body.get("sampling_params"), len(prompts))
     first = samplings[0]
     sequences: list[Sequence] = []
     rids = _rids(body.get("rid"), len(prompts), is_batch)
     for prompt, sampling, rid in zip(prompts, samplings, rids, strict=True):
         _check_prompt(prompt, limits)
-        if logprob_start > len(prompt):
+        if return_logprob and logprob_start > len(prompt):
             raise BadRequest("logprob_start_len is beyond the end of the prompt")
         params, count = _draw_params(sampling, len(prompt), limits, new_seed)
         for number in range(count):
@@ -182,8 +187,8 @@ def parse_generate(
         stream=stream,
         return_logprob=return_logprob,
         logprob_start_len=logprob_start,
-        return_text_in_logprobs=_field(body, "return_text_in_logprobs", _is_bool, False),
-        return_prompt_token_ids=_strict_flag(body, "return_prompt_token_ids"),
+        return_text_in_logprobs=_flag(body, "return_text_in_logprobs", takes_null=False),
+        return_prompt_token_ids=_flag(body, "return_prompt_token_ids", takes_null=False),
         skip_special_tokens=first.get("skip_special_tokens") is not False,
         no_stop_trim=first.get("no_stop_trim") is True,
     )
@@ -192,22 +197,22 @@ def parse_generate(
 def _prompts(
     body: Mapping[str, Any], encode: Callable[[str], list[int]]
 ) -> tuple[list[list[int]], bool]:
-    given = [name for name in ("input_ids", "text", "input_embeds") if body.get(name) is not None]
-    if len(given) != 1:
-        raise BadRequest("exactly one of input_ids, text and input_embeds has to be given")
-    if given == ["input_embeds"]:
+    if body.get("input_embeds") is not None:
         raise BadRequest("input_embeds is not supported here; send input_ids")
-    value = body[given[0]]
-    if given == ["text"]:
-        if not value or not _is_texts(value):
-            raise BadType("text has to be a string or a list of strings")
-        texts = [value] if isinstance(value, str) else value
-        return [encode(text) for text in texts], not isinstance(value, str)
-    if _is_ints(value):
-        return [value], False
-    if isinstance(value, list) and all(_is_ints(item) for item in value):
-        return value, True
-    raise BadType("input_ids has to be a list of integers or a list of such lists")
+    text = body.get("text")
+    if text is not None and not _is_texts(text):
+        raise BadShape("text has to be a string or a list of strings")
+    ids = body.get("input_ids")
+    if ids is not None:  # it counts where both are given
+        if _is_ints(ids):
+            return [ids], False
+        if isinstance(ids, list) and all(_is_ints(item) for item in ids):
+            return ids, True
+        raise BadShape("input_ids has to be a list of integers or a list of such lists")
+    if text is None:
+        raise BadRequest("input_ids or text has to be given")
+    texts = [text] if isinstance(text, str) else text
+    return [encode(item) for item in texts], not isinstance(text, str)
 
 
 def _rids(value: object, count: int, is_batch: bool) -> list[str]:
@@ -219,7 +224,7 @@ def _rids(value: object, count: int, is_batch: bool) -> list[str]:
         if len(set(value)) < count:
             raise BadRequest("rid names one id twice")
         return value
-    raise BadType("rid has to be a string, or a list of strings, one for each prompt")
+    raise BadShape("rid has to be a string, or a list of strings, one for each prompt")
 
 
 def _per_prompt(value: object, count: int) -> list[Mapping[str, Any]]:
@@ -229,12 +234,12 @@ def _per_prompt(value: object, count: int) -> list[Mapping[str, Any]]:
         return [_checked_sampling(value)] * count
     if isinstance(value, list) and len(value) == count:
         return [_checked_sampling(item) for item in value]
-    raise BadType("sampling_params has to be an object, or a list of objects, one for each prompt")
+    raise BadShape("sampling_params has to be an object, or a list of objects, one for each prompt")
 
 
 def _checked_sampling(value: object) -> Mapping[str, Any]:
     if not isinstance(value, dict):
-        raise BadType("sampling_params has to be an object")
+        raise BadShape("sampling_params has to be an object")
     for name, item in value.items():
         if name in _UNSUPPORTED:
             if item is not None:
@@ -285,8 +290,6 @@ def _draw_params(
     if min_new > max_new:
         raise BadRequest(f"min_new_tokens {min_new} is more than max_new_tokens {max_new}")
     stop_ids = frozenset(given("stop_token_ids", ()))
-    if any(not 0 <= token < limits.vocab_size for token in stop_ids):
-        raise BadRequest(f"stop_token_ids have to be in [0, {limits.vocab_size})")
     stop, seed = given("stop", ()), given("sampling_seed", None)
     params = DrawParams(
         max_new_tokens=max_new,
@@ -327,12 +330,15 @@ def _field(
     if value is None:
         return default
     if not is_valid(value):
-        raise BadType(f"{name} has the wrong type")
+        raise BadShape(f"{name} has the wrong type")
     return value
 
 
-def _strict_flag(body: Mapping[str, Any], name: str) -> bool:
+def _flag(body: Mapping[str, Any], name: str, *, takes_null: bool = True) -> bool:
     value = body.get(name, False)
+    if value is None and takes_null:
+        return False
     if not isinstance(value, bool):
-        raise BadType(f"{name} has to be a boolean")
+        fault = BadType if value in (0, 1) else BadShape
+        raise fault(f"{name} has to be a boolean")
     return value

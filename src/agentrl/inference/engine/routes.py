@@ -1,10 +1,11 @@
 """The HTTP routes: the part of SGLang's that samplers and publishers use.
 
 Three shapes of errors are answered, as SGLang does: `{"error": {"message"}}` for broken rules,
-`{"error": ".."}` for wrong types and keys, `{"object": "error", ..}` for everything else.
+`{"error": ".."}` for wrong sampling parameters, `{"object": "error", ..}` for everything else.
 
-Deliberate differences: seeds always count, `/health` stays 200 while sampling is paused, and a
-request that waits at a pause can be aborted.
+Deliberate differences: seeds always count, `/health` never samples, a request that waits at a pause
+can be aborted, and what SGLang answers with 500 or dies of (token ids beyond the vocabulary) is
+refused.
 """
 
 import asyncio
@@ -22,12 +23,13 @@ from starlette.routing import Route
 
 from agentrl.errors import InferenceError
 from agentrl.inference.engine.frontend import BadRequest, FrontEnd, NotFlushed, Refused
-from agentrl.inference.engine.parsing import BadType, ParsedRequest
+from agentrl.inference.engine.parsing import BadShape, BadType, ParsedRequest
 from agentrl.inference.engine.scheduler import PauseMode
 
 SGLANG_VERSION = "0.5.23"
 """The release whose HTTP is followed; clients choose what to rely upon by it."""
 _PAUSE_MODES = ("abort", "retract", "in_place")
+_SELECTORS = ("all", "target", "draft")
 _CONTROL_PATHS = frozenset(
     {
         "/abort_request",
@@ -191,10 +193,15 @@ class _Routes:
 
     async def generate(self, http: Request) -> Response:
         body = await _json_object(http)
-        parsed = self._engine.parse(body)
+        try:
+            parsed = self._engine.parse(body)
+        except BadRequest as error:
+            # Who asked for a stream is told of a broken rule in the stream.
+            if type(error) is not BadRequest or body.get("stream") is not True:
+                raise
+            return _event_stream(_error_frames(str(error), 400))
         if parsed.stream:
-            frames = _frames(self._engine, parsed)
-            return StreamingResponse(frames, media_type="text/event-stream")
+            return _event_stream(_frames(self._engine, parsed))
         answers = await _unless_disconnected(http, self._engine.generate(parsed))
         return _json(answers if parsed.is_batch else answers[0])
 
@@ -208,9 +215,7 @@ class _Routes:
         return Response()
 
     async def pause(self, http: Request) -> Response:
-        mode = _typed(await _json_object(http), "mode", str, "abort")
-        if mode not in _PAUSE_MODES:
-            raise HTTPException(400, f"mode has to be one of {', '.join(_PAUSE_MODES)}")
+        mode = _one_of(await _json_object(http), "mode", _PAUSE_MODES)
         await self._engine.pause(cast(PauseMode, mode))
         return JSONResponse({"message": f"Generation paused ({mode}).", "status": "ok"})
 
@@ -237,9 +242,9 @@ class _Routes:
                 abort_all=_typed(body, "abort_all_requests", bool, False),
             )
         except InferenceError as error:
-            return JSONResponse({"success": False, "message": f"Weights not loaded: {error}"}, 400)
+            return _failed(f"Weights not loaded: {error}", num_paused_requests=0)
         except NotFlushed:
-            return JSONResponse({"success": False, "message": _NOT_FLUSHED}, 400)
+            return _failed(_NOT_FLUSHED, num_paused_requests=0)
         message = "Weights were updated."
         return JSONResponse({"success": True, "message": message, "num_paused_requests": num_kept})
 
@@ -255,7 +260,7 @@ class _Routes:
         )
 
     async def begin_update(self, http: Request) -> Response:
-        await _json_object(http)
+        _one_of(await _json_object(http), "selector", _SELECTORS)
         return self._session(opens=True)
 
     async def end_update(self, http: Request) -> Response:
@@ -265,7 +270,7 @@ class _Routes:
     def _session(self, *, opens: bool) -> Response:
         if opens == self._is_session_open:
             message = "a weight update is open" if opens else "no weight update is open"
-            return JSONResponse({"success": False, "message": message}, 400)
+            return _failed(message)
         self._is_session_open = opens
         return JSONResponse({"success": True, "message": "ok"})
 
@@ -274,17 +279,28 @@ async def _frames(engine: FrontEnd, request: ParsedRequest) -> AsyncIterator[str
     """Server-sent events with cumulative answers."""
     try:
         async for index, body in engine.stream(request):
-            frame = body | {"index": index} if request.is_batch else body
-            yield f"data: {json.dumps(frame)}\n\n"
+            answer = body | {"index": index} if request.is_batch else body
+            yield f"data: {json.dumps(answer)}\n\n"
     except Refused as error:
-        fault = {
-            "message": str(error),
-            "type": "invalid_request_error",
-            "code": error.status,
-            "retryable": False,
-        }
-        yield f"data: {json.dumps({'error': fault})}\n\n"
+        async for frame in _error_frames(str(error), error.status):
+            yield frame
+        return
     yield "data: [DONE]\n\n"
+
+
+async def _error_frames(message: str, status: int) -> AsyncIterator[str]:
+    fault = {
+        "message": message,
+        "type": "invalid_request_error",
+        "code": status,
+        "retryable": False,
+    }
+    yield f"data: {json.dumps({'error': fault})}\n\n"
+    yield "data: [DONE]\n\n"
+
+
+def _event_stream(frames: AsyncIterator[str]) -> Response:
+    return StreamingResponse(frames, media_type="text/event-stream")
 
 
 async def _unless_disconnected(
@@ -327,12 +343,26 @@ def _typed(body: Mapping[str, Any], name: str, kind: type, default: Any) -> Any:
     return value
 
 
+def _one_of(body: Mapping[str, Any], name: str, values: tuple[str, ...]) -> str:
+    """Return a field that has to be one of the values; the first when it is left out."""
+    value = body.get(name, values[0])
+    if value not in values:
+        raise HTTPException(400, f"{name} has to be one of {', '.join(values)}")
+    return str(value)
+
+
+def _failed(message: str, **details: object) -> Response:
+    return JSONResponse({"success": False, "message": message, **details}, 400)
+
+
 def _json(content: object) -> Response:
     return Response(json.dumps(content, separators=(",", ":")), media_type="application/json")
 
 
 async def _on_bad_request(_: Request, error: Exception) -> Response:
     message = str(error)
+    if isinstance(error, BadShape):
+        return _openai_error(message, 400)
     return JSONResponse(
         {"error": message if isinstance(error, BadType) else {"message": message}}, 400
     )

@@ -1,0 +1,593 @@
+"""The store against a bare PyMongo loop that does the same writes, in one run on one mongod.
+
+    python benchmarks/store.py --out benchmarks/results/store.json
+
+- claims and turn writes a second with 1, 8 and 32 processes, one request in flight in each and
+  eight: `TrajectoryStore` beside the driver's own calls (same filters, same documents, same write
+  concern; encoding, leases and typed values are what the store adds)
+- 1,000 simulated samplers on one mongod: whole rollouts, with the latencies that they see
+- what a trainer reads a second beside a bare cursor over the same documents
+- stored bytes a token for records of 1 to 200 turns, beside the layout of the original AgentRL (one
+  document a call with all messages of the context and a ChatCompletion dump)
+
+Sides alternate, and a figure is the median of the repeats. `--quick` makes everything small.
+"""
+
+import argparse
+import asyncio
+import json
+import multiprocessing
+import os
+import platform
+import statistics
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import bson
+import numpy as np
+from pymongo import AsyncMongoClient, ReturnDocument
+from pymongo.write_concern import WriteConcern
+
+from agentrl.schema import (
+    DispatchedSamplingTask,
+    MCPTask,
+    Record,
+    SamplingParams,
+    Score,
+    ToolCall,
+    ToolResult,
+    VersionSpan,
+)
+from agentrl.store import TrajectoryStore
+from agentrl.store.embedded import EmbeddedMongo
+from agentrl.store.expressions import held
+from agentrl.store.slots import CLAIM_ORDER, claim_filter, claim_update
+from agentrl.store.turns import _record_update, pack
+
+PROCESSES = (1, 8, 32)
+IN_FLIGHT = (1, 8)
+GENERATIONS = 8
+ADMITTED = 10**9
+TURNS_A_RECORD = 50
+TOOL_CHARS, TOOL_TOKENS, REPLY_CHARS, REPLY_TOKENS = 2000, 500, 400, 100
+TURN_COUNTS = (1, 2, 10, 50, 100, 200)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much is measured."""
+
+    seconds: float
+    repeats: int
+    num_slots: int
+    samplers_seconds: float
+    num_samplers: int
+    read_groups: int
+
+    @classmethod
+    def chosen(cls, *, quick: bool) -> "Sizes":
+        """Return the sizes of a quick or a whole run."""
+        if quick:
+            return cls(0.5, 1, 4_000, 2.0, 100, 4)
+        return cls(3.0, 3, 24_000, 15.0, 1000, 24)
+
+
+def make_turn(record: Record, index: int) -> DispatchedSamplingTask:
+    """Return a turn as a browsing agent makes them: a call, and 2,000 characters of page."""
+    rng = np.random.default_rng(index)
+    text = "".join(map(chr, rng.integers(97, 122, REPLY_CHARS)))
+    page = "".join(map(chr, rng.integers(97, 122, TOOL_CHARS)))
+    full = index * (TOOL_TOKENS + REPLY_TOKENS)
+    return DispatchedSamplingTask(
+        id=f"{record.id}/{record.fence}/{index}",
+        record_id=record.id,
+        task_id=record.task_id,
+        attempt=record.attempt,
+        index=index,
+        parent=index - 1 if index else None,
+        shared_len=full,
+        added_ids=rng.integers(0, 150_000, TOOL_TOKENS),
+        output_ids=rng.integers(0, 150_000, REPLY_TOKENS),
+        output_logprobs=-rng.random(REPLY_TOKENS, dtype=np.float32),
+        version_spans=(VersionSpan(version=3, start=0, end=REPLY_TOKENS),),
+        added_messages=() if index else ({"role": "user", "content": page},),
+        output_text=text,
+        tool_calls=(ToolCall(id=f"call_{index}_0", name="browse", arguments={"url": text[:80]}),),
+        tool_results=(ToolResult(call_id=f"call_{index}_0", name="browse", content=page),),
+        finish_reason="stop",
+        sampling_params=SamplingParams(),
+        server="http://10.0.0.1:30000",
+    )
+
+
+def make_tasks(num_slots: int) -> list[MCPTask]:
+    """Return tasks with so many slots in all."""
+    return [
+        MCPTask(
+            id=f"train/0/q{number}",
+            order=number,
+            num_generations=GENERATIONS,
+            query=f"question {number}",
+            answer=number,
+        )
+        for number in range(num_slots // GENERATIONS)
+    ]
+
+
+# --- one process ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Order:
+    """What a process is told to do."""
+
+    work: str
+    """`claims`, `turns` or `samplers`."""
+    side: str
+    """`store` or `bare`."""
+    uri: str
+    in_flight: int
+    seconds: float
+
+
+def serve(orders: Connection) -> None:
+    """Do what is asked, until the other end hangs up."""
+    while True:
+        order = orders.recv()
+        if order is None:
+            return
+        orders.send(asyncio.run(obey(order, orders)))
+
+
+async def obey(order: Order, orders: Connection) -> dict[str, Any]:
+    """Get ready, wait for the word, work, and return what was done."""
+    async with (
+        TrajectoryStore.connect(order.uri) as store,
+        AsyncMongoClient[dict[str, Any]](order.uri, tz_aware=True) as client,
+    ):
+        # One connection a request in flight, before the clock starts.
+        await asyncio.gather(*(store.get_run() for _ in range(order.in_flight)))
+        await asyncio.gather(*(client.admin.command("ping") for _ in range(order.in_flight)))
+        database = client.get_default_database(write_concern=WriteConcern(w="majority", j=True))
+        if order.work == "samplers":
+            return await simulate(store, order, orders)
+        loops: Sequence[Callable[[], Awaitable[None]]]
+        owner = f"bench:{os.getpid()}:0"
+        if order.work == "claims":
+            loops = [claims(order.side, store, database, owner)] * order.in_flight
+        else:
+            records = [await claim(store, owner) for _ in range(order.in_flight * 12)]
+            share = [records[number :: order.in_flight] for number in range(order.in_flight)]
+            loops = [turns(order.side, store, database, mine) for mine in share]
+        orders.send("ready")
+        await asyncio.to_thread(orders.recv)
+        end = time.monotonic() + order.seconds
+        counts = [0] * len(loops)
+
+        async def work(number: int, step: Callable[[], Awaitable[None]]) -> None:
+            while time.monotonic() < end:
+                await step()
+                counts[number] += 1
+
+        began = time.monotonic()
+        await asyncio.gather(*(work(number, step) for number, step in enumerate(loops)))
+        return {"count": sum(counts), "seconds": time.monotonic() - began}
+
+
+async def claim(store: TrajectoryStore, owner: str) -> Record:
+    """Claim the next slot, which is there."""
+    claimed = await store.claim_record(
+        owner, lease_seconds=600, admitted_groups=ADMITTED, max_attempts=5
+    )
+    assert claimed is not None, "the benchmark ran out of slots"
+    return claimed[0]
+
+
+def claims(
+    side: str, store: TrajectoryStore, database: Any, owner: str
+) -> Callable[[], Awaitable[None]]:
+    """Return one claim, by the store or by the driver alone."""
+
+    async def by_store() -> None:
+        await claim(store, owner)
+
+    async def bare() -> None:
+        found = await database["records"].find_one_and_update(
+            claim_filter(ADMITTED, None),
+            claim_update(owner, 600),
+            sort=CLAIM_ORDER,
+            return_document=ReturnDocument.AFTER,
+        )
+        assert found is not None, "the benchmark ran out of slots"
+
+    return by_store if side == "store" else bare
+
+
+def turns(
+    side: str, store: TrajectoryStore, database: Any, records: list[Record]
+) -> Callable[[], Awaitable[None]]:
+    """Return one write of a turn, by the store or by the driver alone.
+
+    What a sampler has in hand (the turn) is made before the clock starts; so is, on the bare side,
+    the document that it becomes.
+    """
+    made = [make_turn(records[0], index) for index in range(1, TURNS_A_RECORD + 1)]
+    packed = [pack(turn)[0] for turn in made]
+    number = 0
+
+    def place() -> tuple[Record, int, str]:
+        nonlocal number
+        record, index = records[number // TURNS_A_RECORD % len(records)], number % TURNS_A_RECORD
+        number += 1
+        return record, index, f"{record.id}/{record.fence}/{number}"
+
+    async def by_store() -> None:
+        record, index, turn_id = place()
+        turn = made[index].model_copy(update={"id": turn_id, "record_id": record.id})
+        await store.append_turn(turn, record.fence)
+
+    async def bare() -> None:
+        record, index, turn_id = place()
+        await database["turns"].insert_one({**packed[index], "_id": turn_id})
+        turn = made[index].model_copy(update={"id": turn_id, "record_id": record.id})
+        result = await database["records"].update_one(
+            {**held(record.id, record.fence), "status": "running", "turns": {"$ne": turn_id}},
+            _record_update(turn),
+        )
+        assert result.matched_count == 1
+
+    return by_store if side == "store" else bare
+
+
+async def simulate(store: TrajectoryStore, order: Order, orders: Connection) -> dict[str, Any]:
+    """Be many samplers: each claims, writes three turns, finishes and scores, over and over."""
+    orders.send("ready")
+    await asyncio.to_thread(orders.recv)
+    end = time.monotonic() + order.seconds
+    seconds: dict[str, list[float]] = {"claim": [], "append": [], "score": []}
+    records = 0
+
+    async def timed(kind: str, work: Awaitable[Any]) -> Any:
+        began = time.monotonic()
+        result = await work
+        seconds[kind].append(time.monotonic() - began)
+        return result
+
+    async def sampler(number: int) -> None:
+        nonlocal records
+        owner = f"bench:{os.getpid()}:{number}"
+        while time.monotonic() < end:
+            record = await timed("claim", claim(store, owner))
+            for index in range(3):
+                await timed("append", store.append_turn(make_turn(record, index), record.fence))
+            await store.finish_rollout(
+                record.id, record.fence, outcome="answered", final_answer="1", lease_seconds=600
+            )
+            score = Score(scorer="exact", value=1.0)
+            await timed("score", store.set_score(record.id, record.fence, score))
+            records += 1
+
+    began = time.monotonic()
+    await asyncio.gather(*(sampler(number) for number in range(order.in_flight)))
+    return {"records": records, "took": time.monotonic() - began, "seconds": seconds}
+
+
+# --- all processes ----------------------------------------------------------------------------
+
+
+class Fleet:
+    """Processes that wait for orders."""
+
+    def __init__(self, number: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipes: list[Connection] = []
+        self._processes = []
+        for _ in range(number):
+            here, there = context.Pipe()
+            process = context.Process(target=serve, args=(there,), daemon=True)
+            process.start()
+            self._pipes.append(here)
+            self._processes.append(process)
+
+    def do(self, order: Order) -> list[dict[str, Any]]:
+        """Have all do the same at the same time."""
+        for pipe in self._pipes:
+            pipe.send(order)
+        for pipe in self._pipes:
+            assert pipe.recv() == "ready"
+        for pipe in self._pipes:
+            pipe.send("go")
+        return [pipe.recv() for pipe in self._pipes]
+
+    def end(self) -> None:
+        """Let them go."""
+        for pipe, process in zip(self._pipes, self._processes, strict=True):
+            pipe.send(None)
+            process.join(20)
+
+
+def fresh(mongo: EmbeddedMongo, name: str, num_slots: int) -> str:
+    """Make a database with slots to claim; return its URI."""
+
+    async def prepare() -> None:
+        async with TrajectoryStore.connect(mongo.uri(name)) as store:
+            await store.drop_database()
+            await store.ensure_schema()
+            await store.add_tasks(make_tasks(num_slots))
+
+    asyncio.run(prepare())
+    return mongo.uri(name)
+
+
+def write_rates(mongo: EmbeddedMongo, sizes: Sizes) -> list[dict[str, Any]]:
+    """Measure claims and turn writes a second, both sides, by processes and requests in flight."""
+    rows = []
+    for number in PROCESSES:
+        fleet = Fleet(number)
+        for work in ("claims", "turns"):
+            for in_flight in IN_FLIGHT:
+                rates: dict[str, list[float]] = {"bare": [], "store": []}
+                for repeat in range(sizes.repeats):
+                    sides = ("bare", "store") if repeat % 2 == 0 else ("store", "bare")
+                    for side in sides:
+                        uri = fresh(mongo, "rates", sizes.num_slots)
+                        done = fleet.do(Order(work, side, uri, in_flight, sizes.seconds))
+                        rates[side].append(sum(d["count"] / d["seconds"] for d in done))
+                bare, store = (statistics.median(rates[side]) for side in ("bare", "store"))
+                row = {
+                    "work": work,
+                    "processes": number,
+                    "in_flight": in_flight,
+                    "bare_per_second": round(bare, 1),
+                    "store_per_second": round(store, 1),
+                    "ratio": round(store / bare, 3),
+                }
+                print(row, flush=True)
+                rows.append(row)
+        fleet.end()
+    return rows
+
+
+def many_samplers(mongo: EmbeddedMongo, sizes: Sizes) -> dict[str, Any]:
+    """Let simulated samplers share one mongod, spread over eight processes."""
+    fleet = Fleet(8)
+    uri = fresh(mongo, "samplers", sizes.num_slots)
+    order = Order("samplers", "store", uri, sizes.num_samplers // 8, sizes.samplers_seconds)
+    done = fleet.do(order)
+    fleet.end()
+    took = max(d["took"] for d in done)
+    records = sum(d["records"] for d in done)
+    latencies = {
+        kind: sorted(s for d in done for s in d["seconds"][kind])
+        for kind in ("claim", "append", "score")
+    }
+    return {
+        "samplers": 8 * (sizes.num_samplers // 8),
+        "records_per_second": round(records / took, 1),
+        "turns_per_second": round(len(latencies["append"]) / took, 1),
+        "milliseconds": {
+            kind: {
+                "p50": round(1000 * values[len(values) // 2], 1),
+                "p99": round(1000 * values[len(values) * 99 // 100], 1),
+            }
+            for kind, values in latencies.items()
+        },
+    }
+
+
+async def read_rate(mongo: EmbeddedMongo, sizes: Sizes) -> dict[str, Any]:
+    """Measure what a trainer reads a second, beside a bare cursor over the same documents."""
+    async with TrajectoryStore.connect(mongo.uri("reads")) as store:
+        await store.ensure_schema()
+        await store.add_tasks(make_tasks(sizes.read_groups * GENERATIONS))
+        for _ in range(sizes.read_groups * GENERATIONS):
+            await play(store, 10)
+        num_bytes, rates = 0, {"bare": [], "store": []}
+        for _ in range(max(2, sizes.repeats)):
+            began = time.monotonic()
+            data = [d async for d in store._record_data.find({}).sort("traj_id", 1)]
+            ids = [turn_id for d in data for turn_id in d["turn_ids"]]
+            found = [d async for d in store._turns.find({"_id": {"$in": ids}})]
+            bare = time.monotonic() - began
+            began = time.monotonic()
+            groups = await store.ready_groups(limit=sizes.read_groups)
+            by_store = time.monotonic() - began
+            assert sum(len(d.turns) for group in groups for d in group) == len(found)
+            num_bytes = sum(len(bson.encode(d)) for d in (*data, *found))
+            rates["bare"].append(num_bytes / bare)
+            rates["store"].append(num_bytes / by_store)
+        await store.drop_database()
+    bare_rate, store_rate = (statistics.median(rates[side]) for side in ("bare", "store"))
+    return {
+        "megabytes": round(num_bytes / 1e6, 1),
+        "bare_megabytes_per_second": round(bare_rate / 1e6, 1),
+        "store_megabytes_per_second": round(store_rate / 1e6, 1),
+        "ratio": round(store_rate / bare_rate, 3),
+    }
+
+
+# --- bytes --------------------------------------------------------------------------------------
+
+
+async def play(store: TrajectoryStore, num_turns: int) -> Record:
+    """Play one slot to its score."""
+    record = await claim(store, "bench:0:0")
+    for index in range(num_turns):
+        await store.append_turn(make_turn(record, index), record.fence)
+    await store.finish_rollout(
+        record.id, record.fence, outcome="answered", final_answer="1", lease_seconds=600
+    )
+    return await store.set_score(record.id, record.fence, Score(scorer="exact", value=1.0))
+
+
+async def bytes_per_token(mongo: EmbeddedMongo) -> list[dict[str, Any]]:
+    """Measure stored bytes a distinct token, texts included, beside the original's layout."""
+    rows = []
+    for num_turns in TURN_COUNTS:
+        async with TrajectoryStore.connect(mongo.uri("bytes")) as store:
+            await store.drop_database()
+            await store.ensure_schema()
+            await store.add_tasks(
+                [make_tasks(GENERATIONS)[0].model_copy(update={"num_generations": 1})]
+            )
+            record = await play(store, num_turns)
+            tokens = record.num_prompt_tokens + record.num_output_tokens
+            stored = 0
+            for name in ("records", "record_data", "turns", "blobs"):
+                cursor = await store._db[name].aggregate(
+                    [{"$group": {"_id": None, "bytes": {"$sum": {"$bsonSize": "$$ROOT"}}}}]
+                )
+                stored += sum([row["bytes"] async for row in cursor])
+            original = sum(
+                len(bson.encode(d)) for d in original_layout(await store.turns_of(record.id))
+            )
+            await store.drop_database()
+        row = {
+            "turns": num_turns,
+            "tokens": tokens,
+            "bytes_per_token": round(stored / tokens, 2),
+            "original_bytes_per_token": round(original / tokens, 2),
+        }
+        print(row, flush=True)
+        rows.append(row)
+    return rows
+
+
+def original_layout(turns: Sequence[DispatchedSamplingTask]) -> list[dict[str, Any]]:
+    """Return the documents of the original AgentRL for one record.
+
+    By its description: one document a model call, whose `request` holds all messages so far and
+    whose `response` is the dump of a ChatCompletion with logprobs; and the trainer's copy with all
+    messages and the logprobs of every reply.
+    """
+    messages: list[dict[str, Any]] = []
+    documents: list[dict[str, Any]] = []
+    logprobs: dict[str, Any] = {}
+    for turn in turns:
+        messages.extend(turn.added_messages)
+        # A token of text stands for every sampled id, as `logprobs.content` spells each one out.
+        pieces = [turn.output_text[at : at + 4] for at in range(0, len(turn.output_text), 4)]
+        content = [
+            {
+                "token": piece,
+                "bytes": list(piece.encode()),
+                "logprob": float(value),
+                "top_logprobs": [],
+            }
+            for piece, value in zip(pieces, turn.output_logprobs, strict=True)
+        ]
+        reply = {
+            "role": "assistant",
+            "content": turn.output_text,
+            "tool_calls": [
+                {
+                    "id": call.id,
+                    "type": "function",
+                    "function": {"name": call.name, "arguments": json.dumps(call.arguments)},
+                }
+                for call in turn.tool_calls
+            ],
+        }
+        choice = {
+            "index": 0,
+            "finish_reason": "stop",
+            "message": reply,
+            "logprobs": {"content": content},
+        }
+        documents.append(
+            {
+                "_id": bson.ObjectId(),
+                "task": bson.ObjectId(),
+                "traj_id": 0,
+                "req_type": "chatcompletions",
+                "request": {"messages": list(messages), "model": "train-model", "tools": []},
+                "response": {
+                    "id": "0" * 32,
+                    "object": "chat.completion",
+                    "model": "train-model",
+                    "choices": [choice],
+                    "usage": {"prompt_tokens": 0, "completion_tokens": len(content)},
+                },
+                "priority": 0,
+                "creat_time": turn.started_at,
+                "finish_time": turn.finished_at,
+                "created_at_step": 0,
+                "status": "completed",
+            }
+        )
+        logprobs[str(len(messages))] = {"content": content}
+        messages.append(reply)
+        messages.extend(
+            {"role": "tool", "tool_call_id": result.call_id, "content": result.content}
+            for result in turn.tool_results
+        )
+    documents.append(
+        {"_id": bson.ObjectId(), "messages": messages, "logprobs": logprobs, "reward": 1.0}
+    )
+    return documents
+
+
+# --- the whole ----------------------------------------------------------------------------------
+
+
+def measure(sizes: Sizes) -> dict[str, Any]:
+    """Run everything on a mongod of its own."""
+    with tempfile.TemporaryDirectory() as folder, EmbeddedMongo(Path(folder)) as mongo:
+        by_turns = asyncio.run(bytes_per_token(mongo))
+        rates = write_rates(mongo, sizes)
+        samplers = many_samplers(mongo, sizes)
+        reads = asyncio.run(read_rate(mongo, sizes))
+
+    def ratio(work: str) -> float:
+        return min(row["ratio"] for row in rates if (row["work"], row["processes"]) == (work, 8))
+
+    per_token = {row["turns"]: row["bytes_per_token"] for row in by_turns}
+    return {
+        "claims_ratio": ratio("claims"),
+        "turn_writes_ratio": ratio("turns"),
+        "bytes_per_token_200_turns": per_token[200],
+        "original_bytes_per_token_200_turns": by_turns[-1]["original_bytes_per_token"],
+        "bytes_per_token_growth": round(per_token[200] / per_token[10], 3),
+        "reads_ratio": reads["ratio"],
+        "writes": rates,
+        "many_samplers": samplers,
+        "trainer_reads": reads,
+        "bytes_per_token": by_turns,
+    }
+
+
+def machine() -> dict[str, Any]:
+    """Return what the figures depend on."""
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "processor": platform.processor() or platform.machine(),
+        "cores": os.cpu_count(),
+        "load_before": os.getloadavg()[0],
+        "python": platform.python_version(),
+        "pymongo": version("pymongo"),
+    }
+
+
+def main() -> None:
+    """Measure and write."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/store.json"))
+    parser.add_argument("--quick", action="store_true", help="small sizes: a look, no measurement")
+    arguments = parser.parse_args()
+    about = machine()
+    result = {**measure(Sizes.chosen(quick=arguments.quick)), "machine": about}
+    result["machine"]["quick"] = arguments.quick
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    arguments.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    print({key: value for key, value in result.items() if isinstance(value, float)})
+
+
+if __name__ == "__main__":
+    main()

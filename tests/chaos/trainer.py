@@ -1,0 +1,52 @@
+"""The trainer process as `agentrl train` starts it, with every optimizer step noted.
+
+`main([JOURNAL, "--flag=value", ...])` is the whole process.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from chaos.journal import Journal
+
+from agentrl.config.loading import parse_flags
+from agentrl.trainer import process
+from agentrl.trainer.checkpoint import Checkpoint, latest_checkpoint
+from agentrl.trainer.groups import GroupReader, StepGroups
+from agentrl.trainer.learner import StepOutcome
+from agentrl.trainer.team import Team
+
+
+def note_steps(journal: Journal) -> None:
+    """Have noted from which step the process goes on, and what each step was made of."""
+    read, make = GroupReader.read_step, Team.train
+    step: dict[str, Any] = {}
+
+    async def read_step(self: GroupReader, number: int, **options: Any) -> StepGroups:
+        found = await read(self, number, **options)
+        records = {turn.record_id for group in found.groups for turn in group.turns}
+        step.update(step=number, records=sorted(records))
+        return found
+
+    async def train(self: Team, shares: Any) -> StepOutcome:
+        outcome = await make(self, shares)
+        journal.write("step", **step)
+        return outcome
+
+    def checkpoint(output_path: Path) -> Checkpoint | None:
+        found = latest_checkpoint(output_path)
+        journal.write("resume", step=found.step if found else 0)
+        return found
+
+    patched: Any = process
+    patched.latest_checkpoint = checkpoint
+    GroupReader.read_step = read_step
+    Team.train = train
+
+
+def main(argv: Sequence[str]) -> int:
+    """Train."""
+    journal, *flags = argv
+    note_steps(Journal(Path(journal)))
+    process.train(parse_flags(flags))
+    return 0

@@ -1,0 +1,159 @@
+"""What the chaos did to the run: the processes' own journals against the database."""
+
+from collections import Counter, defaultdict
+from collections.abc import Awaitable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from chaos.journal import read_journal
+from chaos.sampler import digest
+
+from agentrl.errors import StoreError
+from agentrl.schema import TERMINAL_STATUSES, DispatchedSamplingTask
+from agentrl.store import TrajectoryStore
+
+Event = dict[str, Any]
+MUST_BE_ZERO = (
+    *("lost_turns", "double_trained", "skipped", "incomplete_groups", "fencing_violations"),
+)
+
+
+@dataclass
+class Verdict:
+    """Everything but the figures on the work done has to be 0."""
+
+    lost_turns: int = 0
+    """Turns whose storage was acknowledged and that are gone, changed or out of their record, and
+    turns of scored records without the results of their tool calls."""
+    double_trained: int = 0
+    """Records in more optimizer steps of the final weights than allowed, or than the ledger says."""
+    skipped: int = 0
+    """Records that the ledger calls trained and that the weights never saw, or that the ledger
+    passed over."""
+    incomplete_groups: int = 0
+    fencing_violations: int = 0
+    """Writes that were accepted after a later claim of the same record had been granted."""
+    num_groups: int = 0
+    num_turns: int = 0
+    num_steps: int = 0
+    num_taken_up: int = 0
+    num_attempts_lost: int = 0
+    dropped: dict[str, int] = field(default_factory=dict)
+    """Records that the trainer dropped, by reason."""
+    examples: list[str] = field(default_factory=list)
+    """The first few findings."""
+
+    def find(self, kind: str, what: str) -> None:
+        """Count a finding."""
+        setattr(self, kind, getattr(self, kind) + 1)
+        if len(self.examples) < 20:
+            self.examples.append(f"{kind}: {what}")
+
+
+async def judge(store: TrajectoryStore, samplers: Path, trainer: Path) -> Verdict:
+    """Compare the journals of samplers and trainer with what the store holds at the end."""
+    verdict = Verdict()
+    events = list(read_journal(samplers))
+    await _check_turns(store, [e for e in events if e["kind"] == "turn"], verdict)
+    _check_fencing(events, verdict)
+    await _check_groups(store, verdict)
+    await _check_ledger(store, effective_steps(read_journal(trainer)), verdict)
+    return verdict
+
+
+async def _check_turns(store: TrajectoryStore, turns: list[Event], verdict: Verdict) -> None:
+    by_record: defaultdict[str, list[Event]] = defaultdict(list)
+    for event in turns:
+        by_record[event["record"]].append(event)
+    verdict.num_turns = len(turns)
+    for record_id, noted in by_record.items():
+        attempts = {event["attempt"] for event in noted}
+        found = {
+            turn.id: digest(turn)
+            for attempt in attempts
+            for turn in await _turns(store.turns_of(record_id, attempt))
+        }
+        for event in noted:
+            if found.get(event["id"]) != event["digest"]:
+                verdict.find("lost_turns", event["id"])
+
+
+async def _turns(reading: Awaitable[list[DispatchedSamplingTask]]) -> list[DispatchedSamplingTask]:
+    """Return what can be read; a turn that is named and not there makes that nothing."""
+    try:
+        return await reading
+    except StoreError:
+        return []
+
+
+def _check_fencing(events: Iterable[Event], verdict: Verdict) -> None:
+    claims: defaultdict[str, list[Event]] = defaultdict(list)
+    writes: list[Event] = []
+    for event in events:
+        (claims[event["record"]] if event["kind"] == "claim" else writes).append(event)
+    for record_id, granted in claims.items():
+        for fence, number in Counter(event["fence"] for event in granted).items():
+            if number > 1:
+                verdict.find("fencing_violations", f"{record_id}: fence {fence} granted twice")
+    for event in writes:
+        later = [c for c in claims[event["record"]] if c["fence"] > event["fence"]]
+        if any(claim["at"] < event["begun"] for claim in later):
+            verdict.find("fencing_violations", f"{event['kind']} of {event['record']}")
+
+
+async def _check_groups(store: TrajectoryStore, verdict: Verdict) -> None:
+    async for task in store.iter_tasks():
+        verdict.num_groups += 1
+        records = await store.records_of(task.id)
+        whole = len(records) == task.num_generations and task.status == "completed"
+        if not whole or any(record.status not in TERMINAL_STATUSES for record in records):
+            verdict.find("incomplete_groups", task.id)
+        for record in records:
+            ends = [attempt.ended_by for attempt in record.attempts]
+            verdict.num_attempts_lost += ends.count("expired")
+            verdict.num_taken_up += sum(a.first_turn > 0 for a in record.attempts)
+            if record.status == "scored":
+                for turn in await _turns(store.read_turns(record.turns)):
+                    if len(turn.tool_results) != len(turn.tool_calls):
+                        verdict.find("lost_turns", f"{turn.id}: no tool results")
+            fences = [attempt.fence for attempt in record.attempts]
+            if fences != sorted(set(fences)):
+                verdict.find("fencing_violations", f"{record.id}: attempts {fences}")
+
+
+def effective_steps(events: Iterable[Event]) -> dict[int, list[str]]:
+    """Return the records of the steps behind the final weights: what a crash took back is out."""
+    steps: dict[int, list[str]] = {}
+    for event in events:
+        if event["kind"] == "resume":
+            steps = {step: ids for step, ids in steps.items() if step <= event["step"]}
+        else:
+            steps[event["step"]] = event["records"]
+    return steps
+
+
+async def _check_ledger(
+    store: TrajectoryStore, steps: dict[int, list[str]], verdict: Verdict
+) -> None:
+    verdict.num_steps = len(steps)
+    seen: defaultdict[str, list[int]] = defaultdict(list)
+    for step, record_ids in sorted(steps.items()):
+        for record_id in record_ids:
+            seen[record_id].append(step)
+    consumed: set[str] = set()
+    for status in ("trained", "dropped"):
+        async for data in store.iter_record_data(status=status):
+            consumed.add(data.record_id)
+            entry = data.ledger["trainer"]
+            noted = list(entry.trained_at)
+            if entry.status == "dropped":
+                verdict.dropped[entry.reason or ""] = verdict.dropped.get(entry.reason or "", 0) + 1
+            if len(seen[data.record_id]) > max(1, len(noted)):
+                verdict.find("double_trained", f"{data.record_id}: {seen[data.record_id]}, {noted}")
+            elif seen[data.record_id] != noted:
+                verdict.find("skipped", f"{data.record_id}: {seen[data.record_id]}, {noted}")
+    async for record in store.iter_records(split="train"):
+        if record.id not in consumed:
+            kind = "double_trained" if seen[record.id] else "skipped"
+            verdict.find(kind, f"{record.id}: not in the ledger")

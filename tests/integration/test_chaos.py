@@ -1,0 +1,124 @@
+"""A real run under a few kill -9s; `scripts/chaos` plays as many as one likes."""
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from chaos.harness import run_chaos
+from chaos.journal import Journal
+from chaos.plan import KINDS, plan
+from chaos.sampler import digest
+from chaos.verdict import MUST_BE_ZERO, Verdict, judge
+from support.stored import fill
+
+from agentrl.store import TrajectoryStore
+
+SEED = 20
+KILLS = 10
+
+
+@pytest.mark.timeout(240)  # about 30 s on idle cores
+async def test_kills_of_every_kind_lose_nothing_and_do_nothing_twice(tmp_path: Path) -> None:
+    outcome = await run_chaos(
+        tmp_path, kills=KILLS, seed=SEED, pause_seconds=(0.2, 0.8), settle_seconds=150
+    )
+    found = outcome.verdict
+    assert outcome.kills == KILLS
+    assert set(outcome.restarts) == set(KINDS)
+    assert outcome.unexpected_exits == []
+    assert found.examples == []
+    assert (found.lost_turns, found.incomplete_groups, found.fencing_violations) == (0, 0, 0)
+    assert (found.double_trained, found.skipped) == (0, 0)
+    assert found.num_steps > 0
+    assert found.num_turns > 100
+    assert found.num_attempts_lost > 0
+
+
+def test_the_seed_replays_the_kills() -> None:
+    assert plan(50, 7, (0.1, 2.0)) == plan(50, 7, (0.1, 2.0))
+    assert plan(50, 7, (0.1, 2.0)) != plan(50, 8, (0.1, 2.0))
+    assert sum(strike.how == "kill" for strike in plan(50, 7, (0.1, 2.0))) == 50
+
+
+Spoil = Callable[[TrajectoryStore, Journal, Journal], Awaitable[Any]]
+
+
+async def nothing(*_: object) -> None:
+    pass
+
+
+async def lose_a_turn(store: TrajectoryStore, *_: Journal) -> None:
+    await store._turns.delete_one({"record_id": "train/0/q0/0"})
+
+
+async def cut_a_turn_out(store: TrajectoryStore, *_: Journal) -> None:
+    await store._records.update_one({"_id": "train/0/q0/0"}, {"$set": {"turns": []}})
+
+
+async def train_one_again(_: TrajectoryStore, __: Journal, trainer: Journal) -> None:
+    trainer.write("step", step=2, records=["train/0/q0/0"])
+
+
+async def forget_that_one_was_trained(store: TrajectoryStore, *_: Journal) -> None:
+    await store._record_data.update_one({"_id": "train/0/q0/0"}, {"$set": {"ledger": {}}})
+
+
+async def pass_one_over(store: TrajectoryStore, *_: Journal) -> None:
+    await store._record_data.update_one({"_id": "train/0/q2/1"}, {"$set": {"ledger": {}}})
+
+
+async def call_a_dropped_one_trained(store: TrajectoryStore, *_: Journal) -> None:
+    standing = {"ledger.trainer.status": "trained", "ledger.trainer.trained_at": [1]}
+    await store._record_data.update_one({"_id": "train/0/q2/1"}, {"$set": standing})
+
+
+async def leave_a_group_open(store: TrajectoryStore, *_: Journal) -> None:
+    await store._tasks.update_one({"_id": "train/0/q1"}, {"$set": {"status": "created"}})
+
+
+async def write_as_a_stale_holder(_: TrajectoryStore, samplers: Journal, __: Journal) -> None:
+    samplers.write("claim", record="train/0/q0/0", fence=2, owner="other")
+    samplers.write("set_score", record="train/0/q0/0", fence=1, begun=float("inf"))
+
+
+async def grant_a_lease_twice(_: TrajectoryStore, samplers: Journal, __: Journal) -> None:
+    samplers.write("claim", record="train/0/q0/0", fence=1, owner="other")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "kind"),
+    [
+        (nothing, None),
+        (lose_a_turn, "lost_turns"),
+        (cut_a_turn_out, "lost_turns"),
+        (train_one_again, "double_trained"),
+        (forget_that_one_was_trained, "double_trained"),
+        (pass_one_over, "skipped"),
+        (call_a_dropped_one_trained, "skipped"),
+        (leave_a_group_open, "incomplete_groups"),
+        (write_as_a_stale_holder, "fencing_violations"),
+        (grant_a_lease_twice, "fencing_violations"),
+    ],
+)
+async def test_the_judge_finds_whatever_went_wrong(
+    store: TrajectoryStore, tmp_path: Path, spoil: Spoil, kind: str | None
+) -> None:
+    samplers, trainer = Journal(tmp_path / "samplers"), Journal(tmp_path / "trainer")
+    ids = await fill(store, 3)
+    for record_id in ids:
+        (turn,) = await store.turns_of(record_id)
+        samplers.write("claim", record=record_id, fence=1, owner="one")
+        facts = {"record": record_id, "fence": 1, "attempt": 1, "begun": 0.0}
+        samplers.write("turn", id=turn.id, digest=digest(turn), **facts)
+    await store.reserve("trainer", ids[:4], 1)
+    await store.drop("trainer", ids[4:], 1, "stale")
+    await store.commit("trainer", 1)
+    trainer.write("resume", step=0)
+    trainer.write("step", step=1, records=ids[:4])
+    await spoil(store, samplers, trainer)
+    verdict: Verdict = await judge(store, tmp_path / "samplers", tmp_path / "trainer")
+    assert [name for name in MUST_BE_ZERO if getattr(verdict, name)] == ([kind] if kind else [])
+    assert verdict.dropped["stale"] == (
+        1 if spoil in (pass_one_over, call_a_dropped_one_trained) else 2
+    )

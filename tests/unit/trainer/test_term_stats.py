@@ -1,0 +1,60 @@
+"""Figures over loss terms, against values by hand."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from agentrl.algorithms.losses import LossTerms
+from agentrl.trainer.term_stats import TermStats, TermTrace, term_stats
+
+
+def trace(ratios, advantages, clipped, kept):
+    logs = torch.tensor(ratios, dtype=torch.float64).log()
+    terms = LossTerms(
+        loss=torch.zeros(len(ratios)),
+        keep=torch.tensor(kept),
+        ratio=logs.exp(),
+        clipped=torch.tensor(clipped),
+    )
+    return TermTrace.of(logs - 2.0, torch.full((len(ratios),), -2.0), np.array(advantages), terms)
+
+
+def test_clipping_is_told_by_the_sign_of_the_advantage():
+    found = term_stats(
+        trace(
+            [1.0, 2.0, 2.0, 0.5, 9.0],
+            [1.0, 1.0, 2.0, -1.0, 1.0],
+            [False, True, True, True, True],
+            [True, True, True, True, False],
+        )
+    )
+    assert found.clip_fraction == pytest.approx(3 / 5)  # the dropped term is not clipped as well
+    assert found.clip_fraction_positive == pytest.approx(2 / 4)
+    assert found.clip_fraction_negative == 1.0
+    assert found.drop_fraction == pytest.approx(1 / 5)
+
+
+def test_ratios_and_kl_estimates_over_micro_batches_and_ranks():
+    ratios = [0.5, 1.0, 4.0]
+    parts = [trace([ratio], [1.0], [False], [True]) for ratio in ratios]
+    found = term_stats(TermTrace.joined([*parts, TermTrace.joined([])]))
+    assert found.ratio_mean == pytest.approx(5.5 / 3)
+    assert found.ratio_max == pytest.approx(4.0)
+    assert found.ratio_quantiles["p50"] == pytest.approx(1.0)
+    assert list(found.ratio_quantiles) == ["p01", "p10", "p50", "p90", "p99"]
+    logs = [math.log(ratio) for ratio in ratios]
+    assert found.sampler_kl_k1 == pytest.approx(-sum(logs) / 3, rel=1e-6)
+    assert found.sampler_kl_k2 == pytest.approx(sum(x * x for x in logs) / 6, rel=1e-6)
+    expected = sum(r - 1 - x for r, x in zip(ratios, logs, strict=True)) / 3
+    assert found.sampler_kl_k3 == pytest.approx(expected, rel=1e-6)
+    assert found.logprob_gap == pytest.approx(sum(map(abs, logs)) / 3, rel=1e-6)
+
+
+def test_a_step_without_terms_has_no_ratios():
+    assert term_stats(TermTrace.joined([])) == TermStats()
+
+
+def test_no_clipping_is_reported_for_a_sign_that_does_not_occur():
+    assert term_stats(trace([1.0], [1.0], [False], [True])).clip_fraction_negative is None

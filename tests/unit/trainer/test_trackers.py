@@ -1,0 +1,172 @@
+"""Figures of real runs in trackers, and no secret anywhere near them."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.scrape import scrape_until
+from support.training import Player, train_tasks
+
+from agentrl.config.loading import build_config, write_config
+from agentrl.distributed import Ranks
+from agentrl.errors import ConfigError
+from agentrl.processes.ports import free_port
+from agentrl.trainer.process import lead
+from agentrl.trainer.trackers import (
+    Trackers,
+    check_trackers,
+    flat_figures,
+    open_trackers,
+    open_values,
+)
+
+pytestmark = pytest.mark.timeout(90)
+SECRET = "hunter2"
+SECRETS = {
+    "db_connection_string": f"mongodb://me:{SECRET}@db.example/run",
+    "mcp_auth_token": SECRET,
+    "inference_api_key": SECRET,
+    "mcp_servers": json.dumps({"mcpServers": {"a": {"url": "http://x", "headers": {"k": SECRET}}}}),
+    "tool_server_command": f"server --key {SECRET}",
+    "sglang_args": f"--key {SECRET}",
+}
+
+
+def holds_secret(folder: Path) -> list[Path]:
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return [path for path in files if SECRET.encode() in path.read_bytes()]
+
+
+def test_figures_are_flattened_and_what_is_no_number_is_left_out():
+    figures = {"loss": 1.5, "seconds": {"publish": 2}, "skipped": "non_finite_loss"}
+    assert flat_figures(figures) == {"loss": 1.5, "seconds/publish": 2}
+
+
+def test_trackers_are_told_nothing_that_may_be_a_secret():
+    config = build_config(
+        {key: value for key, value in SECRETS.items() if "mcp_servers" not in key}
+    )
+    values = open_values(config)
+    assert values["learning_rate"] == config.trainer.learning_rate
+    assert values["report_to"] == "[]"
+    assert not {name for name in SECRETS if name in values}
+    assert SECRET not in json.dumps(values)
+
+
+def test_a_tracker_whose_package_is_missing_is_refused_before_the_run(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
+    with pytest.raises(ConfigError, match="pip install swanlab"):
+        check_trackers(("console", "swanlab"))
+    assert check_trackers(("none", "jsonl", "console")) == []
+
+
+async def test_every_step_of_a_run_reaches_tensorboard(make_config, store, model_path):
+    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    await store.add_tasks(train_tasks(2, 3))
+    await Player(model_path).play_groups(store, [[1.0, 0.0, 0.0]] * 2)
+    config = make_config(max_steps=2, groups_per_step=1, report_to="tensorboard,jsonl")
+    result = await lead(config, Ranks(), stop=asyncio.Event())
+    folder = result.output_path / "tensorboard"
+    found = events.EventAccumulator(str(folder)).Reload()
+    assert [event.step for event in found.Scalars("loss")] == [1, 2]
+    lines = (result.output_path / "metrics.jsonl").read_text().splitlines()
+    for name in ("grad_norm", "ratio_max", "merge_attention", "tokens_per_second"):
+        written = [json.loads(line)[name] for line in lines]
+        assert [e.value for e in found.Scalars(name)] == pytest.approx(written, rel=1e-5)
+    assert "ratio_quantiles/p90" in found.Tags()["scalars"]
+
+
+class Broken:
+    name = "broken"
+
+    def log(self, _values, step):
+        raise OSError(f"step {step}: no network")
+
+
+def test_a_tracker_that_fails_stops_nothing(caplog):
+    Trackers([Broken()]).log({"loss": 1.0}, 3)
+    assert "broken did not take step 3" in caplog.text
+
+
+_OFFLINE = """
+import sys
+from agentrl.config.loading import parse_flags
+from agentrl.trainer.trackers import open_trackers
+trackers = open_trackers(parse_flags(sys.argv[1:]))
+trackers.log({"loss": 1.25, "seconds": {"publish": 2.0}}, 1)
+trackers.finish()
+"""
+
+
+@pytest.mark.parametrize("name", ["wandb", "swanlab"])
+def test_offline_runs_are_written_without_a_secret(name, tmp_path):
+    pytest.importorskip(name)
+    flags = {**SECRETS, "run_name": "tracked", "report_to": name, "output_dir": tmp_path / "out"}
+    del flags["mcp_servers"]
+    environment = {
+        **os.environ,
+        "WANDB_MODE": "offline",
+        "SWANLAB_MODE": "offline",
+        "SWANLAB_LOG_LEVEL": "warning",
+        "HOME": str(tmp_path),
+        "MONGODB_URI": SECRETS["db_connection_string"],
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", _OFFLINE, *(f"--{key}={value}" for key, value in flags.items())],
+        env=environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=80,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    files = [path for path in (tmp_path / "out" / name).rglob("*") if path.is_file()]
+    assert any(b"loss" in path.read_bytes() for path in files)
+    assert holds_secret(tmp_path) == []
+
+
+async def first_line(path: Path) -> str:
+    async with asyncio.timeout(20):
+        while not (lines := path.read_text().splitlines()):
+            await asyncio.sleep(0.05)
+    return lines[0]
+
+
+async def test_prometheus_sees_what_a_trainer_does(
+    make_config, store, model_path, mongo_uri, tmp_path
+):
+    """A real trainer, scraped between two steps while it waits for samples."""
+    await store.add_tasks(train_tasks(4, 3))
+    await Player(model_path).play_groups(store, [[1.0, 0.0, 0.0], [1.0, 1.0, 1.0]])
+    port = free_port()
+    config = make_config(
+        max_steps=2, groups_per_step=1, enable_sampling="true", metrics_port=port, min_turns=3
+    )
+    write_config(config, tmp_path / "config.yaml")
+    with (tmp_path / "log").open("wb") as log:
+        trainer = subprocess.Popen(
+            [sys.executable, "-m", "agentrl", "train", "--config", str(tmp_path / "config.yaml")],
+            env={**os.environ, "MONGODB_URI": mongo_uri},
+            stderr=log,
+        )
+    try:
+        found = await scrape_until(port, "agentrl_trainer_step", 1)
+        step = json.loads(await first_line(config.run.output_path / "metrics.jsonl"))
+        assert found[("agentrl_trainer_loss", ())] == step["loss"]
+        assert found[("agentrl_trainer_trained_tokens_total", ())] == step["num_trained_tokens"]
+        assert ("agentrl_trainer_seconds_total", (("phase", "forward_backward"),)) in found
+        # The right record had fewer turns than asked for: its 2 turns of 4 tokens are left out.
+        masked = found[("agentrl_trainer_masked_tokens_total", (("reason", "few_turns"),))]
+        assert masked == step["masked_tokens"]["few_turns"] == 8
+    finally:
+        trainer.terminate()
+        assert await asyncio.to_thread(trainer.wait, 30) == 0
+
+
+def test_without_trackers_nothing_is_started(make_config):
+    open_trackers(make_config(report_to="none")).finish()
