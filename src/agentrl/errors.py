@@ -9,6 +9,7 @@
     ├── InferenceError                an inference server failed or refused a request
     │   └── NoServerAvailable         no registered server is up
     ├── ToolError                     the tool side's infrastructure failed (not a tool's own error)
+    ├── AgentError                    an agent's own code failed, which says nothing of the policy
     ├── RenderError                   a chat template or tokenizer cannot do what is asked
     ├── ScoringError                  a scorer could not decide; the score stays missing
     ├── TrainingError                 optimisation cannot go on (non-finite losses or gradients)
@@ -53,6 +54,10 @@ class NoServerAvailable(InferenceError):
 
 class ToolError(AgentRLError):
     """The infrastructure behind a tool failed; the model did nothing wrong."""
+
+
+class AgentError(AgentRLError):
+    """An agent's own code failed in a way that says nothing about the policy."""
 
 
 class RenderError(AgentRLError):

@@ -73,7 +73,7 @@ def service(engine: ScriptedEngine) -> InferenceService:
 async def open_play(
     store: TrajectoryStore,
     engine: ScriptedEngine,
-    tools: str | dict[str, Any],
+    tools: str | dict[str, Any] | None,
     *,
     rollout: RolloutSection | None = None,
     sampling: SamplingSection | None = None,
@@ -82,7 +82,8 @@ async def open_play(
 ) -> AsyncIterator[RolloutContext]:
     """Yield a context whose clients are real."""
     renderer: Renderer = engine.renderer
-    config = ToolsConfig(servers=load_mcp_servers(tools), max_retries=0)
+    servers_by_name = {} if tools is None else load_mcp_servers(tools)
+    config = ToolsConfig(servers=servers_by_name, max_retries=0)
     async with connect_tools(config) as toolbox, ServerPool() as servers:
         servers.update([service(engine)])
         yield RolloutContext(

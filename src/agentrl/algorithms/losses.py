@@ -17,6 +17,8 @@ from agentrl.errors import ConfigError
 
 LossKind = Literal["GRPO", "MINIRL", "GSPO", "CISPO", "REINFORCE"]
 LOSS_KINDS: tuple[LossKind, ...] = get_args(LossKind)
+CROSS_ENTROPY = "CROSSENTROPY"
+"""The loss of supervised fine-tuning; it knows neither advantages nor a sampler's policy."""
 
 
 _MAX_LOG_RATIO = 20.0
@@ -164,9 +166,12 @@ def corrected(terms: LossTerms, correction: Correction) -> LossTerms:
     )
 
 
-def sft_loss(policy_logprobs: torch.Tensor) -> torch.Tensor:
-    """Return the cross-entropy of every term, `-log pi` [N]."""
-    return -policy_logprobs
+def cross_entropy(policy_logprobs: torch.Tensor) -> LossTerms:
+    """Return the cross-entropy of every term, `-log pi` [N]; nothing is clipped or dropped."""
+    ones = torch.ones_like(policy_logprobs, requires_grad=False)
+    return LossTerms(
+        loss=-policy_logprobs, keep=ones.bool(), ratio=ones, clipped=torch.zeros_like(ones).bool()
+    )
 
 
 def checked_kind(kind: str) -> LossKind:
@@ -176,6 +181,8 @@ def checked_kind(kind: str) -> LossKind:
         ConfigError: it is none of them.
     """
     name = kind.upper()
+    if name == CROSS_ENTROPY:
+        raise ConfigError("CrossEntropy is the loss of supervised fine-tuning: use `agentrl sft`")
     if name not in LOSS_KINDS:
         raise ConfigError(f"unknown loss {kind!r}; supported are {', '.join(LOSS_KINDS)}")
     return name

@@ -11,6 +11,7 @@ _USED_SECTIONS = {
     "run": tuple(SECTIONS),
     "sample": ("run", "model", "store", "data", "sampling", "rollout", "tools"),
     "train": ("run", "model", "store", "data", "sampling", "algorithm", "trainer", "publish"),
+    "sft": ("run", "model", "store", "data", "algorithm", "trainer"),
     "serve": ("run", "model", "store", "inference"),
     "eval": ("run", "model", "store", "data", "sampling", "rollout", "tools", "inference"),
     "tasks": ("run", "store", "data"),
@@ -20,6 +21,10 @@ _USED_SECTIONS = {
 }
 
 _OWN_FLAGS = {
+    "sft": (
+        "Conversations (--train_file, --eval_file) are objects with `messages` in OpenAI form, "
+        "and perhaps `tools`; see docs/sft.md.",
+    ),
     "verify": (
         "--trees N  Random trees to compare on. [8]",
         "--dtype float64|float32  Precision of the comparison. [float64]",

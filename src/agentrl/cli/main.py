@@ -13,6 +13,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("agentrl.cli.run", "train: starts store, servers, samplers and trainer on one machine"),
     "sample": ("agentrl.cli.sample", "one sampler process; start as many as you like"),
     "train": ("agentrl.cli.train", "the trainer (under accelerate launch for several ranks)"),
+    "sft": ("agentrl.cli.sft", "supervised fine-tuning on conversations, or on records of a run"),
     "serve": ("agentrl.cli.serve", "an inference server, registered and kept up to date"),
     "eval": ("agentrl.cli.evaluate", "score a checkpoint on held-out questions"),
     "tasks": ("agentrl.cli.tasks", "add|list|retry|stats: the questions of a run"),

@@ -13,14 +13,14 @@ def main(argv: Sequence[str]) -> int:
     """Train; under torchrun or accelerate launch this is one rank of several."""
     config = parse_flags(argv)
     store_uri(config)
-    _log_by_rank(config)
+    log_by_rank(config)
     from agentrl.trainer.process import train
 
     train(config)
     return 0
 
 
-def _log_by_rank(config: RootConfig) -> None:
+def log_by_rank(config: RootConfig) -> None:
     """Send this rank's output to its own log file where ranks share one terminal."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return

@@ -1,11 +1,13 @@
 """Checks that span several flags, and clear refusals of what is not supported yet."""
 
 import ipaddress
+import os
 from collections.abc import Iterator, Sequence
 
-from agentrl.config.sections import AlgorithmSection, RootConfig
+from agentrl.config.sections import AgentSection, AlgorithmSection, RootConfig
 from agentrl.errors import ConfigError
 
+_ROUTE_KEYS = {"base_url", "model", "api_key_env"}
 REPORT_TO = ("none", "console", "jsonl", "tensorboard", "wandb", "swanlab")
 """What `--report_to` knows; the first three need nothing, because they are always written."""
 
@@ -62,6 +64,7 @@ def _unknown_trackers(report_to: Sequence[str]) -> Iterator[str]:
 
 def _contradictions(config: RootConfig) -> Iterator[str]:
     yield from _loss_contradictions(config.algorithm)
+    yield from _agent_contradictions(config.agents)
     trainer, tools = config.trainer, config.tools
     if tools.mcp_manager_url and tools.tool_server_command:
         yield "--mcp_manager_url and --tool_server_command exclude each other; give one"
@@ -78,7 +81,7 @@ def _contradictions(config: RootConfig) -> Iterator[str]:
     if config.run.delete_existing and not config.run.fresh:
         yield "--delete_existing goes with --fresh"
     host = config.inference.inference_host
-    if not _is_loopback(host) and config.inference.inference_api_key is None:
+    if not is_loopback(host) and config.inference.inference_api_key is None:
         yield (
             f"--inference_host {host} is reachable from outside; set AGENTRL_API_KEY "
             "(and AGENTRL_ADMIN_KEY), or listen on 127.0.0.1"
@@ -103,7 +106,31 @@ def _loss_contradictions(algorithm: AlgorithmSection) -> Iterator[str]:
         )
 
 
-def _is_loopback(host: str) -> bool:
+def _agent_contradictions(agents: AgentSection) -> Iterator[str]:
+    routes = agents.agent_routes or {}
+    if routes and agents.agent is None:
+        yield "--agent_routes goes with --agent"
+    for name, route in routes.items():
+        unknown = sorted(route.keys() - _ROUTE_KEYS)
+        if unknown:
+            yield (
+                f"--agent_routes: {name}: unknown key {unknown[0]!r} (known: "
+                f"{', '.join(sorted(_ROUTE_KEYS))})"
+            )
+        if not route.get("base_url", "").startswith(("http://", "https://")):
+            yield f"--agent_routes: {name}: base_url has to be an http(s) address, as .../v1"
+        variable = route.get("api_key_env")
+        if variable is not None and not os.environ.get(variable):
+            yield f"--agent_routes: {name}: the environment variable {variable} is not set"
+    if agents.agent_gateway_host in ("0.0.0.0", "::"):
+        yield (
+            f"--agent_gateway_host {agents.agent_gateway_host}: name the address itself, agents are "
+            "told it"
+        )
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether an address is reachable from this machine only."""
     if host == "localhost":
         return True
     try:

@@ -101,6 +101,10 @@ class DataSection(Section):
     `agentrl[data]`). Without it, the tasks that the database holds."""
     eval_file: Path | None = None
     """Held-out questions, in any form that train_file takes."""
+    records_of: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$")
+    """`agentrl sft`: learn from the training records of this run instead of a train_file."""
+    min_score: float = 0.5
+    """`agentrl sft`: lowest score of a record that is learnt from."""
     num_train_epochs: int = Field(default=1, ge=1)
     """Times that every training question is asked."""
     num_generations: int = Field(default=8, ge=1)
@@ -218,6 +222,27 @@ class ToolsSection(Section):
     tool_server_command: str | None = None
     """Command that `agentrl run` starts as the tool server; `{port}` is replaced by a free port and
     `mcp_manager_url` by the resulting address."""
+
+
+class AgentSection(Section):
+    """Somebody else's agent as the sampler."""
+
+    title: ClassVar[str] = "agent"
+
+    agent: str | None = None
+    """Play every task with this function of (task, endpoint), which calls the model as it would
+    call OpenAI's: `file.py:function`, `package.module:function`, or an entry point's name in the
+    group `agentrl.agents`. Without it, AgentRL itself plays them with the tools."""
+    agent_sampling: Literal["agent", "run"] = "agent"
+    """Whose temperature, bounds, penalties and seed count where an agent's call gives any. A fixed
+    seed or temperature 0 makes all tries of a question the same: then say run."""
+    agent_routes: dict[str, dict[str, str]] | None = None
+    """JSON object of other models that the agent may call: name -> base_url (OpenAI-compatible)
+    and, if need be, model (its name there) and api_key_env (the environment variable that holds the
+    key). Their calls are stored and not trained on."""
+    agent_gateway_host: str = "127.0.0.1"
+    """Address at which agents reach a sampler's gateway. Beyond loopback, every call needs the
+    rollout's key."""
 
 
 class InferenceSection(Section):
@@ -462,6 +487,7 @@ SECTIONS: dict[str, type[Section]] = {
     "sampling": SamplingSection,
     "rollout": RolloutSection,
     "tools": ToolsSection,
+    "agents": AgentSection,
     "inference": InferenceSection,
     "algorithm": AlgorithmSection,
     "trainer": TrainerSection,
@@ -481,6 +507,7 @@ class RootConfig(BaseModel):
     sampling: SamplingSection = SamplingSection()
     rollout: RolloutSection = RolloutSection()
     tools: ToolsSection = ToolsSection()
+    agents: AgentSection = AgentSection()
     inference: InferenceSection = InferenceSection()
     algorithm: AlgorithmSection = AlgorithmSection()
     trainer: TrainerSection = TrainerSection()

@@ -25,6 +25,7 @@ from agentrl.schema import DBRecordData
 
 TurnDrop = Literal[
     "record",
+    "no_logprobs",
     "stale",
     "zero_advantage",
     "minimal_advantage",
@@ -212,6 +213,8 @@ def _step_advantages(record: DBRecordData, adv_scaling: float) -> dict[str, floa
 def _turn_drop(
     turn: TurnTokens, advantage: float, algorithm: AlgorithmSection, policy_version: int
 ) -> TurnDrop | None:
+    if np.isnan(turn.behavior_logprobs).any():
+        return "no_logprobs"  # given text, which nobody sampled
     if turn_staleness(turn, policy_version) > algorithm.max_staleness:
         return "stale"
     if algorithm.minimal_advantage is not None and advantage < algorithm.minimal_advantage:

@@ -76,6 +76,8 @@ def request_body(request: GenerateRequest) -> dict[str, Any]:
     }
     if sampling.stop_token_ids:
         params["stop_token_ids"] = list(sampling.stop_token_ids)
+    if sampling.stop:
+        params["stop"] = list(sampling.stop)
     if sampling.seed is not None:
         params["sampling_seed"] = sampling.seed
     body: dict[str, Any] = {

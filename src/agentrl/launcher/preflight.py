@@ -6,6 +6,7 @@ import httpx
 
 from agentrl.config.sections import RootConfig
 from agentrl.errors import ConfigError, StoreError
+from agentrl.gateway import load_agent
 from agentrl.launcher.commands import tool_server_command
 from agentrl.models.resolve import resolve_model
 from agentrl.renderers.renderer import Renderer
@@ -19,7 +20,7 @@ from agentrl.tools import probe
 
 
 async def check_inputs(config: RootConfig) -> None:
-    """Check model, questions, scorers, database, tool servers and inference servers.
+    """Check model, questions, scorers, agent, database, tool servers and inference servers.
 
     Raises:
         ConfigError: something that the user gave cannot be used.
@@ -28,6 +29,8 @@ async def check_inputs(config: RootConfig) -> None:
     model_path = resolve_model(config.model.model_name_or_path)
     Renderer.load(model_path, tool_call_parser=config.inference.tool_call_parser)
     _check_questions(config)
+    if config.agents.agent is not None:
+        load_agent(config.agents.agent)
     await _check_store(config)
     await _check_tools(config)
     await _check_servers(config)

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -22,11 +23,21 @@ _COPIED = (
 )
 
 
+def read_tokenizer_files(path: str | Path) -> dict[str, bytes]:
+    """Return a model directory's tokenizer and template files by name.
+
+    They are kept in memory: a run that was resumed outlives the checkpoint that it came from.
+    """
+    return {
+        name: source.read_bytes() for name in _COPIED if (source := Path(path) / name).is_file()
+    }
+
+
 def save_hf(
     policy: PolicyModel,
     path: str | Path,
     *,
-    tokenizer_from: str | Path | None = None,
+    tokenizer_files: Mapping[str, bytes] | None = None,
     state_dict: dict[str, torch.Tensor] | None = None,
 ) -> Path:
     """Write a checkpoint; `path` appears whole or not at all.
@@ -36,7 +47,7 @@ def save_hf(
     Args:
         policy: the model whose config (and weights, unless given) are written.
         path: directory to make; an existing one is replaced.
-        tokenizer_from: directory whose tokenizer files are copied along.
+        tokenizer_files: what goes along, see `read_tokenizer_files`.
         state_dict: full weights under the names of the wrapped transformers model, when the
             policy's own parameters are sharded.
 
@@ -48,11 +59,8 @@ def save_hf(
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     policy.model.save_pretrained(partial, state_dict=state_dict)
-    if tokenizer_from is not None:
-        for name in _COPIED:
-            source = Path(tokenizer_from) / name
-            if source.is_file():
-                shutil.copyfile(source, partial / name)
+    for name, content in (tokenizer_files or {}).items():
+        (partial / name).write_bytes(content)
     for file in sorted(partial.iterdir()):
         _flush(file)
     _flush(partial)

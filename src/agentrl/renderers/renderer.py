@@ -132,6 +132,52 @@ class Renderer:
         conversation, text = self._marked(messages, tools, add_generation_prompt)
         return _int32(self._foreign.encode(text, conversation.literals))
 
+    def reply_ids(
+        self,
+        history: Sequence[Message],
+        reply: Message,
+        tools: Tools = (),
+        *,
+        following: Sequence[Message] = (),
+    ) -> np.ndarray:
+        """Return what a model would have sampled to give this reply, int32 [T].
+
+        That is what the template writes between the generation prompt and the token that ends the
+        turn, this token included.
+
+        Args:
+            history: the messages that the reply answers.
+            reply: the assistant's message.
+            tools: the tools that the model was shown.
+            following: the messages after it. Some templates end a turn with the token that begins
+                the next one.
+
+        Raises:
+            RenderError: the template cannot write the reply behind its own generation prompt, or
+                ends it with none of the model's stop tokens.
+        """
+        conversation, closed = self._marked([*history, reply], tools, False)
+        prompt = self._text(conversation, len(history), add_generation_prompt=True)
+        if closed.startswith(prompt):
+            spoken = closed[len(prompt) :]
+        elif conversation.messages[-1].get("tool_calls") or self._close_text is None:
+            raise RenderError("the template writes a reply otherwise than it asks for one")
+        else:  # the generation prompt begins a thought, which the template takes out of replies
+            spoken = str(conversation.messages[-1].get("content") or "")
+            opened = "<think>" + prompt.rpartition("<think>")[2]
+            spoken = spoken.removeprefix(opened) + self._close_text
+        found = [
+            (spoken.find(literal), literal)
+            for literal in self._stop_literals.values()
+            if literal in spoken
+        ]
+        if found:
+            position, literal = min(found)
+            spoken = spoken[:position] + literal
+        else:
+            spoken += self._stop_of_the_next(conversation, [*history, reply], tools, following)
+        return _int32(self._foreign.encode(spoken, conversation.literals, after_token=True))
+
     def bridge(
         self,
         parent_full_ids: np.ndarray,
@@ -247,6 +293,23 @@ class Renderer:
         if self._foreign.count(guarded_text) < self._foreign.count(text):
             return guarded, guarded_text
         return conversation, text
+
+    def _stop_of_the_next(
+        self,
+        conversation: MarkedConversation,
+        messages: Sequence[Message],
+        tools: Tools,
+        following: Sequence[Message],
+    ) -> str:
+        """Return the stop token with which the message after these begins."""
+        closed = self._text(conversation, len(messages), add_generation_prompt=False)
+        after: Message = {"role": "user", "content": "x"}
+        _, text = self._marked([*messages, *(following[:1] or [after])], tools, False)
+        behind = text[len(closed) :] if text.startswith(closed) else ""
+        for literal in self._stop_literals.values():
+            if behind.startswith(literal):
+                return literal
+        raise RenderError("the template ends a reply with none of the model's stop tokens")
 
     def _text_behind_reply(
         self, conversation: MarkedConversation, text: str, num_before: int

@@ -1,11 +1,8 @@
 """Scorers by name."""
 
 import asyncio
-import importlib
-import importlib.util
 import inspect
 import math
-import sys
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -13,6 +10,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar, overload
 
+from agentrl.config.user_code import load_user_module
 from agentrl.errors import ConfigError, ScoringError
 from agentrl.rewards.agent_config import AgentConfig
 from agentrl.rewards.truth import GroundTruth
@@ -212,22 +210,4 @@ def load_scorer_module(source: str | Path) -> None:
     Raises:
         ConfigError: it is missing or fails on import.
     """
-    path = Path(source)
-    try:
-        if path.suffix != ".py":
-            importlib.import_module(str(source))
-            return
-        if not path.is_file():
-            raise ConfigError(f"scorer module {source}: no such file")
-        name = f"agentrl_scorers_{path.stem}"
-        spec = importlib.util.spec_from_file_location(name, path)
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module
-        spec.loader.exec_module(module)
-    except ConfigError:
-        raise
-    except Exception as error:
-        reason = f"{type(error).__name__}: {error}"
-        raise ConfigError(f"scorer module {source}: {reason}") from error
+    load_user_module(source, f"scorer module {source}")

@@ -2,7 +2,7 @@
 
 from agentrl.rollout.base import AsyncSampler, LimitReached, RolloutResult
 from agentrl.rollout.context import RolloutContext, Scoring
-from agentrl.rollout.conversation import Conversation
+from agentrl.rollout.conversation import Conversation, Prompt
 from agentrl.rollout.mcp_sampler import MCPSampler
 from agentrl.rollout.registry import register_sampler, sampler_class_for
 from agentrl.rollout.scheduler import SamplingScheduler
@@ -13,6 +13,7 @@ __all__ = [
     "Conversation",
     "LimitReached",
     "MCPSampler",
+    "Prompt",
     "RolloutContext",
     "RolloutResult",
     "SamplingScheduler",

@@ -12,11 +12,13 @@ import numpy as np
 
 from agentrl.errors import InferenceError, RenderError
 from agentrl.inference import GenerateRequest, GenerateResult
+from agentrl.renderers.foreign import Tools
 from agentrl.renderers.reply import Reply
 from agentrl.rollout.context import RolloutContext
 from agentrl.rollout.conversation import Conversation, Prompt
 from agentrl.schema import (
     DispatchedSamplingTask,
+    Message,
     Outcome,
     Record,
     SamplingParams,
@@ -83,7 +85,10 @@ class AsyncSampler(ABC, Generic[TaskType]):
         self.context = context
         self.turns: list[DispatchedSamplingTask] = []
         self.deadline = time.monotonic() + context.rollout.rollout_timeout_seconds
-        self._results_written: asyncio.Task[None] | None = None
+        self._num_requests = 0
+        self._appending = asyncio.Lock()
+        self._appends: set[asyncio.Task[DispatchedSamplingTask]] = set()
+        self._results_written: list[asyncio.Task[None]] = []
         self._recorded: tuple[DispatchedSamplingTask, ...] = ()
 
     def take_up(self, turns: Sequence[DispatchedSamplingTask]) -> None:
@@ -141,11 +146,52 @@ class AsyncSampler(ABC, Generic[TaskType]):
             LeaseLost: another process owns the slot by now.
             RenderError: the attempt was taken up, and what was played before does not come out.
         """
-        renderer = self.context.renderer
-        prompt = conversation.next_prompt(renderer)
+        prompt = conversation.next_prompt(self.context.renderer)
         if len(self.turns) < len(self._recorded):
             return self._play_recorded(conversation, prompt, judge)
+        turn, reply = await self.sample(
+            prompt,
+            messages=conversation.pending,
+            tools=conversation.tools,
+            judge=judge,
+            min_room=min_room,
+            **sampling,
+        )
+        full_ids = np.concatenate([prompt.ids, turn.output_ids]).astype(np.int32)
+        conversation.replied(turn.index, full_ids, reply.message)
+        return turn, reply
+
+    async def sample(
+        self,
+        prompt: Prompt,
+        *,
+        messages: Sequence[Message] = (),
+        tools: Tools = (),
+        judge: Judge | None = None,
+        min_room: int = 1,
+        **sampling: Any,
+    ) -> tuple[DispatchedSamplingTask, Reply]:
+        """Let the model continue a prompt, and store the turn; `generate` does it for conversations.
+
+        Several calls may be under way at the same time: each becomes a turn when it is answered. A
+        caller that is cancelled while its turn is being stored leaves the turn behind.
+
+        Args:
+            prompt: the ids, and how they follow from an earlier turn.
+            messages: what stands in the prompt and not in the turn that it continues.
+            tools: the tools that the model is shown.
+            judge: see `generate`.
+            min_room: see `generate`.
+            **sampling: see `generate`.
+
+        Raises:
+            LimitReached: see `generate`, like the other errors.
+        """
         params = self._params(len(prompt.ids), min_room, sampling)
+        number = self._num_requests
+        self._num_requests += 1
+        if params.seed is None:
+            params = params.model_copy(update={"seed": self._seed(number)})
         started_at = utc_now()
         result = await self._within_time(
             self.context.servers.generate(
@@ -154,17 +200,72 @@ class AsyncSampler(ABC, Generic[TaskType]):
         )
         if result.finish_reason == "abort":
             raise InferenceError(f"{result.server} gave up on a generation of {self.record.id}")
-        reply = renderer.parse(result.output_ids, turn=len(self.turns), tools=conversation.tools)
-        turn = self._turn(conversation, prompt, params, result, reply)
-        turn = turn.model_copy(update={"started_at": started_at})
+        reply = self.context.renderer.parse(result.output_ids, turn=number, tools=tools)
+        known = self._known_results(prompt)
+        turn = self._new_turn(
+            parent=prompt.parent,
+            shared_len=prompt.shared_len,
+            added_ids=prompt.added_ids,
+            output_ids=result.output_ids,
+            output_logprobs=result.output_logprobs,
+            version_spans=result.version_spans,
+            added_messages=tuple(m for m in messages if not _is_result(m, known)),
+            tools=tuple(dict(tool) for tool in tools) if prompt.parent is None else (),
+            output_text=reply.text,
+            tool_calls=reply.tool_calls,
+            finish_reason=result.finish_reason,
+            branch_reason=prompt.branch_reason,
+            sampling_params=params,
+            server=result.server,
+            cached_tokens=result.cached_tokens,
+            num_retractions=result.num_retractions,
+            started_at=started_at,
+        )
         if judge is not None:
             turn = turn.model_copy(update={"advantage": judge(turn, reply)})
-        await self._flush_results()
-        await self.context.store.append_turn(turn, self.record.fence)
-        self.turns.append(turn)
-        full_ids = np.concatenate([prompt.ids, result.output_ids]).astype(np.int32)
-        conversation.replied(turn.index, full_ids, reply.message)
-        return turn, reply
+        return await self._append(turn), reply
+
+    async def note_call(self, **fields: Any) -> DispatchedSamplingTask:
+        """Store a call of a model that is not trained: a turn without tokens, durable on return.
+
+        Args:
+            **fields: the fields of the turn that are known.
+        """
+        none = np.empty(0, dtype=np.int32)
+        return await self._append(
+            self._new_turn(
+                added_ids=none,
+                output_ids=none,
+                output_logprobs=none,
+                version_spans=(),
+                sampling_params=SamplingParams(),
+                trainable=False,
+                **fields,
+            )
+        )
+
+    async def _append(self, turn: DispatchedSamplingTask) -> DispatchedSamplingTask:
+        """Store a turn as the next one; the write goes on when the caller is cancelled."""
+        write = asyncio.create_task(self._append_in_turn(turn))
+        self._appends.add(write)
+        write.add_done_callback(self._forget)
+        return await asyncio.shield(write)
+
+    def _forget(self, write: asyncio.Task[DispatchedSamplingTask]) -> None:
+        self._appends.discard(write)
+        if not write.cancelled():
+            write.exception()  # looked at, so that it is not reported as forgotten
+
+    async def _append_in_turn(self, turn: DispatchedSamplingTask) -> DispatchedSamplingTask:
+        # One after the other: a turn's index is its place among the acknowledged turns.
+        async with self._appending:
+            index = len(self.turns)
+            turn_id = f"{self.record.id}/{self.record.fence}/{index}"
+            turn = turn.model_copy(update={"id": turn_id, "index": index})
+            await self._flush_results()
+            await self.context.store.append_turn(turn, self.record.fence)
+            self.turns.append(turn)
+        return turn
 
     def _play_recorded(
         self, conversation: Conversation, prompt: Prompt, judge: Judge | None
@@ -180,6 +281,7 @@ class AsyncSampler(ABC, Generic[TaskType]):
         if judge is not None:
             judge(turn, reply)  # for what it remembers; its verdict is in the turn
         self.turns.append(turn)
+        self._num_requests += 1
         full_ids = np.concatenate([prompt.ids, turn.output_ids]).astype(np.int32)
         conversation.replied(turn.index, full_ids, reply.message)
         return turn, reply
@@ -188,38 +290,42 @@ class AsyncSampler(ABC, Generic[TaskType]):
         """Return what a call of the last turn led to when the turn was taken up, if it is known."""
         return next((r for r in self.turns[-1].tool_results if r.call_id == call_id), None)
 
-    def attach_results(self, results: Sequence[ToolResult]) -> None:
-        """Store the last turn's tool results.
+    def attach_results(self, results: Sequence[ToolResult], turn_index: int = -1) -> None:
+        """Store the tool results of a turn, the last one by default.
 
         The write runs beside what follows; the next `generate` waits for it before it stores the
         next turn, and `finish` before the Record is finished.
         """
-        if self.turns[-1].tool_results == tuple(results):
+        turn = self.turns[turn_index]
+        if turn.tool_results == tuple(results):
             return  # taken up together with its turn
-        turn = self.turns[-1].model_copy(update={"tool_results": tuple(results)})
-        self.turns[-1] = turn
-        self._results_written = asyncio.create_task(
-            self.context.store.set_tool_results(
-                turn.id, self.record.id, self.record.fence, turn.tool_results
+        turn = turn.model_copy(update={"tool_results": tuple(results)})
+        self.turns[turn_index] = turn
+        self._results_written.append(
+            asyncio.create_task(
+                self.context.store.set_tool_results(
+                    turn.id, self.record.id, self.record.fence, turn.tool_results
+                )
             )
         )
 
     async def finish(self) -> None:
         """Wait until everything that this rollout wrote is durable."""
+        for write in tuple(self._appends):
+            await write
         await self._flush_results()
 
     async def discard(self) -> None:
         """Stop writing: the attempt is over for another reason than the rollout's end."""
-        write, self._results_written = self._results_written, None
-        if write is not None:
+        writes: list[asyncio.Task[Any]] = [*self._appends, *self._results_written]
+        self._results_written = []
+        for write in writes:
             write.cancel()
-            await asyncio.wait([write])
-            if not write.cancelled():
-                write.exception()  # looked at, so that it is not reported as forgotten
+        await asyncio.gather(*writes, return_exceptions=True)
 
     async def _flush_results(self) -> None:
-        write, self._results_written = self._results_written, None
-        if write is not None:
+        writes, self._results_written = self._results_written, []
+        for write in writes:
             await write
 
     async def _within_time(self, work: Awaitable[GenerateResult]) -> GenerateResult:
@@ -249,43 +355,34 @@ class AsyncSampler(ABC, Generic[TaskType]):
             room = min(room, context.context_length - prompt_len - 1)
         if room < min_room:
             raise LimitReached("length_limit")
-        seed = params.seed if params.seed is not None else self._seed()
-        return params.model_copy(update={"max_new_tokens": room, "seed": seed})
+        return params.model_copy(update={"max_new_tokens": room})
 
-    def _seed(self) -> int:
-        """Derive a seed that differs between tries, attempts and turns, but not between runs."""
-        name = f"{self.context.seed}/{self.record.id}/{self.record.attempt}/{len(self.turns)}"
+    def _seed(self, number: int) -> int:
+        """Derive a seed that differs between tries, attempts and calls, but not between runs."""
+        name = f"{self.context.seed}/{self.record.id}/{self.record.attempt}/{number}"
         return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=4).digest()) >> 1
 
-    def _turn(
-        self,
-        conversation: Conversation,
-        prompt: Prompt,
-        params: SamplingParams,
-        result: GenerateResult,
-        reply: Reply,
-    ) -> DispatchedSamplingTask:
-        index = len(self.turns)
+    def _known_results(self, prompt: Prompt) -> tuple[ToolResult, ...]:
+        """Return the tool results that are stored with the turn that a prompt continues."""
+        if prompt.parent is None or prompt.rewritten:
+            return ()
+        return self.turns[prompt.parent].tool_results
+
+    def _new_turn(self, **fields: Any) -> DispatchedSamplingTask:
+        """Return a turn of this attempt; its id and index follow when it is stored."""
         return DispatchedSamplingTask(
-            id=f"{self.record.id}/{self.record.fence}/{index}",
+            id="",
             record_id=self.record.id,
             task_id=self.record.task_id,
             attempt=self.record.attempt,
-            index=index,
-            parent=prompt.parent,
-            shared_len=prompt.shared_len,
-            added_ids=prompt.added_ids,
-            output_ids=result.output_ids,
-            output_logprobs=result.output_logprobs,
-            version_spans=result.version_spans,
-            added_messages=tuple(m for m in conversation.pending if m.get("role") != "tool"),
-            tools=conversation.tools if prompt.parent is None else (),
-            output_text=reply.text,
-            tool_calls=reply.tool_calls,
-            finish_reason=result.finish_reason,
-            branch_reason=prompt.branch_reason,
-            sampling_params=params,
-            server=result.server,
-            cached_tokens=result.cached_tokens,
-            num_retractions=result.num_retractions,
+            index=len(self.turns),
+            **fields,
         )
+
+
+def _is_result(message: Message, results: Sequence[ToolResult]) -> bool:
+    """Return whether a message is one of these tool results."""
+    return message.get("role") == "tool" and any(
+        (result.call_id, result.content) == (message.get("tool_call_id"), message.get("content"))
+        for result in results
+    )

@@ -89,6 +89,21 @@ class RolloutContext:
     live: LiveControl = field(default_factory=LiveControl)
     summaries: Summaries | None = None
 
+    async def score(self, task: MCPTask, answer: str | None, *, no_answer: str) -> Score:
+        """Let a task's scorer judge an answer; a rollout without one scores 0.
+
+        Args:
+            task: the question.
+            answer: what the rollout came to.
+            no_answer: why there is none, if there is none.
+
+        Raises:
+            ScoringError: no verdict could be had; the score stays missing and is tried again.
+        """
+        if answer is None:
+            return Score(scorer=task.scorer, value=0.0, detail=no_answer)
+        return await self.scoring.score(task, answer)
+
     def sampling_params(self, split: Split, **overrides: Any) -> SamplingParams:
         """Return how tokens of a rollout in this split are drawn."""
         section = self.sampling

@@ -19,12 +19,14 @@ class Prompt:
         parent: index of the turn that it continues; None for a fresh context.
         shared_len: leading ids taken over from that turn's prompt and output.
         branch_reason: why it does not continue that turn in full, if it does not.
+        rewritten: the context is another one than that turn's, and not that turn's and more.
     """
 
     ids: np.ndarray
     parent: int | None
     shared_len: int
     branch_reason: str | None
+    rewritten: bool = False
 
     @property
     def added_ids(self) -> np.ndarray:
@@ -80,7 +82,8 @@ class Conversation:
                 self.full_ids, self.pending, self.tools, reason=self.branch_reason
             )
         ids = bridge.prompt_ids(self.full_ids)
-        return Prompt(ids, self.parent, bridge.shared_len, bridge.reason)
+        rewritten = self.branch_reason is not None
+        return Prompt(ids, self.parent, bridge.shared_len, bridge.reason, rewritten)
 
     def replied(self, turn: int, full_ids: np.ndarray, message: Message) -> None:
         """Take over the model's reply: turn `turn`, whose prompt and output are `full_ids`."""

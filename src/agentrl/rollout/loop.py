@@ -230,7 +230,7 @@ class SamplingLoop:
             return 1
         rollout = self._context.rollout
         asked = self._context.live.current.concurrency
-        # A rollout has at most one request in flight, so this also bounds the requests.
+        # Most rollouts have one request in flight, so this also bounds the requests.
         per_server = rollout.target_concurrency * max(1, self._watch.num_servers)
         return min(asked or rollout.max_concurrent_samples_per_process, per_server)
 

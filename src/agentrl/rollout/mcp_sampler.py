@@ -68,9 +68,7 @@ class MCPSampler(AsyncSampler[MCPTask]):
 
     async def evaluate_record(self, result: RolloutResult) -> Score:
         """Let the task's scorer judge the answer; a rollout without an answer scores 0."""
-        if result.final_answer is None:
-            return Score(scorer=self.task.scorer, value=0.0, detail=result.outcome)
-        return await self.context.scoring.score(self.task, result.final_answer)
+        return await self.context.score(self.task, result.final_answer, no_answer=result.outcome)
 
     async def _play(self, conversation: Conversation, tools: ToolBox) -> RolloutResult:
         for turn_number in range(1, self.context.rollout.max_turns + 1):

@@ -61,8 +61,11 @@ def _is_resumable(config: RootConfig, tools: ToolsConfig) -> bool:
     """Return whether a dead sampler's rollout may be taken up where it stopped.
 
     Not where contexts are rewritten: the summaries behind a rewrite are not stored, and asking for
-    them again would give another context than the one that the recorded turns saw.
+    them again would give another context than the one that the recorded turns saw. And not where
+    somebody else's agent plays, of whose state nothing is known.
     """
+    if config.agents.agent is not None:
+        return False
     rewrites = config.rollout.new_context != "disabled" or config.rollout.enable_repetition_compress
     return (config.tools.resumable_tools or tools.is_resumable) and not rewrites
 

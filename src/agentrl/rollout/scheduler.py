@@ -17,6 +17,7 @@ from agentrl.rollout.context import RolloutContext, Scoring, Summaries
 from agentrl.rollout.loop import LoopState, SamplingLoop
 from agentrl.rollout.registry import sampler_class_for
 from agentrl.rollout.resources import open_context
+from agentrl.rollout.slots import MakeSampler
 from agentrl.schema import Record, Split, Task
 
 log = logging.getLogger(__name__)
@@ -35,7 +36,8 @@ class SamplingScheduler:
 
     Args:
         config: the process's configuration.
-        sampler_class: plays every slot; by default the class registered for the task's kind.
+        make_sampler: makes the sampler of a slot: a class, or a function of its arguments; by
+            default the class registered for the task's kind.
         dataset: tasks to add to the run first (idempotent, by their ids).
         split: claim only slots of this split; None means any.
         scoring: the scorers, needed by `MCPSampler`.
@@ -45,7 +47,7 @@ class SamplingScheduler:
     def __init__(
         self,
         config: RootConfig,
-        sampler_class: type[AsyncSampler[Any]] | None = None,
+        make_sampler: MakeSampler | None = None,
         dataset: Iterable[Task] | None = None,
         split: Split | None = None,
         *,
@@ -54,7 +56,7 @@ class SamplingScheduler:
     ) -> None:
         self.owner = new_owner()
         self._config = config
-        self._sampler_class = sampler_class
+        self._make_sampler = make_sampler or _registered_sampler
         self._dataset = dataset
         self._splits: Collection[Split] | None = None if split is None else (split,)
         self._scoring = scoring
@@ -97,11 +99,9 @@ class SamplingScheduler:
             self._stopped_at = now
         self._stop.set()
 
-    def _make_sampler(
-        self, task: Task, record: Record, context: RolloutContext
-    ) -> AsyncSampler[Any]:
-        sampler_class = self._sampler_class or sampler_class_for(task)
-        return sampler_class(task, record, context)
+
+def _registered_sampler(task: Task, record: Record, context: RolloutContext) -> AsyncSampler[Any]:
+    return sampler_class_for(task)(task, record, context)
 
 
 def new_owner() -> str:

@@ -1,13 +1,16 @@
 """The sampler process: from its configuration to its exit status. Torch-free."""
 
 from contextlib import AsyncExitStack
+from functools import partial
 
 import uvloop
 
 from agentrl.config.sections import RootConfig
+from agentrl.gateway import AgentSampler, Gateway, load_agent
 from agentrl.observability.prometheus import metrics_endpoint
 from agentrl.rollout import SamplingScheduler
 from agentrl.rollout.resources import tokenizer_dir
+from agentrl.rollout.slots import MakeSampler
 from agentrl.sampler.browse import BrowseSummaries
 from agentrl.sampler.exposed import sampler_metrics
 from agentrl.sampler.scoring import RegisteredScoring
@@ -39,7 +42,13 @@ async def _sample(config: RootConfig, split: Split | None) -> int:
         if agent is not None:
             own = tokenizer_dir(config.model.model_name_or_path)
             summaries = await stack.enter_async_context(BrowseSummaries.open(agent, own))
-        scheduler = SamplingScheduler(config, split=split, scoring=scoring, summaries=summaries)
+        scheduler = SamplingScheduler(
+            config,
+            await _agent_sampler(config, stack),
+            split=split,
+            scoring=scoring,
+            summaries=summaries,
+        )
         stack.enter_context(
             metrics_endpoint(
                 config.run.metrics_host,
@@ -48,3 +57,12 @@ async def _sample(config: RootConfig, split: Split | None) -> int:
             )
         )
         return await scheduler.run()
+
+
+async def _agent_sampler(config: RootConfig, stack: AsyncExitStack) -> MakeSampler | None:
+    """Return what plays tasks with the configured agent, behind a gateway; None without one."""
+    if config.agents.agent is None:
+        return None
+    agent = load_agent(config.agents.agent)
+    gateway = await stack.enter_async_context(Gateway.open(config.agents, config.model.model_name))
+    return partial(AgentSampler, agent=agent, gateway=gateway)

@@ -35,9 +35,11 @@ Outcome = Literal[
     "time_limit",
     "tool_calls_limit",
     "repetition",
+    "agent_error",
 ]
 """How a rollout ended. All of them are the policy's doing and may be trained on; a failure of the
-infrastructure is no outcome, it ends the attempt."""
+infrastructure is no outcome, it ends the attempt. `agent_error` is an agent's own code that could
+not go on with what the policy said."""
 
 
 class Lease(Value):

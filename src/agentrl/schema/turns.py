@@ -37,6 +37,8 @@ class SamplingParams(Value):
     repetition_penalty: float = 1.0
     max_new_tokens: int = 512
     stop_token_ids: tuple[int, ...] = ()
+    stop: tuple[str, ...] = ()
+    """Texts that end the generation; what was sampled of them stays part of the output."""
     seed: int | None = None
 
 
@@ -94,7 +96,9 @@ class DispatchedSamplingTask(Value):
     branch_reason: str | None = None
     """Why the prompt does not extend its parent in full (`drift`, `discard_all_tools`, ...)."""
     trainable: bool = True
-    """False for calls to a model that is not being trained."""
+    """False for calls to a model that is not being trained; they have no token ids."""
+    model: str = ""
+    """Name of the model where it is not the policy."""
     advantage: float | None = None
     """Per-turn override from the rollout (0 for a format error), combined by the trainer."""
     sampling_params: SamplingParams

@@ -5,7 +5,7 @@ It travels with the checkpoints, so that the curve of a resumed run starts at st
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -126,6 +126,9 @@ class EvalMetrics(BaseModel):
 class History(BaseModel):
     """Everything a run reports about itself."""
 
+    kind: Literal["rl", "sft"] = "rl"
+    """What the run is: reinforcement learning, or supervised fine-tuning."""
+
     steps: list[StepMetrics] = Field(default_factory=list)
     evals: list[EvalMetrics] = Field(default_factory=list)
     groups_consumed: int = 0
@@ -133,6 +136,8 @@ class History(BaseModel):
     seconds: dict[str, float] = Field(default_factory=dict)
     """Wall time by phase over all processes that worked on this run, `total` included."""
     consecutive_skips: int = 0
+    eval_losses: dict[int, float] = Field(default_factory=dict)
+    """Step -> loss on held-out conversations (supervised fine-tuning)."""
     tail_dropped: dict[str, int] = Field(default_factory=dict)
     """Records by reason that were dropped after the last step, when the data ended."""
 

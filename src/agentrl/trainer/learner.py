@@ -4,6 +4,7 @@ Knows nothing of the store, of servers, or of what the terms came from.
 """
 
 import math
+import os
 import random
 import time
 from collections.abc import Sequence
@@ -32,7 +33,7 @@ from agentrl.distributed import (
     sharded_state_dict,
 )
 from agentrl.models.attention import TREE_ATTENTION
-from agentrl.models.export import save_hf
+from agentrl.models.export import read_tokenizer_files, save_hf
 from agentrl.models.flex import FLEX_ATTENTION
 from agentrl.models.flops import FlopCount, peak_tflops
 from agentrl.models.load import load_policy
@@ -40,7 +41,7 @@ from agentrl.models.parallel import parallelize
 from agentrl.models.policy import PolicyModel
 from agentrl.trainer.merge_check import STEP_TOLERANCE, MergeCheck, check_merge
 from agentrl.trainer.optimizer import learning_rate, make_optimizer
-from agentrl.trainer.passes import PassOutcome, forward_backward
+from agentrl.trainer.passes import PassOutcome, forward_backward, frozen_logprobs
 from agentrl.trainer.precision import Precision, set_config_dtype
 from agentrl.trainer.ratios import TurnRatios, joined, measure
 from agentrl.trainer.term_stats import TermStats, TermTrace, term_stats
@@ -104,9 +105,12 @@ class Learner:
             ConfigError: the model cannot be loaded, or an optimizer argument is wrong.
         """
         _seed_everything(seed)
+        if trainer.full_determinism:
+            # Read when CUDA's matrix library starts, which is later.
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(trainer.full_determinism)
         self._ranks = ranks
-        self._model_path = model_path
+        self._tokenizer_files = read_tokenizer_files(model_path)
         self._trainer = trainer
         self._algorithm = algorithm
         self._precision = Precision.of(model.torch_dtype, ranks.device)
@@ -187,6 +191,21 @@ class Learner:
             skipped=skipped,
         )
 
+    def evaluate(self, micro_batches: Sequence[MicroBatch]) -> float:
+        """Return the mean negative logprob of the terms of all ranks (collective)."""
+        total, num_terms = 0.0, 0
+        for batch in micro_batches:
+            logprobs = frozen_logprobs(
+                self._policy,
+                batch,
+                chunk_size=self._trainer.loss_seq_chunk_size,
+                autocast=self._precision.autocast(self._ranks),
+            )
+            total -= float(logprobs.double().sum())
+            num_terms += batch.row.num_terms
+        total, count = self._ranks.sum([total, num_terms])
+        return total / max(count, 1.0)
+
     def check_merge(
         self, merged: Sequence[MicroBatch], separate: Sequence[MicroBatch]
     ) -> MergeCheck:
@@ -220,7 +239,7 @@ class Learner:
             save_hf(
                 self._policy,
                 path,
-                tokenizer_from=self._model_path,
+                tokenizer_files=self._tokenizer_files,
                 state_dict={k.removeprefix(_WRAPPER_PREFIX): v.to(dtype) for k, v in state.items()},
             )
             if self._precision.is_mixed:

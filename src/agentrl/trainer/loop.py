@@ -24,13 +24,12 @@ from agentrl.data.tree import Merge
 from agentrl.errors import StoreError, TrainingError
 from agentrl.schema import Task
 from agentrl.store import DEFAULT_CONSUMER, TrajectoryStore
-from agentrl.trainer.checkpoint import Draft
 from agentrl.trainer.evaluation import evaluate
 from agentrl.trainer.groups import GroupReader, StepControl, StepGroups
 from agentrl.trainer.history import EvalMetrics, History, StepMetrics
 from agentrl.trainer.learner import StepOutcome
 from agentrl.trainer.lineage import beside, turn_trainings
-from agentrl.trainer.measures import step_metrics
+from agentrl.trainer.measures import check_finite, step_metrics
 from agentrl.trainer.reporting import (
     append_metrics,
     draw_rewards,
@@ -38,13 +37,13 @@ from agentrl.trainer.reporting import (
     write_merge_report,
     write_summary,
 )
+from agentrl.trainer.saver import Saver
 from agentrl.trainer.team import Team
 from agentrl.trainer.trackers import Trackers
 from agentrl.weight_sync import PolicyFiles, PolicyPublisher, PublishReport
 
 logger = logging.getLogger(__name__)
 
-_MAX_CONSECUTIVE_SKIPS = 5
 _CONTROL_SECONDS = 1.0
 
 
@@ -93,8 +92,13 @@ class TrainLoop:
         """Any other trainer reads along: the run's state is not its to change."""
         self._evaluating: dict[int, asyncio.Task[EvalMetrics | None]] = {}
         self._first_step = history.last_step
-        self._saved_step = history.last_step
-        self._saving: asyncio.Task[None] | None = None
+        self._saver = Saver(
+            config.run.output_path,
+            team=team,
+            trainer=config.trainer,
+            saved_step=history.last_step,
+            on_saved=self._commit,
+        )
         self._entered = time.monotonic()
         self._reader = GroupReader(
             store,
@@ -134,9 +138,7 @@ class TrainLoop:
             return await self._finish(await self._all_steps())
         finally:
             await self._give_up_evaluations()
-            if self._saving is not None:  # an error is on its way; this checkpoint may not be whole
-                self._saving.cancel()
-                await asyncio.wait([self._saving])
+            await self._saver.give_up()
 
     async def _all_steps(self) -> str:
         """Make steps while there is data for them; return how it ended."""
@@ -204,7 +206,7 @@ class TrainLoop:
     async def _hand_out(self, metrics: StepMetrics, outcome: StepOutcome, *, end: str) -> None:
         """Write, commit and publish the weights of a step, and note what it did."""
         step, seconds = metrics.step, metrics.seconds
-        self._check_finite(step, outcome)
+        check_finite(self._history, step, outcome, self._run.output_path)
         directory = self._publisher.directory(step)
         with self._phase("publish", seconds):
             await self._team.export(directory)
@@ -212,7 +214,7 @@ class TrainLoop:
         self._history.steps.append(metrics)
         if is_last or step % self._trainer.save_steps == 0:
             with self._phase("checkpoint", seconds):
-                await self._checkpoint(directory)
+                await self._saver.save(directory, self._history)
         with self._phase("publish", seconds):
             report = await self._publisher.announce(step)
             await self._admit()
@@ -229,11 +231,10 @@ class TrainLoop:
         """Save what is not saved yet, evaluate, and leave the reports."""
         step = self._history.last_step
         with self._phase("checkpoint"):
-            await self._saved()
-        if self._saved_step < step:
-            with self._phase("checkpoint"):
-                await self._checkpoint(self._publisher.directory(step))
-                await self._saved()
+            await self._saver.settle()
+            if self._saver.saved_step < step:
+                await self._saver.save(self._publisher.directory(step), self._history)
+                await self._saver.settle()
         with self._phase("eval"):
             await self._collect_evaluations(wait=True)
         if status == "stopped":
@@ -252,34 +253,9 @@ class TrainLoop:
             picture_path=picture_path,
         )
 
-    async def _checkpoint(self, model_dir: Path) -> None:
-        """Write a checkpoint and commit the ledger up to it, beside training if asked to."""
-        await self._saved()
-        draft = await asyncio.to_thread(
-            Draft.begin,
-            self._run.output_path,
-            step=self._history.last_step,
-            model_dir=model_dir,
-            history=self._history,
-        )
-        if not self._trainer.save_only_model:
-            in_background = self._trainer.async_save
-            await self._team.save_state(draft.state_path, in_background=in_background)
-        self._saving = asyncio.create_task(self._finish_checkpoint(draft))
-        if not self._trainer.async_save:
-            await self._saved()
-
-    async def _finish_checkpoint(self, draft: Draft) -> None:
-        await self._team.wait_saved()
-        await asyncio.to_thread(draft.finish, keep=self._trainer.save_total_limit)
-        await self._store.commit(self._trainer.consumer, draft.step)
-        self._saved_step = draft.step
-
-    async def _saved(self) -> None:
-        """Return when the checkpoint that is being written, if there is one, is whole."""
-        saving, self._saving = self._saving, None
-        if saving is not None:
-            await saving
+    async def _commit(self, step: int) -> None:
+        """Commit the ledger up to a checkpoint."""
+        await self._store.commit(self._trainer.consumer, step)
 
     def _is_eval_due(self, step: int) -> bool:
         strategy = self._trainer.eval_strategy
@@ -374,20 +350,6 @@ class TrainLoop:
             normalizer_length=self._algorithm.loss_normalizer_length,
             normalize_advantages=self._algorithm.advantage_estimator == "reinforce_plus_plus",
         )
-
-    def _check_finite(self, step: int, outcome: StepOutcome) -> None:
-        history = self._history
-        if outcome.skipped is None:
-            history.consecutive_skips = 0
-            return
-        history.consecutive_skips += 1
-        logger.warning("step %d is skipped: %s", step, outcome.skipped)
-        if history.consecutive_skips >= _MAX_CONSECUTIVE_SKIPS:
-            raise TrainingError(
-                f"{history.consecutive_skips} optimizer steps in a row were skipped for "
-                f"{outcome.skipped} (last: step {step}); lower --learning_rate or --max_grad_norm "
-                f"and resume from {self._run.output_path}"
-            )
 
     def _metrics(
         self,

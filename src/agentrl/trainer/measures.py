@@ -1,14 +1,21 @@
 """From what a step did to the line of figures about it."""
 
+import logging
 import math
 import time
 from dataclasses import asdict
+from pathlib import Path
 
 from agentrl.data import StepStats
+from agentrl.errors import TrainingError
 from agentrl.trainer.groups import StepGroups
-from agentrl.trainer.history import StepMetrics
+from agentrl.trainer.history import History, StepMetrics
 from agentrl.trainer.learner import StepOutcome
 from agentrl.trainer.lineage import masked_tokens
+
+logger = logging.getLogger(__name__)
+
+_MAX_CONSECUTIVE_SKIPS = 5
 
 
 def step_metrics(
@@ -87,6 +94,25 @@ def speeds(stats: StepStats, outcome: StepOutcome, *, num_ranks: int) -> dict[st
 def finite(value: float | None) -> float | None:
     """Return the value, None in the place of one that JSON cannot hold."""
     return value if value is not None and math.isfinite(value) else None
+
+
+def check_finite(history: History, step: int, outcome: StepOutcome, output_path: Path) -> None:
+    """Count skipped steps in a row.
+
+    Raises:
+        TrainingError: there are too many of them.
+    """
+    if outcome.skipped is None:
+        history.consecutive_skips = 0
+        return
+    history.consecutive_skips += 1
+    logger.warning("step %d is skipped: %s", step, outcome.skipped)
+    if history.consecutive_skips >= _MAX_CONSECUTIVE_SKIPS:
+        raise TrainingError(
+            f"{history.consecutive_skips} optimizer steps in a row were skipped for "
+            f"{outcome.skipped} (last: step {step}); lower --learning_rate or --max_grad_norm "
+            f"and resume from {output_path}"
+        )
 
 
 def _of_terms(outcome: StepOutcome) -> dict[str, object]:

@@ -12,7 +12,14 @@ from agentrl.algorithms.corrections import (
     kl_penalty,
     proximal_logprobs,
 )
-from agentrl.algorithms.losses import LossTerms, corrected, policy_loss, weighted_sum
+from agentrl.algorithms.losses import (
+    CROSS_ENTROPY,
+    LossTerms,
+    corrected,
+    cross_entropy,
+    policy_loss,
+    weighted_sum,
+)
 from agentrl.config.sections import AlgorithmSection
 from agentrl.data import MicroBatch
 from agentrl.models.chunks import ChunkedPass
@@ -57,7 +64,7 @@ def forward_backward(
     """
     reference_logprobs = None
     if reference is not None:
-        reference_logprobs = _reference_logprobs(
+        reference_logprobs = frozen_logprobs(
             reference, batch, chunk_size=chunk_size, autocast=autocast
         )
     if batch.num_chunks == 1:
@@ -87,12 +94,13 @@ def forward_backward(
 
 
 @torch.no_grad()
-def _reference_logprobs(
-    reference: nn.Module, batch: MicroBatch, *, chunk_size: int, autocast: torch.autocast
+def frozen_logprobs(
+    model: nn.Module, batch: MicroBatch, *, chunk_size: int, autocast: torch.autocast
 ) -> torch.Tensor:
+    """Return what a model says about the terms of a micro-batch [T], without gradients."""
     if batch.num_chunks > 1:
         passes = ChunkedPass(
-            reference,
+            model,
             batch.row,
             num_chunks=batch.num_chunks,
             chunk_size=chunk_size,
@@ -100,7 +108,7 @@ def _reference_logprobs(
         )
         return passes.forward().logprobs
     with autocast:
-        return term_logprobs(reference, batch.row, chunk_size=chunk_size).logprobs
+        return term_logprobs(model, batch.row, chunk_size=chunk_size).logprobs
 
 
 class _Loss(NamedTuple):
@@ -118,6 +126,16 @@ def _loss(
     reference_logprobs: torch.Tensor | None,
 ) -> _Loss:
     device = logprobs.device
+    weights = torch.from_numpy(batch.weights).to(device, logprobs.dtype)
+    if algorithm.loss_calculator == CROSS_ENTROPY:
+        terms = cross_entropy(logprobs)
+        return _Loss(
+            weighted_sum(terms, weights),
+            terms,
+            Correction(weights=terms.ratio, keep=terms.keep),
+            0.0,
+            logprobs.detach(),
+        )
     behavior = torch.from_numpy(batch.behavior_logprobs).to(device)
     staleness = torch.from_numpy(batch.staleness).to(device)
     turns = torch.from_numpy(batch.turns).to(device)
@@ -151,7 +169,6 @@ def _loss(
         sequences=turns,
     )
     terms = corrected(terms, correction)
-    weights = torch.from_numpy(batch.weights).to(device, logprobs.dtype)
     loss, total_kl = weighted_sum(terms, weights), 0.0
     if reference_logprobs is not None:
         kl = kl_penalty(logprobs, reference_logprobs, kind=algorithm.kl_estimator)

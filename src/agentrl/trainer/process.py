@@ -61,14 +61,11 @@ def train(config: RootConfig) -> TrainResult | None:
         TrainingError: losses or gradients stay non-finite.
     """
     setup_logging(f"trainer-{os.environ.get('RANK', '0')}")
-    if config.trainer.full_determinism:
-        # Read when CUDA starts.
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     if config.trainer.trainer_threads is not None:
         torch.set_num_threads(config.trainer.trainer_threads)
     # A bar for every published version would fill the log.
     disable_progress_bar()  # type: ignore[no-untyped-call]
-    with joined_ranks(lambda world_size: _shape(config, world_size)) as ranks:
+    with joined_ranks(lambda world_size: mesh_shape(config, world_size)) as ranks:
         if ranks.is_main:
             return asyncio.run(_lead_until_signalled(config, ranks))
         _follow(config, ranks)
@@ -83,7 +80,7 @@ class _Start:
 
 
 async def _lead_until_signalled(config: RootConfig, ranks: Ranks) -> TrainResult:
-    return await lead(config, ranks, stop=_stop_on_signals())
+    return await lead(config, ranks, stop=stop_on_signals())
 
 
 async def lead(config: RootConfig, ranks: Ranks, *, stop: asyncio.Event) -> TrainResult:
@@ -107,17 +104,14 @@ async def lead(config: RootConfig, ranks: Ranks, *, stop: asyncio.Event) -> Trai
                 )
             )
             model_path = _model_path(config, checkpoint)
-            check_parallel_support(
-                read_config(model_path, trust_remote_code=config.model.trust_remote_code),
-                ranks.shape,
-            )
+            check_mesh(config, ranks, model_path)
             state = _state_path(config, checkpoint)
         except BaseException:
             ranks.broadcast(_Start(None))
             raise
         ranks.broadcast(_Start(model_path))
         team = await stack.enter_async_context(
-            Team(ranks, lambda: _learner(config, ranks, model_path))
+            Team(ranks, lambda: make_learner(config, ranks, model_path))
         )
         if state is not None:
             await team.load_state(state)
@@ -148,7 +142,12 @@ async def lead(config: RootConfig, ranks: Ranks, *, stop: asyncio.Event) -> Trai
         return result
 
 
-def _shape(config: RootConfig, world_size: int) -> MeshShape:
+def mesh_shape(config: RootConfig, world_size: int) -> MeshShape:
+    """Return how so many ranks share the work.
+
+    Raises:
+        ConfigError: they do not fill the mesh that the flags ask for.
+    """
     trainer = config.trainer
     return MeshShape.of(
         world_size,
@@ -156,6 +155,18 @@ def _shape(config: RootConfig, world_size: int) -> MeshShape:
         cp=trainer.cp_size,
         ep=trainer.ep_size,
         tp=trainer.tp_size,
+    )
+
+
+def check_mesh(config: RootConfig, ranks: Ranks, model_path: Path) -> None:
+    """Refuse a mesh that the model does not go into.
+
+    Raises:
+        ConfigError: names the flag.
+    """
+    trust_remote_code = config.model.trust_remote_code
+    check_parallel_support(
+        read_config(model_path, trust_remote_code=trust_remote_code), ranks.shape
     )
 
 
@@ -169,7 +180,7 @@ def _publisher(store: TrajectoryStore, config: RootConfig) -> PolicyPublisher | 
 def _follow(config: RootConfig, ranks: Ranks) -> None:
     start: _Start = ranks.broadcast(None)
     if start.model_path is not None:
-        follow(_learner(config, ranks, start.model_path), ranks)
+        follow(make_learner(config, ranks, start.model_path), ranks)
 
 
 async def _open_run(store: TrajectoryStore, config: RootConfig, ranks: Ranks) -> Checkpoint | None:
@@ -215,7 +226,8 @@ async def _open_run(store: TrajectoryStore, config: RootConfig, ranks: Ranks) ->
     return checkpoint
 
 
-def _learner(config: RootConfig, ranks: Ranks, model_path: Path) -> Learner:
+def make_learner(config: RootConfig, ranks: Ranks, model_path: Path) -> Learner:
+    """Load this rank's model (collective)."""
     return Learner(
         model_path,
         ranks=ranks,
@@ -268,7 +280,7 @@ def _check(config: RootConfig) -> None:
         )
 
 
-def _stop_on_signals() -> asyncio.Event:
+def stop_on_signals() -> asyncio.Event:
     """Return an event that the first SIGTERM or SIGINT sets; the second ends the process."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()

@@ -32,6 +32,11 @@ class _CheckMerge:
 
 
 @dataclass(frozen=True)
+class _Evaluate:
+    """The ranks' micro-batches follow by scatter."""
+
+
+@dataclass(frozen=True)
 class _Export:
     path: Path
 
@@ -52,7 +57,7 @@ class _Finish:
     """No further command follows."""
 
 
-_Command = _Train | _CheckMerge | _Export | _SaveState | _LoadState | _Finish
+_Command = _Train | _CheckMerge | _Evaluate | _Export | _SaveState | _LoadState | _Finish
 
 
 class Team:
@@ -125,6 +130,17 @@ class Team:
 
         return await self._do(_CheckMerge(), check)
 
+    async def evaluate(self, shares: Sequence[Sequence[MicroBatch]]) -> float:
+        """Return the mean negative logprob of all terms.
+
+        Args:
+            shares: micro-batches of each rank; every rank has the same number.
+        """
+        return await self._do(
+            _Evaluate(),
+            lambda: self._learner.evaluate(self._ranks.scatter([list(s) for s in shares])),
+        )
+
     async def export(self, path: Path) -> None:
         """Write the weights as a Hugging Face directory."""
         await self._do(_Export(path), lambda: self._learner.export(path))
@@ -174,6 +190,8 @@ def follow(learner: Learner, ranks: Ranks) -> None:
             case _CheckMerge():
                 merged: list[MicroBatch] = ranks.scatter(None)
                 learner.check_merge(merged, ranks.scatter(None))
+            case _Evaluate():
+                learner.evaluate(ranks.scatter(None))
             case _Export(path):
                 learner.export(path)
             case _SaveState(directory, in_background):

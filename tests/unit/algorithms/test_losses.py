@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from agentrl.algorithms import policy_loss
-from agentrl.algorithms.losses import LOSS_KINDS, sft_loss, weighted_sum
+from agentrl.algorithms.losses import LOSS_KINDS, checked_kind, cross_entropy, weighted_sum
 from agentrl.errors import ConfigError
 
 
@@ -180,7 +180,18 @@ def test_shapes_must_agree():
 
 
 def test_cross_entropy_is_the_negative_logprob():
-    assert sft_loss(tensor(-1.5, -0.5)).tolist() == [1.5, 0.5]
+    logprobs = tensor(-1.5, -0.5).requires_grad_()
+    terms = cross_entropy(logprobs)
+    weighted_sum(terms, tensor(0.25, 0.75)).backward()
+    assert terms.loss.tolist() == [1.5, 0.5]
+    assert logprobs.grad.tolist() == [-0.25, -0.75]
+    assert terms.keep.all()
+    assert not terms.clipped.any()
+
+
+def test_cross_entropy_is_no_loss_of_reinforcement_learning():
+    with pytest.raises(ConfigError, match="agentrl sft"):
+        checked_kind("CrossEntropy")
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from transformers.utils import logging
 
 from agentrl.data.tree import TokenTree
 from agentrl.errors import ConfigError
-from agentrl.models.export import save_hf
+from agentrl.models.export import read_tokenizer_files, save_hf
 from agentrl.models.load import check_tree_support, load_policy
 from agentrl.models.policy import term_logprobs
 
@@ -33,7 +33,7 @@ def test_saving_again_replaces_the_directory_and_leaves_no_litter(tmp_path):
     policy = tiny_policy(dtype=torch.float32)
     save_hf(policy, tmp_path / "policy")
     (tmp_path / "policy" / "old").write_text("")
-    save_hf(policy, tmp_path / "policy", tokenizer_from=source)
+    save_hf(policy, tmp_path / "policy", tokenizer_files=read_tokenizer_files(source))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["policy", "source"]
     names = {path.name for path in (tmp_path / "policy").iterdir()}
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= names

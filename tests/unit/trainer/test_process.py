@@ -13,10 +13,10 @@ from agentrl.distributed import Ranks, read_state
 from agentrl.errors import ConfigError, LeaseLost, StoreError, TrainerBusy, TrainingError
 from agentrl.schema import Run, Score
 from agentrl.store import TrajectoryStore
-from agentrl.trainer import loop, passes
+from agentrl.trainer import loop, measures, passes
 from agentrl.trainer.checkpoint import latest_checkpoint
 from agentrl.trainer.lease import process_owner
-from agentrl.trainer.process import _stop_on_signals, lead
+from agentrl.trainer.process import lead, stop_on_signals
 
 # The first test that runs pays for importing torch, transformers and matplotlib.
 pytestmark = pytest.mark.timeout(90)
@@ -321,7 +321,7 @@ async def test_a_stop_finishes_the_step_and_saves(make_config, store, model_path
 
 
 async def test_the_first_signal_asks_for_an_orderly_end():
-    stop = _stop_on_signals()
+    stop = stop_on_signals()
     os.kill(os.getpid(), signal.SIGTERM)
     await asyncio.wait_for(stop.wait(), 5)
     # The next one ends the process as if nobody listened.
@@ -437,7 +437,7 @@ async def test_losses_that_stay_infinite_end_the_run(make_config, store, model_p
         return terms._replace(loss=terms.loss * float("inf"))
 
     monkeypatch.setattr(passes, "policy_loss", infinite)
-    monkeypatch.setattr(loop, "_MAX_CONSECUTIVE_SKIPS", 2)
+    monkeypatch.setattr(measures, "_MAX_CONSECUTIVE_SKIPS", 2)
     with pytest.raises(TrainingError, match="non_finite_loss"):
         await train(make_config(max_steps=4))
     start = (model_path / "model.safetensors").read_bytes()

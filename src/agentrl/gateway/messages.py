@@ -1,0 +1,127 @@
+"""Chat messages as agent frameworks send them, and what they mean.
+
+A framework that goes on with a conversation sends back what it was answered, but seldom letter by
+letter: ids of tool calls are its own, arguments are JSON with other spaces, thinking is left out,
+an empty content is null. Two messages with the same `meaning` are the same message.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from agentrl.gateway.faults import Refusal
+from agentrl.schema import Message
+
+_TEXT_PARTS = ("text", "input_text", "output_text")
+_ROLES = {"developer": "system"}
+
+
+def read_message(raw: Mapping[str, Any], position: int) -> Message:
+    """Return a message in the form that chat templates take.
+
+    Raises:
+        Refusal: it holds more than text and tool calls, or is malformed.
+    """
+    param = f"messages[{position}]"
+    role = raw.get("role")
+    if role not in ("system", "developer", "user", "assistant", "tool"):
+        raise Refusal(f"{param}: unknown role {role!r}", param=param)
+    message: Message = {
+        "role": _ROLES.get(role, role),
+        "content": text_of(raw.get("content"), param),
+    }
+    if role == "assistant":
+        calls = raw.get("tool_calls") or ()
+        if calls:
+            message["tool_calls"] = [_read_call(call, param) for call in calls]
+        reasoning = raw.get("reasoning_content") or raw.get("reasoning")
+        if isinstance(reasoning, str):
+            message["reasoning_content"] = reasoning
+    elif role == "tool":
+        message["tool_call_id"] = str(raw.get("tool_call_id") or "")
+        if isinstance(raw.get("name"), str):
+            message["name"] = raw["name"]
+    return message
+
+
+def text_of(content: object, param: str) -> str:
+    """Return the text of a content: a string, null, or a list of text parts.
+
+    Raises:
+        Refusal: a part is no text.
+    """
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise Refusal(f"{param}: content has to be text or a list of parts", param=param)
+    texts = []
+    for part in content:
+        kind = part.get("type") if isinstance(part, dict) else None
+        if isinstance(part, str):
+            texts.append(part)
+        elif kind in _TEXT_PARTS and isinstance(part.get("text"), str):
+            texts.append(part["text"])
+        elif kind == "refusal":
+            texts.append(str(part.get("refusal", "")))
+        else:
+            raise Refusal(
+                f"{param}: content of type {kind!r} is not supported, only text is",
+                code="unsupported_content",
+                param=param,
+            )
+    return "".join(texts)
+
+
+def _read_call(call: object, param: str) -> dict[str, Any]:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise Refusal(f"{param}: a tool call needs a function with a name", param=param)
+    assert isinstance(call, dict)
+    return {
+        "id": str(call.get("id") or ""),
+        "type": "function",
+        "function": {"name": function["name"], "arguments": _arguments(function.get("arguments"))},
+    }
+
+
+def _arguments(value: object) -> Any:
+    """Return arguments as the object that their JSON says; what is no JSON stays as it is."""
+    if not isinstance(value, str):
+        return value or {}
+    try:
+        return json.loads(value or "{}")
+    except ValueError:
+        return value
+
+
+def meaning(message: Message) -> str:
+    """Return a text that is equal for two messages just when they mean the same."""
+    calls = [
+        (call["function"]["name"], call["function"]["arguments"])
+        for call in message.get("tool_calls", ())
+    ]
+    parts = (message["role"], str(message.get("content") or "").strip(), calls)
+    return json.dumps(parts, sort_keys=True, ensure_ascii=False, default=str)
+
+
+def tools_meaning(tools: Sequence[Mapping[str, Any]]) -> str:
+    """Return a text that is equal for the same tools in the same order."""
+    return json.dumps(list(tools), sort_keys=True, default=str)
+
+
+def with_own_ids(message: Message, own_ids: Mapping[str, str], names: Mapping[str, str]) -> Message:
+    """Return a tool message under the ids that the policy's calls have here, with its tool's name.
+
+    Args:
+        message: any message; those of other roles are returned as they are.
+        own_ids: the framework's id of a call -> ours.
+        names: our id of a call -> name of the tool.
+    """
+    if message["role"] != "tool":
+        return message
+    given = message["tool_call_id"]
+    own = own_ids.get(given, given)
+    name = message.get("name") or names.get(own)
+    return {**message, "tool_call_id": own, **({} if name is None else {"name": name})}

@@ -1,0 +1,85 @@
+"""What tests of agents share: a gateway over real clients, and a slot played by an agent."""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from openai import AsyncOpenAI
+from support.play import claim, open_play
+from support.scripted_engine import ScriptedEngine
+
+from agentrl.config.sections import AgentSection
+from agentrl.gateway import AgentEndpoint, AgentFunction, AgentSampler, Gateway
+from agentrl.rollout import RolloutContext, RolloutResult
+from agentrl.schema import DispatchedSamplingTask, Record, rebuild_prompts
+from agentrl.store import TrajectoryStore
+
+MODEL = "train-model"
+LOOK = {
+    "type": "function",
+    "function": {
+        "name": "look",
+        "description": "Looks a price up.",
+        "parameters": {"type": "object", "properties": {"key": {"type": "string"}}},
+    },
+}
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A process's context and its gateway."""
+
+    context: RolloutContext
+    gateway: Gateway
+
+    async def play(
+        self, agent: AgentFunction
+    ) -> tuple[RolloutResult, list[DispatchedSamplingTask]]:
+        """Claim the next slot, let the agent play it, and return what is stored."""
+        record, task = await claim(self.context.store)
+        sampler = AgentSampler(task, record, self.context, agent=agent, gateway=self.gateway)
+        result = await sampler.run()
+        await sampler.finish()
+        return result, await self.context.store.turns_of(record.id)
+
+    async def sampler(self, agent: AgentFunction) -> tuple[AgentSampler, Record]:
+        """Claim the next slot for the agent."""
+        record, task = await claim(self.context.store)
+        sampler = AgentSampler(task, record, self.context, agent=agent, gateway=self.gateway)
+        return sampler, record
+
+
+@asynccontextmanager
+async def open_stage(
+    store: TrajectoryStore,
+    engine: ScriptedEngine,
+    *,
+    agents: AgentSection | None = None,
+    **play: Any,
+) -> AsyncIterator[Stage]:
+    """Yield a context over the engine, and a gateway."""
+    section = agents or AgentSection()
+    async with (
+        open_play(store, engine, None, **play) as context,
+        Gateway.open(section, MODEL) as gateway,
+    ):
+        yield Stage(context, gateway)
+
+
+@asynccontextmanager
+async def client_of(endpoint: AgentEndpoint) -> AsyncIterator[AsyncOpenAI]:
+    """Yield OpenAI's own client for an endpoint."""
+    async with AsyncOpenAI(
+        base_url=endpoint.base_url, api_key=endpoint.api_key, max_retries=0
+    ) as client:
+        yield client
+
+
+def assert_prompts_as_sent(
+    turns: Sequence[DispatchedSamplingTask], requests: Sequence[Sequence[int]]
+) -> None:
+    """Check that what the engine was sent is what the store gives back; in any order."""
+    sent = sorted(np.array(ids, dtype=np.int32).tobytes() for ids in requests)
+    assert sorted(ids.tobytes() for ids in rebuild_prompts(turns)) == sent

@@ -1,0 +1,155 @@
+"""Items of files as Records: a row each, in the tokens of the model that is to learn them."""
+
+import asyncio
+import json
+
+import numpy as np
+import pytest
+from rich.console import Console
+from support.tiny_tokenizer import write_tokenizer
+
+from agentrl.config.sections import AlgorithmSection
+from agentrl.data import select_group
+from agentrl.errors import ConfigError, DatasetError
+from agentrl.renderers import Renderer
+from agentrl.rollout.upload import UploadConfig, Uploader
+from agentrl.schema import MCPTask, rebuild_prompts
+from agentrl.trainer.sft_data import record_examples
+from examples import upload_sft_data
+
+
+class Sums(Uploader):
+    def validate_task(self, item):
+        return item["a"] >= 0
+
+    def score(self, item):
+        return item.get("score", 1.0)
+
+    def req_and_resp(self, item):
+        asked = [{"role": "user", "content": f"{item['a']} + {item['b']}?"}]
+        said = {"role": "assistant", "content": f"{item['a'] + item['b']}"}
+        exchanges = [({"messages": asked}, said)]
+        if item.get("doubt"):
+            again = [*asked, said, {"role": "user", "content": "sure?"}]
+            exchanges.append(({"messages": again}, {"role": "assistant", "content": "yes"}))
+        if item.get("aside"):
+            aside = [{"role": "user", "content": "sum up"}, said]
+            aside.append({"role": "user", "content": "shorter"})
+            exchanges.append(({"messages": aside}, {"role": "assistant", "content": "ok"}))
+        return exchanges
+
+
+@pytest.fixture
+def make_uploader(tmp_path, mongo_uri):
+    def make(*items, chunk_size=2):
+        path = tmp_path / "sums.jsonl"
+        path.write_text("".join(json.dumps(item) + "\n" for item in items))
+        return Sums(
+            UploadConfig(
+                model_name=str(write_tokenizer(tmp_path / "model")),
+                data_files=[path],
+                mongo_connection_url=mongo_uri,
+                mongo_db_name=mongo_uri.partition("?")[0].rpartition("/")[2],
+                chunk_size=chunk_size,
+                task_description="sums",
+            )
+        )
+
+    return make
+
+
+async def test_every_item_becomes_a_scored_record_with_a_row(make_uploader, store, tmp_path):
+    items = [
+        {"a": 1, "b": 2},
+        {"a": -1, "b": 2},
+        {"a": 3, "b": 4, "doubt": True, "score": 0.25},
+        {"a": 5, "b": 6, "aside": True},
+    ]
+    uploader = make_uploader(*items)
+    report = await uploader.upload()
+    assert [row.record_id for row in report.rows if row.record_id] == [
+        "train/0/sums/line1/0",
+        "train/0/sums/line3/0",
+        "train/0/sums/line4/0",
+    ]
+    assert [row.reason for row in report.rows if row.reason] == ["not wanted"]
+    console = Console(record=True, width=120)
+    console.print(report.table())
+    text = console.export_text()
+    assert "3 of 4 items uploaded" in text
+    assert all(row.item in text for row in report.rows)
+
+    renderer = Renderer.load(tmp_path / "model")
+    doubted = await store.record("train/0/sums/line3/0")
+    assert (doubted.status, doubted.score.value, doubted.final_answer) == ("scored", 0.25, "yes")
+    turns = await store.turns_of(doubted.id)
+    assert [renderer.decode(turn.output_ids) for turn in turns] == ["7<|im_end|>", "yes<|im_end|>"]
+    assert (turns[1].parent, turns[1].shared_len) == (
+        0,
+        len(turns[0].added_ids) + len(turns[0].output_ids),
+    )
+    assert renderer.decode(rebuild_prompts(turns)[1]).count("sure?") == 1
+    aside = await store.turns_of("train/0/sums/line4/0")
+    assert [turn.parent for turn in aside] == [None, None, 1]
+    assert [turn.trainable for turn in aside] == [True, False, True]
+    task = await store.task("train/0/sums/line1")
+    assert isinstance(task, MCPTask)
+    assert (task.query, task.status, task.description) == ("1 + 2?", "completed", "sums")
+
+
+async def test_uploading_again_changes_nothing(make_uploader, store):
+    uploader = make_uploader({"a": 1, "b": 2}, {"a": 2, "b": 2}, {"a": 3, "b": 2})
+    await uploader.upload()
+    again = await uploader.upload()
+    assert {row.reason for row in again.rows} == {"uploaded before"}
+    assert await store.count_tasks() == 3
+
+
+async def test_given_text_is_never_taken_for_sampled_tokens(make_uploader, store):
+    """Behavior logprobs that nobody knows are no ratios: such turns are kept out of the loss."""
+    await make_uploader({"a": 1, "b": 2}).upload()
+    ((record,),) = await store.ready_groups(limit=1)
+    assert np.isnan(record.turns[0].output_logprobs).all()
+    other = record.model_copy(
+        update={
+            "record_id": "train/0/sums/line1/1",
+            "traj_id": 1,
+            "turns": (),
+            "score": record.score.model_copy(update={"value": 0.0}),
+        }
+    )
+    group = select_group([record, other], AlgorithmSection(), policy_version=0)
+    assert not group.usable
+    assert group.dropped_records[record.record_id] == "no_logprobs"
+    assert group.left_out[0].reason == "no_logprobs"
+
+
+async def test_a_database_that_is_being_sampled_is_left_alone(make_uploader, store):
+    await store.add_tasks([MCPTask(id="train/0/q", query="?")])
+    with pytest.raises(ConfigError, match="still to be played"):
+        await make_uploader({"a": 1, "b": 2}).upload()
+
+
+async def test_a_line_that_is_no_json_is_named(make_uploader, store, tmp_path):
+    uploader = make_uploader({"a": 1, "b": 2})
+    (tmp_path / "sums.jsonl").write_text('{"a": 1, "b": 2}\n{"a": \n')
+    with pytest.raises(DatasetError, match="line 2: not valid JSON"):
+        await uploader.upload()
+
+
+async def test_the_example_uploads_what_can_then_be_learnt(
+    make_uploader, store, mongo_uri, tmp_path, monkeypatch, capsys
+):
+    make_uploader()  # writes the tokenizer
+    path = tmp_path / "problems.jsonl"
+    solved = {"problem": "1 + 1?", "solution": "It is \\boxed{2}."}
+    path.write_text(f"{json.dumps(solved)}\n{json.dumps({'problem': '?', 'solution': '2'})}\n")
+    uri, name = mongo_uri, mongo_uri.partition("?")[0].rpartition("/")[2]
+    argv = ["upload", str(path), "--db", uri, "--name", name, "--model", str(tmp_path / "model")]
+    monkeypatch.setattr("sys.argv", argv)
+    await asyncio.to_thread(upload_sft_data.main)
+    assert "1 of 2 items uploaded" in capsys.readouterr().out
+    (example,) = await record_examples(store, 0.5)
+    renderer = Renderer.load(tmp_path / "model")
+    (turn,) = example.turns
+    assert renderer.decode(turn.output_ids) == "It is \\boxed{2}.<|im_end|>"

@@ -1,0 +1,207 @@
+"""Fine-tuning on conversations: the plain loss, whole runs, resume, and where data come from."""
+
+import asyncio
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from support.training import Player, train_tasks
+from support.trees import NO_AUTOCAST, relative_error
+from transformers import AutoModelForCausalLM
+
+from agentrl.algorithms.losses import CROSS_ENTROPY
+from agentrl.cli.main import main
+from agentrl.config.sections import AlgorithmSection
+from agentrl.distributed import Ranks
+from agentrl.errors import ConfigError
+from agentrl.models.load import load_policy
+from agentrl.renderers import Renderer
+from agentrl.trainer.passes import forward_backward
+from agentrl.trainer.process import lead
+from agentrl.trainer.sft import lead_sft
+from agentrl.trainer.sft_data import Curriculum, file_examples, sft_batch
+
+pytestmark = pytest.mark.timeout(90)
+torch.set_num_threads(1)
+
+
+def talk(number):
+    return {
+        "messages": [
+            {"role": "system", "content": "count"},
+            {"role": "user", "content": f"after {number}?"},
+            {"role": "assistant", "content": f"{number + 1}"},
+            {"role": "user", "content": "and then?"},
+            {"role": "assistant", "content": f"it is {number + 2}"},
+        ]
+    }
+
+
+@pytest.fixture
+def talks(tmp_path):
+    path = tmp_path / "talks.jsonl"
+    path.write_text("".join(json.dumps(talk(number)) + "\n" for number in range(6)))
+    return path
+
+
+@pytest.fixture
+def make_sft(make_config, talks):
+    def make(**flags):
+        values = {
+            "run_name": "tuned",
+            "train_file": talks,
+            "gradient_accumulation_steps": 2,
+            "num_train_epochs": 2,
+            "max_steps": 100,
+            **flags,
+        }
+        return make_config(**{key: value for key, value in values.items() if value is not None})
+
+    return make
+
+
+async def tune(config, **arguments):
+    return await lead_sft(config, Ranks(), stop=asyncio.Event(), **arguments)
+
+
+@pytest.mark.parametrize("token_budget", [10_000, 60, 20])
+def test_loss_and_gradient_are_those_of_plain_rows_in_float64(model_path, talks, token_budget):
+    examples = file_examples(talks, Renderer.load(model_path))
+    batch = sft_batch(examples, token_budget=token_budget, num_ranks=2)
+    assert batch.stats.tokens_packed <= batch.stats.tokens_flat
+    policy = load_policy(model_path, dtype=torch.float64)
+    algorithm = AlgorithmSection(loss_calculator=CROSS_ENTROPY)
+    loss = sum(
+        forward_backward(policy, one, algorithm, chunk_size=7, autocast=NO_AUTOCAST).loss
+        for share in batch.micro_batches
+        for one in share
+    )
+    gradient = torch.cat([parameter.grad.flatten() for parameter in policy.parameters()])
+
+    plain = load_policy(model_path, dtype=torch.float64, attention="sdpa").model
+    total, count = torch.zeros((), dtype=torch.float64), 0
+    for example in examples:  # one row a conversation, -100 wherever the assistant did not speak
+        ids = torch.from_numpy(example.turns[-1].full_ids.astype("int64"))[None]
+        labels = torch.full_like(ids, -100)
+        for turn in example.turns:
+            places = slice(turn.num_prompt_tokens, len(turn.full_ids))
+            labels[0, places] = ids[0, places]
+        logits = plain(ids).logits[0, :-1]
+        total += torch.nn.functional.cross_entropy(
+            logits, labels[0, 1:], ignore_index=-100, reduction="sum"
+        )
+        count += int((labels != -100).sum())
+    (total / count).backward()
+    expected = torch.cat([parameter.grad.flatten() for parameter in plain.parameters()])
+    assert loss == pytest.approx((total / count).item(), rel=1e-12)
+    assert relative_error(gradient, expected) <= 1e-12
+
+
+async def test_a_run_learns_reports_and_exports(make_sft, talks, model_path):
+    config = make_sft(eval_file=talks, eval_strategy="steps", eval_steps=3, save_steps=4)
+    result = await tune(config)
+    assert (result.status, result.step) == ("completed", 6)
+    summary = json.loads(result.summary_path.read_text())
+    assert summary["epochs"] == 2.0
+    assert len(summary["loss"]) == 6
+    assert list(summary["eval_loss"]) == ["0", "3", "6"]
+    assert summary["eval_loss"]["6"] < summary["eval_loss"]["3"] < summary["eval_loss"]["0"]
+    lines = [
+        json.loads(x) for x in (result.model_path.parent / "metrics.jsonl").read_text().splitlines()
+    ]
+    assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6]
+    assert all(line["merge_tokens"] > 1 and line["tokens_per_second"] > 0 for line in lines)
+    assert "ratio_mean" not in lines[0]
+    loaded = AutoModelForCausalLM.from_pretrained(result.model_path)
+    examples = file_examples(talks, Renderer.load(result.model_path))
+    nll = []
+    with torch.no_grad():
+        for turn in (turn for example in examples for turn in example.turns):
+            ids = torch.from_numpy(turn.full_ids.astype("int64"))[None]
+            logprobs = loaded(ids).logits[0, :-1].log_softmax(-1)
+            chosen = logprobs.gather(1, ids[0, 1:, None])[turn.num_prompt_tokens - 1 :]
+            nll.append(-chosen.flatten())
+    assert torch.cat(nll).mean().item() == pytest.approx(summary["eval_loss"]["6"], rel=1e-4)
+
+
+async def test_a_stopped_run_goes_on_as_if_it_had_not_stopped(make_sft, tmp_path):
+    whole = await tune(make_sft(output_dir=tmp_path / "whole"))
+    await tune(make_sft(max_steps=2))
+    resumed = await tune(make_sft())
+    assert resumed.step == whole.step == 6
+    first, second = (load_file(r.model_path / "model.safetensors") for r in (whole, resumed))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    losses = [json.loads(r.summary_path.read_text())["loss"] for r in (whole, resumed)]
+    assert losses[0] == losses[1]
+    again = await tune(make_sft())
+    assert (again.status, again.step) == ("completed", 6)
+
+
+async def test_records_of_a_run_are_learnt_by_their_score(make_sft, store, mongo_uri, model_path):
+    await store.add_tasks(train_tasks(2, 3))
+    await Player(model_path).play_groups(store, [[1.0, 0.0, 1.0], [0.0, 0.0, 1.0]])
+    name = mongo_uri.partition("?")[0].rpartition("/")[2]
+    flags = {"train_file": None, "records_of": name, "num_train_epochs": 1}
+    result = await tune(make_sft(**flags), records_uri=mongo_uri)
+    summary = json.loads(result.summary_path.read_text())
+    assert (summary["conversations"], result.step) == (3, 2)
+    assert summary["tokens"]["trained"] == 3 * 2 * 4
+    with pytest.raises(ConfigError, match="no training record with a score from 2"):
+        await tune(make_sft(**flags, min_score=2, output_dir="never"), records_uri=mongo_uri)
+
+
+async def test_what_cannot_be_learnt_from_is_said_before_anything_starts(make_sft, tmp_path):
+    with pytest.raises(ConfigError, match="either --train_file FILE or --records_of"):
+        await tune(make_sft(train_file=None))
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text(
+        json.dumps({"messages": [{"role": "oracle", "content": "x"}, talk(1)["messages"][2]]})
+    )
+    with pytest.raises(ConfigError, match=r"bad.jsonl: line1: unknown message role 'oracle'"):
+        await tune(make_sft(train_file=bad))
+    empty = tmp_path / "empty.jsonl"
+    empty.write_text("\n")
+    with pytest.raises(ConfigError, match="holds no conversations"):
+        await tune(make_sft(train_file=empty))
+    assert not (tmp_path / "output").exists()
+
+
+async def test_a_reinforcement_learning_run_is_not_taken_for_ones_own(
+    make_config, make_sft, store, model_path
+):
+    await store.add_tasks(train_tasks(2, 3))
+    await Player(model_path).play_groups(store, [[1.0, 0.0, 0.0]] * 2)
+    await lead(make_config(max_steps=1), Ranks(), stop=asyncio.Event())
+    with pytest.raises(ConfigError, match="is of a reinforcement-learning run"):
+        await tune(make_sft())
+
+
+def test_every_example_comes_once_an_epoch_and_the_order_is_drawn():
+    plan = Curriculum(num_examples=5, examples_per_step=2, num_epochs=2, max_steps=99, seed=1)
+    steps = [plan.members(step) for step in range(1, plan.num_steps + 1)]
+    assert [len(members) for members in steps] == [2, 2, 2, 2, 2]
+    order = [index for members in steps for index in members]
+    assert sorted(order[:5]) == sorted(order[5:]) == [0, 1, 2, 3, 4]
+    assert order[:5] != order[5:]
+    odd = Curriculum(num_examples=5, examples_per_step=2, num_epochs=1, max_steps=99, seed=None)
+    assert [odd.members(step) for step in (1, 2, 3)] == [[0, 1], [2, 3], [4]]
+    assert Curriculum(5, 2, 1, 2, None).num_steps == 2
+
+
+def test_the_command_says_where_the_model_is(talks, model_path, tmp_path, capsys):
+    words = {
+        "run_name": "typed",
+        "train_file": talks,
+        "model_name_or_path": model_path,
+        "output_dir": tmp_path / "typed",
+        "gradient_accumulation_steps": 6,
+        "torch_dtype": "float32",
+    }
+    argv = [word for name, value in words.items() for word in (f"--{name}", str(value))]
+    assert main(["sft", *argv]) == 0
+    assert f"completed after step 1; the model is in {tmp_path / 'typed/model'}" in (
+        capsys.readouterr().out
+    )
+    assert main(["sft", "--run_name", "typed2"]) == 2
+    assert "either --train_file FILE or --records_of" in capsys.readouterr().err
