@@ -14,10 +14,12 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
+from agentrl.data.tokens import TurnTokens
 from examples.shop.questions import Question, make_catalogue, right_answer
 from examples.shop.server import TOOLS, Catalogue, ToolInputError, call_tool
 from examples.shop.tokenizer import TURN_END
@@ -305,31 +307,25 @@ class _Batch:
         return logits_BTV[:, -1].log_softmax(-1)
 
 
-def forward_shared_prefix(
-    model: PreTrainedModel, codec: Codec, episodes: list[Episode], *, num_left_out: int = 0
-) -> tuple[Tensor, Tensor]:
-    """Policy logprobs of the sampled tokens, computing the common prefix once.
+def episode_turns(episode: Episode, name: str, *, num_left_out: int = 0) -> list[TurnTokens]:
+    """Return what the assistant wrote as turns, as the trainer takes them.
 
-    `num_left_out` tokens are left out at the start of the prefix.
-
-    Returns:
-        `logp_BT`, the logprob of every token after the first of the suffix, and `sampled_BT`, the
-        mask of those that the assistant sampled (float, 0 on padding).
+    `num_left_out` tokens are left out at the start of the context.
     """
-    start = len(codec.prefix)
-    suffixes = [episode.ids[start:] for episode in episodes]
-    width = max(map(len, suffixes))
-    ids_BT = torch.tensor([row + [codec.turn_end] * (width - len(row)) for row in suffixes])
-    sampled_BT = torch.tensor(
-        [
-            [float(flag) for flag in episode.sampled[start:]] + [0.0] * (width - len(row))
-            for episode, row in zip(episodes, suffixes, strict=True)
-        ]
-    )
-    past = DynamicCache(config=model.config)
-    model(torch.tensor([codec.prefix[num_left_out:]]), past_key_values=past, use_cache=True)
-    past.batch_repeat_interleave(len(episodes))
-    # right padding after a causal mask needs no mask of its own
-    logits_BTV = model(ids_BT, past_key_values=past, use_cache=True).logits[:, :-1]
-    logp_BT = logits_BTV.log_softmax(-1).gather(-1, ids_BT[:, 1:, None])[..., 0]
-    return logp_BT, sampled_BT[:, 1:]
+    ids = np.array(episode.ids[num_left_out:], dtype=np.int32)
+    sampled = np.array(episode.sampled[num_left_out:], dtype=np.int8)
+    edges = np.flatnonzero(np.diff(sampled, prepend=0, append=0)).reshape(-1, 2).tolist()
+    return [
+        TurnTokens(
+            turn_id=f"{name}/{index}",
+            record_id=name,
+            chain=0,
+            full_ids=ids[:end],
+            num_prompt_tokens=start,
+            behavior_logprobs=np.array(
+                episode.logprobs[num_left_out + start : num_left_out + end], dtype=np.float32
+            ),
+            versions=np.zeros(end - start, dtype=np.int32),
+        )
+        for index, (start, end) in enumerate(edges)
+    ]

@@ -1,4 +1,3 @@
-# ruff: noqa: N806  (tensor names end in their shape)
 """The demo model and its warm start: a short imitation of noisy demonstrations.
 
 What comes out knows the protocol (tool calls, copying names and numbers, answering with the last
@@ -14,9 +13,20 @@ from dataclasses import dataclass, field
 import torch
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
-from examples.shop.episodes import Codec, Habits, demonstrate, forward_shared_prefix
+from agentrl.algorithms.losses import CROSS_ENTROPY
+from agentrl.config.sections import AlgorithmSection
+from agentrl.models.attention import TREE_ATTENTION
+from agentrl.models.load import wrap_policy
+from agentrl.trainer.passes import forward_backward
+from agentrl.trainer.sft_data import Example, sft_batch
+from examples.shop.episodes import Codec, Habits, demonstrate, episode_turns
 from examples.shop.questions import Question
 from examples.shop.tokenizer import END_OF_TEXT
+
+_ONE_ROW = 1 << 20
+"""More tokens than a step has."""
+_CROSS_ENTROPY = AlgorithmSection(loss_calculator=CROSS_ENTROPY)
+_AS_IT_IS = torch.autocast("cpu", enabled=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,28 +83,41 @@ def imitate(
     `report` gets the step and its loss in nats a token.
     """
     draw = random.Random(f"demonstrations {seed}")
+    model.set_attn_implementation(TREE_ATTENTION)
+    policy = wrap_policy(model)
     optimizer = torch.optim.AdamW(
-        model.parameters(), lr=settings.learning_rate, betas=(0.9, 0.98), weight_decay=0.01
+        policy.parameters(), lr=settings.learning_rate, betas=(0.9, 0.98), weight_decay=0.01
     )
     num_tool_tokens = codec.prefix.index(codec.turn_end) + 1
-    model.train()
     for step in range(settings.num_steps):
         for group in optimizer.param_groups:
             group["lr"] = _learning_rate(settings, step)
-        is_bare = step < settings.num_bare_steps
-        episodes = [
-            demonstrate(codec, draw.choice(questions), draw, settings.habits)
-            for _ in range(settings.num_episodes)
+        num_left_out = num_tool_tokens if step < settings.num_bare_steps else 0
+        examples = [
+            Example(
+                name,
+                tuple(
+                    episode_turns(
+                        demonstrate(codec, draw.choice(questions), draw, settings.habits),
+                        name,
+                        num_left_out=num_left_out,
+                    )
+                ),
+            )
+            for name in map(str, range(settings.num_episodes))
         ]
-        logp_BT, sampled_BT = forward_shared_prefix(
-            model, codec, episodes, num_left_out=num_tool_tokens if is_bare else 0
+        batch = sft_batch(examples, token_budget=_ONE_ROW, num_ranks=1)
+        loss = sum(
+            forward_backward(
+                policy, row, _CROSS_ENTROPY, chunk_size=_ONE_ROW, autocast=_AS_IT_IS
+            ).loss
+            for row in batch.micro_batches[0]
         )
-        loss = -(logp_BT * sampled_BT).sum() / sampled_BT.sum()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        report(step, loss.item())
+        report(step, loss)
+    model.set_attn_implementation("sdpa")
     model.eval()
 
 

@@ -8,6 +8,7 @@ The given server has to serve that directory (a small Qwen3 in float32), to be a
 that the tests write, and to run with SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION=false.
 """
 
+import asyncio
 import os
 import shutil
 from collections.abc import AsyncIterator, Iterator
@@ -57,6 +58,8 @@ async def client(served: Served) -> AsyncIterator[SGLangClient]:
     async with SGLangClient(served.url) as connected:
         await connected.continue_()
         await connected.abort()
+        # What was aborted is computed for one more step, and would keep the cache from its flush.
+        await until_idle(connected)
         await connected.update_weights_from_disk(str(served.first), weight_version=FIRST)
         yield connected
         await connected.continue_()
@@ -74,6 +77,12 @@ async def http(served: Served, client: SGLangClient) -> AsyncIterator[httpx.Asyn
 def oracle() -> Oracle:
     """What the server's logprobs are compared with."""
     return Oracle()
+
+
+async def until_idle(client: SGLangClient) -> None:
+    """Wait (bounded by the test's own timeout) until nothing runs or waits."""
+    while (load := await client.loads()).num_running + load.num_waiting:
+        await asyncio.sleep(0.02)
 
 
 def perturbed(source: Path, target: Path) -> Path:

@@ -20,12 +20,14 @@ REPOSITORY = Path(__file__).parents[2]
 ACCELERATE = ["-m", "accelerate.commands.launch", "--config_file", "assets/fsdp2_dst.yml"]
 
 
-def start(uri: str, model: Path, output: Path, *, num_ranks: int, **flags: object) -> str:
-    """Run `agentrl train` to its end and return its output."""
-    command = [sys.executable]
+def start(
+    uri: str, model: Path, output: Path, *, num_ranks: int, command: str = "train", **flags: object
+) -> str:
+    """Run an agentrl command to its end and return its output."""
+    argv = [sys.executable]
     if num_ranks > 1:
-        command += [*ACCELERATE, "--num_processes", str(num_ranks)]
-    command += ["-m", "agentrl", "train"]
+        argv += [*ACCELERATE, "--num_processes", str(num_ranks)]
+    argv += ["-m", "agentrl", command]
     settings = {
         "run_name": uri.partition("?")[0].rpartition("/")[2],
         "output_dir": output,
@@ -45,9 +47,9 @@ def start(uri: str, model: Path, output: Path, *, num_ranks: int, **flags: objec
         **flags,
     }
     for name, value in settings.items():
-        command += [f"--{name}", str(value)]
+        argv += [f"--{name}", str(value)]
     ended = subprocess.run(
-        command, cwd=REPOSITORY, capture_output=True, text=True, timeout=110, check=False
+        argv, cwd=REPOSITORY, capture_output=True, text=True, timeout=110, check=False
     )
     logs = "".join(log.read_text() for log in sorted((output / "logs").glob("*.log")))
     assert ended.returncode == 0, (ended.stdout + ended.stderr + logs)[-3000:]
@@ -165,3 +167,30 @@ async def test_a_user_error_ends_all_ranks(
     uri = mongod.uri("ranks_refused")
     with pytest.raises(AssertionError, match="no training tasks"):
         start(uri, model_path, tmp_path, num_ranks=2)
+
+
+async def test_two_ranks_fine_tune_as_one_process_does(model_path: Path, tmp_path: Path) -> None:
+    talks = tmp_path / "talks.jsonl"
+    lines = [
+        {"messages": [{"role": "user", "content": "x" * n}, {"role": "assistant", "content": "y"}]}
+        for n in (1, 30, 2, 3, 4, 5, 6, 9)
+    ]
+    talks.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    for num_ranks in (1, 2):
+        start(
+            "mongodb://127.0.0.1:1/unused",
+            model_path,
+            tmp_path / str(num_ranks),
+            num_ranks=num_ranks,
+            command="sft",
+            train_file=talks,
+            eval_file=talks,
+            eval_strategy="ends",
+            gradient_accumulation_steps=4 // num_ranks,
+            max_tokens=48,
+        )
+    alone, together = tmp_path / "1", tmp_path / "2"
+    assert largest_difference(weights(alone, 2), weights(together, 2)) <= 1e-5
+    losses = [json.loads((o / "summary.json").read_text())["eval_loss"] for o in (alone, together)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    assert losses[0]["2"] < losses[0]["0"]

@@ -167,7 +167,7 @@ def step_page(step: StepLineage) -> RenderableType:
     policy = step.policy
     lines = Text(f"step {step.step} of {step.consumer}: ")
     lines.append(
-        f"version {policy.version} in {policy.path}, sha256 {policy.checksum[:16]}, "
+        f"version {policy.version} in {policy.path}, sha256 {(policy.checksum or 'not yet known')[:16]}, "
         f"{policy.num_bytes} bytes"
         if policy is not None
         else "its weights are not published (any more)"

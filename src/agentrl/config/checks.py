@@ -8,8 +8,9 @@ from agentrl.config.sections import AgentSection, AlgorithmSection, RootConfig
 from agentrl.errors import ConfigError
 
 _ROUTE_KEYS = {"base_url", "model", "api_key_env"}
-REPORT_TO = ("none", "console", "jsonl", "tensorboard", "wandb", "swanlab")
-"""What `--report_to` knows; the first three need nothing, because they are always written."""
+BUILT_IN_REPORTS = ("none", "console", "jsonl")
+"""Names in `--report_to` that ask for nothing more than what is always written."""
+REPORT_TO = (*BUILT_IN_REPORTS, "tensorboard", "wandb", "swanlab")
 
 
 def check_config(config: RootConfig) -> RootConfig:

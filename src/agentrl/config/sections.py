@@ -277,6 +277,9 @@ class InferenceSection(Section):
     inference_request_log: Path | None = None
     """File to which the embedded engine writes every request's token ids, for comparing what was
     sent with what is stored."""
+    server_hang_seconds: float = Field(default=30.0, gt=0)
+    """A server that AgentRL started and that answers nothing for this long is killed and started
+    again; after a third of it, it gets no more work."""
     inference_threads: int | None = None
     """CPU threads of the embedded engine."""
     tool_call_parser: str = "auto"
@@ -364,7 +367,9 @@ class AlgorithmSection(Section):
     max_staleness: int = Field(default=1, ge=0)
     """Oldest policy version, in steps behind the current one, that may still be trained on."""
     staleness_policy: Literal["drop", "wait"] = "drop"
-    """What happens to records beyond max_staleness."""
+    """drop: the groups that are complete are trained on, and records beyond max_staleness dropped;
+    wait: groups are trained on in their order, and steps wait for the slowest, so that nothing gets
+    too old."""
     max_trained_count: int = Field(default=1, ge=1)
     """Optimizer steps that may use a record."""
     retrained_interval: int = Field(default=1, ge=1)

@@ -7,7 +7,7 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -43,6 +43,7 @@ class ServerPool:
         self._no_server_seconds = no_server_seconds
         self._clients: dict[str, SGLangClient] = {}
         self._usable: set[str] = set()
+        self._downs: dict[str, asyncio.Future[None]] = {}
         self._in_flight: Counter[str] = Counter()
         self._sticky: OrderedDict[str, str] = OrderedDict()
         self._shunned_until: dict[str, float] = {}
@@ -61,10 +62,18 @@ class ServerPool:
             await client.close()
 
     def update(self, services: Sequence[InferenceService]) -> None:
-        """Take over the registered servers. One that is being updated holds requests, but is there."""
+        """Take over the registered servers. One that is being updated holds requests, but is there.
+
+        Generations on a server that is down are given up, since it may hang. One that is merely
+        missing from `services` keeps them: its keeper may be slow.
+        """
         self._usable = {s.base_url.rstrip("/") for s in services if s.status != "down"}
         for url in self._usable - self._clients.keys():
             self._clients[url] = SGLangClient(url, api_key=self._api_key)
+        for service in services:
+            url = service.base_url.rstrip("/")
+            if service.status == "down" and url in self._downs:
+                self._downs.pop(url).set_result(None)
         self._changed.set()
 
     @property
@@ -114,7 +123,7 @@ class ServerPool:
         url = await self._choose(key)
         self._in_flight[url] += 1
         try:
-            return await self._clients[url].generate(request)
+            return await self._generate_unless_down(url, request)
         except (ServerUnreachable, ServerRefused) as error:
             if isinstance(error, ServerUnreachable) or error.is_transient:
                 self._shunned_until[url] = time.monotonic() + _SHUN_SECONDS
@@ -122,6 +131,20 @@ class ServerPool:
             raise
         finally:
             self._in_flight[url] -= 1
+
+    async def _generate_unless_down(self, url: str, request: GenerateRequest) -> GenerateResult:
+        if url not in self._downs:
+            self._downs[url] = asyncio.get_running_loop().create_future()
+        down = self._downs[url]
+        generating = asyncio.create_task(self._clients[url].generate(request))
+        try:
+            ends: set[asyncio.Future[Any]] = {generating, down}
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            if not generating.done():
+                raise ServerUnreachable(f"{url} is down")
+            return generating.result()
+        finally:
+            generating.cancel()
 
     async def _after_failure(self, error: InferenceError, failures: int) -> int:
         if failures >= len(_RETRY_SECONDS):

@@ -9,6 +9,7 @@ from agentrl.errors import ConfigError, StoreError
 from agentrl.gateway import load_agent
 from agentrl.launcher.commands import tool_server_command
 from agentrl.models.resolve import resolve_model
+from agentrl.observability.trackers import check_trackers
 from agentrl.renderers.renderer import Renderer
 from agentrl.rewards import AgentConfig, MCPScorerFactory, load_scorer_module
 from agentrl.rollout.datasets import QuestionFile
@@ -28,6 +29,7 @@ async def check_inputs(config: RootConfig) -> None:
     """
     model_path = resolve_model(config.model.model_name_or_path)
     Renderer.load(model_path, tool_call_parser=config.inference.tool_call_parser)
+    check_trackers(config.trainer.report_to)
     _check_questions(config)
     if config.agents.agent is not None:
         load_agent(config.agents.agent)

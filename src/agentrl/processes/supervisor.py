@@ -113,18 +113,24 @@ class Supervisor:
                 return self._children[name]
         return None
 
-    async def stop(self, name: str) -> None:
-        """End a child and forget it: SIGTERM to the process, then SIGKILL to its group."""
+    async def stop(self, name: str, *, at_once: bool = False) -> None:
+        """End a child and forget it: SIGTERM to the process, then SIGKILL to its group.
+
+        Args:
+            name: of the child.
+            at_once: leave the SIGTERM out, for a child that would not answer it.
+        """
         child = self._children.get(name)
         if child is None or child.process is None:
             return
         child.stopping = True
         process = child.process
         if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                process.terminate()
+            if not at_once:
+                with contextlib.suppress(ProcessLookupError):
+                    process.terminate()
             try:
-                await asyncio.wait_for(process.wait(), self._stop_seconds)
+                await asyncio.wait_for(process.wait(), 0 if at_once else self._stop_seconds)
             except TimeoutError:
                 _kill_group(process.pid)
                 await process.wait()

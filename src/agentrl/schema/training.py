@@ -104,7 +104,10 @@ class Policy(Value):
     version: int
     """Number of optimizer steps behind the weights; 0 is the start."""
     path: str
-    checksum: str
-    """SHA-256 over the weight files, in name order."""
+    checksum: str | None = None
+    """SHA-256 over the weight files, in name order; None until it is computed, which the servers
+    do not wait for."""
     num_bytes: int
+    held_until: datetime | None = None
+    """Some server may be reading the files until then; they are not removed before."""
     created_at: datetime = Field(default_factory=utc_now)

@@ -104,9 +104,9 @@ class EngineProcess:
         """Return its exit status once it ended."""
         return await self._supervisor.wait(_NAME)
 
-    async def stop(self) -> None:
-        """End it."""
-        await self._supervisor.stop(_NAME)
+    async def discard(self) -> None:
+        """Get rid of what is left of it, once it ended or hangs."""
+        await self._supervisor.stop(_NAME, at_once=True)
 
     def _environment(self) -> dict[str, str]:
         """Return what the server finds in its environment: its keys, and how its threads wait."""

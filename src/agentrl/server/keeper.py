@@ -26,6 +26,8 @@ from agentrl.weight_sync.update import update_server
 logger = logging.getLogger(__name__)
 
 BEAT_SECONDS = 1.0
+PROBES_PER_HANG = 3
+"""A server is asked this often before the time is over after which it counts as hung."""
 MISSED_UPDATE_SECONDS = 3.0
 """An `up` server that is behind for this long was missed by the publisher (it registered while a
 version went out); the publisher itself marks its servers `updating` within milliseconds."""
@@ -42,6 +44,10 @@ class ServerPlan:
     log_prefix: str
     """Path of the log file up to the port in its name."""
     seed: int
+
+
+class _Hung(InferenceError):
+    """The own server is there and answers nothing."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +76,7 @@ class ServerKeeper:
         self._address = _Address("", "")
         self._registered = False
         self._behind_since: float | None = None
+        self._answered_at = 0.0
 
     async def run(self, stop: asyncio.Event, *, max_restarts: int, start_seconds: float) -> None:
         """Keep the server until `stop` is set.
@@ -87,7 +94,7 @@ class ServerKeeper:
             engine = self._engine(supervisor)
             with engine or nullcontext():
                 for incarnation in range(max_restarts + 1):
-                    self._address = await self._start(engine)
+                    self._address = await self._start(engine, start_seconds)
                     async with self._client() as client:
                         died = await self._live(client, engine, stop, start_seconds)
                     if not died:
@@ -96,7 +103,7 @@ class ServerKeeper:
                     self._registered = False
                     logger.warning("server %s ended; start %d", self._address.url, incarnation + 2)
                     if engine is not None:
-                        await engine.stop()
+                        await engine.discard()
                 else:
                     raise InferenceError(
                         f"the server on {self._address.url} died {max_restarts + 1} times; see its log "
@@ -115,11 +122,11 @@ class ServerKeeper:
             seed=self._plan.seed,
         )
 
-    async def _start(self, engine: EngineProcess | None) -> _Address:
+    async def _start(self, engine: EngineProcess | None, start_seconds: float) -> _Address:
         if engine is None:
             url = (self._plan.url or "").rstrip("/")
             return _Address(url, url)
-        policy = await self._store.latest_policy()
+        policy = await self._store.hold_latest_policy(start_seconds)
         path, version = (
             (Path(policy.path), policy.version) if policy else (self._plan.model_path, 0)
         )
@@ -143,18 +150,18 @@ class ServerKeeper:
         stop: asyncio.Event,
         start_seconds: float,
     ) -> bool:
-        """Serve until told to stop (False) or until the server process died (True)."""
+        """Serve until told to stop (False) or until the server process died or hangs (True)."""
         died = asyncio.create_task(engine.wait()) if engine else asyncio.Future[int]()
         stopped = asyncio.create_task(stop.wait())
         try:
             caring = asyncio.create_task(self._care(client, engine, start_seconds))
             events: set[asyncio.Future[Any]] = {died, stopped, caring}
             done, _ = await asyncio.wait(events, return_when=asyncio.FIRST_COMPLETED)
-            if caring in done:
-                caring.result()  # it only ever ends with an error
             caring.cancel()
             await asyncio.wait({caring})
-            return died in done and stopped not in done
+            if caring in done and not isinstance(caring.exception(), _Hung):
+                caring.result()  # it only ever ends with an error
+            return stopped not in done
         finally:
             died.cancel()
             stopped.cancel()
@@ -163,7 +170,7 @@ class ServerKeeper:
         self, client: SGLangClient, engine: EngineProcess | None, start_seconds: float
     ) -> None:
         await self._until_healthy(client, engine, start_seconds)
-        await self._catch_up(client, await self._store.latest_policy())
+        await self._catch_up(client)
         await self._store.register_service(
             InferenceService(
                 id=self._address.service_id,
@@ -175,15 +182,16 @@ class ServerKeeper:
             )
         )
         self._registered = True
+        self._answered_at = time.monotonic()
         logger.info("server %s is up", self._address.url)
         while True:
             await asyncio.sleep(BEAT_SECONDS)
             try:
-                await self._beat(client)
+                await self._beat(client, is_own=engine is not None)
             except StoreError as error:
                 logger.warning("heartbeat put off: %s", error)
 
-    async def _beat(self, client: SGLangClient) -> None:
+    async def _beat(self, client: SGLangClient, *, is_own: bool) -> None:
         await self._store.heartbeat_service(self._address.service_id)
         service = next(
             (s for s in await self._store.services() if s.id == self._address.service_id), None
@@ -192,16 +200,35 @@ class ServerKeeper:
             return
         try:
             version = await self._served_version(client)
+        except InferenceError as error:
+            await self._bear_silence(service, error, is_own=is_own)
+            return
+        self._answered_at = time.monotonic()
+        try:
             policy = await self._store.latest_policy()
             if self._was_missed(service, version, policy):
-                await self._catch_up(client, policy)
-                version = policy.version if policy else version
+                version = await self._catch_up(client)
             if service.status == "down" or service.policy_version != version:
                 await self._set_status("up", policy_version=version)
         except InferenceError as error:
             if service.status == "up":
-                logger.warning("server %s does not answer: %s", self._address.url, error)
+                logger.warning("server %s is taken out: %s", self._address.url, error)
                 await self._set_status("down", error=str(error))
+
+    async def _bear_silence(
+        self, service: InferenceService, error: InferenceError, *, is_own: bool
+    ) -> None:
+        """Take a silent server out.
+
+        Raises:
+            _Hung: it is an own one, and has been silent for too long.
+        """
+        silent_seconds = time.monotonic() - self._answered_at
+        logger.warning("server %s does not answer: %s", self._address.url, error)
+        if service.status != "down":
+            await self._set_status("down", error=str(error))
+        if is_own and silent_seconds > self._inference.server_hang_seconds:
+            raise _Hung(f"silent for {silent_seconds:.0f} s")
 
     def _was_missed(self, service: InferenceService, version: int, policy: Policy | None) -> bool:
         """Whether this keeper, and not the publisher, has to bring the server up to date."""
@@ -220,9 +247,12 @@ class ServerKeeper:
         )
         return now - self._behind_since > patience
 
-    async def _catch_up(self, client: SGLangClient, policy: Policy | None) -> None:
-        if policy is None or await self._served_version(client) == policy.version:
-            return
+    async def _catch_up(self, client: SGLangClient) -> int:
+        """Bring the server to the latest version, where there is one; return what it serves."""
+        policy = await self._store.hold_latest_policy(self._publish.publish_timeout_seconds)
+        version = await self._served_version(client)
+        if policy is None or version == policy.version:
+            return version
         await update_server(
             client,
             Path(policy.path),
@@ -231,6 +261,7 @@ class ServerKeeper:
             timeout_seconds=self._publish.publish_timeout_seconds,
         )
         self._behind_since = None
+        return policy.version
 
     async def _until_healthy(
         self, client: SGLangClient, engine: EngineProcess | None, start_seconds: float
@@ -250,7 +281,12 @@ class ServerKeeper:
             await asyncio.sleep(0.1)
 
     async def _served_version(self, client: SGLangClient) -> int:
-        return (await client.model_info()).weight_version
+        patience = self._inference.server_hang_seconds / PROBES_PER_HANG
+        try:
+            async with asyncio.timeout(patience):
+                return (await client.model_info()).weight_version
+        except TimeoutError:
+            raise InferenceError(f"no answer within {patience:g} s") from None
 
     async def _set_status(
         self, status: ServiceStatus, *, error: str | None = None, policy_version: int | None = None

@@ -6,6 +6,7 @@ from agentrl.errors import StoreError
 from agentrl.schema import InferenceService, Policy, SamplerInfo, ServiceStatus
 from agentrl.store.codec import Document, encode, from_document, to_document
 from agentrl.store.door import Door, operation
+from agentrl.store.expressions import after
 
 
 class ProcessDoor(Door):
@@ -31,6 +32,11 @@ class ProcessDoor(Door):
         if result.matched_count == 0:
             raise StoreError(f"database {self.database_name!r} holds no run yet")
 
+    @operation("store a policy's checksum")
+    async def set_policy_checksum(self, version: int, checksum: str) -> None:
+        """Add the checksum to a published version; nothing happens where it is gone meanwhile."""
+        await self._policies.update_one({"_id": version}, {"$set": {"checksum": checksum}})
+
     @operation("read the latest policy")
     async def latest_policy(self) -> Policy | None:
         """Return the policy that servers are expected to serve, None before the first."""
@@ -39,6 +45,32 @@ class ProcessDoor(Door):
             return None
         document = await self._policies.find_one({"_id": run["policy_version"]})
         return None if document is None else from_document(Policy, document)
+
+    @operation("hold the latest policy")
+    async def hold_latest_policy(self, seconds: float) -> Policy | None:
+        """Return the policy that servers are expected to serve, None before the first.
+
+        Its files stay for at least so many seconds. Holding comes before looking whether it still
+        is the latest, and versions are removed only after a later one was published: whatever is
+        returned here is held in time.
+        """
+        policy = await self.latest_policy()
+        while policy is not None:
+            until = {"$max": ["$held_until", after(seconds)]}
+            await self._policies.update_one(
+                {"_id": policy.version}, [{"$set": {"held_until": until}}]
+            )
+            latest = await self.latest_policy()
+            if latest is None or latest.version == policy.version:
+                return latest
+            policy = latest
+        return None
+
+    @operation("read held policies")
+    async def held_policies(self) -> set[int]:
+        """Return the versions whose files some server may be reading now."""
+        held = {"$expr": {"$gt": ["$held_until", "$$NOW"]}}
+        return {int(document["_id"]) async for document in self._policies.find(held, {"_id": 1})}
 
     @operation("read policies")
     async def policies(self) -> list[Policy]:

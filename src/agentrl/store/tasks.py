@@ -52,6 +52,14 @@ class TaskDoor(Door):
         last = await self._tasks.find_one({"split": "train"}, {"order": 1}, sort=[("order", -1)])
         return 0 if last is None else int(last["order"]) + 1
 
+    @operation("read the first open order")
+    async def first_open_order(self) -> int | None:
+        """Return the order of the first training Task that is not complete; None when all are."""
+        task = await self._tasks.find_one(
+            {"split": "train", "status": "created"}, {"order": 1}, sort=[("order", 1)]
+        )
+        return None if task is None else int(task["order"])
+
     @operation("read a task")
     async def task(self, task_id: str) -> Task | None:
         """Return the Task, None when there is none of that id."""

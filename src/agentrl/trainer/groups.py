@@ -158,6 +158,7 @@ class GroupReader:
         reported = time.monotonic()
         while num_usable < (now := control()).groups_per_step:
             algorithm = self._algorithm.model_copy(update={"max_staleness": now.max_staleness})
+            first_open = await self._first_open_order()
             ready = await self._store.ready_groups(
                 self._consumer,
                 limit=now.groups_per_step - num_usable,
@@ -165,7 +166,7 @@ class GroupReader:
                 retrained_interval=algorithm.retrained_interval,
                 step=step,
             )
-            ready = [group for group in map(self._scored, ready) if group is not None]
+            ready = self._next_in_line(ready, first_open)
             unusable_before = found.num_new_unusable
             for records in ready:
                 num_usable += await self._take(records, found, algorithm)
@@ -184,6 +185,34 @@ class GroupReader:
                 reported = time.monotonic()
                 await self._report_wait(step, num_usable, now.groups_per_step)
         return found
+
+    async def _first_open_order(self) -> int | None:
+        if self._algorithm.staleness_policy == "drop":
+            return None  # nobody asks
+        return await self._store.first_open_order()
+
+    def _next_in_line(
+        self, ready: Sequence[list[DBRecordData]], first_open: int | None
+    ) -> list[list[DBRecordData]]:
+        """Return the groups that may be taken now.
+
+        With `staleness_policy wait` no group overtakes another that is still being played: groups
+        are admitted within max_staleness steps of their turn, so whoever keeps the order never
+        meets a stale one. Groups whose wanted score is missing are passed over, or waited for.
+
+        Args:
+            ready: complete groups in their order.
+            first_open: order of the first group that was not complete before they were read.
+        """
+        scored = [self._scored(group) for group in ready]
+        if self._algorithm.staleness_policy == "drop":
+            return [group for group in scored if group is not None]
+        in_line: list[list[DBRecordData]] = []
+        for group in scored:
+            if group is None or (first_open is not None and group[0].order > first_open):
+                break
+            in_line.append(group)
+        return in_line
 
     def _scored(self, records: Sequence[DBRecordData]) -> list[DBRecordData] | None:
         """Put the wanted scorer's scores in place; None while a record lacks one."""

@@ -235,6 +235,7 @@ class TrainLoop:
             if self._saver.saved_step < step:
                 await self._saver.save(self._publisher.directory(step), self._history)
                 await self._saver.settle()
+        await self._publisher.settle()
         with self._phase("eval"):
             await self._collect_evaluations(wait=True)
         if status == "stopped":

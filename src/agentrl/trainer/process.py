@@ -26,6 +26,7 @@ from agentrl.models.parallel import check_parallel_support
 from agentrl.models.resolve import resolve_model
 from agentrl.observability.logs import setup_logging
 from agentrl.observability.prometheus import metrics_endpoint
+from agentrl.observability.trackers import check_trackers
 from agentrl.rollout.datasets import eval_tasks, train_tasks
 from agentrl.schema import Control, Run
 from agentrl.store import DEFAULT_CONSUMER, TrajectoryStore
@@ -38,7 +39,7 @@ from agentrl.trainer.loop import TrainLoop, TrainResult
 from agentrl.trainer.optimizer import parse_optim_args
 from agentrl.trainer.reporting import rewind_metrics
 from agentrl.trainer.team import Team, follow
-from agentrl.trainer.trackers import check_trackers, open_trackers
+from agentrl.trainer.trackers import open_trackers
 from agentrl.weight_sync import PolicyFiles, PolicyPublisher
 from agentrl.weight_sync.files import clear_leftovers
 

@@ -23,6 +23,7 @@ from agentrl.errors import ConfigError
 from agentrl.models.resolve import resolve_model
 from agentrl.observability.logs import setup_logging
 from agentrl.observability.prometheus import metrics_endpoint
+from agentrl.observability.trackers import check_trackers
 from agentrl.renderers.renderer import Renderer
 from agentrl.store import TrajectoryStore
 from agentrl.trainer.checkpoint import Checkpoint, latest_checkpoint
@@ -42,7 +43,7 @@ from agentrl.trainer.sft_data import (
     sft_batch,
 )
 from agentrl.trainer.team import Team, follow
-from agentrl.trainer.trackers import Trackers, check_trackers, open_trackers
+from agentrl.trainer.trackers import Trackers, open_trackers
 
 logger = logging.getLogger(__name__)
 

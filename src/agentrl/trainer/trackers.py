@@ -5,7 +5,6 @@ sections of the configuration that hold no secret. What W&B and SwanLab would co
 (command line, environment, code) is switched off, because secrets may stand in it.
 """
 
-import importlib.util
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -24,6 +23,7 @@ from agentrl.config.flags import FLAGS
 from agentrl.config.loading import flat_values
 from agentrl.config.sections import RootConfig
 from agentrl.errors import ConfigError
+from agentrl.observability.trackers import check_trackers
 
 logger = logging.getLogger(__name__)
 
@@ -82,19 +82,6 @@ def open_trackers(config: RootConfig) -> Trackers:
             raise ConfigError(f"--report_to {name} cannot be started: {error}") from error
         started.append(tracker)
     return Trackers(started)
-
-
-def check_trackers(report_to: Sequence[str]) -> list[str]:
-    """Return the names that need a tracker.
-
-    Raises:
-        ConfigError: the package of one is not installed.
-    """
-    names = [name for name in dict.fromkeys(report_to) if name in _MAKERS]
-    for name in names:
-        if importlib.util.find_spec(name) is None:
-            raise ConfigError(f"--report_to {name} needs a package: pip install {name}")
-    return names
 
 
 def open_values(config: RootConfig) -> dict[str, str | int | float | bool]:

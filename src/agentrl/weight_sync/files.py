@@ -76,16 +76,19 @@ def clear_leftovers(root: Path) -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def checksum(directory: Path) -> tuple[str, int]:
-    """Return the SHA-256 over a directory's weight files in name order, and their bytes in all."""
+def weight_bytes(directory: Path) -> int:
+    """Return the bytes of a directory's weight files in all."""
+    return sum(path.stat().st_size for path in directory.glob("*.safetensors"))
+
+
+def checksum(directory: Path) -> str:
+    """Return the SHA-256 over a directory's weight files in name order."""
     digest = hashlib.sha256()
-    num_bytes = 0
     for path in sorted(directory.glob("*.safetensors")):
         with path.open("rb") as file:
             while chunk := file.read(_CHUNK_BYTES):
                 digest.update(chunk)
-                num_bytes += len(chunk)
-    return digest.hexdigest(), num_bytes
+    return digest.hexdigest()
 
 
 def remove_old_versions(root: Path, *, keep: int, in_use: Collection[int]) -> list[int]:

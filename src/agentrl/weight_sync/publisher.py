@@ -17,7 +17,13 @@ from agentrl.errors import InferenceError
 from agentrl.inference.client import SGLangClient
 from agentrl.schema import InferenceService, Policy
 from agentrl.store import TrajectoryStore
-from agentrl.weight_sync.files import checksum, clear_leftovers, remove_old_versions, version_dir
+from agentrl.weight_sync.files import (
+    checksum,
+    clear_leftovers,
+    remove_old_versions,
+    version_dir,
+    weight_bytes,
+)
 from agentrl.weight_sync.update import update_server
 
 logger = logging.getLogger(__name__)
@@ -32,6 +38,8 @@ class PublishReport:
     """Ids of the servers that serve it now."""
     failed: dict[str, str] = field(default_factory=dict)
     """Ids of the servers that were taken out -> why."""
+    paused_seconds: dict[str, float] = field(default_factory=dict)
+    """Ids of the updated servers -> how long they generated nothing."""
 
 
 class PolicyPublisher:
@@ -49,6 +57,7 @@ class PolicyPublisher:
         self._root = root.absolute()
         self._publish = publish
         self._inference = inference
+        self._filing: asyncio.Task[None] | None = None
         clear_leftovers(self._root)
 
     def directory(self, version: int) -> Path:
@@ -66,21 +75,40 @@ class PolicyPublisher:
             StoreError: the store could not be told. No server was changed then.
         """
         directory = self.directory(version)
-        digest, num_bytes = await asyncio.to_thread(checksum, directory)
-        policy = Policy(version=version, path=str(directory), checksum=digest, num_bytes=num_bytes)
+        await self.settle()
+        policy = Policy(version=version, path=str(directory), num_bytes=weight_bytes(directory))
         await self._store.publish_policy(policy)
         services = [s for s in await self._store.services() if s.status != "down"]
-        errors = await asyncio.gather(*(self._update(service, policy) for service in services))
+        outcomes = await asyncio.gather(*(self._update(service, policy) for service in services))
+        by_id = {service.id: outcome for service, outcome in zip(services, outcomes, strict=True)}
+        paused = {name: outcome for name, outcome in by_id.items() if isinstance(outcome, float)}
         report = PublishReport(
             version=version,
-            updated=tuple(s.id for s, error in zip(services, errors, strict=True) if error is None),
-            failed={s.id: e for s, e in zip(services, errors, strict=True) if e is not None},
+            updated=tuple(paused),
+            failed={name: outcome for name, outcome in by_id.items() if isinstance(outcome, str)},
+            paused_seconds=paused,
         )
-        await self._remove_old()
+        self._filing = asyncio.create_task(self._file(policy))
         return report
 
-    async def _update(self, service: InferenceService, policy: Policy) -> str | None:
-        """Update one server and return why it failed, None when it did not."""
+    async def settle(self) -> None:
+        """Wait until the last version has its checksum and old versions are gone.
+
+        Raises:
+            StoreError: the store could not be told.
+        """
+        if self._filing is not None:
+            filing, self._filing = self._filing, None
+            await filing
+
+    async def _file(self, policy: Policy) -> None:
+        """Do what nobody waits for: hash what was published, remove what is not needed any more."""
+        digest = await asyncio.to_thread(checksum, Path(policy.path))
+        await self._store.set_policy_checksum(policy.version, digest)
+        await self._remove_old()
+
+    async def _update(self, service: InferenceService, policy: Policy) -> float | str:
+        """Update one server; return for how long it was paused, or why it failed."""
         await self._store.set_service(service.id, status="updating")
         try:
             async with SGLangClient(
@@ -88,7 +116,7 @@ class PolicyPublisher:
                 api_key=_secret(self._inference.inference_api_key),
                 admin_key=_secret(self._inference.inference_admin_key),
             ) as client:
-                await update_server(
+                paused = await update_server(
                     client,
                     Path(policy.path),
                     policy.version,
@@ -100,11 +128,12 @@ class PolicyPublisher:
             await self._store.set_service(service.id, status="down", error=str(error))
             return str(error)
         await self._store.set_service(service.id, status="up", policy_version=policy.version)
-        return None
+        return paused
 
     async def _remove_old(self) -> None:
         services = await self._store.services()
-        in_use = {service.policy_version for service in services if service.status != "down"}
+        served = {service.policy_version for service in services if service.status != "down"}
+        in_use = served | await self._store.held_policies()
         await asyncio.to_thread(
             remove_old_versions, self._root, keep=self._publish.keep_policies, in_use=in_use
         )
@@ -126,6 +155,9 @@ class PolicyFiles:
         """Tell nobody, and remove old versions."""
         await asyncio.to_thread(remove_old_versions, self._root, keep=self._keep, in_use=set())
         return PublishReport(version=version)
+
+    async def settle(self) -> None:
+        """Return at once: everything was done in `announce`."""
 
 
 def _secret(value: SecretStr | None) -> str | None:

@@ -6,7 +6,9 @@ abort     they are cut; whoever asked for them resumes them
 """
 
 import asyncio
+import contextlib
 import re
+import time
 from pathlib import Path
 from typing import Literal
 
@@ -20,32 +22,42 @@ _RETRACT_SINCE = (0, 5, 20)
 # The weights are in, only the flush was refused: the update must not be repeated from scratch.
 _UPDATED_NOT_FLUSHED = "weights were updated"
 _CONTINUE_ATTEMPTS = 3
+_CONTINUE_SECONDS = 5.0
 
 
 async def update_server(
     client: SGLangClient, path: Path, version: int, *, mode: PauseMode, timeout_seconds: float
-) -> None:
-    """Bring a server to a policy version; it is continued whatever happens.
+) -> float:
+    """Bring a server to a policy version; it is told to continue whatever happens.
 
     Args:
         client: the server's control routes.
         path: Hugging Face directory that the server can read.
         version: policy version of the weights in it.
         mode: what happens to generations in flight.
-        timeout_seconds: bound on pause and update together.
+        timeout_seconds: bound on pause and update together; 5 s come on top when they failed.
+
+    Returns:
+        Seconds for which the server was paused.
 
     Raises:
-        InferenceError: the server refused, failed, or took too long.
+        InferenceError: the server refused, failed, or took too long. One that hangs may be left
+            paused: whoever uses it again brings it up to date first.
     """
     try:
         async with asyncio.timeout(timeout_seconds):
             mode = await _supported_mode(client, mode)
+            started = time.monotonic()
             try:
                 await client.pause(mode)
                 await _load(client, path, version, flush_cache=mode != "in_place")
-            finally:
+            except BaseException:
                 # Also when the pause itself failed: its answer may have been lost, not the request.
-                await asyncio.shield(_continue(client))
+                with contextlib.suppress(TimeoutError, InferenceError):
+                    await asyncio.wait_for(_continue(client), _CONTINUE_SECONDS)
+                raise
+            await _continue(client)
+            return time.monotonic() - started
     except TimeoutError:
         raise InferenceError(
             f"{client.base_url} took longer than {timeout_seconds:g} s for new weights"

@@ -62,6 +62,23 @@ def test_statistics_count_tokens_three_ways():
     assert set(stats.staleness_histogram) == {0, 1}
 
 
+def test_pairs_and_blocks_of_attention_by_hand():
+    """Two records of one turn share 199 tokens of prompt and differ in their replies."""
+    prompt = list(range(1, 200))
+    records = [
+        make_record([make_turn(f"train/0/q0/{n}", 0, prompt, [n, 7])], float(n), traj_id=n)
+        for n in (0, 1)
+    ]
+    group = select_group(records, AlgorithmSection(), policy_version=0)
+    stats = build_step([group], policy_version=0, token_budget=1000).stats
+    assert stats.pairs_flat == 2 * sum(range(1, 201))
+    assert stats.pairs_packed == sum(range(1, 200)) + 2 * 200
+    # 200 tokens are two blocks of 128: each alone visits three of four; so do the 201 of the tree.
+    assert (stats.blocks_flat, stats.blocks_packed) == (6, 3)
+    cut = build_step([group], policy_version=0, token_budget=200).stats
+    assert (cut.pairs_packed, cut.blocks_packed) == (cut.pairs_flat, cut.blocks_flat)
+
+
 def test_a_share_of_a_step_travels_between_processes():
     batch = build_step(GROUPS, policy_version=3, token_budget=50, num_ranks=2)
     sent, received = batch.micro_batches[1], pickle.loads(pickle.dumps(batch.micro_batches[1]))

@@ -1,3 +1,4 @@
+import copy
 import json
 import random
 from pathlib import Path
@@ -6,9 +7,10 @@ import pytest
 import torch
 from transformers import AutoTokenizer, PreTrainedModel, Qwen3ForCausalLM
 
-from examples.shop.episodes import Codec, Habits, demonstrate, forward_shared_prefix, play
+from examples.shop.episodes import Codec, Episode, Habits, demonstrate, play
 from examples.shop.questions import split_questions
 from examples.shop.server import load_catalogue
+from examples.shop.warm_start import WarmStart, imitate
 
 ASSETS = Path(__file__).resolve().parents[3] / "assets" / "demo"
 CATALOGUE = load_catalogue(ASSETS / "catalogue.json")
@@ -24,6 +26,14 @@ def codec() -> Codec:
 def model() -> PreTrainedModel:
     torch.set_num_threads(1)
     return Qwen3ForCausalLM.from_pretrained(ASSETS / "model")
+
+
+def recomputed(model: PreTrainedModel, episode: Episode) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logprobs of all tokens but the first, in one dense pass, and which were sampled."""
+    ids = torch.tensor([episode.ids])
+    with torch.no_grad():
+        logp = model(ids).logits[:, :-1].log_softmax(-1).gather(-1, ids[:, 1:, None])[0, :, 0]
+    return logp, torch.tensor(episode.sampled[1:])
 
 
 def test_a_demonstration_without_noise_is_always_right(codec: Codec) -> None:
@@ -60,29 +70,30 @@ def test_sampled_logprobs_equal_those_recomputed_in_one_pass(
 ) -> None:
     torch.manual_seed(0)
     episodes = play(model, codec, CATALOGUE, TRAIN[:12])
-    with torch.no_grad():
-        logp, sampled = forward_shared_prefix(model, codec, episodes)
-    start = len(codec.prefix)
-    for row, episode in enumerate(episodes):
-        stored = torch.tensor(episode.logprobs[start + 1 :])
-        length = len(stored)
-        mask = sampled[row, :length]
-        assert int(mask.sum()) == sum(episode.sampled)
-        torch.testing.assert_close(logp[row, :length] * mask, stored * mask, atol=1e-4, rtol=0)
+    for episode in episodes:
+        logp, mask = recomputed(model, episode)
+        stored = torch.tensor(episode.logprobs[1:])
+        torch.testing.assert_close(logp[mask], stored[mask], atol=1e-4, rtol=0)
 
 
-def test_the_shared_prefix_gives_the_gradient_of_whole_episodes(
+def test_a_step_of_the_warm_start_has_the_loss_of_whole_episodes(
     codec: Codec, model: PreTrainedModel
 ) -> None:
-    episode = demonstrate(codec, TRAIN[0], random.Random(2))
-    weight = model.model.layers[1].self_attn.k_proj.weight
-    logp, sampled = forward_shared_prefix(model, codec, [episode])
-    (shared,) = torch.autograd.grad((logp * sampled).sum(), weight)
-    ids = torch.tensor([episode.ids])
-    whole = model(ids).logits[:, :-1].log_softmax(-1).gather(-1, ids[:, 1:, None])[..., 0]
-    mask = torch.tensor([episode.sampled[1:]], dtype=torch.float32)
-    (expected,) = torch.autograd.grad((whole * mask).sum(), weight)
-    torch.testing.assert_close(shared, expected, atol=1e-4, rtol=1e-3)
+    questions, settings = TRAIN[:8], WarmStart(num_steps=1, num_bare_steps=0, num_episodes=3)
+    draw = random.Random("demonstrations 7")
+    total, count = 0.0, 0
+    for _ in range(settings.num_episodes):
+        episode = demonstrate(codec, draw.choice(questions), draw, settings.habits)
+        logp, mask = recomputed(model, episode)
+        total, count = total - logp[mask].sum().item(), count + int(mask.sum())
+    losses: list[float] = []
+    student = copy.deepcopy(model)
+    imitate(
+        student, codec, questions, settings, seed=7, report=lambda _step, loss: losses.append(loss)
+    )
+    assert losses == [pytest.approx(total / count, rel=1e-4)]
+    weight = "model.layers.1.self_attn.k_proj.weight"
+    assert not torch.equal(student.state_dict()[weight], model.state_dict()[weight])
 
 
 def test_the_warm_start_is_clearly_imperfect_and_knows_the_protocol(

@@ -162,3 +162,55 @@ async def test_no_server_is_an_error_after_a_while() -> None:
     async with ServerPool(no_server_seconds=0.1) as pool:
         with pytest.raises(NoServerAvailable):
             await pool.generate("record", REQUEST)
+
+
+async def test_generation_on_a_server_that_hangs_is_given_up_when_it_is_down(
+    pool: ServerPool, pair: tuple[StubServer, StubServer]
+) -> None:
+    hanging, other = pair
+    asked, released = asyncio.Event(), asyncio.Event()
+
+    async def hang(body: dict[str, Any]) -> Response:
+        asked.set()
+        await released.wait()
+        return await well(body)
+
+    hanging.answer = hang
+    pool.update([service(hanging.url)])
+    waiting = asyncio.create_task(pool.generate("record", REQUEST))
+    await asked.wait()
+    pool.update([])  # silence of its keeper alone is no reason
+    pool.update([service(hanging.url, "updating")])
+    assert not waiting.done()
+    pool.update([service(hanging.url, "down"), service(other.url)])
+    assert (await waiting).server == other.url
+    # It comes back and is used again.
+    hanging.answer = well
+    pool.update([service(hanging.url), service(other.url, "down")])
+    assert (await pool.generate("record", REQUEST)).server == hanging.url
+    released.set()
+
+
+async def test_servers_get_work_in_proportion_to_their_speed(
+    pool: ServerPool, pair: tuple[StubServer, StubServer]
+) -> None:
+    """The servers are stand-ins: two real engines on the same cores have the same speed."""
+    for stub, seconds in zip(pair, (0.01, 0.03), strict=True):
+
+        async def answer(body: dict[str, Any], seconds: float = seconds) -> Response:
+            await asyncio.sleep(seconds)
+            return await well(body)
+
+        stub.answer = answer
+    pool.update([service(stub.url) for stub in pair])
+    ends_at = asyncio.get_running_loop().time() + 2
+
+    async def play(record: int) -> None:
+        turn = 0
+        while asyncio.get_running_loop().time() < ends_at:
+            await pool.generate(f"record {record}/{turn // 5}", REQUEST)
+            turn += 1
+
+    await asyncio.gather(*(play(record) for record in range(16)))
+    fast, slow = (len(stub.bodies) for stub in pair)
+    assert 2 < fast / slow < 4.5

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from support.engines import make_model
+from support.engines import make_model, request
 
 from agentrl.config.sections import InferenceSection, ModelSection, PublishSection
 from agentrl.inference.client import SGLangClient
@@ -27,14 +27,14 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @asynccontextmanager
 async def kept(
-    store: TrajectoryStore, model: Path, folder: Path, port: int
+    store: TrajectoryStore, model: Path, folder: Path, port: int, **inference: object
 ) -> AsyncIterator[ServerKeeper]:
     """A keeper at work, with a server on the port or one after it."""
     keeper = ServerKeeper(
         store,
         ServerPlan(url=None, model_path=model, log_prefix=f"{folder}/engine_", seed=0),
         model=ModelSection(),
-        inference=InferenceSection(inference_port=port, inference_threads=1),
+        inference=InferenceSection(inference_port=port, inference_threads=1, **inference),
         publish=PublishSection(),
     )
     stop = asyncio.Event()
@@ -106,16 +106,30 @@ async def test_killed_server_comes_back_on_its_port(
         before = await up(store)
         with socket.create_connection(("127.0.0.1", port)):
             pass
-        await kill_listener(port)
+        listener(port).kill()
         while (after := await up(store)).started_at == before.started_at:
             await asyncio.sleep(0.05)
         assert after.base_url == before.base_url
 
 
-async def kill_listener(port: int) -> None:
-    """Kill the child of this process that listens on the port."""
+async def test_hung_server_is_taken_out_and_replaced(
+    store: TrajectoryStore, model: Path, tmp_path: Path
+) -> None:
+    port = free_port()
+    async with kept(store, model, tmp_path, port, server_hang_seconds=1.5):
+        before = await up(store)
+        listener(port).suspend()
+        while (await store.services())[0].status == "up":
+            await asyncio.sleep(0.05)
+        while (after := await up(store)).started_at == before.started_at:
+            await asyncio.sleep(0.05)
+        async with SGLangClient(after.base_url) as client:
+            assert (await client.generate(request(1, max_new_tokens=2))).finish_reason == "length"
+
+
+def listener(port: int) -> psutil.Process:
+    """Return the child of this process that listens on the port."""
     for child in psutil.Process().children(recursive=True):
         if any(c.laddr.port == port for c in child.net_connections("tcp") if c.status == "LISTEN"):
-            child.kill()
-            return
+            return child
     raise AssertionError(f"nobody listens on {port}")

@@ -72,6 +72,45 @@ async def test_the_latest_policy_is_the_one_that_servers_should_serve(
     assert run.policy_version == 2
 
 
+async def test_policy_is_held_for_as_long_as_somebody_asked(store: TrajectoryStore) -> None:
+    assert await store.hold_latest_policy(60) is None
+    await store.create_run(Run(name="run"))
+    for version in range(3):
+        await store.publish_policy(policy(version))
+    assert await store.held_policies() == set()
+    held = await store.hold_latest_policy(60)
+    assert held is not None
+    assert held.version == 2
+    # A shorter wish of another server takes nothing from it.
+    await store.hold_latest_policy(0)
+    await store.publish_policy(policy(3))
+    assert await store.held_policies() == {2}
+    await store.hold_latest_policy(0)
+    assert await store.held_policies() == {2}
+
+
+async def test_policy_that_is_overtaken_while_it_is_being_held_is_not_returned(
+    store: TrajectoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await store.create_run(Run(name="run"))
+    await store.publish_policy(policy(0))
+    read = store.latest_policy
+    answers = iter([await read()])
+
+    async def late() -> Policy | None:
+        """Answer once with what was the latest, while the next one is being published."""
+        for old in answers:
+            await store.publish_policy(policy(1))
+            return old
+        return await read()
+
+    monkeypatch.setattr(store, "latest_policy", late)
+    held = await store.hold_latest_policy(60)
+    assert held is not None
+    assert held.version == 1
+    assert await store.held_policies() == {0, 1}
+
+
 async def test_servers_register_report_and_are_set_from_outside(store: TrajectoryStore) -> None:
     service = InferenceService(id="s1", base_url="http://h:1", backend="embedded", model_path="m")
     with pytest.raises(StoreError, match="'s1' is not registered"):

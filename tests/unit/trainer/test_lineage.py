@@ -1,6 +1,7 @@
 """Every trained turn leaves its ratios, and every other one the reason why it was left out."""
 
 import asyncio
+import json
 
 import numpy as np
 import pytest
@@ -97,3 +98,25 @@ async def test_work_beside_is_done_or_its_error_raised_or_it_ends_with_the_block
         async with beside(work(60)):
             raise ValueError("first")
     assert done == [0.01]
+
+
+async def test_every_sampled_token_is_trained_or_counted_by_its_reason(
+    make_config, store, model_path
+):
+    await store.add_tasks(train_tasks(3, 3))
+    await Player(model_path).play_groups(store, [[1.0, 0.0, 0.0], [1.0, 1.0, 1.0], [0.0, 1.0, 0.0]])
+    # A drop range of next to nothing: rounding alone takes tokens out of it.
+    config = make_config(max_steps=1, importance_weight_cap_ratio=1e-9, min_turns=3)
+    result = await lead(config, Ranks(), stop=asyncio.Event())
+    step = json.loads((result.output_path / "metrics.jsonl").read_text())
+    masked = step["masked_tokens"]
+    assert masked["zero_variance"] == 3 * 2 * 4
+    assert masked["few_turns"] == 2 * 2 * 4
+    assert masked["ratio_out_of_range"] > 0
+    assert sum(masked.values()) + step["num_trained_tokens"] == step["num_output_tokens"] == 72
+    written = {}
+    for record in (await store.step_lineage(1)).trained + (await store.step_lineage(1)).dropped:
+        for turn in record.turns:
+            for reason, count in turn.trainings[0].masked.items():
+                written[reason] = written.get(reason, 0) + count
+    assert written == masked

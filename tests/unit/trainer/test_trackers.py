@@ -14,11 +14,11 @@ from support.training import Player, train_tasks
 from agentrl.config.loading import build_config, write_config
 from agentrl.distributed import Ranks
 from agentrl.errors import ConfigError
+from agentrl.observability.trackers import check_trackers
 from agentrl.processes.ports import free_port
 from agentrl.trainer.process import lead
 from agentrl.trainer.trackers import (
     Trackers,
-    check_trackers,
     flat_figures,
     open_trackers,
     open_values,

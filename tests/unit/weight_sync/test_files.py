@@ -11,6 +11,7 @@ from agentrl.weight_sync.files import (
     remove_old_versions,
     stage,
     version_dir,
+    weight_bytes,
 )
 
 
@@ -70,7 +71,8 @@ def test_checksum_runs_over_the_weight_files_in_name_order(tmp_path: Path) -> No
     (tmp_path / "b.safetensors").write_bytes(b"two")
     (tmp_path / "a.safetensors").write_bytes(b"one")
     (tmp_path / "config.json").write_bytes(b"{}")
-    assert checksum(tmp_path) == (hashlib.sha256(b"onetwo").hexdigest(), 6)
+    assert checksum(tmp_path) == hashlib.sha256(b"onetwo").hexdigest()
+    assert weight_bytes(tmp_path) == 6
 
 
 def test_old_versions_go_except_the_newest_and_those_in_use(tmp_path: Path) -> None:

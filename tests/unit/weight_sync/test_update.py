@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import hashlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
@@ -152,6 +153,24 @@ async def test_a_slow_server_is_given_up_and_continued() -> None:
         release.set()
 
 
+async def test_server_that_answers_nothing_at_all_holds_nobody_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("agentrl.weight_sync.update._CONTINUE_SECONDS", 0.2)
+    async with serve() as control:
+        release = asyncio.Event()
+
+        async def hang(_: dict) -> Response:
+            await release.wait()
+            return JSONResponse({"success": True, "message": "late"})
+
+        control.answers["pause_generation"] = control.answers["continue_generation"] = hang
+        async with asyncio.timeout(2):
+            with pytest.raises(InferenceError, match=r"longer than 0\.2 s"):
+                await update(control, timeout_seconds=0.2)
+        release.set()
+
+
 async def test_continuing_is_tried_again() -> None:
     async with serve() as control:
         refusals = iter([True, False])
@@ -211,9 +230,13 @@ async def test_good_servers_are_updated_and_bad_ones_taken_out(
     assert (services["good"].status, services["good"].policy_version) == ("up", 3)
     assert (services["bad"].status, services["bad"].policy_version) == ("down", 0)
     assert "corrupt file" in (services["bad"].error or "")
+    assert report.paused_seconds.keys() == {"good"}
+    assert report.paused_seconds["good"] < 5
+    await publisher.settle()
     policy = await store.latest_policy()
     assert policy is not None
     assert (policy.version, policy.num_bytes) == (3, len(b"weights 3"))
+    assert policy.checksum == hashlib.sha256(b"weights 3").hexdigest()
 
 
 async def test_publishing_without_servers_is_no_error(
@@ -238,6 +261,20 @@ async def test_a_server_whose_updater_died_takes_the_next_version(
     assert (service.status, service.policy_version) == ("up", 2)
 
 
+async def test_version_that_a_starting_server_reads_is_kept(
+    store: TrajectoryStore, tmp_path: Path
+) -> None:
+    await store.create_run(Run(name=store.database_name))
+    publisher = publisher_of(store, tmp_path, keep_policies=1)
+    await publisher.announce(1)
+    held = await store.hold_latest_policy(60)
+    assert held is not None
+    for version in (2, 3):
+        await publisher.announce(version)
+    await publisher.settle()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["000001", "000003"]
+
+
 async def test_versions_in_use_are_kept_on_disk(store: TrajectoryStore, tmp_path: Path) -> None:
     await store.create_run(Run(name=store.database_name))
     publisher = publisher_of(store, tmp_path, keep_policies=1)
@@ -250,4 +287,5 @@ async def test_versions_in_use_are_kept_on_disk(store: TrajectoryStore, tmp_path
         control.answers["update_weights_from_disk"] = another_joins
         await register(store, "early", control.base_url)
         await publisher.announce(3)
+        await publisher.settle()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["000001", "000003"]

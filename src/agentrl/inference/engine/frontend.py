@@ -273,6 +273,11 @@ class FrontEnd:
             "num_cached_tokens": scheduler.num_cached,
         }
 
+    @property
+    def max_tokens(self) -> int:
+        """Tokens of running sequences that there is room for."""
+        return self._scheduler.max_tokens
+
     async def load(self) -> SchedulerLoad:
         """Return how busy the engine is."""
         return await self._call(self._scheduler.load)

@@ -132,6 +132,11 @@ class Scheduler:
         """Sequences that have not ended, held ones included."""
         return len(self._live)
 
+    @property
+    def max_tokens(self) -> int:
+        """Tokens of running sequences that there is room for. May be read from any thread."""
+        return self._kv.max_tokens
+
     def load(self) -> SchedulerLoad:
         """Return how busy the engine is."""
         queued = [*self._waiting, *self._held]
@@ -141,7 +146,7 @@ class Scheduler:
             num_waiting_tokens=sum(sequence.length for sequence in queued),
             num_used_tokens=sum(sequence.num_computed for sequence in self._running),
             num_prefix_tokens=self._prefixes.num_tokens,
-            max_tokens=self._kv.max_tokens,
+            max_tokens=self.max_tokens,
         )
 
     def take_events(self) -> tuple[list[Sequence], list[Sequence]]:

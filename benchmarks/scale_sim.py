@@ -1,0 +1,300 @@
+#!/usr/bin/env python
+"""Training past this machine: 10,000 rollouts at a time on 256 servers, in virtual time.
+
+    python benchmarks/scale_sim.py --out benchmarks/results/scale_sim.json
+
+Real: the samplers' loop with its claims and refreshes, the server pool with its choice, retries and
+fencing, the trainer's reading and admission of groups with its freshness, and the publisher with its
+pauses. Given: the rates of `virtual_world.Rates`, a trace of rollouts with heavy-tailed lengths and
+tool times, an optimizer step of fixed length, servers that die, hang and come back. In memory: the
+store. Measured: how busy the trainer is against the ideal pipeline (steps back to back), how old
+the trained tokens are, and the same trace sampled and trained in turn.
+"""
+
+import argparse
+import asyncio
+import json
+import logging
+import math
+import platform
+import random
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+from unittest import mock
+
+import numpy as np
+from virtual_world import (
+    Rates,
+    SimClient,
+    SimServer,
+    SimStore,
+    fail_now_and_then,
+    run_virtually,
+)
+
+from agentrl.config.sections import (
+    AlgorithmSection,
+    InferenceSection,
+    PublishSection,
+    RolloutSection,
+    SamplingSection,
+)
+from agentrl.inference import GenerateRequest, ServerPool
+from agentrl.rollout.base import AsyncSampler, RolloutResult
+from agentrl.rollout.context import RolloutContext
+from agentrl.rollout.loop import SamplingLoop
+from agentrl.schema import InferenceService, MCPTask, SamplingParams, Score
+from agentrl.trainer.groups import GroupReader, StepControl
+from agentrl.weight_sync import PolicyPublisher
+
+_PROMPT = np.zeros(1, np.int32)
+_WARM_STEPS = 1
+"""The first step waits for the first rollouts, in any pipeline."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One simulated run."""
+
+    num_servers: int
+    num_samplers: int
+    groups_per_step: int
+    num_generations: int
+    max_staleness: int
+    step_seconds: float
+    num_steps: int
+    seed: int = 0
+
+
+class SimSampler(AsyncSampler[MCPTask]):
+    """A rollout of the trace: the same turns, lengths and tool times whenever it is played."""
+
+    async def run(self) -> RolloutResult:  # noqa: D102 - described where it is declared
+        rng = random.Random(self.record.id)
+        oldest, newest = math.inf, 0
+        for _ in range(1 + min(29, int(rng.expovariate(1 / 7)))):
+            length = min(8192, max(16, int(rng.lognormvariate(6.2, 1.0))))
+            result = await self.context.servers.generate(
+                self.record.id,
+                GenerateRequest(input_ids=_PROMPT, sampling=SamplingParams(max_new_tokens=length)),
+            )
+            oldest = min(oldest, result.version_spans[0].version)
+            newest = max(newest, result.version_spans[-1].version)
+            await asyncio.sleep(min(60.0, rng.lognormvariate(1.5, 1.0)))
+        cast(Any, self.context.store).sampled(self.record.id, int(oldest), newest)
+        return RolloutResult("answered", "")
+
+    async def evaluate_record(self, result: RolloutResult) -> Score:  # noqa: D102
+        return Score(scorer="sim", value=float(random.Random(f"{self.record.id}!").random() < 0.5))
+
+
+@dataclass
+class Outcome:
+    """What a simulated run did, in virtual seconds."""
+
+    seconds: float
+    trained_records: int
+    step_seconds: float
+    wait_seconds: float
+    publish_seconds: float
+    staleness: Counter[int]
+    dropped: Counter[str]
+    num_failed_updates: int
+    most_running: int
+
+    @property
+    def idle_share(self) -> float:
+        """Share of the time in which the trainer did not compute; publishing counts as idle."""
+        return 1 - self.step_seconds / self.seconds
+
+
+async def simulate(setting: Setting, rates: Rates, folder: Path) -> Outcome:
+    """Run a setting to its end."""
+    store = SimStore(setting.num_generations, setting.groups_per_step * 10 * setting.num_steps)
+    urls = [f"http://server{number}" for number in range(setting.num_servers)]
+    SimClient.servers = {url: SimServer(url, rates) for url in urls}
+    for url in urls:
+        store.known[url] = InferenceService(id=url, base_url=url, backend="sglang", model_path="m")
+    failing = [
+        asyncio.create_task(fail_now_and_then(store, server, rates, setting.seed + number))
+        for number, server in enumerate(SimClient.servers.values())
+    ]
+    rollouts = setting.groups_per_step * setting.num_generations * (setting.max_staleness + 1)
+    stop = asyncio.Event()
+    pools = [ServerPool() for _ in range(setting.num_samplers)]
+    samplers = [
+        asyncio.create_task(
+            SamplingLoop(
+                context_of(store, pool, math.ceil(rollouts / setting.num_samplers)),
+                f"sampler:{number}:x",
+                cast(Any, SimSampler),
+            ).run(stop, asyncio.Event())
+        )
+        for number, pool in enumerate(pools)
+    ]
+    try:
+        return await train(setting, store, folder)
+    finally:
+        for task in (*samplers, *failing):
+            task.cancel()
+        await asyncio.gather(*samplers, *failing, return_exceptions=True)
+
+
+def context_of(store: SimStore, pool: ServerPool, capacity: int) -> RolloutContext:
+    """Return what the rollouts of one sampler process share; there are no tools and no texts."""
+    absent = cast(Any, None)
+    return RolloutContext(
+        store=cast(Any, store),
+        servers=pool,
+        renderer=absent,
+        toolbox=absent,
+        scoring=absent,
+        rollout=RolloutSection(
+            max_concurrent_samples_per_process=capacity, target_concurrency=capacity
+        ),
+        sampling=SamplingSection(),
+    )
+
+
+async def train(setting: Setting, store: SimStore, folder: Path) -> Outcome:
+    """Do what the trainer's loop does, with a pause in place of the optimizer's work."""
+    clock = asyncio.get_running_loop().time
+    reader = GroupReader(
+        cast(Any, store),
+        consumer="trainer",
+        algorithm=AlgorithmSection(max_staleness=setting.max_staleness),
+        seed=setting.seed,
+        max_steps=setting.num_steps,
+        more_may_come=True,
+    )
+    publisher = PolicyPublisher(
+        cast(Any, store), folder, publish=PublishSection(), inference=InferenceSection()
+    )
+    control = StepControl(setting.groups_per_step, setting.max_staleness)
+    await publish(publisher, 0)
+    consumed = 0
+    await reader.admit(consumed, 1, control)
+    total = Outcome(0, 0, 0, 0, 0, Counter(), Counter(), 0, 0)
+    for step in range(1, setting.num_steps + 1):
+        is_counted = step > _WARM_STEPS
+        started = clock()
+        found = await reader.read_step(
+            step, groups_consumed=consumed, control=lambda: control, stop=asyncio.Event()
+        )
+        read = clock()
+        running = sum(server.num_running for server in SimClient.servers.values())
+        total.most_running = max(total.most_running, running)
+        consumed += found.num_new_groups
+        for group in found.groups:
+            trained = {turn.record_id for turn in group.turns}
+            if is_counted:
+                total.trained_records += len(trained)
+            for turn in group.turns:
+                total.staleness[step - 1 - int(turn.versions.min())] += 1
+        total.dropped.update(found.dropped)
+        await asyncio.sleep(setting.step_seconds)
+        trained_at = clock()
+        total.num_failed_updates += await publish(publisher, step)
+        await reader.admit(consumed, step + 1, control)
+        if is_counted:
+            total.wait_seconds += read - started
+            total.step_seconds += trained_at - read
+            total.publish_seconds += clock() - trained_at
+            total.seconds += clock() - started
+    return total
+
+
+async def publish(publisher: PolicyPublisher, version: int) -> int:
+    """Announce a version of which only the name is real; return how many servers failed."""
+    directory = publisher.directory(version)
+    directory.mkdir(parents=True)
+    (directory / "model.safetensors").touch()
+    report = await publisher.announce(version)
+    await publisher.settle()
+    return len(report.failed)
+
+
+def describe(outcome: Outcome, setting: Setting) -> dict[str, Any]:
+    """Return the figures of a run."""
+    steps = setting.num_steps - _WARM_STEPS
+    return {
+        "seconds": round(outcome.seconds, 1),
+        "ideal_seconds": steps * setting.step_seconds,
+        "against_ideal": steps * setting.step_seconds / outcome.seconds,
+        "idle_share": outcome.idle_share,
+        "wait_share": outcome.wait_seconds / outcome.seconds,
+        "publish_share": outcome.publish_seconds / outcome.seconds,
+        "records_per_second": outcome.trained_records / outcome.seconds,
+        "most_generations_at_a_step": outcome.most_running,
+        "staleness": {str(age): count for age, count in sorted(outcome.staleness.items())},
+        "max_staleness_trained": max(outcome.staleness),
+        "dropped": dict(outcome.dropped),
+        "failed_updates": outcome.num_failed_updates,
+    }
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Simulate, print and write the result; 1 when a bound is broken."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--servers", type=int, default=256)
+    parser.add_argument("--samplers", type=int, default=32)
+    parser.add_argument("--groups", type=int, default=320, help="per step, of 8 rollouts each")
+    parser.add_argument("--staleness", type=int, default=4)
+    parser.add_argument("--step-seconds", type=float, default=90.0)
+    parser.add_argument("--steps", type=int, default=12)
+    args = parser.parse_args(argv)
+    logging.basicConfig(level=logging.ERROR)
+    rates = Rates()
+    common = {
+        "num_servers": args.servers,
+        "num_samplers": args.samplers,
+        "groups_per_step": args.groups,
+        "num_generations": 8,
+        "step_seconds": args.step_seconds,
+    }
+    settings = {
+        "asynchronous": Setting(**common, max_staleness=args.staleness, num_steps=args.steps),
+        "synchronous": Setting(**common, max_staleness=0, num_steps=max(3, args.steps // 3)),
+    }
+    result: dict[str, Any] = {}
+    started = time.perf_counter()
+    with (
+        mock.patch("agentrl.inference.pool.SGLangClient", SimClient),
+        mock.patch("agentrl.weight_sync.publisher.SGLangClient", SimClient),
+    ):
+        for name, setting in settings.items():
+            random.seed(0)
+            with tempfile.TemporaryDirectory() as folder:
+
+                async def run(setting: Setting = setting, folder: str = folder) -> Outcome:
+                    return await simulate(setting, rates, Path(folder))
+
+                result[name] = describe(run_virtually(run), setting)
+            print(name, json.dumps(result[name]))
+    ratio = (
+        result["asynchronous"]["records_per_second"] / result["synchronous"]["records_per_second"]
+    )
+    result |= {
+        "idle_share": result["asynchronous"]["idle_share"],
+        "async_over_sync": ratio,
+        "rollouts_admitted": args.groups * 8 * (args.staleness + 1),
+        "settings": {"rates": vars(rates), "bound": args.staleness, **common},
+        "wall_seconds": round(time.perf_counter() - started, 1),
+        "python": platform.python_version(),
+    }
+    print(json.dumps({name: result[name] for name in ("idle_share", "async_over_sync")}))
+    if args.out:
+        args.out.write_text(json.dumps(result, indent=2) + "\n")
+    fresh = result["asynchronous"]["max_staleness_trained"] <= args.staleness
+    return int(not (fresh and result["idle_share"] < 0.05 and ratio >= 2))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,392 @@
+# ruff: noqa: D102 - methods stand in for those of the same name, which are described there
+"""A world in virtual time for `scale_sim.py`: a clock, a store in memory, servers at given rates."""
+
+import asyncio
+import heapq
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from agentrl.inference.client import ModelInfo
+from agentrl.inference.faults import ServerUnreachable
+from agentrl.inference.wire import GenerateRequest, GenerateResult, fit_spans
+from agentrl.schema import (
+    Control,
+    DBRecordData,
+    DispatchedSamplingTask,
+    InferenceService,
+    MCPTask,
+    Policy,
+    Record,
+    Run,
+    SamplingParams,
+    Score,
+    VersionSpan,
+)
+
+_CHUNK_TOKENS = 256
+"""Tokens between two looks at how busy the server is; spans of versions are as exact as this."""
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """An event loop that jumps to its next timer instead of waiting for it."""
+
+    def __init__(self) -> None:
+        self._now = 0.0
+        super().__init__()
+        self._selector.select = self._jump  # type: ignore[attr-defined]
+
+    def time(self) -> float:
+        """Return the virtual time in seconds."""
+        return self._now
+
+    def _jump(self, timeout: float | None) -> list[Any]:
+        if timeout is None:
+            raise RuntimeError("nothing is left to happen")
+        self._now += timeout
+        return []
+
+
+def run_virtually(main: Callable[[], Any]) -> Any:
+    """Run a coroutine function in virtual time, which `time.monotonic` then tells as well."""
+    loop = VirtualLoop()
+    really = time.monotonic, asyncio.to_thread
+
+    async def inline(work: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        return work(*args, **kwargs)
+
+    time.monotonic, asyncio.to_thread = loop.time, inline  # type: ignore[assignment]
+    try:
+        return loop.run_until_complete(main())
+    finally:
+        time.monotonic, asyncio.to_thread = really
+        loop.close()
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What is given instead of measured."""
+
+    tokens_per_second: float = 60.0
+    """Of one generation on a server that is not busy."""
+    knee: int = 32
+    """Generations up to which a server's speed per generation does not fall."""
+    load_seconds: float = 4.0
+    """Loading new weights (8 GB at 2 GB/s)."""
+    mean_seconds_between_failures: float = 6 * 3600.0
+    """Of one server."""
+    hang_share: float = 0.2
+    """Share of failures in which the server hangs instead of ending."""
+    notice_down_seconds: float = 1.0
+    notice_hang_seconds: float = 10.0
+    kill_hang_seconds: float = 30.0
+    restart_seconds: float = 90.0
+
+
+class SimServer:
+    """One inference server: generations in parallel, pauses, updates, failures."""
+
+    def __init__(self, url: str, rates: Rates) -> None:
+        self.url = url
+        self.version = 0
+        self.num_running = 0
+        self._rates = rates
+        self._going = asyncio.Event()
+        self._going.set()
+        self._dead: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.hangs = False
+
+    async def answer(self) -> None:
+        """Return as an HTTP answer would: at once, never while it hangs, with an error when dead."""
+        if self.hangs and not self._dead.done():
+            await self._dead
+        if self._dead.done():
+            raise ServerUnreachable(f"{self.url} is gone")
+
+    def pause(self) -> None:
+        self._going.clear()
+
+    def resume(self) -> None:
+        self._going.set()
+
+    def die(self) -> None:
+        self._dead.set_result(None)
+        self._going.set()
+
+    def restart(self, version: int) -> None:
+        self.hangs = False
+        self.version = version
+        self._dead = asyncio.get_running_loop().create_future()
+
+    async def generate(self, num_tokens: int) -> list[VersionSpan]:
+        """Sample; return the versions of the tokens."""
+        await self.answer()
+        dead = self._dead
+        spans: list[VersionSpan] = []
+        done = 0
+        self.num_running += 1
+        try:
+            while done < num_tokens:
+                await self._going.wait()
+                chunk = min(_CHUNK_TOKENS, num_tokens - done)
+                slow_down = max(1.0, self.num_running / self._rates.knee)
+                await asyncio.sleep(chunk / self._rates.tokens_per_second * slow_down)
+                if dead.done() or self.hangs:
+                    await self.answer()
+                    raise ServerUnreachable(f"{self.url} started again")
+                spans.append(VersionSpan(version=self.version, start=done, end=done + chunk))
+                done += chunk
+        finally:
+            self.num_running -= 1
+        return spans
+
+
+class SimClient:
+    """What the pool and the publisher use in place of `SGLangClient`."""
+
+    servers: dict[str, SimServer] = {}
+
+    def __init__(self, base_url: str, **_keys: object) -> None:
+        self.base_url = base_url
+        self._server = self.servers[base_url]
+
+    async def __aenter__(self) -> "SimClient":
+        return self
+
+    async def __aexit__(self, *_error: object) -> None:
+        """Hold nothing."""
+
+    async def close(self) -> None:
+        """Hold nothing."""
+
+    async def generate(self, request: GenerateRequest) -> GenerateResult:
+        count = request.sampling.max_new_tokens
+        spans = fit_spans(await self._server.generate(count), count)
+        return GenerateResult(
+            output_ids=np.zeros(count, np.int32),
+            output_logprobs=np.zeros(count, np.float32),
+            version_spans=spans,
+            finish_reason="stop",
+            server=self.base_url,
+        )
+
+    async def pause(self, _mode: str) -> None:
+        await self._server.answer()
+        self._server.pause()
+
+    async def continue_(self) -> None:
+        await self._server.answer()
+        self._server.resume()
+
+    async def update_weights_from_disk(
+        self, _path: str, *, weight_version: str, **_options: object
+    ) -> None:
+        await asyncio.sleep(self._server._rates.load_seconds)
+        await self._server.answer()
+        self._server.version = int(weight_version)
+
+    async def model_info(self) -> ModelInfo:
+        await self._server.answer()
+        return ModelInfo(model_path="", weight_version=self._server.version)
+
+    async def server_info(self) -> dict[str, str]:
+        await self._server.answer()
+        return {"version": "0.5.23"}
+
+
+@dataclass
+class SimStore:
+    """The part of `TrajectoryStore` that samplers, trainer and publisher use, in memory."""
+
+    num_generations: int
+    num_tasks: int
+    run: Run = field(default_factory=lambda: Run(name="sim", status="training", control=Control()))
+    policy: Policy | None = None
+    known: dict[str, InferenceService] = field(default_factory=dict)
+    next_order: int = 0
+    num_finished: int = 0
+    _freed: list[tuple[int, int]] = field(default_factory=list)
+    _opened: dict[int, int] = field(default_factory=dict)
+    _fences: dict[str, int] = field(default_factory=dict)
+    _versions: dict[str, tuple[int, int]] = field(default_factory=dict)
+    _groups: dict[int, list[DBRecordData]] = field(default_factory=dict)
+    _ready: list[int] = field(default_factory=list)
+
+    async def get_run(self) -> Run:
+        return self.run
+
+    async def set_admission(self, admitted_groups: int) -> None:
+        self.run = self.run.model_copy(update={"admitted_groups": admitted_groups})
+
+    async def services(self, **_filter: object) -> list[InferenceService]:
+        return list(self.known.values())
+
+    async def set_service(self, service_id: str, **changes: Any) -> None:
+        given = {name: value for name, value in changes.items() if value is not None}
+        self.known[service_id] = self.known[service_id].model_copy(update=given)
+
+    async def publish_policy(self, policy: Policy) -> None:
+        self.policy = policy
+
+    async def set_policy_checksum(self, _version: int, _checksum: str) -> None:
+        """Keep none."""
+
+    async def held_policies(self) -> set[int]:
+        return set()
+
+    async def next_train_order(self) -> int:
+        return self.num_tasks
+
+    async def count_tasks(self, **_filter: object) -> int:
+        return self.num_tasks
+
+    async def samplers(self, **_filter: object) -> list[object]:
+        return []
+
+    async def register_sampler(self, _sampler: object) -> None:
+        """Keep none."""
+
+    async def heartbeat_sampler(self, _sampler: object) -> None:
+        """Keep none."""
+
+    async def reap(self, _max_attempts: int) -> None:
+        """Nobody dies here but servers."""
+
+    async def heartbeat(self, _leases: object, _seconds: float) -> list[str]:
+        return []
+
+    async def claim_scoring(self, _owner: str, _seconds: float) -> None:
+        return None
+
+    async def claim_record(
+        self, owner: str, *, admitted_groups: int, **_options: object
+    ) -> tuple[Record, MCPTask] | None:
+        if self._freed:
+            order, try_number = heapq.heappop(self._freed)
+        elif self.next_order < min(admitted_groups, self.num_tasks):
+            order = self.next_order
+            try_number = self._opened.get(order, 0)
+            self._opened[order] = try_number + 1
+            if try_number + 1 == self.num_generations:
+                self.next_order += 1
+                del self._opened[order]
+        else:
+            return None
+        task = MCPTask(
+            id=f"train/0/{order}",
+            split="train",
+            order=order,
+            num_generations=self.num_generations,
+            query="",
+        )
+        record_id = f"{task.id}/{try_number}"
+        fence = self._fences[record_id] = self._fences.get(record_id, 0) + 1
+        record = Record(
+            id=record_id,
+            task_id=task.id,
+            split="train",
+            traj_id=try_number,
+            order=order,
+            status="running",
+            attempt=1,
+            fence=fence,
+        )
+        return record, task
+
+    async def release(self, record_id: str, _fence: int) -> None:
+        _, _, order, try_number = record_id.split("/")
+        heapq.heappush(self._freed, (int(order), int(try_number)))
+
+    async def fail_attempt(self, record_id: str, fence: int, _error: str, _most: int) -> None:
+        await self.release(record_id, fence)
+
+    def sampled(self, record_id: str, oldest: int, newest: int) -> None:
+        """Note the versions that sampled a record."""
+        self._versions[record_id] = (oldest, newest)
+
+    async def finish_rollout(self, _record_id: str, _fence: int, **_result: object) -> None:
+        self.num_finished += 1
+
+    async def set_score(self, record_id: str, _fence: int, score: Score) -> None:
+        task_id, _, number = record_id.rpartition("/")
+        order = int(task_id.rpartition("/")[2])
+        oldest, newest = self._versions.pop(record_id)
+        del self._fences[record_id]
+        turn = DispatchedSamplingTask(
+            id=f"{record_id}/0",
+            record_id=record_id,
+            task_id=task_id,
+            attempt=1,
+            index=0,
+            added_ids=[0],
+            output_ids=[1, 2],
+            output_logprobs=[-1.0, -1.0],
+            version_spans=(
+                VersionSpan(version=oldest, start=0, end=1),
+                VersionSpan(version=newest, start=1, end=2),
+            ),
+            finish_reason="stop",
+            sampling_params=SamplingParams(),
+        )
+        group = self._groups.setdefault(order, [])
+        group.append(
+            DBRecordData(
+                record_id=record_id,
+                task_id=task_id,
+                traj_id=int(number),
+                split="train",
+                order=order,
+                attempt=1,
+                outcome="answered",
+                score=score,
+                turn_ids=(turn.id,),
+                num_tokens=3,
+                min_version=oldest,
+                max_version=newest,
+                group_completed=True,
+                turns=(turn,),
+            )
+        )
+        if len(group) == self.num_generations:
+            heapq.heappush(self._ready, order)
+
+    async def ready_groups(
+        self, _consumer: str, *, limit: int, **_options: object
+    ) -> list[list[DBRecordData]]:
+        found = []
+        while self._ready and len(found) < limit:
+            found.append(self._groups.pop(heapq.heappop(self._ready)))
+        return found
+
+    async def reserve(self, _consumer: str, _record_ids: Sequence[str], _step: int) -> None:
+        """`ready_groups` gave them away for good."""
+
+    async def drop(
+        self, _consumer: str, _record_ids: Sequence[str], _step: int, _why: object
+    ) -> None:
+        """`ready_groups` gave them away for good."""
+
+
+async def fail_now_and_then(store: SimStore, server: SimServer, rates: Rates, seed: int) -> None:
+    """Let a server fail, be noticed and come back, as its keeper does it."""
+    rng = random.Random(seed)
+    while True:
+        await asyncio.sleep(rng.expovariate(1 / rates.mean_seconds_between_failures))
+        if rng.random() < rates.hang_share:
+            server.hangs = True
+            await asyncio.sleep(rates.notice_hang_seconds)
+            await store.set_service(server.url, status="down")
+            await asyncio.sleep(rates.kill_hang_seconds - rates.notice_hang_seconds)
+            server.die()
+        else:
+            server.die()
+            await asyncio.sleep(rates.notice_down_seconds)
+            await store.set_service(server.url, status="down")
+        await asyncio.sleep(rates.restart_seconds)
+        version = store.policy.version if store.policy else 0
+        server.restart(version)
+        await store.set_service(server.url, status="up", policy_version=version)

@@ -1,0 +1,261 @@
+"""Every loss against an independent reference in plain float64 loops, with its gradient.
+
+The references compute the objective of the papers with `math` alone, term by term; gradients are
+central differences of the reference, with what the papers hold fixed (stop-gradients) held fixed.
+"""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from agentrl.algorithms.corrections import importance_correction, proximal_logprobs
+from agentrl.algorithms.losses import corrected, cross_entropy, policy_loss, weighted_sum
+from agentrl.algorithms.reductions import term_weights
+
+RNG = np.random.default_rng(3)
+NUM_TERMS = 60
+TURN_OF = np.repeat(np.arange(6), 10)
+RECORD_OF = np.repeat([0, 0, 1, 2, 2, 2], 10)
+MU = RNG.normal(-2.0, 0.5, NUM_TERMS)
+PI = MU + RNG.normal(0.0, 0.35, NUM_TERMS)
+ADVANTAGES = np.repeat(RNG.normal(0.0, 1.0, 6), 10)
+STALENESS = np.repeat([0, 1, 3, 0, 2, 5], 10)
+STEP = 1e-6
+
+
+def clip(value, low, high):
+    return min(max(value, low), high)
+
+
+def clipped_objective(ratio, a, low, high, dual=None):
+    value = min(ratio * a, clip(ratio, low, high) * a)
+    return max(value, dual * a) if dual is not None and a < 0 else value
+
+
+class GRPO:
+    knobs: dict = {}
+    low, high, dual = 0.8, 1.3, None
+
+    def fixed(self, _t):
+        """What the stop-gradients hold, from the point at which the gradient is taken."""
+
+    def ratio(self, log_pi, t):
+        return math.exp(log_pi - MU[t])
+
+    def loss(self, log_pi, t, _fixed):
+        return -clipped_objective(
+            self.ratio(log_pi, t), ADVANTAGES[t], self.low, self.high, self.dual
+        )
+
+
+class DAPO(GRPO):
+    knobs = {"epsilon_higher": 0.08}
+    high = 1.28
+
+
+class DualClip(GRPO):
+    knobs = {"dual_clip": 1.4}
+    dual = 1.4
+
+
+class CEGPPO(GRPO):
+    """Clipped terms keep the gradient beta * bound * A * d log pi (2509.20712)."""
+
+    knobs = {"beta1": 0.5, "beta2": 0.75}
+
+    def fixed(self, t):
+        return self.ratio(PI[t], t)
+
+    def loss(self, log_pi, t, fixed):
+        a, unit = ADVANTAGES[t], self.ratio(log_pi, t) / fixed
+        if fixed < self.low and a < 0:
+            return -0.5 * self.low * unit * a
+        if fixed > self.high and a > 0:
+            return -0.75 * self.high * unit * a
+        return super().loss(log_pi, t, fixed)
+
+
+class GSPO(GRPO):
+    """The token form: sg(s) * pi / sg(pi), s = exp of the mean log ratio of the turn."""
+
+    knobs = {"kind": "GSPO"}
+
+    def fixed(self, t):
+        logs = [PI[k] - MU[k] for k in range(NUM_TERMS) if TURN_OF[k] == TURN_OF[t]]
+        return math.exp(sum(logs) / len(logs))
+
+    def loss(self, log_pi, t, fixed):
+        ratio = fixed * math.exp(log_pi - PI[t])
+        return -clipped_objective(ratio, ADVANTAGES[t], self.low, self.high)
+
+
+class CISPO(GRPO):
+    knobs = {"kind": "CISPO", "epsilon_higher": 0.05}
+    high = 1.25
+
+    def fixed(self, t):
+        return min(math.exp(PI[t] - MU[t]), self.high)
+
+    def loss(self, log_pi, t, fixed):
+        return -fixed * ADVANTAGES[t] * log_pi
+
+
+class MINIRL(GRPO):
+    """The seed's form: the untruncated weight."""
+
+    knobs = {"kind": "MINIRL"}
+    truncation = math.inf
+
+    def fixed(self, t):
+        return min(math.exp(PI[t] - MU[t]), self.truncation)
+
+    def loss(self, log_pi, t, fixed):
+        return -fixed * ADVANTAGES[t] * log_pi
+
+
+class PaperMINIRL(MINIRL):
+    """2512.01374: weight truncated (here where it matters), drop range = clip range."""
+
+    knobs = {
+        "kind": "MINIRL",
+        "importance_weight_truncation": 1.15,
+        "epsilon_higher": 0.07,
+        "strict_in_bound": True,
+    }
+    truncation = 1.15
+    drop = (0.8, 1.27)
+
+
+class REINFORCE(GRPO):
+    knobs = {"kind": "REINFORCE"}
+
+    def loss(self, log_pi, t, _fixed):
+        return -ADVANTAGES[t] * log_pi
+
+
+class Decayed(GRPO):
+    """The drop range narrows by exp(-staleness * decay)."""
+
+    knobs = {"out_of_date_decay": 0.4, "importance_weight_cap_ratio": 2.0}
+
+    def drop_range(self, t):
+        k = math.exp(-0.4 * STALENESS[t])
+        return 1 - 0.2 * 2 * k, 1 + 0.3 * 2 * k
+
+
+REFERENCES = [GRPO, DAPO, DualClip, CEGPPO, GSPO, CISPO, MINIRL, PaperMINIRL, REINFORCE, Decayed]
+
+
+def kept(reference, t):
+    low, high = 1 - 0.2 * 4, None
+    if isinstance(reference, Decayed):
+        low, high = reference.drop_range(t)
+    elif hasattr(reference, "drop"):
+        low, high = reference.drop
+    else:
+        width = 0.2 + reference.knobs.get("epsilon_higher", 0.1)
+        high = 1 + width * 4
+    ratio = math.exp(PI[t] - MU[t])
+    return not ((ratio > high and ADVANTAGES[t] > 0) or (ratio < low and ADVANTAGES[t] < 0))
+
+
+def expected(reference, weights):
+    total, gradient = 0.0, np.zeros(NUM_TERMS)
+    for t in range(NUM_TERMS):
+        if not kept(reference, t):
+            continue
+        fixed = reference.fixed(t)
+        total += weights[t] * reference.loss(PI[t], t, fixed)
+        up, down = (reference.loss(PI[t] + d, t, fixed) for d in (STEP, -STEP))
+        gradient[t] = weights[t] * (up - down) / (2 * STEP)
+    return total, gradient
+
+
+def tensor(values):
+    return torch.tensor(values, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("kind", ["token_mean", "sequence_mean", "sequence_sum"])
+@pytest.mark.parametrize("reference", REFERENCES)
+def test_loss_and_gradient_are_those_of_the_reference(reference, kind):
+    weights = term_weights(RECORD_OF, kind=kind)
+    log_pi = tensor(PI).requires_grad_()
+    terms = policy_loss(
+        log_pi,
+        tensor(MU),
+        tensor(ADVANTAGES),
+        sequences=torch.from_numpy(TURN_OF),
+        staleness=torch.from_numpy(STALENESS),
+        **reference.knobs,
+    )
+    loss = weighted_sum(terms, tensor(weights))
+    loss.backward()
+    total, gradient = expected(reference(), weights)
+    assert loss.item() == pytest.approx(total, rel=1e-12)
+    np.testing.assert_allclose(log_pi.grad.numpy(), gradient, atol=1e-9)
+    assert terms.keep.tolist() == [kept(reference(), t) for t in range(NUM_TERMS)]
+
+
+def test_the_terms_reach_every_branch_of_the_references():
+    ratios = np.exp(PI - MU)
+    for sign in (1, -1):
+        of_sign = ratios[np.sign(ADVANTAGES) == sign]
+        assert of_sign.min() < 0.8
+        assert of_sign.max() > 1.4
+    dropped = {r.__name__: sum(not kept(r(), t) for t in range(NUM_TERMS)) for r in REFERENCES}
+    assert dropped["PaperMINIRL"] > dropped["Decayed"] > 0
+
+
+@pytest.mark.parametrize("proximal", ["recompute", "loglinear"])
+@pytest.mark.parametrize("kind", ["full", "tis", "icepop", "mis"])
+@pytest.mark.parametrize("level", ["token", "sequence", "sequence_mean"])
+@pytest.mark.parametrize("veto", [None, 0.62])
+def test_decoupled_objectives_are_those_of_the_reference(proximal, kind, level, veto):
+    """rho * min(r A, clip(r) A) with r = pi / pi_p and rho = pi_p / mu, bounded or masked."""
+    prox = PI if proximal == "recompute" else MU + STALENESS / (STALENESS + 1.0) * (PI - MU)
+    low, high = 0.7, 1.5
+    total, gradient = 0.0, np.zeros(NUM_TERMS)
+    for t in range(NUM_TERMS):
+        mates = [k for k in range(NUM_TERMS) if TURN_OF[k] == TURN_OF[t]]
+        logs = [prox[k] - MU[k] for k in mates]
+        log_rho = {
+            "token": prox[t] - MU[t],
+            "sequence": sum(logs),
+            "sequence_mean": sum(logs) / len(logs),
+        }[level]
+        rho = math.exp(log_rho)
+        if kind in ("icepop", "mis") and not low <= rho <= high:
+            continue
+        if veto is not None and any(math.exp(value) < veto for value in logs):
+            continue
+        rho = min(rho, high) if kind in ("tis", "mis") else rho
+
+        def loss(log_pi, t=t, rho=rho):
+            ratio = math.exp(log_pi - prox[t])
+            return -rho * clipped_objective(ratio, ADVANTAGES[t], 0.8, 1.3)
+
+        total += loss(PI[t]) / NUM_TERMS
+        gradient[t] = (loss(PI[t] + STEP) - loss(PI[t] - STEP)) / (2 * STEP) / NUM_TERMS
+    log_pi, mu, turns = tensor(PI).requires_grad_(), tensor(MU), torch.from_numpy(TURN_OF)
+    own = proximal_logprobs(log_pi, mu, kind=proximal, staleness=torch.from_numpy(STALENESS))
+    terms = policy_loss(
+        log_pi, mu, tensor(ADVANTAGES), proximal_logprobs=own, importance_weight_cap_ratio=1e9
+    )
+    correction = importance_correction(
+        own, mu, kind=kind, level=level, lower=low, upper=high, veto_threshold=veto, sequences=turns
+    )
+    loss_value = weighted_sum(corrected(terms, correction), tensor([1 / NUM_TERMS] * NUM_TERMS))
+    loss_value.backward()
+    assert loss_value.item() == pytest.approx(total, rel=1e-11, abs=1e-14)
+    np.testing.assert_allclose(log_pi.grad.numpy(), gradient, atol=1e-9)
+
+
+def test_cross_entropy_is_that_of_the_reference():
+    weights = term_weights(RECORD_OF, kind="sequence_mean")
+    log_pi = tensor(PI).requires_grad_()
+    loss = weighted_sum(cross_entropy(log_pi), tensor(weights))
+    loss.backward()
+    assert loss.item() == pytest.approx(-math.fsum(weights * PI), rel=1e-13)
+    np.testing.assert_allclose(log_pi.grad.numpy(), -weights, rtol=1e-15)

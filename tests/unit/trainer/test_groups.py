@@ -1,0 +1,89 @@
+"""Which groups a step takes, and in which order."""
+
+import asyncio
+
+import pytest
+from support.training import Player, train_tasks
+
+from agentrl.config.sections import AlgorithmSection
+from agentrl.trainer.groups import GroupReader, StepControl
+
+pytestmark = pytest.mark.timeout(90)
+CONTROL = StepControl(groups_per_step=1, max_staleness=1)
+
+
+class Reads:
+    """Reads a step, but gives up after a number of looks at the store."""
+
+    def __init__(self, store, monkeypatch, **algorithm):
+        self.store = store
+        self.reader = GroupReader(
+            store,
+            consumer="trainer",
+            algorithm=AlgorithmSection(**algorithm),
+            seed=0,
+            max_steps=9,
+            more_may_come=True,
+        )
+        self.stop, self.looks = asyncio.Event(), 0
+        ready_groups = store.ready_groups
+
+        async def counted(*args, **kwargs):
+            self.looks += 1
+            if self.looks >= 3:
+                self.stop.set()
+            return await ready_groups(*args, **kwargs)
+
+        monkeypatch.setattr(store, "ready_groups", counted)
+
+    async def step(self, step):
+        self.stop.clear()
+        self.looks = 0
+        found = await self.reader.read_step(
+            step, groups_consumed=step - 1, control=lambda: CONTROL, stop=self.stop
+        )
+        return [group.task_id for group in found.groups]
+
+
+async def overtaken(store, model_path):
+    """Group 1 is complete, the last slot of group 0 is still being played."""
+    await store.add_tasks(train_tasks(3, 2))
+    player = Player(model_path)
+    slots = [
+        (
+            await store.claim_record(
+                "player:1:0", lease_seconds=60, admitted_groups=2, max_attempts=3
+            )
+        )[0]
+        for _ in range(4)
+    ]
+    for slot in (slots[0], *slots[2:]):
+        await player.finish(store, slot, float(slot.traj_id))
+    return player, slots[1]
+
+
+async def test_with_drop_whatever_is_complete_is_taken(store, model_path, monkeypatch):
+    await overtaken(store, model_path)
+    assert await Reads(store, monkeypatch).step(1) == ["train/0/q1"]
+
+
+async def test_with_wait_no_group_overtakes_a_slower_one(store, model_path, monkeypatch):
+    player, last = await overtaken(store, model_path)
+    reads = Reads(store, monkeypatch, staleness_policy="wait")
+    assert await reads.step(1) == []
+    await player.finish(store, last, 1.0)
+    assert await reads.step(1) == ["train/0/q0"]
+    assert await reads.step(2) == ["train/0/q1"]
+
+
+async def test_with_wait_a_step_fills_up_behind_a_slow_rollout(store, model_path, monkeypatch):
+    player, last = await overtaken(store, model_path)
+    reads = Reads(store, monkeypatch, staleness_policy="wait", max_staleness=0)
+    assert await reads.step(1) == []
+    await player.finish(store, last, 1.0)
+    found = await reads.reader.read_step(
+        1, groups_consumed=0, control=lambda: StepControl(2, 0), stop=asyncio.Event()
+    )
+    assert [group.task_id for group in found.groups] == ["train/0/q0", "train/0/q1"]
+    assert dict(found.dropped) == {}
+    assert dict(found.staleness) == {0: 4}
