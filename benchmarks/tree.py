@@ -1,206 +1,179 @@
-"""Forward and backward time of one step: a row a turn, rows merged in a record, token trees.
+"""What a training step costs: a row a turn, rows merged in a record, token trees.
 
-    python benchmarks/tree.py --out benchmarks/results/tree.json
+    python benchmarks/tree.py                                  # CPU, a model of the demo's size
+    python benchmarks/tree.py --trl_python VENV/bin/python     # and TRL's trainer on the same turns
+    python benchmarks/tree.py --device cuda --out tree_cuda.json --only mfu
 
-All three train on the same loss terms with the same gradient. Runs alternate between them and the
-fastest of each counts. The clock is the process's CPU time with one thread, which on an idle
-machine is wall time and on a shared one leaves the neighbours out. `bound` is the ratio of
-floating-point work (parameters, attention, LM head); `share_of_bound` is the speed-up over it.
+Every row of the result is a process of its own, so that its peak of memory is its own. All rows of
+a workload train on the same loss terms with the same gradient: forward, backward, clipping and
+AdamW. Times are the fastest of `--repeats` runs after one that does not count. On CPU the clock is
+the process's CPU time with one thread, which on an idle machine is wall time and on a shared one
+leaves the neighbours out; on CUDA it is wall time.
+
+- `none`, `linear`, `tree`: micro-batches within `--token_budget`.
+- `tree_chunked`: as `tree`, but with half of the longest path as the budget, so that trees are
+  computed in chunks. It does a quarter to a third more work and needs least memory.
+- `trl`: rows of whole conversations where TRL can mask what was not sampled, else a row a turn;
+  see `benchmarks/tree_trl.py`.
+
+`bound` is the ratio of floating-point operations (parameters, attention, LM head) of separate turns
+to those of the whole tree without repeated prefixes; `share_of_bound` is the speed-up of
+`tree` (forward and backward) over it. `memory` is in MiB: on CPU what the process's resident set
+grows by in the steps, on CUDA what was allocated at the peak, of which `weights` are the weights.
+The result is written after every row, so that what is cut short is not lost.
 """
 
 import argparse
 import json
 import platform
-import time
+import subprocess
+import sys
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import torch
 import transformers
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from tree_row import SHAPES, Row, work_of
+from tree_workloads import LARGE, SMALL, Workload, of_tree_size, single_row
 
-from agentrl.algorithms.losses import policy_loss, weighted_sum
-from agentrl.data.batch import StepBatch, build_step
-from agentrl.data.select import SelectedGroup
-from agentrl.data.tokens import TurnTokens
-from agentrl.data.tree import Merge
-from agentrl.models.attention import TREE_ATTENTION
-from agentrl.models.load import wrap_policy
-from agentrl.models.policy import PolicyModel, term_logprobs
-
-VOCABULARY = 640
-MERGES: tuple[Merge, ...] = ("none", "linear", "tree")
+HERE = Path(__file__).parent
+ROWS = ("none", "linear", "tree", "tree_chunked")
+SECTIONS = ("workloads", "head", "mfu", "large_tree")
+ROW_SECONDS = 900
 
 
 @dataclass(frozen=True)
-class Workload:
-    """Shape of a step."""
+class Setting:
+    """A place in the result and the row that fills it."""
 
-    num_groups: int
-    num_records: int
-    prompt_tokens: int
-    num_turns: int
-    sampled_tokens: int
-    tool_tokens: int
-    strip_thinking: bool = False
-    """Whether a later prompt leaves out the first half of what a turn sampled."""
+    section: str
+    name: str
+    row: Row
 
 
-WORKLOADS = {
-    # The demo: eight tries that share a system prompt with tool schemas.
-    "star": Workload(8, 8, 150, 3, 20, 20),
-    # One long conversation: merging within a record is all there is.
-    "chain": Workload(2, 1, 100, 20, 20, 20),
-    # Thinking is cut from the history, so that every turn leaves a stub behind.
-    "think_strip": Workload(2, 1, 100, 20, 20, 20, strip_thinking=True),
-}
+def settings(device: str, token_budget: int, repeats: int, *, with_trl: bool) -> Iterator[Setting]:
+    """Return everything that is measured on a device."""
+    if device == "cpu":
+        kinds = (*ROWS, "trl") if with_trl else ROWS
+        for name, workload in SMALL.items():
+            for kind in kinds:
+                row = Row(kind, "demo", workload, token_budget, device, repeats)
+                yield Setting("workloads", name, row)
+    else:
+        yield from large_settings(repeats)
+    for num_tokens in (4096, 16384, 65536):
+        row = Row("head", "head", single_row(num_tokens), num_tokens, device, repeats)
+        yield Setting("head", str(num_tokens), row)
+
+
+def large_settings(repeats: int) -> Iterator[Setting]:
+    """Return what is measured on a GPU, what matters most first."""
+    for shape in ("qwen3-0.6b", "qwen3-4b"):
+        for num_tokens in (16384, 65536):
+            row = Row("tree", shape, single_row(num_tokens, 2), num_tokens, "cuda", repeats)
+            yield Setting("mfu", f"{shape}/{num_tokens}", row)
+    huge = of_tree_size(LARGE["branching"], 131072)
+    for kind, budget in (("tree", 131072 + 4096), ("tree_chunked", 32768)):
+        yield Setting(
+            "large_tree", "qwen3-4b/131072", Row(kind, "qwen3-4b", huge, budget, "cuda", 1)
+        )
+    for shape in ("qwen3-0.6b", "qwen3-4b"):
+        for num_tokens in (16384, 65536):
+            for name, workload in LARGE.items():
+                sized = of_tree_size(workload, num_tokens)
+                # Separate turns of the largest setting are more than half a million tokens.
+                runs = repeats if num_tokens < 65536 else 1
+                for kind in ROWS:
+                    row = Row(kind, shape, sized, num_tokens + 1024, "cuda", runs)
+                    yield Setting("workloads", f"{name}/{shape}/{num_tokens}", row)
+
+
+def measure(row: Row, trl_python: str | None) -> dict[str, Any]:
+    """Run a row in a process of its own."""
+    is_trl = row.kind == "trl"
+    command = [trl_python if is_trl else sys.executable]
+    command += [str(HERE / ("tree_trl.py" if is_trl else "tree_row.py")), row.to_json()]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=ROW_SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return {"failed": f"not done within {ROW_SECONDS} s"}
+    if done.returncode != 0:
+        lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
+        return {"failed": lines[-1][:300]}
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def filed(result: dict[str, Any], setting: Setting, found: dict[str, Any]) -> None:
+    """Put what was found in its place and work out what depends on several rows."""
+    section = result.setdefault(setting.section, {})
+    if setting.section != "workloads":
+        entry = section.setdefault(setting.name, {})
+        entry.update({setting.row.kind: found} if setting.section == "large_tree" else found)
+        return
+    entry = section.setdefault(setting.name, {"shape": shape_of(setting.row.workload)})
+    entry.setdefault("rows", {})[setting.row.kind] = found
+    rows = entry["rows"]
+    if any("failed" in rows.get(kind, {"failed": ""}) for kind in ("none", "tree")):
+        return
+    work = work_of(setting.row)
+    seconds = {
+        kind: row["seconds"]["forward_backward"] for kind, row in rows.items() if "seconds" in row
+    }
+    entry["speedup"] = {k: round(seconds["none"] / value, 3) for k, value in seconds.items()}
+    entry["bound"] = {kind: round(work["none"] / value, 3) for kind, value in work.items()}
+    entry["share_of_bound"] = round(
+        seconds["none"] / seconds["tree"] / (work["none"] / work["tree"]), 3
+    )
+
+
+def shape_of(workload: Workload) -> dict[str, Any]:
+    """Return the fields that say something."""
+    return {name: value for name, value in asdict(workload).items() if value}
 
 
 def main() -> None:
-    """Measure all workloads and write the result."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/tree.json"))
+    """Measure what was asked for."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--out", type=Path, default=HERE / "results/tree.json")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--token_budget", type=int, default=4096)
+    parser.add_argument("--token_budget", type=int, default=4096, help="tokens of a pass, on CPU")
+    parser.add_argument("--only", nargs="+", choices=SECTIONS, default=SECTIONS)
+    parser.add_argument("--trl_python", help="a python in whose environment TRL is installed")
     arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    policy = demo_sized_policy()
-    result = {
-        "machine": {"cpu": platform.processor() or platform.machine(), "threads": 1},
+    result: dict[str, Any] = {
+        "machine": {
+            "cpu": platform.processor() or platform.machine(),
+            "gpu": torch.cuda.get_device_name() if arguments.device == "cuda" else None,
+        },
         "versions": {
             "python": platform.python_version(),
             "torch": torch.__version__,
             "transformers": transformers.__version__,
         },
-        "clock": "process CPU seconds, forward and backward, fastest run",
-        "parameters": sum(parameter.numel() for parameter in policy.parameters()),
-        "token_budget": arguments.token_budget,
+        "model": {name: dict(shape) for name, shape in SHAPES.items()},
         "repeats": arguments.repeats,
-        "workloads": {
-            name: measure(policy, workload, arguments.token_budget, arguments.repeats)
-            for name, workload in WORKLOADS.items()
-        },
     }
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text(json.dumps(result, indent=2) + "\n")
-    print(json.dumps(result["workloads"], indent=2))
-
-
-def demo_sized_policy() -> PolicyModel:
-    """Return a random Qwen3 of the demo's shape."""
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=VOCABULARY,
-        hidden_size=128,
-        intermediate_size=384,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
-        tie_word_embeddings=True,
-        attn_implementation=TREE_ATTENTION,
-    )
-    return wrap_policy(Qwen3ForCausalLM(config))
-
-
-def measure(
-    policy: PolicyModel, workload: Workload, token_budget: int, repeats: int
-) -> dict[str, object]:
-    """Time the three ways of one workload."""
-    groups = make_groups(workload)
-    batches = {
-        merge: build_step(groups, policy_version=0, token_budget=token_budget, merge=merge)
-        for merge in MERGES
-    }
-    seconds = {merge: [run(policy, batches[merge]) for _ in range(1)] for merge in MERGES}
-    for _ in range(repeats):
-        for merge in MERGES:
-            seconds[merge].append(run(policy, batches[merge]))
-    best = {merge: min(seconds[merge][1:]) for merge in MERGES}
-    work = {merge: flops(policy, batches[merge]) for merge in MERGES}
-    bound = work["none"] / work["tree"]
-    return {
-        "shape": asdict(workload),
-        "tokens": {merge: batches[merge].stats.tokens_packed for merge in MERGES},
-        "loss_terms": batches["tree"].stats.num_terms,
-        "seconds": {merge: round(best[merge], 4) for merge in MERGES},
-        "speedup": {merge: round(best["none"] / best[merge], 3) for merge in MERGES},
-        "bound": {merge: round(work["none"] / work[merge], 3) for merge in MERGES},
-        "share_of_bound": round(best["none"] / best["tree"] / bound, 3),
-    }
-
-
-def run(policy: PolicyModel, batch: StepBatch) -> float:
-    """Return the CPU seconds of one forward and backward pass over a step."""
-    policy.zero_grad(set_to_none=True)
-    start = time.process_time()
-    for micro_batch in batch.micro_batches[0]:
-        logprobs = term_logprobs(policy, micro_batch.row).logprobs
-        terms = policy_loss(
-            logprobs,
-            torch.from_numpy(micro_batch.behavior_logprobs),
-            torch.from_numpy(micro_batch.advantages),
-        )
-        weighted_sum(terms, torch.from_numpy(micro_batch.weights)).backward()
-    return time.process_time() - start
-
-
-def flops(policy: PolicyModel, batch: StepBatch) -> float:
-    """Return the multiply-add work of a step: 6 a parameter and token, 12 a head and pair."""
-    config = policy.model.config
-    head = config.vocab_size * config.hidden_size
-    body = sum(parameter.numel() for parameter in policy.parameters()) - head
-    attention = 12 * config.num_hidden_layers * config.num_attention_heads * config.head_dim
-    total = 0.0
-    for micro_batch in batch.micro_batches[0]:
-        row = micro_batch.row
-        pairs = float((row.positions + 1).sum())
-        head_rows = len(np.unique(row.sources))
-        total += 6 * body * row.num_tokens + attention * pairs + 6 * head * head_rows
-    return total
-
-
-def make_groups(workload: Workload, seed: int = 0) -> list[SelectedGroup]:
-    """Return random groups of the workload's shape with random advantages."""
-    rng = np.random.default_rng(seed)
-    groups = []
-    for number in range(workload.num_groups):
-        prompt = rng.integers(0, VOCABULARY, workload.prompt_tokens)
-        turns = [
-            turn
-            for record in range(workload.num_records)
-            for turn in make_record(workload, f"{number}/{record}", prompt, rng)
-        ]
-        record_ids = tuple(f"{number}/{record}" for record in range(workload.num_records))
-        groups.append(SelectedGroup(str(number), record_ids, (), tuple(turns)))
-    return groups
-
-
-def make_record(
-    workload: Workload, record_id: str, prompt: np.ndarray, rng: np.random.Generator
-) -> list[TurnTokens]:
-    """Return the turns of one record."""
-    turns, context = [], prompt
-    advantage = float(rng.choice([-1.0, 1.0]))
-    for index in range(workload.num_turns):
-        output = rng.integers(0, VOCABULARY, workload.sampled_tokens)
-        turns.append(
-            TurnTokens(
-                turn_id=f"{record_id}/{index}",
-                record_id=record_id,
-                chain=index if workload.strip_thinking else 0,
-                full_ids=np.concatenate([context, output]).astype(np.int32),
-                num_prompt_tokens=len(context),
-                behavior_logprobs=np.full(len(output), -6.0, dtype=np.float32),
-                versions=np.zeros(len(output), dtype=np.int32),
-                advantage=advantage,
-            )
-        )
-        kept = output[len(output) // 2 :] if workload.strip_thinking else output
-        tool = rng.integers(0, VOCABULARY, workload.tool_tokens)
-        context = np.concatenate([context, kept, tool])
-    return turns
+    if arguments.out.exists():  # keep sections that are not measured now
+        kept = json.loads(arguments.out.read_text())
+        result |= {s: kept[s] for s in SECTIONS if s in kept and s not in arguments.only}
+    with_trl = arguments.trl_python is not None
+    for setting in settings(
+        arguments.device, arguments.token_budget, arguments.repeats, with_trl=with_trl
+    ):
+        if setting.section in arguments.only:
+            found = measure(setting.row, arguments.trl_python)
+            filed(result, setting, found)
+            arguments.out.parent.mkdir(parents=True, exist_ok=True)
+            arguments.out.write_text(json.dumps(result, indent=1) + "\n")
+            print(setting.section, setting.name, setting.row.kind, json.dumps(found), flush=True)
 
 
 if __name__ == "__main__":

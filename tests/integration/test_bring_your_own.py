@@ -4,12 +4,12 @@ import asyncio
 import importlib.util
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.doc_blocks import run_shell, write_blocks
 from support.play import service
 from support.scripted_engine import serve_script
 from support.tiny_tokenizer import write_tokenizer
@@ -22,22 +22,6 @@ from agentrl.store import TrajectoryStore
 from agentrl.store.embedded import EmbeddedMongo
 
 ROOT = Path(__file__).parents[2]
-BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-FILE_NAME = re.compile(r"(?:#|//) (\S+\.\w+)\n")
-
-
-def write_files(blocks: list[tuple[str, str]], folder: Path) -> list[str]:
-    """Write the named blocks to files; returns the shell's."""
-    commands = []
-    for language, text in blocks:
-        named = FILE_NAME.match(text)
-        if language == "bash":
-            commands.append(text)
-        else:
-            assert named is not None, f"a block of {language} without a file name"
-            body = text if language == "python" else text[named.end() :]
-            (folder / named[1]).write_text(body)
-    return commands
 
 
 def as_model(prompt: str) -> str:
@@ -61,9 +45,8 @@ def as_model(prompt: str) -> str:
 async def test_every_block_of_bring_your_own_runs_as_printed(
     mongod: EmbeddedMongo, tmp_path: Path
 ) -> None:
-    blocks = BLOCK.findall((ROOT / "docs/bring-your-own.md").read_text())
-    commands = await asyncio.to_thread(write_files, blocks, tmp_path)
-    assert len(blocks) == 8
+    num_blocks, commands = await asyncio.to_thread(write_blocks, "bring-your-own.md", tmp_path)
+    assert num_blocks == 8
     model = write_tokenizer(tmp_path / "model")
     environment = {
         **os.environ,
@@ -88,18 +71,6 @@ async def test_every_block_of_bring_your_own_runs_as_printed(
             assert record.score is not None
             assert (record.final_answer, record.score.value) == (str(number), 1.0)
         await store.drop_database()
-
-
-def run_shell(text: str, folder: Path, environment: dict[str, str]) -> str:
-    done = subprocess.run(
-        ["timeout", "45", "bash", "-euo", "pipefail", "-c", text],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 @pytest.fixture(scope="module")

@@ -65,6 +65,20 @@ def test_an_unknown_scorer(tmp_path: Path) -> None:
     assert_one_line(done, tmp_path, "line 1", "unknown scorer 'exakt'", "exact")
 
 
+def test_questions_with_images_are_not_trained_on(tmp_path: Path) -> None:
+    path = tmp_path / "data.jsonl"
+    entry = {
+        "id": "a",
+        "query": "q",
+        "answer": 1,
+        "scorer": "exact",
+        "images": "http://x.org/a.png",
+    }
+    path.write_text(json.dumps(entry) + "\n")
+    done = run(tmp_path, "--train_file", str(path))
+    assert_one_line(done, tmp_path, "data.jsonl has images", "not trained on yet")
+
+
 def test_a_judge_without_its_configuration(tmp_path: Path) -> None:
     path = tmp_path / "data.jsonl"
     path.write_text(json.dumps({"id": "a", "query": "q", "answer": 1, "scorer": "agentcpm"}) + "\n")

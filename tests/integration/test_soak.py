@@ -94,7 +94,8 @@ async def check(store: TrajectoryStore, records: list[Record], renderer: Rendere
         # of the infrastructure in disguise.
         assert (record.outcome, record.score.value) == ("answered", 1.0)
         assert {attempt.ended_by for attempt in record.attempts[:-1]} <= {"error"}
-        assert all("ToolError" in str(attempt.error) for attempt in record.attempts[:-1])
+        for attempt in record.attempts[:-1]:
+            assert str(attempt.error).startswith("ToolError: "), attempt
         turns = await store.turns_of(record.id)
         for index, prompt in enumerate(rebuild_prompts(turns)):
             # The question, and a reply and a result a turn: nobody else closes anything.

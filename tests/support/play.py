@@ -82,8 +82,11 @@ async def open_play(
 ) -> AsyncIterator[RolloutContext]:
     """Yield a context whose clients are real."""
     renderer: Renderer = engine.renderer
-    servers_by_name = {} if tools is None else load_mcp_servers(tools)
-    config = ToolsConfig(servers=servers_by_name, max_retries=0)
+    config = ToolsConfig(
+        servers={} if tools is None else load_mcp_servers(tools),
+        max_retries=0,
+        show_images=renderer.shows_images_of("tool"),
+    )
     async with connect_tools(config) as toolbox, ServerPool() as servers:
         servers.update([service(engine)])
         yield RolloutContext(

@@ -1,9 +1,19 @@
-"""A tokenizer directory in Qwen's layout whose vocabulary is the 256 bytes and the special tokens."""
+"""Tokenizer directories in Qwen's layout: the 256 bytes and the special tokens, or a few words more."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    trainers,
+)
 
 CHAT_TEMPLATE = """{%- if tools %}
 {{- '<|im_start|>system\\n' }}
@@ -32,25 +42,72 @@ TAGS = (
 )
 
 
-def write_tokenizer(directory: Path) -> Path:
-    """Write the files that a renderer reads; no weights."""
+_SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+def write_tokenizer(
+    directory: Path,
+    template: str = CHAT_TEMPLATE,
+    *,
+    texts: Sequence[str] = (),
+    special: Sequence[str] = SPECIAL,
+    **config: object,
+) -> Path:
+    """Write the files that a renderer reads; no weights.
+
+    Args:
+        directory: where to.
+        template: the chat template.
+        texts: what merges are learnt from, behind Qwen's normalizer and split; bytes alone without.
+        special: control tokens; turns end with `<|im_end|>`.
+        **config: what else `config.json` says; a `str` is the id of that token.
+    """
+    tokenizer = _learnt(texts, special) if texts else _bytes_alone()
+    tokenizer.add_special_tokens(list(special))
+    tokenizer.add_tokens([AddedToken(tag, normalized=False, special=False) for tag in TAGS])
+    directory.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(directory / "tokenizer.json"))
+    tokenizer_config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": "<|im_end|>",
+        "pad_token": "<|endoftext|>",
+        "chat_template": template,
+    }
+    (directory / "tokenizer_config.json").write_text(json.dumps(tokenizer_config))
+    stop = {"eos_token_id": tokenizer.token_to_id("<|im_end|>")}
+    (directory / "generation_config.json").write_text(json.dumps(stop))
+    more = {k: tokenizer.token_to_id(v) if isinstance(v, str) else v for k, v in config.items()}
+    (directory / "config.json").write_text(json.dumps({"model_type": "qwen3", **stop, **more}))
+    return directory
+
+
+def _bytes_alone() -> Tokenizer:
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {symbol: position for position, symbol in enumerate(alphabet)}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(list(SPECIAL))
-    tokenizer.add_tokens([AddedToken(tag, normalized=False, special=False) for tag in TAGS])
-    directory.mkdir(parents=True, exist_ok=True)
-    tokenizer.save(str(directory / "tokenizer.json"))
-    config = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "eos_token": "<|im_end|>",
-        "pad_token": "<|endoftext|>",
-        "chat_template": CHAT_TEMPLATE,
-    }
-    (directory / "tokenizer_config.json").write_text(json.dumps(config))
-    stop = {"eos_token_id": tokenizer.token_to_id("<|im_end|>")}
-    (directory / "generation_config.json").write_text(json.dumps(stop))
-    (directory / "config.json").write_text(json.dumps({"model_type": "qwen3", **stop}))
-    return directory
+    return tokenizer
+
+
+def _learnt(texts: Sequence[str], special: Sequence[str]) -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(_SPLIT), behavior="isolated", invert=False),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400,
+        show_progress=False,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        special_tokens=list(special),
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer

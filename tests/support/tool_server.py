@@ -1,12 +1,16 @@
 """A small MCP server for tests: `python tool_server.py LOG_FILE [PORT]` (stdio without a port).
 
 Tools: `look(key)` finds a number, `slow(seconds)` takes its time, `shout(text)` answers with chat
-markup, `page(length)` with a long text, `crash()` ends the whole server. Every call is appended to the log file.
+markup, `page(length)` with a long text, `picture(number)` with an image, `crash()` ends the whole
+server. Every call is appended to the log file.
 """
 
+import base64
 import logging
 import os
+import struct
 import sys
+import zlib
 from pathlib import Path
 
 import anyio
@@ -16,6 +20,7 @@ from mcp.server.stdio import stdio_server
 from mcp.types import (
     CallToolRequestParams,
     CallToolResult,
+    ImageContent,
     ListToolsResult,
     PaginatedRequestParams,
     TextContent,
@@ -29,14 +34,32 @@ ARGUMENTS = {
     "slow": {"seconds": {"type": "number"}},
     "shout": {"text": {"type": "string"}},
     "page": {"length": {"type": "integer"}},
+    "picture": {"number": {"type": "integer"}},
     "crash": {},
 }
+
+
+def picture(number: int) -> bytes:
+    """Return a PNG of one grey pixel."""
+    chunks = (
+        (b"IHDR", struct.pack(">IIBBBBB", 1, 1, 8, 0, 0, 0, 0)),
+        (b"IDAT", zlib.compress(bytes([0, number % 256]))),
+        (b"IEND", b""),
+    )
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+        for kind, body in chunks
+    )
 
 
 def answer(name: str, arguments: dict[str, object]) -> CallToolResult:
     """Carry one call out."""
     if name == "crash":
         os._exit(1)
+    if name == "picture":
+        data = base64.b64encode(picture(int(str(arguments["number"])))).decode()
+        image = ImageContent(type="image", data=data, mime_type="image/png")
+        return CallToolResult(content=[TextContent(type="text", text="Look:"), image])
     texts = {
         "look": str(VALUES.get(str(arguments.get("key")))),
         "slow": "done",

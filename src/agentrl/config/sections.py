@@ -179,6 +179,10 @@ class RolloutSection(Section):
     question stays, with a summary by the browse agent where agent_config_path names one."""
     agent_config_path: Path | None = None
     """YAML file with the LLM judge's (and browse agent's) models; see assets/agent_config.yml."""
+    max_images: int = Field(default=8, ge=0)
+    """Images of tool results that one rollout shows a model that sees; further ones are described."""
+    max_image_megabytes: float = Field(default=10.0, gt=0)
+    """Largest image that is fetched or taken from a tool."""
     scorer_module: Path | None = None
     """Python file that registers scorers with MCPScorerFactory."""
     scoring: Literal["own", "elsewhere", "only"] = "own"

@@ -1,7 +1,7 @@
 """From finished groups to micro-batches: selection, token trees, packing."""
 
 from agentrl.data.batch import MicroBatch, StepBatch, StepStats, build_step
-from agentrl.data.select import SelectedGroup, select_group
+from agentrl.data.select import SelectedGroup, normalized_over_step, select_group
 from agentrl.data.tree import TokenTree
 
 __all__ = [
@@ -11,5 +11,6 @@ __all__ = [
     "StepStats",
     "TokenTree",
     "build_step",
+    "normalized_over_step",
     "select_group",
 ]

@@ -2,12 +2,11 @@
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import get_args
 
 import numpy as np
 
-from agentrl.algorithms.advantages import step_normalized
 from agentrl.algorithms.reductions import Reduction, term_weights
 from agentrl.data.packing import Bin, plan_bins
 from agentrl.data.select import SelectedGroup
@@ -99,8 +98,8 @@ def build_step(
     reduction: Reduction = "token_mean",
     merge: Merge = "tree",
     num_ranks: int = 1,
+    pair_cost: float = 0.0,
     normalizer_length: int | None = None,
-    normalize_advantages: bool = False,
 ) -> StepBatch:
     """Merge, weigh and pack the groups of one optimizer step.
 
@@ -111,11 +110,10 @@ def build_step(
         reduction: how terms are averaged, see `term_weights`; a sequence is a Record.
         merge: prefix sharing in the forward pass.
         num_ranks: data-parallel ranks.
+        pair_cost: work of a visible pair over that of a token outside attention; ranks get rows
+            that take equally long by it.
         normalizer_length: constant length of the `sequence_sum` reduction, see `term_weights`.
-        normalize_advantages: bring them to mean 0 and deviation 1 over the step's terms.
     """
-    if normalize_advantages:
-        groups = _normalized(groups)
     trees = [TokenTree.from_tokens(group.turns, merge=merge) for group in groups if group.usable]
     branches = [branch for tree in trees for branch in tree.branches]
     turns = [turn for branch in branches for turn in branch.turns]
@@ -132,7 +130,9 @@ def build_step(
         weights=np.split(weights, np.cumsum(counts)[:-1]) if turns else [],
         policy_version=policy_version,
     )
-    shares = plan_bins(branches, token_budget=token_budget, num_ranks=num_ranks)
+    shares = plan_bins(
+        branches, token_budget=token_budget, num_ranks=num_ranks, pair_cost=pair_cost
+    )
     rounds = max((len(share) for share in shares), default=0)
     # Ranks gather the parameters of a sharded model together, so they make equally many passes.
     num_chunks = [
@@ -155,18 +155,6 @@ def build_step(
             groups, turns, policy_version, [bin_ for share in shares for bin_ in share], rows
         ),
     )
-
-
-def _normalized(groups: Sequence[SelectedGroup]) -> list[SelectedGroup]:
-    turns = [turn for group in groups for turn in group.turns]
-    advantages = step_normalized(
-        np.array([turn.advantage for turn in turns]), np.array([turn.num_terms for turn in turns])
-    )
-    values = iter(advantages.tolist())
-    return [
-        replace(group, turns=tuple(replace(turn, advantage=next(values)) for turn in group.turns))
-        for group in groups
-    ]
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,7 +11,12 @@ from typing import Literal
 
 import numpy as np
 
-from agentrl.algorithms.advantages import RIGHT_ABOVE, group_advantages, turn_advantages
+from agentrl.algorithms.advantages import (
+    RIGHT_ABOVE,
+    group_advantages,
+    step_normalized,
+    turn_advantages,
+)
 from agentrl.algorithms.filters import (
     GroupFacts,
     RecordDrop,
@@ -87,6 +92,7 @@ def select_group(
         seed: draws the records that `balance_sample` and `reserve_context_error_count` keep.
 
     Raises:
+        TrainingError: a record shows images, which cannot be trained on yet.
         ValueError: the records are not of one Task, or turns are missing.
     """
     if len({record.task_id for record in records}) != 1:
@@ -224,3 +230,16 @@ def _turn_drop(
     if algorithm.skip_non_positive_advantage and advantage <= 0.0:
         return "non_positive_advantage"
     return None
+
+
+def normalized_over_step(groups: Sequence[SelectedGroup]) -> list[SelectedGroup]:
+    """Return the groups with advantages of mean 0 and deviation 1 over the step's terms."""
+    turns = [turn for group in groups for turn in group.turns]
+    advantages = step_normalized(
+        np.array([turn.advantage for turn in turns]), np.array([turn.num_terms for turn in turns])
+    )
+    values = iter(advantages.tolist())
+    return [
+        replace(group, turns=tuple(replace(turn, advantage=next(values)) for turn in group.turns))
+        for group in groups
+    ]

@@ -10,6 +10,7 @@ from itertools import groupby
 
 import numpy as np
 
+from agentrl.errors import TrainingError
 from agentrl.schema import DispatchedSamplingTask, token_versions
 
 
@@ -67,6 +68,7 @@ def turn_tokens(turns: Iterable[DispatchedSamplingTask]) -> list[TurnTokens]:
         turns: all turns of one attempt of each record, in any order.
 
     Raises:
+        TrainingError: a record shows images: its ids alone do not say what the model saw.
         ValueError: a turn is missing, shares more than there is, or has no prompt.
     """
     ordered = sorted(turns, key=lambda turn: (turn.record_id, turn.index))
@@ -78,6 +80,11 @@ def turn_tokens(turns: Iterable[DispatchedSamplingTask]) -> list[TurnTokens]:
 
 
 def _record_tokens(turns: Sequence[DispatchedSamplingTask]) -> list[TurnTokens]:
+    if any(turn.added_images for turn in turns):
+        raise TrainingError(
+            f"record {turns[0].record_id} shows images, and the trainer reads text only; "
+            "train on questions and tools without images (--max_images 0)"
+        )
     lengths = _full_lengths(turns)
     chains, extended_by = _chains(turns, lengths)
     full: dict[int, np.ndarray] = {}

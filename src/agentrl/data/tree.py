@@ -41,6 +41,12 @@ class Branch:
         """Return the tokens that this branch lays down."""
         return len(self.path) - self.shared
 
+    @property
+    def num_new_pairs(self) -> int:
+        """Return the (query, key) pairs that see each other and have a new token as the query."""
+        length, shared = len(self.path), self.shared
+        return (length * (length + 1) - shared * (shared + 1)) // 2
+
     def alone(self) -> "Branch":
         """Return the branch as the first one of a row."""
         return replace(self, shared=0)

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from io import BytesIO
 from types import TracebackType
 from typing import Any, Literal, Self
 
@@ -23,6 +24,7 @@ _KEEPALIVE_SECONDS = 3.0
 _CONNECT_SECONDS = 5.0
 _CONTROL_SECONDS = 300.0
 _HEALTH_SECONDS = 30.0
+_JSON_BODY = {"Content-Type": "application/json"}
 
 
 @dataclass(frozen=True)
@@ -196,14 +198,19 @@ class SGLangClient:
         path: str,
         body: Mapping[str, Any] | None,
         *,
-        headers: Mapping[str, str],
+        headers: dict[str, str],
         limits: aiohttp.ClientTimeout | None = None,
     ) -> bytes:
         """Return the body of a successful answer."""
         url = self.base_url + path
         try:
             async with self._http.request(
-                method, url, json=body, headers=headers, timeout=limits or self._control_timeout
+                method,
+                url,
+                # From a file, long bodies are sent in pieces, and others have their turn between.
+                data=None if body is None else BytesIO(json.dumps(body).encode()),
+                headers=headers | _JSON_BODY if body is not None else headers,
+                timeout=limits or self._control_timeout,
             ) as response:
                 content = await response.read()
         except TimeoutError as error:

@@ -14,7 +14,7 @@ import numpy as np
 from agentrl.errors import InferenceError, NoServerAvailable
 from agentrl.inference.client import SGLangClient
 from agentrl.inference.faults import ServerRefused, ServerUnreachable
-from agentrl.inference.wire import GenerateRequest, GenerateResult, join_results
+from agentrl.inference.wire import GenerateRequest, GenerateResult, join_results, new_rid
 from agentrl.schema import InferenceService
 
 logger = logging.getLogger(__name__)
@@ -185,9 +185,7 @@ class ServerPool:
 def _rest_of(request: GenerateRequest, so_far: GenerateResult | None) -> GenerateRequest:
     """Return the request that goes on after `so_far`, under an id of its own."""
     if so_far is None:
-        return GenerateRequest(
-            input_ids=request.input_ids, sampling=request.sampling, extra_key=request.extra_key
-        )
+        return request.model_copy(update={"rid": new_rid()})
     sampling = request.sampling
     done = len(so_far.output_ids)
     rest = sampling.model_copy(
@@ -197,8 +195,5 @@ def _rest_of(request: GenerateRequest, so_far: GenerateResult | None) -> Generat
             "seed": None if sampling.seed is None else sampling.seed + done,
         }
     )
-    return GenerateRequest(
-        input_ids=np.concatenate([request.input_ids, so_far.output_ids]),
-        sampling=rest,
-        extra_key=request.extra_key,
-    )
+    ids = np.concatenate([request.input_ids, so_far.output_ids])
+    return request.model_copy(update={"rid": new_rid(), "input_ids": ids, "sampling": rest})

@@ -33,6 +33,8 @@ class GenerateRequest(Value):
     rid: str = Field(default_factory=new_rid)
     extra_key: str | None = None
     """Namespace of the server's prefix cache."""
+    image_data: tuple[str, ...] = ()
+    """`data:` URLs of the images, one for each placeholder in `input_ids`."""
 
 
 class GenerateResult(Value):
@@ -88,6 +90,8 @@ def request_body(request: GenerateRequest) -> dict[str, Any]:
     }
     if request.extra_key is not None:
         body["extra_key"] = request.extra_key
+    if request.image_data:
+        body["image_data"] = list(request.image_data)
     return body
 
 

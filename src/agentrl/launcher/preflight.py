@@ -1,6 +1,7 @@
 """Everything that can be checked before a process starts, so that a mistake costs one line."""
 
 import shutil
+from pathlib import Path
 
 import httpx
 
@@ -28,9 +29,9 @@ async def check_inputs(config: RootConfig) -> None:
         StoreError: the database does not answer.
     """
     model_path = resolve_model(config.model.model_name_or_path)
-    Renderer.load(model_path, tool_call_parser=config.inference.tool_call_parser)
+    renderer = Renderer.load(model_path, tool_call_parser=config.inference.tool_call_parser)
     check_trackers(config.trainer.report_to)
-    _check_questions(config)
+    _check_questions(config, renderer)
     if config.agents.agent is not None:
         load_agent(config.agents.agent)
     await _check_store(config)
@@ -38,7 +39,7 @@ async def check_inputs(config: RootConfig) -> None:
     await _check_servers(config)
 
 
-def _check_questions(config: RootConfig) -> None:
+def _check_questions(config: RootConfig, renderer: Renderer) -> None:
     rollout, data = config.rollout, config.data
     if rollout.scorer_module is not None:
         load_scorer_module(rollout.scorer_module)
@@ -52,6 +53,25 @@ def _check_questions(config: RootConfig) -> None:
         with QuestionFile(path, data, known) as questions:
             for scorer in questions.scorers:
                 MCPScorerFactory.get_scorer(scorer).check(agent)
+            if questions.has_images:
+                _check_images(config, path, renderer)
+
+
+def _check_images(config: RootConfig, path: Path, renderer: Renderer) -> None:
+    if path == config.data.train_file:
+        raise ConfigError(
+            f"{path} has images: they can be sampled and evaluated, but not trained on yet"
+        )
+    if config.inference.inference_backend == "embedded":
+        raise ConfigError(
+            f"{path} has images, and the embedded engine reads text only; "
+            "use --inference_backend sglang"
+        )
+    if not renderer.shows_images_of("user"):
+        raise ConfigError(
+            f"{path} has images, and the chat template of {config.model.model_name_or_path} "
+            "shows none; take a model that sees"
+        )
 
 
 async def _check_store(config: RootConfig) -> None:

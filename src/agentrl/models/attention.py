@@ -51,6 +51,26 @@ class ChunkStates:
         return torch.cat([key_above, key], dim=2), torch.cat([value_above, value], dim=2)
 
 
+class CausalMasks:
+    """Masks of blocks whose queries are the last of their keys, each made when first asked for.
+
+    Additive and in the queries' precision: SDPA would turn a bool mask into one in every layer, and
+    keep them all for the backward pass. Not a dataclass, for the same reason as `ChunkStates`.
+    """
+
+    def __init__(self) -> None:
+        """Start without any."""
+        self._made: dict[tuple[int, int], torch.Tensor] = {}
+
+    def lower_right(self, num_queries: int, num_keys: int, like: torch.Tensor) -> torch.Tensor:
+        """Return a mask [num_queries, num_keys] with the device and precision of `like`."""
+        shape = (num_queries, num_keys)
+        if shape not in self._made:
+            hidden = torch.full(shape, -torch.inf, dtype=like.dtype, device=like.device)
+            self._made[shape] = hidden.triu(diagonal=num_keys - num_queries + 1)
+        return self._made[shape]
+
+
 @dataclass(frozen=True)
 class DeviceLayout:
     """An `AttentionLayout` with what attention needs on the device, made once a row."""
@@ -59,8 +79,8 @@ class DeviceLayout:
     key_lengths: list[int]
     key_index: torch.Tensor | None
     """int64 [total keys]; None when every block sees just its own tokens."""
-    masks: list[torch.Tensor | None]
-    """Per block bool [queries, keys], or None where plain causal attention does."""
+    masks: CausalMasks
+    """Shared by all layers."""
     states: ChunkStates | None = None
     """What the row shares with the chunks before it; None for a whole row."""
 
@@ -68,28 +88,15 @@ class DeviceLayout:
     def build(
         cls, layout: AttentionLayout, device: torch.device, states: ChunkStates | None = None
     ) -> "DeviceLayout":
-        """Move a layout to the device and make its masks (equal shapes share one)."""
-        made: dict[tuple[int, int], torch.Tensor | None] = {}
-        masks: list[torch.Tensor | None] = []
-        for num_queries, num_keys in zip(layout.query_lengths, layout.key_lengths, strict=True):
-            shape = (num_queries, num_keys)
-            if shape not in made:
-                made[shape] = None if num_queries == num_keys else _lower_right(shape, device)
-            masks.append(made[shape])
+        """Move a layout to the device."""
         alone = layout.key_lengths == layout.query_lengths
         return cls(
             query_lengths=list(layout.query_lengths),
             key_lengths=list(layout.key_lengths),
             key_index=None if alone else torch.from_numpy(layout.key_index).to(device),
-            masks=masks,
+            masks=CausalMasks(),
             states=states,
         )
-
-
-def _lower_right(shape: tuple[int, int], device: torch.device) -> torch.Tensor:
-    num_queries, num_keys = shape
-    ones = torch.ones(shape, dtype=torch.bool, device=device)
-    return ones.tril(diagonal=num_keys - num_queries)
 
 
 def tree_attention(
@@ -116,6 +123,7 @@ def tree_attention(
     Returns:
         The attention output [1, N, H, D] and None for the weights.
     """
+    query, key, value = in_one_precision(query, key, value)
     if tree_layout.states is not None:
         key, value = tree_layout.states.extend(layer_index(module), key, value)
     group = query.shape[1] // key.shape[1]
@@ -124,16 +132,43 @@ def tree_attention(
     keys = _gathered(key, tree_layout.key_index, group)
     values = _gathered(value, tree_layout.key_index, group)
     outputs = [
-        scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, scale=scaling)
-        for q, k, v, mask in zip(
+        _block_attention(q, k, v, tree_layout.masks, scaling)
+        for q, k, v in zip(
             torch.split(query, tree_layout.query_lengths, dim=2),
             torch.split(keys, tree_layout.key_lengths, dim=2),
             torch.split(values, tree_layout.key_lengths, dim=2),
-            tree_layout.masks,
             strict=True,
         )
     ]
     return torch.cat(outputs, dim=2).transpose(1, 2), None
+
+
+def _block_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    masks: CausalMasks,
+    scaling: float,
+) -> torch.Tensor:
+    """Attend from queries that are the last of their keys."""
+    num_queries, num_keys = query.shape[2], key.shape[2]
+    if num_queries == num_keys:
+        return scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling)
+    # A single query at the end of its path sees all of it.
+    mask = masks.lower_right(num_queries, num_keys, query) if num_queries > 1 else None
+    return scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling)
+
+
+def in_one_precision(*states: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Return queries, keys and values in the precision that autocast asks for.
+
+    Norms and rotary embedding leave queries and keys in float32, values come in bfloat16. Kernels
+    want one precision, and what is kept for other chunks should take no more room than it has to.
+    """
+    device = states[0].device.type
+    if not torch.is_autocast_enabled(device):
+        return states
+    return tuple(tensor.to(torch.get_autocast_dtype(device)) for tensor in states)
 
 
 def layer_index(module: torch.nn.Module) -> int:

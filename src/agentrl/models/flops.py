@@ -58,6 +58,11 @@ class FlopCount:
             per_head_position=6.0 * config.hidden_size * config.vocab_size,
         )
 
+    @property
+    def pair_cost(self) -> float:
+        """Return the work of a visible pair over that of a token outside attention."""
+        return self.per_pair / self.per_token
+
     def row(self, row: PackedRow) -> float:
         """Return the operations of one forward and backward pass of a row."""
         num_pairs = float(row.positions.sum()) + row.num_tokens

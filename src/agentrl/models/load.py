@@ -83,6 +83,7 @@ def wrap_policy(model: PreTrainedModel, *, gradient_checkpointing: bool = False)
     """Make a trainable policy of a loaded transformers model (dropout stays off)."""
     if model.dtype == torch.float64:
         _make_norms_exact(model)
+    model.get_input_embeddings().register_forward_hook(_in_autocast_precision)
     if gradient_checkpointing:
         # transformers renamed the switch in its 5.x series; both names do the same.
         enable: Any = (
@@ -99,11 +100,6 @@ def check_tree_support(config: PretrainedConfig) -> None:
     Raises:
         ConfigError: names what is not supported.
     """
-    if config.model_type not in SUPPORTED_MODEL_TYPES:
-        raise ConfigError(
-            f"model type {config.model_type!r} is not supported; "
-            f"supported are {', '.join(SUPPORTED_MODEL_TYPES)}"
-        )
     layer_types = set(getattr(config, "layer_types", None) or ["full_attention"])
     sliding = getattr(config, "sliding_window", None)
     windowed = sliding is not None and config.model_type == "mistral"
@@ -112,8 +108,27 @@ def check_tree_support(config: PretrainedConfig) -> None:
             "models with sliding-window or linear-attention layers cannot be trained on token "
             f"trees (layer types {sorted(layer_types)}, sliding window {sliding})"
         )
+    if config.model_type not in SUPPORTED_MODEL_TYPES:
+        raise ConfigError(
+            f"model type {config.model_type!r} is not supported; "
+            f"supported are {', '.join(SUPPORTED_MODEL_TYPES)}"
+        )
     if getattr(config, "attention_dropout", 0.0):
         raise ConfigError("attention_dropout must be 0: policy logprobs have to be reproducible")
+
+
+def _in_autocast_precision(
+    module: nn.Module, arguments: tuple[Any, ...], embeddings: torch.Tensor
+) -> torch.Tensor:
+    """Start the residual stream in the precision that the layers compute in.
+
+    Autocast by itself leaves it in float32: what gradient checkpointing keeps would take twice the
+    memory, and one GPU would compute something else than several, where FSDP2 casts the weights.
+    """
+    device = embeddings.device.type
+    if torch.is_autocast_enabled(device):
+        return embeddings.to(torch.get_autocast_dtype(device))
+    return embeddings
 
 
 class _ExactNorm(nn.Module):

@@ -124,7 +124,7 @@ class ForeignText:
             edges: also mark the parts of literals with which texts begin or end.
 
         Raises:
-            RenderError: a message has an unknown role or holds more than text.
+            RenderError: a message has an unknown role, or holds more than text and images.
         """
         plain = [_plain_message(message) for message in messages]
         taken: set[str] = set()
@@ -273,12 +273,12 @@ def _without_added_tokens(tokenizer_json: str) -> Tokenizer:
 def _plain_message(message: Message) -> Message:
     """Return the message as templates expect it: content as one text, arguments as objects.
 
-    Parts of a content would be set side by side by the template, out of reach of the search for
-    literals. OpenAI's wire form has the arguments of a call as JSON inside a string, templates take
+    Content with images stays a list, without their addresses. Parts of other contents would be set
+    side by side by the template for nothing. OpenAI's wire form has the arguments of a call as JSON inside a string, templates take
     them as the object they are.
 
     Raises:
-        RenderError: an unknown role, or a part that is not text.
+        RenderError: an unknown role, or a part that is neither text nor an image.
     """
     role = message.get("role")
     if role not in ROLES:
@@ -288,12 +288,19 @@ def _plain_message(message: Message) -> Message:
     content = message.get("content")
     if not isinstance(content, list):
         return message
-    texts: list[str] = []
-    for part in content:
-        if not isinstance(part, dict) or part.get("type") != "text":
-            raise RenderError("only text parts can be rendered")
-        texts.append(str(part["text"]))
-    return {**message, "content": "".join(texts)}
+    parts = [_plain_part(part) for part in content]
+    if any(part["type"] == "image" for part in parts):
+        return {**message, "content": parts}
+    return {**message, "content": "".join(part["text"] for part in parts)}
+
+
+def _plain_part(part: object) -> dict[str, str]:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if isinstance(part, dict) and kind == "text":
+        return {"type": "text", "text": str(part["text"])}
+    if kind == "image_url":
+        return {"type": "image"}
+    raise RenderError("only text and images can be rendered")
 
 
 def _plain_call(call: object) -> object:

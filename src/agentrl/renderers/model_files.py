@@ -22,6 +22,8 @@ class ModelFiles:
     named_tokens: dict[str, str]
     """`bos_token`, `eos_token`, ... as the template may use them."""
     stop_token_ids: tuple[int, ...]
+    image_token_id: int | None
+    """Placeholder of an image, where the model's configuration names one."""
 
 
 def read_model_files(model_dir: str | Path) -> ModelFiles:
@@ -49,6 +51,7 @@ def read_model_files(model_dir: str | Path) -> ModelFiles:
         chat_template=_chat_template(path, config),
         named_tokens=named_tokens,
         stop_token_ids=_stop_token_ids(path, tokenizer, named_tokens.get("eos_token")),
+        image_token_id=_image_token_id(path),
     )
 
 
@@ -84,6 +87,12 @@ def _chat_template(path: Path, config: dict[str, Any]) -> str:
             "`chat_template` in tokenizer_config.json)"
         )
     return template
+
+
+def _image_token_id(path: Path) -> int | None:
+    config = _read_json(path / "config.json")
+    named = (config.get(name) for name in ("image_token_id", "image_token_index"))
+    return next((value for value in named if isinstance(value, int)), None)
 
 
 def _stop_token_ids(path: Path, tokenizer: Tokenizer, eos_token: str | None) -> tuple[int, ...]:

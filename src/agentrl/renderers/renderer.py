@@ -70,6 +70,8 @@ class Renderer:
         )
         self._format = get_tool_call_format(tool_call_parser or AUTO, files.chat_template)
         self._foreign = ForeignText(files.tokenizer, files.tokenizer_json, self._format.control)
+        self.image_token_id = files.image_token_id
+        """Placeholder that stands once for every image of a prompt; None for models without."""
         self.stop_token_ids = files.stop_token_ids
         """Ids that end a turn, int; sampling stops at any of them."""
         self._stop_literals = {
@@ -79,6 +81,7 @@ class Renderer:
         }
         self._prompt_text, self._close_text = self._probe_template()
         self._structured = self._wants_structured_calls()
+        self._image_roles = frozenset(filter(self._places_image, ("user", "tool")))
         opened = self._prompt_text.rfind("<think>")
         self._starts_inside = opened > self._prompt_text.rfind("</think>")
 
@@ -116,6 +119,10 @@ class Renderer:
     def control_token_ids(self) -> frozenset[int]:
         """Ids that only the template and the model may produce, never text from outside."""
         return self._foreign.control_ids
+
+    def shows_images_of(self, role: str) -> bool:
+        """Whether images in messages of `role` (`user` or `tool`) reach the model."""
+        return role in self._image_roles
 
     def render(
         self,
@@ -281,6 +288,8 @@ class Renderer:
     ) -> tuple[MarkedConversation, str]:
         """Return the marked conversation and the text that the template makes of it."""
         conversation = self._foreign.mark(messages, tools)
+        if self.image_token_id is None and any(map(_shows_images, conversation.messages)):
+            raise RenderError("the model reads text only, and a message shows an image")
         text = self._text(conversation, len(messages), add_generation_prompt=add_generation_prompt)
         if not conversation.dangling:
             return conversation, text
@@ -413,6 +422,28 @@ class Renderer:
         _, found, close = reply.partition(_PROBE)
         return prompt.removeprefix(open_), close if found else None
 
+    def _places_image(self, role: str) -> bool:
+        """Whether the template writes the placeholder, once, for an image in such a message."""
+        if self.image_token_id is None:
+            return False
+        image: Message = {
+            "role": role,
+            "content": [{"type": "image_url", "image_url": {"url": ""}}],
+        }
+        messages: list[Message] = [{"role": "user", "content": "x"}, image]
+        if role == "tool":
+            call = {"type": "function", "function": {"name": "f", "arguments": {}}}
+            call_id = self._format.call_id(0, 0)
+            messages[1:] = [
+                {"role": "assistant", "content": "", "tool_calls": [{**call, "id": call_id}]},
+                {**image, "name": "f", "tool_call_id": call_id},
+            ]
+        try:
+            ids = self.render(messages)
+        except RenderError:
+            return False
+        return int((ids == self.image_token_id).sum()) == 1
+
     def _wants_structured_calls(self) -> bool:
         """Whether the template refuses calls inside an assistant's text, but not beside it.
 
@@ -436,6 +467,10 @@ class Renderer:
             return False
 
         return refuses(written) and not refuses({**written, "content": "", "tool_calls": [call]})
+
+
+def _shows_images(message: Message) -> bool:
+    return isinstance(message.get("content"), list)
 
 
 def _match_spaced(text: str, start: int, expected: str) -> int | None:

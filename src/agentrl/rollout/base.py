@@ -27,6 +27,7 @@ from agentrl.schema import (
     ToolResult,
     utc_now,
 )
+from agentrl.schema.images import content_with_images
 
 TaskType = TypeVar("TaskType", bound=Task)
 Judge = Callable[[DispatchedSamplingTask, Reply], float | None]
@@ -90,6 +91,8 @@ class AsyncSampler(ABC, Generic[TaskType]):
         self._appends: set[asyncio.Task[DispatchedSamplingTask]] = set()
         self._results_written: list[asyncio.Task[None]] = []
         self._recorded: tuple[DispatchedSamplingTask, ...] = ()
+        # By turn: what its images took in the server's prompt, beside their placeholders.
+        self._image_tokens: dict[int, int] = {}
 
     def take_up(self, turns: Sequence[DispatchedSamplingTask]) -> None:
         """Go on with an attempt whose holder died or handed it back.
@@ -187,17 +190,19 @@ class AsyncSampler(ABC, Generic[TaskType]):
         Raises:
             LimitReached: see `generate`, like the other errors.
         """
-        params = self._params(len(prompt.ids), min_room, sampling)
+        hidden = 0 if prompt.parent is None else self._image_tokens.get(prompt.parent, 0)
+        params = self._params(len(prompt.ids) + hidden, min_room, sampling)
         number = self._num_requests
         self._num_requests += 1
         if params.seed is None:
             params = params.model_copy(update={"seed": self._seed(number)})
         started_at = utc_now()
-        result = await self._within_time(
-            self.context.servers.generate(
-                self.record.id, GenerateRequest(input_ids=prompt.ids, sampling=params)
-            )
+        request = GenerateRequest(
+            input_ids=prompt.ids,
+            sampling=params,
+            image_data=await self.context.images.inlined(prompt.images),
         )
+        result = await self._within_time(self.context.servers.generate(self.record.id, request))
         if result.finish_reason == "abort":
             raise InferenceError(f"{result.server} gave up on a generation of {self.record.id}")
         reply = self.context.renderer.parse(result.output_ids, turn=number, tools=tools)
@@ -206,6 +211,8 @@ class AsyncSampler(ABC, Generic[TaskType]):
             parent=prompt.parent,
             shared_len=prompt.shared_len,
             added_ids=prompt.added_ids,
+            shared_images=prompt.shared_images,
+            added_images=prompt.added_images,
             output_ids=result.output_ids,
             output_logprobs=result.output_logprobs,
             version_spans=result.version_spans,
@@ -223,7 +230,10 @@ class AsyncSampler(ABC, Generic[TaskType]):
         )
         if judge is not None:
             turn = turn.model_copy(update={"advantage": judge(turn, reply)})
-        return await self._append(turn), reply
+        turn = await self._append(turn)
+        if prompt.images:
+            self._image_tokens[turn.index] = max(0, result.prompt_tokens - len(prompt.ids))
+        return turn, reply
 
     async def note_call(self, **fields: Any) -> DispatchedSamplingTask:
         """Store a call of a model that is not trained: a turn without tokens, durable on return.
@@ -271,7 +281,9 @@ class AsyncSampler(ABC, Generic[TaskType]):
         self, conversation: Conversation, prompt: Prompt, judge: Judge | None
     ) -> tuple[DispatchedSamplingTask, Reply]:
         turn = self._recorded[len(self.turns)]
-        same = (turn.parent, turn.shared_len) == (prompt.parent, prompt.shared_len)
+        same = (turn.parent, turn.shared_len, turn.added_images) == (
+            *(prompt.parent, prompt.shared_len, prompt.added_images),
+        )
         if not (same and np.array_equal(turn.added_ids, prompt.added_ids)):
             raise RenderError(
                 f"{self.record.id} cannot be taken up: its turn {turn.index} was sampled from a "
@@ -383,6 +395,7 @@ class AsyncSampler(ABC, Generic[TaskType]):
 def _is_result(message: Message, results: Sequence[ToolResult]) -> bool:
     """Return whether a message is one of these tool results."""
     return message.get("role") == "tool" and any(
-        (result.call_id, result.content) == (message.get("tool_call_id"), message.get("content"))
+        (result.call_id, content_with_images(result.content, result.images))
+        == (message.get("tool_call_id"), message.get("content"))
         for result in results
     )

@@ -2,11 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Protocol
 
 from agentrl.config.sections import RolloutSection, SamplingSection
 from agentrl.inference import ServerPool
 from agentrl.renderers.renderer import Renderer
+from agentrl.rollout.images import ImageLibrary
 from agentrl.schema import Control, MCPTask, SamplingParams, Score, Split
 from agentrl.store import TrajectoryStore
 from agentrl.tools import McpToolBox
@@ -88,6 +90,11 @@ class RolloutContext:
     resumable: bool = False
     live: LiveControl = field(default_factory=LiveControl)
     summaries: Summaries | None = None
+
+    @cached_property
+    def images(self) -> ImageLibrary:
+        """The images that rollouts show."""
+        return ImageLibrary(self.store, int(self.rollout.max_image_megabytes * 2**20))
 
     async def score(self, task: MCPTask, answer: str | None, *, no_answer: str) -> Score:
         """Let a task's scorer judge an answer; a rollout without one scores 0.

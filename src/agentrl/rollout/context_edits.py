@@ -6,6 +6,7 @@ where it cannot become a control token.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 from agentrl.schema import Message
 
@@ -58,7 +59,7 @@ def joined(messages: Sequence[Message]) -> list[Message]:
     result: list[Message] = []
     for message in messages:
         if result and result[-1]["role"] == message["role"] != "tool":
-            content = f"{result[-1]['content']}\n\n{message['content']}"
+            content = _joined(result[-1]["content"], message["content"])
             result[-1] = {**result[-1], "content": content}
         else:
             result.append(message)
@@ -68,5 +69,21 @@ def joined(messages: Sequence[Message]) -> list[Message]:
 def as_text(messages: Sequence[Message]) -> str:
     """Return a transcript for a reader who is to summarise it."""
     return "\n\n".join(
-        f"[{message.get('name') or message['role']}]\n{message['content']}" for message in messages
+        f"[{message.get('name') or message['role']}]\n{_text(message['content'])}"
+        for message in messages
     )
+
+
+def _joined(first: Any, second: Any) -> Any:
+    if isinstance(first, str) and isinstance(second, str):
+        return f"{first}\n\n{second}"
+    return [*_parts(first), {"type": "text", "text": "\n\n"}, *_parts(second)]
+
+
+def _parts(content: Any) -> list[Any]:
+    return [{"type": "text", "text": content}] if isinstance(content, str) else list(content)
+
+
+def _text(content: Any) -> str:
+    """Return what a reader of text gets to see of a content."""
+    return "".join(part.get("text", "[image]") for part in _parts(content))

@@ -1,13 +1,15 @@
 """A growing conversation with the model, and how its next prompt follows from its last turn."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
+from agentrl.errors import RenderError
 from agentrl.renderers.renderer import Renderer
 from agentrl.schema import Message
+from agentrl.schema.images import image_addresses
 
 
 @dataclass(frozen=True)
@@ -20,6 +22,8 @@ class Prompt:
         shared_len: leading ids taken over from that turn's prompt and output.
         branch_reason: why it does not continue that turn in full, if it does not.
         rewritten: the context is another one than that turn's, and not that turn's and more.
+        images: addresses of its images, one for each placeholder in `ids`.
+        shared_images: leading ones taken over from that turn's prompt.
     """
 
     ids: np.ndarray
@@ -27,11 +31,18 @@ class Prompt:
     shared_len: int
     branch_reason: str | None
     rewritten: bool = False
+    images: tuple[str, ...] = ()
+    shared_images: int = 0
 
     @property
     def added_ids(self) -> np.ndarray:
         """The ids after the shared part, int32 [A]."""
         return self.ids[self.shared_len :]
+
+    @property
+    def added_images(self) -> tuple[str, ...]:
+        """The images whose placeholders stand in the added ids."""
+        return self.images[self.shared_images :]
 
 
 @dataclass
@@ -41,6 +52,8 @@ class Conversation:
     Append to `messages` through `add`; the model's own replies are added by
     `AsyncSampler.generate`. To edit the history (drop tool results, summarise), call `rewrite`: the
     next prompt then branches from the longest token prefix that is still shared.
+
+    Images in messages are named by their stored addresses (`RolloutContext.images`).
     """
 
     messages: list[Message]
@@ -49,6 +62,7 @@ class Conversation:
     full_ids: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int32))
     pending: list[Message] = field(default_factory=list)
     branch_reason: str | None = None
+    images: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Treat the first messages as not yet sent."""
@@ -72,9 +86,11 @@ class Conversation:
 
     def next_prompt(self, renderer: Renderer) -> Prompt:
         """Render what was added since the last turn behind that turn's ids, as sampled."""
+        images = image_addresses(self.history)
         if self.parent is None:
             ids = renderer.render(self.pending, self.tools)
-            return Prompt(ids, None, 0, self.branch_reason)
+            _check_placeholders(ids, images, renderer.image_token_id)
+            return Prompt(ids, None, 0, self.branch_reason, images=images)
         if self.branch_reason is None:
             bridge = renderer.bridge(self.full_ids, self.messages, self.pending, self.tools)
         else:
@@ -82,14 +98,58 @@ class Conversation:
                 self.full_ids, self.pending, self.tools, reason=self.branch_reason
             )
         ids = bridge.prompt_ids(self.full_ids)
-        rewritten = self.branch_reason is not None
-        return Prompt(ids, self.parent, bridge.shared_len, bridge.reason, rewritten)
+        prompt = Prompt(
+            ids,
+            self.parent,
+            bridge.shared_len,
+            bridge.reason,
+            rewritten=self.branch_reason is not None,
+        )
+        if not (images or self.images):
+            return prompt
+        places = _check_placeholders(ids, images, renderer.image_token_id)
+        return _sharing_images(prompt, places, images, self.images)
 
     def replied(self, turn: int, full_ids: np.ndarray, message: Message) -> None:
         """Take over the model's reply: turn `turn`, whose prompt and output are `full_ids`."""
         self.messages.extend(self.pending)
+        self.images = image_addresses(self.messages)
         self.messages.append(message)
         self.pending = []
         self.parent = turn
         self.full_ids = full_ids
         self.branch_reason = None
+
+
+def _check_placeholders(
+    ids: np.ndarray, images: tuple[str, ...], image_token_id: int | None
+) -> np.ndarray:
+    """Return where the placeholders stand, one for each image, int64 [I].
+
+    Raises:
+        RenderError: there are more or fewer of them.
+    """
+    places = np.flatnonzero(ids == (-1 if image_token_id is None else image_token_id))
+    if len(places) != len(images):
+        raise RenderError(
+            f"the chat template writes {len(places)} placeholders for {len(images)} images"
+        )
+    return places
+
+
+def _sharing_images(
+    prompt: Prompt, places: np.ndarray, images: tuple[str, ...], before: tuple[str, ...]
+) -> Prompt:
+    """Return the prompt with its images, sharing nothing from the first that differs on.
+
+    Where one image stands in another's place, the ids are the same and mean another thing.
+    """
+    shared_len, shared_images = prompt.shared_len, 0
+    for place, mine, theirs in zip(places.tolist(), images, before, strict=False):
+        if place >= shared_len:
+            break
+        if mine != theirs:
+            shared_len = place
+            break
+        shared_images += 1
+    return replace(prompt, shared_len=shared_len, images=images, shared_images=shared_images)

@@ -23,6 +23,7 @@ import numpy as np
 from agentrl.config.sections import DataSection
 from agentrl.errors import DatasetError
 from agentrl.rollout.entries import BadEntry, read_entries
+from agentrl.rollout.entry_images import entry_images, first_user_content
 from agentrl.schema import MCPTask, Split
 
 _QUERY_KEYS = (
@@ -51,6 +52,7 @@ class Question:
     answer_schema: str
     system_prompt: str
     tags: tuple[str, ...] = ()
+    images: tuple[str, ...] = ()
 
 
 class QuestionFile(Sequence[Question]):
@@ -80,6 +82,8 @@ class QuestionFile(Sequence[Question]):
         self._known_scorers = known_scorers
         self._offsets = array("Q")
         self._scorers: set[str] = set()
+        self.has_images = False
+        """Whether a question shows images."""
         # Nameless, so that nothing is left behind however the process ends.
         self._spool = tempfile.TemporaryFile()  # noqa: SIM115
         try:
@@ -128,7 +132,7 @@ class QuestionFile(Sequence[Question]):
         digests = array("Q")
         for where, entry in read_entries(self._path):
             try:
-                question = _question(entry, self._defaults, where)
+                question = _question(entry, self._defaults, where, self._path.parent)
                 self._check_scorer(question)
             except BadEntry as problem:
                 problems.add(where, str(problem))
@@ -138,6 +142,7 @@ class QuestionFile(Sequence[Question]):
             digest = hashlib.blake2b(question.id.encode(), digest_size=8).digest()
             digests.append(int.from_bytes(digest))
             self._scorers.add(question.scorer)
+            self.has_images = self.has_images or bool(question.images)
         self._find_repeated_ids(digests, problems)
         problems.raise_if_any()
         if not self._offsets:
@@ -246,6 +251,7 @@ def tasks_from_questions(
                 answer_schema=question.answer_schema,
                 dataset_id=question.id,
                 tags=question.tags,
+                images=question.images,
             )
             order += 1
 
@@ -295,7 +301,7 @@ def eval_tasks(
     )
 
 
-def _question(entry: Any, defaults: DataSection, where: str) -> Question:
+def _question(entry: Any, defaults: DataSection, where: str, folder: Path) -> Question:
     if isinstance(entry, BadEntry):
         raise entry
     if not isinstance(entry, dict):
@@ -315,6 +321,7 @@ def _question(entry: Any, defaults: DataSection, where: str) -> Question:
         ),
         system_prompt=_text(entry.get("system_prompt") or defaults.system_prompt or "", "prompt"),
         tags=_tags(entry),
+        images=entry_images(entry, folder),
     )
 
 
@@ -322,13 +329,11 @@ def _query(entry: Mapping[str, Any]) -> str | None:
     value = _first(entry, _QUERY_KEYS)
     if value is not _MISSING:
         return _text(value, "query") or None
-    raw = entry.get("raw")
-    nested = raw.get("messages") if isinstance(raw, dict) else None
-    for messages in (entry.get("messages"), nested):
-        for message in messages if isinstance(messages, list) else ():
-            if isinstance(message, dict) and message.get("role") == "user":
-                return _text(message.get("content"), "user message") or None
-    return None
+    content = first_user_content(entry)
+    if isinstance(content, list):
+        parts = [part for part in content if isinstance(part, dict) and part.get("type") == "text"]
+        return "".join(_text(part.get("text"), "text part") for part in parts) or None
+    return None if content is None else _text(content, "user message") or None
 
 
 def _answer(entry: Mapping[str, Any]) -> Any:

@@ -92,6 +92,8 @@ def demonstration_turns(
                 parent=prompt.parent,
                 shared_len=prompt.shared_len,
                 added_ids=prompt.added_ids,
+                shared_images=prompt.shared_images,
+                added_images=prompt.added_images,
                 output_ids=output_ids,
                 output_logprobs=np.full(len(output_ids), UNKNOWN_LOGPROB, dtype=np.float32),
                 version_spans=(VersionSpan(version=0, start=0, end=len(output_ids)),),

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Awaitable
 from typing import TypeVar
 
+from agentrl.errors import RenderError
 from agentrl.renderers.reply import Reply
 from agentrl.rollout.base import AsyncSampler, LimitReached, RolloutResult
 from agentrl.rollout.context import RolloutContext
@@ -24,6 +25,7 @@ from agentrl.schema import (
     ToolCall,
     ToolResult,
 )
+from agentrl.schema.images import content_with_images
 from agentrl.tools import ToolBox
 
 _T = TypeVar("_T")
@@ -55,10 +57,13 @@ class MCPSampler(AsyncSampler[MCPTask]):
         self._num_calls = 0
         self._num_nudges = 0
         self._summary: str | None = None
+        self._question: Message = {"role": "user", "content": task.query}
+        self._num_images = 0
 
     async def run(self) -> RolloutResult:
         """Play turns until an answer or a limit."""
         async with self.context.toolbox.for_rollout() as tools:
+            self._question = await self._question_shown()
             schemas = tuple(spec.openai() for spec in tools.specs)
             conversation = Conversation(self._opening(), schemas)
             try:
@@ -157,7 +162,7 @@ class MCPSampler(AsyncSampler[MCPTask]):
                 "role": "tool",
                 "tool_call_id": result.call_id,
                 "name": result.name,
-                "content": result.content,
+                "content": content_with_images(result.content, result.images),
             }
             for result in results
         ]
@@ -174,18 +179,31 @@ class MCPSampler(AsyncSampler[MCPTask]):
             raise LimitReached("tool_calls_limit")
         self._num_calls += 1
         recorded = self.recorded_result(call.id)
-        if recorded is not None:
-            return recorded
-        return await self._in_time(self._shortened(call, tools))
+        if recorded is None:
+            recorded = await self._in_time(self._shortened(call, tools))
+        self._num_images += len(recorded.images)
+        return recorded
 
     async def _shortened(self, call: ToolCall, tools: ToolBox) -> ToolResult:
         """Call a tool; a long page is summarised by the browse agent, if there is one."""
-        result = await tools.call(call.name, call.arguments, call_id=call.id)
+        result = await self._with_images(
+            await tools.call(call.name, call.arguments, call_id=call.id)
+        )
         summaries = self.context.summaries
         if summaries is None or result.is_error:
             return result
         summary = await summaries.of_result(call.name, call.arguments, result.content)
         return result if summary is None else result.model_copy(update={"content": summary})
+
+    async def _with_images(self, result: ToolResult) -> ToolResult:
+        """Store the images of a result, as many as the rollout may still show."""
+        room = max(0, self.context.rollout.max_images - self._num_images)
+        num_hidden = len(result.images) - room
+        content = result.content
+        if num_hidden > 0:
+            content += f"\n[{num_hidden} of the images not shown: there were too many before]"
+        images = await self.context.images.keep(result.images[:room])
+        return result.model_copy(update={"content": content, "images": images})
 
     async def _in_time(self, work: Awaitable[_T]) -> _T:
         try:
@@ -198,8 +216,14 @@ class MCPSampler(AsyncSampler[MCPTask]):
         messages: list[Message] = []
         if self.task.system_prompt:
             messages.append({"role": "system", "content": self.task.system_prompt})
-        messages.append({"role": "user", "content": self.task.query})
+        messages.append(self._question)
         return messages
+
+    async def _question_shown(self) -> Message:
+        if self.task.images and not self.context.renderer.shows_images_of("user"):
+            raise RenderError("the task has images, and the model's chat template shows none")
+        images = await self.context.images.keep(self.task.images)
+        return {"role": "user", "content": content_with_images(self.task.query, images)}
 
     def _nudge(self) -> str:
         schema = self.task.answer_schema

@@ -37,7 +37,8 @@ async def open_context(
         store = await stack.enter_async_context(
             TrajectoryStore.connect(uri.get_secret_value(), config.run.run_name)
         )
-        tools = tools_config(config.tools)
+        sees = renderer.shows_images_of("tool") and config.rollout.max_images > 0
+        tools = tools_config(config.tools).model_copy(update={"show_images": sees})
         toolbox = await stack.enter_async_context(connect_tools(tools))
         servers = await stack.enter_async_context(
             ServerPool(api_key=None if key is None else key.get_secret_value())

@@ -38,6 +38,7 @@ from agentrl.schema.turns import (
     ToolCall,
     ToolResult,
     VersionSpan,
+    rebuild_images,
     rebuild_prompts,
     token_versions,
 )
@@ -78,6 +79,7 @@ __all__ = [
     "ToolResult",
     "TurnTraining",
     "VersionSpan",
+    "rebuild_images",
     "rebuild_prompts",
     "register_task_type",
     "score_of",

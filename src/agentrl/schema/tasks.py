@@ -55,6 +55,9 @@ class MCPTask(Task):
     """The id that the dataset gave the question."""
     tags: tuple[str, ...] = ()
     """Labels that the dataset gave the question; evaluations report each on a line of its own."""
+    images: tuple[str, ...] = ()
+    """Images shown before the question: http(s) or `data:` URLs (stored once, when the task is
+    added), or addresses of stored images."""
 
 
 TASK_TYPES: dict[str, type[Task]] = {Task.kind: Task, MCPTask.kind: MCPTask}

@@ -61,6 +61,9 @@ class ToolResult(Value):
     is_error: bool = False
     """The tool itself reported an error. A failure of the infrastructure is not a ToolResult."""
     seconds: float = 0.0
+    images: tuple[str, ...] = ()
+    """Images that the model is shown with `content`: addresses of stored images; `data:` URLs until
+    they are."""
 
 
 class DispatchedSamplingTask(Value):
@@ -79,6 +82,11 @@ class DispatchedSamplingTask(Value):
     """Number of leading tokens of `full(parent)` that the prompt repeats."""
     added_ids: TokenIds
     """Prompt ids after the shared part, int32 [A]."""
+    shared_images: int = 0
+    """Number of leading images of the parent's prompt that this prompt repeats."""
+    added_images: tuple[str, ...] = ()
+    """Addresses of the images whose placeholders stand in `added_ids`, in order. Every image is one
+    placeholder there; what the server puts in its place is not stored."""
     output_ids: TokenIds
     """Sampled ids, the end-of-turn token included, int32 [T]."""
     output_logprobs: Logprobs
@@ -115,6 +123,19 @@ def token_versions(turn: DispatchedSamplingTask) -> np.ndarray:
     for span in turn.version_spans:
         versions[span.start : span.end] = span.version
     return versions
+
+
+def rebuild_images(turns: Sequence[DispatchedSamplingTask]) -> list[tuple[str, ...]]:
+    """Return the addresses of the images in every turn's prompt, in their order.
+
+    Args:
+        turns: all turns of the attempt, in order of `index` from 0.
+    """
+    images: list[tuple[str, ...]] = []
+    for turn in turns:
+        shared = () if turn.parent is None else images[turn.parent][: turn.shared_images]
+        images.append((*shared, *turn.added_images))
+    return images
 
 
 def rebuild_prompts(turns: Sequence[DispatchedSamplingTask]) -> list[np.ndarray]:

@@ -7,6 +7,7 @@ from pymongo.errors import OperationFailure
 
 from agentrl.errors import StoreError
 from agentrl.schema.base import Value
+from agentrl.schema.images import stored_key
 from agentrl.store.codec import Document
 from agentrl.store.door import Door, operation
 from agentrl.store.turns import blob_keys
@@ -206,11 +207,13 @@ class MaintenanceDoor(Door):
         return superseded, refused, size
 
     async def _unreferenced_blobs(self, without: set[str]) -> tuple[list[str], int]:
-        """Return ids of blobs that only the turns `without` refer to, or none, and their bytes."""
+        """Return ids of blobs that only the turns `without` refer to, or nothing, and their bytes."""
         used: set[str] = set()
         async for turn in self._turns.find():
             if turn["_id"] not in without:
                 used.update(blob_keys(turn))
+        async for task in self._tasks.find({"images": {"$gt": []}}, {"images": 1}):
+            used.update(filter(None, map(stored_key, task["images"])))
         unused, size = [], 0
         cursor = await self._db["blobs"].aggregate(
             [{"$project": {"bytes": {"$bsonSize": "$$ROOT"}}}]

@@ -2,7 +2,7 @@
 
 Documents of `agentrl.schema` go in and come out; nothing of the driver is seen outside. Every
 method may be called from any number of processes at once. The parts stand in modules of their own:
-runs, tasks, slots, turns, scoring, groups, ledger, processes, progress.
+runs, tasks, slots, turns, images, scoring, groups, ledger, processes, progress.
 """
 
 import asyncio

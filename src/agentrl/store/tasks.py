@@ -1,9 +1,12 @@
 """Tasks and the pending Records (slots) that belong to them."""
 
+import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Iterable
+from itertools import islice
 from typing import Any
 
-from agentrl.schema import Record, RecordStatus, Split, Task
+from agentrl.schema import MCPTask, Record, RecordStatus, Split, Task
+from agentrl.schema.images import image_from_data_url
 from agentrl.schema.tasks import TaskStatus
 from agentrl.store.codec import (
     Document,
@@ -12,11 +15,12 @@ from agentrl.store.codec import (
     task_from_document,
     to_document,
 )
-from agentrl.store.door import Door, boundary, operation
+from agentrl.store.door import boundary, operation
+from agentrl.store.images import ImageDoor
 from agentrl.store.inserts import insert_new
 
 
-class TaskDoor(Door):
+class TaskDoor(ImageDoor):
     """Pushes and reads tasks."""
 
     async def add_tasks(
@@ -31,20 +35,28 @@ class TaskDoor(Door):
             The number of tasks that were new.
         """
         num_new = 0
-        batch: list[Task] = []
-        async for task in _iterate(tasks):
-            batch.append(task)
-            if len(batch) == batch_size:
-                num_new += await self._add_batch(batch)
-                batch = []
-        return num_new + await self._add_batch(batch)
+        async for batch in _batches(tasks, batch_size):
+            num_new += await self._add_batch(batch)
+        return num_new
 
     @operation("add tasks")
     async def _add_batch(self, tasks: list[Task]) -> int:
+        tasks = [await self._with_stored_images(task) for task in tasks]
         # Tasks first: a slot that can be claimed always finds its Task.
         num_new = await insert_new(self._tasks, [to_document(task) for task in tasks])
         await insert_new(self._records, [slot for task in tasks for slot in _slots(task)])
         return num_new
+
+    async def _with_stored_images(self, task: Task) -> Task:
+        """Return the task with addresses in place of the images that it brings along."""
+        if not (isinstance(task, MCPTask) and task.images):
+            return task
+        brought = [url for url in task.images if url.startswith("data:")]
+        stored = await self.put_images([image_from_data_url(url) for url in brought])
+        addresses = dict(zip(brought, stored, strict=True))
+        return task.model_copy(
+            update={"images": tuple(addresses.get(url, url) for url in task.images)}
+        )
 
     @operation("read the next order")
     async def next_train_order(self) -> int:
@@ -153,10 +165,20 @@ def _only(**conditions: Any) -> Document:
     return {field: value for field, value in conditions.items() if value is not None}
 
 
-async def _iterate(tasks: Iterable[Task] | AsyncIterable[Task]) -> AsyncIterator[Task]:
+async def _batches(
+    tasks: Iterable[Task] | AsyncIterable[Task], size: int
+) -> AsyncIterator[list[Task]]:
     if isinstance(tasks, AsyncIterable):
+        batch: list[Task] = []
         async for task in tasks:
-            yield task
-    else:
-        for task in tasks:
-            yield task
+            batch.append(task)
+            if len(batch) == size:
+                yield batch
+                batch = []
+        if batch:
+            yield batch
+        return
+    left = iter(tasks)
+    # In a thread: a question file may take long to read, and the caller has leases to keep.
+    while batch := await asyncio.to_thread(list, islice(left, size)):
+        yield batch

@@ -9,6 +9,7 @@ from pymongo.asynchronous.database import AsyncDatabase
 
 from agentrl.errors import LeaseLost, StoreError
 from agentrl.schema import DispatchedSamplingTask, ToolResult
+from agentrl.schema.images import stored_key
 from agentrl.store.blobs import Blob
 from agentrl.store.coalesce import Coalescer
 from agentrl.store.codec import (
@@ -163,7 +164,9 @@ class TurnDoor(Door):
         return await self._unpack_all([found[turn_id] for turn_id in turn_ids])
 
     async def _unpack_all(self, documents: list[Document]) -> list[DispatchedSamplingTask]:
-        blobs = await self._blobs.get(key for document in documents for key in blob_keys(document))
+        blobs = await self._blobs.get(
+            key for document in documents for key in _packed_keys(document)
+        )
         return [unpack(document, blobs) for document in documents]
 
 
@@ -198,7 +201,15 @@ def unpack(document: Document, blobs: dict[str, Any]) -> DispatchedSamplingTask:
 
 
 def blob_keys(document: Document) -> Iterable[str]:
-    """Yield the keys of all blobs that a stored turn refers to."""
+    """Yield the keys of all blobs that a stored turn refers to, images included."""
+    yield from _packed_keys(document)
+    addresses = [*document.get("added_images", ())]
+    for result in document["tool_results"]:
+        addresses += result.get("images", ())
+    yield from filter(None, map(stored_key, addresses))
+
+
+def _packed_keys(document: Document) -> Iterable[str]:
     for value in document.values():
         for item in value if isinstance(value, list) else (value,):
             if _is_reference(item):

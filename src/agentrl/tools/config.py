@@ -98,6 +98,8 @@ class ToolsConfig(BaseModel):
     retry_lost_calls: bool = False
     """Also repeat calls whose answer was lost and that may have been carried out, for tools that
     do not declare themselves read-only or idempotent."""
+    show_images: bool = False
+    """The model sees: images in results are handed on with them instead of being described."""
     max_result_chars: int = Field(default=200_000, gt=0)
     """Longer results are cut in the middle, and say so."""
 

@@ -1,10 +1,11 @@
 """What a tool returned, as text that a model can read."""
 
+import base64
 import json
-from collections.abc import Sequence
 
 from mcp.types import (
     AudioContent,
+    BlobResourceContents,
     CallToolResult,
     ContentBlock,
     EmbeddedResource,
@@ -14,10 +15,19 @@ from mcp.types import (
     TextResourceContents,
 )
 
+from agentrl.schema.images import image_from_bytes
 
-def result_text(result: CallToolResult, max_chars: int) -> str:
-    """Return the text of a result; structured content stands in where there is no other."""
-    text = _join(result.content)
+
+def result_text(result: CallToolResult, max_chars: int, *, show_images: bool = False) -> str:
+    """Return the text of a result; structured content stands in where there is no other.
+
+    Args:
+        result: what the tool returned.
+        max_chars: longer texts are cut.
+        show_images: leave those images out that `result_images` returns.
+    """
+    blocks = [b for b in result.content if not (show_images and _image_url(b) is not None)]
+    text = "\n".join(map(_block_text, blocks))
     if not result.content and result.structured_content is not None:
         text = json.dumps(result.structured_content, ensure_ascii=False)
     return cut_middle(text, max_chars)
@@ -33,8 +43,22 @@ def cut_middle(text: str, max_chars: int) -> str:
     return f"{text[:head]}\n[... {left_out} characters left out ...]\n{text[len(text) - tail :]}"
 
 
-def _join(blocks: Sequence[ContentBlock]) -> str:
-    return "\n".join(_block_text(block) for block in blocks)
+def result_images(result: CallToolResult) -> tuple[str, ...]:
+    """Return the images of a result as `data:` URLs; what is no image of a known format is not."""
+    return tuple(url for block in result.content if (url := _image_url(block)) is not None)
+
+
+def _image_url(block: ContentBlock) -> str | None:
+    if isinstance(block, ImageContent):
+        data = block.data
+    elif isinstance(block, EmbeddedResource) and isinstance(block.resource, BlobResourceContents):
+        data = block.resource.blob
+    else:
+        return None
+    try:
+        return image_from_bytes(base64.b64decode(data)).data_url
+    except ValueError:
+        return None
 
 
 def _block_text(block: ContentBlock) -> str:

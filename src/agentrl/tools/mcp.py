@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
@@ -18,12 +19,21 @@ from agentrl.tools.aggregator import AggregatedServer, Aggregator
 from agentrl.tools.base import ToolSpec
 from agentrl.tools.config import ToolsConfig
 from agentrl.tools.connection import ServerConnection
-from agentrl.tools.content import cut_middle, result_text
+from agentrl.tools.content import cut_middle, result_images, result_text
 from agentrl.tools.faults import CallTimedOut, InvalidResult
 
 logger = logging.getLogger(__name__)
 
 Connection = ServerConnection | AggregatedServer
+
+
+@dataclass(frozen=True)
+class _Said:
+    """What came of a call."""
+
+    text: str
+    is_error: bool
+    images: tuple[str, ...] = ()
 
 
 class McpToolBox:
@@ -60,15 +70,16 @@ class McpToolBox:
         started = time.monotonic()
         spec = self._by_name.get(name)
         if spec is None:
-            text, is_error = self._unknown(name), True
+            said = _Said(self._unknown(name), is_error=True)
         else:
-            text, is_error = await self._call(spec, arguments)
+            said = await self._call(spec, arguments)
         return ToolResult(
             call_id=call_id,
             name=name,
-            content=text,
-            is_error=is_error,
+            content=said.text,
+            is_error=said.is_error,
             seconds=time.monotonic() - started,
+            images=said.images,
         )
 
     @asynccontextmanager
@@ -92,7 +103,7 @@ class McpToolBox:
             for connection in own.values():
                 await connection.close()
 
-    async def _call(self, spec: ToolSpec, arguments: Mapping[str, Any]) -> tuple[str, bool]:
+    async def _call(self, spec: ToolSpec, arguments: Mapping[str, Any]) -> _Said:
         limit = self._config.max_result_chars
         try:
             result = await self._connections[spec.server].call_tool(
@@ -104,12 +115,18 @@ class McpToolBox:
                 raise ToolError(
                     f"MCP server {spec.server!r} answered with garbage: {error.message}"
                 ) from error
-            return cut_middle(f"Error: {error.message}", limit), True
+            return _Said(cut_middle(f"Error: {error.message}", limit), is_error=True)
         except CallTimedOut as error:
-            return f"Error: {error}", True
+            return _Said(f"Error: {error}", is_error=True)
         except InvalidResult as error:
-            return cut_middle(f"Error: the tool's result is invalid: {error}", limit), True
-        return result_text(result, limit), bool(result.is_error)
+            text = f"Error: the tool's result is invalid: {error}"
+            return _Said(cut_middle(text, limit), is_error=True)
+        show_images = self._config.show_images
+        return _Said(
+            result_text(result, limit, show_images=show_images),
+            is_error=bool(result.is_error),
+            images=result_images(result) if show_images else (),
+        )
 
     def _unknown(self, name: str) -> str:
         near = get_close_matches(name, self._by_name, n=1)

@@ -141,6 +141,11 @@ class Learner:
         self._writer = StateWriter(ranks)
         self._num_done = 0
 
+    @property
+    def pair_cost(self) -> float:
+        """Return the work of a visible pair over that of a token outside attention."""
+        return self._flops.pair_cost
+
     def _spread(self, policy: PolicyModel, mesh: DeviceMesh | None) -> None:
         parallelize(policy, mesh)
         shard_model(policy, self._ranks, mesh, compute_dtype=self._precision.compute)

@@ -16,14 +16,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from agentrl.algorithms.reductions import reduction_kind
 from agentrl.config.checks import groups_per_step
 from agentrl.config.sections import RootConfig
-from agentrl.data import StepBatch, build_step
+from agentrl.data import StepBatch
 from agentrl.data.tree import Merge
 from agentrl.errors import StoreError, TrainingError
 from agentrl.schema import Task
 from agentrl.store import DEFAULT_CONSUMER, TrajectoryStore
+from agentrl.trainer.batches import step_batch
 from agentrl.trainer.evaluation import evaluate
 from agentrl.trainer.groups import GroupReader, StepControl, StepGroups
 from agentrl.trainer.history import EvalMetrics, History, StepMetrics
@@ -338,18 +338,14 @@ class TrainLoop:
                 logger.warning("the controls are left as they are: %s", error)
 
     def _build(self, found: StepGroups, merge: Merge) -> StepBatch:
-        return build_step(
+        return step_batch(
             found.groups,
+            self._algorithm,
             policy_version=found.step - 1,
             token_budget=self._trainer.max_tokens,
-            reduction=reduction_kind(
-                token_level_loss=self._algorithm.token_level_loss,
-                skip_length_normalization=self._algorithm.skip_length_normalization,
-            ),
             merge=merge,
             num_ranks=self._team.num_shares,
-            normalizer_length=self._algorithm.loss_normalizer_length,
-            normalize_advantages=self._algorithm.advantage_estimator == "reinforce_plus_plus",
+            pair_cost=self._team.pair_cost,
         )
 
     def _metrics(

@@ -86,6 +86,11 @@ class Team:
         """Number of shares into which a step's work is divided."""
         return self._ranks.shape.num_shares
 
+    @property
+    def pair_cost(self) -> float:
+        """What a visible pair takes over what a token outside attention takes; packing asks."""
+        return self._learner.pair_cost
+
     async def __aenter__(self) -> Self:
         self._learner = await asyncio.get_running_loop().run_in_executor(
             self._thread, self._make_learner

@@ -3,6 +3,7 @@ from support.trees import make_record, make_turn
 
 from agentrl.config.sections import AlgorithmSection
 from agentrl.data import select_group
+from agentrl.errors import TrainingError
 
 TASK = "train/0/q0"
 
@@ -145,3 +146,11 @@ def test_a_record_without_sampled_tokens_has_no_terms():
 def test_records_of_two_tasks_are_refused():
     with pytest.raises(ValueError, match="exactly one task"):
         select([record(0, 1.0), record(0, 0.0, task_id="train/0/q1")])
+
+
+def test_a_record_that_shows_images_is_refused_by_name():
+    seen = record(1, 0.0)
+    turn = seen.turns[0].model_copy(update={"added_images": ("sha256:aa",)})
+    seen = seen.model_copy(update={"turns": (turn,)})
+    with pytest.raises(TrainingError, match=f"record {TASK}/1 shows images"):
+        select([record(0, 1.0), seen])

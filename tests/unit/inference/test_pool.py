@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
+import numpy as np
 import pytest
 from starlette.responses import JSONResponse, Response
 from support.stub_server import StubServer, generation, stub_server
@@ -108,6 +109,15 @@ async def test_refused_request_is_not_repeated(
     assert len(pair[0].bodies) == 1
 
 
+async def test_a_prompt_of_a_million_bytes_is_sent_whole(
+    pool: ServerPool, pair: tuple[StubServer, StubServer]
+) -> None:
+    long = REQUEST.model_copy(update={"input_ids": np.arange(300_000, dtype=np.int32)})
+    pool.update([service(pair[0].url)])
+    await pool.generate("record", long)
+    assert pair[0].bodies[0]["input_ids"] == list(range(300_000))
+
+
 async def test_cut_generation_is_resumed_from_its_tokens(
     pool: ServerPool, pair: tuple[StubServer, StubServer]
 ) -> None:
@@ -123,7 +133,9 @@ async def test_cut_generation_is_resumed_from_its_tokens(
 
     stub.answer = cut_twice
     pool.update([service(stub.url)])
-    result = await pool.generate("record", REQUEST)
+    image = "data:image/png;base64,AA=="
+    result = await pool.generate("record", REQUEST.model_copy(update={"image_data": (image,)}))
+    assert [body["image_data"] for body in stub.bodies] == [[image]] * 3
     assert result.output_ids.tolist() == [4, 5, 6]
     assert result.finish_reason == "stop"
     assert [(s.version, s.start, s.end) for s in result.version_spans] == [(1, 0, 2), (2, 2, 3)]

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from support.trees import random_group, tiny_policy
+from torch.nn.attention.flex_attention import flex_attention
 
 from agentrl.data.tree import TokenTree
 from agentrl.errors import ConfigError
@@ -85,6 +86,22 @@ def test_chunks_say_the_same_as_the_whole_row():
     with torch.no_grad():
         expected = term_logprobs(policy, ROWS[0]).logprobs
     assert torch.allclose(found, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("architecture", ["qwen3", "llama"])
+@torch.no_grad()
+def test_the_kernel_gets_all_in_the_precision_of_autocast(architecture, monkeypatch):
+    met = set()
+
+    def noted(query, key, value, **options):
+        met.update(states.dtype for states in (query, key, value))
+        return flex_attention(query, key, value, **options)
+
+    monkeypatch.setattr("agentrl.models.flex.flex_attention", noted)
+    policy = tiny_policy(architecture, torch.float32, attention="agentrl_flex")
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        term_logprobs(policy, ROWS[0])
+    assert met == {torch.bfloat16}
 
 
 def test_training_on_cpu_is_refused(tmp_path):

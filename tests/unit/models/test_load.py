@@ -4,7 +4,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from support.trees import random_group, tiny_policy
-from transformers import GPT2Config, MistralConfig, Qwen2Config
+from transformers import (
+    Gemma3TextConfig,
+    GPT2Config,
+    MistralConfig,
+    Qwen2Config,
+    Qwen3Config,
+    Qwen3NextConfig,
+)
 from transformers.utils import logging
 
 from agentrl.data.tree import TokenTree
@@ -67,6 +74,12 @@ def test_missing_checkpoint_is_refused(tmp_path):
         (GPT2Config(), "model type 'gpt2' is not supported"),
         (MistralConfig(sliding_window=128), "sliding-window"),
         (Qwen2Config(use_sliding_window=True, max_window_layers=0), "sliding-window"),
+        (
+            Qwen3Config(num_hidden_layers=2, layer_types=["full_attention", "sliding_attention"]),
+            "sliding_attention",
+        ),
+        (Gemma3TextConfig(), "sliding_attention"),
+        (Qwen3NextConfig(), "linear_attention"),
         (Qwen2Config(attention_dropout=0.1), "attention_dropout must be 0"),
     ],
 )
@@ -77,6 +90,19 @@ def test_architectures_that_trees_cannot_serve_are_refused(config, message):
 
 def test_mistral_without_a_window_is_accepted():
     check_tree_support(MistralConfig(sliding_window=None))
+
+
+@pytest.mark.parametrize("architecture", ["qwen3", "llama"])
+def test_under_autocast_layers_keep_their_input_in_its_precision(architecture):
+    policy = tiny_policy(architecture, torch.float32)
+    met = []
+    for layer in policy.model.model.layers:
+        layer.register_forward_pre_hook(lambda _, arguments: met.append(arguments[0].dtype))
+    row = TokenTree.from_tokens(random_group(2).turns).row
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        logprobs = term_logprobs(policy, row).logprobs
+    assert met == [torch.bfloat16] * len(policy.model.model.layers)
+    assert logprobs.dtype == torch.float32
 
 
 def test_float64_policy_rounds_nowhere(tmp_path):

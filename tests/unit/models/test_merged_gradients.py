@@ -156,9 +156,7 @@ def forgets_ancestors(module, query, key, value, attention_mask, *, scaling, tre
     layout: DeviceLayout = tree_layout
     outputs = []
     start = used = 0
-    for queries, keys, mask in zip(
-        layout.query_lengths, layout.key_lengths, layout.masks, strict=True
-    ):
+    for queries, keys in zip(layout.query_lengths, layout.key_lengths, strict=True):
         index = layout.key_index[used : used + keys]
         above, own = index[: keys - queries], index[keys - queries :]
         states = [
@@ -169,8 +167,7 @@ def forgets_ancestors(module, query, key, value, attention_mask, *, scaling, tre
             scaled_dot_product_attention(
                 query[:, :, start : start + queries],
                 *states,
-                attn_mask=mask,
-                is_causal=mask is None,
+                attn_mask=layout.masks.lower_right(queries, keys, query),
                 scale=scaling,
             )
         )

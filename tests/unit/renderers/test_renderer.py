@@ -403,7 +403,7 @@ def test_encode_makes_no_control_token(renderer: Renderer) -> None:
     ("message", "expected"),
     [
         ({"role": "wizard", "content": "x"}, "unknown message role 'wizard'"),
-        ({"role": "user", "content": [{"type": "image_url"}]}, "only text parts"),
+        ({"role": "user", "content": [{"type": "image_url"}]}, "reads text only"),
         ({"role": "user"}, "refuses the conversation"),
     ],
 )

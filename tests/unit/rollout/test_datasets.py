@@ -3,10 +3,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.tool_server import picture
 
 from agentrl.config.sections import DataSection
 from agentrl.errors import DatasetError
-from agentrl.rollout.datasets import eval_tasks, load_questions, train_tasks
+from agentrl.rollout.datasets import QuestionFile, eval_tasks, load_questions, train_tasks
+from agentrl.schema.images import image_from_bytes
 
 DEFAULTS = DataSection(default_scorer="exact", system_prompt="Be brief.")
 
@@ -148,3 +150,38 @@ def test_evaluation_overtakes_training_and_is_tagged_by_version(tmp_path: Path) 
     assert [task.id for task in tasks] == ["eval/12/a", "eval/12/b"]
     assert [task.order for task in tasks] == [-2, -1]
     assert {task.tag for task in tasks} == {"eval@12"}
+
+
+def test_images_are_read_in_every_form(tmp_path: Path) -> None:
+    (tmp_path / "one.png").write_bytes(picture(1))
+    inline = image_from_bytes(picture(2)).data_url
+    web = "https://example.org/a.png"
+    said = [
+        {"type": "image_url", "image_url": {"url": inline}},
+        {"type": "text", "text": "What is "},
+        {"type": "text", "text": "this?"},
+    ]
+    entries = [
+        {"query": "What is this?", "images": ["one.png", web]},
+        {"query": "What is this?", "image": inline},
+        {"messages": [{"role": "user", "content": said}]},
+    ]
+    path = write_lines(tmp_path / "d.jsonl", *entries)
+    with QuestionFile(path, DEFAULTS) as questions:
+        assert questions.has_images
+        assert [question.query for question in questions] == ["What is this?"] * 3
+        first = image_from_bytes(picture(1)).data_url
+        assert [q.images for q in questions] == [(first, web), (inline,), (inline,)]
+
+
+def test_images_that_cannot_be_had_are_named_by_their_line(tmp_path: Path) -> None:
+    (tmp_path / "page.png").write_text("<html>")
+    for image, problem in (
+        ("none.png", "image 'none.png': No such file"),
+        ("page.png", "image 'page.png': neither PNG"),
+        ("data:image/png;base64,AA", "neither PNG|not base64"),
+        (7, "an image must be an address or a file, found int"),
+    ):
+        path = write_lines(tmp_path / "d.jsonl", {"q": "A"}, {"q": "B", "images": [image]})
+        with pytest.raises(DatasetError, match=f"line 2: .*({problem})"):
+            load_questions(path, DEFAULTS)

@@ -211,6 +211,20 @@ def test_a_million_questions_are_checked_in_little_memory(tmp_path: Path) -> Non
     assert peak_of(check) < 100 * 2**20
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_million_tasks_are_asked_in_little_memory(tmp_path: Path) -> None:
+    write_many(tmp_path / "d.jsonl", 1_000_000)
+    asked = bytearray(1_000_000)
+
+    def ask() -> None:
+        for task in train_tasks(DataSection(train_file=tmp_path / "d.jsonl"), seed=1):
+            asked[int(task.dataset_id[1:])] += 1
+
+    assert peak_of(ask) < 100 * 2**20
+    assert asked.count(1) == 1_000_000
+
+
 def test_an_abandoned_epoch_leaves_nothing_open(tmp_path: Path) -> None:
     write_many(tmp_path / "d.jsonl", 10)
     tasks: Iterator[Any] = train_tasks(DataSection(train_file=tmp_path / "d.jsonl"), seed=1)

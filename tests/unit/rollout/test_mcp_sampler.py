@@ -157,8 +157,8 @@ async def test_a_reply_without_call_or_answer_is_reminded_and_given_up_after_thr
     [
         (["go"], {"max_turns": 2}, {}, None, "turns_limit", 2),
         (["x" * 50], {}, {"max_new_tokens": 20}, None, "length_limit", 1),
-        (["CALL"], {"max_turns": 9}, {"max_prompt_tokens": 880}, None, "length_limit", 1),
-        (["CALL"], {"max_turns": 9}, {}, 880, "length_limit", 1),
+        (["CALL"], {"max_turns": 9}, {"max_prompt_tokens": 1041}, None, "length_limit", 1),
+        (["CALL"], {"max_turns": 9}, {}, 1041, "length_limit", 1),
         (["CALL"], {"max_turns": 9, "max_tool_calls": 2}, {}, None, "tool_calls_limit", 3),
         (["CALL"], {"max_turns": 9, "repetition_early_stop_times": 3}, {}, None, "repetition", 3),
     ],
@@ -273,6 +273,29 @@ async def test_rollouts_go_on_across_a_weight_update(
     assert [turn.version_spans[0].version for turn in turns] == [5, 6]
     assert record is not None
     assert (record.min_version, record.max_version) == (5, 6)
+
+
+async def test_every_sampling_parameter_reaches_the_engine(
+    store: TrajectoryStore, renderer: Renderer, tools_url: str
+) -> None:
+    asked = {
+        "temperature": 0.7,
+        "top_p": 0.9,
+        "top_k": 5,
+        "min_p": 0.1,
+        "presence_penalty": 0.5,
+        "frequency_penalty": 0.25,
+        "repetition_penalty": 1.1,
+        "max_new_tokens": 64,
+    }
+    with serve_script(renderer, replies(ANSWER)) as engine:
+        await begin_run(store, engine, TASK)
+        sampling = SamplingSection.model_validate(asked)
+        async with open_play(store, engine, tools_url, sampling=sampling) as context:
+            _, turns = await play(store, context)
+    sent = engine.requests[0]["sampling_params"]
+    assert {name: sent[name] for name in asked} == asked
+    assert turns[0].sampling_params.model_dump(include=set(asked)) == asked
 
 
 async def test_the_tries_of_a_group_ask_with_different_seeds(

@@ -1,5 +1,7 @@
 """Connecting, the schema, and the plans of hot queries."""
 
+import asyncio
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -42,6 +44,17 @@ async def test_a_malformed_uri_is_a_config_error_without_the_password(
         async with TrajectoryStore.connect(uri, "run"):
             pass
     assert "s3cret" not in str(caught.value)
+
+
+async def test_other_work_goes_on_while_tasks_are_read(store: TrajectoryStore) -> None:
+    goes_on = threading.Event()
+
+    def slow_file() -> Iterator[Task]:
+        assert goes_on.wait(10), "nothing else had its turn"
+        yield make_task(0)
+
+    asyncio.get_running_loop().call_later(0.05, goes_on.set)
+    assert await store.add_tasks(slow_file()) == 1
 
 
 async def test_a_database_must_be_named(mongod: EmbeddedMongo) -> None:

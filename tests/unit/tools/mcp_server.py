@@ -112,6 +112,11 @@ def token(context: Context) -> str:
 
 
 @server.tool()
+def header(name: str, context: Context) -> str:
+    return (context.headers or {}).get(name, "none")
+
+
+@server.tool()
 def environment(name: str) -> str:
     return os.environ.get(name, "unset")
 

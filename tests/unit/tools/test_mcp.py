@@ -162,6 +162,15 @@ async def test_the_token_is_sent_and_not_shown(
     assert "s3cret" not in config.model_dump_json()
 
 
+async def test_headers_of_a_server_are_sent_with_every_call(
+    server_url: str, config_for: ConfigFor
+) -> None:
+    headers = {"MCP_SERVERS": "search,fetch", "X-Session": "7"}
+    async with connect_tools(config_for({"s": {"url": server_url, "headers": headers}})) as box:
+        sent = [(await box.call("header", {"name": name.lower()})).content for name in headers]
+    assert sent == ["search,fetch", "7"]
+
+
 async def test_probing_names_the_address_of_a_server_that_is_not_there(
     config_for: ConfigFor,
 ) -> None:

@@ -5,7 +5,7 @@ import torch
 from support.trees import NO_AUTOCAST, random_group, relative_error, tiny_policy
 
 from agentrl.config.sections import AlgorithmSection
-from agentrl.data import build_step
+from agentrl.data import build_step, normalized_over_step
 from agentrl.models.load import wrap_policy
 from agentrl.trainer.passes import forward_backward
 
@@ -40,14 +40,13 @@ def other_policy():
 def train_step(policy, algorithm, merge, token_budget, num_ranks=1):
     """Loss, KL, masked terms and flat gradient of a whole step."""
     batch = build_step(
-        GROUPS,
+        normalized_over_step(GROUPS),
         policy_version=3,
         token_budget=token_budget,
         merge=merge,
         num_ranks=num_ranks,
         reduction="sequence_sum",
         normalizer_length=50,
-        normalize_advantages=True,
     )
     policy.zero_grad(set_to_none=True)
     reference = other_policy() if algorithm.kl_coefficient else None

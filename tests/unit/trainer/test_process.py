@@ -474,15 +474,15 @@ async def test_a_wrong_merge_stops_the_run_with_a_report(
     make_config, store, model_path, monkeypatch
 ):
     await fill(store, model_path, [MIXED, MIXED, MIXED, MIXED])
-    build = loop.build_step
+    build = loop.step_batch
 
-    def repeats_a_weight(groups, *, merge, **settings):
-        batch = build(groups, merge=merge, **settings)
+    def repeats_a_weight(*arguments, merge, **settings):
+        batch = build(*arguments, merge=merge, **settings)
         if merge != "none":
             batch.micro_batches[0][0].weights[0] *= 2
         return batch
 
-    monkeypatch.setattr(loop, "build_step", repeats_a_weight)
+    monkeypatch.setattr(loop, "step_batch", repeats_a_weight)
     config = make_config(verify_merge=1)
     with pytest.raises(TrainingError, match="differs from that of separate turns"):
         await train(config)

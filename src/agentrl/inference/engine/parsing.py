@@ -199,6 +199,9 @@ def _prompts(
 ) -> tuple[list[list[int]], bool]:
     if body.get("input_embeds") is not None:
         raise BadRequest("input_embeds is not supported here; send input_ids")
+    for name in ("image_data", "video_data", "audio_data"):
+        if body.get(name):
+            raise BadRequest(f"{name} is not supported: this engine reads text only; use SGLang")
     text = body.get("text")
     if text is not None and not _is_texts(text):
         raise BadShape("text has to be a string or a list of strings")

@@ -70,6 +70,14 @@ async def test_data_and_control_have_keys_of_their_own(app: httpx.AsyncClient) -
     assert (unauthorized.status_code, unauthorized.json()) == (401, {"error": "Unauthorized"})
 
 
+async def test_images_are_refused_in_words(app: httpx.AsyncClient) -> None:
+    image = {"image_data": ["data:image/png;base64,AA=="]}
+    refused = await app.post("/generate", json=BODY | image)
+    assert refused.status_code == 400
+    assert "image_data is not supported" in refused.json()["error"]["message"]
+    assert (await app.post("/generate", json=BODY | {"image_data": None})).status_code == 200
+
+
 @pytest.mark.parametrize("settings", [{"api_key": SecretStr("data")}])
 async def test_one_key_covers_both_without_an_admin_key(app: httpx.AsyncClient) -> None:
     for path in ("/generate", "/continue_generation"):

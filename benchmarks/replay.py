@@ -1,0 +1,150 @@
+"""The demo's trainer with and without merged prefixes, on the same records.
+
+    python benchmarks/replay.py --steps 8 --seeds 1 2 3 --out benchmarks/results/replay.json
+
+For each seed the demo is played for some steps. Then trainers of other names read along: each
+starts from the demo's model and trains on the records that the run has stored, once with token
+trees, once merged within a record, once with every turn in a row of its own. All make the same
+steps from the same records; what differs is the time, and the last digits.
+
+`speedup.tree` is the time of `forward_backward` and `optimizer` of `none` over that of `tree`, wall
+clock, summed over all seeds' steps but each one's first (which loads libraries). `largest_*` is how
+far losses and gradient norms are apart, relative, over all steps, and weights after the last one.
+"""
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+from agentrl.store.embedded import EmbeddedMongo
+
+ROOT = Path(__file__).parents[1]
+MERGES = ("tree", "linear", "none")
+ALL_SAMPLES = 10**6
+"""Staleness bound of trainers that read along: they are versions behind what was sampled."""
+
+
+def agentrl(command: str, folder: Path, run: str, **flags: object) -> None:
+    """Run a command of agentrl with the demo's configuration."""
+    words = [command, "--config", str(ROOT / "assets/demo/grpo.yaml"), "--run_name", run]
+    settings = {"logs_dir": folder / "logs", "eval_strategy": "no", **flags}
+    for name, value in settings.items():
+        words += [f"--{name}", str(value)]
+    subprocess.run([sys.executable, "-m", "agentrl", *words], cwd=ROOT, check=True)
+
+
+def replayed(folder: Path, seed: int, steps: int) -> dict[str, list[dict[str, Any]]]:
+    """Play the demo and return the metrics of every step of every trainer that read along."""
+    data_dir, run = folder / "mongo", f"seed{seed}"
+    agentrl(
+        "run",
+        folder,
+        run,
+        output_dir=folder / "played",
+        mongo_data_dir=data_dir,
+        seed=seed,
+        max_steps=steps,
+    )
+    found = {}
+    with EmbeddedMongo(data_dir) as mongo:
+        for merge in MERGES:
+            output = folder / merge
+            agentrl(
+                "train",
+                folder,
+                run,
+                output_dir=output,
+                db_connection_string=mongo.uri(run),
+                consumer=f"replay_{merge}",
+                merge=merge,
+                enable_sampling="false",
+                max_staleness=ALL_SAMPLES,
+                seed=seed,
+                max_steps=steps,
+            )
+            lines = (output / "metrics.jsonl").read_text().splitlines()
+            found[merge] = [json.loads(line) for line in lines]
+    return found
+
+
+def seconds(steps: list[dict[str, Any]]) -> float:
+    """Return the seconds that the trainer computed, the first step left out."""
+    phases = ("forward_backward", "optimizer")
+    return sum(step["seconds"][phase] for step in steps[1:] for phase in phases)
+
+
+def largest(found: dict[str, list[dict[str, Any]]], name: str) -> float:
+    """Return the largest relative difference of a metric from that of separate turns."""
+    return max(
+        abs(step[name] - other[name]) / abs(other[name])
+        for merge in MERGES
+        for step, other in zip(found[merge], found["none"], strict=True)
+    )
+
+
+def weight_difference(folder: Path) -> float:
+    """Return how far the last weights are apart, relative to how far they have come."""
+    merged, separate = (weights(folder / merge) for merge in ("tree", "none"))
+    start = load_file(ROOT / "assets/demo/model/model.safetensors")
+    apart = sum(float((merged[k] - separate[k]).double().square().sum()) for k in merged)
+    come = sum(float((separate[k] - start[k]).double().square().sum()) for k in merged)
+    return float((apart / come) ** 0.5)
+
+
+def weights(output: Path) -> dict[str, torch.Tensor]:
+    """Return the newest policy that a trainer wrote."""
+    newest = max(output.glob("policy/*/model.safetensors"), key=lambda path: path.stat().st_mtime)
+    return load_file(newest)
+
+
+def main() -> None:
+    """Measure, and write what came out."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results/replay.json")
+    arguments = parser.parse_args()
+    runs: dict[str, Any] = {}
+    totals = dict.fromkeys(MERGES, 0.0)
+    for seed in arguments.seeds:
+        with tempfile.TemporaryDirectory() as name:
+            found = replayed(Path(name), seed, arguments.steps)
+            difference = weight_difference(Path(name))
+        for merge in MERGES:
+            totals[merge] += seconds(found[merge])
+        runs[str(seed)] = {
+            "steps": len(found["tree"]),
+            "seconds": {merge: round(seconds(steps), 3) for merge, steps in found.items()},
+            "tokens": {
+                merge: sum(step["num_forward_tokens"] for step in steps)
+                for merge, steps in found.items()
+            },
+            "reward_mean": [step["reward_mean"] for step in found["tree"]],
+            "largest_loss_difference": largest(found, "loss"),
+            "largest_grad_norm_difference": largest(found, "grad_norm"),
+            "largest_weight_difference": difference,
+        }
+    result = {
+        "machine": {"cores": os.cpu_count(), "processor": platform.machine()},
+        "versions": {"python": platform.python_version(), "torch": torch.__version__},
+        "speedup": {merge: round(totals["none"] / totals[merge], 3) for merge in MERGES},
+        "runs": runs,
+    }
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    arguments.out.write_text(json.dumps(result, indent=1) + "\n")
+    print(json.dumps(result, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,56 @@
+"""Train an AWorld agent with MCP tools on this machine; with --swarm, one of two agents.
+
+    scripts/setup && scripts/setup_agents aworld .venv-aworld
+    AGENTRL_PYTHON=.venv/bin/python .venv-aworld/bin/python examples/aworld_agent.py
+
+With `--engine verl --config FILE` (keys of verl) it writes what verl needs, and starts it.
+"""
+
+import argparse
+
+from aworld.agents.llm_agent import Agent
+from aworld.config import AgentConfig, AgentMemoryConfig, ModelConfig
+from aworld.core.agent.swarm import Swarm
+from shop.services import EDITOR_URL, TOOLS_URL, started
+
+from agentrl import AgentTrainer
+
+
+def reward(data_source, solution_str, ground_truth, extra_info=None):
+    """1 for the right number, else 0."""
+    return float(f"<answer>{ground_truth}</answer>" in solution_str)
+
+
+def clerk():
+    """An agent that has the shop's tools; its model is filled in."""
+    return Agent(
+        name="clerk",
+        conf=AgentConfig(memory_config=AgentMemoryConfig(history_write_strategy="direct")),
+        mcp_config={"mcpServers": {"shop": {"type": "streamable-http", "url": TOOLS_URL}}},
+        mcp_servers=["shop"],
+    )
+
+
+def editor():
+    """An agent with a model of its own, which is not trained."""
+    llm = ModelConfig(llm_base_url=EDITOR_URL, llm_model_name="editor", llm_api_key="none")
+    return Agent(name="editor", conf=AgentConfig(llm_config=llm))
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--swarm", action="store_true", help="the editor rewrites the answer")
+    parser.add_argument("--engine", default="agentrl")
+    parser.add_argument("--config", default="examples/aworld_agent.yaml")
+    parser.add_argument("--run_path", default="runs/aworld")
+    args = parser.parse_args()
+    trainer = AgentTrainer(
+        Swarm(clerk(), editor()) if args.swarm else clerk(),
+        config=args.config,
+        reward_func=reward,
+        train_dataset="assets/demo/train.jsonl",
+        run_path=args.run_path,
+        train_engine_name=args.engine,
+    )
+    with started():
+        print(trainer.train())

@@ -1,0 +1,88 @@
+"""Conversations with one model, token by token, as an agent framework holds them over HTTP.
+
+For training engines that sample themselves. A framework sends the whole conversation with every
+call; what it repeats is recognised, and only what it added is encoded.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+Message = dict[str, Any]
+
+
+@dataclass
+class Chain:
+    """One growing sequence: what the model saw and said.
+
+    Attributes:
+        messages: the conversation, the model's replies included.
+        ids: tokens of all of it.
+        mask: for the tokens after the first prompt, 1 where the model sampled them.
+        logprobs: as long as `mask`, 0 where nothing was sampled; None where the server gives none.
+    """
+
+    messages: list[Message]
+    ids: list[int] = field(default_factory=list)
+    mask: list[int] = field(default_factory=list)
+    logprobs: list[float] | None = None
+    num_replies: int = 0
+    busy: bool = False
+
+    @property
+    def num_sampled(self) -> int:
+        """Number of tokens that the model sampled."""
+        return sum(self.mask)
+
+
+class Chains:
+    """All sequences of one rollout."""
+
+    def __init__(self) -> None:
+        self._chains: list[Chain] = []
+
+    def take(self, messages: Sequence[Message]) -> Chain:
+        """Return the longest chain that these messages continue, or a new one without tokens.
+
+        A chain whose next reply is being sampled is not continued by anything else.
+        """
+        wanted = [_meaning(message) for message in messages]
+        best = None
+        for chain in self._chains:
+            known = [_meaning(message) for message in chain.messages]
+            longer = best is None or len(known) > len(best.messages)
+            if not chain.busy and wanted[: len(known)] == known and longer:
+                best = chain
+        if best is None:
+            best = Chain([])
+            self._chains.append(best)
+        best.busy = True
+        return best
+
+    def longest(self) -> Chain | None:
+        """Return the chain with the most sampled tokens, if anything was sampled."""
+        sampled = [chain for chain in self._chains if chain.num_sampled]
+        return max(sampled, key=lambda chain: chain.num_sampled, default=None)
+
+
+def _meaning(message: Message) -> Any:
+    """Return what two messages have in common when a framework sent the same one twice.
+
+    Ids of tool calls and the spelling of their arguments are the framework's.
+    """
+    content = message.get("content") or ""
+    if isinstance(content, str):
+        content = content.strip()
+    calls = [call["function"] for call in message.get("tool_calls") or ()]
+    named = [(call["name"], _arguments(call.get("arguments"))) for call in calls]
+    return message.get("role"), content, named
+
+
+def _arguments(given: Any) -> Any:
+    if not isinstance(given, str):
+        return given
+    try:
+        return json.loads(given)
+    except json.JSONDecodeError:
+        return given

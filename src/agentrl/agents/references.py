@@ -1,0 +1,129 @@
+"""Python objects by name: `file.py:name` and `package.module:name`, read and written.
+
+What a user passes as an object has to be found again by other processes, so it is passed on as the
+place where it is defined.
+"""
+
+import ast
+import importlib.util
+import inspect
+import sys
+from pathlib import Path
+from typing import Any
+
+from agentrl.config.user_code import load_user_module
+from agentrl.errors import ConfigError
+
+
+def load_object(reference: str, argument: str) -> Any:
+    """Return what `file.py:name` or `package.module:name` names.
+
+    A file's folder is put on `sys.path`, so that it may import its neighbours.
+
+    Args:
+        reference: the name; with a dot in it, an attribute of an attribute.
+        argument: whose value it is, for messages.
+
+    Raises:
+        ConfigError: there is no such file, module or attribute, or importing it fails.
+    """
+    place, colon, name = reference.rpartition(":")
+    if not colon:
+        raise ConfigError(f"{argument}: {reference!r} names no object; write file.py:name")
+    found: Any = load_user_module(place, f"{argument}: {place}")
+    for part in name.split("."):
+        if not hasattr(found, part):
+            raise ConfigError(f"{argument}: {place} defines no {name!r}")
+        found = getattr(found, part)
+    return found
+
+
+def functions_of(path: Path, argument: str) -> list[str]:
+    """Return the names of the public functions at the top of a Python file, without running it.
+
+    Raises:
+        ConfigError: there is no such file, or it is not valid Python.
+    """
+    return [
+        node.name
+        for node in _parsed(path, argument).body
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name[:1] != "_"
+    ]
+
+
+def reference_to(value: Any, argument: str) -> str:
+    """Return the reference by which another process finds a function or class.
+
+    Raises:
+        ConfigError: it is defined where no other process finds it, or in a script that would do all
+            its work again when it is imported.
+    """
+    name = getattr(value, "__qualname__", type(value).__qualname__)
+    if "<" in name:
+        raise ConfigError(
+            f"{argument}: {name} is defined inside a function; move it to the top of a file"
+        )
+    module = sys.modules.get(value.__module__)
+    file = getattr(module, "__file__", None)
+    if value.__module__ != "__main__" and getattr(module, "__spec__", None) is not None:
+        on_path = importlib.util.find_spec(value.__module__.partition(".")[0])
+        if on_path is not None and not _is_beside_a_script(file):
+            return f"{value.__module__}:{name}"
+    if file is None:
+        raise ConfigError(f"{argument}: {name} is not defined in a file; write it into one")
+    path = Path(file).resolve()
+    if value.__module__ == "__main__" and not _has_main_guard(path, argument):
+        raise ConfigError(
+            f"{argument}: {name} is defined in the script that trains, which other processes "
+            f'import: put what {path.name} does under if __name__ == "__main__":'
+        )
+    return f"{path}:{name}"
+
+
+def is_python_reference(text: str) -> bool:
+    """Return whether a path is a Python file's, with or without a name behind it."""
+    return text.endswith(".py") or text.rpartition(":")[0].endswith(".py")
+
+
+def resolve_reference(text: str, argument: str) -> str:
+    """Return a typed `file.py:name` with its path absolute and checked.
+
+    Raises:
+        ConfigError: there is no such file.
+    """
+    place, _, name = text.rpartition(":")
+    path = Path(place).expanduser().absolute()
+    if not path.is_file():
+        raise ConfigError(f"{argument}: {place}: no such file")
+    return f"{path}:{name}"
+
+
+def _is_beside_a_script(file: str | None) -> bool:
+    """Return whether a module was found only because its folder is the script's.
+
+    Such a module is named by its file: another process has another `sys.path`.
+    """
+    script = getattr(sys.modules.get("__main__"), "__file__", None)
+    return bool(file and script and Path(file).resolve().parent == Path(script).resolve().parent)
+
+
+def _parsed(path: Path, argument: str) -> ast.Module:
+    try:
+        return ast.parse(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{argument}: {path}: {error.strerror}") from None
+    except (SyntaxError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{argument}: {path} is not valid Python: {error}") from None
+
+
+def _has_main_guard(path: Path, argument: str) -> bool:
+    guards = (node.test for node in _parsed(path, argument).body if isinstance(node, ast.If))
+    return any("__name__" in ast.unparse(test) for test in guards)
+
+
+def required_parameters(function: Any) -> tuple[list[str], bool]:
+    """Return the names of a function's positional parameters, and whether it takes any number."""
+    parameters = inspect.signature(function).parameters.values()
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    names = [parameter.name for parameter in parameters if parameter.kind in kinds]
+    return names, any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in parameters)

@@ -1,0 +1,66 @@
+"""The `config` argument: a mapping, an object or a file to a plain mapping."""
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from agentrl.errors import ConfigError
+
+
+def load_settings(config: Any) -> dict[str, Any]:
+    """Return the settings that the user gave; none for None.
+
+    Args:
+        config: a mapping, the path of a YAML or JSON file, a dataclass, or an object with
+            `model_dump()`, `to_dict()` or plain attributes.
+
+    Raises:
+        ConfigError: it cannot be read, or holds no settings by name.
+    """
+    if config is None:
+        return {}
+    if isinstance(config, str | Path):
+        return _from_file(Path(config).expanduser())
+    found = _as_mapping(config)
+    if found is None:
+        raise ConfigError(
+            f"config: a {type(config).__name__} holds no settings; pass a mapping, or the path of "
+            "a YAML or JSON file"
+        )
+    return dict(found)
+
+
+def _as_mapping(config: Any) -> Mapping[str, Any] | None:
+    if isinstance(config, Mapping):
+        return config
+    if dataclasses.is_dataclass(config) and not isinstance(config, type):
+        return dataclasses.asdict(config)
+    for method in ("model_dump", "to_dict"):
+        if callable(getattr(config, method, None)) and not isinstance(config, type):
+            found = getattr(config, method)()
+            return found if isinstance(found, Mapping) else None
+    values = getattr(config, "__dict__", None)
+    return values if values and not isinstance(config, type) and not callable(config) else None
+
+
+def _from_file(path: Path) -> dict[str, Any]:
+    if path.suffix not in (".yaml", ".yml", ".json"):
+        raise ConfigError(f"config: {path}: expected a .yaml, .yml or .json file")
+    try:
+        text = path.read_text(encoding="utf-8")
+        content = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+    except OSError as error:
+        raise ConfigError(f"config: {path}: {error.strerror}") from None
+    except (ValueError, yaml.YAMLError) as error:
+        kind = "JSON" if path.suffix == ".json" else "YAML"
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"config: {path} is not valid {kind}: {reason}") from None
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise ConfigError(f"config: {path}: expected `name: value` lines")
+    return content

@@ -1,0 +1,312 @@
+"""The engine `verl`: files for `verl.trainer.main_ppo`, and the command that starts it.
+
+In the run's folder: the agent loop's module and `agent.yaml`, which names it; `reward_func.py`;
+`train_data.parquet` and `test_data.parquet`; `final_trainer.yaml`, which verl's own configuration
+is completed from. No secret is in them: they name environment variables.
+"""
+
+import importlib
+import json
+import os
+import pprint
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from agentrl.agents.description import AgentDescription, describe, plays_alone
+from agentrl.agents.processor import TrainerProcessor
+from agentrl.agents.questions import read_questions, write_questions
+from agentrl.agents.reward_functions import RewardFunction, check_reward_function
+from agentrl.agents.rows import verl_row
+from agentrl.agents.settings import load_settings
+from agentrl.errors import AgentRLError, ConfigError
+
+PYTHON_VARIABLE = "AGENTRL_VERL_PYTHON"
+_OWN_KEYS = ("agent_processes", "verl_python")
+_LOOP_MODULE = '''\
+"""Made by AgentTrainer: the agent {name!a} as an agent loop of verl."""
+
+from agentrl.agents.hosts import HostSettings
+from agentrl.agents.verl_loop import HostedAgentLoop
+
+AGENT = {agent}
+
+
+class VerlAgentLoop(HostedAgentLoop):
+    """Plays AGENT, in the interpreter in which it was given."""
+
+    hosts = HostSettings(
+        python={python!r},
+        processes={processes},
+        serial={serial},
+        takes_all=False,
+        agent=AGENT,
+        reward=None,
+        reward_form=None,
+    )
+'''
+_REWARD_MODULE = '''\
+"""Made by AgentTrainer: the reward function, found where it is defined."""
+
+from agentrl.agents.references import load_object
+
+compute_score = load_object({reference!r}, "reward_func")
+'''
+
+
+class VerlEngine(TrainerProcessor):
+    """Trains with verl.
+
+    The configuration's keys are verl's (nested, or dotted as on its command line), and:
+        agent_processes: host processes of one agent loop worker (1 for a function; 4
+            for AWorld's agents, which play one rollout at a time in each).
+        verl_python: the interpreter that has verl, where this one has not; the environment
+            variable AGENTRL_VERL_PYTHON when not given.
+    """
+
+    def __init__(self, run_path: str | Path) -> None:
+        super().__init__(run_path)
+        self._description: AgentDescription | None = None
+        self._environment: dict[str, str] = {}
+        self._reward: RewardFunction | None = None
+        self._files: dict[str, Path] = {}
+        self._python = sys.executable
+
+    @property
+    def config_path(self) -> Path:
+        """The configuration that verl starts with."""
+        return self.run_path / "final_trainer.yaml"
+
+    @property
+    def command(self) -> list[str]:
+        """The command that `train` runs, in an environment from `environment`."""
+        return [
+            *(self._python, "-m", "verl.trainer.main_ppo"),
+            *("--config-path", str(self.run_path), "--config-name", self.config_path.stem),
+        ]
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What `command` needs in its environment: the secrets, and the way to the generated files."""
+        path = os.pathsep.join(filter(None, [str(self.run_path), os.environ.get("PYTHONPATH")]))
+        return {**self._environment, "PYTHONPATH": path}
+
+    def check_agent(self, agent: Any) -> None:
+        """Describe the agent; see `describe`."""
+        self._description, self._environment = describe(agent)
+
+    def check_dataset(self, dataset: Any, test_dataset: Any = None) -> None:
+        """Write `train_data.parquet` and `test_data.parquet`; without the latter, train is both."""
+        given = {"train": dataset, "test": test_dataset}
+        for split, value in given.items():
+            if value is None:
+                continue
+            argument = f"{split}_dataset"
+            questions = self.run_path / f"{split}_data.jsonl"
+            write_questions(value, questions, argument)
+            rows = [
+                verl_row(row, number, split, self._loop_name)
+                for number, row in enumerate(read_questions(questions))
+            ]
+            self._files[split] = _write_parquet(rows, questions.with_suffix(".parquet"), argument)
+
+    def check_reward(self, reward_func: Any) -> None:
+        """Find the reward function, which verl calls with four arguments by name."""
+        if reward_func is None:
+            return
+        self._reward = check_reward_function(reward_func)
+        if self._reward.form != "aworld":
+            raise ConfigError(
+                f"reward_func: verl calls {self._reward.name} with data_source, solution_str, "
+                "ground_truth and extra_info; let it take these"
+            )
+
+    def check_config(self, config: Any) -> dict[str, Any]:
+        """Fill in what is empty, and write everything that verl needs."""
+        settings = _nested(load_settings(config))
+        own = {key: settings.pop(key) for key in _OWN_KEYS if key in settings}
+        self._python = _verl_python(own.get("verl_python"))
+        if any((settings.get("custom_reward_function") or {}).values()):
+            raise ConfigError(
+                "config: verl no longer reads custom_reward_function; "
+                "write reward.custom_reward_function"
+            )
+        self._write_loop(own.get("agent_processes"))
+        rollout = "actor_rollout_ref.rollout"
+        _fill_training(settings)
+        _fill(settings, f"{rollout}.mode", "async")
+        _fill(settings, f"{rollout}.multi_turn.format", "hermes")
+        _fill(settings, f"{rollout}.agent.default_agent_loop", self._loop_name)
+        _fill(
+            settings,
+            f"{rollout}.agent.agent_loop_config_path",
+            str(self.run_path / "agent.yaml"),
+        )
+        if self._reward is not None:
+            path = self.run_path / "reward_func.py"
+            path.write_text(_REWARD_MODULE.format(reference=self._reward.reference), "utf-8")
+            _fill(settings, "reward.custom_reward_function.path", str(path))
+            _fill(settings, "reward.custom_reward_function.name", "compute_score")
+        train = _fill(settings, "data.train_files", self._path_of("train"))
+        if train is None:
+            raise ConfigError(
+                "train_dataset: nothing given; pass it, or data.train_files in config"
+            )
+        _fill(settings, "data.val_files", self._path_of("test") or train)
+        _fill(settings, "data.return_raw_chat", True)
+        _fill(settings, "trainer.default_local_dir", str(self.run_path / "checkpoints"))
+        final = {
+            "defaults": ["ppo_trainer", "_self_"],
+            "hydra": {
+                "searchpath": ["pkg://verl.trainer.config"],
+                "run": {"dir": str(self.run_path / "hydra")},
+            },
+            **settings,
+        }
+        text = yaml.safe_dump(final, sort_keys=False, allow_unicode=True)
+        self.config_path.write_text(text, encoding="utf-8")
+        return settings
+
+    def train(self) -> Path:
+        """Run verl, and return the folder of its checkpoints.
+
+        Raises:
+            ConfigError: verl is not installed.
+            AgentRLError: verl failed; its own messages were printed.
+        """
+        return self._run()
+
+    def inference(self, dataset: Any = None) -> Path:
+        """Let verl validate on the test data, and return the folder of its files.
+
+        Raises:
+            ConfigError: verl is not installed, or other data are asked for.
+            AgentRLError: verl failed; its own messages were printed.
+        """
+        if dataset is not None:
+            raise ConfigError("dataset: verl validates on test_dataset; give it to AgentTrainer")
+        return self._run("trainer.val_only=True", "trainer.val_before_train=True")
+
+    def _run(self, *overrides: str) -> Path:
+        look = "import importlib.util as u; print(u.find_spec('verl') is not None)"
+        environment = os.environ | self.environment
+        found = subprocess.run(
+            [self._python, "-c", look], env=environment, capture_output=True, text=True, check=False
+        )
+        if found.stdout.strip() != "True":
+            raise ConfigError(
+                f"train_engine_name: verl is not installed for {self._python}; make an environment "
+                "with scripts/setup_agents verl FOLDER, and set AGENTRL_VERL_PYTHON to its Python"
+            )
+        command = [*self.command, *overrides]
+        status = subprocess.run(command, env=environment, check=False).returncode
+        if status != 0:
+            raise AgentRLError(f"verl ended with status {status}; see its messages")
+        return self.run_path / "checkpoints"
+
+    @property
+    def _loop_name(self) -> str:
+        assert self._description is not None, "the agent is checked first"
+        name = re.sub(r"\W+", "_", self._description.name, flags=re.ASCII).strip("_").lower()
+        return f"{name or 'agent'}_loop"
+
+    def _path_of(self, split: str) -> str | None:
+        return str(self._files[split]) if split in self._files else None
+
+    def _write_loop(self, processes: Any) -> None:
+        assert self._description is not None, "the agent is checked first"
+        serial = plays_alone(self._description)
+        if processes is None:
+            processes = 4 if serial else 1
+        if not isinstance(processes, int) or processes < 1:
+            raise ConfigError(
+                f"config: agent_processes must be a whole number from 1, got {processes!r}"
+            )
+        text = _LOOP_MODULE.format(
+            name=self._description.name,
+            agent=pprint.pformat(self._description.model_dump(mode="json"), width=100),
+            python=sys.executable,
+            processes=processes,
+            serial=serial,
+        )
+        (self.run_path / f"{self._loop_name}.py").write_text(text, encoding="utf-8")
+        entry = {"name": self._loop_name, "_target_": f"{self._loop_name}.VerlAgentLoop"}
+        (self.run_path / "agent.yaml").write_text(
+            yaml.safe_dump([entry], sort_keys=False), encoding="utf-8"
+        )
+
+
+def _fill(settings: dict[str, Any], dotted: str, value: Any) -> Any:
+    """Set a nested value where there is none, or an empty one; return what stands there then."""
+    *path, last = dotted.split(".")
+    for name in path:
+        settings = settings.setdefault(name, {})
+    if settings.get(last) in (None, "", [], {}) and value is not None:
+        settings[last] = value
+    return settings.get(last)
+
+
+def _fill_training(settings: dict[str, Any]) -> None:
+    """Fill in what verl's defaults leave open, or choose for single-turn tasks with a critic."""
+    _fill(settings, "algorithm.adv_estimator", "grpo")
+    _fill(settings, "actor_rollout_ref.rollout.n", 8)
+    actor = settings["actor_rollout_ref"].setdefault("actor", {})
+    if not (actor.get("ppo_micro_batch_size") or actor.get("ppo_micro_batch_size_per_gpu")):
+        _fill(settings, "actor_rollout_ref.actor.use_dynamic_bsz", True)
+
+
+def _nested(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings with dotted names taken apart."""
+    nested: dict[str, Any] = {}
+    for name, value in settings.items():
+        *path, last = str(name).split(".")
+        place = nested
+        for part in path:
+            place = place.setdefault(part, {})
+            if not isinstance(place, dict):
+                raise ConfigError(f"config: {name}: {part} has a value of its own")
+        if isinstance(value, Mapping):
+            known = place.get(last)
+            merged = _nested({**(known if isinstance(known, dict) else {}), **value})
+            place[last] = merged
+        else:
+            place[last] = value
+    return nested
+
+
+def _write_parquet(rows: list[dict[str, Any]], path: Path, argument: str) -> Path:
+    try:
+        arrow = importlib.import_module("pyarrow")
+        parquet = importlib.import_module("pyarrow.parquet")
+    except ModuleNotFoundError:
+        raise ConfigError(
+            "train_engine_name: verl reads Parquet; install pyarrow (pip install 'agentrl[data]')"
+        ) from None
+    for row in rows:
+        # Columns have one type; what differs from row to row travels as text.
+        row["extra_info"] = {
+            key: value if isinstance(value, str | int) else json.dumps(value, ensure_ascii=False)
+            for key, value in row["extra_info"].items()
+        }
+    try:
+        parquet.write_table(arrow.Table.from_pylist(rows), path)
+    except arrow.ArrowException as error:
+        raise ConfigError(
+            f"{argument}: rows differ in the types of their fields ({error})"
+        ) from None
+    return path
+
+
+def _verl_python(given: Any) -> str:
+    python = given if given is not None else os.environ.get(PYTHON_VARIABLE)
+    if python is None:
+        return sys.executable
+    if shutil.which(str(python)) is None:
+        raise ConfigError(f"config: verl_python {python}: no such program")
+    return str(python)

@@ -1,0 +1,55 @@
+"""Every code block of docs/agent-trainer.md, run in its order in an empty directory."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.demo_run import ROOT
+
+BLOCK = re.compile(r"^```(python|yaml)\n# (\S+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+pytestmark = pytest.mark.timeout(150)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("page")
+    page = (ROOT / "docs/agent-trainer.md").read_text(encoding="utf-8")
+    blocks = BLOCK.findall(page)
+    assert len(blocks) == page.count("```python") + page.count("```yaml")
+    for _, name, text in blocks:
+        (folder / name).write_text(text)
+    # The demo's model, which the page does not name, and where a private mongod may listen.
+    with (folder / "train.yaml").open("a") as file:
+        model = ROOT / "assets/demo/model"
+        file.write(f"model_name_or_path: {model}\nmongo_port: 0\nmax_new_tokens: 48\n")
+    return folder
+
+
+def run(folder: Path, script: str) -> str:
+    done = subprocess.run(
+        [sys.executable, script],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+        capture_output=True,
+        text=True,
+        timeout=140,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
+    return done.stdout
+
+
+def test_an_engine_of_ones_own_trains_and_answers(folder: Path) -> None:
+    assert run(folder, "use_my_engine.py") == "worth: {'7': 1.0, '8': 0.0} held out: 1.0\n"
+    assert (folder / "runs/best.txt").read_text() == "7"
+
+
+def test_three_steps_lead_from_an_agent_to_a_training_run(folder: Path) -> None:
+    printed = run(folder, "train.py")
+    assert re.search(r"mean reward: [01]\.\d+\n", printed)
+    summary = json.loads((folder / "runs/stock/output/summary.json").read_text())
+    assert summary["status"] == "completed"

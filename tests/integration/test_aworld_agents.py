@@ -1,0 +1,147 @@
+"""AWorld's own agents, from PyPI, in an environment of their own without torch."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from support.agent_venvs import ROOT, python_with
+from support.demo_run import logs
+from support.nasty_agent import KEY, PROMPT, TOKEN
+
+from agentrl.data import TokenTree
+from agentrl.store import TrajectoryStore
+from agentrl.store.embedded import EmbeddedMongo
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+@pytest.fixture(scope="module")
+def aworld_python() -> Path:
+    return python_with("aworld")
+
+
+def environment(folder: Path) -> dict[str, str]:
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests"), str(ROOT)]),
+        "AGENTRL_PYTHON": os.environ.get("AGENTRL_PYTHON", sys.executable),
+        "AWORLD_LOG_PATH": str(folder / "aworld_logs"),
+        "AWORLD_DISABLE_CONSOLE_LOG": "true",
+    }
+
+
+@pytest.fixture(scope="module")
+def checked(aworld_python: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("checked")
+    # Secrets that no variable of the user's holds; see the environment that the engines make.
+    secrets = {
+        "AGENTRL_THE_GR_E_AGENT_HEADERS_AUTHORIZATION": TOKEN,
+        "AGENTRL_THE_GR_E_AGENT_ENV_MAPS_API_KEY": KEY,
+    }
+    done = subprocess.run(
+        [aworld_python, ROOT / "tests/support/aworld_check.py", folder],
+        env=environment(folder) | secrets,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return {**found, "folder": folder}
+
+
+def test_an_agent_and_its_yaml_file_build_the_same_agent(checked: dict[str, Any]) -> None:
+    assert checked["object"] == checked["yaml"]
+    assert checked["object"] == {
+        "class": "LLMAgent",
+        "prompt": PROMPT,
+        "headers": {"Authorization": f"Bearer {TOKEN}", "MCP_SERVERS": "a,b"},
+        "servers": ["shop"],
+        "llm": ["http://127.0.0.1:1/v1", "policy"],
+        "temperature": 0.5,
+    }
+
+
+def test_nothing_that_was_written_holds_the_agents_secrets(checked: dict[str, Any]) -> None:
+    written = [p for n in ("object", "yaml") for p in (checked["folder"] / n).rglob("*.*")]
+    assert len(written) > 8
+    for path in written:
+        content = path.read_bytes()
+        assert TOKEN.encode() not in content, path
+        assert KEY.encode() not in content, path
+
+
+def test_in_a_swarm_those_without_an_address_of_their_own_are_trained(
+    checked: dict[str, Any],
+) -> None:
+    team = checked["team"]
+    assert {member["name"]: member["trained"] for member in team["members"]} == {
+        "lead": True,
+        "expert": False,
+    }
+    assert "k1" in checked["secrets"].values()
+    assert "leave it out of the ones to be trained" in checked["refused"]
+
+
+def test_agents_run_where_there_is_no_torch(aworld_python: Path) -> None:
+    look = "import importlib.util as u, sys; sys.exit(u.find_spec('torch') is not None)"
+    assert subprocess.run([aworld_python, "-c", look], check=False, timeout=60).returncode == 0
+
+
+@pytest.fixture(scope="module", params=["agent", "swarm"])
+def trained(
+    request: pytest.FixtureRequest, aworld_python: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    folder = tmp_path_factory.mktemp(request.param)
+    config = yaml.safe_load((ROOT / "examples/aworld_agent.yaml").read_text())
+    (folder / "short.yaml").write_text(yaml.safe_dump({**config, "max_steps": 1, "mongo_port": 0}))
+    words = ["--run_path", str(folder), "--config", str(folder / "short.yaml")]
+    if request.param == "swarm":
+        words.append("--swarm")
+    done = subprocess.run(
+        [aworld_python, "examples/aworld_agent.py", *words],
+        cwd=ROOT,
+        env=environment(folder),
+        capture_output=True,
+        text=True,
+        timeout=400,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:] + logs(folder)
+    return folder
+
+
+@pytest.fixture
+async def store(trained: Path) -> AsyncIterator[TrajectoryStore]:
+    with EmbeddedMongo(trained / "mongo") as mongo:
+        async with TrajectoryStore.connect(mongo.uri("aworld")) as store:
+            yield store
+
+
+async def test_the_example_trains_the_agent_and_of_a_swarm_the_one_without_an_address(
+    trained: Path, store: TrajectoryStore
+) -> None:
+    summary = json.loads((trained / "output/summary.json").read_text())
+    assert summary["status"] == "completed"
+    assert 0.0 < summary["reward_mean"][0] < 1.0
+    is_swarm = "agent_routes" in yaml.safe_load((trained / "run.yaml").read_text())
+    num_records = num_forwarded = num_calls = 0
+    async for data in store.iter_record_data(status="trained", hydrate=True):
+        num_records += 1
+        forwarded = [turn for turn in data.turns if not turn.trainable]
+        num_forwarded += len(forwarded)
+        assert all(len(turn.output_ids) == 0 for turn in forwarded)
+        spoken = [turn for turn in data.turns if turn.trainable]
+        assert spoken
+        num_calls += sum(len(turn.tool_calls) for turn in spoken)
+        tree = TokenTree.from_turns(data.turns)
+        assert tree.num_terms == sum(len(turn.output_ids) for turn in spoken)
+    assert num_records > 0
+    assert num_calls >= num_records
+    assert (num_forwarded > 0) == is_swarm

@@ -1,0 +1,61 @@
+"""Runs where AWorld is installed: the same agent as an object and from YAML, for verl.
+
+`python aworld_check.py FOLDER` writes the runs `object` and `yaml` into the folder, and prints what
+the description of a team says, as one line of JSON.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+from aworld.agents.llm_agent import Agent
+from aworld.config import AgentConfig, ModelConfig
+from aworld.core.agent.swarm import Swarm, TeamSwarm
+from support.nasty_agent import agent_arguments, write_agent
+
+from agentrl import AgentTrainer
+from agentrl.agents.building import Endpoint, build
+from agentrl.agents.description import describe
+from agentrl.errors import ConfigError
+
+
+def nasty_agent() -> Agent:
+    """Return the agent that the YAML file describes, as an object."""
+    arguments = agent_arguments()
+    llm = ModelConfig(**arguments.pop("conf")["llm_config"])
+    return Agent(conf=AgentConfig(llm_config=llm), mcp_servers=["shop"], **arguments)
+
+
+def main() -> None:
+    """Write both runs, and describe a team."""
+    folder = Path(sys.argv[1])
+    rows = [{"query": "How many?", "answer": "7"}]
+    found: dict[str, object] = {"torch": "torch" in sys.modules}
+    for name, agent in (("object", nasty_agent()), ("yaml", write_agent(folder))):
+        trainer = AgentTrainer(
+            agent, train_dataset=rows, run_path=folder / name, train_engine_name="verl"
+        )
+        processor = trainer.train_processor
+        made = build(processor._description, Endpoint("http://127.0.0.1:1/v1", "policy", "key"))
+        found[name] = {
+            "class": type(made).__name__,
+            "prompt": made.system_prompt,
+            "headers": made.mcp_config["mcpServers"]["shop"]["headers"],
+            "servers": made.mcp_servers,
+            "llm": [made.conf.llm_config[key] for key in ("llm_base_url", "llm_model_name")],
+            "temperature": made.conf.llm_config.llm_temperature,
+        }
+    own = ModelConfig(llm_base_url="http://other/v1", llm_model_name="other", llm_api_key="k1")
+    lead = Agent(name="lead", conf=AgentConfig(), system_prompt="Lead.")
+    expert = Agent(name="expert", conf=AgentConfig(llm_config=own), system_prompt="Know.")
+    team, secrets = describe(TeamSwarm(lead, expert))
+    found["team"] = team.model_dump(mode="json")
+    found["secrets"] = secrets
+    try:
+        describe(Swarm(expert))
+    except ConfigError as error:
+        found["refused"] = str(error)
+    sys.__stdout__.write("\n" + json.dumps(found) + "\n")
+
+
+main()

@@ -1,0 +1,39 @@
+"""The code blocks of a page, as somebody who follows it would type them in."""
+
+import re
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+DOCS = Path(__file__).parents[2] / "docs"
+_BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_FILE_NAME = re.compile(r"(?:#|//) (\S+\.\w+)\n")
+_COMMAND_SECONDS = "45"
+
+
+def write_blocks(page: str, folder: Path) -> tuple[int, list[str]]:
+    """Write the named blocks of a page to files; return how many blocks it has, and the shell's."""
+    blocks = _BLOCK.findall((DOCS / page).read_text())
+    commands = []
+    for language, text in blocks:
+        named = _FILE_NAME.match(text)
+        if language == "bash":
+            commands.append(text)
+        else:
+            assert named is not None, f"a block of {language} without a file name"
+            body = text if language == "python" else text[named.end() :]
+            (folder / named[1]).write_text(body)
+    return len(blocks), commands
+
+
+def run_shell(text: str, folder: Path, environment: Mapping[str, str]) -> str:
+    """Run a block of the shell's; return what it printed."""
+    done = subprocess.run(
+        ["timeout", _COMMAND_SECONDS, "bash", "-euo", "pipefail", "-c", text],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout

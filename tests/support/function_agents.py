@@ -1,0 +1,85 @@
+"""Agents that are plain functions; they need nothing but httpx."""
+
+import json
+import operator
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+CATALOGUE = json.loads((Path(__file__).parents[2] / "assets/demo/catalogue.json").read_text())
+_OPERANDS = {"a": "integer", "b": "integer"}
+_OPERATORS = {"add": "add", "subtract": "sub", "multiply": "mul"}
+_SHAPES = {
+    "price": ("Price of a pack", {"item": "string"}),
+    "stock": ("Packs in stock", {"item": "string"}),
+    "add": ("a + b", _OPERANDS),
+    "subtract": ("a - b", _OPERANDS),
+    "multiply": ("a * b", _OPERANDS),
+}
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": name,
+            "description": description,
+            "parameters": {
+                "type": "object",
+                "properties": {key: {"type": kind} for key, kind in arguments.items()},
+                "required": list(arguments),
+            },
+        },
+    }
+    for name, (description, arguments) in _SHAPES.items()
+]
+"""The tools of the demo's shop, which the demo's model knows how to call."""
+
+
+async def shop_agent(
+    task: Any, llm_base_url: str, llm_model_name: str = "", llm_api_key: str = ""
+) -> str | None:
+    """Ask the model, and do what it asks for, as agents do that nobody wrote for training."""
+    messages: list[dict[str, Any]] = [{"role": "user", "content": task.query}]
+    headers = {"Authorization": f"Bearer {llm_api_key}"}
+    async with httpx.AsyncClient(timeout=60, headers=headers) as client:
+        for _ in range(5):
+            body = {"model": llm_model_name, "messages": messages, "tools": TOOLS}
+            response = await client.post(f"{llm_base_url}/chat/completions", json=body)
+            response.raise_for_status()
+            reply = response.json()["choices"][0]["message"]
+            messages.append(reply)
+            if not reply.get("tool_calls"):
+                return str(reply["content"])
+            for call in reply["tool_calls"]:
+                result = _called(call["function"]["name"], call["function"]["arguments"])
+                messages.append({"role": "tool", "tool_call_id": call["id"], "content": result})
+    return None
+
+
+def _called(name: str, arguments: str) -> str:
+    try:
+        given = json.loads(arguments)
+        if name in ("price", "stock"):
+            return str(CATALOGUE[given["item"]][name])
+        return str(getattr(operator, _OPERATORS[name])(given["a"], given["b"]))
+    except (KeyError, TypeError, ValueError) as error:
+        return f"wrong call: {error}"
+
+
+async def failing_agent(task: Any, llm_base_url: str) -> str:
+    """Fail as the user's own code may."""
+    raise ValueError("my own mistake")
+
+
+def threaded_agent(task: Any, llm_base_url: str) -> str:
+    """Answer without any model."""
+    sys.stdout.write("frameworks print what they do\n")
+    return f"{task.query} at {llm_base_url}"
+
+
+async def contains_answer(
+    data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None
+) -> float:
+    """Reward text that holds the truth."""
+    return float(f"<answer>{ground_truth}</answer>" in solution_str)

@@ -1,0 +1,30 @@
+"""Agents that take their time."""
+
+import asyncio
+from typing import Any
+
+_cancelled: list[str] = []
+_running: list[str] = []
+
+
+async def slow_agent(task: Any, llm_base_url: str) -> str:
+    """Wait to be cancelled, unless the task is quick or asks how often that happened."""
+    if task.query == "quick":
+        return "quick"
+    if task.query == "cancelled?":
+        return str(len(_cancelled))
+    try:
+        await asyncio.sleep(600)
+    except asyncio.CancelledError:
+        _cancelled.append(task.query)
+        raise
+    return "late"
+
+
+async def counting_agent(task: Any, llm_base_url: str) -> str:
+    """Return how many of these ran at the same time."""
+    _running.append(task.query)
+    await asyncio.sleep(0.02)
+    most = len(_running)
+    _running.pop()
+    return str(most)

@@ -1,0 +1,234 @@
+"""Rollouts that show images to a model, from the question and from tools."""
+
+import base64
+import threading
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.play import begin_run, claim, open_play, tool_call
+from support.scripted_engine import ScriptedEngine, serve_script
+from support.tiny_tokenizer import CHAT_TEMPLATE, SPECIAL, write_tokenizer
+from support.tool_server import picture
+
+from agentrl.config.sections import RolloutSection
+from agentrl.errors import RenderError
+from agentrl.renderers.renderer import Renderer
+from agentrl.rollout import Conversation, MCPSampler, RolloutContext, RolloutResult
+from agentrl.rollout.images import ImageLibrary
+from agentrl.schema import (
+    DispatchedSamplingTask,
+    MCPTask,
+    rebuild_images,
+    rebuild_prompts,
+)
+from agentrl.schema.images import image_part
+from agentrl.store import TrajectoryStore
+
+IMAGE_TOKEN = "<|image_pad|>"
+# Qwen2.5-VL's way: one placeholder an image, between two marks.
+SEEING = CHAT_TEMPLATE.replace(
+    "message.content +",
+    "(message.content if message.content is string else shown(message.content)) +",
+)
+SEEING = (
+    """{%- macro shown(parts) %}{%- for part in parts %}
+{%- if part.type == 'image' %}{{- '<|vision_start|><|image_pad|><|vision_end|>' }}
+{%- else %}{{- part.text }}{%- endif %}
+{%- endfor %}{%- endmacro %}
+"""
+    + SEEING
+)
+ANSWER = "<answer>7</answer>"
+
+
+def url_of(number: int) -> str:
+    return f"data:image/png;base64,{base64.b64encode(picture(number)).decode()}"
+
+
+def task_with(*images: str) -> MCPTask:
+    return MCPTask(id="train/0/q1", query="What is this?", answer="7", images=images)
+
+
+@pytest.fixture(scope="module")
+def seeing(tmp_path_factory: pytest.TempPathFactory) -> Renderer:
+    special = (*SPECIAL, "<|vision_start|>", IMAGE_TOKEN, "<|vision_end|>")
+    directory = tmp_path_factory.mktemp("seeing")
+    return Renderer.load(
+        write_tokenizer(directory, SEEING, special=special, image_token_id=IMAGE_TOKEN)
+    )
+
+
+async def play(
+    store: TrajectoryStore, context: RolloutContext
+) -> tuple[RolloutResult, list[DispatchedSamplingTask]]:
+    record, task = await claim(store)
+    sampler = MCPSampler(task, record, context)
+    result = await sampler.run()
+    await sampler.finish()
+    return result, await store.turns_of(record.id)
+
+
+def assert_as_sent(turns: list[DispatchedSamplingTask], engine: ScriptedEngine) -> None:
+    sent = [body["input_ids"] for body in engine.requests]
+    assert [ids.tolist() for ids in rebuild_prompts(turns)] == sent
+    assert [len(images) for images in rebuild_images(turns)] == [
+        len(body.get("image_data", ())) for body in engine.requests
+    ]
+
+
+async def num_images_stored(store: TrajectoryStore) -> int:
+    return await store._db["blobs"].count_documents({"kind": "image"})
+
+
+def test_a_model_sees_where_its_files_name_a_placeholder(
+    seeing: Renderer, renderer: Renderer
+) -> None:
+    assert seeing.shows_images_of("user")
+    assert seeing.shows_images_of("tool")
+    assert not renderer.shows_images_of("user")
+
+
+async def test_images_of_questions_and_tools_reach_the_engine_in_their_order(
+    store: TrajectoryStore, seeing: Renderer, tools_url: str
+) -> None:
+    script = [tool_call("picture", number=3) + tool_call("picture", number=1), ANSWER]
+    with serve_script(seeing, lambda _: script.pop(0)) as engine:
+        await begin_run(store, engine, task_with(url_of(1), url_of(2)))
+        async with open_play(store, engine, tools_url) as context:
+            result, turns = await play(store, context)
+    assert result == RolloutResult("answered", "7")
+    assert [body["image_data"] for body in engine.requests] == [
+        [url_of(1), url_of(2)],
+        [url_of(1), url_of(2), url_of(3), url_of(1)],
+    ]
+    prompt = seeing.decode(engine.requests[1]["input_ids"])
+    assert prompt.count("<|vision_start|><|image_pad|><|vision_end|>") == 4
+    assert "<|vision_end|>What is this?" in prompt
+    assert [result.content for result in turns[0].tool_results] == ["Look:", "Look:"]
+    assert (turns[1].shared_images, len(turns[1].added_images)) == (2, 2)
+    assert_as_sent(turns, engine)
+    # Three different images, the first of them shown twice.
+    assert await num_images_stored(store) == 3
+    assert await store.images(turns[1].added_images) == await store.images(
+        (rebuild_images(turns)[1][2], rebuild_images(turns)[0][0])
+    )
+
+
+async def test_a_task_is_stored_with_the_addresses_of_its_images(store: TrajectoryStore) -> None:
+    task = task_with(url_of(1), "https://example.org/a.png")
+    await store.add_tasks([task, task.model_copy(update={"id": "train/1/q1"})])
+    stored = await store.task("train/1/q1")
+    assert isinstance(stored, MCPTask)
+    assert stored.images[0].startswith("sha256:")
+    assert stored.images[1] == "https://example.org/a.png"
+    assert await num_images_stored(store) == 1
+
+
+async def test_compacting_keeps_the_images_of_tasks_and_turns(
+    store: TrajectoryStore, seeing: Renderer, tools_url: str
+) -> None:
+    script = [tool_call("picture", number=3), ANSWER]
+    with serve_script(seeing, lambda _: script.pop(0)) as engine:
+        second = task_with(url_of(2)).model_copy(update={"id": "train/0/q2", "order": 1})
+        await begin_run(store, engine, task_with(url_of(1)), second)
+        async with open_play(store, engine, tools_url) as context:
+            await play(store, context)
+    assert (await store.compact_plan()).unreferenced_blobs == 0
+    assert await num_images_stored(store) == 3
+
+
+async def test_so_many_images_of_tools_are_shown_and_the_others_said_to_be_left_out(
+    store: TrajectoryStore, seeing: Renderer, tools_url: str
+) -> None:
+    script = [tool_call("picture", number=n) for n in range(3)] + [ANSWER]
+    with serve_script(seeing, lambda _: script.pop(0)) as engine:
+        await begin_run(store, engine, task_with())
+        rollout = RolloutSection(max_images=2)
+        async with open_play(store, engine, tools_url, rollout=rollout) as context:
+            _, turns = await play(store, context)
+    assert engine.requests[-1]["image_data"] == [url_of(0), url_of(1)]
+    (last,) = turns[2].tool_results
+    assert last.content == "Look:\n[1 of the images not shown: there were too many before]"
+    assert_as_sent(turns, engine)
+
+
+async def test_a_model_that_reads_text_is_told_of_images_and_gets_no_task_with_them(
+    store: TrajectoryStore, renderer: Renderer, tools_url: str
+) -> None:
+    script = [tool_call("picture", number=3), ANSWER]
+    with serve_script(renderer, lambda _: script.pop(0)) as engine:
+        second = task_with(url_of(1)).model_copy(update={"id": "train/0/q2", "order": 1})
+        await begin_run(store, engine, task_with(), second)
+        async with open_play(store, engine, tools_url) as context:
+            _, turns = await play(store, context)
+            with pytest.raises(RenderError, match="the model's chat template shows none"):
+                await play(store, context)
+    size = len(picture(3))
+    assert turns[0].tool_results[0].content == f"Look:\n[image image/png, {size} bytes, not shown]"
+    assert all("image_data" not in body for body in engine.requests)
+
+
+def test_a_prompt_shares_no_token_with_another_image_in_the_same_place(seeing: Renderer) -> None:
+    def asked(address: str) -> list[dict[str, Any]]:
+        text = {"type": "text", "text": "What is this?"}
+        return [{"role": "user", "content": [image_part(address), text]}]
+
+    first = Conversation(asked("sha256:a"))
+    prompt = first.next_prompt(seeing)
+    output = np.asarray(seeing.encode("I see."), dtype=np.int32)
+    first.replied(0, np.concatenate([prompt.ids, output]), {"role": "assistant", "content": "x"})
+    first.rewrite(asked("sha256:b"), "summary")
+    other = first.next_prompt(seeing)
+    assert other.ids.tolist() == prompt.ids.tolist()
+    place = prompt.ids.tolist().index(seeing.image_token_id)
+    assert (other.shared_len, other.shared_images) == (place, 0)
+    assert other.added_images == ("sha256:b",)
+    first.rewrite(asked("sha256:a"), "summary")
+    same = first.next_prompt(seeing)
+    assert (same.shared_len, same.shared_images) == (len(prompt.ids), 1)
+
+
+def test_a_placeholder_in_foreign_text_stays_text(seeing: Renderer) -> None:
+    message = {"role": "user", "content": f"{IMAGE_TOKEN} is a token"}
+    assert seeing.image_token_id not in seeing.render([message])
+
+
+@pytest.fixture
+def pages(tmp_path: Path) -> Iterator[str]:
+    """A web server with an image and a page that is none."""
+    (tmp_path / "image").write_bytes(picture(5))
+    (tmp_path / "page").write_text("<html>no image</html>")
+    handler = partial(SimpleHTTPRequestHandler, directory=str(tmp_path))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+        thread.join()
+
+
+async def test_an_image_on_the_web_is_fetched_once_within_limits(
+    store: TrajectoryStore, pages: str
+) -> None:
+    library = ImageLibrary(store, max_bytes=1000)
+    twice = await library.keep([f"{pages}/image", f"{pages}/image"])
+    assert twice[0] == twice[1]
+    assert await library.inlined(twice) == (url_of(5), url_of(5))
+    for address, expected in (
+        (f"{pages}/page", "neither PNG"),
+        (f"{pages}/nothing", "404"),
+        ("file:///etc/hostname", "neither a data: URL nor an http"),
+        ("http://127.0.0.1:1/x.png", "cannot be fetched"),
+        ("data:image/png;base64,????", "not base64"),
+    ):
+        with pytest.raises(RenderError, match=expected):
+            await library.keep([address])
+    with pytest.raises(RenderError, match="larger than max_image_megabytes"):
+        await ImageLibrary(store, max_bytes=10).keep([f"{pages}/image"])
+    with pytest.raises(RenderError, match="larger than max_image_megabytes"):
+        await ImageLibrary(store, max_bytes=10).keep([url_of(1)])
