@@ -57,6 +57,20 @@ def test_the_last_of_two_values_counts() -> None:
         (["--inference_host", "0.0.0.0"], "--inference_host 0.0.0.0 is reachable from outside"),
         (["--run_name", "../x"], "--run_name: String should match"),
         (["--delete_existing"], "--delete_existing goes with --fresh"),
+        (["--agent_gateway_host", "0.0.0.0"], "name the address itself"),
+        (["--agent_routes", '{"m": {"base_url": "http://a/v1"}}'], "--agent_routes goes with"),
+        (["--agent", "a:b", "--agent_routes", '{"m": {"url": "x"}}'], "m: unknown key 'url'"),
+        (
+            ["--agent", "a:b", "--agent_routes", '{"m": {"base_url": "localhost:1"}}'],
+            "m: base_url has to be an http(s) address",
+        ),
+        (
+            [
+                *("--agent", "a:b", "--agent_routes"),
+                '{"m": {"base_url": "http://a/v1", "api_key_env": "NO_SUCH_KEY"}}',
+            ],
+            "m: the environment variable NO_SUCH_KEY is not set",
+        ),
     ],
 )
 def test_a_users_mistake_is_one_clear_line(argv: list[str], message: str) -> None:
