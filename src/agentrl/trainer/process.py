@@ -8,8 +8,10 @@ import asyncio
 import logging
 import os
 import signal
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -28,7 +30,7 @@ from agentrl.observability.logs import setup_logging
 from agentrl.observability.prometheus import metrics_endpoint
 from agentrl.observability.trackers import check_trackers
 from agentrl.rollout.datasets import eval_tasks, train_tasks
-from agentrl.schema import Control, Run
+from agentrl.schema import Control, Run, Task
 from agentrl.store import DEFAULT_CONSUMER, TrajectoryStore
 from agentrl.trainer.checkpoint import Checkpoint, checkpoints_root, latest_checkpoint
 from agentrl.trainer.exposed import trainer_metrics
@@ -44,6 +46,8 @@ from agentrl.weight_sync import PolicyFiles, PolicyPublisher
 from agentrl.weight_sync.files import clear_leftovers
 
 logger = logging.getLogger(__name__)
+
+_TASKS_AT_A_TIME = 500
 
 
 def train(config: RootConfig) -> TrainResult | None:
@@ -219,12 +223,19 @@ async def _open_run(store: TrajectoryStore, config: RootConfig, ranks: Ranks) ->
         )
     )
     await store.apply_flags(control)
-    await store.add_tasks(train_tasks(config.data, config.run.seed))
+    await store.add_tasks(read_beside(train_tasks(config.data, config.run.seed)))
     if await store.count_tasks(split="train") == 0:
         raise ConfigError(
             f"database {store.database_name!r} holds no training tasks; give --train_file"
         )
     return checkpoint
+
+
+async def read_beside(tasks: Iterator[Task]) -> AsyncIterator[Task]:
+    """Yield tasks that are read in other threads: a file of a million lines blocks no event loop."""
+    while batch := await asyncio.to_thread(lambda: list(islice(tasks, _TASKS_AT_A_TIME))):
+        for task in batch:
+            yield task
 
 
 def make_learner(config: RootConfig, ranks: Ranks, model_path: Path) -> Learner:

@@ -3,6 +3,7 @@ import contextlib
 import json
 import os
 import signal
+import threading
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from agentrl.store import TrajectoryStore
 from agentrl.trainer import loop, measures, passes
 from agentrl.trainer.checkpoint import latest_checkpoint
 from agentrl.trainer.lease import process_owner
-from agentrl.trainer.process import lead, stop_on_signals
+from agentrl.trainer.process import lead, read_beside, stop_on_signals
 
 # The first test that runs pays for importing torch, transformers and matplotlib.
 pytestmark = pytest.mark.timeout(90)
@@ -508,3 +509,15 @@ async def test_a_run_with_reference_and_corrections_reports_them(make_config, st
     assert lines[0]["kl"] == pytest.approx(0.0, abs=1e-9)
     assert lines[1]["kl"] > lines[0]["kl"]
     assert lines[0]["mask_fraction"] == 0.0
+
+
+async def test_questions_are_read_beside_the_event_loop_in_their_order():
+    readers = set()
+
+    def read():
+        for task in train_tasks(1201, 1):
+            readers.add(threading.get_ident())
+            yield task
+
+    assert [task.order async for task in read_beside(read())] == list(range(1201))
+    assert threading.get_ident() not in readers
