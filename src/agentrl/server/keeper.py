@@ -26,6 +26,8 @@ from agentrl.weight_sync.update import update_server
 logger = logging.getLogger(__name__)
 
 BEAT_SECONDS = 1.0
+FORGIVEN_AFTER_SECONDS = 600.0
+"""A server that lived this long may die as often as a new one."""
 PROBES_PER_HANG = 3
 """A server is asked this often before the time is over after which it counts as hung."""
 MISSED_UPDATE_SECONDS = 3.0
@@ -83,7 +85,7 @@ class ServerKeeper:
 
         Args:
             stop: set by whoever wants the server ended.
-            max_restarts: how often a server that died is started again.
+            max_restarts: how often in a row a server that died or hung is started again.
             start_seconds: bound on a server's start, loading included.
 
         Raises:
@@ -93,7 +95,9 @@ class ServerKeeper:
         async with Supervisor() as supervisor:
             engine = self._engine(supervisor)
             with engine or nullcontext():
-                for incarnation in range(max_restarts + 1):
+                num_deaths = 0
+                while num_deaths <= max_restarts:
+                    started = time.monotonic()
                     self._address = await self._start(engine, start_seconds)
                     async with self._client() as client:
                         died = await self._live(client, engine, stop, start_seconds)
@@ -101,13 +105,16 @@ class ServerKeeper:
                         break
                     await self._set_status("down", error="the server process ended")
                     self._registered = False
-                    logger.warning("server %s ended; start %d", self._address.url, incarnation + 2)
+                    if time.monotonic() - started > FORGIVEN_AFTER_SECONDS:
+                        num_deaths = 0
+                    num_deaths += 1
+                    logger.warning("server %s ended; start %d", self._address.url, num_deaths + 1)
                     if engine is not None:
                         await engine.discard()
                 else:
                     raise InferenceError(
-                        f"the server on {self._address.url} died {max_restarts + 1} times; see its log "
-                        f"{self._plan.log_prefix}*.log"
+                        f"the server on {self._address.url} died {num_deaths} times; "
+                        f"see its log {self._plan.log_prefix}*.log"
                     )
                 await self._set_status("down", error="stopped")
 
