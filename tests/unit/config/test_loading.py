@@ -44,7 +44,7 @@ def test_the_last_of_two_values_counts() -> None:
         (["--max_steps"], "--max_steps needs a value"),
         (["--max_steps", "0"], "--max_steps: Input should be greater than or equal to 1, got '0'"),
         (["demo"], "unexpected argument 'demo'"),
-        (["--tp_size", "4"], "--tp_size 4 is not supported yet"),
+        (["--pp_size", "2"], "--pp_size 2: token trees are not trained in a pipeline"),
         (["--enable_repetition_compress"], "--enable_repetition_compress needs --new_context"),
         (
             ["--report_to", "jsonl,mlflow"],
@@ -143,7 +143,7 @@ def test_secrets_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> N
 def test_groups_per_step_follow_from_batch_sizes_when_not_given() -> None:
     config = build_config({"gradient_accumulation_steps": 48, "num_generations": 8})
     assert groups_per_step(config) == 6
-    assert groups_per_step(config, world_size=2) == 12
+    assert groups_per_step(config, num_shares=2) == 12
     assert groups_per_step(build_config({"groups_per_step": 3})) == 3
     assert groups_per_step(build_config({"gradient_accumulation_steps": 9})) == 2
 
