@@ -49,7 +49,7 @@ from agentrl.store import TrajectoryStore
 from agentrl.store.embedded import EmbeddedMongo
 from agentrl.store.expressions import held
 from agentrl.store.slots import CLAIM_ORDER, claim_filter, claim_update
-from agentrl.store.turns import _record_update, pack
+from agentrl.store.turns import _record_update, blob_keys, pack
 
 PROCESSES = (1, 8, 32)
 IN_FLIGHT = (1, 8)
@@ -76,15 +76,19 @@ class Sizes:
         """Return the sizes of a quick or a whole run."""
         if quick:
             return cls(0.5, 1, 4_000, 2.0, 100, 4)
-        return cls(3.0, 3, 24_000, 15.0, 1000, 24)
+        return cls(2.0, 3, 12_000, 15.0, 1000, 24)
 
 
-def make_turn(record: Record, index: int) -> DispatchedSamplingTask:
-    """Return a turn as a browsing agent makes them: a call, and 2,000 characters of page."""
+def make_turn(record: Record, index: int, *, answers: bool = False) -> DispatchedSamplingTask:
+    """Return a turn as a browsing agent makes them: a call, and 2,000 characters of page.
+
+    The last turn of a rollout `answers`: it calls nothing, as its results would be nobody's tokens.
+    """
     rng = np.random.default_rng(index)
     text = "".join(map(chr, rng.integers(97, 122, REPLY_CHARS)))
     page = "".join(map(chr, rng.integers(97, 122, TOOL_CHARS)))
     full = index * (TOOL_TOKENS + REPLY_TOKENS)
+    call = ToolCall(id=f"call_{index}_0", name="browse", arguments={"url": text[:80]})
     return DispatchedSamplingTask(
         id=f"{record.id}/{record.fence}/{index}",
         record_id=record.id,
@@ -99,8 +103,8 @@ def make_turn(record: Record, index: int) -> DispatchedSamplingTask:
         version_spans=(VersionSpan(version=3, start=0, end=REPLY_TOKENS),),
         added_messages=() if index else ({"role": "user", "content": page},),
         output_text=text,
-        tool_calls=(ToolCall(id=f"call_{index}_0", name="browse", arguments={"url": text[:80]}),),
-        tool_results=(ToolResult(call_id=f"call_{index}_0", name="browse", content=page),),
+        tool_calls=() if answers else (call,),
+        tool_results=() if answers else (ToolResult(call_id=call.id, name="browse", content=page),),
         finish_reason="stop",
         sampling_params=SamplingParams(),
         server="http://10.0.0.1:30000",
@@ -163,7 +167,7 @@ async def obey(order: Order, orders: Connection) -> dict[str, Any]:
         if order.work == "claims":
             loops = [claims(order.side, store, database, owner)] * order.in_flight
         else:
-            records = [await claim(store, owner) for _ in range(order.in_flight * 12)]
+            records = [await claim(store, owner) for _ in range(order.in_flight * 4)]
             share = [records[number :: order.in_flight] for number in range(order.in_flight)]
             loops = [turns(order.side, store, database, mine) for mine in share]
         orders.send("ready")
@@ -395,12 +399,14 @@ async def read_rate(mongo: EmbeddedMongo, sizes: Sizes) -> dict[str, Any]:
             data = [d async for d in store._record_data.find({}).sort("traj_id", 1)]
             ids = [turn_id for d in data for turn_id in d["turn_ids"]]
             found = [d async for d in store._turns.find({"_id": {"$in": ids}})]
+            keys = {key for document in found for key in blob_keys(document)}
+            blobs = [d async for d in store._db["blobs"].find({"_id": {"$in": sorted(keys)}})]
             bare = time.monotonic() - began
             began = time.monotonic()
             groups = await store.ready_groups(limit=sizes.read_groups)
             by_store = time.monotonic() - began
             assert sum(len(d.turns) for group in groups for d in group) == len(found)
-            num_bytes = sum(len(bson.encode(d)) for d in (*data, *found))
+            num_bytes = sum(len(bson.encode(d)) for d in (*data, *found, *blobs))
             rates["bare"].append(num_bytes / bare)
             rates["store"].append(num_bytes / by_store)
         await store.drop_database()
@@ -420,7 +426,8 @@ async def play(store: TrajectoryStore, num_turns: int) -> Record:
     """Play one slot to its score."""
     record = await claim(store, "bench:0:0")
     for index in range(num_turns):
-        await store.append_turn(make_turn(record, index), record.fence)
+        turn = make_turn(record, index, answers=index == num_turns - 1)
+        await store.append_turn(turn, record.fence)
     await store.finish_rollout(
         record.id, record.fence, outcome="answered", final_answer="1", lease_seconds=600
     )

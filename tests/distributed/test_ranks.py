@@ -125,6 +125,42 @@ async def test_two_ranks_in_bfloat16_see_the_same_gradients(
     torch.testing.assert_close(*norms, rtol=0.05, atol=0)
 
 
+@pytest.mark.parametrize("async_save", ["false", "true"])
+async def test_a_run_of_four_ranks_goes_on_with_two(
+    mongod: EmbeddedMongo, model_path: Path, tmp_path: Path, async_save: str
+) -> None:
+    """The mesh changes, the weights do not, and no record is skipped or trained on twice."""
+    flags = {"max_grad_norm": 0.05, "learning_rate": 0.001, "async_save": async_save}
+    scores = [[1.0, 0.0, 0.0], [1.0, 1.0, 0.0]] * 4
+    uris = [mongod.uri(f"ranks_{uuid.uuid4().hex[:8]}") for _ in range(2)]
+    for uri in uris:
+        await fill(uri, model_path, scores)
+    alone, together = tmp_path / "alone", tmp_path / "together"
+    start(uris[0], model_path, alone, num_ranks=1, max_steps=4, **flags)
+    start(uris[1], model_path, together, num_ranks=4, max_steps=2, tp_size=2, **flags)
+    start(uris[1], model_path, together, num_ranks=2, max_steps=4, cp_size=2, **flags)
+    for step in (2, 4):
+        assert largest_difference(weights(alone, step), weights(together, step)) <= 1e-5
+    assert largest_difference(weights(alone, 4), weights(alone, 2)) > 1e-4
+    for uri in uris:
+        async with TrajectoryStore.connect(uri) as store:
+            entries = [d["ledger"]["trainer"] async for d in store._record_data.find({})]
+        trained = sorted(entry["step"] for entry in entries if entry["status"] == "trained")
+        assert trained == [1] * 6 + [2] * 6 + [3] * 6 + [4] * 6
+        assert {entry["trained_count"] for entry in entries} == {1}
+
+
+async def test_sizes_that_do_not_fit_end_all_ranks(
+    mongod: EmbeddedMongo, model_path: Path, tmp_path: Path
+) -> None:
+    uri = mongod.uri("ranks_misfit")
+    await fill(uri, model_path, [[1.0, 0.0, 0.0]])
+    with pytest.raises(AssertionError, match=r"2 trainer rank.* do not fill a mesh"):
+        start(uri, model_path, tmp_path, num_ranks=2, tp_size=4)
+    with pytest.raises(AssertionError, match="--ep_size 2 needs a mixture-of-experts model"):
+        start(uri, model_path, tmp_path, num_ranks=2, ep_size=2)
+
+
 async def test_a_user_error_ends_all_ranks(
     mongod: EmbeddedMongo, model_path: Path, tmp_path: Path
 ) -> None:

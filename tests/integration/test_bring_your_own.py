@@ -46,7 +46,7 @@ async def test_every_block_of_bring_your_own_runs_as_printed(
     mongod: EmbeddedMongo, tmp_path: Path
 ) -> None:
     num_blocks, commands = await asyncio.to_thread(write_blocks, "bring-your-own.md", tmp_path)
-    assert num_blocks == 8
+    assert num_blocks == 11
     model = write_tokenizer(tmp_path / "model")
     environment = {
         **os.environ,
@@ -66,6 +66,10 @@ async def test_every_block_of_bring_your_own_runs_as_printed(
                 printed.append(await asyncio.to_thread(run_shell, text, tmp_path, environment))
         assert "train/0/q1  completed  score 1.000  2 scored" in printed[0]
         assert "train/0/q2  completed  score 1.000  2 scored" in printed[0]
+        assert "train/0/q3  completed  score 1.000  2 scored" in printed[1]
+        (first, second) = await store.turns_of("train/0/q3/0")
+        assert (first.tool_calls[0].name, first.tool_results[0].content) == ("in_stock", "7")
+        assert (second.parent, second.branch_reason) == (0, None)
         for number in (3, 50):
             (record,) = await store.records_of(f"train/0/g{number}")
             assert record.score is not None

@@ -52,7 +52,7 @@ class ExactScoring:
             self.outages -= 1
             raise ScoringError("the judge is away")
         self.num_scored += 1
-        return Score(scorer="exact", value=float(answer == str(task.answer)))
+        return Score(scorer=task.scorer, value=float(answer == str(task.answer)))
 
 
 async def begin_run(store: TrajectoryStore, engine: ScriptedEngine, *tasks: MCPTask) -> None:

@@ -6,7 +6,14 @@ from pathlib import Path
 import numpy as np
 import torch
 from support.tiny_tokenizer import write_tokenizer
-from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    PreTrainedModel,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 
 from agentrl.schema import (
     DispatchedSamplingTask,
@@ -38,6 +45,33 @@ def write_model(directory: Path, seed: int = 0, *, max_position_embeddings: int 
         eos_token_id=258,
     )
     Qwen3ForCausalLM(config).save_pretrained(directory)
+    return directory
+
+
+def write_moe_model(directory: Path, seed: int = 0) -> Path:
+    """A random Qwen3-MoE of two layers, one of them dense, with a tokenizer beside it."""
+    write_tokenizer(directory)
+    torch.manual_seed(seed)
+    config = Qwen3MoeConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=64,
+        moe_intermediate_size=16,
+        num_experts=8,
+        num_experts_per_tok=2,
+        norm_topk_prob=True,
+        decoder_sparse_step=1,
+        mlp_only_layers=[0],
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        max_position_embeddings=256,
+        tie_word_embeddings=False,
+        initializer_range=0.1,
+        eos_token_id=258,
+    )
+    Qwen3MoeForCausalLM(config).save_pretrained(directory)
     return directory
 
 

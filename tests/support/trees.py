@@ -4,7 +4,14 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 
 from agentrl.config.sections import AlgorithmSection
 from agentrl.data import random_groups
@@ -43,7 +50,11 @@ def tiny_policy(
 ) -> PolicyModel:
     """A random model whose logits differ enough for clipping to happen."""
     torch.manual_seed(7)
-    if architecture == "llama":
+    if architecture == "qwen3_moe":
+        experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+        sizes = {**SHAPE, **experts, **changes}
+        model = Qwen3MoeForCausalLM(Qwen3MoeConfig(**sizes, tie_word_embeddings=True))
+    elif architecture == "llama":
         config = LlamaConfig(**{**SHAPE, **changes}, tie_word_embeddings=False)
         model = LlamaForCausalLM(config)
     else:

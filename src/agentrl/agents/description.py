@@ -5,9 +5,10 @@ A description is plain JSON without secrets. AWorld itself is not imported here.
 
 import enum
 import importlib
+import inspect
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -23,6 +24,8 @@ from agentrl.agents.references import (
 from agentrl.agents.secret_values import SecretValues
 from agentrl.errors import ConfigError
 
+TOLD_BY_NAME = ("llm_model_name", "llm_api_key")
+"""What an agent that is a function is told besides, if it has parameters of these names."""
 DEFAULT_AGENT_CLASS = "aworld.agents.llm_agent:LLMAgent"
 LLM_KEYS = (
     *("llm_provider", "llm_model_name", "llm_base_url", "llm_api_key", "llm_client_type"),
@@ -155,11 +158,24 @@ def _callable(agent: Any, reference: str) -> FunctionAgent:
     if isinstance(agent, type) and hasattr(agent, "build_agents"):
         return FunctionAgent(kind="loop", name=name, reference=reference)
     if callable(agent) and not isinstance(agent, type):
+        _check_parameters(agent, name)
         return FunctionAgent(kind="function", name=name, reference=reference)
     raise ConfigError(
         f"agent: a {type(agent).__name__} is no agent; pass an AWorld Agent or Swarm, a function "
         "(task, llm_base_url) -> answer, a class with build_agents(), or the path of one"
     )
+
+
+def _check_parameters(agent: Callable[..., Any], name: str) -> None:
+    signature = inspect.signature(agent)
+    told = {key: None for key in TOLD_BY_NAME if key in signature.parameters}
+    try:
+        signature.bind(None, None, **told)
+    except TypeError:
+        raise ConfigError(
+            f"agent: {name}{signature}: expected (task, llm_base_url), and llm_model_name and "
+            "llm_api_key where it asks for them"
+        ) from None
 
 
 def _from_path(text: str) -> tuple[AgentDescription, dict[str, str]]:

@@ -22,7 +22,7 @@ from types import SimpleNamespace
 from typing import Any, TextIO
 
 from agentrl.agents.building import Endpoint, build, play
-from agentrl.agents.description import FunctionAgent, parse_description
+from agentrl.agents.description import TOLD_BY_NAME, FunctionAgent, parse_description
 from agentrl.agents.references import load_object
 from agentrl.errors import AgentRLError
 from agentrl.schema import MCPTask
@@ -56,7 +56,7 @@ class Host:
         if self._description.kind == "loop":
             loop = self._agent(endpoint)
             return await play(await loop.build_agents(), question.query)
-        given = {"llm_model_name": endpoint.model, "llm_api_key": endpoint.api_key}
+        given = dict(zip(TOLD_BY_NAME, (endpoint.model, endpoint.api_key), strict=True))
         wanted = inspect.signature(self._agent).parameters
         keywords = {name: value for name, value in given.items() if name in wanted}
         answer = await _called(self._agent, question, endpoint.base_url, **keywords)

@@ -7,6 +7,7 @@ import socket
 from collections.abc import Sequence
 from typing import Any
 
+from agentrl.cli.rescore import configured_scorer
 from agentrl.cli.uri import opened_store
 from agentrl.config.loading import parse_flags
 from agentrl.config.sections import RootConfig
@@ -16,19 +17,28 @@ from agentrl.errors import ConfigError
 def main(argv: Sequence[str]) -> int:
     """Set one control of a run; samplers and trainer follow within two seconds.
 
-    VALUE is JSON: `true`, `4`, `0.7`; `null` goes back to what the processes were started with.
+    VALUE is JSON (`true`, `4`, `0.7`) or a scorer's name; `null` goes back to what the processes were
+    started with.
     """
     words = list(argv[:2])
     if len(words) < 2 or any(word.startswith("--") for word in words):
         raise ConfigError("say `agentrl store set KEY VALUE --run_name NAME ...`")
     key, text = words
+    config = parse_flags(argv[2:])
+    if key == "scorer" and text != "null":
+        value: Any = configured_scorer(config, text)[0].name
+    else:
+        value = _json(key, text)
+    return asyncio.run(_set(config, key, value))
+
+
+def _json(key: str, text: str) -> Any:
     try:
-        value = json.loads(text)
+        return json.loads(text)
     except ValueError:
         raise ConfigError(
             f"{text!r} is no value: say true, false, null or a number (for example: {key} 2)"
         ) from None
-    return asyncio.run(_set(parse_flags(argv[2:]), key, value))
 
 
 async def _set(config: RootConfig, key: str, value: Any) -> int:

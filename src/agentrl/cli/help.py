@@ -18,6 +18,7 @@ _USED_SECTIONS = {
     "inspect": ("run", "store"),
     "store": ("run", "store"),
     "verify": ("run", "model"),
+    "env": ("tools",),
 }
 
 _OWN_FLAGS = {
@@ -32,7 +33,11 @@ _OWN_FLAGS = {
         "Without --model_name_or_path, small random models are taken.",
     ),
 }
-_ACTIONS = {"inspect": "agentrl.cli.inspect", "store": "agentrl.cli.store"}
+_ACTIONS = {
+    "env": "agentrl.cli.env",
+    "inspect": "agentrl.cli.inspect",
+    "store": "agentrl.cli.store",
+}
 """Commands whose actions take words and switches of their own."""
 
 

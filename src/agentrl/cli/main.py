@@ -18,6 +18,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "eval": ("agentrl.cli.evaluate", "score a checkpoint on held-out questions"),
     "tasks": ("agentrl.cli.tasks", "add|list|retry|stats: the questions of a run"),
     "inspect": ("agentrl.cli.inspect", "look into a run: progress, records turn by turn, failures"),
+    "env": ("agentrl.cli.env", "up: serve MCP servers behind one address, isolated by client"),
     "verify": ("agentrl.cli.verify", "check that merged training is exact: agentrl verify merge"),
     "store": (
         "agentrl.cli.store",

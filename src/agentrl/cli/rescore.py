@@ -3,11 +3,15 @@
 import argparse
 import asyncio
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from agentrl.cli.uri import opened_store
 from agentrl.config.loading import parse_flags
 from agentrl.config.sections import RootConfig
 from agentrl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from agentrl.rewards import AgentConfig, Scorer
 
 
 def main(argv: Sequence[str]) -> int:
@@ -20,9 +24,13 @@ def main(argv: Sequence[str]) -> int:
     return asyncio.run(_rescore(parse_flags(flags), own.scorer))
 
 
-async def _rescore(config: RootConfig, name: str) -> int:
+def configured_scorer(config: RootConfig, name: str) -> "tuple[Scorer, AgentConfig | None]":
+    """Return a scorer, the user's own included, and the models that it may ask.
+
+    Raises:
+        ConfigError: there is no such scorer, or it lacks its configuration.
+    """
     from agentrl.rewards import AgentConfig, MCPScorerFactory, load_scorer_module
-    from agentrl.rewards.rescore import rescore
 
     if config.rollout.scorer_module is not None:
         load_scorer_module(config.rollout.scorer_module)
@@ -30,6 +38,13 @@ async def _rescore(config: RootConfig, name: str) -> int:
     path = config.rollout.agent_config_path
     agent_config = None if path is None else AgentConfig.load(path)
     scorer.check(agent_config)
+    return scorer, agent_config
+
+
+async def _rescore(config: RootConfig, name: str) -> int:
+    from agentrl.rewards.rescore import rescore
+
+    scorer, agent_config = configured_scorer(config, name)
     async with opened_store(config) as store:
         counts = await rescore(store, scorer, agent_config)
     print(

@@ -34,23 +34,27 @@ def check_config(config: RootConfig) -> RootConfig:
     return config
 
 
-def groups_per_step(config: RootConfig, world_size: int = 1) -> int:
-    """Return the number of groups that one optimizer step consumes."""
+def groups_per_step(config: RootConfig, num_shares: int = 1) -> int:
+    """Return the number of groups that one optimizer step consumes.
+
+    Args:
+        config: the resolved configuration.
+        num_shares: ranks that compute different samples.
+    """
     trainer = config.trainer
     if trainer.groups_per_step is not None:
         return trainer.groups_per_step
-    records = trainer.per_device_train_batch_size * trainer.gradient_accumulation_steps * world_size
+    records = trainer.per_device_train_batch_size * trainer.gradient_accumulation_steps * num_shares
     return -(-records // config.data.num_generations)
 
 
 def _unsupported(config: RootConfig) -> Iterator[str]:
     trainer = config.trainer
-    for name in ("tp_size", "pp_size", "ep_size", "cp_size"):
-        if getattr(trainer, name) != 1:
-            yield (
-                f"--{name} {getattr(trainer, name)} is not supported yet; "
-                "use 1 (more ranks shard the model with FSDP2)"
-            )
+    if trainer.pp_size != 1:
+        yield (
+            f"--pp_size {trainer.pp_size}: token trees are not trained in a pipeline; use 1, and "
+            "--tp_size, --cp_size, --ep_size or more ranks (FSDP2) instead"
+        )
 
 
 def _unknown_trackers(report_to: Sequence[str]) -> Iterator[str]:

@@ -421,14 +421,16 @@ class TrainerSection(Section):
     """Recompute activations in the backward pass to save memory."""
     bf16: bool = False
     """Same as torch_dtype bfloat16."""
+    dp_replicate_size: int = Field(default=1, ge=1)
+    """Copies of the sharded model (HSDP); the ranks that the sizes leave shard it with FSDP2."""
     tp_size: int = Field(default=1, ge=1)
-    """Tensor parallel degree of the trainer."""
+    """Ranks that split heads, hidden units and vocabulary (tensor and sequence parallel)."""
     pp_size: int = Field(default=1, ge=1)
-    """Pipeline parallel degree of the trainer."""
+    """Pipeline stages; only 1 is possible with token trees."""
     ep_size: int = Field(default=1, ge=1)
-    """Expert parallel degree of the trainer."""
+    """Ranks that share out the experts of a mixture-of-experts model."""
     cp_size: int = Field(default=1, ge=1)
-    """Context parallel degree of the trainer."""
+    """Ranks that share the tokens of every row (context parallel)."""
     num_processes: int = Field(default=1, ge=1)
     """Trainer ranks that `agentrl run` starts on this machine; more than one go through
     `accelerate launch` with assets/fsdp2_dst.yml."""
@@ -438,6 +440,10 @@ class TrainerSection(Section):
     """Steps between two checkpoints."""
     save_total_limit: int = Field(default=2, ge=1)
     """Checkpoints that are kept."""
+    async_save: bool = False
+    """Write checkpoints beside training. A crash meanwhile goes back to the one before."""
+    full_determinism: bool = False
+    """Use only algorithms that give the same bits every time; some are slower."""
     save_only_model: bool = False
     """Leave optimizer state out of checkpoints (such a run cannot resume exactly)."""
     logging_steps: int = Field(default=1, ge=1)

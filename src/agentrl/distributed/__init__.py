@@ -1,22 +1,27 @@
-"""Ranks and sharding."""
+"""Ranks, their mesh, and sharding."""
 
+from agentrl.distributed.mesh import MeshShape
 from agentrl.distributed.ranks import Ranks, joined_ranks
+from agentrl.distributed.saving import StateWriter, read_state
 from agentrl.distributed.sharding import (
     clip_gradients,
-    full_optimizer_state,
     full_state_dict,
-    load_full_optimizer_state,
-    load_full_state_dict,
+    load_sharded_state_dict,
     shard_model,
+    sharded_state_dict,
+    squared_norms,
 )
 
 __all__ = [
+    "MeshShape",
     "Ranks",
+    "StateWriter",
     "clip_gradients",
-    "full_optimizer_state",
     "full_state_dict",
     "joined_ranks",
-    "load_full_optimizer_state",
-    "load_full_state_dict",
+    "load_sharded_state_dict",
+    "read_state",
     "shard_model",
+    "sharded_state_dict",
+    "squared_norms",
 ]

@@ -5,14 +5,16 @@ Nothing but the environment that `torchrun` and `accelerate launch` set (`RANK`,
 """
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TypeVar
 
 import torch
 import torch.distributed as dist
+
+from agentrl.distributed.mesh import MeshShape
 
 T = TypeVar("T")
 
@@ -28,6 +30,13 @@ class Ranks:
     rank: int = 0
     world_size: int = 1
     local_rank: int = 0
+    shape: MeshShape = field(default_factory=MeshShape)
+    """How the ranks share the work."""
+
+    @property
+    def speaks(self) -> bool:
+        """Whether this is the rank of its share of the work whose sums and facts count."""
+        return self.shape.speaks(self.rank)
 
     @property
     def is_main(self) -> bool:
@@ -61,31 +70,36 @@ class Ranks:
         """Return the element of rank 0's `values` that is meant for this rank (collective).
 
         Args:
-            values: one element a rank, in rank order; None on ranks other than 0.
+            values: one element a share of the work; None on ranks other than 0.
         """
         if self.world_size == 1:
             assert values is not None
             assert len(values) == 1
             return values[0]
         box: list[T | None] = [None]
-        dist.scatter_object_list(box, list(values) if values is not None else None, src=0)
+        each = None
+        if values is not None:
+            each = [values[self.shape.share_of(rank)] for rank in range(self.world_size)]
+        dist.scatter_object_list(box, each, src=0)
         received = box[0]
         assert received is not None
         return received
 
-    def gather(self, value: T) -> list[T]:
-        """Return every rank's `value` in rank order on rank 0, nothing elsewhere (collective)."""
+    def gather_shares(self, value: T) -> list[T]:
+        """Return the `value` of every share of the work on rank 0, nothing elsewhere (collective)."""
         if self.world_size == 1:
             return [value]
         box: list[T | None] | None = [None] * self.world_size if self.is_main else None
-        dist.gather_object(value, box, dst=0)
+        dist.gather_object(value if self.speaks else None, box, dst=0)
         return [received for received in box or () if received is not None]
 
     def sum(self, values: Sequence[float]) -> list[float]:
-        """Return the element-wise sum of `values` over all ranks (collective)."""
+        """Return the element-wise sum of `values` over all shares of the work (collective)."""
         if self.world_size == 1:
             return list(values)
         total = torch.tensor(values, dtype=torch.float64)
+        if not self.speaks:
+            total.zero_()
         dist.all_reduce(total)
         summed: list[float] = total.tolist()
         return summed
@@ -97,9 +111,17 @@ class Ranks:
 
 
 @contextmanager
-def joined_ranks() -> Iterator[Ranks]:
-    """Join the other ranks that the environment speaks of, and leave them at the end."""
+def joined_ranks(shape: Callable[[int], MeshShape] = MeshShape.of) -> Iterator[Ranks]:
+    """Join the other ranks that the environment speaks of, and leave them at the end.
+
+    Args:
+        shape: how so many ranks share the work.
+
+    Raises:
+        ConfigError: `shape` has no use for that many ranks.
+    """
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    mesh_shape = shape(world_size)
     if world_size == 1:
         yield Ranks()
         return
@@ -107,6 +129,7 @@ def joined_ranks() -> Iterator[Ranks]:
         rank=int(os.environ["RANK"]),
         world_size=world_size,
         local_rank=int(os.environ.get("LOCAL_RANK", os.environ["RANK"])),
+        shape=mesh_shape,
     )
     ranks.enter_thread()
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "cpu:gloo"

@@ -3,46 +3,63 @@
 With one rank every function here is the plain operation on a plain module.
 """
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
-    get_optimizer_state_dict,
     set_model_state_dict,
-    set_optimizer_state_dict,
 )
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor
-from torch.optim import Optimizer
+from torch.distributed.tensor import DTensor, Shard
 
 from agentrl.distributed.ranks import Ranks
 
 
-def shard_model(model: nn.Module, ranks: Ranks, *, compute_dtype: torch.dtype) -> nn.Module:
+def shard_model(
+    model: nn.Module, ranks: Ranks, mesh: DeviceMesh | None, *, compute_dtype: torch.dtype
+) -> nn.Module:
     """Shard parameters, gradients and optimizer state over the ranks, layer by layer (in place).
 
     Parameters stay in the precision they have; they are gathered in `compute_dtype`, and gradients
-    are reduced in their own.
+    are reduced in their own. Experts that are dealt out over ranks already are sharded further
+    over the ranks that hold the same ones.
 
     Gradients of the ranks are *summed*: the loss terms carry weights that are fixed over the
     optimizer step's global batch, so that no rank has to know what share of it it computes.
+
+    Args:
+        model: with parameters that may be sharded over `tp` and `experts` already.
+        ranks: this process among its peers.
+        mesh: what `ranks.shape.build` returned; None for a process alone.
+        compute_dtype: precision of forward and backward passes.
     """
-    if ranks.world_size == 1:
+    if mesh is None:
         return model
-    mesh = init_device_mesh(ranks.device.type, (ranks.world_size,), mesh_dim_names=("dp",))
     master_dtype = next(model.parameters()).dtype
     precision = (
         MixedPrecisionPolicy()
         if compute_dtype == master_dtype
         else MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=master_dtype)
     )
-    for module in (*_decoder_layers(model), model):
-        fully_shard(module, mesh=mesh, mp_policy=precision)
+    for layer in _decoder_layers(model):
+        for module in layer.modules():
+            if any(_is_dealt_out(parameter, mesh) for parameter in module.parameters(False)):
+                # By the second dimension: a rank may hold fewer experts than others share them.
+                fully_shard(
+                    module,
+                    mesh=_data_mesh(mesh, "expert_fsdp"),
+                    mp_policy=precision,
+                    shard_placement_fn=lambda _: Shard(1),
+                )
+        fully_shard(layer, mesh=_data_mesh(mesh, "fsdp"), mp_policy=precision)
+    fully_shard(model, mesh=_data_mesh(mesh, "fsdp"), mp_policy=precision)
     for module in model.modules():
         if not isinstance(module, FSDPModule):
             continue
@@ -51,6 +68,15 @@ def shard_model(model: nn.Module, ranks: Ranks, *, compute_dtype: torch.dtype) -
             # gloo has no pre-multiplied sum; a plain sum is all that a factor of 1 needs.
             module.set_force_sum_reduction_for_comms(True)
     return model
+
+
+def _data_mesh(mesh: DeviceMesh, name: str) -> DeviceMesh:
+    """Return the ranks that shard along `name`, and their copies where there are any."""
+    return mesh["dp_replicate", name] if mesh["dp_replicate"].size() > 1 else mesh[name]
+
+
+def _is_dealt_out(parameter: nn.Parameter, mesh: DeviceMesh) -> bool:
+    return isinstance(parameter, DTensor) and parameter.device_mesh == mesh["experts"]
 
 
 def full_state_dict(model: nn.Module, ranks: Ranks) -> dict[str, torch.Tensor]:
@@ -63,36 +89,24 @@ def full_state_dict(model: nn.Module, ranks: Ranks) -> dict[str, torch.Tensor]:
     else:
         options = StateDictOptions(full_state_dict=True, cpu_offload=True)
         state = cast(dict[str, torch.Tensor], get_model_state_dict(model, options=options))
+    return _untied(model, state)
+
+
+def _untied(model: nn.Module, state: dict[str, Any]) -> dict[str, Any]:
     every = dict(model.named_parameters(remove_duplicate=False))
     tied = every.keys() - dict(model.named_parameters()).keys()
     return {name: tensor for name, tensor in state.items() if name not in tied}
 
 
-def load_full_state_dict(model: nn.Module, state: dict[str, torch.Tensor], ranks: Ranks) -> None:
-    """Load what `full_state_dict` returned; every rank holds all of it (collective)."""
+def sharded_state_dict(model: nn.Module) -> dict[str, Any]:
+    """Return this rank's part of the parameters; tied ones once, as in `full_state_dict`."""
+    return _untied(model, get_model_state_dict(model))
+
+
+def load_sharded_state_dict(model: nn.Module, state: dict[str, Any]) -> None:
+    """Load what `sharded_state_dict` returned."""
     # Tied parameters are in it once, so it is not complete by name.
-    if ranks.world_size == 1:
-        model.load_state_dict(state, strict=False)
-        return
-    options = StateDictOptions(full_state_dict=True, strict=False)
-    set_model_state_dict(model, cast(dict[str, Any], state), options=options)
-
-
-def full_optimizer_state(model: nn.Module, optimizer: Optimizer, ranks: Ranks) -> dict[str, Any]:
-    """Return the whole optimizer state, keyed by parameter name, on rank 0 (collective)."""
-    options = StateDictOptions(full_state_dict=True, cpu_offload=ranks.world_size > 1)
-    return get_optimizer_state_dict(model, optimizer, options=options)
-
-
-def load_full_optimizer_state(
-    model: nn.Module, optimizer: Optimizer, state: dict[str, Any], ranks: Ranks
-) -> None:
-    """Load what `full_optimizer_state` returned; every rank holds all of it (collective).
-
-    The number of ranks may differ from the one that saved it.
-    """
-    options = StateDictOptions(full_state_dict=True)
-    set_optimizer_state_dict(model, optimizer, state, options=options)
+    set_model_state_dict(model, state, options=StateDictOptions(strict=False))
 
 
 def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> float:
@@ -100,15 +114,44 @@ def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> float
 
     With a norm that is not finite the gradients are left as they are.
     """
-    with_gradients = [parameter for parameter in parameters if parameter.grad is not None]
-    if not with_gradients:
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    if not gradients:
         return 0.0
-    norm = nn.utils.get_total_norm([p.grad for p in with_gradients if p.grad is not None])
-    # Under FSDP2 the norm is a DTensor of per-rank parts that still have to be summed up.
-    whole = norm.full_tensor() if isinstance(norm, DTensor) else norm
-    if torch.isfinite(whole):
-        nn.utils.clip_grads_with_norm_(with_gradients, max_norm, whole)
-    return float(whole)
+    norm = math.sqrt(sum(squared_norms(gradients)))
+    if math.isfinite(norm):
+        # torch's own clipping refuses gradients that lie on different meshes.
+        scale = min(1.0, max_norm / (norm + 1e-6))
+        for gradient in gradients:
+            _local(gradient).mul_(scale)
+    return norm
+
+
+def squared_norms(tensors: Sequence[torch.Tensor]) -> list[float]:
+    """Return the sum of squares of every tensor, whole ones and sharded ones (collective)."""
+    parts: dict[DeviceMesh | None, dict[tuple[int, ...], list[int]]] = {}
+    for number, tensor in enumerate(tensors):
+        mesh = tensor.device_mesh if isinstance(tensor, DTensor) else None
+        parts.setdefault(mesh, {}).setdefault(_sharded_dimensions(tensor), []).append(number)
+    norms = [0.0] * len(tensors)
+    for mesh, by_dimensions in parts.items():
+        for dimensions, numbers in by_dimensions.items():
+            squares = torch.stack([_local(tensors[n]).double().square().sum() for n in numbers])
+            for dimension in dimensions:
+                assert mesh is not None
+                dist.all_reduce(squares, group=mesh.get_group(dimension))
+            for number, square in zip(numbers, squares.tolist(), strict=True):
+                norms[number] = square
+    return norms
+
+
+def _sharded_dimensions(tensor: torch.Tensor) -> tuple[int, ...]:
+    if not isinstance(tensor, DTensor):
+        return ()
+    return tuple(i for i, where in enumerate(tensor.placements) if not where.is_replicate())
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def _decoder_layers(model: nn.Module) -> list[nn.Module]:

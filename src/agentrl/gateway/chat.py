@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from agentrl.gateway.session import Completion
+from agentrl.gateway.completion import Completion
 
 DONE = "data: [DONE]\n\n"
 

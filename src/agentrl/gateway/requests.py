@@ -19,6 +19,7 @@ _SAMPLING = (
     "frequency_penalty",
     "repetition_penalty",
 )
+_TOOL_KEYS = ("name", "description", "parameters")
 MAX_STOPS = 16
 _Parsed = TypeVar("_Parsed", bound=BaseModel)
 
@@ -193,7 +194,10 @@ def _read_tool(tool: Mapping[str, Any], position: int) -> dict[str, Any]:
         f"tools[{position}]",
         "only functions with a name can be shown to the policy",
     )
-    return {"type": "function", "function": function}
+    assert isinstance(function, dict)
+    # What else stands there (`strict`) is for the provider, not for the model.
+    shown = {key: function[key] for key in _TOOL_KEYS if function.get(key) is not None}
+    return {"type": "function", "function": shown}
 
 
 def _parse(kind: type[_Parsed], body: Mapping[str, Any]) -> _Parsed:

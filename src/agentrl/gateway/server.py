@@ -29,6 +29,13 @@ from agentrl.gateway.chat import chat_body, chat_frames, text_body, text_frames
 from agentrl.gateway.endpoint import AgentEndpoint
 from agentrl.gateway.faults import Refusal
 from agentrl.gateway.requests import read_chat, read_completion
+from agentrl.gateway.responses import (
+    as_chat,
+    chat_messages,
+    response_body,
+    response_frames,
+    response_id,
+)
 from agentrl.gateway.session import Session, session_over
 from agentrl.gateway.upstream import Upstream
 from agentrl.rollout import AsyncSampler
@@ -118,6 +125,7 @@ class Gateway:
             "/models/{model:path}": (_model, "GET"),
             "/chat/completions": (_chat, "POST"),
             "/completions": (_completion, "POST"),
+            "/responses": (_response, "POST"),
         }
         routes = [Route("/health", _health, methods=["GET"])]
         routes += [
@@ -204,6 +212,17 @@ async def _completion(http: Request, session: Session) -> Response:
     if request.stream:
         return _stream(text_frames(completion, include_usage=request.include_usage))
     return JSONResponse(text_body(completion))
+
+
+async def _response(http: Request, session: Session) -> Response:
+    body = await _json_object(http)
+    chat = as_chat(body, session.messages_until(body.get("previous_response_id")))
+    request = read_chat(chat)
+    completion = await _until_disconnect(http, session, session.chat(request))
+    session.keep_messages(response_id(completion), chat_messages(chat, completion))
+    if request.stream:
+        return _stream(response_frames(body, completion))
+    return JSONResponse(response_body(body, completion))
 
 
 def _stream(frames: Iterator[str]) -> Response:

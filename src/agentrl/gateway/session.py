@@ -3,15 +3,14 @@
 import asyncio
 import json
 import secrets
-import time
-from collections.abc import Coroutine
-from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 
 from agentrl.config.sections import AgentSection
-from agentrl.errors import AgentRLError, RenderError
+from agentrl.errors import RenderError
+from agentrl.gateway.completion import Completion, FinishReason, as_delivered, cut
 from agentrl.gateway.faults import Refusal
 from agentrl.gateway.history import History, Plan, Tools
 from agentrl.gateway.messages import meaning
@@ -21,7 +20,6 @@ from agentrl.renderers import Reply
 from agentrl.rollout import AsyncSampler, LimitReached
 from agentrl.schema import DispatchedSamplingTask, Message, Outcome, ToolResult, utc_now
 
-FinishReason = Literal["stop", "length", "tool_calls"]
 _T = TypeVar("_T")
 
 _LIMIT_CODES: dict[Outcome, str] = {"length_limit": "context_length_exceeded"}
@@ -31,24 +29,6 @@ _LIMIT_TEXTS: dict[Outcome, str] = {
     "turns_limit": "the rollout made as many model calls as it may (--max_turns)",
     "time_limit": "the rollout's time is up (--rollout_timeout_seconds)",
 }
-
-
-@dataclass(frozen=True)
-class Completion:
-    """An answered call."""
-
-    model: str
-    message: Message
-    """`content`, and where there are any `tool_calls` (arguments as objects) and
-    `reasoning_content`."""
-    finish_reason: FinishReason
-    num_prompt_tokens: int
-    num_output_tokens: int
-    num_cached_tokens: int = 0
-    token_logprobs: tuple[tuple[str, float], ...] = ()
-    """Every sampled token as text, with its logprob."""
-    id: str = field(default_factory=lambda: secrets.token_hex(12))
-    created: int = field(default_factory=lambda: int(time.time()))
 
 
 class Session:
@@ -76,7 +56,8 @@ class Session:
         self._history = History(sampler.context.renderer)
         self._upstream_turns: dict[tuple[str, ...], int] = {}
         self._num_calls = 0
-        self._failures: dict[str, AgentRLError] = {}
+        self._failures: dict[str, Exception] = {}
+        self._responses: dict[str, Sequence[Mapping[str, Any]]] = {}
         self._running: set[asyncio.Task[Any]] = set()
         self._is_closed = False
 
@@ -86,9 +67,30 @@ class Session:
         return self.model, *self._upstream.models
 
     @property
-    def failure(self) -> AgentRLError | None:
+    def failure(self) -> Exception | None:
         """A failure of the infrastructure that no later call made good."""
         return next(iter(self._failures.values()), None)
+
+    def keep_messages(self, response_id: str, messages: Sequence[Mapping[str, Any]]) -> None:
+        """Keep a conversation under the id of its last response."""
+        self._responses[response_id] = messages
+
+    def messages_until(self, response_id: object) -> Sequence[Mapping[str, Any]]:
+        """Return the conversation up to and with a response; nothing for None.
+
+        Raises:
+            Refusal: there was no such response in this rollout.
+        """
+        if response_id is None:
+            return ()
+        if response_id not in self._responses:
+            raise Refusal(
+                f"previous_response_id: there is no response {response_id!r} in this rollout",
+                status=404,
+                code="previous_response_not_found",
+                param="previous_response_id",
+            )
+        return self._responses[str(response_id)]
 
     def start(self, call: Coroutine[Any, Any, _T]) -> asyncio.Task[_T]:
         """Run a call so that it ends with the session.
@@ -147,7 +149,10 @@ class Session:
             ) from None
         except RenderError as error:
             raise Refusal(str(error), code="cannot_render", param="messages") from None
-        except AgentRLError as error:
+        except Refusal:
+            raise
+        except Exception as error:
+            # Whatever it is, it is not the policy's doing; the rollout must not be scored for it.
             self._failures[call_key] = error
             raise Refusal(f"{type(error).__name__}: {error}", status=503) from error
         self._failures.pop(call_key, None)
@@ -172,7 +177,7 @@ class Session:
             text = self._sampler.context.renderer.decode(ids)
             plan = self._history.plan_ids(ids.astype(np.int32), text)
         turn, reply = await self._sample(plan, request.sampling, (), may_call=False)
-        message = {"role": "assistant", "content": _cut(reply.text, request.sampling.stop)}
+        message = {"role": "assistant", "content": cut(reply.text, request.sampling.stop)}
         self._history.remember(plan, turn, reply.message, message)
         return self._completion(plan, turn, message, logprobs=request.logprobs)
 
@@ -278,39 +283,6 @@ def session_over() -> Refusal:
         status=404,
         code="session_not_found",
     )
-
-
-def as_delivered(reply: Reply, *, may_call: bool, stop: tuple[str, ...] = ()) -> Message:
-    """Return a reply as the agent framework is given it, arguments as objects.
-
-    A call that cannot be parsed is not handed on as one: the text in which it stands is.
-    """
-    message: Message = {"role": "assistant"}
-    if reply.reasoning.strip():
-        message["reasoning_content"] = reply.reasoning
-    well_formed = all(call.format_error is None for call in reply.tool_calls)
-    if reply.tool_calls and may_call and well_formed:
-        message["content"] = _cut(reply.content, stop).strip()
-        message["tool_calls"] = [
-            {
-                "id": call.id,
-                "type": "function",
-                "function": {"name": call.name, "arguments": call.arguments},
-            }
-            for call in reply.tool_calls
-        ]
-        return message
-    text = reply.content
-    if reply.tool_calls:
-        text = reply.text.rpartition("</think>")[2] if reply.reasoning else reply.text
-    text = _cut(text, stop)
-    return {**message, "content": text.strip() if reply.reasoning else text}
-
-
-def _cut(text: str, stop: tuple[str, ...]) -> str:
-    for end in stop:
-        text = text.partition(end)[0]
-    return text
 
 
 def _format_errors_earn_nothing(turn: DispatchedSamplingTask, reply: Reply) -> float | None:

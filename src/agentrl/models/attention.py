@@ -17,6 +17,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
 from agentrl.models.layout import AttentionLayout
+from agentrl.models.split import over_ranks
 
 TREE_ATTENTION = "agentrl_tree"
 
@@ -183,4 +184,4 @@ def _gathered(states: torch.Tensor, index: torch.Tensor | None, group: int) -> t
     return states.repeat_interleave(group, dim=1)
 
 
-AttentionInterface.register(TREE_ATTENTION, tree_attention)
+AttentionInterface.register(TREE_ATTENTION, over_ranks(tree_attention))

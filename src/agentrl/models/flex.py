@@ -20,6 +20,7 @@ from transformers import AttentionInterface
 from agentrl.models.attention import ChunkStates, in_one_precision, layer_index
 from agentrl.models.blocks import BLOCK, key_ends, plan_blocks
 from agentrl.models.rows import PackedRow
+from agentrl.models.split import over_ranks
 
 FLEX_ATTENTION = "agentrl_flex"
 
@@ -115,4 +116,4 @@ def flex_tree_attention(
     return output.transpose(1, 2), None
 
 
-AttentionInterface.register(FLEX_ATTENTION, flex_tree_attention)
+AttentionInterface.register(FLEX_ATTENTION, over_ranks(flex_tree_attention))

@@ -30,7 +30,7 @@ class FlopCount:
     """What one token, one visible pair and one position at the LM head cost, both directions."""
 
     per_token: float
-    """6 a parameter outside the embedding and the head."""
+    """6 a parameter outside the embedding and the head, of experts those a token goes to."""
     per_pair: float
     """12 * layers * heads * head size for every (query, key) that see each other."""
     per_head_position: float
@@ -43,8 +43,12 @@ class FlopCount:
         embedding: Any = policy.model.get_input_embeddings()
         head: Any = policy.model.get_output_embeddings()  # type: ignore[no-untyped-call]
         tables = {id(embedding.weight): embedding.weight, id(head.weight): head.weight}
-        num_parameters = sum(parameter.numel() for parameter in policy.parameters())
-        num_parameters -= sum(table.numel() for table in tables.values())
+        num_parameters = -sum(table.numel() for table in tables.values())
+        for name, parameter in policy.named_parameters():
+            used, held = 1, 1
+            if ".experts." in name:
+                used, held = config.num_experts_per_tok, config.num_experts
+            num_parameters += parameter.numel() * used // held
         head_dim = getattr(config, "head_dim", None) or (
             config.hidden_size // config.num_attention_heads
         )

@@ -12,7 +12,7 @@ from agentrl.models.attention import TREE_ATTENTION
 from agentrl.models.flex import FLEX_ATTENTION
 from agentrl.models.policy import PolicyModel
 
-SUPPORTED_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
+SUPPORTED_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe")
 """Architectures whose trees are checked to be exact."""
 
 
@@ -39,10 +39,7 @@ def load_policy(
         ConfigError: no checkpoint there, weights are missing, or the architecture cannot be
             trained on token trees.
     """
-    try:
-        config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"no model configuration at {path}: {_first_line(error)}") from error
+    config = read_config(path, trust_remote_code=trust_remote_code)
     check_tree_support(config)
     if attention == FLEX_ATTENTION and torch.device(device).type != "cuda":
         raise ConfigError(
@@ -65,6 +62,21 @@ def load_policy(
         raise ConfigError(f"weights are missing from {path}: {', '.join(missing[:3])}")
     model.to(device)  # type: ignore[arg-type]
     return wrap_policy(model, gradient_checkpointing=gradient_checkpointing)
+
+
+def read_config(path: str | Path, *, trust_remote_code: bool = False) -> PretrainedConfig:
+    """Read a checkpoint's configuration.
+
+    Raises:
+        ConfigError: there is none that transformers understands.
+    """
+    try:
+        config: PretrainedConfig = AutoConfig.from_pretrained(
+            path, trust_remote_code=trust_remote_code
+        )
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"no model configuration at {path}: {_first_line(error)}") from error
+    return config
 
 
 def wrap_policy(model: PreTrainedModel, *, gradient_checkpointing: bool = False) -> PolicyModel:

@@ -1,10 +1,11 @@
 """`PolicyModel`: a causal language model that answers with logprobs of loss terms.
 
 Logits are never whole: only positions with a loss term go through the LM head, in chunks, and the
-backward pass makes each chunk's logits again.
+backward pass makes each chunk's logits again. With tensor parallelism every rank makes the logits
+of its part of the vocabulary only.
 
 Shape legend: N tokens of the row, D hidden size, V vocabulary, T terms, R distinct (source,
-temperature) pairs.
+temperature) pairs, C of them in a chunk. With several ranks a row, N is padded and this rank's.
 """
 
 # ruff: noqa: N803, N806 - shape suffixes
@@ -23,6 +24,8 @@ from agentrl.models.attention import TREE_ATTENTION, ChunkStates, DeviceLayout
 from agentrl.models.flex import FLEX_ATTENTION, FlexLayout
 from agentrl.models.layout import attention_layout, visibility
 from agentrl.models.rows import PackedRow
+from agentrl.models.split import RowShare, RowSplit
+from agentrl.models.vocabulary import Vocabulary
 
 
 class TermLogprobs(NamedTuple):
@@ -44,6 +47,8 @@ class PolicyModel(nn.Module):
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
         self.model = model
+        self.split = RowSplit()
+        """How rows are spread over ranks; `models.parallel` sets it."""
 
     @property
     def device(self) -> torch.device:
@@ -69,7 +74,18 @@ class PolicyModel(nn.Module):
                 longer one (see `models.chunks`).
             num_above: tokens above the row, whose keys and values are in `states`.
         """
-        hidden_ND = self._hidden_states(row, states, num_above)
+        share = self.split.share(row)
+        hidden_ND = share.whole_stretch(self._hidden_states(row, share, states, num_above))
+        found = self._own_terms(hidden_ND, share.own_terms(row), chunk_size, with_entropy)
+        return TermLogprobs(
+            logprobs=share.of_all_terms(found.logprobs),
+            entropies=None if found.entropies is None else share.of_all_terms(found.entropies),
+        )
+
+    def _own_terms(
+        self, hidden_ND: torch.Tensor, row: PackedRow, chunk_size: int, with_entropy: bool
+    ) -> TermLogprobs:
+        """Return what this rank's hidden states say about the terms that follow from them."""
         sources_R, temperatures_R, rows_T = _distinct_rows(row)
         device = hidden_ND.device
         hidden_RD = hidden_ND.index_select(0, torch.from_numpy(sources_R).to(device))
@@ -78,6 +94,7 @@ class PolicyModel(nn.Module):
         rows = torch.from_numpy(rows_T[order]).to(device)
         targets = torch.from_numpy(row.targets[order]).to(device)
         head = self.model.get_output_embeddings()  # type: ignore[no-untyped-call]
+        vocabulary = Vocabulary(self.split.tensor)
         # At least one chunk, if an empty one: every rank's graph reaches every parameter.
         edges = [*range(0, max(len(sources_R), 1), chunk_size), len(sources_R)]
         term_edges = np.searchsorted(rows_T[order], edges).tolist()
@@ -90,6 +107,7 @@ class PolicyModel(nn.Module):
                 temperatures[first:last],
                 rows[terms] - first,
                 targets[terms],
+                vocabulary,
                 with_entropy,
             )
             if len(edges) > 2:  # more than one chunk: keep no chunk's logits
@@ -105,23 +123,25 @@ class PolicyModel(nn.Module):
         )
 
     def _hidden_states(
-        self, row: PackedRow, states: ChunkStates | None, num_above: int
+        self, row: PackedRow, share: RowShare, states: ChunkStates | None, num_above: int
     ) -> torch.Tensor:
-        """Return the last hidden states [N, D]."""
+        """Return the last hidden states of this rank's tokens [N, D]."""
         device = self.device
         implementation = self.model.config._attn_implementation
         if implementation == TREE_ATTENTION:
             blocks = attention_layout(row, num_above=num_above)
-            extra: dict[str, Any] = {"tree_layout": DeviceLayout.build(blocks, device, states)}
+            layout = DeviceLayout.build(blocks, device, states)
+            extra: dict[str, Any] = {"tree_layout": layout, "row_share": share}
         elif implementation == FLEX_ATTENTION:
-            extra = {"flex_layout": FlexLayout.build(row, device, states, num_above)}
+            flex_layout = FlexLayout.build(row, device, states, num_above)
+            extra = {"flex_layout": flex_layout, "row_share": share}
         elif states is not None:
             raise ConfigError(f"rows in chunks need tree attention, not {implementation}")
         else:  # the oracle: dense bool mask through transformers' own SDPA
             extra = {"attention_mask": torch.from_numpy(visibility(row)).to(device)[None, None]}
         output = self.model.base_model(
-            input_ids=torch.from_numpy(row.token_ids).to(device)[None],
-            position_ids=torch.from_numpy(row.positions).to(device)[None],
+            input_ids=torch.from_numpy(share.own(row.token_ids)).to(device)[None],
+            position_ids=torch.from_numpy(share.own(row.positions)).to(device)[None],
             use_cache=False,
             **extra,
         )
@@ -158,6 +178,7 @@ def _head_logprobs(
     temperatures_C: torch.Tensor,
     rows_T: torch.Tensor,
     targets_T: torch.Tensor,
+    vocabulary: Vocabulary,
     with_entropy: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return logprobs and entropies [T] of the terms of one chunk of C positions."""
@@ -165,12 +186,12 @@ def _head_logprobs(
     if logits_CV.dtype != torch.float64:
         logits_CV = logits_CV.float()
     logits_CV = logits_CV / temperatures_C.to(logits_CV.dtype)[:, None]
-    normalizers_C = logits_CV.logsumexp(dim=-1)
-    chosen_T = logits_CV[rows_T, targets_T]
+    normalizers_C = vocabulary.logsumexp(logits_CV)
+    chosen_T = vocabulary.chosen(logits_CV, rows_T, targets_T)
     logprobs_T = chosen_T - normalizers_C.index_select(0, rows_T)
     if not with_entropy:
         return logprobs_T, logprobs_T.new_empty(0)
     with torch.no_grad():
         probabilities_CV = (logits_CV - normalizers_C[:, None]).exp()
-        entropies_C = normalizers_C - (probabilities_CV * logits_CV).sum(dim=-1)
+        entropies_C = normalizers_C - vocabulary.sum(probabilities_CV * logits_CV)
     return logprobs_T, entropies_C.index_select(0, rows_T)

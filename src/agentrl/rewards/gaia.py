@@ -19,6 +19,8 @@ scores 0, also where the reference is `None`.
 import math
 import re
 import string
+from collections.abc import Mapping
+from typing import Any
 
 from agentrl.rewards.factory import MCPScorerFactory, Verdict
 from agentrl.rewards.truth import GroundTruth
@@ -27,6 +29,7 @@ _NOT_IN_NUMBERS = str.maketrans("", "", "$%,")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _DIVIDERS = re.compile("[,;]")
 _SPACE = re.compile(r"\s")
+_FIRST_ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 
 
 @MCPScorerFactory.register_scorer("gaia")
@@ -34,6 +37,27 @@ async def gaia(answer: str, truth: GroundTruth) -> Verdict:
     """Return 1 if the answer is a right one by GAIA's rules."""
     correct = any(gaia_equal(answer, right) for right in truth.accepted)
     return Verdict(float(correct), detail=answer.strip())
+
+
+def gaia_reward_func(
+    data_source: str,
+    solution_str: str,
+    ground_truth: str | float | None,
+    extra_info: Mapping[str, Any] | None = None,
+) -> float:
+    """Return 1.0 if the first `<answer>` of a solution is right by GAIA's rules, else 0.0.
+
+    The form in which engines for whole agents call a reward; the scorer `gaia` of samplers takes
+    the last `<answer>` outside of the model's thinking.
+
+    Args:
+        data_source: not used.
+        solution_str: what the agent answered.
+        ground_truth: the reference; None stands for the text `None`.
+        extra_info: not used.
+    """
+    found = _FIRST_ANSWER.search(solution_str)
+    return 0.0 if found is None else float(gaia_equal(found[1].strip(), str(ground_truth)))
 
 
 def gaia_equal(answer: str, right: str) -> bool:

@@ -99,6 +99,8 @@ class RolloutContext:
     async def score(self, task: MCPTask, answer: str | None, *, no_answer: str) -> Score:
         """Let a task's scorer judge an answer; a rollout without one scores 0.
 
+        In training the run may name another scorer for all tasks (`Control.scorer`).
+
         Args:
             task: the question.
             answer: what the rollout came to.
@@ -107,6 +109,9 @@ class RolloutContext:
         Raises:
             ScoringError: no verdict could be had; the score stays missing and is tried again.
         """
+        other = self.live.current.scorer
+        if other is not None and task.split == "train":
+            task = task.model_copy(update={"scorer": other})
         if answer is None:
             return Score(scorer=task.scorer, value=0.0, detail=no_answer)
         return await self.scoring.score(task, answer)

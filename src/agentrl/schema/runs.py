@@ -35,6 +35,8 @@ class Control(Value):
     frequency_penalty: float | None = Field(default=None, ge=-2.0, le=2.0)
     repetition_penalty: float | None = Field(default=None, gt=0.0, le=2.0)
     max_new_tokens: int | None = Field(default=None, ge=1)
+    scorer: str | None = Field(default=None, min_length=1)
+    """Name of the scorer of training rollouts, in place of the one that their task names."""
 
     def sampling(self) -> dict[str, float | int]:
         """Return the sampling parameters that are set, by their names in `SamplingParams`."""

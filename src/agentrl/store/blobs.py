@@ -16,7 +16,7 @@ from pymongo.asynchronous.collection import AsyncCollection
 
 from agentrl.errors import StoreError
 from agentrl.store.codec import Document
-from agentrl.store.inserts import insert_new
+from agentrl.store.writes import insert_new
 
 PART_BYTES = 8 * 2**20
 _REMEMBERED = 8192

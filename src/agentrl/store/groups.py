@@ -7,7 +7,7 @@ from agentrl.schema import RECORD_TRANSITIONS, TERMINAL_STATUSES, DBRecordData, 
 from agentrl.store.codec import Document, from_document, task_version, to_document
 from agentrl.store.door import Door, operation
 from agentrl.store.expressions import LEASE_EXPIRED, attempt_failed, held, may_become
-from agentrl.store.inserts import insert_new
+from agentrl.store.writes import insert_new
 
 TERMINAL: Document = {"$in": sorted(TERMINAL_STATUSES)}
 UNFINISHED = sorted(set(RECORD_TRANSITIONS) - TERMINAL_STATUSES)

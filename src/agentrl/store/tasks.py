@@ -17,7 +17,7 @@ from agentrl.store.codec import (
 )
 from agentrl.store.door import boundary, operation
 from agentrl.store.images import ImageDoor
-from agentrl.store.inserts import insert_new
+from agentrl.store.writes import insert_new
 
 
 class TaskDoor(ImageDoor):
@@ -28,6 +28,7 @@ class TaskDoor(ImageDoor):
     ) -> int:
         """Store tasks together with `num_generations` pending Records each.
 
+        A plain iterable is read in a thread, so that reading does not hold up the event loop.
         Tasks that are there already are left as they are, and Records that a crash kept from being
         written are added: calling it again with the same tasks repairs and changes nothing else.
 

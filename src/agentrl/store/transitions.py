@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pymongo import AsyncMongoClient, UpdateOne
+from pymongo import AsyncMongoClient
 from pymongo.asynchronous.database import AsyncDatabase
 
 from agentrl.errors import LeaseLost
@@ -13,6 +13,7 @@ from agentrl.store.coalesce import Coalescer
 from agentrl.store.codec import Document, from_document
 from agentrl.store.expressions import held, lease_lost, may_become
 from agentrl.store.groups import GroupDoor
+from agentrl.store.writes import update_each
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,15 +37,15 @@ class TransitionDoor(GroupDoor):
         self._moves = Coalescer(self._move_all)
 
     async def _move_all(self, moves: Sequence[Move]) -> list[Record | LeaseLost]:
-        await self._records.bulk_write(
+        await update_each(
+            self._records,
             [
-                UpdateOne(
+                (
                     {**held(move.record_id, move.fence), "status": may_become(move.to)},
                     [{"$set": {**move.update, "status": move.to}}],
                 )
                 for move in moves
             ],
-            ordered=False,
         )
         cursor = self._records.find({"_id": {"$in": [move.record_id for move in moves]}})
         found = {document["_id"]: document async for document in cursor}

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from pymongo import AsyncMongoClient, UpdateOne
+from pymongo import AsyncMongoClient
 from pymongo.asynchronous.database import AsyncDatabase
 
 from agentrl.errors import LeaseLost, StoreError
@@ -22,7 +22,7 @@ from agentrl.store.codec import (
 )
 from agentrl.store.door import Door, operation
 from agentrl.store.expressions import held, lease_lost
-from agentrl.store.inserts import insert_new
+from agentrl.store.writes import Update, insert_new, update_each
 
 SHARED_BYTES = 256
 """A value of a root turn that is longer is stored as a blob: the group's tries share it."""
@@ -30,6 +30,9 @@ LARGE_BYTES = 2**20
 """A value of any turn that is longer is stored as a blob, so that no document meets 16 MB."""
 PREVIEW_CHARS = 80
 _BLOB = "blob"
+_WHOLE = ("added_ids", "tools", "output_ids", "output_logprobs", "output_text")
+_LISTS = ("added_messages", "tool_results")
+"""Fields that may be blobs as a whole, and those whose items may be."""
 
 _Append = tuple[DispatchedSamplingTask, int]
 _Results = tuple[str, str, int, Sequence[ToolResult]]
@@ -60,17 +63,14 @@ class TurnDoor(Door):
         # The id of a turn holds the fence: only an earlier try of this very request can have
         # inserted it before.
         await insert_new(self._turns, [document for document, _ in packed])
-        result = await self._records.bulk_write(
-            [
-                UpdateOne(
-                    {**held(turn.record_id, fence), "status": "running", "turns": {"$ne": turn.id}},
-                    _record_update(turn),
-                )
-                for turn, fence in items
-            ],
-            ordered=False,
-        )
-        if result.matched_count == len(items):
+        updates = [
+            (
+                {**held(turn.record_id, fence), "status": "running", "turns": {"$ne": turn.id}},
+                _record_update(turn),
+            )
+            for turn, fence in items
+        ]
+        if await update_each(self._records, updates) == len(items):
             return [None] * len(items)
         refused, unknown = await self._refused(
             [(turn.id, turn.record_id, fence) for turn, fence in items]
@@ -91,15 +91,15 @@ class TurnDoor(Door):
 
     async def _set_all_results(self, items: Sequence[_Results]) -> list[LeaseLost | None]:
         refused, _ = await self._refused([(turn, rid, fence) for turn, rid, fence, _ in items])
-        updates = []
+        updates: list[Update] = []
         for turn_id, _, _, results in items:
             if turn_id not in refused:
                 values = [encode(result.model_dump()) for result in results]
                 packed, blobs = _pack_values("tool_results", values, LARGE_BYTES)
                 await self._blobs.put(blobs)
-                updates.append(UpdateOne({"_id": turn_id}, {"$set": {"tool_results": packed}}))
+                updates.append(({"_id": turn_id}, {"$set": {"tool_results": packed}}))
         if updates:
-            await self._turns.bulk_write(updates, ordered=False)
+            await update_each(self._turns, updates)
         return [refused.get(turn_id) for turn_id, *_ in items]
 
     async def _refused(
@@ -191,8 +191,10 @@ def pack(turn: DispatchedSamplingTask) -> tuple[Document, list[Blob]]:
 
 def unpack(document: Document, blobs: dict[str, Any]) -> DispatchedSamplingTask:
     """Return the turn that `pack` stored."""
-    fields = {name: _resolve(value, blobs) for name, value in document.items()}
-    for name in ("added_messages", "tool_results"):
+    fields = dict(document)
+    for name in _WHOLE:
+        fields[name] = _resolve(fields[name], blobs)
+    for name in _LISTS:
         fields[name] = [_resolve(value, blobs) for value in fields[name]]
     for name in ("added_ids", "output_ids"):
         fields[name] = int32_array(fields[name])
@@ -210,10 +212,12 @@ def blob_keys(document: Document) -> Iterable[str]:
 
 
 def _packed_keys(document: Document) -> Iterable[str]:
-    for value in document.values():
-        for item in value if isinstance(value, list) else (value,):
-            if _is_reference(item):
-                yield item[_BLOB]
+    for item in (
+        *(document[name] for name in _WHOLE),
+        *(item for name in _LISTS for item in document[name]),
+    ):
+        if _is_reference(item):
+            yield item[_BLOB]
 
 
 def _pack(kind: str, value: Any, limit: int, blobs: list[Blob]) -> Any:

@@ -154,6 +154,33 @@ VIEWS: dict[str, tuple[str, list[Document]]] = {
             },
         ],
     ),
+    # Slots that samplers play or could claim now: an autoscaler counts them. Evaluation slots have
+    # negative orders, so they count whatever is admitted.
+    "v_work": (
+        "records",
+        [
+            {"$match": {"status": {"$in": ["pending", "running"]}}},
+            {
+                "$lookup": {
+                    "from": "runs",
+                    "as": "run",
+                    "pipeline": [{"$project": {"_id": 0, "admitted_groups": 1, "status": 1}}],
+                }
+            },
+            {"$unwind": "$run"},
+            {
+                "$match": {
+                    "$expr": {
+                        "$or": [
+                            {"$eq": ["$status", "running"]},
+                            {"$lt": ["$order", "$run.admitted_groups"]},
+                        ]
+                    }
+                }
+            },
+            {"$project": {"task_id": 1, "traj_id": 1, "split": 1, "status": 1, "order": 1}},
+        ],
+    ),
     # What went wrong in the infrastructure: parked records, attempts that ended badly, late scores.
     "v_failures": (
         "records",

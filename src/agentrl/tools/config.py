@@ -1,6 +1,7 @@
 """Which tool servers there are and how they are reached."""
 
 import json
+import os
 import re
 from collections.abc import Collection, Mapping
 from difflib import get_close_matches
@@ -21,6 +22,7 @@ _TRANSPORT_NAMES: dict[str, Transport] = {
     "stdio": "stdio",
     "mcpapi": "aggregator",
 }
+_VARIABLE = re.compile(r"\$\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>[^}]*))?\}")
 _AGGREGATOR_SUFFIX = "/mcpapi"
 
 
@@ -153,7 +155,8 @@ def load_mcp_servers(source: str | Path | Mapping[str, object]) -> dict[str, Mcp
     Args:
         source: a mapping, JSON text, the path of a JSON file, or the address of a single HTTP
             server (it is then called `default`; a path that ends with `/mcpapi` makes it an
-            AgentDock aggregator). The outer `mcpServers` key may be left out.
+            AgentDock aggregator). The outer `mcpServers` key may be left out. `${NAME}` and
+            `${NAME:-default}` in its texts stand for environment variables.
 
     Raises:
         ConfigError: the source is missing or malformed; the server at fault is named.
@@ -185,6 +188,27 @@ def _read_json(source: str | Path) -> object:
         raise ConfigError(f"{origin}: not JSON ({error})") from error
 
 
+def _filled_in(name: str, value: object) -> object:
+    """Replace `${NAME}` and `${NAME:-default}` in all texts by environment variables."""
+    if isinstance(value, str):
+        return _VARIABLE.sub(lambda match: _variable(name, match), value)
+    if isinstance(value, Mapping):
+        return {key: _filled_in(name, part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [_filled_in(name, part) for part in value]
+    return value
+
+
+def _variable(name: str, match: re.Match[str]) -> str:
+    value = os.environ.get(match["name"], match["default"])
+    if value is None:
+        raise ConfigError(
+            f"mcpServers.{name}: the environment variable {match['name']} is not set; "
+            "set it, or give a default as in ${NAME:-default}"
+        )
+    return value
+
+
 def _kind(fields: Mapping[str, object]) -> str:
     if "command" in fields:
         return "stdio"
@@ -195,15 +219,18 @@ def _kind(fields: Mapping[str, object]) -> str:
 def _parse_server(name: str, value: object) -> McpServer:
     if not isinstance(value, Mapping):
         raise ConfigError(f"mcpServers.{name}: expected an object")
-    fields = dict(value)
+    fields = {key: _filled_in(name, part) for key, part in value.items()}
     kind = fields.pop("type", None) or fields.pop("transport", None)
     if kind is None:
         kind = _kind(fields)
     if kind not in _TRANSPORT_NAMES:
         known = ", ".join(sorted(set(_TRANSPORT_NAMES)))
         raise ConfigError(f"mcpServers.{name}: unknown transport {kind!r} (known: {known})")
-    if "timeout" in fields:
-        fields["call_timeout_seconds"] = fields.pop("timeout")
+    # Other clients have separate limits for requests and streams; the longest call is the last one.
+    fields.pop("sse_read_timeout", None)
+    for limit in ("timeout", "client_session_timeout_seconds"):
+        if limit in fields:
+            fields["call_timeout_seconds"] = fields.pop(limit)
     try:
         return McpServer.model_validate({**fields, "transport": _TRANSPORT_NAMES[kind]})
     except ValidationError as error:

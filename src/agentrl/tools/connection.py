@@ -12,6 +12,7 @@ from mcp import Client, MCPError, StdioServerParameters, stdio_client
 from mcp.client import Transport
 from mcp.client.sse import sse_client
 from mcp.client.streamable_http import streamable_http_client
+from mcp.shared.dispatcher import ProgressFnT
 from mcp.types import (
     CONNECTION_CLOSED,
     REQUEST_TIMEOUT,
@@ -116,7 +117,12 @@ class ServerConnection:
         raise AssertionError("unreachable")
 
     async def call_tool(
-        self, name: str, arguments: Mapping[str, Any], *, repeatable: bool
+        self,
+        name: str,
+        arguments: Mapping[str, Any],
+        *,
+        repeatable: bool,
+        on_progress: ProgressFnT | None = None,
     ) -> CallToolResult:
         """Call a tool by its server's name for it.
 
@@ -124,6 +130,7 @@ class ServerConnection:
             name: the tool.
             arguments: its arguments.
             repeatable: the call may be carried out twice.
+            on_progress: told of the progress that the tool reports.
 
         Raises:
             MCPError: the server answered with an error of its own.
@@ -134,7 +141,9 @@ class ServerConnection:
         await self._breaker.admit()
         healthy: bool | None = None
         try:
-            result = await self._call_tool(name, arguments, repeatable=repeatable)
+            result = await self._call_tool(
+                name, arguments, repeatable=repeatable, on_progress=on_progress
+            )
             healthy = True
         except (MCPError, CallTimedOut, InvalidResult):
             healthy = True
@@ -147,13 +156,18 @@ class ServerConnection:
         return result
 
     async def _call_tool(
-        self, name: str, arguments: Mapping[str, Any], *, repeatable: bool
+        self,
+        name: str,
+        arguments: Mapping[str, Any],
+        *,
+        repeatable: bool,
+        on_progress: ProgressFnT | None,
     ) -> CallToolResult:
         attempt = 0
         while True:
             client = await self._client()
             try:
-                return await self._within_time(client, name, dict(arguments))
+                return await self._within_time(client, name, dict(arguments), on_progress)
             except (RuntimeError, ValidationError) as error:
                 # The SDK's ways to say that a result is not what the server promised.
                 logger.warning("%s", self._error(f"returned an invalid result of {name}", error))
@@ -167,7 +181,11 @@ class ServerConnection:
             attempt += 1
 
     async def _within_time(
-        self, client: Client, name: str, arguments: dict[str, Any]
+        self,
+        client: Client,
+        name: str,
+        arguments: dict[str, Any],
+        on_progress: ProgressFnT | None,
     ) -> CallToolResult:
         """Call a tool; every progress that it reports grants it more time.
 
@@ -181,6 +199,8 @@ class ServerConnection:
 
                 async def grant(progress: float, total: float | None, message: str | None) -> None:
                     limit.reschedule(min(now() + self._timeout, at_the_latest))
+                    if on_progress is not None:
+                        await on_progress(progress, total, message)
 
                 return await client.call_tool(name, arguments, progress_callback=grant)
         except TimeoutError:
@@ -260,6 +280,12 @@ class ServerConnection:
         return ToolError(
             f"MCP server {self.name!r} at {self.server.address} {what}: {describe(error)}"
         )
+
+
+def is_repeatable(tool: Tool) -> bool:
+    """Return whether a tool declares that calling it twice does no harm."""
+    hints = tool.annotations
+    return hints is not None and bool(hints.read_only_hint or hints.idempotent_hint)
 
 
 async def _all_tools(client: Client) -> list[Tool]:

@@ -18,7 +18,7 @@ from agentrl.schema import ToolResult
 from agentrl.tools.aggregator import AggregatedServer, Aggregator
 from agentrl.tools.base import ToolSpec
 from agentrl.tools.config import ToolsConfig
-from agentrl.tools.connection import ServerConnection
+from agentrl.tools.connection import ServerConnection, is_repeatable
 from agentrl.tools.content import cut_middle, result_images, result_text
 from agentrl.tools.faults import CallTimedOut, InvalidResult
 
@@ -243,12 +243,11 @@ def _qualified(spec: ToolSpec) -> str:
 
 
 def _spec(server: str, tool: Tool, *, qualified: bool) -> ToolSpec:
-    hints = tool.annotations
     return ToolSpec(
         name=f"{server}.{tool.name}" if qualified else tool.name,
         description=tool.description or "",
         parameters=tool.input_schema,
         server=server,
         remote_name=tool.name,
-        repeatable=hints is not None and bool(hints.read_only_hint or hints.idempotent_hint),
+        repeatable=is_repeatable(tool),
     )

@@ -2,26 +2,26 @@
 
 checkpoints/000012/
     model/             Hugging Face directory (config, safetensors, tokenizer)
-    optimizer.pt       AdamW state by parameter name, scheduler state, random states
-    state.json         what the loop needs to go on, written last
+    state/             optimizer, schedule, random state and, where the weights above are rounded,
+                       master weights: each rank's part of them, for any ranks to read
+    state.json         what the loop needs to go on: ledger position, history
 """
 
 import json
+import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Self
 
-import torch
-
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, PublishError
 from agentrl.trainer.history import History
-from agentrl.weight_sync.files import remove_old_versions, version_dir, write_atomically
+from agentrl.weight_sync.files import put_in_place, remove_old_versions, stage, version_dir
 
 MODEL_DIR = "model"
-_OPTIMIZER_FILE = "optimizer.pt"
+_STATE_DIR = "state"
 _STATE_FILE = "state.json"
-_FORMAT = 1
+_FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -37,20 +37,20 @@ class Checkpoint:
         """The Hugging Face directory in it."""
         return self.path / MODEL_DIR
 
-    def optimizer_state(self) -> dict[str, Any]:
-        """Load optimizer, scheduler and random states.
+    @property
+    def state_path(self) -> Path:
+        """The directory with optimizer, schedule and random state.
 
         Raises:
             ConfigError: the run was saved with `--save_only_model`.
         """
-        path = self.path / _OPTIMIZER_FILE
-        if not path.is_file():
+        path = self.path / _STATE_DIR
+        if not path.is_dir():
             raise ConfigError(
                 f"{self.path} holds no optimizer state (--save_only_model), so the run cannot be "
                 f"resumed; start a new run with --model_name_or_path {self.model_path}"
             )
-        state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-        return state
+        return path
 
 
 def checkpoints_root(output_path: Path) -> Path:
@@ -58,36 +58,62 @@ def checkpoints_root(output_path: Path) -> Path:
     return output_path / "checkpoints"
 
 
-def write_checkpoint(
-    output_path: Path,
-    *,
-    step: int,
-    model_dir: Path,
-    optimizer_state: dict[str, Any] | None,
-    history: History,
-    keep: int,
-) -> Path:
-    """Write a checkpoint and remove old ones; a crash at any point leaves the previous one whole.
+@dataclass(frozen=True)
+class Draft:
+    """A checkpoint that is being written; a crash leaves the one before it the newest."""
 
-    Args:
-        output_path: the run's output directory.
-        step: optimizer steps done.
-        model_dir: Hugging Face directory of the weights after that step; hard-linked or copied.
-        optimizer_state: tensors and plain values; None leaves it out.
-        history: what the run did so far.
-        keep: number of checkpoints that stay.
-    """
-    root = checkpoints_root(output_path)
+    step: int
+    staging: Path
+    target: Path
 
-    def fill(directory: Path) -> None:
-        shutil.copytree(model_dir, directory / MODEL_DIR)
-        if optimizer_state is not None:
-            torch.save(optimizer_state, directory / _OPTIMIZER_FILE)
-        state = {"format": _FORMAT, "step": step, "history": history.to_json()}
-        (directory / _STATE_FILE).write_text(json.dumps(state))
+    @classmethod
+    def begin(cls, output_path: Path, *, step: int, model_dir: Path, history: History) -> Self:
+        """Write everything but the ranks' state.
 
-    target = write_atomically(version_dir(root, step), fill)
-    remove_old_versions(root, keep=keep, in_use=())
+        Args:
+            output_path: the run's output directory.
+            step: optimizer steps done.
+            model_dir: Hugging Face directory of the weights after that step; hard-linked where
+                the file system can, copied elsewhere.
+            history: what the run did so far.
+
+        Raises:
+            PublishError: it could not be written.
+        """
+        target = version_dir(checkpoints_root(output_path), step)
+        staging = stage(target)
+        try:
+            shutil.copytree(model_dir, staging / MODEL_DIR, copy_function=_link_or_copy)
+            state = {"format": _FORMAT, "step": step, "history": history.to_json()}
+            (staging / _STATE_FILE).write_text(json.dumps(state))
+        except OSError as error:
+            raise PublishError(f"cannot write {target}: {error.strerror or error}") from error
+        return cls(step, staging, target)
+
+    @property
+    def state_path(self) -> Path:
+        """Where the ranks write their state; left out with `--save_only_model`."""
+        return self.staging / _STATE_DIR
+
+    def finish(self, *, keep: int) -> Path:
+        """Make it a checkpoint and remove old ones.
+
+        Args:
+            keep: number of checkpoints that stay.
+
+        Raises:
+            PublishError: it could not be moved to its place.
+        """
+        put_in_place(self.staging, self.target)
+        remove_old_versions(self.target.parent, keep=keep, in_use=())
+        return self.target
+
+
+def _link_or_copy(source: str, target: str) -> str:
+    try:
+        os.link(source, target)
+    except OSError:  # another file system, or one without links
+        shutil.copy2(source, target)
     return target
 
 

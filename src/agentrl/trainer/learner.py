@@ -4,6 +4,7 @@ Knows nothing of the store, of servers, or of what the terms came from.
 """
 
 import math
+import os
 import random
 import time
 from collections.abc import Sequence
@@ -13,23 +14,31 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.distributed.checkpoint.state_dict import (
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.device_mesh import DeviceMesh
 
 from agentrl.config.sections import AlgorithmSection, ModelSection, TrainerSection
 from agentrl.data import MicroBatch
 from agentrl.distributed import (
     Ranks,
+    StateWriter,
     clip_gradients,
-    full_optimizer_state,
     full_state_dict,
-    load_full_optimizer_state,
-    load_full_state_dict,
+    load_sharded_state_dict,
+    read_state,
     shard_model,
+    sharded_state_dict,
 )
 from agentrl.models.attention import TREE_ATTENTION
 from agentrl.models.export import read_tokenizer_files, save_hf
 from agentrl.models.flex import FLEX_ATTENTION
 from agentrl.models.flops import FlopCount, peak_tflops
 from agentrl.models.load import load_policy
+from agentrl.models.parallel import parallelize
+from agentrl.models.policy import PolicyModel
 from agentrl.trainer.merge_check import STEP_TOLERANCE, MergeCheck, check_merge
 from agentrl.trainer.optimizer import learning_rate, make_optimizer
 from agentrl.trainer.passes import PassOutcome, forward_backward, frozen_logprobs
@@ -96,6 +105,10 @@ class Learner:
             ConfigError: the model cannot be loaded, or an optimizer argument is wrong.
         """
         _seed_everything(seed)
+        if trainer.full_determinism:
+            # Read when CUDA's matrix library starts, which is later.
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(trainer.full_determinism)
         self._ranks = ranks
         self._tokenizer_files = read_tokenizer_files(model_path)
         self._trainer = trainer
@@ -112,7 +125,8 @@ class Learner:
             gradient_checkpointing=trainer.gradient_checkpointing,
         )
         self._flops = FlopCount.of(self._policy)
-        shard_model(self._policy, ranks, compute_dtype=self._precision.compute)
+        mesh = None if ranks.world_size == 1 else ranks.shape.build(ranks.device)
+        self._spread(self._policy, mesh)
         self._reference = None
         if reference_path is not None:
             self._reference = load_policy(
@@ -122,14 +136,19 @@ class Learner:
                 attention=attention,
                 trust_remote_code=model.trust_remote_code,
             ).requires_grad_(requires_grad=False)
-            shard_model(self._reference, ranks, compute_dtype=self._precision.compute)
+            self._spread(self._reference, mesh)
         self._optimizer = make_optimizer(self._policy.parameters(), trainer)
+        self._writer = StateWriter(ranks)
         self._num_done = 0
 
     @property
     def pair_cost(self) -> float:
         """Return the work of a visible pair over that of a token outside attention."""
         return self._flops.pair_cost
+
+    def _spread(self, policy: PolicyModel, mesh: DeviceMesh | None) -> None:
+        parallelize(policy, mesh)
+        shard_model(policy, self._ranks, mesh, compute_dtype=self._precision.compute)
 
     def train(self, micro_batches: Sequence[MicroBatch]) -> StepOutcome:
         """Accumulate the gradients of all micro-batches and make one optimizer step (collective).
@@ -163,7 +182,7 @@ class Learner:
             grad_norm=grad_norm,
             learning_rate=rate,
             num_terms=int(totals.num_terms),
-            terms=term_stats(TermTrace.joined(self._ranks.gather(trace))),
+            terms=term_stats(TermTrace.joined(self._ranks.gather_shares(trace))),
             flops=totals.flops,
             peak_tflops=self._trainer.peak_tflops or peak_tflops(self._ranks.device),
             entropy=totals.entropy / count if self._trainer.log_entropy else None,
@@ -173,7 +192,7 @@ class Learner:
                 "forward_backward": accumulated - started,
                 "optimizer": time.monotonic() - accumulated,
             },
-            ratios=joined(self._ranks.gather(ratios)),
+            ratios=joined(self._ranks.gather_shares(ratios)),
             skipped=skipped,
         )
 
@@ -232,25 +251,42 @@ class Learner:
                 set_config_dtype(path, dtype)
         self._ranks.barrier()
 
-    def optimizer_state(self) -> dict[str, Any]:
-        """Return what `load_optimizer_state` needs; whole on rank 0 (collective)."""
+    def save_state(self, directory: Path, *, in_background: bool) -> None:
+        """Write what `load_state` needs besides the exported weights (collective).
+
+        Args:
+            directory: to be made.
+            in_background: return when the state is copied; `wait_saved` says when it is written.
+        """
+        self._writer.write(self._state(), directory, in_background=in_background)
+
+    def wait_saved(self) -> None:
+        """Return when the state is written; may be called from another thread."""
+        self._writer.wait()
+
+    def load_state(self, directory: Path) -> None:
+        """Go on where the state was written; ranks and mesh may differ from those then.
+
+        Collective.
+        """
+        state = self._state()
+        read_state(state, directory, self._ranks)
+        if "master" in state:
+            load_sharded_state_dict(self._policy, state["master"])
+        set_optimizer_state_dict(self._policy, self._optimizer, state["optimizer"])
+        self._num_done = int(state["num_done"])
+        torch.set_rng_state(state["torch_random"])
+
+    def _state(self) -> dict[str, Any]:
         state: dict[str, Any] = {
-            "optimizer": full_optimizer_state(self._policy, self._optimizer, self._ranks),
-            "num_done": self._num_done,
+            "optimizer": get_optimizer_state_dict(self._policy, self._optimizer),
+            "num_done": torch.tensor(self._num_done),
             "torch_random": torch.get_rng_state(),
         }
         if self._precision.is_mixed:
             # What was exported is rounded; steps add up in the master weights.
-            state["master"] = full_state_dict(self._policy, self._ranks)
+            state["master"] = sharded_state_dict(self._policy)
         return state
-
-    def load_optimizer_state(self, state: dict[str, Any]) -> None:
-        """Go on where the state was taken; the number of ranks may differ (collective)."""
-        if "master" in state:
-            load_full_state_dict(self._policy, state["master"], self._ranks)
-        load_full_optimizer_state(self._policy, self._optimizer, state["optimizer"], self._ranks)
-        self._num_done = state["num_done"]
-        torch.set_rng_state(state["torch_random"])
 
     def _pass(self, batch: MicroBatch, algorithm: AlgorithmSection) -> PassOutcome:
         return forward_backward(

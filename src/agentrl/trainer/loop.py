@@ -24,7 +24,6 @@ from agentrl.errors import StoreError, TrainingError
 from agentrl.schema import Task
 from agentrl.store import DEFAULT_CONSUMER, TrajectoryStore
 from agentrl.trainer.batches import step_batch
-from agentrl.trainer.checkpoint import write_checkpoint
 from agentrl.trainer.evaluation import evaluate
 from agentrl.trainer.groups import GroupReader, StepControl, StepGroups
 from agentrl.trainer.history import EvalMetrics, History, StepMetrics
@@ -38,6 +37,7 @@ from agentrl.trainer.reporting import (
     write_merge_report,
     write_summary,
 )
+from agentrl.trainer.saver import Saver
 from agentrl.trainer.team import Team
 from agentrl.trainer.trackers import Trackers
 from agentrl.weight_sync import PolicyFiles, PolicyPublisher, PublishReport
@@ -85,14 +85,20 @@ class TrainLoop:
         self._trackers = trackers
         self._eval_tasks = eval_tasks
         self._control = StepControl(
-            groups_per_step(config, team.num_ranks), config.algorithm.max_staleness
+            groups_per_step(config, team.num_shares), config.algorithm.max_staleness
         )
         self._stop = stop
         self._leads = config.trainer.consumer == DEFAULT_CONSUMER
         """Any other trainer reads along: the run's state is not its to change."""
         self._evaluating: dict[int, asyncio.Task[EvalMetrics | None]] = {}
         self._first_step = history.last_step
-        self._saved_step = history.last_step
+        self._saver = Saver(
+            config.run.output_path,
+            team=team,
+            trainer=config.trainer,
+            saved_step=history.last_step,
+            on_saved=self._commit,
+        )
         self._entered = time.monotonic()
         self._reader = GroupReader(
             store,
@@ -132,6 +138,7 @@ class TrainLoop:
             return await self._finish(await self._all_steps())
         finally:
             await self._give_up_evaluations()
+            await self._saver.give_up()
 
     async def _all_steps(self) -> str:
         """Make steps while there is data for them; return how it ended."""
@@ -207,7 +214,7 @@ class TrainLoop:
         self._history.steps.append(metrics)
         if is_last or step % self._trainer.save_steps == 0:
             with self._phase("checkpoint", seconds):
-                await self._checkpoint(directory)
+                await self._saver.save(directory, self._history)
         with self._phase("publish", seconds):
             report = await self._publisher.announce(step)
             await self._admit()
@@ -223,9 +230,11 @@ class TrainLoop:
     async def _finish(self, status: str) -> TrainResult:
         """Save what is not saved yet, evaluate, and leave the reports."""
         step = self._history.last_step
-        if self._saved_step < step:
-            with self._phase("checkpoint"):
-                await self._checkpoint(self._publisher.directory(step))
+        with self._phase("checkpoint"):
+            await self._saver.settle()
+            if self._saver.saved_step < step:
+                await self._saver.save(self._publisher.directory(step), self._history)
+                await self._saver.settle()
         await self._publisher.settle()
         with self._phase("eval"):
             await self._collect_evaluations(wait=True)
@@ -245,21 +254,9 @@ class TrainLoop:
             picture_path=picture_path,
         )
 
-    async def _checkpoint(self, model_dir: Path) -> None:
-        """Write a checkpoint and commit the ledger up to it."""
-        step = self._history.last_step
-        state = None if self._trainer.save_only_model else await self._team.optimizer_state()
-        await asyncio.to_thread(
-            write_checkpoint,
-            self._run.output_path,
-            step=step,
-            model_dir=model_dir,
-            optimizer_state=state,
-            history=self._history,
-            keep=self._trainer.save_total_limit,
-        )
+    async def _commit(self, step: int) -> None:
+        """Commit the ledger up to a checkpoint."""
         await self._store.commit(self._trainer.consumer, step)
-        self._saved_step = step
 
     def _is_eval_due(self, step: int) -> bool:
         strategy = self._trainer.eval_strategy
@@ -347,7 +344,7 @@ class TrainLoop:
             policy_version=found.step - 1,
             token_budget=self._trainer.max_tokens,
             merge=merge,
-            num_ranks=self._team.num_ranks,
+            num_ranks=self._team.num_shares,
             pair_cost=self._team.pair_cost,
         )
 

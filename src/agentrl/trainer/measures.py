@@ -35,7 +35,7 @@ def step_metrics(
         stats: what went into it.
         outcome: what the ranks did.
         seconds: wall time by phase.
-        num_ranks: data-parallel ranks.
+        num_ranks: all that the step kept busy.
     """
     made = outcome.skipped is None
     masked = masked_tokens(found, outcome)

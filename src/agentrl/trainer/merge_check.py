@@ -8,14 +8,13 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from agentrl.config.sections import AlgorithmSection
 from agentrl.data import MicroBatch, SelectedGroup, TokenTree, build_step
 from agentrl.data.random_groups import random_group
 from agentrl.data.tree import Merge
-from agentrl.distributed import Ranks
+from agentrl.distributed import Ranks, squared_norms
 from agentrl.models.attention import TREE_ATTENTION
 from agentrl.models.load import wrap_policy
 from agentrl.models.policy import PolicyModel, term_logprobs
@@ -89,13 +88,10 @@ def check_merge(
     merged_loss, found = _gradients(policy, merged, accumulate)
     separate_loss, expected = _gradients(policy, separate, accumulate)
     names = [name for name, _ in policy.named_parameters()]
-    squares = [
-        float(square)
-        for one, other in zip(found, expected, strict=True)
-        for square in ((one - other).double().square().sum(), other.double().square().sum())
-    ]
-    *totals, merged_loss, separate_loss = ranks.sum([*squares, merged_loss, separate_loss])
-    differences, norms = totals[0::2], totals[1::2]
+    pairs = zip(found, expected, strict=True)
+    differences = squared_norms([one - other for one, other in pairs])
+    norms = squared_norms(expected)
+    merged_loss, separate_loss = ranks.sum([merged_loss, separate_loss])
     errors = {
         name: _relative(difference, norm)
         for name, difference, norm in zip(names, differences, norms, strict=True)
@@ -198,8 +194,7 @@ def _gradients(
     gradients = []
     for parameter in policy.parameters():
         assert parameter.grad is not None, "every pass reaches every parameter"
-        gradient = parameter.grad
-        gradients.append(gradient.to_local() if isinstance(gradient, DTensor) else gradient)
+        gradients.append(parameter.grad)
     policy.zero_grad(set_to_none=True)
     return loss, gradients
 

@@ -8,8 +8,10 @@ import asyncio
 import logging
 import os
 import signal
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -19,14 +21,16 @@ from agentrl.algorithms.losses import checked_kind
 from agentrl.config.checks import groups_per_step
 from agentrl.config.loading import flat_values
 from agentrl.config.sections import RootConfig
-from agentrl.distributed import Ranks, joined_ranks
+from agentrl.distributed import MeshShape, Ranks, joined_ranks
 from agentrl.errors import ConfigError
+from agentrl.models.load import read_config
+from agentrl.models.parallel import check_parallel_support
 from agentrl.models.resolve import resolve_model
 from agentrl.observability.logs import setup_logging
 from agentrl.observability.prometheus import metrics_endpoint
 from agentrl.observability.trackers import check_trackers
 from agentrl.rollout.datasets import eval_tasks, train_tasks
-from agentrl.schema import Control, Run
+from agentrl.schema import Control, Run, Task
 from agentrl.store import DEFAULT_CONSUMER, TrajectoryStore
 from agentrl.trainer.checkpoint import Checkpoint, checkpoints_root, latest_checkpoint
 from agentrl.trainer.exposed import trainer_metrics
@@ -42,6 +46,8 @@ from agentrl.weight_sync import PolicyFiles, PolicyPublisher
 from agentrl.weight_sync.files import clear_leftovers
 
 logger = logging.getLogger(__name__)
+
+_TASKS_AT_A_TIME = 500
 
 
 def train(config: RootConfig) -> TrainResult | None:
@@ -64,7 +70,7 @@ def train(config: RootConfig) -> TrainResult | None:
         torch.set_num_threads(config.trainer.trainer_threads)
     # A bar for every published version would fill the log.
     disable_progress_bar()  # type: ignore[no-untyped-call]
-    with joined_ranks() as ranks:
+    with joined_ranks(lambda world_size: mesh_shape(config, world_size)) as ranks:
         if ranks.is_main:
             return asyncio.run(_lead_until_signalled(config, ranks))
         _follow(config, ranks)
@@ -103,7 +109,8 @@ async def lead(config: RootConfig, ranks: Ranks, *, stop: asyncio.Event) -> Trai
                 )
             )
             model_path = _model_path(config, checkpoint)
-            state = _optimizer_state(config, checkpoint)
+            check_mesh(config, ranks, model_path)
+            state = _state_path(config, checkpoint)
         except BaseException:
             ranks.broadcast(_Start(None))
             raise
@@ -112,7 +119,7 @@ async def lead(config: RootConfig, ranks: Ranks, *, stop: asyncio.Event) -> Trai
             Team(ranks, lambda: make_learner(config, ranks, model_path))
         )
         if state is not None:
-            await team.load_optimizer_state(state)
+            await team.load_state(state)
         history = checkpoint.history if checkpoint else History()
         rewind_metrics(config.run.output_path, history)
         trackers = open_trackers(config)
@@ -138,6 +145,34 @@ async def lead(config: RootConfig, ranks: Ranks, *, stop: asyncio.Event) -> Trai
         result = await loop.run()
         logger.info("%s after step %d; see %s", result.status, result.step, result.summary_path)
         return result
+
+
+def mesh_shape(config: RootConfig, world_size: int) -> MeshShape:
+    """Return how so many ranks share the work.
+
+    Raises:
+        ConfigError: they do not fill the mesh that the flags ask for.
+    """
+    trainer = config.trainer
+    return MeshShape.of(
+        world_size,
+        dp_replicate=trainer.dp_replicate_size,
+        cp=trainer.cp_size,
+        ep=trainer.ep_size,
+        tp=trainer.tp_size,
+    )
+
+
+def check_mesh(config: RootConfig, ranks: Ranks, model_path: Path) -> None:
+    """Refuse a mesh that the model does not go into.
+
+    Raises:
+        ConfigError: names the flag.
+    """
+    trust_remote_code = config.model.trust_remote_code
+    check_parallel_support(
+        read_config(model_path, trust_remote_code=trust_remote_code), ranks.shape
+    )
 
 
 def _publisher(store: TrajectoryStore, config: RootConfig) -> PolicyPublisher | PolicyFiles:
@@ -176,7 +211,7 @@ async def _open_run(store: TrajectoryStore, config: RootConfig, ranks: Ranks) ->
         return checkpoint
     control = Control(
         max_staleness=config.algorithm.max_staleness,
-        groups_per_step=groups_per_step(config, ranks.world_size),
+        groups_per_step=groups_per_step(config, ranks.shape.num_shares),
     )
     await store.ensure_schema()
     await store.create_run(
@@ -188,12 +223,19 @@ async def _open_run(store: TrajectoryStore, config: RootConfig, ranks: Ranks) ->
         )
     )
     await store.apply_flags(control)
-    await store.add_tasks(train_tasks(config.data, config.run.seed))
+    await store.add_tasks(read_beside(train_tasks(config.data, config.run.seed)))
     if await store.count_tasks(split="train") == 0:
         raise ConfigError(
             f"database {store.database_name!r} holds no training tasks; give --train_file"
         )
     return checkpoint
+
+
+async def read_beside(tasks: Iterator[Task]) -> AsyncIterator[Task]:
+    """Yield tasks that are read in other threads: a file of a million lines blocks no event loop."""
+    while batch := await asyncio.to_thread(lambda: list(islice(tasks, _TASKS_AT_A_TIME))):
+        for task in batch:
+            yield task
 
 
 def make_learner(config: RootConfig, ranks: Ranks, model_path: Path) -> Learner:
@@ -221,10 +263,10 @@ def _model_path(config: RootConfig, checkpoint: Checkpoint | None) -> Path:
     return resolve_model(config.model.model_name_or_path)
 
 
-def _optimizer_state(config: RootConfig, checkpoint: Checkpoint | None) -> dict[str, object] | None:
+def _state_path(config: RootConfig, checkpoint: Checkpoint | None) -> Path | None:
     if checkpoint is None or checkpoint.step >= config.trainer.max_steps:
         return None
-    return checkpoint.optimizer_state()
+    return checkpoint.state_path
 
 
 def _connect(config: RootConfig) -> AbstractAsyncContextManager[TrajectoryStore]:

@@ -26,14 +26,15 @@ from agentrl.observability.prometheus import metrics_endpoint
 from agentrl.observability.trackers import check_trackers
 from agentrl.renderers.renderer import Renderer
 from agentrl.store import TrajectoryStore
-from agentrl.trainer.checkpoint import Checkpoint, latest_checkpoint, write_checkpoint
+from agentrl.trainer.checkpoint import Checkpoint, latest_checkpoint
 from agentrl.trainer.exposed import trainer_metrics
 from agentrl.trainer.history import History, StepMetrics
 from agentrl.trainer.learner import StepOutcome
 from agentrl.trainer.measures import check_finite, finite, merge_ratios, speeds
 from agentrl.trainer.optimizer import parse_optim_args
-from agentrl.trainer.process import make_learner, stop_on_signals
+from agentrl.trainer.process import check_mesh, make_learner, mesh_shape, stop_on_signals
 from agentrl.trainer.reporting import append_metrics, rewind_metrics, write_summary
+from agentrl.trainer.saver import Saver
 from agentrl.trainer.sft_data import (
     Curriculum,
     Example,
@@ -85,7 +86,7 @@ def fine_tune(config: RootConfig, records_uri: str | None = None) -> SftResult |
     if config.trainer.trainer_threads is not None:
         torch.set_num_threads(config.trainer.trainer_threads)
     disable_progress_bar()  # type: ignore[no-untyped-call]
-    with joined_ranks() as ranks:
+    with joined_ranks(lambda world_size: mesh_shape(config, world_size)) as ranks:
         if ranks.is_main:
             return asyncio.run(_lead_until_signalled(config, ranks, records_uri))
         start: _Start = ranks.broadcast(None)
@@ -121,6 +122,7 @@ async def lead_sft(
                 if checkpoint
                 else resolve_model(config.model.model_name_or_path)
             )
+            check_mesh(config, ranks, model_path)
             renderer = Renderer.load(model_path)
             examples = await _examples(config, renderer, records_uri)
             held_out = (
@@ -128,12 +130,10 @@ async def lead_sft(
                 if config.data.eval_file is None
                 else await asyncio.to_thread(file_examples, config.data.eval_file, renderer)
             )
-            plan = _plan(config, len(examples), ranks.world_size)
+            plan = _plan(config, len(examples), ranks.shape.num_shares)
             config = _for_sft(config, plan)
             state = (
-                checkpoint.optimizer_state()
-                if checkpoint and checkpoint.step < plan.num_steps
-                else None
+                checkpoint.state_path if checkpoint and checkpoint.step < plan.num_steps else None
             )
         except BaseException:
             ranks.broadcast(_Start(None, Path()))
@@ -143,7 +143,7 @@ async def lead_sft(
             Team(ranks, lambda: make_learner(config, ranks, model_path))
         )
         if state is not None:
-            await team.load_optimizer_state(state)
+            await team.load_state(state)
         history = checkpoint.history if checkpoint else History(kind="sft")
         rewind_metrics(config.run.output_path, history)
         trackers = open_trackers(config)
@@ -181,7 +181,13 @@ class _SftLoop:
         self._examples = examples
         self._held_out = held_out
         self._model_path = self._output_path / "model"
-        self._saved_step = history.last_step
+        self._saver = Saver(
+            config.run.output_path,
+            team=team,
+            trainer=config.trainer,
+            saved_step=history.last_step,
+            on_saved=_nothing_more,
+        )
         self._entered = time.monotonic()
 
     async def run(self, stop: asyncio.Event) -> SftResult:
@@ -205,8 +211,10 @@ class _SftLoop:
                 spent = time.monotonic() - begun
                 left = spent / (history.last_step - first) * (num_steps - history.last_step)
                 self._log_step(history.steps[-1], left)
-        if self._saved_step < history.last_step or not self._model_path.is_dir():
+        await self._saver.settle()
+        if self._saver.saved_step < history.last_step or not self._model_path.is_dir():
             await self._save()
+            await self._saver.settle()
         is_over = history.last_step >= num_steps
         if is_over and self._trainer.eval_strategy != "no" and num_steps not in history.eval_losses:
             await self._evaluate()
@@ -222,7 +230,7 @@ class _SftLoop:
             sft_batch,
             chosen,
             token_budget=self._trainer.max_tokens,
-            num_ranks=self._team.num_ranks,
+            num_ranks=self._team.num_shares,
             by_token=self._by_token,
         )
         outcome = await self._team.train(batch.micro_batches)
@@ -265,7 +273,7 @@ class _SftLoop:
             sft_batch,
             self._held_out,
             token_budget=self._trainer.max_tokens,
-            num_ranks=self._team.num_ranks,
+            num_ranks=self._team.num_shares,
         )
         loss = await self._team.evaluate(batch.micro_batches)
         step = self._history.last_step
@@ -276,17 +284,7 @@ class _SftLoop:
     async def _save(self) -> None:
         """Export the weights and write a checkpoint of them."""
         await self._team.export(self._model_path)
-        state = None if self._trainer.save_only_model else await self._team.optimizer_state()
-        await asyncio.to_thread(
-            write_checkpoint,
-            self._output_path,
-            step=self._history.last_step,
-            model_dir=self._model_path,
-            optimizer_state=state,
-            history=self._history,
-            keep=self._trainer.save_total_limit,
-        )
-        self._saved_step = self._history.last_step
+        await self._saver.save(self._model_path, self._history)
 
     def _is_eval_due(self, step: int) -> bool:
         strategy = self._trainer.eval_strategy
@@ -354,13 +352,17 @@ def _own_checkpoint(config: RootConfig) -> Checkpoint | None:
     return checkpoint
 
 
-def _plan(config: RootConfig, num_examples: int, world_size: int) -> Curriculum:
+async def _nothing_more(_: int) -> None:
+    """No ledger follows the checkpoints of a fine-tuning."""
+
+
+def _plan(config: RootConfig, num_examples: int, num_shares: int) -> Curriculum:
     trainer = config.trainer
     return Curriculum(
         num_examples=num_examples,
         examples_per_step=trainer.per_device_train_batch_size
         * trainer.gradient_accumulation_steps
-        * world_size,
+        * num_shares,
         num_epochs=config.data.num_train_epochs,
         max_steps=trainer.max_steps,
         seed=config.run.seed if config.data.shuffle else None,

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Self, TypeVar
 
 from agentrl.data import MicroBatch
 from agentrl.distributed import Ranks
@@ -42,13 +42,14 @@ class _Export:
 
 
 @dataclass(frozen=True)
-class _GatherOptimizer:
-    """Rank 0 receives the whole optimizer state."""
+class _SaveState:
+    directory: Path
+    in_background: bool
 
 
 @dataclass(frozen=True)
-class _LoadOptimizer:
-    """The state follows by broadcast."""
+class _LoadState:
+    directory: Path
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class _Finish:
     """No further command follows."""
 
 
-_Command = _Train | _CheckMerge | _Evaluate | _Export | _GatherOptimizer | _LoadOptimizer | _Finish
+_Command = _Train | _CheckMerge | _Evaluate | _Export | _SaveState | _LoadState | _Finish
 
 
 class Team:
@@ -77,8 +78,13 @@ class Team:
 
     @property
     def num_ranks(self) -> int:
-        """Number of ranks that share a step's work."""
+        """Number of ranks."""
         return self._ranks.world_size
+
+    @property
+    def num_shares(self) -> int:
+        """Number of shares into which a step's work is divided."""
+        return self._ranks.shape.num_shares
 
     @property
     def pair_cost(self) -> float:
@@ -100,14 +106,14 @@ class Team:
         # After a failed operation the others may wait in another collective than the next one;
         # they end when this process does.
         if not self._is_broken:
-            await self._do(_Finish(), lambda: None)
+            await self._do(_Finish(), self._learner.wait_saved)
         self._thread.shutdown(wait=not self._is_broken)
 
     async def train(self, shares: Sequence[Sequence[MicroBatch]]) -> StepOutcome:
         """Make one optimizer step.
 
         Args:
-            shares: micro-batches of each rank; every rank has the same number.
+            shares: micro-batches of each share of the work; all have the same number.
         """
         return await self._do(
             _Train(), lambda: self._learner.train(self._ranks.scatter([list(s) for s in shares]))
@@ -119,7 +125,7 @@ class Team:
         """Compare the gradients of two packings of one step.
 
         Args:
-            merged: micro-batches of each rank as they are going to be trained on.
+            merged: micro-batches of each share as they are going to be trained on.
             separate: the same turns without merging.
         """
 
@@ -144,17 +150,25 @@ class Team:
         """Write the weights as a Hugging Face directory."""
         await self._do(_Export(path), lambda: self._learner.export(path))
 
-    async def optimizer_state(self) -> dict[str, Any]:
-        """Return the whole optimizer and random state."""
-        return await self._do(_GatherOptimizer(), self._learner.optimizer_state)
+    async def save_state(self, directory: Path, *, in_background: bool) -> None:
+        """Write the state that a later `load_state` goes on from.
 
-    async def load_optimizer_state(self, state: dict[str, Any]) -> None:
-        """Restore what `optimizer_state` returned."""
+        Args:
+            directory: to be made, where all ranks see it.
+            in_background: return when the state is copied; see `wait_saved`.
+        """
+        await self._do(
+            _SaveState(directory, in_background),
+            lambda: self._learner.save_state(directory, in_background=in_background),
+        )
 
-        def load() -> None:
-            self._learner.load_optimizer_state(self._ranks.broadcast(state))
+    async def wait_saved(self) -> None:
+        """Return when the state is written by all ranks."""
+        await asyncio.to_thread(self._learner.wait_saved)
 
-        await self._do(_LoadOptimizer(), load)
+    async def load_state(self, directory: Path) -> None:
+        """Restore what `save_state` wrote."""
+        await self._do(_LoadState(directory), lambda: self._learner.load_state(directory))
 
     async def _do(self, command: _Command, operation: Callable[[], T]) -> T:
         def lead() -> T:
@@ -185,9 +199,10 @@ def follow(learner: Learner, ranks: Ranks) -> None:
                 learner.evaluate(ranks.scatter(None))
             case _Export(path):
                 learner.export(path)
-            case _GatherOptimizer():
-                learner.optimizer_state()
-            case _LoadOptimizer():
-                learner.load_optimizer_state(ranks.broadcast(None))
+            case _SaveState(directory, in_background):
+                learner.save_state(directory, in_background=in_background)
+            case _LoadState(directory):
+                learner.load_state(directory)
             case _Finish():
+                learner.wait_saved()
                 return

@@ -4,7 +4,7 @@ import hashlib
 import os
 import re
 import shutil
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from pathlib import Path
 
 from agentrl.errors import PublishError
@@ -18,21 +18,31 @@ def version_dir(root: Path, version: int) -> Path:
     return root / f"{version:06d}"
 
 
-def write_atomically(target: Path, fill: Callable[[Path], None]) -> Path:
-    """Let `fill` write into a temporary directory, make it durable and move it to `target`.
+def stage(target: Path) -> Path:
+    """Return an empty directory in which to write what `put_in_place` moves to `target`.
+
+    Raises:
+        PublishError: it could not be made.
+    """
+    staging = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        shutil.rmtree(staging, ignore_errors=True)
+        staging.mkdir(parents=True)
+    except OSError as error:
+        raise PublishError(f"cannot write {target}: {error.strerror or error}") from error
+    return staging
+
+
+def put_in_place(staging: Path, target: Path) -> Path:
+    """Make a directory durable and move it to `target`.
 
     A directory that stood at `target` before is replaced, and is there until the new one is whole.
 
     Raises:
-        PublishError: the directory could not be written.
+        PublishError: it could not be moved; what stood at `target` is still there.
     """
-    staging = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     outgoing = target.with_name(f".{target.name}.{os.getpid()}.old")
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(staging, ignore_errors=True)
-        staging.mkdir()
-        fill(staging)
         _sync_tree(staging)
         if target.exists():
             shutil.rmtree(outgoing, ignore_errors=True)
@@ -49,7 +59,7 @@ def write_atomically(target: Path, fill: Callable[[Path], None]) -> Path:
 
 
 def clear_leftovers(root: Path) -> None:
-    """Remove what a crash in the middle of `write_atomically` left below `root`.
+    """Remove what a crash between `stage` and the end of `put_in_place` left below `root`.
 
     A replaced directory whose successor never arrived is moved back to its place.
     """

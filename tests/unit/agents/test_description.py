@@ -21,6 +21,10 @@ async def plain_agent(task: object, llm_base_url: str) -> str:
     return "answer"
 
 
+def needs_more(task, tools, style):  # type: ignore[no-untyped-def]
+    return ""
+
+
 class Loop(AworldAgentLoop):
     async def build_agents(self) -> object:
         return object()
@@ -105,6 +109,7 @@ def test_the_agent_yaml_of_a_verl_user_names_a_loop(tmp_path: Path) -> None:
     [
         (3, "agent: a int is no agent; pass an AWorld Agent or Swarm"),
         (object, "agent: a type is no agent"),
+        (needs_more, r"agent: needs_more\(task, tools, style\): expected \(task, llm_base_url\)"),
         ("none.yaml", r"agent: none\.yaml: No such file"),
         ("agent.txt", r"agent: agent\.txt: expected a YAML file"),
         ("{folder}/loop.py", r"loop\.py names no agent; write .*loop\.py:name"),

@@ -96,6 +96,43 @@ def test_only_a_yes_deletes(
     assert f"database '{name}' is deleted" in capsys.readouterr().out
 
 
+def test_finished_records_are_scored_anew_by_a_scorer_of_the_users(
+    mongo_uri: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    uri = mongo_uri.replace("&journal=true", "")
+    name = mongo_uri.partition("?")[0].rpartition("/")[2]
+    asyncio.run(fill_run(uri, name))
+    module = tmp_path / "scorers.py"
+    module.write_text(
+        "from agentrl.rewards import MCPScorerFactory\n"
+        "MCPScorerFactory.register_scorer("
+        "'of_a_file', lambda answer, truth: len(answer) / 2, version='7')\n"
+    )
+
+    def rescore(*words: str) -> int:
+        flags = ["--run_name", name, "--db_connection_string", uri, "--scorer_module", str(module)]
+        return main(["store", "rescore", *words, *flags])
+
+    assert rescore("--scorer", "of_a_file") == 0
+    assert capsys.readouterr().out.startswith("of_a_file@7: 2 records scored, 0 had this score")
+    assert rescore("--scorer", "of_a_file") == 0
+    assert "0 records scored, 2 had this score" in capsys.readouterr().out
+    assert rescore("--scorer", "of_a_fil") == 2
+    assert "of_a_file" in capsys.readouterr().err
+    assert rescore() == 2
+    assert "--scorer NAME" in capsys.readouterr().err
+    added = [("of_a_file", "7", 0.5)]
+    assert asyncio.run(more_scores(uri, name)) == {"train/0/q0/0": added, "train/0/q0/1": added}
+
+
+async def more_scores(uri: str, name: str) -> dict[str, list[tuple[str, str, float]]]:
+    async with TrajectoryStore.connect(uri, name) as store:
+        return {
+            record.id: [(score.scorer, score.version, score.value) for score in record.more_scores]
+            async for record in store.iter_records(status="scored")
+        }
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -44,7 +44,7 @@ def test_the_last_of_two_values_counts() -> None:
         (["--max_steps"], "--max_steps needs a value"),
         (["--max_steps", "0"], "--max_steps: Input should be greater than or equal to 1, got '0'"),
         (["demo"], "unexpected argument 'demo'"),
-        (["--tp_size", "4"], "--tp_size 4 is not supported yet"),
+        (["--pp_size", "2"], "--pp_size 2: token trees are not trained in a pipeline"),
         (["--enable_repetition_compress"], "--enable_repetition_compress needs --new_context"),
         (
             ["--report_to", "jsonl,mlflow"],
@@ -57,6 +57,20 @@ def test_the_last_of_two_values_counts() -> None:
         (["--inference_host", "0.0.0.0"], "--inference_host 0.0.0.0 is reachable from outside"),
         (["--run_name", "../x"], "--run_name: String should match"),
         (["--delete_existing"], "--delete_existing goes with --fresh"),
+        (["--agent_gateway_host", "0.0.0.0"], "name the address itself"),
+        (["--agent_routes", '{"m": {"base_url": "http://a/v1"}}'], "--agent_routes goes with"),
+        (["--agent", "a:b", "--agent_routes", '{"m": {"url": "x"}}'], "m: unknown key 'url'"),
+        (
+            ["--agent", "a:b", "--agent_routes", '{"m": {"base_url": "localhost:1"}}'],
+            "m: base_url has to be an http(s) address",
+        ),
+        (
+            [
+                *("--agent", "a:b", "--agent_routes"),
+                '{"m": {"base_url": "http://a/v1", "api_key_env": "NO_SUCH_KEY"}}',
+            ],
+            "m: the environment variable NO_SUCH_KEY is not set",
+        ),
     ],
 )
 def test_a_users_mistake_is_one_clear_line(argv: list[str], message: str) -> None:
@@ -129,7 +143,7 @@ def test_secrets_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> N
 def test_groups_per_step_follow_from_batch_sizes_when_not_given() -> None:
     config = build_config({"gradient_accumulation_steps": 48, "num_generations": 8})
     assert groups_per_step(config) == 6
-    assert groups_per_step(config, world_size=2) == 12
+    assert groups_per_step(config, num_shares=2) == 12
     assert groups_per_step(build_config({"groups_per_step": 3})) == 3
     assert groups_per_step(build_config({"gradient_accumulation_steps": 9})) == 2
 

@@ -1,6 +1,6 @@
 import pytest
 
-from agentrl.rewards import GroundTruth, MCPScorerFactory
+from agentrl.rewards import GroundTruth, MCPScorerFactory, gaia_reward_func
 
 
 async def value(answer: str | None, *accepted: object) -> float:
@@ -77,3 +77,22 @@ async def test_the_traps_of_the_rules_are_as_documented() -> None:
 
 async def test_further_right_answers_count() -> None:
     assert await value("NYC", "New York", "NYC") == 1.0
+
+
+@pytest.mark.parametrize(
+    ("solution", "truth", "reward"),
+    [
+        ("It is <answer> 17 </answer>.", 17, 1.0),
+        ("<answer>17</answer> or <answer>18</answer>", "18", 0.0),
+        ("<answer>two\nlines</answer>", "Two lines", 1.0),
+        ("<answer>$1,000%</answer>", "1000", 1.0),
+        ("<answer>a; B</answer>", "a, b", 1.0),
+        ("<answer>None</answer>", None, 1.0),
+        ("17", "17", 0.0),
+        ("<answer>nothing of the kind</answer>", "inf", 0.0),
+    ],
+)
+def test_the_reward_function_for_whole_agents_takes_the_first_answer(
+    solution: str, truth: str | float | None, reward: float
+) -> None:
+    assert gaia_reward_func("gaia", solution, truth, {"level": 1}) == reward

@@ -14,7 +14,7 @@ from agentrl.rollout import AsyncSampler, MCPSampler, RolloutContext, RolloutRes
 from agentrl.rollout.leases import LeaseKeeper
 from agentrl.rollout.loop import LoopTimes, SamplingLoop
 from agentrl.rollout.slots import Slot, SlotCounts
-from agentrl.schema import MCPTask, Run, Score, rebuild_prompts
+from agentrl.schema import MCPTask, Run, Score, rebuild_prompts, utc_now
 from agentrl.store import TrajectoryStore
 
 ANSWER = "<answer>7</answer>"
@@ -196,9 +196,12 @@ async def test_live_changes_reach_rollouts_within_two_seconds(
             async with asyncio.timeout(10):
                 while not engine.requests:
                     await asyncio.sleep(0.02)
-                await store.update_control(concurrency=1, temperature=0.25, max_new_tokens=33)
+                await store.update_control(
+                    concurrency=1, temperature=0.25, max_new_tokens=33, scorer="strict"
+                )
                 await asyncio.sleep(2)
                 seen = len(engine.requests)
+                changed_at = utc_now()
                 while len(engine.requests) < seen + 3:
                     await asyncio.sleep(0.02)
             assert len(loop._jobs) <= 1
@@ -209,6 +212,8 @@ async def test_live_changes_reach_rollouts_within_two_seconds(
         params = body["sampling_params"]
         assert (params["temperature"], params["max_new_tokens"]) == (0.25, 33)
     assert engine.requests[0]["sampling_params"]["max_new_tokens"] == 200
+    scores = [r.score async for r in store.iter_records(status="scored") if r.score is not None]
+    assert {s.scorer for s in scores if s.scored_at > changed_at} == {"strict"}
 
 
 async def test_a_sampler_that_comes_first_waits_for_run_server_and_tasks(

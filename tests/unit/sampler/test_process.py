@@ -132,6 +132,51 @@ async def test_a_killed_samplers_slots_are_played_again_elsewhere(
     assert task.status == "completed"
 
 
+AGENT = """
+import asyncio
+from openai import AsyncOpenAI
+
+async def play(task, endpoint):
+    messages = [{"role": "user", "content": task.query}]
+    async with AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key) as client:
+        completion = await client.chat.completions.create(model=endpoint.model, messages=messages)
+    if completion.choices[0].message.content == "wait":
+        await asyncio.sleep(60)
+    return completion.choices[0].message.content
+"""
+
+
+@pytest.mark.timeout(60)  # two samplers start, one lease runs out
+async def test_the_agents_of_a_killed_sampler_play_again_elsewhere(
+    store: TrajectoryStore,
+    engine: ScriptedEngine,
+    start: Callable[..., subprocess.Popen[bytes]],
+    tmp_path: Path,
+) -> None:
+    agent = tmp_path / "agent.py"
+    agent.write_text(AGENT)
+    engine.script = lambda prompt: "wait"
+    await begin_run(store, engine, *tasks(1))
+    # The tools may well be resumable: of an agent's own state nothing is known.
+    flags = {"agent": f"{agent}:play", "resumable_tools": True, "lease_seconds": 2}
+    first = start(**flags)
+
+    await wait_for(lambda: every_slot_has_a_turn(store))
+    first.kill()
+    await ended(first)
+    engine.script = lambda prompt: ANSWER
+    second = start(**flags, exit_when_done=True)
+    assert await ended(second) == 0
+    for record in await records(store):
+        assert (record.status, record.attempt, record.outcome) == ("scored", 2, "answered")
+        assert record.score is not None
+        assert record.score.value == 1.0
+        assert [attempt.ended_by for attempt in record.attempts] == ["expired", "finished"]
+        (lost,) = await store.turns_of(record.id, attempt=1)
+        (final,) = await store.turns_of(record.id)
+        assert (lost.output_text, final.output_text) == ("wait", ANSWER)
+
+
 @pytest.mark.timeout(60)  # two samplers start, one lease runs out
 async def test_a_killed_samplers_rollouts_are_taken_up_where_their_tools_keep_no_state(
     store: TrajectoryStore, engine: ScriptedEngine, start: Callable[..., subprocess.Popen[bytes]]

@@ -90,7 +90,11 @@ async def test_the_command_line_changes_a_run(
     assert "unknown control 'max_stalenes'" in capsys.readouterr().err
     assert await command("max_staleness", "many") == 2
     assert "'many' is no value" in capsys.readouterr().err
+    assert await command("scorer", "exactly") == 2
+    assert "exact" in capsys.readouterr().err
+    assert await command("scorer", "math") == 0
+    assert capsys.readouterr().out.endswith('scorer null -> "math"\n')
     run = await store.get_run()
     assert run is not None
-    assert run.control.max_staleness == 3
+    assert (run.control.max_staleness, run.control.scorer) == (3, "math")
     assert "@" in run.control_log[0].by

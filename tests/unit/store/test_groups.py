@@ -1,10 +1,12 @@
 """Scores, group completion, and repair of what a crash left half done."""
 
+from collections.abc import AsyncIterator
+
 import pytest
 from support.stored import claim, make_task, make_turn, play
 
 from agentrl.errors import LeaseLost
-from agentrl.schema import Score
+from agentrl.schema import Score, Task
 from agentrl.store import TrajectoryStore
 
 
@@ -140,6 +142,15 @@ async def test_pushing_tasks_again_repairs_and_duplicates_nothing(store: Traject
     ]
     assert await store.next_train_order() == 5
     assert [task.id async for task in store.iter_tasks()] == [task.id for task in tasks]
+
+
+async def test_tasks_may_come_from_an_asynchronous_source(store: TrajectoryStore) -> None:
+    async def source() -> AsyncIterator[Task]:
+        for number in range(5):
+            yield make_task(number)
+
+    assert await store.add_tasks(source(), batch_size=2) == 5
+    assert await store.count_tasks() == 5
 
 
 async def test_a_group_whose_slots_are_still_being_added_does_not_complete(

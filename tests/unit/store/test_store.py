@@ -1,20 +1,16 @@
-"""Connecting, the schema, and the plans of hot queries."""
+"""Connecting, and the schema."""
 
 import asyncio
 import threading
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
-from support.stored import claim, fill, make_task, play
+from support.stored import make_task
 
 from agentrl.errors import ConfigError, StoreError
 from agentrl.schema import Run, Task
 from agentrl.store import TrajectoryStore
 from agentrl.store.embedded import EmbeddedMongo
-from agentrl.store.expressions import LEASE_EXPIRED
-from agentrl.store.groups import TERMINAL, UNFINISHED
-from agentrl.store.slots import CLAIM_ORDER, claim_filter, claim_update
 
 UNREACHABLE = "mongodb://ada:s3cret@127.0.0.1:9/demo?authSource=admin"
 
@@ -118,103 +114,3 @@ async def test_annotations_made_by_a_person_do_no_harm(store: TrajectoryStore) -
     await store._tasks.update_one({}, {"$set": {"note": "interesting"}})
     task = await store.task("train/0/q0")
     assert isinstance(task, Task)
-
-
-def stages(plan: Any) -> Iterator[str]:
-    """Names of all stages of a query plan."""
-    if isinstance(plan, dict):
-        if "stage" in plan:
-            yield plan["stage"]
-        for value in plan.values():
-            yield from stages(value)
-    elif isinstance(plan, list):
-        for value in plan:
-            yield from stages(value)
-
-
-def hot_queries() -> dict[str, dict[str, Any]]:
-    """Commands as the store sends them, by name."""
-    ledger = "ledger.trainer"
-
-    def find(collection: str, query: dict[str, Any], **options: Any) -> dict[str, Any]:
-        return {"find": collection, "filter": query, **options}
-
-    def update(collection: str, query: dict[str, Any]) -> dict[str, Any]:
-        changes = {"q": query, "u": {"$set": {"x": 1}}, "multi": True}
-        return {"update": collection, "updates": [changes]}
-
-    def distinct(query: dict[str, Any]) -> dict[str, Any]:
-        return {"distinct": "records", "key": "task_id", "query": query}
-
-    return {
-        "claim": {
-            "findAndModify": "records",
-            "query": claim_filter(10, None),
-            "sort": dict(CLAIM_ORDER),
-            "update": claim_update("me", 60),
-        },
-        "claim of a split": {
-            "findAndModify": "records",
-            "query": claim_filter(10, ["eval"]),
-            "sort": dict(CLAIM_ORDER),
-            "update": claim_update("me", 60),
-        },
-        "expired leases": find("records", {"status": "running", **LEASE_EXPIRED}),
-        "claim scoring": find(
-            "records", {"status": "finished", **LEASE_EXPIRED}, sort={"lease.expires_at": 1}
-        ),
-        "unfinished of a group": distinct(
-            {"task_id": {"$in": ["train/0/q0"]}, "status": {"$in": UNFINISHED}}
-        ),
-        "open groups": distinct({"group_open": True, "status": TERMINAL}),
-        "records of a group": find("records", {"task_id": "train/0/q0"}, sort={"traj_id": 1}),
-        "close a group": update("records", {"task_id": "train/0/q0", "group_open": True}),
-        "promote": update("record_data", {"task_id": "train/0/q0", "group_completed": False}),
-        "turns of an attempt": find(
-            "turns", {"record_id": "train/0/q0/0", "attempt": 1}, sort={"index": 1}
-        ),
-        "turns by id": find("turns", {"_id": {"$in": ["train/0/q0/0/1/0"]}}),
-        "next order": find("tasks", {"split": "train"}, sort={"order": -1}, limit=1),
-        "tasks of a tag": find("tasks", {"tag": "eval@3"}),
-        "ready groups": find(
-            "record_data",
-            {"split": "train", "group_completed": True, f"{ledger}.status": None},
-            sort={"order": 1, "traj_id": 1},
-        ),
-        "records of ready groups": find(
-            "record_data", {"task_id": {"$in": ["train/0/q0", "train/0/q1"]}}
-        ),
-        "consumed groups": find(
-            "record_data",
-            {
-                "traj_id": 0,
-                f"{ledger}.status": {"$in": ["dropped", "trained"]},
-                "split": "train",
-            },
-        ),
-        "commit": update(
-            "record_data", {f"{ledger}.status": "reserved", f"{ledger}.step": {"$lte": 3}}
-        ),
-        "recover": update(
-            "record_data",
-            {
-                f"{ledger}.status": {"$in": ["dropped", "reserved", "trained"]},
-                f"{ledger}.step": {"$gt": 3},
-            },
-        ),
-    }
-
-
-async def test_hot_queries_scan_no_collection_and_sort_nothing(store: TrajectoryStore) -> None:
-    record_ids = await fill(store, 20)
-    await store.add_tasks(make_task(number) for number in range(20, 60))
-    await store.reserve("trainer", record_ids[:8], 1)
-    await store.commit("trainer", 1)
-    await claim(store)
-    await play(store, await claim(store), score=None)
-    for name, command in hot_queries().items():
-        plan = await store._db.command({"explain": command, "verbosity": "queryPlanner"})
-        used = set(stages(plan["queryPlanner"]["winningPlan"]))
-        assert "COLLSCAN" not in used, name
-        assert "SORT" not in used, name
-        assert used & {"IXSCAN", "IDHACK", "DISTINCT_SCAN"}, f"{name}: {used}"

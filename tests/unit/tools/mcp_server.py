@@ -36,6 +36,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 COUNT_FILE = Path(sys.argv[2])
 server = MCPServer("tests", log_level="CRITICAL")
 notes: dict[str, list[str]] = {}
+told: list[str] = []
 
 
 @server.tool()
@@ -126,6 +127,13 @@ def note(text: str, context: Context) -> str:
     mine = notes.setdefault((context.headers or {})["mcp-session-id"], [])
     mine.append(text)
     return " ".join(mine)
+
+
+@server.tool()
+def remember(text: str) -> str:
+    """Return what this process was told so far."""
+    told.append(text)
+    return " ".join(told)
 
 
 @server.tool(structured_output=False)

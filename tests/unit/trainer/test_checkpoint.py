@@ -1,11 +1,16 @@
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 import torch
 
+from agentrl.distributed import Ranks, StateWriter, read_state
 from agentrl.errors import ConfigError
-from agentrl.trainer.checkpoint import checkpoints_root, latest_checkpoint, write_checkpoint
+from agentrl.trainer.checkpoint import Draft, checkpoints_root, latest_checkpoint
 from agentrl.trainer.history import EvalMetrics, History, StepMetrics
+from agentrl.weight_sync.files import clear_leftovers
 
 
 def history_of(num_steps: int) -> History:
@@ -30,15 +35,13 @@ def history_of(num_steps: int) -> History:
 def write(output: Path, step: int, keep: int = 2, state: dict | None = None) -> None:
     model = output / "model"
     model.mkdir(parents=True, exist_ok=True)
-    (model / "model.safetensors").write_text(f"weights {step}")
-    write_checkpoint(
-        output,
-        step=step,
-        model_dir=model,
-        optimizer_state=state,
-        history=history_of(step),
-        keep=keep,
-    )
+    weights = model / "model.safetensors"
+    weights.unlink(missing_ok=True)
+    weights.write_text(f"weights {step}")
+    draft = Draft.begin(output, step=step, model_dir=model, history=history_of(step))
+    if state is not None:
+        StateWriter(Ranks()).write(state, draft.state_path, in_background=False)
+    draft.finish(keep=keep)
 
 
 def test_the_newest_checkpoint_is_found_with_its_history(tmp_path: Path) -> None:
@@ -50,7 +53,57 @@ def test_the_newest_checkpoint_is_found_with_its_history(tmp_path: Path) -> None
     assert found.step == found.history.last_step == 3
     assert found.history == history_of(3)
     assert (found.model_path / "model.safetensors").read_text() == "weights 3"
-    assert torch.equal(found.optimizer_state()["momentum"], torch.ones(2))
+    state = {"momentum": torch.zeros(2)}
+    read_state(state, found.state_path, Ranks())
+    assert torch.equal(state["momentum"], torch.ones(2))
+
+
+WRITER = """
+import sys
+from pathlib import Path
+import torch
+from agentrl.distributed import Ranks, StateWriter
+from agentrl.trainer.checkpoint import Draft
+from agentrl.trainer.history import History
+output, in_background = Path(sys.argv[1]), sys.argv[2] == "background"
+writer = StateWriter(Ranks())
+for step in range(1, 10_000):
+    draft = Draft.begin(output, step=step, model_dir=output / "model", history=History())
+    state = {f"part{i}": torch.full((1 << 20,), float(step)) for i in range(8)}
+    writer.write(state, draft.state_path, in_background=in_background)
+    writer.wait()
+    draft.finish(keep=2)
+"""
+
+
+@pytest.mark.timeout(110)
+@pytest.mark.parametrize("way", ["foreground", "background"])
+def test_a_writer_killed_in_the_middle_leaves_the_checkpoint_before(
+    tmp_path: Path, way: str
+) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/model.safetensors").write_text("weights")
+    root = checkpoints_root(tmp_path)
+    with (tmp_path / "log").open("wb") as log:
+        writer = subprocess.Popen(
+            [sys.executable, "-c", WRITER, str(tmp_path), way], stdout=log, stderr=log
+        )
+    deadline = time.monotonic() + 90
+    try:
+        # Some checkpoints are whole, and another one is half written.
+        while not (latest := sorted(root.glob("0*"))[-1:]) or not list(root.glob(".*/state/*")):
+            assert writer.poll() is None, (tmp_path / "log").read_text()[-2000:]
+            assert time.monotonic() < deadline, "no checkpoint in time"
+    finally:
+        writer.kill()
+        writer.wait(10)
+    clear_leftovers(root)
+    found = latest_checkpoint(tmp_path)
+    assert found is not None
+    assert found.step >= int(latest[0].name)
+    state = {f"part{i}": torch.zeros(1 << 20) for i in range(8)}
+    read_state(state, found.state_path, Ranks())
+    assert {float(value) for part in state.values() for value in part.unique()} == {found.step}
 
 
 def test_only_so_many_checkpoints_are_kept(tmp_path: Path) -> None:
@@ -73,7 +126,7 @@ def test_a_checkpoint_without_optimizer_cannot_be_resumed(tmp_path: Path) -> Non
     found = latest_checkpoint(tmp_path)
     assert found is not None
     with pytest.raises(ConfigError, match="save_only_model"):
-        found.optimizer_state()
+        assert found.state_path
 
 
 def test_history_sums_up_what_its_steps_did() -> None:

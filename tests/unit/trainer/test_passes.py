@@ -90,3 +90,39 @@ def test_the_reference_gets_no_gradient_and_pulls_the_policy():
     plain = train_step(policy, AlgorithmSection(), "tree", 10**6)[3]
     pulled = train_step(policy, AlgorithmSection(kl_coefficient=0.1), "tree", 10**6)[3]
     assert relative_error(pulled, plain) > 1e-3
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {"epsilon": 0.01},
+        {"epsilon_higher": 0.5, "loss_calculator": "CISPO"},
+        {"beta1": 0.5},
+        {"beta2": 0.5},
+        # Where GRPO drops a term it has clipped it before: these bounds are for losses without clip.
+        {"importance_weight_cap_ratio": 1.0, "loss_calculator": "MINIRL"},
+        {"strict_in_bound": True, "loss_calculator": "MINIRL"},
+        {"out_of_date_decay": 2.0, "loss_calculator": "MINIRL"},
+        {"dual_clip": 1.05},
+        {"loss_calculator": "MINIRL"},
+        {"loss_calculator": "MINIRL", "importance_weight_truncation": 0.5},
+        {"loss_calculator": "GSPO"},
+        {"loss_calculator": "CISPO"},
+        {"loss_calculator": "REINFORCE"},
+        {"proximal": "recompute"},
+        {"proximal": "loglinear"},
+        {"proximal": "recompute", "importance_correction": "full"},
+        {"proximal": "recompute", "importance_correction": "tis", "correction_upper": 0.9},
+        {"proximal": "recompute", "importance_correction": "mis", "correction_lower": 0.9},
+        {"proximal": "recompute", "veto_threshold": 0.5},
+    ],
+    ids=lambda flags: "+".join(f"{name}={value}" for name, value in flags.items()),
+)
+def test_every_flag_of_the_loss_reaches_the_gradient(flags):
+    policy = tiny_policy()
+    kind = {"loss_calculator": flags.get("loss_calculator", "GRPO")} if len(flags) > 1 else {}
+    gradients = [
+        train_step(policy, AlgorithmSection(**chosen), "tree", 10_000)[3]
+        for chosen in (flags, kind)
+    ]
+    assert relative_error(*gradients) > 1e-3

@@ -51,8 +51,11 @@ def kill_after_steps(config: RootConfig, num_steps: int, log: Path) -> None:
 
 
 @pytest.mark.timeout(110)
+@pytest.mark.parametrize(
+    ("dtype", "async_save"), [("float32", "false"), ("bfloat16", "true")], ids=["plain", "async"]
+)
 async def test_killed_and_resumed_equals_uninterrupted_bit_for_bit(
-    make_config, mongod: EmbeddedMongo, model_path: Path, tmp_path: Path
+    make_config, mongod: EmbeddedMongo, model_path: Path, tmp_path: Path, dtype, async_save
 ) -> None:
     """Killed after step 5, past the checkpoint of step 4, with step 5 reserved but not committed."""
     flags = {
@@ -63,15 +66,18 @@ async def test_killed_and_resumed_equals_uninterrupted_bit_for_bit(
         "enable_sampling": "true",
         "warmup_steps": 2,
         "lr_scheduler_type": "cosine",
+        "full_determinism": "true",
+        "torch_dtype": dtype,
+        "async_save": async_save,
     }
     weights, rewards = {}, {}
     torch.set_num_threads(1)
     for name in ("whole", "killed"):
         config = make_config(
             **flags,
-            run_name=f"resume_{name}",
+            run_name=f"resume_{name}_{dtype}",
             output_dir=tmp_path / name,
-            db_connection_string=mongod.uri(f"resume_{name}"),
+            db_connection_string=mongod.uri(f"resume_{name}_{dtype}"),
         )
         uri = config.store.db_connection_string.get_secret_value()
         async with TrajectoryStore.connect(uri) as store:

@@ -7,40 +7,53 @@ from agentrl.errors import PublishError
 from agentrl.weight_sync.files import (
     checksum,
     clear_leftovers,
+    put_in_place,
     remove_old_versions,
+    stage,
     version_dir,
     weight_bytes,
-    write_atomically,
 )
 
 
-def fill_with(text: str):
-    def fill(directory: Path) -> None:
-        (directory / "model.safetensors").write_text(text)
-
-    return fill
+def write(target: Path, text: str) -> Path:
+    staging = stage(target)
+    (staging / "model.safetensors").write_text(text)
+    return put_in_place(staging, target)
 
 
 def test_a_directory_appears_whole_and_replaces_its_predecessor(tmp_path: Path) -> None:
     target = version_dir(tmp_path, 12)
     assert target.name == "000012"
-    write_atomically(target, fill_with("first"))
-    write_atomically(target, fill_with("second"))
+    write(target, "first")
+    write(target, "second")
     assert (target / "model.safetensors").read_text() == "second"
     assert [path.name for path in tmp_path.iterdir()] == ["000012"]
 
 
-def test_a_failed_write_leaves_the_predecessor(tmp_path: Path) -> None:
-    target = write_atomically(version_dir(tmp_path, 1), fill_with("good"))
+def test_a_failed_move_leaves_the_predecessor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = write(version_dir(tmp_path, 1), "good")
+    staging = stage(target)
+    (staging / "model.safetensors").write_text("next")
+    rename = Path.rename
 
-    def fail(directory: Path) -> None:
-        (directory / "model.safetensors").write_text("half")
-        raise OSError(28, "No space left on device")
+    def full(path: Path, to: Path) -> Path:
+        if path == staging:
+            raise OSError(28, "No space left on device")
+        return rename(path, to)
 
+    monkeypatch.setattr(Path, "rename", full)
     with pytest.raises(PublishError, match="No space left"):
-        write_atomically(target, fail)
+        put_in_place(staging, target)
     assert (target / "model.safetensors").read_text() == "good"
     assert [path.name for path in tmp_path.iterdir()] == ["000001"]
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(PublishError, match=r"cannot write .*file/000001: Not a directory"):
+        stage(version_dir(tmp_path / "file", 1))
 
 
 def test_leftovers_of_a_crash_are_cleared_and_a_displaced_directory_returns(tmp_path: Path) -> None:

@@ -1,0 +1,21 @@
+#!/usr/bin/env bash
+# Makes .env and secrets/ with fresh passwords for compose.yaml. What is there already stays.
+set -euo pipefail
+cd "$(dirname "$0")"
+umask 077
+mkdir -p secrets
+if [ ! -f secrets/mongo_keyfile ]; then
+  openssl rand -base64 756 > secrets/mongo_keyfile
+  # mongod of the image runs as uid 999 and refuses a key file that others may read.
+  chown 999:999 secrets/mongo_keyfile 2>/dev/null \
+    || echo "prepare: as root, run: chown 999:999 deploy/compose/secrets/mongo_keyfile" >&2
+fi
+[ -f secrets/mongo_password ] || openssl rand -hex 24 > secrets/mongo_password
+if [ ! -f .env ]; then
+  {
+    echo "MONGO_PASSWORD=$(cat secrets/mongo_password)"
+    echo "MCP_SERVER_TOKEN=$(openssl rand -hex 32)"
+    echo "AGENTRL_API_KEY=$(openssl rand -hex 32)"
+    echo "AGENTRL_ADMIN_KEY=$(openssl rand -hex 32)"
+  } > .env
+fi

@@ -1,0 +1,215 @@
+"""Spread a policy's weights and activations over the ranks of a mesh: `tp` and `ep`.
+
+Tensor parallelism is torch's own, with sequence parallelism between the blocks: weights are split
+by columns and rows, activations between the blocks by tokens, embedding and LM head by vocabulary.
+
+Experts are dealt out whole over `ep` and `tp` together: the ranks along both hold different tokens
+at that point. Every token is sent to the ranks of its experts, and none is dropped.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Partial, Placement, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    PrepareModuleInput,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
+from transformers import PretrainedConfig
+
+from agentrl.distributed import MeshShape
+from agentrl.distributed.collectives import all_to_all
+from agentrl.errors import ConfigError
+from agentrl.models.policy import PolicyModel
+from agentrl.models.split import RowSplit
+
+
+def check_parallel_support(config: PretrainedConfig, shape: MeshShape) -> None:
+    """Refuse meshes into which a model does not go.
+
+    Raises:
+        ConfigError: names the flag and the number that it does not divide.
+    """
+    experts = getattr(config, "num_experts", None)
+    heads, groups = config.num_attention_heads, config.num_key_value_heads
+    divided = {
+        "num_attention_heads": heads,
+        "num_key_value_heads": groups,
+        "intermediate_size": config.intermediate_size,
+        "vocab_size": config.vocab_size,
+    }
+    for name, size in divided.items():
+        if size % shape.tp:
+            raise ConfigError(f"--tp_size {shape.tp} does not divide the model's {name} {size}")
+    if shape.ep > 1 and experts is None:
+        raise ConfigError(
+            f"--ep_size {shape.ep} needs a mixture-of-experts model; {config.model_type} is dense "
+            "(use 1)"
+        )
+    if experts is not None and experts % (shape.ep * shape.tp):
+        raise ConfigError(
+            f"--ep_size {shape.ep} x --tp_size {shape.tp} does not divide the model's {experts} "
+            "experts"
+        )
+    held = groups // shape.tp
+    if heads // shape.tp % shape.cp or (held % shape.cp and shape.cp % held):
+        raise ConfigError(
+            f"--cp_size {shape.cp} exchanges tokens for heads, and does not divide the model's "
+            f"{heads} heads ({groups} of keys and values) / --tp_size {shape.tp}"
+        )
+
+
+def parallelize(policy: PolicyModel, mesh: DeviceMesh | None) -> PolicyModel:
+    """Split a policy over `tp`, `ep` and `cp` (in place); FSDP2 comes after it.
+
+    Args:
+        policy: every rank holds the same weights.
+        mesh: see `distributed.mesh`; None for a process alone.
+    """
+    if mesh is None:
+        return policy
+    model = policy.model
+    policy.split = RowSplit(mesh)
+    if mesh["tp"].size() > 1:
+        _split_tensors(model, mesh["tp"])
+    if mesh["experts"].size() > 1:
+        for module in model.modules():
+            if _is_moe(module):
+                _deal_out(module.experts, mesh["experts"])
+    return policy
+
+
+def _split_tensors(model: Any, mesh: DeviceMesh) -> None:
+    base = model.base_model
+    plan: dict[str, ParallelStyle] = {
+        "embed_tokens": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
+        "norm": SequenceParallel(use_local_output=True),
+    }
+    for number, layer in enumerate(base.layers):
+        plan |= {f"layers.{number}.{name}": style for name, style in _layer_plan(layer).items()}
+        if _is_moe(layer.mlp):
+            _replicate(layer.mlp.gate, mesh)
+    parallelize_module(base, mesh, plan, src_data_rank=None)
+    head = model.get_output_embeddings()
+    # Its input is whole on every rank; its logits stay split by vocabulary.
+    parallelize_module(head, mesh, ColwiseParallel(), src_data_rank=None)
+    if model.config.tie_word_embeddings:
+        head.weight = base.embed_tokens.weight
+
+
+def _layer_plan(layer: Any) -> dict[str, ParallelStyle]:
+    plan: dict[str, ParallelStyle] = {
+        "input_layernorm": SequenceParallel(use_local_output=True),
+        "self_attn": PrepareModuleInput(
+            input_kwarg_layouts={"hidden_states": Shard(1)},
+            desired_input_kwarg_layouts={"hidden_states": Replicate()},
+        ),
+        "self_attn.q_proj": ColwiseParallel(),
+        "self_attn.k_proj": ColwiseParallel(),
+        "self_attn.v_proj": ColwiseParallel(),
+        "self_attn.o_proj": RowwiseParallel(output_layouts=Shard(1)),
+        "post_attention_layernorm": SequenceParallel(use_local_output=True),
+    }
+    for name in ("q_norm", "k_norm"):
+        if hasattr(layer.self_attn, name):
+            # One weight for heads that lie on different ranks: without this its gradient would
+            # miss those of the others, which no loss shows.
+            plan[f"self_attn.{name}"] = SequenceParallel(sequence_dim=2, use_local_output=True)
+    if not _is_moe(layer.mlp):
+        plan |= {
+            "mlp": PrepareModuleInput(
+                input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),)
+            ),
+            "mlp.gate_proj": ColwiseParallel(),
+            "mlp.up_proj": ColwiseParallel(),
+            "mlp.down_proj": RowwiseParallel(output_layouts=Shard(1)),
+        }
+    return plan
+
+
+def _is_moe(module: nn.Module) -> bool:
+    return hasattr(module, "experts") and hasattr(module, "gate")
+
+
+def _replicate(router: nn.Module, mesh: DeviceMesh) -> None:
+    """Keep a router whole on every rank, each of which shows it different tokens."""
+    _distribute(router, mesh, Replicate())
+    forward = router.forward
+
+    def on_own_tokens(*arguments: Any) -> Any:
+        with _local_parameters(router, Partial()):
+            return forward(*arguments)
+
+    router.forward = on_own_tokens
+
+
+def _deal_out(experts: Any, mesh: DeviceMesh) -> None:
+    """Give every rank as many experts, and let tokens travel to theirs."""
+    _distribute(experts, mesh, Shard(0))
+    group, num_ranks = mesh.get_group(), mesh.size()
+    experts.num_experts //= num_ranks
+    compute: Callable[..., torch.Tensor] = experts.forward
+
+    def dispatch(hidden: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """Return the weighted sum of the chosen experts' outputs.
+
+        Args:
+            hidden: [tokens, hidden size], this rank's.
+            chosen: int64 [tokens, top k], numbers of experts among all.
+            weights: [tokens, top k].
+        """
+        order = chosen.flatten().argsort(stable=True)
+        expert = chosen.flatten()[order]
+        sent = torch.bincount(expert // experts.num_experts, minlength=num_ranks)
+        received = torch.empty_like(sent)
+        dist.all_to_all_single(received, sent, group=group)
+        splits = sent.tolist(), received.tolist()
+        rows = all_to_all(hidden[order // chosen.shape[1]], *splits, group)
+        local = all_to_all(expert % experts.num_experts, *splits, group)
+        # One more row for the first expert, which adds nothing: the weights of a rank that no
+        # token came to still get their gradient, zero, which the other ranks wait for.
+        rows = torch.cat([rows, rows.new_zeros(1, rows.shape[1])])
+        local = torch.cat([local, local.new_zeros(1)])
+        with _local_parameters(experts, Shard(0)):
+            made = compute(rows, local[:, None], rows.new_ones(len(rows), 1))[:-1]
+        returned = all_to_all(made, splits[1], splits[0], group)
+        back = torch.empty_like(order)
+        back[order] = torch.arange(len(order), device=order.device)
+        each = returned[back].reshape(*chosen.shape, hidden.shape[1])
+        total: torch.Tensor = (each * weights[..., None]).sum(dim=1)
+        return total.to(hidden.dtype)
+
+    experts.forward = dispatch
+
+
+def _distribute(module: nn.Module, mesh: DeviceMesh, placement: Placement) -> None:
+    for name, parameter in list(module.named_parameters(recurse=False)):
+        spread = distribute_tensor(parameter.detach(), mesh, [placement], src_data_rank=None)
+        requires_grad = parameter.requires_grad
+        module.register_parameter(name, nn.Parameter(spread, requires_grad=requires_grad))
+
+
+@contextmanager
+def _local_parameters(module: nn.Module, gradient: Placement) -> Iterator[None]:
+    """Let a module compute with this rank's part of its parameters, in plain tensors.
+
+    Args:
+        module: its own parameters are DTensors over one mesh dimension.
+        gradient: what a rank's gradient is to the whole one.
+    """
+    kept: dict[str, Any] = dict(module._parameters)
+    for name, parameter in kept.items():
+        module._parameters[name] = parameter.to_local(grad_placements=[gradient])
+    try:
+        yield
+    finally:
+        module._parameters.update(kept)

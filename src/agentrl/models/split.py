@@ -1,0 +1,164 @@
+"""A row whose tokens are spread over ranks: context parallelism, and sequence parallelism within.
+
+Every rank of `cp` computes one stretch of the row. Around attention, stretches of tokens with all
+heads are exchanged for all tokens with some of the heads (Jacobs et al., DeepSpeed-Ulysses,
+arXiv 2309.14509), so attention itself sees the whole token tree and needs no change; a ring, which
+takes a later block to see all of an earlier one, would be wrong for trees. `tp` splits the stretch
+once more between the attention and MLP blocks (Korthikanti et al., arXiv 2205.05198).
+
+Rows are padded to a multiple of the ranks; padding is cut off before attention.
+
+Shape legend: N tokens of the row, P with padding, H query heads, K key-value heads (of this rank's
+`tp` part), D head dimension, T loss terms.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import wraps
+from typing import Any
+
+import numpy as np
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.nn.functional import pad
+
+from agentrl.distributed.collectives import all_to_all, combine
+from agentrl.models.rows import PackedRow
+
+Attention = Callable[..., tuple[torch.Tensor, None]]
+
+
+class RowSplit:
+    """The ranks that compute a row together; without a mesh it is this process alone."""
+
+    def __init__(self, mesh: DeviceMesh | None = None) -> None:
+        self.context = mesh["cp"] if mesh is not None and mesh["cp"].size() > 1 else None
+        self.tensor = mesh["tp"] if mesh is not None and mesh["tp"].size() > 1 else None
+
+    def share(self, row: PackedRow) -> "RowShare":
+        """Return this rank's part of a row."""
+        return RowShare(self, row)
+
+
+class RowShare:
+    """One rank's part of one row. Not a dataclass: FSDP2 rebuilds those on their way to layers."""
+
+    def __init__(self, split: RowSplit, row: PackedRow) -> None:
+        self._context = split.context
+        self._tensor = split.tensor
+        self._num_tokens = row.num_tokens
+        self._num_terms = row.num_terms
+        num_stretches = _size(self._context)
+        parts = num_stretches * _size(self._tensor)
+        self._num_padded = -(-row.num_tokens // parts) * parts
+        length = self._num_padded // num_stretches
+        self._start = length * (0 if self._context is None else self._context.get_local_rank())
+        self._end = self._start + length
+        self._terms = np.flatnonzero((row.sources >= self._start) & (row.sources < self._end))
+
+    def own(self, values: np.ndarray) -> np.ndarray:
+        """Return the part of a row's per-token values [N] that this rank's stretch holds."""
+        return np.pad(values, (0, self._num_padded - self._num_tokens))[self._start : self._end]
+
+    def own_terms(self, row: PackedRow) -> PackedRow:
+        """Return the row with those terms only whose sources lie in this rank's stretch."""
+        if self._context is None:
+            return row
+        return replace(
+            row,
+            sources=row.sources[self._terms] - self._start,
+            targets=row.targets[self._terms],
+            temperatures=row.temperatures[self._terms],
+        )
+
+    def of_all_terms(self, values: torch.Tensor) -> torch.Tensor:
+        """Put what the ranks know of their own terms together, [T] on every rank (collective)."""
+        if self._context is None:
+            return values
+        places = torch.from_numpy(self._terms).to(values.device)
+        mine = values.new_zeros(self._num_terms).index_copy(0, places, values)
+        return combine(mine, self._context.get_group())
+
+    def whole_stretch(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return hidden states of the whole stretch, where `tp` splits it (collective).
+
+        Args:
+            hidden: [P / cp / tp, hidden size].
+        """
+        if self._tensor is None:
+            return hidden
+        spread = DTensor.from_local(hidden, self._tensor, [Shard(0)], run_check=False)
+        return spread.redistribute(placements=[Replicate()]).to_local()
+
+    def to_heads(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Exchange a stretch with all heads for all tokens with some of the heads (collective).
+
+        Args:
+            query: [1, H, P / cp, D].
+            key: [1, K, P / cp, D].
+            value: [1, K, P / cp, D].
+
+        Returns:
+            The same with N tokens, and H / cp and max(K / cp, 1) heads.
+        """
+        if self._context is not None:
+            cp, group = self._context.size(), self._context.get_group()
+            if key.shape[1] % cp:  # fewer than ranks: several ranks work with one
+                repeats = cp // key.shape[1]
+                key, value = (s.repeat_interleave(repeats, dim=1) for s in (key, value))
+            heads = [s.shape[1] // cp for s in (query, key, value)]
+            # One exchange for all three: [cp * length, heads of one rank, D].
+            parts = [s.reshape(cp, s.shape[1] // cp, *s.shape[2:]) for s in (query, key, value)]
+            rows = torch.cat(parts, dim=1).transpose(1, 2)
+            length = [rows.shape[1]] * cp
+            whole = all_to_all(rows.flatten(0, 1), length, length, group)
+            query, key, value = (s.transpose(0, 1)[None] for s in torch.split(whole, heads, dim=1))
+        num_tokens = self._num_tokens
+        return query[:, :, :num_tokens], key[:, :, :num_tokens], value[:, :, :num_tokens]
+
+    def to_tokens(self, output: torch.Tensor) -> torch.Tensor:
+        """Undo `to_heads` for what attention made of it (collective).
+
+        Args:
+            output: [1, N, H / cp, D].
+
+        Returns:
+            [1, P / cp, H, D].
+        """
+        missing = self._num_padded - self._num_tokens
+        if missing:
+            output = pad(output, (0, 0, 0, 0, 0, missing))
+        if self._context is None:
+            return output
+        cp = self._context.size()
+        length = [self._num_padded // cp] * cp
+        rows = all_to_all(output[0], length, length, self._context.get_group())
+        heads = rows.reshape(cp, length[0], *rows.shape[1:]).transpose(0, 1)
+        return heads.flatten(1, 2)[None]
+
+
+def over_ranks(attention: Attention) -> Attention:
+    """Let an attention function over whole rows serve rows that are spread over ranks."""
+
+    @wraps(attention)
+    def spread(
+        module: torch.nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        *arguments: Any,
+        row_share: RowShare,
+        **options: Any,
+    ) -> tuple[torch.Tensor, None]:
+        states = row_share.to_heads(query, key, value)
+        output, _ = attention(module, *states, *arguments, **options)
+        return row_share.to_tokens(output), None
+
+    return spread
+
+
+def _size(mesh: DeviceMesh | None) -> int:
+    return 1 if mesh is None else mesh.size()

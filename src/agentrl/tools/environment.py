@@ -1,0 +1,339 @@
+"""Many MCP servers behind one address: what `agentrl env up` serves.
+
+Every client session gets child servers of its own, started at its first call of one of their tools
+and ended with the session, so that what one agent does in a browser or a file system is not seen by
+another. A child that died is started again at the next call.
+"""
+
+import asyncio
+import contextlib
+import hmac
+import socket
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import uvicorn
+from mcp import MCPError
+from mcp.server.context import ServerRequestContext
+from mcp.server.lowlevel import Server
+from mcp.server.transport_security import TransportSecuritySettings
+from mcp.types import (
+    INTERNAL_ERROR,
+    INVALID_PARAMS,
+    UNSUPPORTED_PROTOCOL_VERSION,
+    CallToolRequestParams,
+    CallToolResult,
+    ListToolsResult,
+    PaginatedRequestParams,
+    TextContent,
+    Tool,
+)
+from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
+from pydantic import SecretStr
+from starlette.applications import Starlette
+from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from agentrl.errors import ConfigError, ToolError
+from agentrl.tools.config import McpServer, ToolsConfig
+from agentrl.tools.connection import ServerConnection, is_repeatable
+from agentrl.tools.faults import CallTimedOut, InvalidResult
+from agentrl.tools.http_transport import FAILURE_KEY
+
+FILTER_HEADER = "MCP_SERVERS"
+"""Request header with the names of the servers that a client wants to see, comma separated."""
+_SESSION_HEADER = "mcp-session-id"
+_VERSION_HEADER = "mcp-protocol-version"
+_REAP_SECONDS = 5.0
+
+
+@dataclass
+class _ClientSession:
+    """The child servers of one client."""
+
+    connections: dict[str, ServerConnection] = field(default_factory=dict)
+    last_used: float = field(default_factory=time.monotonic)
+    calls_in_flight: int = 0
+
+    async def close(self) -> None:
+        """End the children."""
+        for connection in self.connections.values():
+            await connection.close()
+
+
+@dataclass(frozen=True)
+class _Offer:
+    """One tool of one child server."""
+
+    server: str
+    tool: Tool
+
+
+class Environment:
+    """Serves the tools of all children over streamable HTTP."""
+
+    def __init__(
+        self, config: ToolsConfig, *, token: SecretStr | None, session_idle_seconds: float = 1800.0
+    ) -> None:
+        """Prepare; no child is started.
+
+        Args:
+            config: the child servers and how long their calls may take.
+            token: bearer token that clients must send; None lets everybody in.
+            session_idle_seconds: a client that made no request for so long has left.
+        """
+        self._config = config
+        self._token = token
+        self._idle_seconds = session_idle_seconds
+        self._sessions: dict[str, _ClientSession] = {}
+        self._listing: asyncio.Lock = asyncio.Lock()
+        self._tools: dict[str, list[Tool]] = {}
+
+    @property
+    def num_sessions(self) -> int:
+        """Clients that have children of their own at the moment."""
+        return len(self._sessions)
+
+    def app(self, *, host: str) -> ASGIApp:
+        """Return the ASGI application: `/mcp` for clients, `/health` for probes.
+
+        Args:
+            host: the address it is to listen on. On loopback, requests for other host names are
+                refused (a web page could otherwise reach the tools by rebinding its DNS name).
+        """
+        server: Server[Any] = Server(
+            "agentrl-environment",
+            version="1",
+            on_list_tools=self._list_tools,
+            on_call_tool=self._call_tool,
+        )
+        is_loopback = host in ("127.0.0.1", "localhost", "::1")
+        app = server.streamable_http_app(
+            host=host,
+            session_idle_timeout=self._idle_seconds,
+            transport_security=None
+            if is_loopback
+            else TransportSecuritySettings(enable_dns_rebinding_protection=False),
+            custom_starlette_routes=[Route("/health", self._health)],
+        )
+        sdk_lifespan = app.router.lifespan_context
+
+        @asynccontextmanager
+        async def lifespan(starlette: Starlette) -> AsyncIterator[Any]:
+            async with sdk_lifespan(starlette) as state, self._reaper():
+                yield state
+
+        app.router.lifespan_context = lifespan
+        return _Door(app, self)
+
+    def admits(self, headers: Headers) -> bool:
+        """Return whether a request carries the token."""
+        if self._token is None:
+            return True
+        scheme, _, given = headers.get("authorization", "").partition(" ")
+        wanted = self._token.get_secret_value().encode()
+        return scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), wanted)
+
+    async def end_session(self, session_id: str) -> None:
+        """End a client's children; nothing happens if it has none."""
+        session = self._sessions.pop(session_id, None)
+        if session is not None:
+            await session.close()
+
+    @asynccontextmanager
+    async def _reaper(self) -> AsyncIterator[None]:
+        """End the children of clients that left without a word, and all at the end."""
+        reaping = asyncio.create_task(self._reap())
+        try:
+            yield
+        finally:
+            reaping.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await reaping
+            for session_id in list(self._sessions):
+                await self.end_session(session_id)
+
+    async def _reap(self) -> None:
+        while True:
+            await asyncio.sleep(min(_REAP_SECONDS, self._idle_seconds))
+            limit = time.monotonic() - self._idle_seconds
+            for session_id, session in list(self._sessions.items()):
+                if not session.calls_in_flight and session.last_used < limit:
+                    await self.end_session(session_id)
+
+    async def _health(self, _request: Request) -> Response:
+        servers = sorted(self._config.selected)
+        return JSONResponse({"status": "ok", "servers": servers, "sessions": self.num_sessions})
+
+    async def _list_tools(
+        self, ctx: ServerRequestContext[Any, Request], _params: PaginatedRequestParams | None
+    ) -> ListToolsResult:
+        offers = await self._offers(_headers(ctx))
+        tools = [
+            offer.tool.model_copy(update={"name": name}) for name, offer in sorted(offers.items())
+        ]
+        return ListToolsResult(tools=tools)
+
+    async def _call_tool(
+        self, ctx: ServerRequestContext[Any, Request], params: CallToolRequestParams
+    ) -> CallToolResult:
+        headers = _headers(ctx)
+        offers = await self._offers(headers)
+        offer = offers.get(params.name)
+        if offer is None:
+            names = ", ".join(sorted(offers)) or "none"
+            raise MCPError(INVALID_PARAMS, f"no tool {params.name!r} here (tools: {names})")
+        session = self._sessions.setdefault(headers[_SESSION_HEADER], _ClientSession())
+        session.calls_in_flight += 1
+        try:
+            return await self._connection(session, offer.server).call_tool(
+                offer.tool.name,
+                params.arguments or {},
+                repeatable=is_repeatable(offer.tool),
+                on_progress=ctx.session.report_progress,
+            )
+        except (CallTimedOut, InvalidResult) as error:
+            return CallToolResult(
+                content=[TextContent(type="text", text=str(error))], is_error=True
+            )
+        except ToolError as error:
+            raise _unavailable(error) from error
+        finally:
+            session.calls_in_flight -= 1
+            session.last_used = time.monotonic()
+
+    def _connection(self, session: _ClientSession, name: str) -> ServerConnection:
+        if name not in session.connections:
+            # A session of its own also where the child is reached over HTTP.
+            server = self._config.selected[name].model_copy(update={"per_rollout": True})
+            session.connections[name] = ServerConnection(name, server, self._config)
+        return session.connections[name]
+
+    async def _offers(self, headers: Headers) -> dict[str, _Offer]:
+        """Return what a client may call, by the names that it sees.
+
+        A name that several of its servers use is qualified by the server.
+        """
+        visible = self._visible(headers)
+        async with self._listing:
+            for name, server in visible.items():
+                if name not in self._tools:
+                    self._tools[name] = await self._tools_of(name, server)
+        uses = Counter(tool.name for name in visible for tool in self._tools[name])
+        return {
+            f"{name}.{tool.name}" if uses[tool.name] > 1 else tool.name: _Offer(name, tool)
+            for name in visible
+            for tool in self._tools[name]
+        }
+
+    def _visible(self, headers: Headers) -> dict[str, McpServer]:
+        names = {name.strip() for name in headers.get(FILTER_HEADER, "").split(",")} - {""}
+        unknown = sorted(names - set(self._config.selected))
+        if unknown:
+            known = ", ".join(sorted(self._config.selected))
+            raise MCPError(
+                INVALID_PARAMS, f"{FILTER_HEADER}: no server {unknown[0]!r} here (servers: {known})"
+            )
+        return {
+            name: server
+            for name, server in self._config.selected.items()
+            if not names or name in names
+        }
+
+    async def _tools_of(self, name: str, server: McpServer) -> list[Tool]:
+        """List a server's tools over a connection that is closed again: children start lazily."""
+        connection = ServerConnection(name, server, self._config)
+        try:
+            return await connection.list_tools()
+        except ToolError as error:
+            raise _unavailable(error) from error
+        finally:
+            await connection.close()
+
+
+class _Door:
+    """What every request passes first: the token, the protocol's version, the end of a session."""
+
+    def __init__(self, app: ASGIApp, environment: Environment) -> None:
+        self._app = app
+        self._environment = environment
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] == "/health":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        refusal = self._refusal(headers)
+        if refusal is not None:
+            await refusal(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+        if scope["method"] == "DELETE" and _SESSION_HEADER in headers:
+            await self._environment.end_session(headers[_SESSION_HEADER])
+
+    def _refusal(self, headers: Headers) -> Response | None:
+        if not self._environment.admits(headers):
+            return JSONResponse(
+                {"error": "unauthorized: send the environment's token as a bearer token"},
+                status_code=401,
+                headers={"WWW-Authenticate": "Bearer"},
+            )
+        version = headers.get(_VERSION_HEADER)
+        if version is None or version in HANDSHAKE_PROTOCOL_VERSIONS:
+            return None
+        # Later versions have no sessions over HTTP, and without them nobody can be kept apart.
+        error = {
+            "code": UNSUPPORTED_PROTOCOL_VERSION,
+            "message": "this server keeps state in sessions; start with `initialize`",
+            "data": {"supported": list(HANDSHAKE_PROTOCOL_VERSIONS), "requested": version},
+        }
+        return JSONResponse({"jsonrpc": "2.0", "id": None, "error": error}, status_code=400)
+
+
+def _headers(ctx: ServerRequestContext[Any, Request]) -> Headers:
+    assert ctx.request is not None, "served over HTTP only"
+    return ctx.request.headers
+
+
+def _unavailable(error: ToolError) -> MCPError:
+    """Return the error that tells an AgentRL sampler that no tool, but its server has failed."""
+    return MCPError(INTERNAL_ERROR, str(error), {FAILURE_KEY: "lost"})
+
+
+async def serve(
+    environment: Environment, *, host: str, port: int, when_ready: Callable[[], None]
+) -> None:
+    """Serve until SIGINT or SIGTERM.
+
+    Raises:
+        ConfigError: the address is taken or not this machine's.
+    """
+    try:
+        listener = socket.create_server((host, port))
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}") from error
+    with listener:
+        server = _Announcing(
+            uvicorn.Config(environment.app(host=host), log_level="warning", lifespan="on"),
+            when_ready,
+        )
+        await server.serve(sockets=[listener])
+
+
+class _Announcing(uvicorn.Server):
+    """Says when it accepts requests."""
+
+    def __init__(self, config: uvicorn.Config, when_ready: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._when_ready = when_ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._when_ready()

@@ -1,0 +1,97 @@
+"""Every mesh of gloo ranks computes what one process computes."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.mesh_run import TRAINER, three_steps
+from support.training import write_moe_model
+
+from agentrl.distributed import Ranks
+
+pytestmark = pytest.mark.timeout(300)
+
+REPOSITORY = Path(__file__).parents[2]
+TWO: list[dict[str, Any]] = [{}, {"dp_replicate": 2}, {"tp": 2}, {"cp": 2}]
+FOUR: list[dict[str, Any]] = [
+    {"dp_replicate": 2},
+    {"tp": 2},
+    {"cp": 2},
+    {"cp": 4},
+    {"dp_replicate": 2, "tp": 2},
+    {"cp": 2, "tp": 2},
+    {"cp": 2, "tp": 2, "dtype": "float64"},
+]
+EXPERTS: list[dict[str, Any]] = [
+    {"ep": 2},
+    {"ep": 4},
+    {"ep": 2, "tp": 2},
+    {"ep": 2, "cp": 2},
+    {"dp_replicate": 2, "ep": 2},
+]
+
+
+@pytest.fixture(scope="session")
+def moe_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_moe_model(tmp_path_factory.mktemp("moe"))
+
+
+def run(model: Path, output: Path, num_ranks: int, meshes: list[dict[str, Any]]) -> None:
+    ended = subprocess.run(
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+            *("--nproc_per_node", str(num_ranks), "tests/support/mesh_run.py"),
+            *(str(model), str(output), json.dumps(meshes)),
+        ],
+        cwd=REPOSITORY,
+        env=os.environ | {"PYTHONPATH": f"{REPOSITORY}/src:{REPOSITORY}/tests"},
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert ended.returncode == 0, (ended.stdout + ended.stderr)[-4000:]
+
+
+def assert_same(found: dict[str, Any], expected: dict[str, Any], bound: float) -> None:
+    assert found["num_terms"].tolist() == expected["num_terms"].tolist()
+    assert found["num_turns"].tolist() == expected["num_turns"].tolist()
+    for name in ("losses", "grad_norms", "entropies"):
+        torch.testing.assert_close(found[name], expected[name], rtol=bound, atol=bound)
+    assert found["weights"].keys() == expected["weights"].keys()
+    for name, weights in expected["weights"].items():
+        difference = float((found["weights"][name] - weights).abs().max())
+        assert difference <= bound, (name, difference)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "num_ranks", "meshes"),
+    [
+        ("dense", 2, TWO),
+        pytest.param("dense", 4, FOUR, marks=pytest.mark.distributed),
+        pytest.param("moe", 2, [*TWO, {"ep": 2}], marks=pytest.mark.distributed),
+        pytest.param("moe", 4, [*FOUR[:-1], *EXPERTS], marks=pytest.mark.distributed),
+    ],
+    ids=["dense-2", "dense-4", "moe-2", "moe-4"],
+)
+def test_every_mesh_equals_one_process(
+    architecture: str,
+    num_ranks: int,
+    meshes: list[dict[str, Any]],
+    model_path: Path,
+    moe_path: Path,
+    tmp_path: Path,
+) -> None:
+    model = model_path if architecture == "dense" else moe_path
+    run(model, tmp_path, num_ranks, meshes)
+    dtypes = [mesh.get("dtype", "float32") for mesh in meshes]
+    expected = {dtype: three_steps(model, Ranks(), dtype) for dtype in set(dtypes)}
+    for number, dtype in enumerate(dtypes):
+        found = torch.load(tmp_path / f"{number}.pt")
+        assert_same(found, expected[dtype], 1e-5 if dtype == "float32" else 1e-12)
+    assert max(expected["float32"]["grad_norms"]) > TRAINER.max_grad_norm, "clipping is compared"

@@ -1,0 +1,233 @@
+"""Deployment files are valid by their own schemas, hold no secret, and open nothing by default.
+
+Nothing is deployed here: there is no Docker engine and no cluster.
+"""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+from compose_spec import PyCompose
+from pymongo import AsyncMongoClient
+from support.stored import make_task
+
+from agentrl.config.loading import parse_flags
+from agentrl.schema import Run
+from agentrl.store import TrajectoryStore
+from agentrl.store.embedded import EmbeddedMongo
+from agentrl.tools import load_mcp_servers
+
+DEPLOY = Path(__file__).parents[3] / "deploy"
+KUBERNETES = DEPLOY / "kubernetes"
+MANIFESTS = sorted(path for path in KUBERNETES.glob("*.yaml") if path.name != "run.yaml")
+KEDA_KINDS = ("ScaledObject", "TriggerAuthentication")
+
+
+def documents() -> Iterator[tuple[str, dict[str, Any]]]:
+    for path in MANIFESTS:
+        if path.name != "kustomization.yaml":
+            for document in yaml.safe_load_all(path.read_text()):
+                yield path.name, document
+
+
+def pods() -> Iterator[tuple[str, dict[str, Any]]]:
+    for _, document in documents():
+        if "template" in document.get("spec", {}):
+            yield document["metadata"]["name"], document["spec"]["template"]["spec"]
+
+
+def test_every_manifest_is_valid_and_part_of_the_kustomization() -> None:
+    kustomization = yaml.safe_load((KUBERNETES / "kustomization.yaml").read_text())
+    assert set(kustomization["resources"]) == {
+        path.name for path in MANIFESTS if path.name != "kustomization.yaml"
+    }
+    for generator in kustomization["configMapGenerator"]:
+        for name in generator["files"]:
+            assert (KUBERNETES / name).is_file()
+    checked = 0
+    for _, document in documents():
+        if document["kind"] in KEDA_KINDS:
+            assert document["apiVersion"] == "keda.sh/v1alpha1"
+            continue
+        kubernetes_validate.validate(document, "1.33", strict=True)
+        checked += 1
+    assert checked > 10
+
+
+def test_a_wrong_manifest_would_be_noticed() -> None:
+    wrong = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "x"}, "spec": {"prot": 1}}
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(wrong, "1.33", strict=True)
+
+
+def test_every_container_has_bounds_and_every_service_a_probe() -> None:
+    probed = set()
+    for name, spec in pods():
+        for container in spec["containers"]:
+            assert container["resources"], f"{name}/{container['name']}"
+            if "readinessProbe" in container or "livenessProbe" in container:
+                probed.add(name)
+    assert {"mongo", "environment", "inference"} <= probed
+
+
+def test_secrets_are_referred_to_and_nowhere_written() -> None:
+    for name, spec in pods():
+        for container in spec["containers"]:
+            for variable in container.get("env", []):
+                is_secret = re.search(r"URI|TOKEN|KEY|PASSWORD", variable["name"])
+                assert not (is_secret and "value" in variable), f"{name}: {variable['name']}"
+    assert not [document for _, document in documents() if document["kind"] == "Secret"]
+    looks_secret = re.compile(r"(?:sk-|ghp_|hf_|eyJ)[A-Za-z0-9_-]{8,}|BEGIN [A-Z ]*PRIVATE KEY")
+    for path in DEPLOY.rglob("*"):
+        if path.is_file():
+            assert not looks_secret.search(path.read_text()), path
+
+
+def test_nothing_is_reachable_from_outside_by_default() -> None:
+    for _, document in documents():
+        if document["kind"] == "Service":
+            assert document["spec"].get("type", "ClusterIP") == "ClusterIP"
+        assert document["kind"] != "Ingress"
+    policies = [document for _, document in documents() if document["kind"] == "NetworkPolicy"]
+    everyone = next(policy for policy in policies if policy["spec"]["podSelector"] == {})
+    assert "ingress" not in everyone["spec"]
+    for service in compose()["services"].values():
+        for port in service.get("ports", []):
+            assert str(port).startswith("127.0.0.1:"), port
+
+
+def test_the_tools_environment_reaches_neither_the_database_nor_the_cluster() -> None:
+    spec = dict(pods())["environment"]
+    assert spec["automountServiceAccountToken"] is False
+    variables = {variable["name"] for variable in spec["containers"][0]["env"]}
+    assert variables == {"MCP_SERVER_TOKEN"}
+    services = compose()["services"]
+    assert services["environment"]["networks"] == ["tools"]
+    assert "MONGODB_URI" not in services["environment"]["environment"]
+
+
+def compose_text() -> str:
+    """The compose file with its variables filled in, as Docker does before it parses."""
+    text = (DEPLOY / "compose/compose.yaml").read_text()
+    text = re.sub(r"(?<!\$)\$\{\w+:-([^}]*)\}", r"\1", text)
+    text = re.sub(r"(?<!\$)\$\{\w+:\?[^}]*\}", "filled-in", text)
+    assert not re.search(r"(?<!\$)\$\{", text), "a variable without a default or a remedy"
+    return text.replace("$$", "$")
+
+
+def compose() -> dict[str, Any]:
+    parsed: dict[str, Any] = yaml.safe_load(compose_text())
+    return parsed
+
+
+def test_the_compose_file_is_valid_and_each_service_has_what_it_waits_for() -> None:
+    merged = {key: value for key, value in compose().items() if not key.startswith("x-")}
+    parsed = PyCompose.from_yaml(yaml.safe_dump(merged))
+    names = set(parsed.service_names())
+    assert names == {
+        *("mongo", "mongo-init", "inference", "keeper", "environment", "sampler", "trainer")
+    }
+    for service in compose()["services"].values():
+        assert set(service.get("depends_on", {})) <= names
+
+
+def test_compose_is_prepared_with_secrets_of_its_own(tmp_path: Path) -> None:
+    shutil.copy(DEPLOY / "compose/prepare.sh", tmp_path)
+    subprocess.run([str(tmp_path / "prepare.sh")], check=True, capture_output=True, timeout=30)
+    first = (tmp_path / ".env").read_text()
+    needed = set(re.findall(r"\$\{(\w+):\?", (DEPLOY / "compose/compose.yaml").read_text()))
+    assert needed == set(re.findall(r"^(\w+)=.{24,}$", first, re.MULTILINE))
+    for path in (".env", "secrets/mongo_keyfile", "secrets/mongo_password"):
+        assert (tmp_path / path).stat().st_mode & 0o077 == 0
+    subprocess.run([str(tmp_path / "prepare.sh")], check=True, capture_output=True, timeout=30)
+    assert (tmp_path / ".env").read_text() == first
+
+
+@pytest.mark.parametrize("path", sorted(DEPLOY.glob("images/*")), ids=lambda path: path.name)
+def test_image_recipes_pass_the_linter_and_copy_what_exists(path: Path) -> None:
+    linter = Path(sys.executable).with_name("hadolint")
+    done = subprocess.run([str(linter), str(path)], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout
+    for line in path.read_text().splitlines():
+        if line.startswith("COPY ") and "--from" not in line:
+            for source in line.split()[1:-1]:
+                assert (DEPLOY.parent / source).exists(), source
+
+
+@pytest.mark.parametrize("folder", ["compose", "kubernetes"])
+def test_the_runs_settings_are_ones_that_exist(folder: str) -> None:
+    config = parse_flags(["--config", str(DEPLOY / folder / "run.yaml")])
+    assert config.tools.mcp_manager_url == "http://environment:8000/mcp"
+    assert set(load_mcp_servers(DEPLOY / folder / "servers.json")) == {"shop"}
+    trigger = next(d for _, d in documents() if d["kind"] == "ScaledObject")["spec"]["triggers"][0]
+    assert trigger["metadata"]["dbName"] == config.run.run_name
+    if folder == "kubernetes":
+        per_process = config.rollout.max_concurrent_samples_per_process
+        assert trigger["metadata"]["queryValue"] == str(per_process)
+
+
+async def test_samplers_are_scaled_by_the_slots_that_they_play_or_could_claim(
+    mongod: EmbeddedMongo,
+) -> None:
+    trigger = next(d for _, d in documents() if d["kind"] == "ScaledObject")["spec"]["triggers"][0]
+    async with AsyncExitStack() as stack:
+        store = await stack.enter_async_context(
+            TrajectoryStore.connect(mongod.uri("scaled"), "scaled")
+        )
+        await store.ensure_schema()
+        await store.create_run(Run(name="scaled", status="training", admitted_groups=2))
+        await store.add_tasks(make_task(n, num_generations=4) for n in range(5))
+        # As KEDA counts: the collection, the query, nothing else.
+        client: AsyncMongoClient[Any] = await stack.enter_async_context(
+            AsyncMongoClient(mongod.uri("scaled"))
+        )
+        work = client["scaled"][trigger["metadata"]["collection"]]
+        query = json.loads(trigger["metadata"]["query"])
+        assert await work.count_documents(query) == 8
+        claimed = await store.claim_record(
+            "sampler", lease_seconds=60, admitted_groups=2, max_attempts=3
+        )
+        assert claimed is not None
+        assert await work.count_documents(query) == 8
+        record, _ = claimed
+        await store.finish_rollout(
+            record.id, record.fence, outcome="answered", final_answer="1", lease_seconds=60
+        )
+        assert await work.count_documents(query) == 7
+
+
+@pytest.mark.parametrize("path", sorted(DEPLOY.glob("slurm/*")), ids=lambda path: path.name)
+def test_batch_scripts_parse_and_say_what_they_need(path: Path) -> None:
+    subprocess.run(["bash", "-n", str(path)], check=True, timeout=10)
+    done = subprocess.run(
+        ["bash", str(path)],
+        capture_output=True,
+        text=True,
+        timeout=10,
+        env={"PATH": "/usr/bin:/bin"},
+    )
+    assert done.returncode != 0
+    assert "RUN_NAME" in done.stderr
+
+
+def test_the_documented_commands_are_ones_that_the_program_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("AGENTRL_API_KEY", "AGENTRL_ADMIN_KEY"):
+        monkeypatch.setenv(name, "key")
+    page = (DEPLOY.parent / "docs/deploy.md").read_text().replace("\\\n", " ")
+    (tmp_path / "run.yaml").write_text("run_name: big\ngroups_per_step: 16\n")
+    commands = re.findall(r"agentrl (serve|sample|train)( --[^\n`]*)$", page, re.MULTILINE)
+    assert [command for command, _ in commands] == ["serve", "sample", "train", "train"]
+    for _, flags in commands:
+        words = flags.replace("run.yaml", str(tmp_path / "run.yaml")).split()
+        assert parse_flags(words).run.run_name == "big"

@@ -1,0 +1,45 @@
+import numpy as np
+import pytest
+from support.trees import random_group
+from transformers import Qwen3Config, Qwen3MoeConfig
+
+from agentrl.data.tree import TokenTree
+from agentrl.distributed import MeshShape
+from agentrl.errors import ConfigError
+from agentrl.models.parallel import check_parallel_support
+from agentrl.models.split import RowSplit
+
+SIZES = {"num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 96}
+
+
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [
+        (MeshShape(tp=3), "--tp_size 3 does not divide the model's num_attention_heads 8"),
+        (MeshShape(tp=8), "--tp_size 8 does not divide the model's num_key_value_heads 4"),
+        (MeshShape(cp=3), "--cp_size 3 exchanges tokens for heads"),
+        (MeshShape(cp=4, tp=4), "8 heads .4 of keys and values. / --tp_size 4"),
+        (MeshShape(ep=2), "--ep_size 2 needs a mixture-of-experts model"),
+    ],
+)
+def test_meshes_that_do_not_fit_a_dense_model_are_refused(shape: MeshShape, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        check_parallel_support(Qwen3Config(**SIZES), shape)
+
+
+def test_experts_are_dealt_out_evenly_or_not_at_all() -> None:
+    config = Qwen3MoeConfig(**SIZES, num_experts=12)
+    check_parallel_support(config, MeshShape(ep=3, tp=4))
+    with pytest.raises(ConfigError, match=r"--ep_size 5 x --tp_size 1 does not divide .* 12 exp"):
+        check_parallel_support(config, MeshShape(ep=5))
+
+
+def test_more_ranks_than_heads_of_keys_share_one() -> None:
+    check_parallel_support(Qwen3Config(**SIZES), MeshShape(cp=8))
+
+
+def test_a_row_that_is_not_split_is_taken_as_it_is() -> None:
+    row = TokenTree.from_tokens(random_group(1).turns).row
+    share = RowSplit().share(row)
+    assert np.array_equal(share.own(row.token_ids), row.token_ids)
+    assert share.own_terms(row) is row

@@ -1,0 +1,102 @@
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl.errors import ConfigError
+from agentrl.tools import get_agent_tool_env_and_servers, load_mcp_servers
+from agentrl.tools.agent_environment import load_env_file
+
+
+@pytest.fixture(autouse=True)
+def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("MCP_SERVER_URL", "MCP_SERVER_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_without_arguments_the_environment_variables_say_where_the_tools_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("MCP_SERVER_URL", "http://127.0.0.1:8000/mcp")
+    monkeypatch.setenv("MCP_SERVER_TOKEN", "s3cret")
+    config, names = get_agent_tool_env_and_servers()
+    assert names == ["aworld-mcp"]
+    assert config == {
+        "mcpServers": {
+            "aworld-mcp": {
+                "type": "streamable-http",
+                "url": "http://127.0.0.1:8000/mcp",
+                "headers": {"Authorization": "Bearer s3cret"},
+                "timeout": 600.0,
+                "sse_read_timeout": 600.0,
+                "client_session_timeout_seconds": 600.0,
+            }
+        }
+    }
+
+
+def test_every_option_is_followed() -> None:
+    options: dict[str, Any] = {
+        "url": "http://ignored/mcp",
+        "authorization": "Token abc",
+        "mcp_servers": "ignored",
+        "server_name": "mine",
+        "type": "sse",
+        "timeout": 1,
+        "sse_read_timeout": 2,
+        "client_session_timeout_seconds": 6000,
+    }
+    config, names = get_agent_tool_env_and_servers(
+        "http://gpu-7:8000/mcp", ["browser", " wiki"], options
+    )
+    assert names == ["mine"]
+    assert config["mcpServers"]["mine"] == {
+        "type": "sse",
+        "url": "http://gpu-7:8000/mcp",
+        "headers": {"Authorization": "Token abc", "MCP_SERVERS": "browser,wiki"},
+        "timeout": 1.0,
+        "sse_read_timeout": 2.0,
+        "client_session_timeout_seconds": 6000.0,
+    }
+    assert load_mcp_servers(json.dumps(config))["mine"].call_timeout_seconds == 6000
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [({}, "set MCP_SERVER_URL"), ({"tool_config": {"token": "x"}}, "unknown option 'token'")],
+)
+def test_what_is_missing_or_unknown_is_named(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        get_agent_tool_env_and_servers(**arguments)
+
+
+def test_a_dotenv_file_fills_one_variable_in_from_another_and_overrides_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "environ", {**os.environ, "CODE_LLM_API_KEY": "set before"})
+    path = tmp_path / ".env"
+    path.write_text(
+        "MCP_LLM_BASE_URL=http://judge:8000/v1\n"
+        "CODE_LLM_BASE_URL=${MCP_LLM_BASE_URL}\n"
+        "CODE_LLM_API_KEY=from the file\n"
+        "THINK_LLM_MODEL_NAME=${NOT_SET:-fallback}\n"
+    )
+    load_env_file(path)
+    assert os.environ["CODE_LLM_BASE_URL"] == "http://judge:8000/v1"
+    assert os.environ["THINK_LLM_MODEL_NAME"] == "fallback"
+    assert os.environ["CODE_LLM_API_KEY"] == "set before"
+
+
+def test_the_page_about_environments_is_true(monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (Path(__file__).parents[3] / "docs/environment.md").read_text()
+    monkeypatch.setenv("TAVILY_API_KEY", "key")
+    python = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    assert len(python) == 1
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    exec(compile(python[0], "environment.md", "exec"), {})
+    files, printed = re.findall(r"^```json\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    assert set(load_mcp_servers(files)) == {"browser", "search", "wiki"}
+    assert set(load_mcp_servers(printed)) == {"aworld-mcp"}

@@ -1,0 +1,255 @@
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import httpx2
+import pytest
+from mcp import Client, MCPError
+from mcp.client.streamable_http import streamable_http_client
+from mcp.types import TextContent
+
+from agentrl.errors import ToolError
+from agentrl.tools import ToolsConfig, connect_tools, load_mcp_servers
+
+SERVER = Path(__file__).parent / "mcp_server.py"
+TOKEN = "a-token-of-the-tests"
+
+
+@dataclass
+class RunningEnvironment:
+    """`agentrl env up` in a process of its own."""
+
+    process: "subprocess.Popen[str]"
+    connection: dict[str, Any]
+
+    @property
+    def url(self) -> str:
+        return str(self.connection["mcpServers"]["aworld-mcp"]["url"])
+
+    @property
+    def token(self) -> str:
+        header = self.connection["mcpServers"]["aworld-mcp"]["headers"]["Authorization"]
+        return str(header).removeprefix("Bearer ").replace("${MCP_SERVER_TOKEN}", TOKEN)
+
+    def health(self) -> dict[str, Any]:
+        answer: dict[str, Any] = httpx.get(self.url.replace("/mcp", "/health")).json()
+        return answer
+
+    @asynccontextmanager
+    async def client(
+        self, *, token: str | None = None, servers: str | None = None
+    ) -> AsyncIterator[Client]:
+        """Connect as any MCP client would, with the SDK alone."""
+        headers = {"Authorization": f"Bearer {token or self.token}"}
+        if servers is not None:
+            headers["MCP_SERVERS"] = servers
+        async with (
+            httpx2.AsyncClient(headers=headers, timeout=30) as http,
+            Client(streamable_http_client(self.url, http_client=http)) as client,
+        ):
+            yield client
+
+
+StartEnvironment = Callable[..., RunningEnvironment]
+
+
+@pytest.fixture
+def start_environment(tmp_path: Path) -> Iterator[StartEnvironment]:
+    started: list[subprocess.Popen[str]] = []
+
+    def start(
+        servers: dict[str, Any], *flags: str, environment: dict[str, str] | None = None
+    ) -> RunningEnvironment:
+        path = tmp_path / "servers.json"
+        path.write_text(json.dumps({"mcpServers": servers}))
+        command = [sys.executable, "-m", "agentrl", "env", "up", "--mcp_servers", str(path)]
+        started.append(
+            subprocess.Popen(
+                [*command, *flags],
+                stdout=subprocess.PIPE,
+                text=True,
+                cwd=tmp_path,
+                env={**os.environ, **(environment or {})},
+            )
+        )
+        output = started[-1].stdout
+        assert output is not None
+        text = ""
+        while not text.endswith("\n}\n"):
+            line = output.readline()
+            assert line, f"it ended: {text}"
+            text += line
+        return RunningEnvironment(started[-1], json.loads(text))
+
+    yield start
+    for process in started:
+        process.send_signal(signal.SIGTERM)
+        process.wait(20)
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+@pytest.fixture
+def child(count_file: Path) -> dict[str, Any]:
+    """An MCP server that is started over its pipes."""
+    return {"command": sys.executable, "args": [str(SERVER), "stdio", str(count_file)]}
+
+
+async def said(client: Client, tool: str, **arguments: object) -> str:
+    result = await client.call_tool(tool, dict(arguments))
+    assert isinstance(result.content[0], TextContent)
+    return result.content[0].text
+
+
+async def test_without_the_token_nobody_gets_in(
+    start_environment: StartEnvironment, child: dict[str, Any]
+) -> None:
+    environment = start_environment({"files": child})
+    async with httpx.AsyncClient() as http:
+        for headers in (
+            {},
+            {"Authorization": "Bearer wrong"},
+            {"Authorization": environment.token},
+        ):
+            answer = await http.post(environment.url, json={}, headers=headers)
+            assert answer.status_code == 401
+    with pytest.raises((MCPError, ExceptionGroup)):
+        async with environment.client(token="wrong"):
+            pass
+    assert environment.health() == {"status": "ok", "servers": ["files"], "sessions": 0}
+    async with environment.client() as client:
+        assert await said(client, "add", a=1, b=2) == "3"
+        assert environment.health()["sessions"] == 1
+
+
+async def test_the_filter_header_hides_the_other_servers(
+    start_environment: StartEnvironment, child: dict[str, Any], server_url: str
+) -> None:
+    environment = start_environment({"near": child, "far": {"url": server_url}})
+    async with environment.client() as client:
+        names = {tool.name for tool in (await client.list_tools()).tools}
+        assert {"near.add", "far.add"} <= names
+        assert await said(client, "far.add", a=1, b=2) == "3"
+    async with environment.client(servers="near") as client:
+        names = {tool.name for tool in (await client.list_tools()).tools}
+        assert "add" in names
+        assert not any("." in name for name in names)
+        with pytest.raises(MCPError, match=r"no tool 'far\.add' here"):
+            await said(client, "far.add", a=1, b=2)
+    async with environment.client(servers="near, nowhere") as client:
+        with pytest.raises(MCPError, match=r"no server 'nowhere' here \(servers: far, near\)"):
+            await client.list_tools()
+
+
+async def test_clients_have_children_of_their_own_that_start_lazily_and_again_after_a_crash(
+    start_environment: StartEnvironment, child: dict[str, Any]
+) -> None:
+    environment = start_environment({"files": child})
+    async with environment.client() as one, environment.client() as other:
+        assert await said(one, "remember", text="a") == "a"
+        assert environment.health()["sessions"] == 1
+        assert await said(other, "remember", text="b") == "b"
+        assert await said(one, "remember", text="c") == "a c"
+        with pytest.raises(MCPError, match="was lost during a call"):
+            await said(one, "die")
+        assert await said(one, "remember", text="new") == "new"
+        assert await said(other, "remember", text="d") == "b d"
+    for _ in range(100):
+        if environment.health()["sessions"] == 0:
+            break
+        await asyncio.sleep(0.05)
+    assert environment.health()["sessions"] == 0
+
+
+async def test_fifty_clients_at_once_stay_apart(
+    start_environment: StartEnvironment, start_server: Callable[..., Any]
+) -> None:
+    environment = start_environment({"notes": {"url": start_server("stateful").url}})
+    all_here = asyncio.Barrier(50)
+
+    async def take_notes(number: int) -> str:
+        async with environment.client() as client:
+            await said(client, "note", text=f"first{number}")
+            await all_here.wait()
+            return await said(client, "note", text=f"second{number}")
+
+    answers = await asyncio.gather(*(take_notes(number) for number in range(50)))
+    assert answers == [f"first{n} second{n}" for n in range(50)]
+
+
+async def test_samplers_use_it_by_the_printed_json_and_tell_its_failures_from_a_tools(
+    start_environment: StartEnvironment,
+    child: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    environment = start_environment(
+        {"files": {**child, "env": {"SEEN": "${SEEN}", "ALSO": "${ALSO:-by default}"}}},
+        environment={"SEEN": "by the child", "MCP_SERVER_TOKEN": TOKEN},
+    )
+    assert TOKEN not in json.dumps(environment.connection)
+    monkeypatch.setenv("MCP_SERVER_TOKEN", TOKEN)
+    config = ToolsConfig(servers=load_mcp_servers(environment.connection), max_retries=0)
+    async with connect_tools(config) as box:
+        assert (await box.call("environment", {"name": "SEEN"})).content == "by the child"
+        assert (await box.call("environment", {"name": "ALSO"})).content == "by default"
+        assert (await box.call("fail", {"reason": "no such page"})).is_error
+        with pytest.raises(ToolError, match="was lost during a call"):
+            await box.call("die", {})
+
+
+async def test_progress_of_a_child_reaches_the_client(
+    start_environment: StartEnvironment, child: dict[str, Any]
+) -> None:
+    environment = start_environment({"files": child})
+    reports = []
+
+    async def note(progress: float, total: float | None, message: str | None) -> None:
+        reports.append((progress, total))
+
+    async with environment.client() as client:
+        await client.call_tool("steady", {"seconds": 0.2, "reports": 2}, progress_callback=note)
+    assert reports == [(1, 2), (2, 2)]
+
+
+async def test_a_client_that_left_without_a_word_is_forgotten(
+    start_environment: StartEnvironment, child: dict[str, Any]
+) -> None:
+    environment = start_environment({"files": child}, "--session_idle_seconds", "1")
+    async with environment.client() as client:
+        assert await said(client, "add", a=1, b=2) == "3"
+        for _ in range(200):
+            if environment.health()["sessions"] == 0:
+                break
+            await asyncio.sleep(0.05)
+        assert environment.health()["sessions"] == 0
+
+
+@pytest.mark.parametrize(
+    ("servers", "flags", "message"),
+    [
+        (None, (), "needs --mcp_servers FILE"),
+        ({"a": {"command": "x", "env": {"KEY": "${NO_SUCH_VARIABLE}"}}}, (), "NO_SUCH_VARIABLE"),
+        ({"a": {"command": "x"}}, ("--env_file", "absent.env"), "absent.env: no such file"),
+        ({"a": {"command": "x"}}, ("--host", "192.0.2.1", "--port", "1"), "cannot listen on"),
+    ],
+)
+def test_a_mistake_is_one_line_before_anything_starts(
+    tmp_path: Path, servers: dict[str, Any] | None, flags: tuple[str, ...], message: str
+) -> None:
+    command = [sys.executable, "-m", "agentrl", "env", "up", *flags]
+    if servers is not None:
+        command += ["--mcp_servers", json.dumps({"mcpServers": servers})]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=30)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert message in done.stderr
+    assert len(done.stderr.splitlines()) == 1
