@@ -170,7 +170,8 @@ async def train(setting: Setting, store: SimStore, folder: Path) -> Outcome:
         consumer="trainer",
         algorithm=AlgorithmSection(max_staleness=setting.max_staleness),
         seed=setting.seed,
-        max_steps=setting.num_steps,
+        # The steps are the first of a longer run: at its end a run only waits for its last groups.
+        max_steps=setting.num_steps + setting.max_staleness + 1,
         more_may_come=True,
     )
     publisher = PolicyPublisher(
