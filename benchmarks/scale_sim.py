@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Training past this machine: 10,000 rollouts at a time on 256 servers, in virtual time.
+"""Training past this machine: 10,000 admitted rollouts on 256 servers, in virtual time.
 
     python benchmarks/scale_sim.py --out benchmarks/results/scale_sim.json
 
