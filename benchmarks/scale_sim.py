@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Training past this machine: 10,000 rollouts at a time on 256 servers, in virtual time.
+"""Training past this machine: 10,000 admitted rollouts on 256 servers, in virtual time.
 
     python benchmarks/scale_sim.py --out benchmarks/results/scale_sim.json
 
@@ -78,15 +78,15 @@ class SimSampler(AsyncSampler[MCPTask]):
     async def run(self) -> RolloutResult:  # noqa: D102 - described where it is declared
         rng = random.Random(self.record.id)
         oldest, newest = math.inf, 0
-        for _ in range(1 + min(29, int(rng.expovariate(1 / 7)))):
-            length = min(8192, max(16, int(rng.lognormvariate(6.2, 1.0))))
+        for _ in range(1 + min(24, int(rng.expovariate(1 / 4)))):
+            length = min(4096, max(16, int(rng.lognormvariate(5.6, 1.0))))
             result = await self.context.servers.generate(
                 self.record.id,
                 GenerateRequest(input_ids=_PROMPT, sampling=SamplingParams(max_new_tokens=length)),
             )
             oldest = min(oldest, result.version_spans[0].version)
             newest = max(newest, result.version_spans[-1].version)
-            await asyncio.sleep(min(60.0, rng.lognormvariate(1.5, 1.0)))
+            await asyncio.sleep(min(60.0, rng.lognormvariate(1.0, 1.0)))
         cast(Any, self.context.store).sampled(self.record.id, int(oldest), newest)
         return RolloutResult("answered", "")
 
@@ -170,7 +170,8 @@ async def train(setting: Setting, store: SimStore, folder: Path) -> Outcome:
         consumer="trainer",
         algorithm=AlgorithmSection(max_staleness=setting.max_staleness),
         seed=setting.seed,
-        max_steps=setting.num_steps,
+        # The steps are the first of a longer run: at its end a run only waits for its last groups.
+        max_steps=setting.num_steps + setting.max_staleness + 1,
         more_may_come=True,
     )
     publisher = PolicyPublisher(
@@ -244,11 +245,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--out", type=Path)
     parser.add_argument("--servers", type=int, default=256)
-    parser.add_argument("--samplers", type=int, default=32)
+    parser.add_argument("--samplers", type=int, default=8)
     parser.add_argument("--groups", type=int, default=320, help="per step, of 8 rollouts each")
-    parser.add_argument("--staleness", type=int, default=4)
+    parser.add_argument("--staleness", type=int, default=3)
     parser.add_argument("--step-seconds", type=float, default=90.0)
-    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--steps", type=int, default=8)
     args = parser.parse_args(argv)
     logging.basicConfig(level=logging.ERROR)
     rates = Rates()
@@ -277,7 +278,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                     return await simulate(setting, rates, Path(folder))
 
                 result[name] = describe(run_virtually(run), setting)
-            print(name, json.dumps(result[name]))
+            print(name, json.dumps(result[name]), flush=True)
     ratio = (
         result["asynchronous"]["records_per_second"] / result["synchronous"]["records_per_second"]
     )
