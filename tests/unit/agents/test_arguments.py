@@ -179,7 +179,7 @@ def test_a_function_of_a_script_without_a_guard_is_refused(
     of_a_script.__module__, of_a_script.__qualname__ = "__main__", "of_a_script"
     script = tmp_path / "script.py"
     script.write_text("print('trains')\n")
-    monkeypatch.setattr(__main__, "__file__", str(script))
+    monkeypatch.setattr(__main__, "__file__", str(script), raising=False)
     with pytest.raises(
         ConfigError, match=r'put what script.py does under if __name__ == "__main__"'
     ):
