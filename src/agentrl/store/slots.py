@@ -1,5 +1,6 @@
 """Claiming slots, keeping them, and giving them back."""
 
+import asyncio
 from collections.abc import Collection, Sequence
 
 from pymongo import AsyncMongoClient, ReturnDocument
@@ -24,7 +25,7 @@ from agentrl.store.transitions import Move, TransitionDoor
 from agentrl.store.writes import update_each
 
 CLAIM_ORDER = [("order", 1), ("traj_id", 1)]
-KNOWN_TASKS, TASKS_AHEAD = 256, 16
+KNOWN_TASKS, TASKS_AHEAD = 256, 32
 MAY_BE_TAKEN_UP = {
     "$and": [
         {"$eq": ["$resumable", True]},
@@ -44,6 +45,7 @@ class SlotDoor(TransitionDoor):
     ) -> None:
         super().__init__(client, database, uri)
         self._known_tasks: dict[str, Document] = {}
+        self._reading_tasks = asyncio.Lock()
 
     @operation("claim a slot", repeatable=False)
     async def claim_record(
@@ -87,7 +89,10 @@ class SlotDoor(TransitionDoor):
     async def _task_of(self, record: Record) -> Task:
         """Return the Record's Task; the tries of a group share one reading of it."""
         if record.task_id not in self._known_tasks:
-            await self._read_tasks(record)
+            # Claims in flight together miss the same Tasks: one reading serves them all.
+            async with self._reading_tasks:
+                if record.task_id not in self._known_tasks:
+                    await self._read_tasks(record)
         return task_from_document(self._known_tasks[record.task_id])
 
     async def _read_tasks(self, record: Record) -> None:
