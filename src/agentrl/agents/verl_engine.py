@@ -10,7 +10,6 @@ import json
 import os
 import pprint
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -20,6 +19,7 @@ from typing import Any
 import yaml
 
 from agentrl.agents.description import AgentDescription, describe, plays_alone
+from agentrl.agents.interpreters import checked_program, has_package
 from agentrl.agents.processor import TrainerProcessor
 from agentrl.agents.questions import read_questions, write_questions
 from agentrl.agents.reward_functions import RewardFunction, check_reward_function
@@ -194,12 +194,8 @@ class VerlEngine(TrainerProcessor):
         return self._run("trainer.val_only=True", "trainer.val_before_train=True")
 
     def _run(self, *overrides: str) -> Path:
-        look = "import importlib.util as u; print(u.find_spec('verl') is not None)"
         environment = os.environ | self.environment
-        found = subprocess.run(
-            [self._python, "-c", look], env=environment, capture_output=True, text=True, check=False
-        )
-        if found.stdout.strip() != "True":
+        if not has_package(self._python, "verl", environment):
             raise ConfigError(
                 f"train_engine_name: verl is not installed for {self._python}; make an environment "
                 "with scripts/setup_agents verl FOLDER, and set AGENTRL_VERL_PYTHON to its Python"
@@ -305,8 +301,4 @@ def _write_parquet(rows: list[dict[str, Any]], path: Path, argument: str) -> Pat
 
 def _verl_python(given: Any) -> str:
     python = given if given is not None else os.environ.get(PYTHON_VARIABLE)
-    if python is None:
-        return sys.executable
-    if shutil.which(str(python)) is None:
-        raise ConfigError(f"config: verl_python {python}: no such program")
-    return str(python)
+    return sys.executable if python is None else checked_program("verl_python", python)
