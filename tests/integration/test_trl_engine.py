@@ -23,9 +23,11 @@ CONFIG = {
     "model_name_or_path": str(ROOT / "assets/demo/model"),
     "torch_dtype": "float32",
     "num_generations": 4,
-    "groups_per_step": 2,
+    "groups_per_step": 4,
     "max_steps": 2,
     "learning_rate": 1e-3,
+    # Enough variety that some tries of a group fail.
+    "temperature": 1.5,
     "max_new_tokens": 48,
     "num_samplers": 1,
     "inference_threads": 1,
@@ -67,13 +69,17 @@ async def records_of(run_path: Path) -> list[DBRecordData]:
             return [r async for r in store.iter_record_data(status="trained", hydrate=True)]
 
 
-def recomputed(folder: Path, turn: TurnTokens) -> np.ndarray:
+def largest_error(folder: Path, turns: list[TurnTokens]) -> float:
+    """Largest difference between the sampler's logprobs and those of the weights in `folder`."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    with torch.no_grad():
-        logits = model(torch.tensor([turn.full_ids.tolist()])).logits[0, :-1]
-    logprobs = torch.log_softmax(logits, -1).numpy()
-    positions = np.arange(turn.num_prompt_tokens - 1, len(turn.full_ids) - 1)
-    return logprobs[positions, turn.output_ids]
+    errors = []
+    for turn in turns:
+        with torch.no_grad():
+            logits = model(torch.tensor([turn.full_ids.tolist()])).logits[0, :-1]
+        logprobs = torch.log_softmax(logits / turn.temperature, -1).numpy()
+        positions = np.arange(turn.num_prompt_tokens - 1, len(turn.full_ids) - 1)
+        errors.append(np.abs(logprobs[positions, turn.output_ids] - turn.behavior_logprobs).max())
+    return float(max(errors))
 
 
 def test_trl_takes_its_steps_and_leaves_a_model(
@@ -97,15 +103,11 @@ async def test_each_batch_is_sampled_by_the_weights_that_trl_had_by_then(
 ) -> None:
     trainer, _ = trained
     records = await records_of(trainer.run_path)
-    assert len(records) == 16
+    assert len(records) == 32
     assert all(r.min_version == r.max_version for r in records)
     assert {(r.min_version, r.ledger["trainer"].step) for r in records} == {(0, 1), (1, 2)}
     policies = trainer.run_path / "output/policy"
     for version, other in ((0, 1), (1, 0)):
-        record = next(r for r in records if r.min_version == version)
-        turn = turn_tokens(record.turns)[-1]
-        assert turn.num_terms
-        own = recomputed(policies / f"{version:06d}", turn)
-        np.testing.assert_allclose(turn.behavior_logprobs, own, atol=2e-4)
-        foreign = recomputed(policies / f"{other:06d}", turn)
-        assert np.abs(foreign - turn.behavior_logprobs).max() > 1e-2
+        turns = [t for r in records if r.min_version == version for t in turn_tokens(r.turns)]
+        assert largest_error(policies / f"{version:06d}", turns) < 1e-3
+        assert largest_error(policies / f"{other:06d}", turns) > 1e-2
