@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Training past this machine: 10,000 rollouts at a time on 256 servers, in virtual time.
+"""Training past this machine: 10,000 admitted rollouts on 256 servers, in virtual time.
 
     python benchmarks/scale_sim.py --out benchmarks/results/scale_sim.json
 
@@ -170,7 +170,8 @@ async def train(setting: Setting, store: SimStore, folder: Path) -> Outcome:
         consumer="trainer",
         algorithm=AlgorithmSection(max_staleness=setting.max_staleness),
         seed=setting.seed,
-        max_steps=setting.num_steps,
+        # The steps are the first of a longer run: at its end a run only waits for its last groups.
+        max_steps=setting.num_steps + setting.max_staleness + 1,
         more_may_come=True,
     )
     publisher = PolicyPublisher(

@@ -92,7 +92,12 @@ def _agent(description: AWorldAgent, endpoint: Endpoint) -> Any:
             "llm_api_key": endpoint.api_key,
         }
     elif endpoint.takes_all:
-        llm |= {"llm_base_url": endpoint.base_url, "llm_api_key": endpoint.api_key}
+        # Whatever provider it had: the gateway speaks as OpenAI does, and forwards likewise.
+        llm |= {
+            "llm_provider": "openai",
+            "llm_base_url": endpoint.base_url,
+            "llm_api_key": endpoint.api_key,
+        }
     llm = resolved(llm)
     arguments: Mapping[str, Any] = description.arguments
     arguments = {
