@@ -138,7 +138,7 @@ class Rollouts:
             logprobs=first.logprobs[:1] * 0,
         )
         return [
-            (usable.get(r.record_id, no_loss), None if r.score is None else r.score.value)
+            (found.get(r.record_id) or no_loss, None if r.score is None else r.score.value)
             for r in records
         ]
 
