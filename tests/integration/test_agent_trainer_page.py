@@ -1,5 +1,6 @@
 """Every code block of docs/agent-trainer.md, run in its order in an empty directory."""
 
+import importlib.util
 import json
 import os
 import re
@@ -46,6 +47,17 @@ def run(folder: Path, script: str) -> str:
 def test_an_engine_of_ones_own_trains_and_answers(folder: Path) -> None:
     assert run(folder, "use_my_engine.py") == "worth: {'19': 0.25, '20': 0.0} held out: 0.25\n"
     assert (folder / "runs/best.txt").read_text() == "19"
+
+
+@pytest.mark.skipif(importlib.util.find_spec("trl") is None, reason="needs agentrl[trl]")
+def test_the_configuration_for_trl_is_taken_as_it_stands(folder: Path) -> None:
+    script = (folder / "train.py").read_text()
+    config = 'config="train_with_trl.yaml", train_engine_name="trl"'
+    made = script.replace('config="train.yaml"', config).replace("runs/stock", "runs/trl")
+    (folder / "make_only.py").write_text(made.partition("    trainer.train()")[0])
+    run(folder, "make_only.py")
+    arguments = json.loads((folder / "runs/trl/trl.json").read_text())
+    assert (arguments["beta"], arguments["num_generations"]) == (0.04, 8)
 
 
 def test_three_steps_lead_from_an_agent_to_a_training_run(folder: Path) -> None:

@@ -10,14 +10,14 @@ ROOT = Path(__file__).parents[2]
 
 
 def python_with(kind: str) -> Path:
-    """Return the Python of an environment that holds `aworld` or `verl`.
+    """Return the Python of an environment that holds `aworld`, `verl` or `areal`.
 
     The folder above them is AGENTRL_TEST_VENVS, or one beside other temporary files.
     """
     base = os.environ.get("AGENTRL_TEST_VENVS", tempfile.gettempdir())
     folder = Path(base) / f"agentrl-{kind}"
     environment = dict(os.environ)
-    if kind == "verl":
+    if kind in ("verl", "areal"):
         environment["SITE"] = site.getsitepackages()[0]  # for its torch
     subprocess.run(
         [ROOT / "scripts/setup_agents", kind, folder], env=environment, check=True, timeout=600

@@ -57,6 +57,19 @@ async def shop_agent(
     return None
 
 
+async def two_conversations(
+    task: Any, llm_base_url: str, llm_model_name: str = "", llm_api_key: str = ""
+) -> str | None:
+    """Ask for a second opinion in a conversation of its own, and answer as the first one did."""
+    answer = await shop_agent(task, llm_base_url, llm_model_name, llm_api_key)
+    async with httpx.AsyncClient(timeout=60) as client:
+        message = {"role": "user", "content": f"Is {answer} right? {task.query}"}
+        body = {"model": llm_model_name, "messages": [message]}
+        response = await client.post(f"{llm_base_url}/chat/completions", json=body)
+        response.raise_for_status()
+    return answer
+
+
 def _called(name: str, arguments: str) -> str:
     try:
         given = json.loads(arguments)

@@ -21,12 +21,18 @@ class Chain:
         ids: tokens of all of it.
         mask: for the tokens after the first prompt, 1 where the model sampled them.
         logprobs: as long as `mask`, 0 where nothing was sampled; None where the server gives none.
+        versions: as long as `mask`, policy versions, -1 where nothing was sampled; empty where the
+            server gives none.
+        as_sampled: `messages` with the model's replies as its chat template has them; empty where
+            the engine does the rendering.
     """
 
     messages: list[Message]
     ids: list[int] = field(default_factory=list)
     mask: list[int] = field(default_factory=list)
     logprobs: list[float] | None = None
+    versions: list[int] = field(default_factory=list)
+    as_sampled: list[Message] = field(default_factory=list)
     num_replies: int = 0
     busy: bool = False
 
@@ -60,10 +66,13 @@ class Chains:
         best.busy = True
         return best
 
+    def sampled(self) -> list[Chain]:
+        """Return the chains in which anything was sampled."""
+        return [chain for chain in self._chains if chain.num_sampled]
+
     def longest(self) -> Chain | None:
         """Return the chain with the most sampled tokens, if anything was sampled."""
-        sampled = [chain for chain in self._chains if chain.num_sampled]
-        return max(sampled, key=lambda chain: chain.num_sampled, default=None)
+        return max(self.sampled(), key=lambda chain: chain.num_sampled, default=None)
 
 
 def _meaning(message: Message) -> Any:

@@ -7,7 +7,6 @@ training runs in an interpreter that has torch, which may be another one.
 import importlib.util
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +19,7 @@ from agentrl.agents.description import (
     describe,
     plays_alone,
 )
+from agentrl.agents.interpreters import checked_program
 from agentrl.agents.processor import TrainerProcessor
 from agentrl.agents.questions import rewrite_questions, scored_by, write_questions
 from agentrl.agents.reward_functions import RewardFunction, check_reward_function
@@ -132,7 +132,7 @@ class AgentRLEngine(TrainerProcessor):
             raise ConfigError("train_dataset: nothing given; pass it to AgentTrainer")
         # These speak of one start, and are in no file.
         once = [f"--{name}" for name in ("fresh", "delete_existing") if getattr(config.run, name)]
-        self._run("run", *once)
+        self._run(*self._training_command(), *once)
         summary: dict[str, Any] = json.loads(
             (config.run.output_path / "summary.json").read_text(encoding="utf-8")
         )
@@ -159,7 +159,7 @@ class AgentRLEngine(TrainerProcessor):
         flags = ["--eval_file", str(path)]
         if not list((config.run.output_path / "checkpoints").glob("*/model/config.json")):
             flags += ["--model_name_or_path", config.model.model_name_or_path]
-        self._run("eval", *flags)
+        self._run("agentrl", "eval", *flags)
         result: dict[str, Any] = json.loads(
             (config.run.output_path / "eval.json").read_text(encoding="utf-8")
         )
@@ -169,8 +169,12 @@ class AgentRLEngine(TrainerProcessor):
         assert self._config is not None, "AgentTrainer checks before it trains"
         return self._config
 
-    def _run(self, command: str, *flags: str) -> None:
-        argv = [self._python, "-m", "agentrl", command, "--config", str(self.config_path), *flags]
+    def _training_command(self) -> list[str]:
+        """Return the module that trains, and what it is told before the flags."""
+        return ["agentrl", "run"]
+
+    def _run(self, module: str, word: str, *flags: str) -> None:
+        argv = [self._python, "-m", module, word, "--config", str(self.config_path), *flags]
         config = self._checked_config()
         environment = {
             "AWORLD_LOG_PATH": str(config.run.logs_dir / "aworld"),
@@ -179,7 +183,7 @@ class AgentRLEngine(TrainerProcessor):
         }
         status = subprocess.run(argv, env=environment, check=False).returncode
         if status != 0:
-            raise AgentRLError(f"`agentrl {command}` ended with status {status}; see its messages")
+            raise AgentRLError(f"`{module} {word}` ended with status {status}; see its messages")
 
     def _routes(self, settings: dict[str, Any]) -> dict[str, Any]:
         """Return the flag by which the gateway forwards the other agents' calls, if any."""
@@ -233,10 +237,9 @@ def _training_python(given: Any) -> str:
         ConfigError: there is none.
     """
     if given is not None or os.environ.get(PYTHON_VARIABLE):
-        python = str(given if given is not None else os.environ[PYTHON_VARIABLE])
-        if shutil.which(python) is None:
-            raise ConfigError(f"config: training_python {python}: no such program")
-        return python
+        return checked_program(
+            "training_python", os.environ[PYTHON_VARIABLE] if given is None else given
+        )
     if importlib.util.find_spec("torch") is None:
         raise ConfigError(
             "config: this Python has no torch to train with; set AGENTRL_PYTHON (or "

@@ -34,6 +34,39 @@ def load_settings(config: Any) -> dict[str, Any]:
     return dict(found)
 
 
+def nested(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings with dotted names taken apart.
+
+    Raises:
+        ConfigError: a name has a value of its own and names below it.
+    """
+    result: dict[str, Any] = {}
+    for name, value in settings.items():
+        *path, last = str(name).split(".")
+        place = result
+        for part in path:
+            place = place.setdefault(part, {})
+            if not isinstance(place, dict):
+                raise ConfigError(f"config: {name}: {part} has a value of its own")
+        if isinstance(value, Mapping):
+            known = place.get(last)
+            merged = nested({**(known if isinstance(known, dict) else {}), **value})
+            place[last] = merged
+        else:
+            place[last] = value
+    return result
+
+
+def fill(settings: dict[str, Any], dotted: str, value: Any) -> Any:
+    """Set a nested value where there is none, or an empty one; return what stands there then."""
+    *path, last = dotted.split(".")
+    for name in path:
+        settings = settings.setdefault(name, {})
+    if settings.get(last) in (None, "", [], {}) and value is not None:
+        settings[last] = value
+    return settings.get(last)
+
+
 def _as_mapping(config: Any) -> Mapping[str, Any] | None:
     if isinstance(config, Mapping):
         return config

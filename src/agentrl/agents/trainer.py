@@ -16,6 +16,8 @@ log = logging.getLogger(__name__)
 
 ENGINES = {
     "agentrl": "agentrl.agents.own_engine:AgentRLEngine",
+    "areal": "agentrl.agents.areal_engine:ArealEngine",
+    "trl": "agentrl.agents.trl_engine:TrlEngine",
     "verl": "agentrl.agents.verl_engine:VerlEngine",
 }
 """The engines that ship here. They are imported when they are asked for."""
@@ -65,7 +67,7 @@ class AgentTrainer:
             test_dataset: held-out questions, in the same forms.
             run_path: folder of the run, made when missing; `runs` in the working directory when
                 not given.
-            train_engine_name: `agentrl`, `verl`, or a registered one.
+            train_engine_name: `agentrl`, `areal`, `trl`, `verl`, or a registered one.
 
         Raises:
             ConfigError: an argument cannot be used; the message names it and what to do.

@@ -10,21 +10,20 @@ import json
 import os
 import pprint
 import re
-import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from agentrl.agents.description import AgentDescription, describe, plays_alone
+from agentrl.agents.interpreters import checked_program, has_package
 from agentrl.agents.processor import TrainerProcessor
 from agentrl.agents.questions import read_questions, write_questions
 from agentrl.agents.reward_functions import RewardFunction, check_reward_function
 from agentrl.agents.rows import verl_row
-from agentrl.agents.settings import load_settings
+from agentrl.agents.settings import fill, load_settings, nested
 from agentrl.errors import AgentRLError, ConfigError
 
 PYTHON_VARIABLE = "AGENTRL_VERL_PYTHON"
@@ -129,7 +128,7 @@ class VerlEngine(TrainerProcessor):
 
     def check_config(self, config: Any) -> dict[str, Any]:
         """Fill in what is empty, and write everything that verl needs."""
-        settings = _nested(load_settings(config))
+        settings = nested(load_settings(config))
         own = {key: settings.pop(key) for key in _OWN_KEYS if key in settings}
         self._python = _verl_python(own.get("verl_python"))
         if any((settings.get("custom_reward_function") or {}).values()):
@@ -140,10 +139,10 @@ class VerlEngine(TrainerProcessor):
         self._write_loop(own.get("agent_processes"))
         rollout = "actor_rollout_ref.rollout"
         _fill_training(settings)
-        _fill(settings, f"{rollout}.mode", "async")
-        _fill(settings, f"{rollout}.multi_turn.format", "hermes")
-        _fill(settings, f"{rollout}.agent.default_agent_loop", self._loop_name)
-        _fill(
+        fill(settings, f"{rollout}.mode", "async")
+        fill(settings, f"{rollout}.multi_turn.format", "hermes")
+        fill(settings, f"{rollout}.agent.default_agent_loop", self._loop_name)
+        fill(
             settings,
             f"{rollout}.agent.agent_loop_config_path",
             str(self.run_path / "agent.yaml"),
@@ -151,16 +150,16 @@ class VerlEngine(TrainerProcessor):
         if self._reward is not None:
             path = self.run_path / "reward_func.py"
             path.write_text(_REWARD_MODULE.format(reference=self._reward.reference), "utf-8")
-            _fill(settings, "reward.custom_reward_function.path", str(path))
-            _fill(settings, "reward.custom_reward_function.name", "compute_score")
-        train = _fill(settings, "data.train_files", self._path_of("train"))
+            fill(settings, "reward.custom_reward_function.path", str(path))
+            fill(settings, "reward.custom_reward_function.name", "compute_score")
+        train = fill(settings, "data.train_files", self._path_of("train"))
         if train is None:
             raise ConfigError(
                 "train_dataset: nothing given; pass it, or data.train_files in config"
             )
-        _fill(settings, "data.val_files", self._path_of("test") or train)
-        _fill(settings, "data.return_raw_chat", True)
-        _fill(settings, "trainer.default_local_dir", str(self.run_path / "checkpoints"))
+        fill(settings, "data.val_files", self._path_of("test") or train)
+        fill(settings, "data.return_raw_chat", True)
+        fill(settings, "trainer.default_local_dir", str(self.run_path / "checkpoints"))
         final = {
             "defaults": ["ppo_trainer", "_self_"],
             "hydra": {
@@ -194,12 +193,8 @@ class VerlEngine(TrainerProcessor):
         return self._run("trainer.val_only=True", "trainer.val_before_train=True")
 
     def _run(self, *overrides: str) -> Path:
-        look = "import importlib.util as u; print(u.find_spec('verl') is not None)"
         environment = os.environ | self.environment
-        found = subprocess.run(
-            [self._python, "-c", look], env=environment, capture_output=True, text=True, check=False
-        )
-        if found.stdout.strip() != "True":
+        if not has_package(self._python, "verl", environment):
             raise ConfigError(
                 f"train_engine_name: verl is not installed for {self._python}; make an environment "
                 "with scripts/setup_agents verl FOLDER, and set AGENTRL_VERL_PYTHON to its Python"
@@ -242,42 +237,13 @@ class VerlEngine(TrainerProcessor):
         )
 
 
-def _fill(settings: dict[str, Any], dotted: str, value: Any) -> Any:
-    """Set a nested value where there is none, or an empty one; return what stands there then."""
-    *path, last = dotted.split(".")
-    for name in path:
-        settings = settings.setdefault(name, {})
-    if settings.get(last) in (None, "", [], {}) and value is not None:
-        settings[last] = value
-    return settings.get(last)
-
-
 def _fill_training(settings: dict[str, Any]) -> None:
     """Fill in what verl's defaults leave open, or choose for single-turn tasks with a critic."""
-    _fill(settings, "algorithm.adv_estimator", "grpo")
-    _fill(settings, "actor_rollout_ref.rollout.n", 8)
+    fill(settings, "algorithm.adv_estimator", "grpo")
+    fill(settings, "actor_rollout_ref.rollout.n", 8)
     actor = settings["actor_rollout_ref"].setdefault("actor", {})
     if not (actor.get("ppo_micro_batch_size") or actor.get("ppo_micro_batch_size_per_gpu")):
-        _fill(settings, "actor_rollout_ref.actor.use_dynamic_bsz", True)
-
-
-def _nested(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings with dotted names taken apart."""
-    nested: dict[str, Any] = {}
-    for name, value in settings.items():
-        *path, last = str(name).split(".")
-        place = nested
-        for part in path:
-            place = place.setdefault(part, {})
-            if not isinstance(place, dict):
-                raise ConfigError(f"config: {name}: {part} has a value of its own")
-        if isinstance(value, Mapping):
-            known = place.get(last)
-            merged = _nested({**(known if isinstance(known, dict) else {}), **value})
-            place[last] = merged
-        else:
-            place[last] = value
-    return nested
+        fill(settings, "actor_rollout_ref.actor.use_dynamic_bsz", True)
 
 
 def _write_parquet(rows: list[dict[str, Any]], path: Path, argument: str) -> Path:
@@ -305,8 +271,4 @@ def _write_parquet(rows: list[dict[str, Any]], path: Path, argument: str) -> Pat
 
 def _verl_python(given: Any) -> str:
     python = given if given is not None else os.environ.get(PYTHON_VARIABLE)
-    if python is None:
-        return sys.executable
-    if shutil.which(str(python)) is None:
-        raise ConfigError(f"config: verl_python {python}: no such program")
-    return str(python)
+    return sys.executable if python is None else checked_program("verl_python", python)

@@ -18,16 +18,13 @@ from verl.experimental.agent_loop.tool_parser import ToolParser
 
 from agentrl.agents.building import Endpoint
 from agentrl.agents.chain import Chain, Chains, Message
-from agentrl.agents.endpoint import Completions, Reply
-from agentrl.agents.hosts import AgentFailed, AgentHosts, HostFailed, HostSettings
+from agentrl.agents.endpoint import Reply
+from agentrl.agents.hosts import AgentFailed, HostFailed, HostSettings
+from agentrl.agents.worker import MODEL, shared_completions, shared_hosts
 from agentrl.errors import InferenceError
 from agentrl.schema import MCPTask
 
-MODEL = "policy"
 _ATTEMPTS = 3
-
-_shared: dict[str, Any] = {}
-"""Hosts and endpoint of this worker process, for as long as it lives."""
 
 
 class HostedAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl has no types
@@ -81,7 +78,7 @@ class HostedAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl has no types
         async def answer(asked: list[Message], tools: list[dict[str, Any]]) -> Reply:
             return await self._reply(chains, asked, tools, sampling_params)
 
-        completions = await _completions()
+        completions = await shared_completions()
         task = MCPTask(
             id=secrets.token_hex(8),
             query=_text(messages, "user"),
@@ -89,7 +86,7 @@ class HostedAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl has no types
         )
         async with completions.session(answer) as base_url:
             endpoint = Endpoint(base_url, MODEL, "no-key")
-            await _agent_hosts(self.hosts).play(task, endpoint)
+            await shared_hosts(self.hosts).play(task, endpoint)
 
     async def _reply(
         self,
@@ -149,20 +146,6 @@ class HostedAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl has no types
             metrics=AgentLoopMetrics(generate_sequences=seconds),
             extra_fields={"turn_scores": [], "tool_rewards": []},
         )
-
-
-async def _completions() -> Completions:
-    if "completions" not in _shared:
-        _shared["completions"] = asyncio.ensure_future(Completions.start())
-    started: Completions = await _shared["completions"]
-    return started
-
-
-def _agent_hosts(settings: HostSettings) -> AgentHosts:
-    if "hosts" not in _shared:
-        _shared["hosts"] = AgentHosts(settings)
-    hosts: AgentHosts = _shared["hosts"]
-    return hosts
 
 
 def _text(messages: list[Message], role: str) -> str:

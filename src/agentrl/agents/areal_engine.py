@@ -1,0 +1,227 @@
+"""The engine `areal`: a workflow module and a configuration for AReaL, and the command to start it.
+
+In the run's folder: the workflow's module; `train_data.jsonl` and `test_data.jsonl`; `areal.yaml`.
+No secret is in them: they name environment variables.
+"""
+
+import json
+import os
+import pprint
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from agentrl.agents.description import AgentDescription, describe, plays_alone
+from agentrl.agents.interpreters import checked_program, has_package
+from agentrl.agents.processor import TrainerProcessor
+from agentrl.agents.questions import rewrite_questions, write_questions
+from agentrl.agents.reward_functions import RewardFunction, check_reward_function
+from agentrl.agents.settings import fill, load_settings, nested
+from agentrl.errors import AgentRLError, ConfigError
+
+PYTHON_VARIABLE = "AGENTRL_AREAL_PYTHON"
+_OWN_KEYS = ("agent_processes", "areal_python")
+_DEFAULT_SAMPLES = 8
+_WORKFLOW_MODULE = '''\
+"""Made by AgentTrainer: the agent {name!a} as a rollout workflow of AReaL."""
+
+from agentrl.agents.areal_workflow import HostedWorkflow
+from agentrl.agents.hosts import HostSettings
+
+AGENT = {agent}
+
+
+class AgentWorkflow(HostedWorkflow):
+    """Plays AGENT, in the interpreter in which it was given."""
+
+    n_samples = {n_samples}
+    hosts = HostSettings(
+        python={python!r},
+        processes={processes},
+        serial={serial},
+        takes_all=False,
+        agent=AGENT,
+        reward={reward!r},
+        reward_form="aworld",
+    )
+'''
+
+
+class ArealEngine(TrainerProcessor):
+    """Trains with AReaL.
+
+    The configuration's keys are those of AReaL's `PPOConfig` (nested, or with dots), and:
+        agent_processes: host processes of one rollout worker (1 for a function; 4 for AWorld's
+            agents, which play one rollout at a time in each).
+        areal_python: the interpreter that has AReaL, where this one has not; the environment
+            variable AGENTRL_AREAL_PYTHON when not given.
+    """
+
+    def __init__(self, run_path: str | Path) -> None:
+        super().__init__(run_path)
+        self._description: AgentDescription | None = None
+        self._environment: dict[str, str] = {}
+        self._reward: RewardFunction | None = None
+        self._files: dict[str, Path] = {}
+        self._python = sys.executable
+
+    @property
+    def config_path(self) -> Path:
+        """The configuration that AReaL starts with."""
+        return self.run_path / "areal.yaml"
+
+    @property
+    def command(self) -> list[str]:
+        """The command that `train` runs, in an environment from `environment`."""
+        return [
+            *(self._python, "-m", "agentrl.agents.areal_process"),
+            *(f"{self._module}.AgentWorkflow", "--config", str(self.config_path)),
+        ]
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What `command` needs in its environment: the secrets, and the way to the workflow."""
+        path = os.pathsep.join(filter(None, [str(self.run_path), os.environ.get("PYTHONPATH")]))
+        return {**self._environment, "PYTHONPATH": path}
+
+    def check_agent(self, agent: Any) -> None:
+        """Describe the agent; see `describe`."""
+        self._description, self._environment = describe(agent)
+
+    def check_dataset(self, dataset: Any, test_dataset: Any = None) -> None:
+        """Write `train_data.jsonl` and `test_data.jsonl`, a question in a field of its own a row."""
+        for split, value in (("train", dataset), ("test", test_dataset)):
+            if value is not None:
+                path = self.run_path / f"{split}_data.jsonl"
+                write_questions(value, path, f"{split}_dataset")
+                # Columns have one type; what differs from row to row travels as text.
+                rewrite_questions(path, _as_text)
+                self._files[split] = path
+        if "train" not in self._files:
+            raise ConfigError("train_dataset: nothing given; pass it")
+
+    def check_reward(self, reward_func: Any) -> None:
+        """Find the reward function, which is called with four arguments."""
+        if reward_func is None:
+            raise ConfigError(
+                "reward_func: nothing given; AReaL has no scorers, so pass a function"
+            )
+        self._reward = check_reward_function(reward_func)
+        if self._reward.form != "aworld":
+            raise ConfigError(
+                f"reward_func: {self._reward.name} has to take data_source, solution_str, "
+                "ground_truth and extra_info here"
+            )
+
+    def check_config(self, config: Any) -> dict[str, Any]:
+        """Fill in what is empty, and write everything that AReaL needs."""
+        settings = nested(load_settings(config))
+        own = {key: settings.pop(key) for key in _OWN_KEYS if key in settings}
+        given = own.get("areal_python") or os.environ.get(PYTHON_VARIABLE)
+        self._python = sys.executable if given is None else checked_program("areal_python", given)
+        if not fill(settings, "actor.path", None):
+            raise ConfigError("config: actor.path: nothing given; name the model to train")
+        if (settings["actor"].get("reward_norm") or {}).get("mean_level") == "group":
+            raise ConfigError(
+                "config: actor.reward_norm: rewards are normalised over their group by the "
+                "workflow, which knows what belongs to it; leave it out"
+            )
+        # A whole group is one episode: the workflow plays all of it.
+        n_samples = fill(settings, "gconfig.n_samples", _DEFAULT_SAMPLES)
+        settings["gconfig"]["n_samples"] = 1
+        self._write_workflow(n_samples, own.get("agent_processes"))
+        self._fill(settings)
+        text = yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)
+        self.config_path.write_text(text, encoding="utf-8")
+        return settings
+
+    def train(self) -> Path:
+        """Run AReaL, and return the folder of its files.
+
+        Raises:
+            ConfigError: AReaL is not installed.
+            AgentRLError: AReaL failed; its own messages were printed.
+        """
+        environment = os.environ | self.environment
+        if not has_package(self._python, "areal", environment):
+            raise ConfigError(
+                f"train_engine_name: AReaL is not installed for {self._python}; make an "
+                "environment with scripts/setup_agents areal FOLDER, and set "
+                f"{PYTHON_VARIABLE} to its Python"
+            )
+        status = subprocess.run(self.command, env=environment, check=False).returncode
+        if status != 0:
+            raise AgentRLError(f"AReaL ended with status {status}; see its messages")
+        return self.run_path / "areal"
+
+    def inference(self, dataset: Any = None) -> Any:
+        """Refuse: AReaL evaluates while it trains.
+
+        Raises:
+            ConfigError: always.
+        """
+        raise ConfigError("AReaL evaluates while it trains: give test_dataset, and see its logs")
+
+    @property
+    def _module(self) -> str:
+        assert self._description is not None, "the agent is checked first"
+        name = re.sub(r"\W+", "_", self._description.name, flags=re.ASCII).strip("_").lower()
+        return f"{name or 'agent'}_workflow"
+
+    def _fill(self, settings: dict[str, Any]) -> None:
+        folder = str(self.run_path / "areal")
+        fill(settings, "experiment_name", self._module.replace("_", "-"))
+        fill(settings, "trial_name", "trial0")
+        fill(settings, "tokenizer_path", "${actor.path}")
+        fill(settings, "cluster.fileroot", folder)
+        fill(settings, "cluster.name_resolve.type", "nfs")
+        fill(settings, "cluster.name_resolve.nfs_record_root", f"{folder}/names")
+        fill(settings, "scheduler.type", "local")
+        fill(settings, "actor.backend", "fsdp:d1")
+        fill(settings, "rollout.backend", "sglang:d1")
+        fill(settings, "rollout.tokenizer_path", "${tokenizer_path}")
+        fill(settings, "sglang.model_path", "${actor.path}")
+        fill(settings, "rollout.consumer_batch_size", "${train_dataset.batch_size}")
+        for split, section in (("train", "train_dataset"), ("test", "valid_dataset")):
+            if split in self._files:
+                fill(settings, f"{section}.path", str(self._files[split]))
+                fill(settings, f"{section}.type", "rl")
+        for section in ("actor", "rollout", "saver", "recover", "evaluator", "stats_logger"):
+            fill(settings, f"{section}.experiment_name", "${experiment_name}")
+            fill(settings, f"{section}.trial_name", "${trial_name}")
+            if section not in ("actor", "rollout"):
+                fill(settings, f"{section}.fileroot", "${cluster.fileroot}")
+
+    def _write_workflow(self, n_samples: Any, processes: Any) -> None:
+        assert self._description is not None, "the agent is checked first"
+        assert self._reward is not None, "the reward is checked first"
+        if not isinstance(n_samples, int) or n_samples < 2:
+            raise ConfigError(
+                f"config: gconfig.n_samples must be a whole number from 2, got {n_samples!r}"
+            )
+        serial = plays_alone(self._description)
+        if processes is None:
+            processes = 4 if serial else 1
+        if not isinstance(processes, int) or processes < 1:
+            raise ConfigError(
+                f"config: agent_processes must be a whole number from 1, got {processes!r}"
+            )
+        text = _WORKFLOW_MODULE.format(
+            name=self._description.name,
+            agent=pprint.pformat(self._description.model_dump(mode="json"), width=100),
+            n_samples=n_samples,
+            python=sys.executable,
+            processes=processes,
+            serial=serial,
+            reward=self._reward.reference,
+        )
+        (self.run_path / f"{self._module}.py").write_text(text, encoding="utf-8")
+
+
+def _as_text(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {"question": json.dumps(row, ensure_ascii=False)}

@@ -1,0 +1,95 @@
+"""The configuration of the engine `trl`: which flags say what, and what TRL is told."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from agentrl.config.checks import groups_per_step
+from agentrl.config.flags import canonical_name
+from agentrl.config.sections import AlgorithmSection, DataSection, RootConfig, TrainerSection
+from agentrl.errors import ConfigError
+
+_SHARED = {"max_steps", "groups_per_step", "learning_rate", "eval_timeout_seconds"}
+"""Flags of our trainer that mean the same here."""
+_NOT_HERE = {*AlgorithmSection.model_fields, *TrainerSection.model_fields} - _SHARED | (
+    {"num_train_epochs", "records_of", "min_score"} & set(DataSection.model_fields)
+)
+_FROM_FLAGS = {
+    "gradient_accumulation_steps": "groups_per_step",
+    "learning_rate": "learning_rate",
+    "max_steps": "max_steps",
+    "model_init_kwargs": "torch_dtype and trust_remote_code",
+    "num_generations": "num_generations",
+    "output_dir": "run_path",
+    "seed": "seed",
+    "shuffle_dataset": "shuffle",
+    "temperature": "temperature",
+}
+"""Argument of `GRPOConfig` -> what says it here."""
+
+
+def check_flags(names: Iterable[str]) -> None:
+    """Refuse flags that only AgentRL's own trainer reads.
+
+    Raises:
+        ConfigError: names the first of them.
+    """
+    for name in names:
+        if canonical_name(name) in _NOT_HERE:
+            raise ConfigError(
+                f"config: {name} is read by AgentRL's own trainer only; arguments of TRL's "
+                "GRPOConfig go into a mapping `trl`"
+            )
+
+
+def grpo_arguments(config: RootConfig, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of TRL's `GRPOConfig`: what the flags say, and what the user gave.
+
+    Args:
+        config: the run's flags.
+        given: the mapping `trl` of the user's configuration.
+
+    Raises:
+        ConfigError: an argument is said elsewhere, or cannot be used with rollouts of ours.
+    """
+    for name, place in _FROM_FLAGS.items():
+        if name in given:
+            raise ConfigError(f"config: trl.{name}: say it by {place}, outside of `trl`")
+    if given.get("use_vllm"):
+        raise ConfigError(
+            "config: trl.use_vllm: the run's inference servers generate; leave it out"
+        )
+    if "hub_token" in given:
+        raise ConfigError("config: trl.hub_token would be written down; set HF_TOKEN instead")
+    if config.agents.agent_sampling != "run":
+        raise ConfigError(
+            "config: agent_sampling: TRL has one temperature for all tokens; leave it at `run`"
+        )
+    if config.sampling.temperature == 0:
+        raise ConfigError("config: temperature: 0 makes all tries of a question equal; raise it")
+    num_generations = config.data.num_generations
+    batch_size = given.get("per_device_train_batch_size", num_generations)
+    num_rollouts = groups_per_step(config) * num_generations
+    if not isinstance(batch_size, int) or batch_size < 1 or num_rollouts % batch_size:
+        raise ConfigError(
+            f"config: trl.per_device_train_batch_size must divide the {num_rollouts} rollouts of a "
+            f"step (groups_per_step x num_generations), got {batch_size!r}"
+        )
+    model: dict[str, Any] = {"trust_remote_code": config.model.trust_remote_code}
+    if config.model.torch_dtype != "auto":
+        model["dtype"] = config.model.torch_dtype
+    return {
+        "logging_steps": 1,
+        "report_to": "none",
+        "save_strategy": "no",
+        "per_device_train_batch_size": batch_size,
+        **given,
+        "gradient_accumulation_steps": num_rollouts // batch_size,
+        "learning_rate": config.trainer.learning_rate,
+        "max_steps": config.trainer.max_steps,
+        "model_init_kwargs": model,
+        "num_generations": num_generations,
+        "output_dir": str(config.run.output_path / "trl"),
+        "seed": config.run.seed,
+        "shuffle_dataset": config.data.shuffle,
+        "temperature": config.sampling.temperature,
+    }
