@@ -56,6 +56,18 @@ def as_delivered(reply: Reply, *, may_call: bool, stop: tuple[str, ...] = ()) ->
     return {**message, "content": text.strip() if reply.reasoning else text}
 
 
+def with_call_ids(message: Message, mark: str) -> Message:
+    """Return a reply whose calls have ids that no other rollout uses.
+
+    Frameworks that keep the messages of all their conversations in one place tell calls apart by
+    id alone, and a turn's own ids are the same in every rollout.
+    """
+    if "tool_calls" not in message:
+        return message
+    calls = [{**call, "id": f"{call['id']}_{mark}"} for call in message["tool_calls"]]
+    return {**message, "tool_calls": calls}
+
+
 def cut(text: str, stop: tuple[str, ...]) -> str:
     """Return what stands before the first stop text."""
     for end in stop:

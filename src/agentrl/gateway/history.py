@@ -59,6 +59,8 @@ class Answered:
     """Prompt and reply of a plain completion."""
     call_names: Mapping[str, str]
     """Id of each of the reply's tool calls -> name of its tool, in order."""
+    sent_ids: tuple[str, ...]
+    """The ids that the framework knows these calls by."""
 
 
 class History:
@@ -117,7 +119,12 @@ class History:
         return _plan_of_text(self._branch(ids, _NO_TOOLS), text, text)
 
     def remember(
-        self, plan: Plan, turn: DispatchedSamplingTask, sampled: Message, delivered: Message
+        self,
+        plan: Plan,
+        turn: DispatchedSamplingTask,
+        sampled: Message,
+        delivered: Message,
+        sent_ids: Sequence[str] = (),
     ) -> None:
         """Remember a reply that the framework may build upon.
 
@@ -125,7 +132,8 @@ class History:
             plan: what was asked.
             turn: the stored turn.
             sampled: the reply for the chat template.
-            delivered: the reply as the framework is given it.
+            delivered: the reply as the framework is given it, its calls under their own ids.
+            sent_ids: the ids that the framework knows these calls by.
         """
         calls = delivered.get("tool_calls", ())
         answered = Answered(
@@ -135,6 +143,7 @@ class History:
             full_ids=np.concatenate([plan.prompt.ids, turn.output_ids]).astype(np.int32),
             text=None if plan.text is None else plan.text + turn.output_text,
             call_names={call["id"]: call["function"]["name"] for call in calls},
+            sent_ids=tuple(sent_ids),
         )
         self._calls.append(answered)
         if plan.text is None:
@@ -217,7 +226,7 @@ def _plan_of_text(prompt: Prompt, text: str, added: str) -> Plan:
 def _best(candidates: Sequence[Answered], sent: Message) -> Answered:
     """Return the one whose calls have the ids that were sent back, or else the latest."""
     ids = _call_ids(sent)
-    same = [answered for answered in candidates if list(answered.call_names) == ids]
+    same = [answered for answered in candidates if list(answered.sent_ids) == ids]
     return (same or candidates)[-1]
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from agentrl.config.sections import AgentSection
 from agentrl.errors import RenderError
-from agentrl.gateway.completion import Completion, FinishReason, as_delivered, cut
+from agentrl.gateway.completion import Completion, FinishReason, as_delivered, cut, with_call_ids
 from agentrl.gateway.faults import Refusal
 from agentrl.gateway.history import History, Plan, Tools
 from agentrl.gateway.messages import meaning
@@ -47,6 +47,7 @@ class Session:
         self, sampler: AsyncSampler[Any], section: AgentSection, model: str, upstream: Upstream
     ) -> None:
         self.id = secrets.token_urlsafe(16)
+        self._call_mark = secrets.token_hex(6)
         self.key = f"sk-{secrets.token_urlsafe(24)}"
         self.model = model
         self.limit: Outcome | None = None
@@ -163,8 +164,10 @@ class Session:
         self._keep_results(plan)
         turn, reply = await self._sample(plan, request.sampling, request.tools, request.may_call)
         message = as_delivered(reply, may_call=request.may_call, stop=request.sampling.stop)
-        self._history.remember(plan, turn, reply.message, message)
-        return self._completion(plan, turn, message, logprobs=request.logprobs)
+        given = with_call_ids(message, self._call_mark)
+        sent_ids = [call["id"] for call in given.get("tool_calls", ())]
+        self._history.remember(plan, turn, reply.message, message, sent_ids)
+        return self._completion(plan, turn, given, logprobs=request.logprobs)
 
     async def _complete(self, request: CompletionRequest) -> Completion:
         if isinstance(request.prompt, str):

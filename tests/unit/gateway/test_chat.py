@@ -552,3 +552,26 @@ async def provider() -> AsyncIterator[tuple[str, list[tuple[dict[str, Any], str]
     finally:
         server.should_exit = True
         await serving
+
+
+async def test_no_two_rollouts_give_their_calls_the_same_ids(
+    store: TrajectoryStore, renderer: Renderer
+) -> None:
+    ids = []
+
+    async def agent(task: MCPTask, endpoint: AgentEndpoint) -> str:
+        async with client_of(endpoint) as client:
+            completion = await client.chat.completions.create(
+                model=endpoint.model,
+                messages=[{"role": "user", "content": task.query}],
+                tools=[LOOK],
+            )
+        ids.extend(call.id for call in completion.choices[0].message.tool_calls or ())
+        return ANSWER
+
+    with serve_script(renderer, replies(CALL)) as engine:
+        await begin_run(store, engine, TASK)
+        async with open_stage(store, engine) as stage:
+            await stage.play(agent)
+            await stage.play(agent)
+    assert len(ids) == len(set(ids)) == 2

@@ -34,7 +34,7 @@ def replied(history: History, messages: list[Message], index: int, text: str, ca
     )
     call = {"id": call_id, "type": "function", "function": {"name": "look", "arguments": {"k": 1}}}
     delivered = {"role": "assistant", "content": "", "tool_calls": [call]}
-    history.remember(plan, turn, {"role": "assistant", "content": text}, delivered)
+    history.remember(plan, turn, {"role": "assistant", "content": text}, delivered, [call_id])
 
 
 def sent_back(call_id: str) -> list[Message]:
