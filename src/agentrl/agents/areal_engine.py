@@ -5,27 +5,18 @@ No secret is in them: they name environment variables.
 """
 
 import json
-import os
-import pprint
-import re
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from agentrl.agents.description import AgentDescription, describe, plays_alone
-from agentrl.agents.interpreters import checked_program, has_package
-from agentrl.agents.processor import TrainerProcessor
+from agentrl.agents.external_engine import ExternalEngine
 from agentrl.agents.questions import rewrite_questions, write_questions
-from agentrl.agents.reward_functions import RewardFunction, check_reward_function
+from agentrl.agents.reward_functions import check_reward_function
 from agentrl.agents.settings import fill, load_settings, nested
-from agentrl.errors import AgentRLError, ConfigError
+from agentrl.errors import ConfigError
 
-PYTHON_VARIABLE = "AGENTRL_AREAL_PYTHON"
-_OWN_KEYS = ("agent_processes", "areal_python")
 _DEFAULT_SAMPLES = 8
 _WORKFLOW_MODULE = '''\
 """Made by AgentTrainer: the agent {name!a} as a rollout workflow of AReaL."""
@@ -52,7 +43,7 @@ class AgentWorkflow(HostedWorkflow):
 '''
 
 
-class ArealEngine(TrainerProcessor):
+class ArealEngine(ExternalEngine):
     """Trains with AReaL.
 
     The configuration's keys are those of AReaL's `PPOConfig` (nested, or with dots), and:
@@ -62,13 +53,8 @@ class ArealEngine(TrainerProcessor):
             variable AGENTRL_AREAL_PYTHON when not given.
     """
 
-    def __init__(self, run_path: str | Path) -> None:
-        super().__init__(run_path)
-        self._description: AgentDescription | None = None
-        self._environment: dict[str, str] = {}
-        self._reward: RewardFunction | None = None
-        self._files: dict[str, Path] = {}
-        self._python = sys.executable
+    framework = "AReaL"
+    package = "areal"
 
     @property
     def config_path(self) -> Path:
@@ -82,16 +68,6 @@ class ArealEngine(TrainerProcessor):
             *(self._python, "-m", "agentrl.agents.areal_process"),
             *(f"{self._module}.AgentWorkflow", "--config", str(self.config_path)),
         ]
-
-    @property
-    def environment(self) -> dict[str, str]:
-        """What `command` needs in its environment: the secrets, and the way to the workflow."""
-        path = os.pathsep.join(filter(None, [str(self.run_path), os.environ.get("PYTHONPATH")]))
-        return {**self._environment, "PYTHONPATH": path}
-
-    def check_agent(self, agent: Any) -> None:
-        """Describe the agent; see `describe`."""
-        self._description, self._environment = describe(agent)
 
     def check_dataset(self, dataset: Any, test_dataset: Any = None) -> None:
         """Write `train_data.jsonl` and `test_data.jsonl`, a question in a field of its own a row."""
@@ -121,9 +97,7 @@ class ArealEngine(TrainerProcessor):
     def check_config(self, config: Any) -> dict[str, Any]:
         """Fill in what is empty, and write everything that AReaL needs."""
         settings = nested(load_settings(config))
-        own = {key: settings.pop(key) for key in _OWN_KEYS if key in settings}
-        given = own.get("areal_python") or os.environ.get(PYTHON_VARIABLE)
-        self._python = sys.executable if given is None else checked_program("areal_python", given)
+        processes = self._take_own_settings(settings)
         if not fill(settings, "actor.path", None):
             raise ConfigError("config: actor.path: nothing given; name the model to train")
         if (settings["actor"].get("reward_norm") or {}).get("mean_level") == "group":
@@ -134,7 +108,7 @@ class ArealEngine(TrainerProcessor):
         # A whole group is one episode: the workflow plays all of it.
         n_samples = fill(settings, "gconfig.n_samples", _DEFAULT_SAMPLES)
         settings["gconfig"]["n_samples"] = 1
-        self._write_workflow(n_samples, own.get("agent_processes"))
+        self._write_workflow(n_samples, processes)
         self._fill(settings)
         text = yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)
         self.config_path.write_text(text, encoding="utf-8")
@@ -147,16 +121,7 @@ class ArealEngine(TrainerProcessor):
             ConfigError: AReaL is not installed.
             AgentRLError: AReaL failed; its own messages were printed.
         """
-        environment = os.environ | self.environment
-        if not has_package(self._python, "areal", environment):
-            raise ConfigError(
-                f"train_engine_name: AReaL is not installed for {self._python}; make an "
-                "environment with scripts/setup_agents areal FOLDER, and set "
-                f"{PYTHON_VARIABLE} to its Python"
-            )
-        status = subprocess.run(self.command, env=environment, check=False).returncode
-        if status != 0:
-            raise AgentRLError(f"AReaL ended with status {status}; see its messages")
+        self._run()
         return self.run_path / "areal"
 
     def inference(self, dataset: Any = None) -> Any:
@@ -169,9 +134,7 @@ class ArealEngine(TrainerProcessor):
 
     @property
     def _module(self) -> str:
-        assert self._description is not None, "the agent is checked first"
-        name = re.sub(r"\W+", "_", self._description.name, flags=re.ASCII).strip("_").lower()
-        return f"{name or 'agent'}_workflow"
+        return self._module_name("workflow")
 
     def _fill(self, settings: dict[str, Any]) -> None:
         folder = str(self.run_path / "areal")
@@ -198,27 +161,13 @@ class ArealEngine(TrainerProcessor):
                 fill(settings, f"{section}.fileroot", "${cluster.fileroot}")
 
     def _write_workflow(self, n_samples: Any, processes: Any) -> None:
-        assert self._description is not None, "the agent is checked first"
         assert self._reward is not None, "the reward is checked first"
         if not isinstance(n_samples, int) or n_samples < 2:
             raise ConfigError(
                 f"config: gconfig.n_samples must be a whole number from 2, got {n_samples!r}"
             )
-        serial = plays_alone(self._description)
-        if processes is None:
-            processes = 4 if serial else 1
-        if not isinstance(processes, int) or processes < 1:
-            raise ConfigError(
-                f"config: agent_processes must be a whole number from 1, got {processes!r}"
-            )
         text = _WORKFLOW_MODULE.format(
-            name=self._description.name,
-            agent=pprint.pformat(self._description.model_dump(mode="json"), width=100),
-            n_samples=n_samples,
-            python=sys.executable,
-            processes=processes,
-            serial=serial,
-            reward=self._reward.reference,
+            **self._host_values(processes), n_samples=n_samples, reward=self._reward.reference
         )
         (self.run_path / f"{self._module}.py").write_text(text, encoding="utf-8")
 

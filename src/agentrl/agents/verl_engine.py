@@ -7,27 +7,18 @@ is completed from. No secret is in them: they name environment variables.
 
 import importlib
 import json
-import os
-import pprint
-import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from agentrl.agents.description import AgentDescription, describe, plays_alone
-from agentrl.agents.interpreters import checked_program, has_package
-from agentrl.agents.processor import TrainerProcessor
+from agentrl.agents.external_engine import ExternalEngine
 from agentrl.agents.questions import read_questions, write_questions
-from agentrl.agents.reward_functions import RewardFunction, check_reward_function
+from agentrl.agents.reward_functions import check_reward_function
 from agentrl.agents.rows import verl_row
 from agentrl.agents.settings import fill, load_settings, nested
-from agentrl.errors import AgentRLError, ConfigError
+from agentrl.errors import ConfigError
 
-PYTHON_VARIABLE = "AGENTRL_VERL_PYTHON"
-_OWN_KEYS = ("agent_processes", "verl_python")
 _LOOP_MODULE = '''\
 """Made by AgentTrainer: the agent {name!a} as an agent loop of verl."""
 
@@ -59,7 +50,7 @@ compute_score = load_object({reference!r}, "reward_func")
 '''
 
 
-class VerlEngine(TrainerProcessor):
+class VerlEngine(ExternalEngine):
     """Trains with verl.
 
     The configuration's keys are verl's (nested, or dotted as on its command line), and:
@@ -69,13 +60,8 @@ class VerlEngine(TrainerProcessor):
             variable AGENTRL_VERL_PYTHON when not given.
     """
 
-    def __init__(self, run_path: str | Path) -> None:
-        super().__init__(run_path)
-        self._description: AgentDescription | None = None
-        self._environment: dict[str, str] = {}
-        self._reward: RewardFunction | None = None
-        self._files: dict[str, Path] = {}
-        self._python = sys.executable
+    framework = "verl"
+    package = "verl"
 
     @property
     def config_path(self) -> Path:
@@ -89,16 +75,6 @@ class VerlEngine(TrainerProcessor):
             *(self._python, "-m", "verl.trainer.main_ppo"),
             *("--config-path", str(self.run_path), "--config-name", self.config_path.stem),
         ]
-
-    @property
-    def environment(self) -> dict[str, str]:
-        """What `command` needs in its environment: the secrets, and the way to the generated files."""
-        path = os.pathsep.join(filter(None, [str(self.run_path), os.environ.get("PYTHONPATH")]))
-        return {**self._environment, "PYTHONPATH": path}
-
-    def check_agent(self, agent: Any) -> None:
-        """Describe the agent; see `describe`."""
-        self._description, self._environment = describe(agent)
 
     def check_dataset(self, dataset: Any, test_dataset: Any = None) -> None:
         """Write `train_data.parquet` and `test_data.parquet`; without the latter, train is both."""
@@ -129,14 +105,13 @@ class VerlEngine(TrainerProcessor):
     def check_config(self, config: Any) -> dict[str, Any]:
         """Fill in what is empty, and write everything that verl needs."""
         settings = nested(load_settings(config))
-        own = {key: settings.pop(key) for key in _OWN_KEYS if key in settings}
-        self._python = _verl_python(own.get("verl_python"))
+        processes = self._take_own_settings(settings)
         if any((settings.get("custom_reward_function") or {}).values()):
             raise ConfigError(
                 "config: verl no longer reads custom_reward_function; "
                 "write reward.custom_reward_function"
             )
-        self._write_loop(own.get("agent_processes"))
+        self._write_loop(processes)
         rollout = "actor_rollout_ref.rollout"
         _fill_training(settings)
         fill(settings, f"{rollout}.mode", "async")
@@ -179,7 +154,8 @@ class VerlEngine(TrainerProcessor):
             ConfigError: verl is not installed.
             AgentRLError: verl failed; its own messages were printed.
         """
-        return self._run()
+        self._run()
+        return self.run_path / "checkpoints"
 
     def inference(self, dataset: Any = None) -> Path:
         """Let verl validate on the test data, and return the folder of its files.
@@ -190,46 +166,18 @@ class VerlEngine(TrainerProcessor):
         """
         if dataset is not None:
             raise ConfigError("dataset: verl validates on test_dataset; give it to AgentTrainer")
-        return self._run("trainer.val_only=True", "trainer.val_before_train=True")
-
-    def _run(self, *overrides: str) -> Path:
-        environment = os.environ | self.environment
-        if not has_package(self._python, "verl", environment):
-            raise ConfigError(
-                f"train_engine_name: verl is not installed for {self._python}; make an environment "
-                "with scripts/setup_agents verl FOLDER, and set AGENTRL_VERL_PYTHON to its Python"
-            )
-        command = [*self.command, *overrides]
-        status = subprocess.run(command, env=environment, check=False).returncode
-        if status != 0:
-            raise AgentRLError(f"verl ended with status {status}; see its messages")
+        self._run("trainer.val_only=True", "trainer.val_before_train=True")
         return self.run_path / "checkpoints"
 
     @property
     def _loop_name(self) -> str:
-        assert self._description is not None, "the agent is checked first"
-        name = re.sub(r"\W+", "_", self._description.name, flags=re.ASCII).strip("_").lower()
-        return f"{name or 'agent'}_loop"
+        return self._module_name("loop")
 
     def _path_of(self, split: str) -> str | None:
         return str(self._files[split]) if split in self._files else None
 
     def _write_loop(self, processes: Any) -> None:
-        assert self._description is not None, "the agent is checked first"
-        serial = plays_alone(self._description)
-        if processes is None:
-            processes = 4 if serial else 1
-        if not isinstance(processes, int) or processes < 1:
-            raise ConfigError(
-                f"config: agent_processes must be a whole number from 1, got {processes!r}"
-            )
-        text = _LOOP_MODULE.format(
-            name=self._description.name,
-            agent=pprint.pformat(self._description.model_dump(mode="json"), width=100),
-            python=sys.executable,
-            processes=processes,
-            serial=serial,
-        )
+        text = _LOOP_MODULE.format(**self._host_values(processes))
         (self.run_path / f"{self._loop_name}.py").write_text(text, encoding="utf-8")
         entry = {"name": self._loop_name, "_target_": f"{self._loop_name}.VerlAgentLoop"}
         (self.run_path / "agent.yaml").write_text(
@@ -267,8 +215,3 @@ def _write_parquet(rows: list[dict[str, Any]], path: Path, argument: str) -> Pat
             f"{argument}: rows differ in the types of their fields ({error})"
         ) from None
     return path
-
-
-def _verl_python(given: Any) -> str:
-    python = given if given is not None else os.environ.get(PYTHON_VARIABLE)
-    return sys.executable if python is None else checked_program("verl_python", python)
