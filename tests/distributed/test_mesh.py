@@ -18,6 +18,7 @@ pytestmark = pytest.mark.timeout(300)
 
 REPOSITORY = Path(__file__).parents[2]
 TWO: list[dict[str, Any]] = [{}, {"dp_replicate": 2}, {"tp": 2}, {"cp": 2}]
+ADAPTER: dict[str, Any] = {"lora_rank": 4}
 FOUR: list[dict[str, Any]] = [
     {"dp_replicate": 2},
     {"tp": 2},
@@ -34,6 +35,11 @@ EXPERTS: list[dict[str, Any]] = [
     {"ep": 2, "cp": 2},
     {"dp_replicate": 2, "ep": 2},
 ]
+
+
+ADAPTERS_TWO = [mesh | ADAPTER for mesh in TWO]
+ADAPTERS_FOUR = [mesh | ADAPTER for mesh in FOUR[1:-1]]
+ADAPTERS_EXPERTS = [mesh | ADAPTER for mesh in EXPERTS]
 
 
 @pytest.fixture(scope="session")
@@ -76,8 +82,11 @@ def assert_same(found: dict[str, Any], expected: dict[str, Any], bound: float) -
         pytest.param("dense", 4, FOUR, marks=pytest.mark.distributed),
         pytest.param("moe", 2, [*TWO, {"ep": 2}], marks=pytest.mark.distributed),
         pytest.param("moe", 4, [*FOUR[:-1], *EXPERTS], marks=pytest.mark.distributed),
+        pytest.param("dense", 2, ADAPTERS_TWO, marks=pytest.mark.distributed),
+        pytest.param("dense", 4, ADAPTERS_FOUR, marks=pytest.mark.distributed),
+        pytest.param("moe", 4, ADAPTERS_EXPERTS, marks=pytest.mark.distributed),
     ],
-    ids=["dense-2", "dense-4", "moe-2", "moe-4"],
+    ids=["dense-2", "dense-4", "moe-2", "moe-4", "lora-2", "lora-4", "lora-moe-4"],
 )
 def test_every_mesh_equals_one_process(
     architecture: str,
@@ -90,7 +99,8 @@ def test_every_mesh_equals_one_process(
     model = model_path if architecture == "dense" else moe_path
     run(model, tmp_path, num_ranks, meshes)
     dtypes = [mesh.get("dtype", "float32") for mesh in meshes]
-    expected = {dtype: three_steps(model, Ranks(), dtype) for dtype in set(dtypes)}
+    lora_rank = meshes[0].get("lora_rank", 0)
+    expected = {dtype: three_steps(model, Ranks(), dtype, lora_rank) for dtype in set(dtypes)}
     for number, dtype in enumerate(dtypes):
         found = torch.load(tmp_path / f"{number}.pt")
         assert_same(found, expected[dtype], 1e-5 if dtype == "float32" else 1e-12)

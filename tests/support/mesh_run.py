@@ -18,6 +18,7 @@ from agentrl.data.batch import StepBatch, build_step
 from agentrl.distributed import MeshShape, Ranks, joined_ranks
 from agentrl.distributed.sharding import full_state_dict
 from agentrl.trainer.learner import Learner
+from agentrl.trainer.start import StartWeights
 
 TRAINER = TrainerSection(learning_rate=1e-3, max_grad_norm=0.05, max_steps=8, warmup_steps=2)
 ALGORITHM = AlgorithmSection(loss_calculator="GSPO", max_staleness=9)
@@ -36,20 +37,33 @@ def step_batch(number: int, num_shares: int) -> StepBatch:
     return build_step(groups, policy_version=3, token_budget=token_budget, num_ranks=num_shares)
 
 
-def make_learner(model_path: Path, ranks: Ranks, dtype: str = "float32", **flags: Any) -> Learner:
+def make_learner(
+    model_path: Path,
+    ranks: Ranks,
+    dtype: str = "float32",
+    *,
+    lora_rank: int = 0,
+    **flags: Any,
+) -> Learner:
+    # With an adapter, also the reference policy that needs no second model.
+    update = {"kl_coefficient": 0.1 if lora_rank else 0.0}
     return Learner(
-        model_path,
+        StartWeights(model_path),
         ranks=ranks,
-        model=ModelSection(model_name_or_path=str(model_path), torch_dtype=dtype),
+        model=ModelSection(
+            model_name_or_path=str(model_path), torch_dtype=dtype, lora_rank=lora_rank
+        ),
         trainer=TRAINER.model_copy(update=flags),
-        algorithm=ALGORITHM,
+        algorithm=ALGORITHM.model_copy(update=update),
         seed=1,
     )
 
 
-def three_steps(model_path: Path, ranks: Ranks, dtype: str = "float32") -> dict[str, Any]:
+def three_steps(
+    model_path: Path, ranks: Ranks, dtype: str = "float32", lora_rank: int = 0
+) -> dict[str, Any]:
     """Losses, gradient norms, logged means and (on rank 0) weights after the steps."""
-    learner = make_learner(model_path, ranks, dtype)
+    learner = make_learner(model_path, ranks, dtype, lora_rank=lora_rank)
     outcomes = []
     for number in range(len(STEPS)):
         shares = step_batch(number, ranks.shape.num_shares).micro_batches
@@ -69,10 +83,10 @@ def main() -> None:
     model_path, output = map(Path, sys.argv[1:3])
     with joined_ranks() as world_ranks:
         for number, sizes in enumerate(json.loads(sys.argv[3])):
-            dtype = sizes.pop("dtype", "float32")
+            dtype, lora_rank = sizes.pop("dtype", "float32"), sizes.pop("lora_rank", 0)
             shape = MeshShape.of(world_ranks.world_size, **sizes)
             ranks = Ranks(world_ranks.rank, world_ranks.world_size, world_ranks.local_rank, shape)
-            found = three_steps(model_path, ranks, dtype)
+            found = three_steps(model_path, ranks, dtype, lora_rank)
             if ranks.is_main:
                 torch.save(found, output / f"{number}.pt")
 

@@ -70,6 +70,14 @@ class ModelSection(Section):
     block mask (CUDA only)."""
     cpu_ram_efficient_loading: bool = True
     """Load weights shard by shard. Weights are loaded either way."""
+    lora_rank: int = Field(default=0, ge=0)
+    """Train a low-rank adapter (LoRA) of this rank on the frozen model; 0: train all weights. Servers
+    get adapters, beside the model, and samples go on while they load (see docs/lora.md)."""
+    lora_alpha: int = Field(default=32, ge=1)
+    """The adapter's part is multiplied by lora_alpha / lora_rank."""
+    lora_target_modules: tuple[str, ...] = ()
+    """Linear layers that get an adapter, by the last part of their name (q_proj,v_proj,...); all of
+    the decoder blocks when not given."""
 
 
 PRIVATE_MONGO_ROOT = Path(".agentrl/mongo")

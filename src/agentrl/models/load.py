@@ -10,6 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Pre
 from agentrl.errors import ConfigError
 from agentrl.models.attention import TREE_ATTENTION
 from agentrl.models.flex import FLEX_ATTENTION
+from agentrl.models.lora import AdapterShape, add_adapter
 from agentrl.models.policy import PolicyModel
 
 SUPPORTED_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe")
@@ -24,6 +25,8 @@ def load_policy(
     attention: str = TREE_ATTENTION,
     trust_remote_code: bool = False,
     gradient_checkpointing: bool = False,
+    adapter: AdapterShape | None = None,
+    adapter_dtype: torch.dtype | None = None,
 ) -> PolicyModel:
     """Load config and weights.
 
@@ -34,6 +37,8 @@ def load_policy(
         attention: `TREE_ATTENTION`, `FLEX_ATTENTION` (CUDA), or `sdpa` for the dense oracle.
         trust_remote_code: run Python code that the checkpoint brings along.
         gradient_checkpointing: recompute activations in the backward pass.
+        adapter: freeze the model and put this adapter on it, whose values are still to be set.
+        adapter_dtype: precision of its parameters; that of the model when not given.
 
     Raises:
         ConfigError: no checkpoint there, weights are missing, or the architecture cannot be
@@ -60,6 +65,8 @@ def load_policy(
     missing = sorted(loaded[1]["missing_keys"])
     if missing:
         raise ConfigError(f"weights are missing from {path}: {', '.join(missing[:3])}")
+    if adapter is not None:
+        add_adapter(model, adapter, dtype=adapter_dtype or dtype)
     model.to(device)  # type: ignore[arg-type]
     return wrap_policy(model, gradient_checkpointing=gradient_checkpointing)
 
