@@ -99,19 +99,18 @@ class ServerPool:
             InferenceError: servers failed repeatedly, or refused the request as such.
         """
         so_far: GenerateResult | None = None
-        told: GenerateResult | None = None
+        told: list[GenerateResult] = []
         failures = 0
 
         def tell(partial: GenerateResult) -> None:
-            nonlocal told
-            told = _joined(so_far, partial)
+            told[:] = [_joined(so_far, partial)]
             if on_partial is not None:
-                on_partial(told)
+                on_partial(told[0])
 
         listen = None if on_partial is None else tell
         while True:
             remaining = _rest_of(request, so_far)
-            told = None
+            told.clear()
             try:
                 result = await self._generate_once(key, remaining, listen)
                 merged = _joined(so_far, result)
@@ -119,9 +118,9 @@ class ServerPool:
                 if isinstance(error, ServerRefused) and not error.is_transient:
                     raise
                 failures = await self._after_failure(error, failures)
-                if told is None:
+                if not told:
                     continue
-                result = merged = told
+                result = merged = told[0]
             if result.finish_reason != "abort":
                 return merged
             if len(merged.output_ids) >= request.sampling.max_new_tokens:
