@@ -287,15 +287,13 @@ def test_gspo_is_the_clipped_ratio_of_whole_sequences():
     def objective(log_pi):
         total = 0.0
         for turn in range(6):
-            of_turn = TURN_OF == turn
+            of_turn = turn == TURN_OF
             s = math.exp((log_pi - MU)[of_turn].mean())
             total += clipped_objective(s, ADVANTAGES[of_turn][0], 0.95, 1.02) / 6
         return total
 
     bounds = {"epsilon": 0.05, "epsilon_higher": -0.03}
-    assert_objective(
-        objective, term_weights(TURN_OF, kind="sequence_mean"), kind="GSPO", **bounds
-    )
+    assert_objective(objective, term_weights(TURN_OF, kind="sequence_mean"), kind="GSPO", **bounds)
 
 
 SCORES = np.array([1.0, 0.0, 1.0])
@@ -328,7 +326,7 @@ def test_grpo_is_that_of_the_paper():
         total = 0.0
         for t in range(NUM_TERMS):
             value = clipped_objective(math.exp(log_pi[t] - MU[t]), advantages[t], 0.8, 1.3)
-            total += value / (3 * (RECORD_OF == RECORD_OF[t]).sum())
+            total += value / (3 * (RECORD_OF[t] == RECORD_OF).sum())
         return total
 
     own = group_advantages(SCORES.tolist(), kind="group_std")[RECORD_OF]
