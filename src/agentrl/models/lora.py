@@ -221,6 +221,13 @@ def merge_adapter(model: PreTrainedModel, path: Path) -> PreTrainedModel:
     return merged
 
 
+def base_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """Yield a model's parameters but the adapter's, by their names without an adapter."""
+    for name, parameter in model.named_parameters():
+        if ".lora_A." not in name and ".lora_B." not in name:
+            yield name.replace(".base_layer.", "."), parameter
+
+
 def _targets(model: PreTrainedModel, wanted: tuple[str, ...]) -> tuple[str, ...]:
     known = {
         name.rpartition(".")[2]

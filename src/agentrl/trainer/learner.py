@@ -39,8 +39,10 @@ from agentrl.models.flex import FLEX_ATTENTION
 from agentrl.models.flops import FlopCount, peak_tflops
 from agentrl.models.load import load_policy
 from agentrl.models.lora import (
+    AdapterShape,
     BasePolicy,
     adapter_tensors,
+    add_adapter,
     has_adapter,
     load_adapter,
     save_adapter,
@@ -128,6 +130,7 @@ class Learner:
         is_flex = model.attention_implementation == "flex"
         attention = FLEX_ATTENTION if is_flex else TREE_ATTENTION
         adapter = adapter_shape(model)
+        mesh = None if ranks.world_size == 1 else ranks.shape.build(ranks.device)
         self._policy = load_policy(
             start.model_path,
             # What is frozen is only ever used in compute precision.
@@ -136,16 +139,13 @@ class Learner:
             attention=attention,
             trust_remote_code=model.trust_remote_code,
             gradient_checkpointing=trainer.gradient_checkpointing,
-            adapter=adapter,
-            adapter_dtype=self._precision.master,
+            prepare=lambda policy: self._prepare(policy, mesh, adapter),
         )
-        self._flops = FlopCount.of(self._policy)
-        mesh = None if ranks.world_size == 1 else ranks.shape.build(ranks.device)
-        self._spread(self._policy, mesh)
         if start.adapter_path is not None:
             load_adapter(self._policy, start.adapter_path)
         elif adapter is not None:
             start_adapter(self._policy, seed)
+        self._flops = FlopCount.of(self._policy)
         self._reference: nn.Module | None = None
         if reference_path is not None:
             self._reference = load_policy(
@@ -154,8 +154,8 @@ class Learner:
                 device=ranks.device,
                 attention=attention,
                 trust_remote_code=model.trust_remote_code,
+                prepare=lambda policy: self._prepare(policy, mesh, None),
             ).requires_grad_(requires_grad=False)
-            self._spread(self._reference, mesh)
         elif algorithm.kl_coefficient and adapter is not None:
             self._reference = BasePolicy(self._policy)
         trained = (p for p in self._policy.parameters() if p.requires_grad)
@@ -168,7 +168,11 @@ class Learner:
         """Return the work of a visible pair over that of a token outside attention."""
         return self._flops.pair_cost
 
-    def _spread(self, policy: PolicyModel, mesh: DeviceMesh | None) -> None:
+    def _prepare(
+        self, policy: PolicyModel, mesh: DeviceMesh | None, adapter: AdapterShape | None
+    ) -> None:
+        if adapter is not None:
+            add_adapter(policy.model, adapter, dtype=self._precision.master)
         parallelize(policy, mesh)
         shard_model(policy, self._ranks, mesh, compute_dtype=self._precision.compute)
 
