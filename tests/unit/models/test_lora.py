@@ -132,8 +132,6 @@ def test_a_penalty_against_the_base_equals_one_against_a_copy_of_it():
     assert relative_error(found[0][1], found[1][1]) <= 1e-12
 
 
-# PEFT asks transformers for an attribute by a name that transformers has renamed since.
-@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
 def test_peft_loads_what_is_written_and_says_the_same(model_path: Path, tmp_path: Path):
     policy = adapted(load_policy(model_path, attention="sdpa"))
     path = save_adapter(policy, tmp_path / "adapter", adapter_tensors(policy), dtype=torch.float32)
