@@ -8,12 +8,13 @@ import httpx
 import numpy as np
 import pytest
 import torch
-from support.adapters import make_adapter, merged
+from support.adapters import make_adapter
 from support.engines import FIRST, Oracle, Served, engine_process, make_model, prompt, request
 from support.sglang import sglang_process
 
 from agentrl.inference.client import SGLangClient
 from agentrl.inference.faults import ServerRefused
+from agentrl.models.lora import merge_adapter
 
 KINDS = ["embedded", pytest.param("sglang", marks=[pytest.mark.slow, pytest.mark.timeout(240)])]
 SGLANG_FLAGS = ("--enable-lora", "--max-lora-rank", "8", "--lora-backend", "torch_native")
@@ -54,7 +55,7 @@ def oracles(served: Served, tmp_path_factory: pytest.TempPathFactory) -> dict[st
     folder = tmp_path_factory.mktemp("merged")
     found: dict[str | None, Path] = {None: served.first}
     for name in NAMES:
-        found[name] = merged(served.first, served.second / name, folder / name)
+        found[name] = merge_adapter(served.second / name, served.first, folder / name)
     return found
 
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
 
@@ -19,11 +19,4 @@ def make_adapter(model: Path, directory: Path, *, seed: int, rank: int = 4) -> P
             if "lora_B" in name:
                 parameter.normal_(std=0.2)
     adapted.save_pretrained(directory)
-    return directory
-
-
-def merged(model: Path, adapter: Path, directory: Path) -> Path:
-    """Write a checkpoint of the model with the adapter in its weights."""
-    base = AutoModelForCausalLM.from_pretrained(model)
-    PeftModel.from_pretrained(base, adapter).merge_and_unload().save_pretrained(directory)
     return directory

@@ -75,9 +75,12 @@ class ModelSection(Section):
     get adapters, beside the model, and samples go on while they load (see docs/lora.md)."""
     lora_alpha: int = Field(default=32, ge=1)
     """The adapter's part is multiplied by lora_alpha / lora_rank."""
-    lora_target_modules: tuple[str, ...] = ()
-    """Linear layers that get an adapter, by the last part of their name (q_proj,v_proj,...); all of
-    the decoder blocks when not given."""
+    lora_target_modules: tuple[str, ...] = (
+        *("q_proj", "k_proj", "v_proj", "o_proj"),
+        *("gate_proj", "up_proj", "down_proj"),
+    )
+    """Linear layers that get an adapter, by the last part of their name. Experts of a mixture cannot
+    have one: leave the last three out for a model that has nothing but experts there."""
 
 
 PRIVATE_MONGO_ROOT = Path(".agentrl/mongo")

@@ -32,7 +32,12 @@ class ServerRefused(InferenceError):
     @property
     def is_transient(self) -> bool:
         """Whether the same request may succeed later or elsewhere."""
-        return self.status >= 500 or self.status in (408, 429)
+        return self.status >= 500 or self.status in (408, 429) or self.lacks_adapter
+
+    @property
+    def lacks_adapter(self) -> bool:
+        """Whether it named an adapter that was taken out; that of its successor is to be heard of."""
+        return self.status == 400 and "not loaded" in str(self)
 
 
 def error_message(body: object) -> str:

@@ -67,13 +67,12 @@ def policy_version(label: object) -> int:
     return int(text) if text.isdecimal() else START_VERSION
 
 
-def adapter_name(run_name: str, version: int) -> str:
-    """Return the name under which servers know the adapter of a policy version."""
-    return f"{run_name}-v{version}"
-
-
 def adapter_version(name: str) -> int:
-    """Return the policy version that an adapter's name says."""
+    """Return the policy version that an adapter's name says, `RUN-..-v12`.
+
+    Raises:
+        InferenceError: it says none.
+    """
     version = name.rpartition("-v")[2]
     if not version.isdecimal():
         raise InferenceError(f"the adapter name {name!r} does not end in a version, as -v12")

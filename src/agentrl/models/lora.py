@@ -9,11 +9,9 @@ On disk an adapter is what PEFT makes of it: `adapter_config.json`, which names 
 `adapter_model.safetensors`.
 """
 
-import json
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,32 +20,18 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.distributed.tensor import DTensor
-from transformers import PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from agentrl.distributed import load_full_state_dict
 from agentrl.errors import ConfigError
-from agentrl.models.export import appears_whole
+from agentrl.models.adapter_files import WEIGHTS_FILE, AdapterShape
+from agentrl.models.export import appears_whole, read_tokenizer_files
 from agentrl.models.policy import PolicyModel, TermLogprobs
-
-CONFIG_FILE = "adapter_config.json"
-WEIGHTS_FILE = "adapter_model.safetensors"
 
 _NAME = "default"
 """What PEFT calls an adapter that is the only one; part of the parameters' names."""
 _WRAPPER_PREFIX = "model."
 _PEFT_PREFIX = "base_model.model."
-
-
-@dataclass(frozen=True)
-class AdapterShape:
-    """What an adapter looks like."""
-
-    rank: int
-    alpha: int
-    target_modules: tuple[str, ...]
-    """Last names of the linear layers that it changes; all of the decoder blocks when empty."""
-    base: str
-    """Name or directory of the base model, for whoever loads the adapter."""
 
 
 def add_adapter(model: PreTrainedModel, shape: AdapterShape, *, dtype: torch.dtype) -> None:
@@ -64,11 +48,12 @@ def add_adapter(model: PreTrainedModel, shape: AdapterShape, *, dtype: torch.dty
     # Imported here: it takes a second, and only runs with adapters need it.
     from peft import LoraConfig, inject_adapter_in_model  # noqa: PLC0415
 
+    _check_targets(model, shape.target_modules)
     model.requires_grad_(requires_grad=False)
     config = LoraConfig(
         r=shape.rank,
         lora_alpha=shape.alpha,
-        target_modules=list(_targets(model, shape.target_modules)),
+        target_modules=list(shape.target_modules),
         lora_dropout=0.0,
         bias="none",
         task_type="CAUSAL_LM",
@@ -162,24 +147,6 @@ def load_adapter(policy: PolicyModel, path: Path) -> None:
     )
 
 
-def read_shape(path: Path) -> AdapterShape:
-    """Return what the adapter in a directory looks like.
-
-    Raises:
-        ConfigError: there is none that this can be said of.
-    """
-    try:
-        config = json.loads((path / CONFIG_FILE).read_text())
-        return AdapterShape(
-            rank=int(config["r"]),
-            alpha=int(config["lora_alpha"]),
-            target_modules=tuple(sorted(config["target_modules"])),
-            base=str(config["base_model_name_or_path"]),
-        )
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"no LoRA adapter at {path}: {error}") from error
-
-
 @contextmanager
 def without_adapter(policy: PolicyModel) -> Iterator[None]:
     """Let a policy be its base model for a while; forward passes without gradients only."""
@@ -208,17 +175,29 @@ class BasePolicy(nn.Module):
             return output
 
 
-def merge_adapter(model: PreTrainedModel, path: Path) -> PreTrainedModel:
-    """Return a base model with an adapter added into its weights, W + (alpha / rank) * B A.
+def merge_adapter(adapter: Path, base: Path, target: Path) -> Path:
+    """Write a checkpoint with an adapter added into the weights, W + (alpha / rank) * B A.
+
+    The sum is made in float32 and rounded once, to the precision of the base model's files.
 
     Args:
-        model: the base; its own weights are changed.
-        path: directory of the adapter.
+        adapter: directory of the adapter.
+        base: Hugging Face directory of the model that it belongs to.
+        target: directory to make; it appears whole or not at all.
+
+    Returns:
+        The directory.
     """
     from peft import PeftModel  # noqa: PLC0415
 
-    merged: PreTrainedModel = PeftModel.from_pretrained(model, path).merge_and_unload()
-    return merged
+    dtype = AutoConfig.from_pretrained(base).dtype or torch.float32
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    merged: Any = PeftModel.from_pretrained(model, adapter).merge_and_unload()
+    with appears_whole(target) as partial:
+        merged.to(dtype).save_pretrained(partial)
+        for name, content in read_tokenizer_files(base).items():
+            (partial / name).write_bytes(content)
+    return target
 
 
 def base_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
@@ -228,19 +207,18 @@ def base_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
             yield name.replace(".base_layer.", "."), parameter
 
 
-def _targets(model: PreTrainedModel, wanted: tuple[str, ...]) -> tuple[str, ...]:
+def _check_targets(model: PreTrainedModel, wanted: tuple[str, ...]) -> None:
     known = {
         name.rpartition(".")[2]
         for name, module in model.named_modules()
         if isinstance(module, nn.Linear) and ".layers." in name
     }
-    unknown = sorted(set(wanted) - known)
-    if unknown:
+    unknown = [name for name in wanted if name not in known]
+    if unknown or not wanted:
         raise ConfigError(
-            f"--lora_target_modules {unknown[0]}: the model's blocks have no such linear layer; "
-            f"they have {', '.join(sorted(known))}"
+            f"--lora_target_modules {','.join(unknown)}: not among the linear layers of the model's "
+            f"blocks, which are {','.join(sorted(known))}"
         )
-    return tuple(sorted(wanted or known))
 
 
 def _adapted(model: nn.Module) -> list[Any]:

@@ -103,6 +103,8 @@ class InferenceService(Value):
     model_path: str
     status: ServiceStatus = "up"
     policy_version: int = 0
+    adapter: str | None = None
+    """Name of the adapter that requests have to name for that version; None for the model alone."""
     error: str | None = None
     started_at: datetime = Field(default_factory=utc_now)
     heartbeat_at: datetime = Field(default_factory=utc_now)

@@ -33,13 +33,13 @@ from agentrl.distributed import (
     shard_model,
     sharded_state_dict,
 )
+from agentrl.models.adapter_files import AdapterShape
 from agentrl.models.attention import TREE_ATTENTION
 from agentrl.models.export import read_tokenizer_files, save_hf
 from agentrl.models.flex import FLEX_ATTENTION
 from agentrl.models.flops import FlopCount, peak_tflops
 from agentrl.models.load import load_policy
 from agentrl.models.lora import (
-    AdapterShape,
     BasePolicy,
     adapter_tensors,
     add_adapter,

@@ -43,7 +43,7 @@ from agentrl.trainer.reporting import rewind_metrics
 from agentrl.trainer.start import StartWeights, start_weights
 from agentrl.trainer.team import Team, follow
 from agentrl.trainer.trackers import open_trackers
-from agentrl.weight_sync import PolicyFiles, PolicyPublisher
+from agentrl.weight_sync import AdapterNames, PolicyFiles, PolicyPublisher
 from agentrl.weight_sync.files import clear_leftovers
 
 logger = logging.getLogger(__name__)
@@ -180,7 +180,13 @@ def _publisher(store: TrajectoryStore, config: RootConfig) -> PolicyPublisher | 
     root = config.run.output_path / "policy"
     if config.trainer.consumer != DEFAULT_CONSUMER:
         return PolicyFiles(root, keep=config.publish.keep_policies)
-    return PolicyPublisher(store, root, publish=config.publish, inference=config.inference)
+    return PolicyPublisher(
+        store,
+        root,
+        publish=config.publish,
+        inference=config.inference,
+        adapters=AdapterNames(config.run.run_name) if config.model.lora_rank else None,
+    )
 
 
 def _follow(config: RootConfig, ranks: Ranks) -> None:

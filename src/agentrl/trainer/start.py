@@ -5,7 +5,7 @@ from pathlib import Path
 
 from agentrl.config.sections import ModelSection
 from agentrl.errors import ConfigError
-from agentrl.models.lora import CONFIG_FILE, AdapterShape, read_shape
+from agentrl.models.adapter_files import CONFIG_FILE, AdapterShape, is_adapter, read_shape
 from agentrl.models.resolve import resolve_model
 from agentrl.trainer.checkpoint import Checkpoint
 
@@ -30,13 +30,13 @@ def start_weights(model: ModelSection, checkpoint: Checkpoint | None) -> StartWe
         return StartWeights(resolve_model(model.model_name_or_path))
     path = checkpoint.model_path
     if not model.lora_rank:
-        if (path / CONFIG_FILE).is_file():
+        if is_adapter(path):
             raise ConfigError(
                 f"{checkpoint.path} holds an adapter; resume it with --lora_rank "
                 f"{read_shape(path).rank}, or use another --run_name"
             )
         return StartWeights(path)
-    if not (path / CONFIG_FILE).is_file():
+    if not is_adapter(path):
         raise ConfigError(
             f"{checkpoint.path} holds all weights of a run without an adapter; resume it without "
             f"--lora_rank, or use another --run_name with --model_name_or_path {path}"

@@ -1,5 +1,6 @@
 """Adapters: exact on token trees, PEFT's own on disk, and nothing without them."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,12 +12,12 @@ from support.training import write_model
 from support.trees import NO_AUTOCAST, gradient, random_group, relative_error, tiny_policy
 from transformers import AutoModelForCausalLM
 
-from agentrl.config.sections import AlgorithmSection
+from agentrl.config.sections import AlgorithmSection, ModelSection
 from agentrl.data.batch import build_step
 from agentrl.errors import ConfigError
+from agentrl.models.adapter_files import AdapterShape
 from agentrl.models.load import load_policy
 from agentrl.models.lora import (
-    AdapterShape,
     BasePolicy,
     adapter_tensors,
     add_adapter,
@@ -38,7 +39,8 @@ def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def shape(*targets: str) -> AdapterShape:
-    return AdapterShape(rank=4, alpha=8, target_modules=targets, base="somewhere/base")
+    wanted = targets or ModelSection().lora_target_modules
+    return AdapterShape(rank=4, alpha=8, target_modules=wanted, base="somewhere/base")
 
 
 def adapted(policy: PolicyModel, *targets: str, seed: int = 5) -> PolicyModel:
@@ -145,10 +147,12 @@ def test_peft_loads_what_is_written_and_says_the_same(model_path: Path, tmp_path
         plain = base(ids).logits.clone()
         own = policy.model(ids)
         found = PeftModel.from_pretrained(base, path)(ids).logits
-        merged = merge_adapter(AutoModelForCausalLM.from_pretrained(model_path), path)(ids).logits
+        whole = merge_adapter(path, model_path, tmp_path / "merged")
+        merged = AutoModelForCausalLM.from_pretrained(whole)(ids).logits
     torch.testing.assert_close(found, own.logits, rtol=0, atol=1e-5)
     torch.testing.assert_close(merged, found, rtol=0, atol=1e-5)
     assert (found - plain).abs().max() > 0.01
+    assert (whole / "tokenizer.json").read_bytes() == (model_path / "tokenizer.json").read_bytes()
 
 
 def test_a_written_adapter_is_read_again_bit_for_bit(model_path: Path, tmp_path: Path):
@@ -163,7 +167,7 @@ def test_a_written_adapter_is_read_again_bit_for_bit(model_path: Path, tmp_path:
 def test_an_adapter_of_another_shape_is_refused(model_path: Path, tmp_path: Path):
     policy = adapted(load_policy(model_path))
     path = save_adapter(policy, tmp_path / "adapter", adapter_tensors(policy), dtype=torch.float32)
-    narrow = AdapterShape(rank=2, alpha=8, target_modules=(), base="")
+    narrow = replace(shape(), rank=2)
     with pytest.raises(ConfigError, match="--lora_rank"):
         load_adapter(with_room(model_path, narrow), path)
     with pytest.raises(ConfigError, match="--lora_target_modules"):
@@ -171,7 +175,7 @@ def test_an_adapter_of_another_shape_is_refused(model_path: Path, tmp_path: Path
 
 
 def test_a_target_that_the_model_lacks_is_refused_with_those_that_it_has():
-    with pytest.raises(ConfigError, match=r"qkv_proj.*down_proj.*q_proj"):
+    with pytest.raises(ConfigError, match=r"qkv_proj: .*down_proj.*q_proj"):
         add_adapter(tiny_policy().model, shape("qkv_proj"), dtype=torch.float64)
     with pytest.raises(ConfigError, match="lm_head"):
         add_adapter(tiny_policy("llama").model, shape("lm_head"), dtype=torch.float64)
