@@ -1,6 +1,8 @@
 """Adapters from publisher to real engines: nothing is paused, cut or taken away in use."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -22,45 +24,53 @@ from agentrl.store import TrajectoryStore
 from agentrl.weight_sync import AdapterNames, PolicyPublisher
 from agentrl.weight_sync.adapters import is_of_same_run
 
-
-async def until(store: TrajectoryStore, version: int) -> InferenceService:
-    """Wait (bounded by the test's own timeout) until the one server serves a version."""
-    while True:
-        for service in await store.services():
-            if service.status == "up" and service.policy_version == version and service.adapter:
-                return service
-        await asyncio.sleep(0.05)
+NUM_VERSIONS = 4
 
 
-async def until_loaded(client: SGLangClient, names: set[str]) -> None:
-    """Wait (bounded by the test's own timeout) until a server holds these adapters only."""
-    while set(await client.adapters()) != names:
-        await asyncio.sleep(0.05)
+@dataclass
+class Scene:
+    """A publisher, and a kept engine that serves version 0."""
+
+    store: TrajectoryStore
+    publisher: PolicyPublisher
+    keeper: ServerKeeper
+    pool: ServerPool
+    merged: list[Path]
+    oracle: Oracle = field(default_factory=Oracle)
+
+    async def served(self, version: int) -> InferenceService:
+        """Wait (bounded by the test's own timeout) until the server serves a version; tell the pool."""
+        while True:
+            for service in await self.store.services():
+                is_there = service.status == "up" and service.policy_version == version
+                if is_there and self.keeper._adapter == service.adapter is not None:
+                    self.pool.update([service])
+                    return service
+            await asyncio.sleep(0.05)
+
+    def check(self, result: GenerateResult, seed: int, version: int) -> None:
+        """Every token is of the version, and the span says so."""
+        (span,) = result.version_spans
+        assert (span.version, span.start, span.end) == (version, 0, len(result.output_ids))
+        expected = self.oracle.logprobs(self.merged[version], prompt(seed), result.output_ids)
+        np.testing.assert_allclose(result.output_logprobs, expected, atol=1e-4)
 
 
-async def test_generations_finish_on_the_adapter_that_they_began_with(
-    store: TrajectoryStore, tmp_path: Path
-) -> None:
+@pytest.fixture
+async def scene(store: TrajectoryStore, tmp_path: Path) -> AsyncIterator[Scene]:
     model = make_model(tmp_path / "model", seed=1)
     await store.create_run(Run(name=store.database_name))
     publisher = PolicyPublisher(
         store,
         tmp_path / "policy",
-        publish=PublishSection(),
+        publish=PublishSection(keep_policies=NUM_VERSIONS),
         inference=InferenceSection(),
         adapters=AdapterNames("run"),
     )
-    oracle, merged = Oracle(), {}
-    for version in range(4):
+    merged = []
+    for version in range(NUM_VERSIONS):
         directory = make_adapter(model, publisher.directory(version), seed=version)
-        merged[version] = merge_adapter(directory, model, tmp_path / f"merged{version}")
-
-    def check(result: GenerateResult, seed: int, version: int) -> None:
-        (span,) = result.version_spans
-        assert (span.version, span.start, span.end) == (version, 0, len(result.output_ids))
-        expected = oracle.logprobs(merged[version], prompt(seed), result.output_ids)
-        np.testing.assert_allclose(result.output_logprobs, expected, atol=1e-4)
-
+        merged.append(merge_adapter(directory, model, tmp_path / f"merged{version}"))
     keeper = ServerKeeper(
         store,
         ServerPlan(url=None, model_path=model, log_prefix=f"{tmp_path}/engine_", seed=0),
@@ -72,49 +82,57 @@ async def test_generations_finish_on_the_adapter_that_they_began_with(
     await publisher.announce(0)
     running = asyncio.create_task(keeper.run(stop, max_restarts=2, start_seconds=50))
     try:
-        service = await until(store, 0)
-        async with ServerPool() as pool, SGLangClient(service.base_url) as client:
-            pool.update([service])
-            slow = request(1, max_new_tokens=3000, stop_token_ids=())
-            begun = asyncio.create_task(pool.generate("slow", slow))
-            while not (await client.loads()).num_running:
-                await asyncio.sleep(0.01)
-            names = {}
-            for version in (1, 2):
-                report = await publisher.announce(version)
-                assert list(report.paused_seconds.values()) == [0.0]
-                service = await until(store, version)
-                names[version] = service.adapter
-                pool.update([service])
-                check(await pool.generate("new", request(version)), version, version)
-                # The keeper sees every version, as it would between two steps.
-                await until_kept(keeper, service.adapter)
-            assert not begun.done(), "or nothing was in flight when the versions came"
-            await until_loaded(client, {names[1], names[2]})
-            begun.cancel()
-            # A sampler that has not heard of the last two versions is told to ask again.
-            pool.update([service.model_copy(update={"adapter": "run-abcdef-v0"})])
-            asking = asyncio.create_task(pool.generate("late", request(5)))
-            await asyncio.sleep(0)
-            pool.update([service])
-            check(await asking, 5, 2)
-
-            port = int(service.base_url.rpartition(":")[2])
-            engine_of(port).kill()
-            await publisher.announce(3)
-            service = await until(store, 3)
-            pool.update([service])
-            check(await pool.generate("again", request(6)), 6, 3)
-            await until_loaded(client, {service.adapter})
+        async with ServerPool() as pool:
+            opened = Scene(store, publisher, keeper, pool, merged)
+            await opened.served(0)
+            yield opened
     finally:
         stop.set()
         await running
         await publisher.settle()
 
 
-async def until_kept(keeper: ServerKeeper, adapter: str | None) -> None:
-    while keeper._adapter != adapter:
-        await asyncio.sleep(0.05)
+async def test_generations_finish_on_the_adapter_that_they_began_with(scene: Scene) -> None:
+    slow = request(1, max_new_tokens=2500, stop_token_ids=())
+    begun = asyncio.create_task(scene.pool.generate("slow", slow))
+    service = await scene.served(0)
+    async with SGLangClient(service.base_url) as client:
+        while not (await client.loads()).num_running:
+            await asyncio.sleep(0.01)
+        names = []
+        for version in (1, 2):
+            report = await scene.publisher.announce(version)
+            assert list(report.paused_seconds.values()) == [0.0]
+            names.append((await scene.served(version)).adapter)
+            scene.check(await scene.pool.generate("new", request(version)), version, version)
+        while set(await client.adapters()) != set(names):
+            await asyncio.sleep(0.05)
+    scene.check(await begun, 1, 0)
+
+
+async def test_a_sampler_that_missed_versions_goes_on_with_the_newest(scene: Scene) -> None:
+    late = await scene.served(0)
+    for version in (1, 2):
+        await scene.publisher.announce(version)
+        newest = await scene.served(version)
+    async with SGLangClient(newest.base_url) as client:
+        while late.adapter in await client.adapters():
+            await asyncio.sleep(0.05)
+    scene.pool.update([late])
+    asking = asyncio.create_task(scene.pool.generate("late", request(5)))
+    await asyncio.sleep(0)
+    scene.pool.update([newest])
+    scene.check(await asking, 5, 2)
+
+
+async def test_a_server_that_died_comes_back_with_the_newest_adapter(scene: Scene) -> None:
+    service = await scene.served(0)
+    engine_of(int(service.base_url.rpartition(":")[2])).kill()
+    await scene.publisher.announce(3)
+    service = await scene.served(3)
+    scene.check(await scene.pool.generate("again", request(6)), 6, 3)
+    async with SGLangClient(service.base_url) as client:
+        assert set(await client.adapters()) == {service.adapter}
 
 
 def engine_of(port: int) -> psutil.Process:
