@@ -34,7 +34,7 @@ def make_sft(make_config, tmp_path):
             "gradient_accumulation_steps": 1,
             "max_steps": 6,
             "num_train_epochs": 6,
-            "learning_rate": 0.02,
+            "learning_rate": 0.1,
             "lora_rank": 4,
         }
         return make_config(**(values | flags))
@@ -61,7 +61,7 @@ async def test_fine_tuning_leaves_an_adapter_that_peft_loads_and_the_base_as_it_
     assert written["base_model_name_or_path"] == str(model_path)
     assert (written["r"], written["lora_alpha"]) == (4, 32)
     losses = json.loads(result.summary_path.read_text())["loss"]
-    assert losses[-1] < 0.8 * losses[0]
+    assert losses[-1] < losses[0] - 0.5
     assert (model_path / "model.safetensors").read_bytes() == before
     assert main(["export", *flags_of(config)]) == 0
     merged = config.run.output_path / "merged"
