@@ -151,6 +151,11 @@ def _with_adapters(
         (adapter,) = module.lora_A
         if isinstance(style, ColwiseParallel):
             # A sees whole inputs, and is whole; B is split as the outputs are.
+            found[f"{name}.lora_A.{adapter}"] = PrepareModuleInput(
+                input_layouts=(Replicate(),),
+                desired_input_layouts=(Replicate(),),
+                use_local_output=True,
+            )
             found[f"{name}.lora_B.{adapter}"] = style
         else:
             # A is split as the inputs are; B sees the tokens that this rank goes on with.

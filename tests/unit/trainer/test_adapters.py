@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from support.training import Player, train_tasks, write_model
+from torch.distributed.checkpoint import FileSystemReader
 
 from agentrl.cli.main import main
 from agentrl.distributed import Ranks
@@ -34,7 +35,7 @@ def make_sft(make_config, tmp_path):
             "gradient_accumulation_steps": 1,
             "max_steps": 6,
             "num_train_epochs": 6,
-            "learning_rate": 0.1,
+            "learning_rate": 0.02,
             "lora_rank": 4,
         }
         return make_config(**(values | flags))
@@ -61,7 +62,7 @@ async def test_fine_tuning_leaves_an_adapter_that_peft_loads_and_the_base_as_it_
     assert written["base_model_name_or_path"] == str(model_path)
     assert (written["r"], written["lora_alpha"]) == (4, 32)
     losses = json.loads(result.summary_path.read_text())["loss"]
-    assert losses[-1] < losses[0] - 0.5
+    assert losses[-1] < losses[0] - 0.2
     assert (model_path / "model.safetensors").read_bytes() == before
     assert main(["export", *flags_of(config)]) == 0
     merged = config.run.output_path / "merged"
@@ -69,11 +70,11 @@ async def test_fine_tuning_leaves_an_adapter_that_peft_loads_and_the_base_as_it_
     name = "model.layers.0.mlp.up_proj.weight"
     changed, start = (load_file(p / "model.safetensors")[name] for p in (merged, model_path))
     assert not torch.equal(changed, start)
-    state = sum(
-        f.stat().st_size for f in (config.run.output_path / "checkpoints").rglob("*.distcp")
-    )
-    adapter = (result.model_path / "adapter_model.safetensors").stat().st_size
-    assert state < 2 * (2 * adapter + 60_000), "two checkpoints of two moments of the adapter alone"
+    (checkpoint, *_) = sorted((config.run.output_path / "checkpoints").iterdir())
+    saved = FileSystemReader(checkpoint / "state").read_metadata().state_dict_metadata
+    moments = [name for name in saved if name.endswith(".exp_avg")]
+    assert len(moments) == 2 * 2 * 7, "A and B of seven linear layers in two blocks"
+    assert all(".lora_" in name for name in moments)
 
 
 async def test_a_run_goes_on_only_as_what_it_began(make_sft, model_path, tmp_path, capsys) -> None:
