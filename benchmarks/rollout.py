@@ -81,9 +81,11 @@ class RecordingPool(ServerPool):
         self.asked: defaultdict[str, list[GenerateRequest]] = defaultdict(list)
         self.num_tokens = 0
 
-    async def generate(self, key: str, request: GenerateRequest) -> GenerateResult:
+    async def generate(
+        self, key: str, request: GenerateRequest, *, group: str | None = None
+    ) -> GenerateResult:
         """Sample, and keep what was asked."""
-        result = await super().generate(key, request)
+        result = await super().generate(key, request, group=group)
         self.asked[key].append(request)
         self.num_tokens += len(result.output_ids)
         return result

@@ -202,7 +202,9 @@ class AsyncSampler(ABC, Generic[TaskType]):
             sampling=params,
             image_data=await self.context.images.inlined(prompt.images),
         )
-        result = await self._within_time(self.context.servers.generate(self.record.id, request))
+        result = await self._within_time(
+            self.context.servers.generate(self.record.id, request, group=self.record.task_id)
+        )
         if result.finish_reason == "abort":
             raise InferenceError(f"{result.server} gave up on a generation of {self.record.id}")
         reply = self.context.renderer.parse(result.output_ids, turn=number, tools=tools)
