@@ -164,7 +164,9 @@ class SimClient:
     async def close(self) -> None:
         """Hold nothing."""
 
-    async def generate(self, request: GenerateRequest) -> GenerateResult:
+    async def generate(
+        self, request: GenerateRequest, _on_partial: object = None
+    ) -> GenerateResult:
         count = request.sampling.max_new_tokens
         spans = fit_spans(await self._server.generate(count), count)
         return GenerateResult(

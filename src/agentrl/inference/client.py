@@ -2,7 +2,8 @@
 
 import json
 import socket
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from io import BytesIO
 from types import TracebackType
@@ -15,6 +16,7 @@ from agentrl.inference.faults import ServerRefused, ServerUnreachable, error_mes
 from agentrl.inference.wire import (
     GenerateRequest,
     GenerateResult,
+    parse_partial,
     parse_result,
     policy_version,
     request_body,
@@ -35,6 +37,9 @@ _PROBES = {
 the longest wait, in ms, for what was sent to be acknowledged."""
 _HEALTH_SECONDS = 30.0
 _JSON_BODY = {"Content-Type": "application/json"}
+
+OnPartial = Callable[[GenerateResult], None]
+"""Is told what was sampled so far, every few tokens."""
 
 
 @dataclass(frozen=True)
@@ -105,19 +110,38 @@ class SGLangClient:
         """Close all connections."""
         await self._http.close()
 
-    async def generate(self, request: GenerateRequest) -> GenerateResult:
+    async def generate(
+        self, request: GenerateRequest, on_partial: OnPartial | None = None
+    ) -> GenerateResult:
         """Sample a continuation; blocks while the server is paused.
 
         Cancelling the call aborts the generation on the server.
+
+        Args:
+            request: what to sample.
+            on_partial: is told how far it got while it goes on.
         """
-        body = await self._send(
+        sending = self._answer(
             "POST",
             "/generate",
-            request_body(request),
+            request_body(request, stream=on_partial is not None),
             headers=self._data_headers,
             limits=self._generate_timeout,
         )
-        return parse_result(_json(body, self.base_url), self.base_url)
+        async with sending as response:
+            if on_partial is None:
+                return parse_result(_json(await response.read(), self.base_url), self.base_url)
+            async for frame in _frames(response):
+                body = _json(frame, self.base_url)
+                if "error" in body:
+                    raise ServerRefused(
+                        f"{self.base_url} gave a generation up: {error_message(body)}",
+                        _error_status(body["error"]),
+                    )
+                if (body.get("meta_info") or {}).get("finish_reason") is not None:
+                    return parse_result(body, self.base_url)
+                on_partial(parse_partial(body, self.base_url))
+        raise ServerUnreachable(f"{self.base_url} ended a stream before its end")
 
     async def pause(self, mode: Literal["abort", "retract", "in_place"]) -> None:
         """Hold all generations."""
@@ -208,9 +232,27 @@ class SGLangClient:
         body: Mapping[str, Any] | None,
         *,
         headers: dict[str, str],
-        limits: aiohttp.ClientTimeout | None = None,
     ) -> bytes:
         """Return the body of a successful answer."""
+        async with self._answer(method, path, body, headers=headers) as response:
+            return await response.read()
+
+    @asynccontextmanager
+    async def _answer(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None,
+        *,
+        headers: dict[str, str],
+        limits: aiohttp.ClientTimeout | None = None,
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """Yield a successful answer whose body is still to be read.
+
+        Raises:
+            ServerUnreachable: there was none, or reading it failed.
+            ServerRefused: it has an error status.
+        """
         url = self.base_url + path
         try:
             async with self._http.request(
@@ -221,7 +263,12 @@ class SGLangClient:
                 headers=headers | _JSON_BODY if body is not None else headers,
                 timeout=limits or self._control_timeout,
             ) as response:
-                content = await response.read()
+                if response.status >= 400:
+                    text = _error_text(await response.read(), response.reason)
+                    raise ServerRefused(
+                        f"{url} answered {response.status}: {text}", response.status
+                    )
+                yield response
         except TimeoutError as error:
             raise ServerUnreachable(
                 f"{url} did not answer in time ({type(error).__name__})"
@@ -230,12 +277,25 @@ class SGLangClient:
             raise ServerUnreachable(
                 f"{url} cannot be reached ({type(error).__name__}); check that the server runs there"
             ) from error
-        if response.status >= 400:
-            raise ServerRefused(
-                f"{url} answered {response.status}: {_error_text(content, response.reason)}",
-                response.status,
-            )
-        return content
+
+
+async def _frames(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+    """Yield the data of server-sent events up to `[DONE]`."""
+    buffer = bytearray()
+    # Not by lines: aiohttp bounds their length, and a frame holds all tokens so far.
+    async for chunk in response.content.iter_any():
+        buffer += chunk
+        while (end := buffer.find(b"\n\n")) >= 0:
+            data = bytes(buffer[:end]).removeprefix(b"data:").strip()
+            del buffer[: end + 2]
+            if data == b"[DONE]":
+                return
+            yield data
+
+
+def _error_status(error: object) -> int:
+    code = error.get("code") if isinstance(error, Mapping) else None
+    return code if isinstance(code, int) else 500
 
 
 def _socket_that_notices_a_dead_peer(address: aiohttp.AddrInfoType) -> socket.socket:

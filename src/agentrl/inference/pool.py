@@ -11,7 +11,7 @@ import numpy as np
 
 from agentrl.errors import InferenceError, NoServerAvailable
 from agentrl.inference.balance import Balance, Pressure
-from agentrl.inference.client import SGLangClient
+from agentrl.inference.client import OnPartial, SGLangClient
 from agentrl.inference.faults import ServerRefused, ServerUnreachable
 from agentrl.inference.wire import GenerateRequest, GenerateResult, join_results, new_rid
 from agentrl.schema import InferenceService
@@ -78,16 +78,22 @@ class ServerPool:
         return len(self._usable)
 
     async def generate(
-        self, key: str, request: GenerateRequest, *, group: str | None = None
+        self,
+        key: str,
+        request: GenerateRequest,
+        on_partial: OnPartial | None = None,
+        *,
+        group: str | None = None,
     ) -> GenerateResult:
         """Sample a continuation on some server.
 
-        A generation that a server cut (for an update, say) is resumed where it was cut; one whose
-        server is lost is started again elsewhere.
+        A generation that a server cut (for an update, say) is resumed where it was cut. One whose
+        server is lost is started again elsewhere; if somebody was told how far it got, from there.
 
         Args:
             key: of the conversation; its generations prefer the server that has its prefix.
             request: what to sample.
+            on_partial: is told how far it got while it goes on. Tokens it was told of stay.
             group: of conversations that begin alike, and so prefer the same server to begin with.
 
         Raises:
@@ -95,20 +101,28 @@ class ServerPool:
             InferenceError: servers failed repeatedly, or refused the request as such.
         """
         so_far: GenerateResult | None = None
+        told: list[GenerateResult] = []
         failures = 0
+
+        def tell(partial: GenerateResult) -> None:
+            told[:] = [_joined(so_far, partial)]
+            if on_partial is not None:
+                on_partial(told[0])
+
+        listen = None if on_partial is None else tell
         while True:
             remaining = _rest_of(request, so_far)
+            told.clear()
             try:
-                result = await self._generate_once(key, group, remaining)
-            except ServerRefused as error:
-                if not error.is_transient:
+                result = await self._generate_once(key, group, remaining, listen)
+                merged = _joined(so_far, result)
+            except (ServerRefused, ServerUnreachable) as error:
+                if isinstance(error, ServerRefused) and not error.is_transient:
                     raise
                 failures = await self._after_failure(error, failures)
-                continue
-            except ServerUnreachable as error:
-                failures = await self._after_failure(error, failures)
-                continue
-            merged = result if so_far is None else join_results((so_far, result))
+                if not told:
+                    continue
+                result = merged = told[0]
             if result.finish_reason != "abort":
                 return merged
             if len(merged.output_ids) >= request.sampling.max_new_tokens:
@@ -119,12 +133,12 @@ class ServerPool:
             so_far = merged if len(merged.output_ids) else None
 
     async def _generate_once(
-        self, key: str, group: str | None, request: GenerateRequest
+        self, key: str, group: str | None, request: GenerateRequest, listen: OnPartial | None
     ) -> GenerateResult:
         url = self._balance.choose(key, group, await self._candidates())
         self._balance.in_flight[url] += 1
         try:
-            return await self._generate_unless_down(url, request)
+            return await self._generate_unless_down(url, request, listen)
         except (ServerUnreachable, ServerRefused) as error:
             if isinstance(error, ServerUnreachable) or error.is_transient:
                 self._shunned_until[url] = time.monotonic() + _SHUN_SECONDS
@@ -133,11 +147,13 @@ class ServerPool:
         finally:
             self._balance.in_flight[url] -= 1
 
-    async def _generate_unless_down(self, url: str, request: GenerateRequest) -> GenerateResult:
+    async def _generate_unless_down(
+        self, url: str, request: GenerateRequest, listen: OnPartial | None
+    ) -> GenerateResult:
         if url not in self._downs:
             self._downs[url] = asyncio.get_running_loop().create_future()
         down = self._downs[url]
-        generating = asyncio.create_task(self._clients[url].generate(request))
+        generating = asyncio.create_task(self._clients[url].generate(request, listen))
         try:
             ends: set[asyncio.Future[Any]] = {generating, down}
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
@@ -170,6 +186,10 @@ class ServerPool:
         fine = {url for url in self._usable if self._shunned_until.get(url, 0.0) <= now}
         # Where no server is fine, the next try is as good with any of them.
         return fine or self._usable
+
+
+def _joined(so_far: GenerateResult | None, result: GenerateResult) -> GenerateResult:
+    return result if so_far is None else join_results((so_far, result))
 
 
 def _rest_of(request: GenerateRequest, so_far: GenerateResult | None) -> GenerateRequest:
