@@ -205,7 +205,9 @@ class AsyncSampler(ABC, Generic[TaskType]):
             image_data=await self.context.images.inlined(prompt.images),
         )
         result = await self._within_time(
-            self.context.servers.generate(self.record.id, request, on_partial)
+            self.context.servers.generate(
+                self.record.id, request, on_partial, group=self.record.task_id
+            )
         )
         if result.finish_reason == "abort":
             raise InferenceError(f"{result.server} gave up on a generation of {self.record.id}")

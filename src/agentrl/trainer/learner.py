@@ -116,6 +116,7 @@ class Learner:
         self._precision = Precision.of(model.torch_dtype, ranks.device)
         is_flex = model.attention_implementation == "flex"
         attention = FLEX_ATTENTION if is_flex else TREE_ATTENTION
+        mesh = None if ranks.world_size == 1 else ranks.shape.build(ranks.device)
         self._policy = load_policy(
             model_path,
             dtype=self._precision.master,
@@ -123,10 +124,9 @@ class Learner:
             attention=attention,
             trust_remote_code=model.trust_remote_code,
             gradient_checkpointing=trainer.gradient_checkpointing,
+            spread=lambda policy: self._spread(policy, mesh),
         )
         self._flops = FlopCount.of(self._policy)
-        mesh = None if ranks.world_size == 1 else ranks.shape.build(ranks.device)
-        self._spread(self._policy, mesh)
         self._reference = None
         if reference_path is not None:
             self._reference = load_policy(
@@ -135,8 +135,8 @@ class Learner:
                 device=ranks.device,
                 attention=attention,
                 trust_remote_code=model.trust_remote_code,
+                spread=lambda policy: self._spread(policy, mesh),
             ).requires_grad_(requires_grad=False)
-            self._spread(self._reference, mesh)
         self._optimizer = make_optimizer(self._policy.parameters(), trainer)
         self._writer = StateWriter(ranks)
         self._num_done = 0
