@@ -19,6 +19,7 @@ from agentrl.gateway.messages import meaning
 from agentrl.gateway.requests import ChatRequest, CompletionRequest
 from agentrl.gateway.session import Session
 from agentrl.gateway.upstream import Upstream
+from agentrl.inference import OnPartial
 from agentrl.renderers import Reply
 from agentrl.rollout import AsyncSampler, LimitReached
 from agentrl.schema import DispatchedSamplingTask, Message, Outcome, ToolResult, utc_now
@@ -176,7 +177,7 @@ class RecordingSession(Session):
             messages=plan.added,
             tools=tools,
             judge=_format_errors_earn_nothing if may_call else None,
-            on_partial=telling and (lambda so_far: telling.tell(so_far.output_ids)),
+            on_partial=None if telling is None else _to(telling),
             **sampling,
         )
 
@@ -263,6 +264,10 @@ class RecordingSession(Session):
 
 def _format_errors_earn_nothing(turn: DispatchedSamplingTask, reply: Reply) -> float | None:
     return 0.0 if any(call.format_error is not None for call in reply.tool_calls) else None
+
+
+def _to(telling: Telling) -> OnPartial:
+    return lambda so_far: telling.tell(so_far.output_ids)
 
 
 def _all_said(reply: Reply) -> Reply:
