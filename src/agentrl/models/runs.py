@@ -80,7 +80,7 @@ class _AlongRuns(torch.autograd.Function):
         return output
 
     @staticmethod
-    @once_differentiable  # type: ignore[misc]
+    @once_differentiable
     def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         query, key, value, output, normalizers = ctx.saved_tensors
         gradients = [torch.zeros_like(s, dtype=normalizers.dtype) for s in (query, key, value)]
@@ -92,7 +92,7 @@ class _AlongRuns(torch.autograd.Function):
             parts = _part_backward(of_run, keys, values, causal=True, scaling=ctx.scaling)
             gradients[0][:, :, run.queries] += parts[0]
             for total, part in zip(gradients[1:], parts[1:], strict=True):
-                total[:, :, run.keys] += part.unflatten(1, (num_groups, -1)).sum(dim=2)
+                total[:, :, run.keys] += _summed_heads(part, num_groups)
             if run.above is not None:
                 keys, values = (s.index_select(2, run.above) for s in (key, value))
                 of_run = [_grouped(states, num_groups) for states in of_run]
@@ -155,6 +155,11 @@ def _part_backward(
 def _each_head(states: torch.Tensor, num_heads: int) -> torch.Tensor:
     """Repeat the K heads of keys or values, so that every query head has its own."""
     return states.repeat_interleave(num_heads // states.shape[1], dim=1)
+
+
+def _summed_heads(gradients: torch.Tensor, num_groups: int) -> torch.Tensor:
+    """Undo `_each_head` for gradients."""
+    return gradients.reshape(1, num_groups, -1, *gradients.shape[2:]).sum(dim=2)
 
 
 def _grouped(states: torch.Tensor, num_groups: int) -> torch.Tensor:
