@@ -25,6 +25,7 @@ from agentrl.models.flex import FLEX_ATTENTION, FlexLayout
 from agentrl.models.layout import visibility
 from agentrl.models.rows import PackedRow
 from agentrl.models.split import RowShare, RowSplit
+from agentrl.models.varlen import VARLEN_ATTENTION, VarlenLayout
 from agentrl.models.vocabulary import Vocabulary
 
 
@@ -134,6 +135,9 @@ class PolicyModel(nn.Module):
         elif implementation == FLEX_ATTENTION:
             flex_layout = FlexLayout.build(row, device, states, num_above)
             extra = {"flex_layout": flex_layout, "row_share": share}
+        elif implementation == VARLEN_ATTENTION:
+            varlen_layout = VarlenLayout.build(row, device, states, num_above)
+            extra = {"varlen_layout": varlen_layout, "row_share": share}
         elif states is not None:
             raise ConfigError(f"rows in chunks need tree attention, not {implementation}")
         else:  # the oracle: dense bool mask through transformers' own SDPA
