@@ -11,7 +11,7 @@ from support.engines import Oracle, Served, prompt, request, until_waiting
 
 from agentrl.inference.client import SGLangClient
 from agentrl.inference.faults import ServerRefused
-from agentrl.inference.wire import GenerateRequest
+from agentrl.inference.wire import GenerateRequest, GenerateResult
 from agentrl.schema import SamplingParams
 
 
@@ -321,3 +321,17 @@ async def test_malformed_command_is_refused(
     content = b"" if body is None else json.dumps(body).encode()
     answer = await http.post(path, content=content, headers={"Content-Type": "application/json"})
     assert (answer.status_code, form_of(answer)) == (400, SHAPE)
+
+
+async def test_a_listener_is_told_of_growing_beginnings(
+    client: SGLangClient, served: Served, oracle: Oracle
+) -> None:
+    told: list[GenerateResult] = []
+    asked = request(42, temperature=0.0, max_new_tokens=20)
+    result = await client.generate(asked, told.append)
+    outputs = [part.output_ids.tolist() for part in told]
+    assert outputs
+    assert all(len(a) < len(b) and b[: len(a)] == a for a, b in pairwise(outputs))
+    assert result.output_ids.tolist()[: len(outputs[-1])] == outputs[-1]
+    expected = oracle.logprobs(served.first, asked.input_ids, result.output_ids)
+    np.testing.assert_allclose(told[-1].output_logprobs, expected[: len(outputs[-1])], atol=1e-4)

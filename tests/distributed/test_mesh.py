@@ -1,14 +1,12 @@
 """Every mesh of gloo ranks computes what one process computes."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from support.gloo_ranks import run_ranks
 from support.mesh_run import TRAINER, three_steps
 from support.training import write_moe_model
 
@@ -16,7 +14,6 @@ from agentrl.distributed import Ranks
 
 pytestmark = pytest.mark.timeout(300)
 
-REPOSITORY = Path(__file__).parents[2]
 TWO: list[dict[str, Any]] = [{}, {"dp_replicate": 2}, {"tp": 2}, {"cp": 2}]
 FOUR: list[dict[str, Any]] = [
     {"dp_replicate": 2},
@@ -39,23 +36,6 @@ EXPERTS: list[dict[str, Any]] = [
 @pytest.fixture(scope="session")
 def moe_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_moe_model(tmp_path_factory.mktemp("moe"))
-
-
-def run(model: Path, output: Path, num_ranks: int, meshes: list[dict[str, Any]]) -> None:
-    ended = subprocess.run(
-        [
-            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-            *("--nproc_per_node", str(num_ranks), "tests/support/mesh_run.py"),
-            *(str(model), str(output), json.dumps(meshes)),
-        ],
-        cwd=REPOSITORY,
-        env=os.environ | {"PYTHONPATH": f"{REPOSITORY}/src:{REPOSITORY}/tests"},
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
-    assert ended.returncode == 0, (ended.stdout + ended.stderr)[-4000:]
 
 
 def assert_same(found: dict[str, Any], expected: dict[str, Any], bound: float) -> None:
@@ -88,7 +68,7 @@ def test_every_mesh_equals_one_process(
     tmp_path: Path,
 ) -> None:
     model = model_path if architecture == "dense" else moe_path
-    run(model, tmp_path, num_ranks, meshes)
+    run_ranks("mesh_run.py", num_ranks, model, tmp_path, json.dumps(meshes))
     dtypes = [mesh.get("dtype", "float32") for mesh in meshes]
     expected = {dtype: three_steps(model, Ranks(), dtype) for dtype in set(dtypes)}
     for number, dtype in enumerate(dtypes):

@@ -1,7 +1,9 @@
 """Client of one inference server: SGLang's native HTTP, as the embedded engine speaks it too."""
 
 import json
-from collections.abc import Mapping
+import socket
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from io import BytesIO
 from types import TracebackType
@@ -14,17 +16,30 @@ from agentrl.inference.faults import ServerRefused, ServerUnreachable, error_mes
 from agentrl.inference.wire import (
     GenerateRequest,
     GenerateResult,
+    parse_partial,
     parse_result,
     policy_version,
     request_body,
 )
+from agentrl.schema import ServerLoad
 
 # Servers close idle connections after 5 s; reusing one at that moment fails.
 _KEEPALIVE_SECONDS = 3.0
 _CONNECT_SECONDS = 5.0
 _CONTROL_SECONDS = 300.0
+_PROBES = {
+    "TCP_KEEPIDLE": 20,
+    "TCP_KEEPINTVL": 5,
+    "TCP_KEEPCNT": 4,
+    "TCP_USER_TIMEOUT": 40_000,
+}
+"""When a silent connection is asked whether its peer is there: after 20 s, every 5 s, 4 times; and
+the longest wait, in ms, for what was sent to be acknowledged."""
 _HEALTH_SECONDS = 30.0
 _JSON_BODY = {"Content-Type": "application/json"}
+
+OnPartial = Callable[[GenerateResult], None]
+"""Is told what was sampled so far, every few tokens."""
 
 
 @dataclass(frozen=True)
@@ -34,16 +49,6 @@ class ModelInfo:
     model_path: str
     weight_version: int
     """Policy version; labels that are no number are version 0."""
-
-
-@dataclass(frozen=True)
-class Load:
-    """How busy a server is."""
-
-    num_running: int
-    num_waiting: int
-    num_used_tokens: int
-    max_total_num_tokens: int
 
 
 class SGLangClient:
@@ -82,7 +87,11 @@ class SGLangClient:
         # Not httpx: its pool looks at every connection for every request, which at 64 generations
         # at a time cost more than all else that a rollout does.
         self._http = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_SECONDS),
+            connector=aiohttp.TCPConnector(
+                limit=0,
+                keepalive_timeout=_KEEPALIVE_SECONDS,
+                socket_factory=_socket_that_notices_a_dead_peer,
+            ),
             cookie_jar=aiohttp.DummyCookieJar(),
         )
 
@@ -101,19 +110,38 @@ class SGLangClient:
         """Close all connections."""
         await self._http.close()
 
-    async def generate(self, request: GenerateRequest) -> GenerateResult:
+    async def generate(
+        self, request: GenerateRequest, on_partial: OnPartial | None = None
+    ) -> GenerateResult:
         """Sample a continuation; blocks while the server is paused.
 
         Cancelling the call aborts the generation on the server.
+
+        Args:
+            request: what to sample.
+            on_partial: is told how far it got while it goes on.
         """
-        body = await self._send(
+        sending = self._answer(
             "POST",
             "/generate",
-            request_body(request),
+            request_body(request, stream=on_partial is not None),
             headers=self._data_headers,
             limits=self._generate_timeout,
         )
-        return parse_result(_json(body, self.base_url), self.base_url)
+        async with sending as response:
+            if on_partial is None:
+                return parse_result(_json(await response.read(), self.base_url), self.base_url)
+            async for frame in _frames(response):
+                body = _json(frame, self.base_url)
+                if "error" in body:
+                    raise ServerRefused(
+                        f"{self.base_url} gave a generation up: {error_message(body)}",
+                        _error_status(body["error"]),
+                    )
+                if (body.get("meta_info") or {}).get("finish_reason") is not None:
+                    return parse_result(body, self.base_url)
+                on_partial(parse_partial(body, self.base_url))
+        raise ServerUnreachable(f"{self.base_url} ended a stream before its end")
 
     async def pause(self, mode: Literal["abort", "retract", "in_place"]) -> None:
         """Hold all generations."""
@@ -173,14 +201,19 @@ class SGLangClient:
         """Return the server's arguments and state."""
         return await self._get("/server_info")
 
-    async def loads(self) -> Load:
-        """Return how busy the server is, over all of its data-parallel workers."""
-        loads = (await self._get("/v1/loads?include=core")).get("loads") or []
-        return Load(
-            num_running=sum(int(load.get("num_running_reqs") or 0) for load in loads),
-            num_waiting=sum(int(load.get("num_waiting_reqs") or 0) for load in loads),
-            num_used_tokens=sum(int(load.get("num_used_tokens") or 0) for load in loads),
-            max_total_num_tokens=sum(int(load.get("max_total_num_tokens") or 0) for load in loads),
+    async def loads(self) -> ServerLoad:
+        """Return how busy the server is, over all of its data-parallel workers.
+
+        Raises:
+            ServerRefused: with status 404 where the server has no such route.
+        """
+        ranks = (await self._get("/v1/loads?include=core")).get("loads") or []
+        usages = [float(rank.get("token_usage") or 0.0) for rank in ranks]
+        return ServerLoad(
+            num_running=sum(int(rank.get("num_running_reqs") or 0) for rank in ranks),
+            num_waiting=sum(int(rank.get("num_waiting_reqs") or 0) for rank in ranks),
+            num_used_tokens=sum(int(rank.get("num_used_tokens") or 0) for rank in ranks),
+            token_usage=sum(usages) / len(usages) if usages else 0.0,
         )
 
     async def _control(self, path: str, body: Mapping[str, Any]) -> None:
@@ -199,9 +232,27 @@ class SGLangClient:
         body: Mapping[str, Any] | None,
         *,
         headers: dict[str, str],
-        limits: aiohttp.ClientTimeout | None = None,
     ) -> bytes:
         """Return the body of a successful answer."""
+        async with self._answer(method, path, body, headers=headers) as response:
+            return await response.read()
+
+    @asynccontextmanager
+    async def _answer(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None,
+        *,
+        headers: dict[str, str],
+        limits: aiohttp.ClientTimeout | None = None,
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """Yield a successful answer whose body is still to be read.
+
+        Raises:
+            ServerUnreachable: there was none, or reading it failed.
+            ServerRefused: it has an error status.
+        """
         url = self.base_url + path
         try:
             async with self._http.request(
@@ -212,7 +263,12 @@ class SGLangClient:
                 headers=headers | _JSON_BODY if body is not None else headers,
                 timeout=limits or self._control_timeout,
             ) as response:
-                content = await response.read()
+                if response.status >= 400:
+                    text = _error_text(await response.read(), response.reason)
+                    raise ServerRefused(
+                        f"{url} answered {response.status}: {text}", response.status
+                    )
+                yield response
         except TimeoutError as error:
             raise ServerUnreachable(
                 f"{url} did not answer in time ({type(error).__name__})"
@@ -221,12 +277,40 @@ class SGLangClient:
             raise ServerUnreachable(
                 f"{url} cannot be reached ({type(error).__name__}); check that the server runs there"
             ) from error
-        if response.status >= 400:
-            raise ServerRefused(
-                f"{url} answered {response.status}: {_error_text(content, response.reason)}",
-                response.status,
-            )
-        return content
+
+
+async def _frames(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+    """Yield the data of server-sent events up to `[DONE]`."""
+    buffer = bytearray()
+    # Not by lines: aiohttp bounds their length, and a frame holds all tokens so far.
+    async for chunk in response.content.iter_any():
+        buffer += chunk
+        while (end := buffer.find(b"\n\n")) >= 0:
+            data = bytes(buffer[:end]).removeprefix(b"data:").strip()
+            del buffer[: end + 2]
+            if data == b"[DONE]":
+                return
+            yield data
+
+
+def _error_status(error: object) -> int:
+    code = error.get("code") if isinstance(error, Mapping) else None
+    return code if isinstance(code, int) else 500
+
+
+def _socket_that_notices_a_dead_peer(address: aiohttp.AddrInfoType) -> socket.socket:
+    """Return a socket whose connection fails when nobody is at its other end any more.
+
+    A generation may take as long as it likes, so there is no bound on the wait for its answer. A
+    machine that lost power or its network does not close its connections; the kernel has to ask.
+    """
+    family, kind, protocol, _, _ = address
+    opened = socket.socket(family, kind, protocol)
+    opened.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in _PROBES.items():
+        if hasattr(socket, option):  # each system has its own
+            opened.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+    return opened
 
 
 def _error_text(content: bytes, reason: str | None) -> str:

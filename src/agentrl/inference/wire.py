@@ -15,6 +15,8 @@ from agentrl.inference.faults import ServerRefused
 from agentrl.schema import FinishReason, Logprobs, SamplingParams, TokenIds, VersionSpan
 from agentrl.schema.base import Value
 
+STREAM_INTERVAL = 8
+"""Tokens between two frames of a stream. Every frame holds all tokens so far."""
 START_VERSION = 0
 """Policy version that a label means which is not a number (a server's own `default`)."""
 
@@ -63,7 +65,7 @@ def policy_version(label: object) -> int:
     return int(text) if text.isdecimal() else START_VERSION
 
 
-def request_body(request: GenerateRequest) -> dict[str, Any]:
+def request_body(request: GenerateRequest, *, stream: bool = False) -> dict[str, Any]:
     """Return the JSON body of `/generate`. Every sampling parameter is sent explicitly."""
     sampling = request.sampling
     params: dict[str, Any] = {
@@ -88,6 +90,9 @@ def request_body(request: GenerateRequest) -> dict[str, Any]:
         "sampling_params": params,
         "return_logprob": True,
     }
+    if stream:
+        body["stream"] = True
+        params["stream_interval"] = STREAM_INTERVAL
     if request.extra_key is not None:
         body["extra_key"] = request.extra_key
     if request.image_data:
@@ -139,6 +144,16 @@ def parse_result(body: Mapping[str, Any], server: str) -> GenerateResult:
         num_retractions=int(meta.get("num_retractions") or 0),
         server=server,
     )
+
+
+def parse_partial(body: Mapping[str, Any], server: str) -> GenerateResult:
+    """Read a frame of a stream that goes on: what would be left if it were cut there.
+
+    Raises:
+        InferenceError: see `parse_result`.
+    """
+    meta = {**body.get("meta_info", {}), "finish_reason": {"type": "abort"}}
+    return parse_result({**body, "meta_info": meta}, server)
 
 
 def _matched(value: object) -> int | str | None:

@@ -38,7 +38,7 @@ class FlopCount:
 
     @classmethod
     def of(cls, policy: PolicyModel) -> Self:
-        """Read the costs off a model (before it is sharded)."""
+        """Read the costs off a model, sharded or not."""
         config: Any = policy.model.config
         embedding: Any = policy.model.get_input_embeddings()
         head: Any = policy.model.get_output_embeddings()  # type: ignore[no-untyped-call]

@@ -1,19 +1,33 @@
 """Load a policy from a Hugging Face checkpoint. Weights are always read, never drawn."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import init_empty_weights
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    GenerationConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+)
 
 from agentrl.errors import ConfigError
 from agentrl.models.attention import TREE_ATTENTION
 from agentrl.models.flex import FLEX_ATTENTION
 from agentrl.models.policy import PolicyModel
+from agentrl.models.varlen import VARLEN_ATTENTION
+from agentrl.models.weights import materialize, read_weights
 
 SUPPORTED_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe")
 """Architectures whose trees are checked to be exact."""
+ATTENTION = {"sdpa": TREE_ATTENTION, "flex": FLEX_ATTENTION, "varlen": VARLEN_ATTENTION}
+"""What `--attention_implementation` names."""
+_LENGTH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
+"""Frequencies follow from the longest position of the row, whatever path it is on."""
 
 
 def load_policy(
@@ -24,44 +38,64 @@ def load_policy(
     attention: str = TREE_ATTENTION,
     trust_remote_code: bool = False,
     gradient_checkpointing: bool = False,
+    spread: Callable[[PolicyModel], object] | None = None,
 ) -> PolicyModel:
     """Load config and weights.
 
+    Memory is taken for this rank's parts alone (see `models.weights`).
+
     Args:
-        path: directory of a checkpoint, or a hub id.
+        path: directory of a checkpoint.
         dtype: precision of parameters and computation; float64 is exact throughout.
         device: where the parameters go.
-        attention: `TREE_ATTENTION`, `FLEX_ATTENTION` (CUDA), or `sdpa` for the dense oracle.
+        attention: one of `ATTENTION`, or `sdpa` for the dense oracle.
         trust_remote_code: run Python code that the checkpoint brings along.
         gradient_checkpointing: recompute activations in the backward pass.
+        spread: splits and shards the model over ranks, in place, before it has weights.
 
     Raises:
-        ConfigError: no checkpoint there, weights are missing, or the architecture cannot be
-            trained on token trees.
+        ConfigError: no checkpoint there, its weights are not the configuration's, or the
+            architecture cannot be trained on token trees.
     """
     config = read_config(path, trust_remote_code=trust_remote_code)
     check_tree_support(config)
-    if attention == FLEX_ATTENTION and torch.device(device).type != "cuda":
+    on_cuda_only = {ATTENTION[flag]: flag for flag in ("flex", "varlen")}
+    if attention in on_cuda_only and torch.device(device).type != "cuda":
         raise ConfigError(
-            "--attention_implementation flex trains on CUDA only; use sdpa, which is as exact"
+            f"--attention_implementation {on_cuda_only[attention]} trains on CUDA only; use sdpa, "
+            "which is as exact"
         )
-    try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            path,
-            config=config,
+    policy = wrap_policy(
+        _without_weights(Path(path), config, dtype, attention, trust_remote_code),
+        gradient_checkpointing=gradient_checkpointing,
+    )
+    if spread is not None:
+        spread(policy)
+    materialize(policy, torch.device(device))
+    read_weights(policy.model, Path(path))
+    return policy
+
+
+def _without_weights(
+    path: Path,
+    config: PretrainedConfig,
+    dtype: torch.dtype,
+    attention: str,
+    trust_remote_code: bool,
+) -> PreTrainedModel:
+    """Return a model whose parameters are on the meta device, and whose buffers are real."""
+    with init_empty_weights(include_buffers=False):
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+            config,
             dtype=dtype,
             attn_implementation=attention,
             trust_remote_code=trust_remote_code,
-            output_loading_info=True,
         )
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"cannot load weights from {path}: {_first_line(error)}") from error
-    model: PreTrainedModel = loaded[0]
-    missing = sorted(loaded[1]["missing_keys"])
-    if missing:
-        raise ConfigError(f"weights are missing from {path}: {', '.join(missing[:3])}")
-    model.to(device)  # type: ignore[arg-type]
-    return wrap_policy(model, gradient_checkpointing=gradient_checkpointing)
+    model.tie_weights()
+    if (path / "generation_config.json").is_file():
+        # It goes along with every export; servers take their stop tokens from it.
+        model.generation_config = GenerationConfig.from_pretrained(path)
+    return model
 
 
 def read_config(path: str | Path, *, trust_remote_code: bool = False) -> PretrainedConfig:
@@ -107,6 +141,12 @@ def check_tree_support(config: PretrainedConfig) -> None:
         raise ConfigError(
             "models with sliding-window or linear-attention layers cannot be trained on token "
             f"trees (layer types {sorted(layer_types)}, sliding window {sliding})"
+        )
+    rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
+    if rope in _LENGTH_DEPENDENT_ROPE:
+        raise ConfigError(
+            f"models with a rotary embedding of type {rope!r} cannot be trained on token trees: it "
+            "turns all tokens differently once a sequence is long; yarn, llama3 and linear do not"
         )
     if config.model_type not in SUPPORTED_MODEL_TYPES:
         raise ConfigError(

@@ -7,6 +7,7 @@ together with the records it was trained on.
 
 import asyncio
 import logging
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from agentrl.errors import InferenceError
 from agentrl.inference.client import SGLangClient
 from agentrl.schema import InferenceService, Policy
 from agentrl.store import TrajectoryStore
+from agentrl.weight_sync.delivery import Delivery, FileDelivery
 from agentrl.weight_sync.files import (
     checksum,
     clear_leftovers,
@@ -24,7 +26,6 @@ from agentrl.weight_sync.files import (
     version_dir,
     weight_bytes,
 )
-from agentrl.weight_sync.update import update_server
 
 logger = logging.getLogger(__name__)
 
@@ -52,11 +53,22 @@ class PolicyPublisher:
         *,
         publish: PublishSection,
         inference: InferenceSection,
+        delivery: Delivery | None = None,
     ) -> None:
+        """Set up.
+
+        Args:
+            store: where versions are announced and servers are registered.
+            root: directory of the version directories.
+            publish: how servers are updated.
+            inference: keys of the servers.
+            delivery: how weights reach the servers; over files when not given.
+        """
         self._store = store
         self._root = root.absolute()
         self._publish = publish
         self._inference = inference
+        self._delivery = delivery or FileDelivery(publish)
         self._filing: asyncio.Task[None] | None = None
         clear_leftovers(self._root)
 
@@ -78,16 +90,7 @@ class PolicyPublisher:
         await self.settle()
         policy = Policy(version=version, path=str(directory), num_bytes=weight_bytes(directory))
         await self._store.publish_policy(policy)
-        services = [s for s in await self._store.services() if s.status != "down"]
-        outcomes = await asyncio.gather(*(self._update(service, policy) for service in services))
-        by_id = {service.id: outcome for service, outcome in zip(services, outcomes, strict=True)}
-        paused = {name: outcome for name, outcome in by_id.items() if isinstance(outcome, float)}
-        report = PublishReport(
-            version=version,
-            updated=tuple(paused),
-            failed={name: outcome for name, outcome in by_id.items() if isinstance(outcome, str)},
-            paused_seconds=paused,
-        )
+        report = await self._hand_out(policy)
         self._filing = asyncio.create_task(self._file(policy))
         return report
 
@@ -107,28 +110,41 @@ class PolicyPublisher:
         await self._store.set_policy_checksum(policy.version, digest)
         await self._remove_old()
 
-    async def _update(self, service: InferenceService, policy: Policy) -> float | str:
-        """Update one server; return for how long it was paused, or why it failed."""
-        await self._store.set_service(service.id, status="updating")
-        try:
-            async with SGLangClient(
-                service.base_url,
-                api_key=_secret(self._inference.inference_api_key),
-                admin_key=_secret(self._inference.inference_admin_key),
-            ) as client:
-                paused = await update_server(
-                    client,
-                    Path(policy.path),
-                    policy.version,
-                    mode=self._publish.publish_mode,
-                    timeout_seconds=self._publish.publish_timeout_seconds,
-                )
-        except InferenceError as error:
-            logger.warning("server %s is taken out: %s", service.base_url, error)
-            await self._store.set_service(service.id, status="down", error=str(error))
-            return str(error)
-        await self._store.set_service(service.id, status="up", policy_version=policy.version)
-        return paused
+    async def _hand_out(self, policy: Policy) -> PublishReport:
+        """Deliver a version to every server that is not down."""
+        services = {s.id: s for s in await self._store.services() if s.status != "down"}
+        updating = (self._store.set_service(name, status="updating") for name in services)
+        await asyncio.gather(*updating)
+        outcomes: dict[str, float | InferenceError] = {}
+
+        async def settled(name: str, outcome: float | InferenceError) -> None:
+            outcomes[name] = outcome
+            if isinstance(outcome, InferenceError):
+                logger.warning("server %s is taken out: %s", services[name].base_url, outcome)
+                await self._store.set_service(name, status="down", error=str(outcome))
+            else:
+                await self._store.set_service(name, status="up", policy_version=policy.version)
+
+        async with AsyncExitStack() as stack:
+            clients = {
+                name: await stack.enter_async_context(self._client(service))
+                for name, service in services.items()
+            }
+            await self._delivery.deliver(policy, clients, settled)
+        paused = {name: value for name, value in outcomes.items() if isinstance(value, float)}
+        return PublishReport(
+            version=policy.version,
+            updated=tuple(paused),
+            failed={name: str(value) for name, value in outcomes.items() if name not in paused},
+            paused_seconds=paused,
+        )
+
+    def _client(self, service: InferenceService) -> SGLangClient:
+        return SGLangClient(
+            service.base_url,
+            api_key=_secret(self._inference.inference_api_key),
+            admin_key=_secret(self._inference.inference_admin_key),
+        )
 
     async def _remove_old(self) -> None:
         services = await self._store.services()

@@ -1,12 +1,13 @@
 """Generations over several servers, some of which misbehave. The servers are on real sockets."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from typing import Any
 
 import numpy as np
 import pytest
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from support.stub_server import StubServer, generation, stub_server
 
 from agentrl.errors import NoServerAvailable
@@ -226,3 +227,66 @@ async def test_servers_get_work_in_proportion_to_their_speed(
     await asyncio.gather(*(play(record) for record in range(16)))
     fast, slow = (len(stub.bodies) for stub in pair)
     assert 2 < fast / slow < 4.5
+
+
+def stream_of(*frames: dict[str, Any], done: bool = True) -> Response:
+    ends = ["[DONE]"] if done else []
+    data = [*(json.dumps(frame) for frame in frames), *ends]
+    return StreamingResponse((f"data: {each}\n\n" for each in data), media_type="text/event-stream")
+
+
+def partial(ids: list[int]) -> dict[str, Any]:
+    body = generation(ids)
+    body["meta_info"]["finish_reason"] = None
+    return body
+
+
+async def test_a_listener_is_told_how_far_a_generation_got(
+    pool: ServerPool, pair: tuple[StubServer, StubServer]
+) -> None:
+    async def in_pieces(_: dict[str, Any]) -> Response:
+        return stream_of(partial([7]), partial([7, 8]), generation([7, 8, 9]))
+
+    pair[0].answer = in_pieces
+    pool.update([service(pair[0].url)])
+    told: list[list[int]] = []
+    result = await pool.generate("record", REQUEST, lambda part: told.append([*part.output_ids]))
+    assert told == [[7], [7, 8]]
+    assert (result.output_ids.tolist(), result.finish_reason) == ([7, 8, 9], "stop")
+    assert pair[0].bodies[0]["stream"] is True
+
+
+async def test_tokens_that_were_told_of_stay_when_their_server_is_lost(
+    pool: ServerPool, pair: tuple[StubServer, StubServer]
+) -> None:
+    stub = pair[0]
+
+    async def lost_at_first(_: dict[str, Any]) -> Response:
+        if len(stub.bodies) == 1:
+            return stream_of(partial([4, 5]), done=False)
+        if len(stub.bodies) == 2:
+            return stream_of({"error": {"message": "shutting down", "code": 503}})
+        return stream_of(partial([6]), generation([6, 7], version="2"))
+
+    stub.answer = lost_at_first
+    pool.update([service(stub.url)])
+    told: list[list[int]] = []
+    result = await pool.generate("record", REQUEST, lambda part: told.append([*part.output_ids]))
+    assert told == [[4, 5], [4, 5, 6]]
+    assert result.output_ids.tolist() == [4, 5, 6, 7]
+    assert [span.version for span in result.version_spans] == [0, 2]
+    assert [body["input_ids"] for body in stub.bodies] == [[1, 2, 3], *[[1, 2, 3, 4, 5]] * 2]
+    assert stub.bodies[2]["sampling_params"]["max_new_tokens"] == 8
+
+
+async def test_a_refusal_within_a_stream_is_not_repeated(
+    pool: ServerPool, pair: tuple[StubServer, StubServer]
+) -> None:
+    async def refuse(_: dict[str, Any]) -> Response:
+        return stream_of({"error": {"message": "too long", "code": 400}})
+
+    pair[0].answer = refuse
+    pool.update([service(pair[0].url)])
+    with pytest.raises(ServerRefused, match="too long"):
+        await pool.generate("record", REQUEST, lambda _: None)
+    assert len(pair[0].bodies) == 1

@@ -5,8 +5,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from support.trees import random_group, tiny_policy
 from transformers import (
+    AutoModelForCausalLM,
     Gemma3TextConfig,
     GPT2Config,
+    LlamaConfig,
     MistralConfig,
     Qwen2Config,
     Qwen3Config,
@@ -22,6 +24,15 @@ from agentrl.models.policy import term_logprobs
 
 logging.disable_progress_bar()
 torch.set_num_threads(1)
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 2.0}
+LONG = {
+    "rope_type": "longrope",
+    "rope_theta": 10_000.0,
+    "short_factor": [1.0] * 64,
+    "long_factor": [2.0] * 64,
+    "original_max_position_embeddings": 1024,
+}
+YARN = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0}
 
 
 @pytest.mark.parametrize("architecture", ["qwen3", "llama"])
@@ -63,6 +74,75 @@ def test_missing_weights_are_refused(tmp_path):
         load_policy(path)
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda weights: weights | {"model.layers.9.mlp.up_proj.weight": torch.zeros(2)},
+            r"no place for: model\.layers\.9\.mlp\.up_proj\.weight",
+        ),
+        (
+            lambda weights: weights | {"model.norm.weight": torch.zeros(2)},
+            r"do not fit its config.json: model\.norm\.weight has shape \[2\], not \[32\]",
+        ),
+    ],
+    ids=["unexpected", "wrong-shape"],
+)
+def test_weights_of_another_model_are_refused(tmp_path, change, message):
+    path = save_hf(tiny_policy(dtype=torch.float32), tmp_path / "policy")
+    weights = load_file(path / "model.safetensors")
+    save_file(change(weights), path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ConfigError, match=message):
+        load_policy(path)
+
+
+def test_a_file_that_is_no_checkpoint_is_refused(tmp_path):
+    path = save_hf(tiny_policy(dtype=torch.float32), tmp_path / "policy")
+    (path / "model.safetensors").write_text("nothing")
+    with pytest.raises(ConfigError, match=r"cannot load weights from .*model\.safetensors"):
+        load_policy(path)
+    (path / "model.safetensors").unlink()
+    with pytest.raises(ConfigError, match=r"no weights in .*neither model\.safetensors nor"):
+        load_policy(path)
+
+
+@pytest.mark.parametrize("architecture", ["qwen3", "qwen3_moe", "llama"])
+@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16])
+def test_weights_are_bit_for_bit_those_that_transformers_loads(tmp_path, architecture, stored):
+    policy = tiny_policy(architecture, torch.float32)
+    policy.model.to(stored).save_pretrained(tmp_path, max_shard_size="20KB")
+    plain = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    loaded = load_policy(tmp_path).model
+    for kind in ("named_parameters", "named_buffers"):
+        expected = dict(getattr(plain, kind)())
+        found = dict(getattr(loaded, kind)())
+        assert found.keys() == expected.keys()
+        assert all(torch.equal(found[name], expected[name]) for name in expected)
+        assert {tensor.dtype for tensor in found.values()} == {torch.float32}
+
+
+def test_tied_weights_are_one_whatever_name_they_have_in_the_file(tmp_path):
+    path = save_hf(tiny_policy(dtype=torch.float32), tmp_path / "policy")
+    weights = load_file(path / "model.safetensors")
+    table = weights.pop("model.embed_tokens.weight")
+    computed = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(4)}
+    for names in (["lm_head.weight"], ["lm_head.weight", "model.embed_tokens.weight"]):
+        tables = {name: table.clone() for name in names}
+        save_file(weights | tables | computed, path / "model.safetensors", {"format": "pt"})
+        model = load_policy(path).model
+        assert model.lm_head.weight is model.model.embed_tokens.weight
+        assert torch.equal(model.lm_head.weight, table)
+
+
+def test_how_a_model_generates_is_kept_for_its_exports(tmp_path):
+    path = save_hf(tiny_policy(dtype=torch.float32), tmp_path / "policy")
+    settings = {"eos_token_id": [5, 7], "do_sample": True, "temperature": 0.6}
+    (path / "generation_config.json").write_text(json.dumps(settings))
+    again = save_hf(load_policy(path), tmp_path / "again")
+    kept = json.loads((again / "generation_config.json").read_text())
+    assert settings.items() <= kept.items()
+
+
 def test_missing_checkpoint_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="no model configuration at"):
         load_policy(tmp_path)
@@ -81,6 +161,8 @@ def test_missing_checkpoint_is_refused(tmp_path):
         (Gemma3TextConfig(), "sliding_attention"),
         (Qwen3NextConfig(), "linear_attention"),
         (Qwen2Config(attention_dropout=0.1), "attention_dropout must be 0"),
+        (LlamaConfig(rope_parameters=DYNAMIC), "rotary embedding of type 'dynamic'"),
+        (Qwen2Config(rope_parameters=LONG), "rotary embedding of type 'longrope'"),
     ],
 )
 def test_architectures_that_trees_cannot_serve_are_refused(config, message):
@@ -88,8 +170,11 @@ def test_architectures_that_trees_cannot_serve_are_refused(config, message):
         check_tree_support(config)
 
 
-def test_mistral_without_a_window_is_accepted():
-    check_tree_support(MistralConfig(sliding_window=None))
+@pytest.mark.parametrize(
+    "config", [MistralConfig(sliding_window=None), Qwen3Config(rope_parameters=YARN)]
+)
+def test_models_whose_paths_say_all_are_accepted(config):
+    check_tree_support(config)
 
 
 @pytest.mark.parametrize("architecture", ["qwen3", "llama"])

@@ -134,7 +134,8 @@ class FrontEnd:
         for sequence in request.sequences:
             self._growth[sequence] = changed
         self.submit(request)
-        sent = dict.fromkeys(request.sequences, -1)
+        # The first token at once, and then one frame an interval.
+        due = dict.fromkeys(request.sequences, 1)
         open_sequences = list(request.sequences)
         try:
             while open_sequences:
@@ -149,8 +150,8 @@ class FrontEnd:
                     count = len(sequence.output_logprobs)
                     if ended and sequence.finish and sequence.finish.status is not None:
                         raise Refused(sequence.finish.message, sequence.finish.status)
-                    if ended or count > sent[sequence]:
-                        sent[sequence] = count
+                    if ended or count >= due[sequence]:
+                        due[sequence] = count + request.stream_interval
                         if ended:
                             open_sequences.remove(sequence)
                         yield index, self.answer(sequence, request)

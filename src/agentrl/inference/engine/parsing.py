@@ -44,6 +44,8 @@ class ParsedRequest:
     is_batch: bool
     """Whether the answer is a list."""
     stream: bool
+    stream_interval: int
+    """Tokens between two frames of a stream."""
     return_logprob: bool
     logprob_start_len: int
     """-1: logprobs of the output only."""
@@ -122,6 +124,7 @@ _RANGES: dict[str, tuple[str, Callable[[float], bool]]] = {
     "max_new_tokens": ("at least 0", lambda value: value >= 0),
     "min_new_tokens": ("at least 0", lambda value: value >= 0),
     "n": ("at least 1", lambda value: value >= 1),
+    "stream_interval": ("at least 1", lambda value: value >= 1),
     "temperature": ("at least 0", lambda value: value >= 0),
     "top_p": ("in (0, 1]", lambda value: 0 < value <= 1),
     "top_k": ("-1 or at least 1", lambda value: value == -1 or value >= 1),
@@ -185,6 +188,7 @@ def parse_generate(
         sequences=tuple(sequences),
         is_batch=is_batch or len(sequences) > 1,
         stream=stream,
+        stream_interval=first.get("stream_interval") or 1,
         return_logprob=return_logprob,
         logprob_start_len=logprob_start,
         return_text_in_logprobs=_flag(body, "return_text_in_logprobs", takes_null=False),

@@ -1,0 +1,66 @@
+"""How the weights of a version reach the servers.
+
+A `Delivery` knows the way (files, broadcast); the publisher knows which servers there are and what
+becomes of those that fail.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Protocol
+
+from agentrl.config.sections import PublishSection
+from agentrl.errors import InferenceError
+from agentrl.inference.client import SGLangClient
+from agentrl.schema import Policy
+from agentrl.weight_sync.update import update_server
+
+Settled = Callable[[str, float | InferenceError], Awaitable[None]]
+"""Told the id of a server and for how many seconds it was paused, or why it has to go."""
+
+
+class Delivery(Protocol):
+    """One way to the servers."""
+
+    async def deliver(
+        self, policy: Policy, servers: Mapping[str, SGLangClient], settled: Settled
+    ) -> None:
+        """Bring servers to a version.
+
+        Args:
+            policy: the version.
+            servers: control routes by the id of the server.
+            settled: awaited once for every server, as soon as its part is over; errors of servers
+                are told this way and not raised.
+        """
+
+
+class FileDelivery:
+    """Every server reads the version's directory, each at its own pace."""
+
+    def __init__(self, publish: PublishSection) -> None:
+        self._publish = publish
+
+    async def deliver(
+        self, policy: Policy, servers: Mapping[str, SGLangClient], settled: Settled
+    ) -> None:
+        """See `Delivery.deliver`; the directory has to be there."""
+        await asyncio.gather(
+            *(self._update(name, client, policy, settled) for name, client in servers.items())
+        )
+
+    async def _update(
+        self, name: str, client: SGLangClient, policy: Policy, settled: Settled
+    ) -> None:
+        outcome: float | InferenceError
+        try:
+            outcome = await update_server(
+                client,
+                Path(policy.path),
+                policy.version,
+                mode=self._publish.publish_mode,
+                timeout_seconds=self._publish.publish_timeout_seconds,
+            )
+        except InferenceError as error:
+            outcome = error
+        await settled(name, outcome)
