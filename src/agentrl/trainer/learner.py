@@ -33,12 +33,11 @@ from agentrl.distributed import (
     shard_model,
     sharded_state_dict,
 )
+from agentrl.errors import ConfigError
 from agentrl.models.adapter_files import AdapterShape
-from agentrl.models.attention import TREE_ATTENTION
 from agentrl.models.export import read_tokenizer_files, save_hf
-from agentrl.models.flex import FLEX_ATTENTION
 from agentrl.models.flops import FlopCount, peak_tflops
-from agentrl.models.load import load_policy
+from agentrl.models.load import ATTENTION, load_policy
 from agentrl.models.lora import (
     BasePolicy,
     adapter_tensors,
@@ -123,12 +122,16 @@ class Learner:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(trainer.full_determinism)
         self._ranks = ranks
-        self._tokenizer_files = read_tokenizer_files(start.model_path)
         self._trainer = trainer
         self._algorithm = algorithm
+        self._tokenizer_files = read_tokenizer_files(start.model_path)
         self._precision = Precision.of(model.torch_dtype, ranks.device)
-        is_flex = model.attention_implementation == "flex"
-        attention = FLEX_ATTENTION if is_flex else TREE_ATTENTION
+        if model.attention_implementation == "varlen" and not self._precision.is_mixed:
+            raise ConfigError(
+                "--attention_implementation varlen computes in bfloat16; give --torch_dtype "
+                "bfloat16, or use flex or sdpa"
+            )
+        attention = ATTENTION[model.attention_implementation]
         adapter = adapter_shape(model)
         mesh = None if ranks.world_size == 1 else ranks.shape.build(ranks.device)
         self._policy = load_policy(
