@@ -34,9 +34,9 @@ EXPERTS: list[dict[str, Any]] = [
 ]
 
 
-ADAPTERS_TWO = [mesh | ADAPTER for mesh in TWO]
-ADAPTERS_FOUR = [mesh | ADAPTER for mesh in FOUR[1:-1]]
-ADAPTERS_EXPERTS = [mesh | ADAPTER for mesh in EXPERTS]
+ADAPTERS_TWO, ADAPTERS_FOUR, ADAPTERS_EXPERTS = (
+    [mesh | ADAPTER for mesh in meshes if "tp" not in mesh] for meshes in (TWO, FOUR, EXPERTS)
+)
 
 
 @pytest.fixture(scope="session")

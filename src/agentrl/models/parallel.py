@@ -95,8 +95,7 @@ def _split_tensors(model: Any, mesh: DeviceMesh) -> None:
         "norm": SequenceParallel(use_local_output=True),
     }
     for number, layer in enumerate(base.layers):
-        layer_plan = _with_adapters(layer, _layer_plan(layer), mesh)
-        plan |= {f"layers.{number}.{name}": style for name, style in layer_plan.items()}
+        plan |= {f"layers.{number}.{name}": style for name, style in _layer_plan(layer).items()}
         if _is_moe(layer.mlp):
             _replicate(layer.mlp.gate, mesh)
     parallelize_module(base, mesh, plan, src_data_rank=None)
@@ -137,47 +136,20 @@ def _layer_plan(layer: Any) -> dict[str, ParallelStyle]:
     return plan
 
 
-def _with_adapters(
-    layer: nn.Module, plan: dict[str, ParallelStyle], mesh: DeviceMesh
-) -> dict[str, ParallelStyle]:
-    """Return a layer's plan with adapters split as the linear layers are that they belong to."""
-    found: dict[str, ParallelStyle] = {}
-    for name, style in plan.items():
-        module: Any = layer.get_submodule(name)
-        if not hasattr(module, "lora_A"):
-            found[name] = style
-            continue
-        found[f"{name}.base_layer"] = style
-        (adapter,) = module.lora_A
-        if isinstance(style, ColwiseParallel):
-            # A sees whole inputs, and is whole; B is split as the outputs are.
-            found[f"{name}.lora_A.{adapter}"] = PrepareModuleInput(
-                input_layouts=(Replicate(),),
-                desired_input_layouts=(Replicate(),),
-                use_local_output=True,
-            )
-            found[f"{name}.lora_B.{adapter}"] = style
-        else:
-            # A is split as the inputs are; B sees the tokens that this rank goes on with.
-            found[f"{name}.lora_A.{adapter}"] = style
-            _replicate(module.lora_B[adapter], mesh)
-    return found
-
-
 def _is_moe(module: nn.Module) -> bool:
     return hasattr(module, "experts") and hasattr(module, "gate")
 
 
-def _replicate(module: nn.Module, mesh: DeviceMesh) -> None:
-    """Keep a module whole on every rank, each of which shows it different tokens."""
-    _distribute(module, mesh, Replicate())
-    forward = module.forward
+def _replicate(router: nn.Module, mesh: DeviceMesh) -> None:
+    """Keep a router whole on every rank, each of which shows it different tokens."""
+    _distribute(router, mesh, Replicate())
+    forward = router.forward
 
     def on_own_tokens(*arguments: Any) -> Any:
-        with _local_parameters(module, Partial()):
+        with _local_parameters(router, Partial()):
             return forward(*arguments)
 
-    module.forward = on_own_tokens
+    router.forward = on_own_tokens
 
 
 def _deal_out(experts: Any, mesh: DeviceMesh) -> None:
