@@ -22,9 +22,10 @@ from transformers import PreTrainedModel
 from agentrl.errors import ConfigError
 from agentrl.models.attention import TREE_ATTENTION, ChunkStates, DeviceLayout
 from agentrl.models.flex import FLEX_ATTENTION, FlexLayout
-from agentrl.models.layout import attention_layout, visibility
+from agentrl.models.layout import visibility
 from agentrl.models.rows import PackedRow
 from agentrl.models.split import RowShare, RowSplit
+from agentrl.models.varlen import VARLEN_ATTENTION, VarlenLayout
 from agentrl.models.vocabulary import Vocabulary
 
 
@@ -129,12 +130,14 @@ class PolicyModel(nn.Module):
         device = self.device
         implementation = self.model.config._attn_implementation
         if implementation == TREE_ATTENTION:
-            blocks = attention_layout(row, num_above=num_above)
-            layout = DeviceLayout.build(blocks, device, states)
+            layout = DeviceLayout.build(row, device, states, num_above)
             extra: dict[str, Any] = {"tree_layout": layout, "row_share": share}
         elif implementation == FLEX_ATTENTION:
             flex_layout = FlexLayout.build(row, device, states, num_above)
             extra = {"flex_layout": flex_layout, "row_share": share}
+        elif implementation == VARLEN_ATTENTION:
+            varlen_layout = VarlenLayout.build(row, device, states, num_above)
+            extra = {"varlen_layout": varlen_layout, "row_share": share}
         elif states is not None:
             raise ConfigError(f"rows in chunks need tree attention, not {implementation}")
         else:  # the oracle: dense bool mask through transformers' own SDPA
