@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from support.demo_run import ROOT
 
+from agentrl.agents.answering import AnsweringSession, Reply
 from agentrl.agents.building import Endpoint
-from agentrl.agents.chain import Message
 from agentrl.agents.description import describe
-from agentrl.agents.endpoint import Completions, Reply
 from agentrl.agents.hosts import AgentHosts, HostSettings
-from agentrl.schema import MCPTask
+from agentrl.gateway import OpenAIServer
+from agentrl.schema import MCPTask, Message
 
 BLOCK = re.compile(r"^```(python|yaml)\n# (\S+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -82,7 +82,7 @@ async def test_agents_of_other_frameworks_use_their_tools_and_answer(
             return Reply("", (("stock", '{"item": "honey"}'),))
         return Reply(f"<answer>{messages[-1]['content']}</answer>")
 
-    endpoint = await Completions.start()
+    session = AnsweringSession("policy", model)
     agent = describe(f"{folder / name}.py:{name}")[0].model_dump(mode="json")
     hosts = AgentHosts(
         HostSettings(
@@ -96,12 +96,11 @@ async def test_agents_of_other_frameworks_use_their_tools_and_answer(
         )
     )
     try:
-        async with endpoint.session(model) as base_url:
-            task = MCPTask(id="t", query="honey: packs?")
-            answer = await hosts.play(task, Endpoint(base_url, "policy", "key"))
+        async with OpenAIServer.open("127.0.0.1") as server, server.serve(session):
+            endpoint = Endpoint(server.base_url(session), "policy", session.key)
+            answer = await hosts.play(MCPTask(id="t", query="honey: packs?"), endpoint)
     finally:
         hosts.close()
-        await endpoint.stop()
     assert answer == "<answer>13</answer>"
 
 
