@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file
 from support.training import Player, train_tasks
 
+from agentrl.config.sections import RootConfig, TrainerSection
 from agentrl.distributed import Ranks, read_state
 from agentrl.errors import ConfigError, LeaseLost, StoreError, TrainerBusy, TrainingError
 from agentrl.schema import Run, Score
@@ -17,7 +18,7 @@ from agentrl.store import TrajectoryStore
 from agentrl.trainer import loop, measures, passes
 from agentrl.trainer.checkpoint import latest_checkpoint
 from agentrl.trainer.lease import process_owner
-from agentrl.trainer.process import lead, read_beside, stop_on_signals
+from agentrl.trainer.process import lead, mesh_shape, read_beside, stop_on_signals
 
 # The first test that runs pays for importing torch, transformers and matplotlib.
 pytestmark = pytest.mark.timeout(90)
@@ -521,3 +522,10 @@ async def test_questions_are_read_beside_the_event_loop_in_their_order():
 
     assert [task.order async for task in read_beside(read())] == list(range(1201))
     assert threading.get_ident() not in readers
+
+
+def test_offloading_needs_ranks_that_shard() -> None:
+    config = RootConfig(trainer=TrainerSection(cpu_offload=True))
+    assert mesh_shape(config, 2).dp_shard == 2
+    with pytest.raises(ConfigError, match=r"--cpu_offload .* start several ranks"):
+        mesh_shape(config, 1)
