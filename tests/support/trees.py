@@ -8,6 +8,10 @@ import torch
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
     Qwen3MoeConfig,
@@ -42,6 +46,28 @@ SHAPE = {
     "initializer_range": 0.3,
 }
 
+ARCHITECTURES = {
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM, {"tie_word_embeddings": True}),
+    "qwen3_moe": (
+        Qwen3MoeConfig,
+        Qwen3MoeForCausalLM,
+        {
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 16,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "llama": (LlamaConfig, LlamaForCausalLM, {"tie_word_embeddings": False}),
+    "qwen2": (Qwen2Config, Qwen2ForCausalLM, {"tie_word_embeddings": True}),
+    "mistral": (
+        MistralConfig,
+        MistralForCausalLM,
+        {"sliding_window": None, "tie_word_embeddings": False},
+    ),
+}
+"""Every architecture that the trainer takes: configuration, model, and what is its own."""
+
 
 def tiny_policy(
     architecture: str = "qwen3",
@@ -51,15 +77,8 @@ def tiny_policy(
 ) -> PolicyModel:
     """A random model whose logits differ enough for clipping to happen."""
     torch.manual_seed(7)
-    if architecture == "qwen3_moe":
-        experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
-        sizes = {**SHAPE, **experts, **changes}
-        model = Qwen3MoeForCausalLM(Qwen3MoeConfig(**sizes, tie_word_embeddings=True))
-    elif architecture == "llama":
-        config = LlamaConfig(**{**SHAPE, **changes}, tie_word_embeddings=False)
-        model = LlamaForCausalLM(config)
-    else:
-        model = Qwen3ForCausalLM(Qwen3Config(**{**SHAPE, **changes}, tie_word_embeddings=True))
+    config_class, model_class, own = ARCHITECTURES[architecture]
+    model = model_class(config_class(**{**SHAPE, **own, **changes}))
     model.set_attn_implementation(attention)
     return wrap_policy(model.to(dtype))
 

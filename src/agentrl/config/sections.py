@@ -162,10 +162,11 @@ class RolloutSection(Section):
     """Start inference servers and samplers; otherwise train on what the database holds."""
     num_samplers: int = Field(default=2, ge=0)
     """Sampler processes that `agentrl run` starts."""
-    max_concurrent_samples_per_process: int = Field(default=32, ge=1)
-    """Rollouts that one sampler plays at the same time."""
-    target_concurrency: int = Field(default=64, ge=1)
-    """Requests that a sampler keeps in flight per inference server, at most."""
+    max_concurrent_samples_per_process: int = Field(default=256, ge=1)
+    """Rollouts that one sampler plays at the same time, at most."""
+    target_concurrency: int | None = Field(default=None, ge=1)
+    """Rollouts that a sampler plays per inference server; when not given, as many as the servers
+    say they have room for (memory for keys and values, queue)."""
     max_turns: int = Field(default=25, ge=1)
     """Model calls in a rollout, at most."""
     max_tool_calls: int = Field(default=200, ge=0)

@@ -24,6 +24,8 @@ from agentrl.models.weights import materialize, read_weights
 
 SUPPORTED_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe")
 """Architectures whose trees are checked to be exact."""
+_LENGTH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
+"""Frequencies follow from the longest position of the row, whatever path it is on."""
 
 
 def load_policy(
@@ -146,6 +148,12 @@ def check_tree_support(config: PretrainedConfig) -> None:
         raise ConfigError(
             "models with sliding-window or linear-attention layers cannot be trained on token "
             f"trees (layer types {sorted(layer_types)}, sliding window {sliding})"
+        )
+    rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
+    if rope in _LENGTH_DEPENDENT_ROPE:
+        raise ConfigError(
+            f"models with a rotary embedding of type {rope!r} cannot be trained on token trees: it "
+            "turns all tokens differently once a sequence is long; yarn, llama3 and linear do not"
         )
     if config.model_type not in SUPPORTED_MODEL_TYPES:
         raise ConfigError(

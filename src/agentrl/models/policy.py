@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 from agentrl.errors import ConfigError, TrainingError
 from agentrl.models.attention import TREE_ATTENTION, ChunkStates, DeviceLayout
 from agentrl.models.flex import FLEX_ATTENTION, FlexLayout
-from agentrl.models.layout import attention_layout, visibility
+from agentrl.models.layout import visibility
 from agentrl.models.routing import CHOICES
 from agentrl.models.rows import PackedRow
 from agentrl.models.split import RowShare, RowSplit
@@ -130,8 +130,7 @@ class PolicyModel(nn.Module):
         device = self.device
         implementation = self.model.config._attn_implementation
         if implementation == TREE_ATTENTION:
-            blocks = attention_layout(row, num_above=num_above)
-            layout = DeviceLayout.build(blocks, device, states)
+            layout = DeviceLayout.build(row, device, states, num_above)
             extra: dict[str, Any] = {"tree_layout": layout, "row_share": share}
         elif implementation == FLEX_ATTENTION:
             flex_layout = FlexLayout.build(row, device, states, num_above)

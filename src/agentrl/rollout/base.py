@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from agentrl.errors import InferenceError, RenderError
-from agentrl.inference import GenerateRequest, GenerateResult
+from agentrl.inference import GenerateRequest, GenerateResult, OnPartial
 from agentrl.renderers.foreign import Tools
 from agentrl.renderers.reply import Reply
 from agentrl.rollout.context import RolloutContext
@@ -173,6 +173,7 @@ class AsyncSampler(ABC, Generic[TaskType]):
         tools: Tools = (),
         judge: Judge | None = None,
         min_room: int = 1,
+        on_partial: OnPartial | None = None,
         **sampling: Any,
     ) -> tuple[DispatchedSamplingTask, Reply]:
         """Let the model continue a prompt, and store the turn; `generate` does it for conversations.
@@ -186,6 +187,7 @@ class AsyncSampler(ABC, Generic[TaskType]):
             tools: the tools that the model is shown.
             judge: see `generate`.
             min_room: see `generate`.
+            on_partial: is told how far the reply got while it goes on.
             **sampling: see `generate`.
 
         Raises:
@@ -204,7 +206,11 @@ class AsyncSampler(ABC, Generic[TaskType]):
             image_data=await self.context.images.inlined(prompt.images),
             routed_from=first_routed(prompt.shared_len) if self.context.router_replay else None,
         )
-        result = await self._within_time(self.context.servers.generate(self.record.id, request))
+        result = await self._within_time(
+            self.context.servers.generate(
+                self.record.id, request, on_partial, group=self.record.task_id
+            )
+        )
         if result.finish_reason == "abort":
             raise InferenceError(f"{result.server} gave up on a generation of {self.record.id}")
         reply = self.context.renderer.parse(result.output_ids, turn=number, tools=tools)

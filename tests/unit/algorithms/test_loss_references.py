@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from agentrl.algorithms.corrections import importance_correction, proximal_logprobs
+from agentrl.algorithms.advantages import group_advantages, step_normalized
+from agentrl.algorithms.corrections import importance_correction, kl_penalty, proximal_logprobs
 from agentrl.algorithms.losses import corrected, cross_entropy, policy_loss, weighted_sum
 from agentrl.algorithms.reductions import term_weights
 
@@ -250,6 +251,124 @@ def test_decoupled_objectives_are_those_of_the_reference(proximal, kind, level, 
     loss_value.backward()
     assert loss_value.item() == pytest.approx(total, rel=1e-11, abs=1e-14)
     np.testing.assert_allclose(log_pi.grad.numpy(), gradient, atol=1e-9)
+
+
+def slopes(objective, at=PI):
+    """Central differences of an objective of all log pi."""
+    found = np.zeros(NUM_TERMS)
+    for t in range(NUM_TERMS):
+        up, down = at.copy(), at.copy()
+        up[t] += STEP
+        down[t] -= STEP
+        found[t] = (objective(up) - objective(down)) / (2 * STEP)
+    return found
+
+
+def assert_objective(objective, weights, advantages=ADVANTAGES, **knobs):
+    """Loss and gradient are those of an objective that is to be maximised."""
+    log_pi = tensor(PI).requires_grad_()
+    terms = policy_loss(
+        log_pi,
+        tensor(MU),
+        tensor(advantages),
+        sequences=torch.from_numpy(TURN_OF),
+        importance_weight_cap_ratio=1e9,
+        **knobs,
+    )
+    loss = weighted_sum(terms, tensor(weights))
+    loss.backward()
+    assert loss.item() == pytest.approx(-objective(PI), rel=1e-12)
+    np.testing.assert_allclose(log_pi.grad.numpy(), -slopes(objective), atol=1e-9)
+
+
+def test_gspo_is_the_clipped_ratio_of_whole_sequences():
+    """J = 1/G sum_i min(s_i A_i, clip(s_i) A_i), s_i = (pi(y_i) / mu(y_i))^(1 / |y_i|)."""
+
+    def objective(log_pi):
+        total = 0.0
+        for turn in range(6):
+            of_turn = turn == TURN_OF
+            s = math.exp((log_pi - MU)[of_turn].mean())
+            total += clipped_objective(s, ADVANTAGES[of_turn][0], 0.95, 1.02) / 6
+        return total
+
+    bounds = {"epsilon": 0.05, "epsilon_higher": -0.03}
+    assert_objective(objective, term_weights(TURN_OF, kind="sequence_mean"), kind="GSPO", **bounds)
+
+
+SCORES = np.array([1.0, 0.0, 1.0])
+"""Of the records that the terms belong to."""
+
+
+def test_dr_grpo_is_that_of_the_paper():
+    """J = 1/(G L) sum_i sum_t min(r A_i, clip(r) A_i) with A_i = R_i - mean(R)."""
+    length = 40
+    advantages = (SCORES - SCORES.sum() / 3)[RECORD_OF]
+
+    def objective(log_pi):
+        values = [
+            clipped_objective(math.exp(log_pi[t] - MU[t]), advantages[t], 0.8, 1.3)
+            for t in range(NUM_TERMS)
+        ]
+        return math.fsum(values) / (3 * length)
+
+    own = group_advantages(SCORES.tolist(), kind="group_mean")[RECORD_OF]
+    weights = term_weights(RECORD_OF, kind="sequence_sum", normalizer_length=length)
+    assert_objective(objective, weights, own)
+
+
+def test_grpo_is_that_of_the_paper():
+    """J = 1/G sum_i 1/|y_i| sum_t min(r A_i, clip(r) A_i) with A_i = (R_i - mean) / std."""
+    deviation = math.sqrt(sum((s - 2 / 3) ** 2 for s in SCORES) / 3)
+    advantages = ((SCORES - 2 / 3) / deviation)[RECORD_OF]
+
+    def objective(log_pi):
+        total = 0.0
+        for t in range(NUM_TERMS):
+            value = clipped_objective(math.exp(log_pi[t] - MU[t]), advantages[t], 0.8, 1.3)
+            total += value / (3 * (RECORD_OF[t] == RECORD_OF).sum())
+        return total
+
+    own = group_advantages(SCORES.tolist(), kind="group_std")[RECORD_OF]
+    assert_objective(objective, term_weights(RECORD_OF, kind="sequence_mean"), own)
+
+
+@pytest.mark.parametrize("estimator", ["leave_one_out", "reinforce_plus_plus"])
+def test_reinforce_with_baselines_is_that_of_the_papers(estimator):
+    """J = 1/N sum_t A log pi: RLOO's A = R_i - mean of the others; REINFORCE++ normalizes all."""
+    others = [(SCORES.sum() - score) / 2 for score in SCORES]
+    advantages = (SCORES - others)[RECORD_OF]
+    own = group_advantages(SCORES.tolist(), kind=estimator)
+    if estimator == "reinforce_plus_plus":
+        centred = (SCORES - SCORES.sum() / 3)[RECORD_OF]
+        mean = math.fsum(centred) / NUM_TERMS
+        variance = math.fsum((a - mean) ** 2 for a in centred) / NUM_TERMS
+        advantages = (centred - mean) / math.sqrt(variance)
+        own = step_normalized(own, np.bincount(RECORD_OF))
+
+    def objective(log_pi):
+        return math.fsum(advantages * log_pi) / NUM_TERMS
+
+    weights = term_weights(RECORD_OF, kind="token_mean")
+    assert_objective(objective, weights, own[RECORD_OF], kind="REINFORCE")
+
+
+@pytest.mark.parametrize("estimate", ["k1", "k2", "k3"])
+def test_a_kl_penalty_is_that_of_the_reference(estimate):
+    """The loss gets beta * sum of weight * estimate, with d = log pi - log reference."""
+    reference = PI + RNG.normal(0.0, 0.3, NUM_TERMS)
+    weights = term_weights(RECORD_OF, kind="sequence_mean")
+
+    def objective(log_pi):
+        d = log_pi - reference
+        values = {"k1": d, "k2": d * d / 2, "k3": np.exp(-d) - 1 + d}[estimate]
+        return math.fsum(weights * values)
+
+    log_pi = tensor(PI).requires_grad_()
+    penalty = (tensor(weights) * kl_penalty(log_pi, tensor(reference), kind=estimate)).sum()
+    penalty.backward()
+    assert penalty.item() == pytest.approx(objective(PI), rel=1e-12)
+    np.testing.assert_allclose(log_pi.grad.numpy(), slopes(objective), atol=1e-9)
 
 
 def test_cross_entropy_is_that_of_the_reference():

@@ -137,6 +137,37 @@ def test_filters_of_the_group_apply():
     assert group.dropped_records == {f"{TASK}/0": "few_turns", f"{TASK}/2": "context_limit"}
 
 
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {"advantage_estimator": "group_mean"},
+        {"advantage_estimator": "group_std"},
+        {"adv_scaling": 3.0},
+        {"sign_clip": False},
+        {"drop_zero_advantage": False},
+        {"skip_non_positive_advantage": True},
+        {"minimal_advantage": -0.1},
+        {"min_score_spread": 1.5},
+        {"balance_sample": True},
+        {"min_turns": 2},
+        {"reserve_context_error_count": 0},
+        {"efficient_rewarding": True},
+        {"max_staleness": 0},
+    ],
+    ids=lambda flags: next(iter(flags)),
+)
+def test_every_flag_of_selection_reaches_the_turns(flags):
+    records = [
+        record(0, 1.0),
+        record(1, 0.7, versions=(3, 3), overrides=(0.0, -0.3)),
+        record(2, 0.0, outcome="turns_limit"),
+        record(3, 0.1),
+        record(4, 0.2),
+        record(5, 0.15, versions=(2,)),
+    ]
+    assert advantages(select(records, **flags)) != advantages(select(records))
+
+
 def test_a_record_without_sampled_tokens_has_no_terms():
     silent = make_record([make_turn(f"{TASK}/0", 0, [1], [])], 0.0)
     group = select([silent, record(1, 1.0)])

@@ -8,6 +8,7 @@ from transformers import (
     AutoModelForCausalLM,
     Gemma3TextConfig,
     GPT2Config,
+    LlamaConfig,
     MistralConfig,
     Qwen2Config,
     Qwen3Config,
@@ -23,6 +24,15 @@ from agentrl.models.policy import term_logprobs
 
 logging.disable_progress_bar()
 torch.set_num_threads(1)
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 2.0}
+LONG = {
+    "rope_type": "longrope",
+    "rope_theta": 10_000.0,
+    "short_factor": [1.0] * 64,
+    "long_factor": [2.0] * 64,
+    "original_max_position_embeddings": 1024,
+}
+YARN = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0}
 
 
 @pytest.mark.parametrize("architecture", ["qwen3", "llama"])
@@ -151,6 +161,8 @@ def test_missing_checkpoint_is_refused(tmp_path):
         (Gemma3TextConfig(), "sliding_attention"),
         (Qwen3NextConfig(), "linear_attention"),
         (Qwen2Config(attention_dropout=0.1), "attention_dropout must be 0"),
+        (LlamaConfig(rope_parameters=DYNAMIC), "rotary embedding of type 'dynamic'"),
+        (Qwen2Config(rope_parameters=LONG), "rotary embedding of type 'longrope'"),
     ],
 )
 def test_architectures_that_trees_cannot_serve_are_refused(config, message):
@@ -158,8 +170,11 @@ def test_architectures_that_trees_cannot_serve_are_refused(config, message):
         check_tree_support(config)
 
 
-def test_mistral_without_a_window_is_accepted():
-    check_tree_support(MistralConfig(sliding_window=None))
+@pytest.mark.parametrize(
+    "config", [MistralConfig(sliding_window=None), Qwen3Config(rope_parameters=YARN)]
+)
+def test_models_whose_paths_say_all_are_accepted(config):
+    check_tree_support(config)
 
 
 @pytest.mark.parametrize("architecture", ["qwen3", "llama"])

@@ -12,11 +12,13 @@ from transformers import AttentionInterface
 
 from agentrl.data.batch import MicroBatch, StepBatch, build_step
 from agentrl.models.attention import DeviceLayout
-from agentrl.models.load import wrap_policy
+from agentrl.models.load import SUPPORTED_MODEL_TYPES, wrap_policy
 
 torch.set_num_threads(1)
 GROUPS = sampled_by(tiny_policy(), [random_group(seed) for seed in range(3)])
 UNBOUNDED = 10**6
+DENSE = [name for name in SUPPORTED_MODEL_TYPES if not name.endswith("_moe")]
+"""Experts are in a file of their own: torch multiplies them in float32 at best."""
 
 
 def step(merge="tree", token_budget=UNBOUNDED, num_ranks=1, reduction="token_mean") -> StepBatch:
@@ -30,7 +32,7 @@ def step(merge="tree", token_budget=UNBOUNDED, num_ranks=1, reduction="token_mea
     )
 
 
-@pytest.mark.parametrize("architecture", ["qwen3", "llama"])
+@pytest.mark.parametrize("architecture", DENSE)
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
 def test_merged_gradients_equal_those_of_separate_turns(architecture, dtype, bound):
     policy = tiny_policy(architecture, dtype)

@@ -115,6 +115,13 @@ def test_the_reference_gets_no_gradient_and_pulls_the_policy():
         {"proximal": "recompute", "importance_correction": "tis", "correction_upper": 0.9},
         {"proximal": "recompute", "importance_correction": "mis", "correction_lower": 0.9},
         {"proximal": "recompute", "veto_threshold": 0.5},
+        {
+            "proximal": "recompute",
+            "importance_correction": "full",
+            "correction_level": "sequence_mean",
+        },
+        {"kl_coefficient": 0.1},
+        {"kl_coefficient": 0.1, "kl_estimator": "k1"},
     ],
     ids=lambda flags: "+".join(f"{name}={value}" for name, value in flags.items()),
 )

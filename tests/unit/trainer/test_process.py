@@ -17,6 +17,7 @@ from agentrl.schema import Run, Score
 from agentrl.store import TrajectoryStore
 from agentrl.trainer import loop, measures, passes
 from agentrl.trainer.checkpoint import latest_checkpoint
+from agentrl.trainer.history import StepMetrics
 from agentrl.trainer.lease import process_owner
 from agentrl.trainer.process import lead, mesh_shape, read_beside, stop_on_signals
 
@@ -510,6 +511,20 @@ async def test_a_run_with_reference_and_corrections_reports_them(make_config, st
     assert lines[0]["kl"] == pytest.approx(0.0, abs=1e-9)
     assert lines[1]["kl"] > lines[0]["kl"]
     assert lines[0]["mask_fraction"] == 0.0
+
+
+async def test_no_figure_of_a_step_is_left_empty(make_config, store, model_path):
+    await fill(store, model_path, [EQUAL, MIXED, MIXED])
+    config = make_config(max_steps=1, kl_coefficient=0.1, verify_merge=1, peak_tflops=1.0)
+    result = await train(config)
+    (line,) = (result.output_path / "metrics.jsonl").read_text().splitlines()
+    figures = json.loads(line)
+    assert set(StepMetrics.model_fields) - figures.keys() == {"skipped"}
+    # In the first step the policy is the sampler's and the reference: nothing is clipped yet.
+    at_rest = {name for name in StepMetrics.model_fields if name.endswith("fraction")}
+    at_rest |= {"clip_fraction_positive", "clip_fraction_negative"}
+    at_rest |= {"kl", "sampler_kl_k1", "sampler_kl_k2", "sampler_kl_k3"}
+    assert {name for name, value in figures.items() if not value} <= at_rest
 
 
 async def test_questions_are_read_beside_the_event_loop_in_their_order():

@@ -63,6 +63,9 @@ class SchedulerLoad:
     num_used_tokens: int
     num_prefix_tokens: int
     max_tokens: int
+    token_usage: float
+    """Share of the room that the rows of running sequences take. All rows are as long as the
+    longest, so that this is what decides whether one more fits."""
 
 
 class Scheduler:
@@ -142,6 +145,7 @@ class Scheduler:
     def load(self) -> SchedulerLoad:
         """Return how busy the engine is."""
         queued = [*self._waiting, *self._held]
+        longest = max((sequence.length for sequence in self._running), default=0)
         return SchedulerLoad(
             num_running=len(self._running),
             num_waiting=len(queued),
@@ -149,6 +153,7 @@ class Scheduler:
             num_used_tokens=sum(sequence.num_computed for sequence in self._running),
             num_prefix_tokens=self._prefixes.num_tokens,
             max_tokens=self.max_tokens,
+            token_usage=min(1.0, len(self._running) * longest / self.max_tokens),
         )
 
     def take_events(self) -> tuple[list[Sequence], list[Sequence]]:
