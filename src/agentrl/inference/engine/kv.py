@@ -153,7 +153,11 @@ class PrefixStore:
         return best, found
 
     def add(
-        self, namespace: str, tokens: np.ndarray, kv: torch.Tensor, routes: np.ndarray | None
+        self,
+        namespace: str,
+        tokens: np.ndarray,
+        kv: torch.Tensor,
+        routes: np.ndarray | None = None,
     ) -> None:
         """Keep a copy. What it continues is dropped, since it holds all of that."""
         if not MIN_PREFIX <= len(tokens) <= self._max_tokens:

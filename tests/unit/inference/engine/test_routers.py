@@ -98,8 +98,8 @@ def test_experts_of_reused_prefixes_are_known(checkpoint: Path) -> None:
 
 def test_experts_survive_a_retraction(checkpoint: Path) -> None:
     token_bytes = 3 * 2 * 2 * 8 * 4
-    engine = scheduler(checkpoint, kv_cache_bytes=300 * token_bytes, prefix_cache_bytes=0)
-    played = play(engine, checkpoint, [prompt(number, 30) for number in range(4)], new=70)
+    engine = scheduler(checkpoint, kv_cache_bytes=256 * token_bytes, prefix_cache_bytes=0)
+    played = play(engine, checkpoint, [prompt(number, 10) for number in range(4)], new=120)
     assert sum(sequence.num_retractions for sequence, _ in played) > 0
     for sequence, choices in played:
         assert np.array_equal(choices, expected(checkpoint, sequence))
