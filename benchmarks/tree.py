@@ -14,6 +14,7 @@ leaves the neighbours out; on CUDA it is wall time.
   the long workloads, whose attention is most of the work.
 - `tree_chunked`: as `tree`, but with half of the longest path as the budget, so that trees are
   computed in chunks. It does a quarter to a third more work and needs least memory.
+- `tree_varlen`: as `tree`, with variable-length attention in the place of FlexAttention (CUDA only).
 - `trl`: rows of whole conversations where TRL can mask what was not sampled, else a row a turn;
   see `benchmarks/tree_trl.py`.
 
@@ -91,7 +92,7 @@ def large_settings(repeats: int) -> Iterator[Setting]:
                 sized = of_tree_size(workload, num_tokens)
                 # Separate turns of the largest setting are more than half a million tokens.
                 runs = repeats if num_tokens < 65536 else 1
-                for kind in ROWS:
+                for kind in (*ROWS, "tree_varlen"):
                     row = Row(kind, shape, sized, num_tokens + 1024, "cuda", runs)
                     yield Setting("workloads", f"{name}/{shape}/{num_tokens}", row)
 

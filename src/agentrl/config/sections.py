@@ -65,9 +65,10 @@ class ModelSection(Section):
     """Run Python code that a checkpoint brings along. Only for checkpoints that you trust."""
     torch_dtype: Literal["auto", "float32", "bfloat16", "float64"] = "auto"
     """Training precision; auto: bfloat16 on CUDA, float32 on CPU."""
-    attention_implementation: Literal["sdpa", "flex"] = "sdpa"
-    """Attention back end of the trainer: SDPA along the paths of a tree, or FlexAttention with a
-    block mask (CUDA only)."""
+    attention_implementation: Literal["sdpa", "flex", "varlen"] = "sdpa"
+    """Attention back end of the trainer: SDPA along the paths of a tree; FlexAttention with a block
+    mask (CUDA only); or variable-length flash attention with keys gathered along the paths (CUDA,
+    bfloat16)."""
     router_replay: bool = False
     """Mixture-of-experts models: ask the servers which experts every token went to, store it with
     the turns, and let the trainer send the token to the same ones."""

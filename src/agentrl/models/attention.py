@@ -117,7 +117,7 @@ class DeviceLayout:
             key_lengths=list(layout.key_lengths),
             key_index=None if alone else torch.from_numpy(layout.key_index).to(device),
             masks=CausalMasks(),
-            runs=_runs(layout, num_above) if by_runs else None,
+            runs=_runs(layout) if by_runs else None,
             states=states,
         )
 
@@ -126,14 +126,13 @@ def _attends_by_runs(device: torch.device) -> bool:
     return device.type == "cpu"
 
 
-def _runs(layout: AttentionLayout, num_above: int) -> tuple[Run, ...]:
+def _runs(layout: AttentionLayout) -> tuple[Run, ...]:
     runs, first, used = [], 0, 0
     for queries, keys in zip(layout.query_lengths, layout.key_lengths, strict=True):
         above = layout.key_index[used : used + keys - queries]
         runs.append(
             Run(
                 queries=slice(first, first + queries),
-                keys=slice(num_above + first, num_above + first + queries),
                 above=torch.from_numpy(above) if len(above) else None,
             )
         )

@@ -20,10 +20,13 @@ from agentrl.models.attention import TREE_ATTENTION
 from agentrl.models.flex import FLEX_ATTENTION
 from agentrl.models.policy import PolicyModel
 from agentrl.models.routing import make_routers_replay
+from agentrl.models.varlen import VARLEN_ATTENTION
 from agentrl.models.weights import materialize, read_weights
 
 SUPPORTED_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe")
 """Architectures whose trees are checked to be exact."""
+ATTENTION = {"sdpa": TREE_ATTENTION, "flex": FLEX_ATTENTION, "varlen": VARLEN_ATTENTION}
+"""What `--attention_implementation` names."""
 _LENGTH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
 """Frequencies follow from the longest position of the row, whatever path it is on."""
 
@@ -47,7 +50,7 @@ def load_policy(
         path: directory of a checkpoint.
         dtype: precision of parameters and computation; float64 is exact throughout.
         device: where the model computes.
-        attention: `TREE_ATTENTION`, `FLEX_ATTENTION` (CUDA), or `sdpa` for the dense oracle.
+        attention: one of `ATTENTION`, or `sdpa` for the dense oracle.
         trust_remote_code: run Python code that the checkpoint brings along.
         gradient_checkpointing: recompute activations in the backward pass.
         spread: splits and shards the model over ranks, in place, before it has weights.
@@ -59,9 +62,11 @@ def load_policy(
     """
     config = read_config(path, trust_remote_code=trust_remote_code)
     check_tree_support(config)
-    if attention == FLEX_ATTENTION and torch.device(device).type != "cuda":
+    on_cuda_only = {ATTENTION[flag]: flag for flag in ("flex", "varlen")}
+    if attention in on_cuda_only and torch.device(device).type != "cuda":
         raise ConfigError(
-            "--attention_implementation flex trains on CUDA only; use sdpa, which is as exact"
+            f"--attention_implementation {on_cuda_only[attention]} trains on CUDA only; use sdpa, "
+            "which is as exact"
         )
     policy = wrap_policy(
         _without_weights(Path(path), config, dtype, attention, trust_remote_code),

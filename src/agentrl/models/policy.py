@@ -26,6 +26,7 @@ from agentrl.models.layout import visibility
 from agentrl.models.routing import CHOICES
 from agentrl.models.rows import PackedRow
 from agentrl.models.split import RowShare, RowSplit
+from agentrl.models.varlen import VARLEN_ATTENTION, VarlenLayout
 from agentrl.models.vocabulary import Vocabulary
 
 
@@ -135,6 +136,9 @@ class PolicyModel(nn.Module):
         elif implementation == FLEX_ATTENTION:
             flex_layout = FlexLayout.build(row, device, states, num_above)
             extra = {"flex_layout": flex_layout, "row_share": share}
+        elif implementation == VARLEN_ATTENTION:
+            varlen_layout = VarlenLayout.build(row, device, states, num_above)
+            extra = {"varlen_layout": varlen_layout, "row_share": share}
         elif states is not None:
             raise ConfigError(f"rows in chunks need tree attention, not {implementation}")
         else:  # the oracle: dense bool mask through transformers' own SDPA

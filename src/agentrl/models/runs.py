@@ -27,10 +27,8 @@ class Run:
 
     queries: slice
     """Its place in the row."""
-    keys: slice
-    """The place of the same tokens among the keys, which begin with the P tokens above the row."""
     above: torch.Tensor | None
-    """int64, the keys of the path above the run; None at a root."""
+    """int64, the path above it, as places among the keys; None at a root."""
 
 
 def attend_along_runs(
@@ -44,7 +42,7 @@ def attend_along_runs(
 
     Args:
         query: [1, H, N, D], on CPU.
-        key: [1, K, P + N, D].
+        key: [1, K, P + N, D], the tokens above the row first.
         value: [1, K, P + N, D].
         runs: all of the row.
         scaling: factor on the scores.
@@ -64,15 +62,16 @@ class _AlongRuns(torch.autograd.Function):
         scaling: float,
     ) -> torch.Tensor:
         own, above = _Attended(query), None
+        own_keys, own_values = (_each_head(states, query) for states in (key, value))
         for run in runs:
-            q = query[:, :, run.queries]
-            keys, values = (_each_head(s[:, :, run.keys], q.shape[1]) for s in (key, value))
+            here, q = run.queries, query[:, :, run.queries]
+            keys, values = own_keys[:, :, here], own_values[:, :, here]
             own.put(run, *_kernel(q, keys, values, 0.0, True, scale=scaling))
             if run.above is not None:
                 above = above or _Attended(query)
-                keys, values = (s.index_select(2, run.above) for s in (key, value))
-                grouped = _grouped(q, keys.shape[1])
-                above.put(run, *_kernel(grouped, keys, values, 0.0, False, scale=scaling))
+                keys, values = (states.index_select(2, run.above) for states in (key, value))
+                q = _grouped(q, key.shape[1])
+                above.put(run, *_kernel(q, keys, values, 0.0, False, scale=scaling))
         whole = own if above is None else own.joined(above)
         output = whole.output.to(query.dtype)
         ctx.save_for_backward(query, key, value, output, whole.normalizers)
@@ -83,24 +82,37 @@ class _AlongRuns(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         query, key, value, output, normalizers = ctx.saved_tensors
-        gradients = [torch.zeros_like(s, dtype=normalizers.dtype) for s in (query, key, value)]
         rows = (grad_output.contiguous(), query, output, normalizers)
-        num_heads, num_groups = query.shape[1], key.shape[1]
+        exact = normalizers.dtype
+        grad_query, grad_key, grad_value = (
+            torch.zeros_like(states, dtype=exact) for states in (query, key, value)
+        )
+        own_keys, own_values = (_each_head(states, query) for states in (key, value))
+        grad_own_keys, grad_own_values = (
+            torch.empty_like(states, dtype=exact) for states in (own_keys, own_values)
+        )
         for run in ctx.runs:
-            of_run = [states[:, :, run.queries] for states in rows]
-            keys, values = (_each_head(s[:, :, run.keys], num_heads) for s in (key, value))
+            here = run.queries
+            of_run = [states[:, :, here] for states in rows]
+            keys, values = own_keys[:, :, here], own_values[:, :, here]
             parts = _part_backward(of_run, keys, values, causal=True, scaling=ctx.scaling)
-            gradients[0][:, :, run.queries] += parts[0]
-            for total, part in zip(gradients[1:], parts[1:], strict=True):
-                total[:, :, run.keys] += _summed_heads(part, num_groups)
+            for total, part in zip(
+                (grad_query, grad_own_keys, grad_own_values), parts, strict=True
+            ):
+                total[:, :, here] = part
             if run.above is not None:
-                keys, values = (s.index_select(2, run.above) for s in (key, value))
-                of_run = [_grouped(states, num_groups) for states in of_run]
+                keys, values = (states.index_select(2, run.above) for states in (key, value))
+                of_run = [_grouped(states, key.shape[1]) for states in of_run]
                 parts = _part_backward(of_run, keys, values, causal=False, scaling=ctx.scaling)
-                gradients[0][:, :, run.queries] += parts[0].reshape(query[:, :, run.queries].shape)
-                for total, part in zip(gradients[1:], parts[1:], strict=True):
-                    total.index_add_(2, run.above, part.to(total.dtype))
-        return (*(total.to(query.dtype) for total in gradients), None, None)
+                place = grad_query[:, :, here]
+                place += parts[0].reshape(place.shape)
+                for total, part in zip((grad_key, grad_value), parts[1:], strict=True):
+                    total.index_add_(2, run.above, part.to(exact))
+        num_above = key.shape[2] - query.shape[2]
+        for total, of_heads in ((grad_key, grad_own_keys), (grad_value, grad_own_values)):
+            total[:, :, num_above:] += _summed_heads(of_heads, total.shape[1])
+        gradients = (grad_query, grad_key, grad_value)
+        return (*(gradient.to(query.dtype) for gradient in gradients), None, None)
 
 
 class _Attended:
@@ -152,9 +164,10 @@ def _part_backward(
     return found
 
 
-def _each_head(states: torch.Tensor, num_heads: int) -> torch.Tensor:
-    """Repeat the K heads of keys or values, so that every query head has its own."""
-    return states.repeat_interleave(num_heads // states.shape[1], dim=1)
+def _each_head(states: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
+    """Return the row's own keys or values once for every query head, [1, H, N, D]."""
+    own = states[:, :, states.shape[2] - query.shape[2] :]
+    return own.repeat_interleave(query.shape[1] // states.shape[1], dim=1)
 
 
 def _summed_heads(gradients: torch.Tensor, num_groups: int) -> torch.Tensor:
