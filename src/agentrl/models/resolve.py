@@ -32,7 +32,7 @@ def check_router_replay(model_path: Path) -> None:
         ConfigError: the model is dense.
     """
     config = json.loads((model_path / "config.json").read_text())
-    if not config.get("num_experts"):
+    if not config.get("num_experts_per_tok"):
         raise ConfigError(
             f"--router_replay needs a mixture-of-experts model; {config.get('model_type')} at "
             f"{model_path} is dense (leave the flag out)"
