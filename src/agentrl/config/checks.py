@@ -60,6 +60,8 @@ def _unsupported(config: RootConfig) -> Iterator[str]:
             f"--tp_size {trainer.tp_size}: adapters (--lora_rank) are not split over ranks; use more "
             "ranks (FSDP2), --cp_size or --ep_size instead"
         )
+    if not config.model.cpu_ram_efficient_loading:
+        yield "--cpu_ram_efficient_loading false: every rank reads its own parts only; leave it out"
 
 
 def _unknown_trackers(report_to: Sequence[str]) -> Iterator[str]:

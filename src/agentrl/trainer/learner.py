@@ -143,6 +143,7 @@ class Learner:
             trust_remote_code=model.trust_remote_code,
             gradient_checkpointing=trainer.gradient_checkpointing,
             prepare=lambda policy: self._prepare(policy, mesh, adapter),
+            cpu_offload=trainer.cpu_offload,
         )
         if start.adapter_path is not None:
             load_adapter(self._policy, start.adapter_path)
@@ -158,6 +159,7 @@ class Learner:
                 attention=attention,
                 trust_remote_code=model.trust_remote_code,
                 prepare=lambda policy: self._prepare(policy, mesh, None),
+                cpu_offload=trainer.cpu_offload,
             ).requires_grad_(requires_grad=False)
         elif algorithm.kl_coefficient and adapter is not None:
             self._reference = BasePolicy(self._policy)
@@ -177,7 +179,13 @@ class Learner:
         if adapter is not None:
             add_adapter(policy.model, adapter, dtype=self._precision.master)
         parallelize(policy, mesh)
-        shard_model(policy, self._ranks, mesh, compute_dtype=self._precision.compute)
+        shard_model(
+            policy,
+            self._ranks,
+            mesh,
+            compute_dtype=self._precision.compute,
+            cpu_offload=self._trainer.cpu_offload,
+        )
 
     def train(self, micro_batches: Sequence[MicroBatch]) -> StepOutcome:
         """Accumulate the gradients of all micro-batches and make one optimizer step (collective).
