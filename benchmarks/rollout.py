@@ -54,7 +54,7 @@ from support.scripted_engine import ScriptedEngine, serve_script
 from agentrl import __version__
 from agentrl.config.sections import DataSection, RolloutSection, SamplingSection
 from agentrl.inference import GenerateRequest, GenerateResult, ServerPool
-from agentrl.inference.client import SGLangClient
+from agentrl.inference.client import OnPartial, SGLangClient
 from agentrl.renderers.renderer import Renderer
 from agentrl.rollout import MCPSampler, RolloutContext
 from agentrl.rollout.datasets import load_questions, tasks_from_questions
@@ -81,9 +81,16 @@ class RecordingPool(ServerPool):
         self.asked: defaultdict[str, list[GenerateRequest]] = defaultdict(list)
         self.num_tokens = 0
 
-    async def generate(self, key: str, request: GenerateRequest) -> GenerateResult:
+    async def generate(
+        self,
+        key: str,
+        request: GenerateRequest,
+        on_partial: OnPartial | None = None,
+        *,
+        group: str | None = None,
+    ) -> GenerateResult:
         """Sample, and keep what was asked."""
-        result = await super().generate(key, request)
+        result = await super().generate(key, request, on_partial, group=group)
         self.asked[key].append(request)
         self.num_tokens += len(result.output_ids)
         return result

@@ -70,6 +70,9 @@ class Setting:
     step_seconds: float
     num_steps: int
     seed: int = 0
+    is_whole: bool = False
+    """The run ends with these steps. Else they are the first of a longer one: at its end, a run
+    only waits for its last groups."""
 
 
 class SimSampler(AsyncSampler[MCPTask]):
@@ -138,12 +141,18 @@ async def simulate(setting: Setting, rates: Rates, folder: Path) -> Outcome:
         )
         for number, pool in enumerate(pools)
     ]
+    training = asyncio.create_task(train(setting, store, folder))
+    tasks: set[asyncio.Task[Any]] = {training, *samplers, *failing}
     try:
-        return await train(setting, store, folder)
+        # The others go on until they are cancelled; one that ends has failed.
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done - {training}:
+            task.result()
+        return training.result()
     finally:
-        for task in (*samplers, *failing):
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*samplers, *failing, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def context_of(store: SimStore, pool: ServerPool, capacity: int) -> RolloutContext:
@@ -170,8 +179,7 @@ async def train(setting: Setting, store: SimStore, folder: Path) -> Outcome:
         consumer="trainer",
         algorithm=AlgorithmSection(max_staleness=setting.max_staleness),
         seed=setting.seed,
-        # The steps are the first of a longer run: at its end a run only waits for its last groups.
-        max_steps=setting.num_steps + setting.max_staleness + 1,
+        max_steps=setting.num_steps + (0 if setting.is_whole else setting.max_staleness + 1),
         more_may_come=True,
     )
     publisher = PolicyPublisher(

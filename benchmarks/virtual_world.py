@@ -103,7 +103,8 @@ class SimServer:
     async def answer(self) -> None:
         """Return as an HTTP answer would: at once, never while it hangs, with an error when dead."""
         if self.hangs and not self._dead.done():
-            await self._dead
+            # Shielded: whoever gives up on its answer would otherwise cancel what all wait for.
+            await asyncio.shield(self._dead)
         if self._dead.done():
             raise ServerUnreachable(f"{self.url} is gone")
 
@@ -163,7 +164,9 @@ class SimClient:
     async def close(self) -> None:
         """Hold nothing."""
 
-    async def generate(self, request: GenerateRequest) -> GenerateResult:
+    async def generate(
+        self, request: GenerateRequest, _on_partial: object = None
+    ) -> GenerateResult:
         count = request.sampling.max_new_tokens
         spans = fit_spans(await self._server.generate(count), count)
         return GenerateResult(

@@ -7,9 +7,10 @@ With `--engine verl --config FILE` (keys of verl) it writes what verl needs, and
 """
 
 import argparse
+import os
 
 from aworld.agents.llm_agent import Agent
-from aworld.config import AgentConfig, AgentMemoryConfig, ModelConfig
+from aworld.config import AgentConfig, ModelConfig
 from aworld.core.agent.swarm import Swarm
 from shop.services import EDITOR_URL, TOOLS_URL, started
 
@@ -21,12 +22,15 @@ def reward(data_source, solution_str, ground_truth, extra_info=None):
     return float(f"<answer>{ground_truth}</answer>" in solution_str)
 
 
-def clerk():
+def clerk(prompt=None):
     """An agent that has the shop's tools; its model is filled in."""
+    headers = {"Authorization": f"Bearer {os.environ.get('MCP_SERVER_TOKEN', 'none')}"}
+    shop = {"type": "streamable-http", "url": TOOLS_URL, "headers": headers}
     return Agent(
         name="clerk",
-        conf=AgentConfig(memory_config=AgentMemoryConfig(history_write_strategy="direct")),
-        mcp_config={"mcpServers": {"shop": {"type": "streamable-http", "url": TOOLS_URL}}},
+        conf=AgentConfig(),
+        system_prompt=prompt,
+        mcp_config={"mcpServers": {"shop": shop}},
         mcp_servers=["shop"],
     )
 
@@ -40,12 +44,13 @@ def editor():
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--swarm", action="store_true", help="the editor rewrites the answer")
+    parser.add_argument("--prompt", help="what the clerk is told before the question")
     parser.add_argument("--engine", default="agentrl")
     parser.add_argument("--config", default="examples/aworld_agent.yaml")
     parser.add_argument("--run_path", default="runs/aworld")
     args = parser.parse_args()
     trainer = AgentTrainer(
-        Swarm(clerk(), editor()) if args.swarm else clerk(),
+        Swarm(clerk(args.prompt), editor()) if args.swarm else clerk(args.prompt),
         config=args.config,
         reward_func=reward,
         train_dataset="assets/demo/train.jsonl",

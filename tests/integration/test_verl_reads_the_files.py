@@ -60,6 +60,8 @@ def test_verl_composes_validates_and_instantiates_with_the_hardest_of_prompts(
     assert found["loop"] == "VerlAgentLoop"
     assert found["adv_estimator"] == "grpo"
     assert found["agent"]["arguments"]["system_prompt"] == PROMPT
+    assert found["right"] == 1.0
+    assert found["wrong"] == 0.0
 
 
 def test_a_rollout_in_verls_loop_trains_exactly_the_sampled_tokens(
@@ -77,4 +79,3 @@ def test_a_rollout_in_verls_loop_trains_exactly_the_sampled_tokens(
     assert [t for t, m in zip(found["response_ids"], mask, strict=True) if m] == sampled
     assert [p for p, m in zip(found["logprobs"], mask, strict=True) if m] == [-0.5] * len(sampled)
     assert found["prompt_ids"] == calls[0][0]
-    assert found["reward"] in (0.0, 1.0)

@@ -1,6 +1,7 @@
 """Agents that take their time."""
 
 import asyncio
+import os
 from typing import Any
 
 _cancelled: list[str] = []
@@ -28,3 +29,8 @@ async def counting_agent(task: Any, llm_base_url: str) -> str:
     most = len(_running)
     _running.pop()
     return str(most)
+
+
+async def process_agent(task: Any, llm_base_url: str) -> str:
+    """Return the number of the process that played."""
+    return str(os.getpid())

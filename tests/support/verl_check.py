@@ -80,17 +80,21 @@ def main() -> None:
             return None
         return await made.run({"temperature": 0.0}, raw_prompt=data[0]["raw_prompt"])
 
+    reward = get_custom_reward_fn(config)
+    assert reward is not None
+
+    async def judge(*texts: str) -> list[float]:
+        return [await reward("gaia", text, "17", extra_info={}) for text in texts]
+
     output = asyncio.run(play())
+    found["right"], found["wrong"] = asyncio.run(judge("<answer>17</answer>", "17"))
     if output is not None:
-        reward = get_custom_reward_fn(config)
-        text = tokenizer.decode(output.response_ids)
         found |= {
             "prompt_ids": output.prompt_ids,
             "response_ids": output.response_ids,
             "response_mask": output.response_mask,
             "logprobs": output.response_logprobs,
             "calls": servers.calls,
-            "reward": asyncio.run(reward("gaia", text, "x", extra_info={})),
         }
     sys.stdout.write(json.dumps(found) + "\n")
     sys.stdout.flush()

@@ -67,6 +67,7 @@ async def play(agents: Any, query: str) -> str | None:
     """
     task_class = _aworld("aworld.core.task").Task
     is_swarm = isinstance(agents, _aworld("aworld.core.agent.swarm").Swarm)
+    _keep_memory_in_process()
     task = task_class(
         id=secrets.token_hex(16), input=query, **{"swarm" if is_swarm else "agent": agents}
     )
@@ -110,17 +111,35 @@ def _agent(description: AWorldAgent, endpoint: Endpoint) -> Any:
     cls = load_object(description.target, "agent")
     # AWorld takes the random part of an id from the clock, so that two agents may share one.
     agent_id = description.agent_id or f"{description.name}---uuid{secrets.token_hex(3)}uuid"
-    conf = config.AgentConfig(llm_config=config.ModelConfig(**llm), **description.conf)
+    # AWorld's other strategy waits for its own messages and goes on without those that came late.
+    memory = {**description.conf.get("memory_config", {}), "history_write_strategy": "direct"}
+    settings = {**description.conf, "memory_config": config.AgentMemoryConfig(**memory)}
+    conf = config.AgentConfig(llm_config=config.ModelConfig(**llm), **settings)
     return cls(name=description.name, conf=conf, agent_id=agent_id, **arguments)
+
+
+def _keep_memory_in_process() -> None:
+    """Let AWorld remember in this process what it would keep in files of the user's home.
+
+    Its default store reads every conversation that any process ever left there at each access, and
+    processes overwrite each other's index. A store that the user's own code chose stays.
+    """
+    memory = _aworld("aworld.memory.main")
+    if "instance" not in memory.MEMORY_HOLDER:
+        memory.MemoryFactory.init(memory.InMemoryMemoryStore())
 
 
 async def _forget(agents: Any) -> None:
     """Close what the agents opened; AWorld itself keeps every agent that ever ran."""
     factory = _aworld("aworld.core.agent.base").AgentFactory
+    memory = _aworld("aworld.memory.main")
+    store = memory.MemoryFactory.instance().memory_store
     members = list(agents.agents.values()) if hasattr(agents, "agent_graph") else [agents]
     for agent in members:
         for table in (factory._cls, factory._desc, factory._agent_conf, factory._agent_instance):
             table.pop(agent.id(), None)
+        if isinstance(store, memory.InMemoryMemoryStore):
+            store.memory_items[:] = [i for i in store.memory_items if i.agent_id != agent.id()]
         if agent.sandbox is None:
             continue
         try:
@@ -136,7 +155,7 @@ def _aworld(module: str) -> Any:
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"agent: it needs the package {error.name!r}; make an environment for agents with "
-            "scripts/setup_aworld and run this with its Python"
+            "scripts/setup_agents aworld FOLDER and run this with its Python"
         ) from None
     except ImportError as error:
         raise AgentRLError(f"agent: importing {module} failed: {error}") from error

@@ -18,6 +18,8 @@ from pydantic import BaseModel, ConfigDict
 from agentrl.schema import MCPTask
 
 _END_SECONDS = 5.0
+_PLAYS_OF_A_SERIAL_HOST = 200
+"""Rollouts after which a serial host is replaced: AWorld's registries keep some megabytes of each."""
 
 
 class HostSettings(BaseModel):
@@ -31,7 +33,7 @@ class HostSettings(BaseModel):
     """Hosts of one sampler."""
     serial: bool
     """One rollout at a time in each. AWorld finds agents by their ids in a registry of the process,
-    and under load it loses messages that it writes to its memory beside the rollout."""
+    and at the end of a task it closes the tools of every agent that is there."""
     agent: dict[str, Any] | None
     takes_all: bool
     """Whether the endpoint takes calls for all models; see `Endpoint`."""
@@ -91,6 +93,7 @@ class AgentHosts:
             answer: str | None = await host.ask(request)
             return answer
         host.num_waiting += 1
+        host.num_plays += 1
         try:
             async with host.turn:
                 answer = await host.ask(request)
@@ -113,7 +116,7 @@ class AgentHosts:
             self._hosts.pop().close()
 
     def _least_busy(self) -> "_Host":
-        for host in [host for host in self._hosts if not host.is_alive]:
+        for host in [host for host in self._hosts if not host.is_alive or host.is_worn]:
             self._hosts.remove(host)
             host.close()
         idle = next((host for host in self._hosts if not host.num_busy), None)
@@ -145,6 +148,7 @@ class _Host:
         self._end = ""
         self.turn = asyncio.Lock()
         self.num_waiting = 0
+        self.num_plays = 0
         self._listening = threading.Thread(target=self._listen, daemon=True)
         self._listening.start()
 
@@ -153,6 +157,11 @@ class _Host:
         """Whether it still takes requests, in this event loop."""
         is_ours = self._loop is asyncio.get_running_loop()
         return is_ours and not self._end and self._process.poll() is None
+
+    @property
+    def is_worn(self) -> bool:
+        """Whether it played its share, and nothing is going on in it."""
+        return self.num_plays >= _PLAYS_OF_A_SERIAL_HOST and not self.num_busy
 
     @property
     def num_busy(self) -> int:
@@ -191,7 +200,7 @@ class _Host:
     def _send(self, request: dict[str, Any]) -> None:
         assert self._process.stdin is not None
         try:
-            self._process.stdin.write(json.dumps(request) + "\n")
+            self._process.stdin.write(json.dumps(request, default=_plain) + "\n")
             self._process.stdin.flush()
         except OSError as error:
             raise HostFailed(f"the agent's host process ended ({error.strerror})") from error
@@ -226,6 +235,13 @@ class _Host:
         for future in self._waiting.values():
             if not future.done():
                 future.set_exception(HostFailed(self._end))
+
+
+def _plain(value: Any) -> Any:
+    """Return a number or an array of numpy's as Python's: training frameworks pass such values."""
+    if not hasattr(value, "tolist"):
+        raise TypeError(f"a {type(value).__name__} cannot be passed to the agent's process")
+    return value.tolist()
 
 
 @cache

@@ -7,6 +7,7 @@ is completed from. No secret is in them: they name environment variables.
 
 import importlib
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -42,11 +43,33 @@ class VerlAgentLoop(HostedAgentLoop):
     )
 '''
 _REWARD_MODULE = '''\
-"""Made by AgentTrainer: the reward function, found where it is defined."""
+"""Made by AgentTrainer: the reward function, called in the interpreter in which it was given."""
 
-from agentrl.agents.references import load_object
+from agentrl.agents.hosts import AgentHosts, HostSettings
 
-compute_score = load_object({reference!r}, "reward_func")
+hosts = AgentHosts(
+    HostSettings(
+        python={python!r},
+        processes=1,
+        serial=False,
+        takes_all=False,
+        agent=None,
+        reward={reward!r},
+        reward_form="aworld",
+    )
+)
+
+
+async def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    """Return what the function says."""
+    return await hosts.reward(
+        {{
+            "data_source": data_source,
+            "solution_str": solution_str,
+            "ground_truth": ground_truth,
+            "extra_info": extra_info,
+        }}
+    )
 '''
 
 
@@ -124,7 +147,8 @@ class VerlEngine(ExternalEngine):
         )
         if self._reward is not None:
             path = self.run_path / "reward_func.py"
-            path.write_text(_REWARD_MODULE.format(reference=self._reward.reference), "utf-8")
+            text = _REWARD_MODULE.format(python=sys.executable, reward=self._reward.reference)
+            path.write_text(text, encoding="utf-8")
             fill(settings, "reward.custom_reward_function.path", str(path))
             fill(settings, "reward.custom_reward_function.name", "compute_score")
         train = fill(settings, "data.train_files", self._path_of("train"))

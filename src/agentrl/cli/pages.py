@@ -108,13 +108,20 @@ def servers_page(found: Liveness) -> RenderableType:
     """Return the table of inference servers."""
     if not found.services:
         return Text("no inference server ever registered")
-    table = _table("server", "status", ">version", "heartbeat", "address", "error")
+    table = _table(
+        *("server", "status", ">version", ">running", ">waiting", ">cache"),
+        *("heartbeat", "address", "error"),
+    )
     for service in found.services:
+        load = service.load
         _row(
             table,
             service.id,
             service.status,
             str(service.policy_version),
+            "" if load is None else str(load.num_running),
+            "" if load is None else str(load.num_waiting),
+            "" if load is None else f"{load.token_usage:.0%}",
             _heartbeat(found.now, service.heartbeat_at),
             service.base_url,
             plain(service.error or "", 80),

@@ -65,11 +65,15 @@ class ModelSection(Section):
     """Run Python code that a checkpoint brings along. Only for checkpoints that you trust."""
     torch_dtype: Literal["auto", "float32", "bfloat16", "float64"] = "auto"
     """Training precision; auto: bfloat16 on CUDA, float32 on CPU."""
-    attention_implementation: Literal["sdpa", "flex"] = "sdpa"
-    """Attention back end of the trainer: SDPA along the paths of a tree, or FlexAttention with a
-    block mask (CUDA only)."""
+    attention_implementation: Literal["sdpa", "flex", "varlen"] = "sdpa"
+    """Attention back end of the trainer: SDPA along the paths of a tree; FlexAttention with a block
+    mask (CUDA only); or variable-length flash attention with keys gathered along the paths (CUDA,
+    bfloat16)."""
+    router_replay: bool = False
+    """Mixture-of-experts models: ask the servers which experts every token went to, store it with
+    the turns, and let the trainer send the token to the same ones."""
     cpu_ram_efficient_loading: bool = True
-    """Load weights shard by shard. Weights are loaded either way."""
+    """Ranks read only their own parts of the weights. There is no other way; false is refused."""
 
 
 PRIVATE_MONGO_ROOT = Path(".agentrl/mongo")
@@ -159,10 +163,11 @@ class RolloutSection(Section):
     """Start inference servers and samplers; otherwise train on what the database holds."""
     num_samplers: int = Field(default=2, ge=0)
     """Sampler processes that `agentrl run` starts."""
-    max_concurrent_samples_per_process: int = Field(default=32, ge=1)
-    """Rollouts that one sampler plays at the same time."""
-    target_concurrency: int = Field(default=64, ge=1)
-    """Requests that a sampler keeps in flight per inference server, at most."""
+    max_concurrent_samples_per_process: int = Field(default=256, ge=1)
+    """Rollouts that one sampler plays at the same time, at most."""
+    target_concurrency: int | None = Field(default=None, ge=1)
+    """Rollouts that a sampler plays per inference server; when not given, as many as the servers
+    say they have room for (memory for keys and values, queue)."""
     max_turns: int = Field(default=25, ge=1)
     """Model calls in a rollout, at most."""
     max_tool_calls: int = Field(default=200, ge=0)
@@ -419,6 +424,9 @@ class TrainerSection(Section):
     """Compute and log the policy's entropy."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass to save memory."""
+    cpu_offload: bool = False
+    """Keep weights, gradients and optimizer state in host memory and copy a layer at a time to the
+    GPU (FSDP2, several ranks). Without GPUs everything is there anyway."""
     bf16: bool = False
     """Same as torch_dtype bfloat16."""
     dp_replicate_size: int = Field(default=1, ge=1)

@@ -82,11 +82,14 @@ def _read_call(call: object, param: str) -> dict[str, Any]:
     return {
         "id": str(call.get("id") or ""),
         "type": "function",
-        "function": {"name": function["name"], "arguments": _arguments(function.get("arguments"))},
+        "function": {
+            "name": function["name"],
+            "arguments": arguments_of(function.get("arguments")),
+        },
     }
 
 
-def _arguments(value: object) -> Any:
+def arguments_of(value: object) -> Any:
     """Return arguments as the object that their JSON says; what is no JSON stays as it is."""
     if not isinstance(value, str):
         return value or {}

@@ -1,6 +1,7 @@
 """Client of one inference server: SGLang's native HTTP, as the embedded engine speaks it too."""
 
 import json
+import socket
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -20,11 +21,20 @@ from agentrl.inference.wire import (
     policy_version,
     request_body,
 )
+from agentrl.schema import ServerLoad
 
 # Servers close idle connections after 5 s; reusing one at that moment fails.
 _KEEPALIVE_SECONDS = 3.0
 _CONNECT_SECONDS = 5.0
 _CONTROL_SECONDS = 300.0
+_PROBES = {
+    "TCP_KEEPIDLE": 20,
+    "TCP_KEEPINTVL": 5,
+    "TCP_KEEPCNT": 4,
+    "TCP_USER_TIMEOUT": 40_000,
+}
+"""When a silent connection is asked whether its peer is there: after 20 s, every 5 s, 4 times; and
+the longest wait, in ms, for what was sent to be acknowledged."""
 _HEALTH_SECONDS = 30.0
 _JSON_BODY = {"Content-Type": "application/json"}
 
@@ -39,16 +49,6 @@ class ModelInfo:
     model_path: str
     weight_version: int
     """Policy version; labels that are no number are version 0."""
-
-
-@dataclass(frozen=True)
-class Load:
-    """How busy a server is."""
-
-    num_running: int
-    num_waiting: int
-    num_used_tokens: int
-    max_total_num_tokens: int
 
 
 class TensorList(Protocol):
@@ -103,7 +103,11 @@ class SGLangClient:
         # Not httpx: its pool looks at every connection for every request, which at 64 generations
         # at a time cost more than all else that a rollout does.
         self._http = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_SECONDS),
+            connector=aiohttp.TCPConnector(
+                limit=0,
+                keepalive_timeout=_KEEPALIVE_SECONDS,
+                socket_factory=_socket_that_notices_a_dead_peer,
+            ),
             cookie_jar=aiohttp.DummyCookieJar(),
         )
 
@@ -264,14 +268,19 @@ class SGLangClient:
         """Return the server's arguments and state."""
         return await self._get("/server_info")
 
-    async def loads(self) -> Load:
-        """Return how busy the server is, over all of its data-parallel workers."""
-        loads = (await self._get("/v1/loads?include=core")).get("loads") or []
-        return Load(
-            num_running=sum(int(load.get("num_running_reqs") or 0) for load in loads),
-            num_waiting=sum(int(load.get("num_waiting_reqs") or 0) for load in loads),
-            num_used_tokens=sum(int(load.get("num_used_tokens") or 0) for load in loads),
-            max_total_num_tokens=sum(int(load.get("max_total_num_tokens") or 0) for load in loads),
+    async def loads(self) -> ServerLoad:
+        """Return how busy the server is, over all of its data-parallel workers.
+
+        Raises:
+            ServerRefused: with status 404 where the server has no such route.
+        """
+        ranks = (await self._get("/v1/loads?include=core")).get("loads") or []
+        usages = [float(rank.get("token_usage") or 0.0) for rank in ranks]
+        return ServerLoad(
+            num_running=sum(int(rank.get("num_running_reqs") or 0) for rank in ranks),
+            num_waiting=sum(int(rank.get("num_waiting_reqs") or 0) for rank in ranks),
+            num_used_tokens=sum(int(rank.get("num_used_tokens") or 0) for rank in ranks),
+            token_usage=sum(usages) / len(usages) if usages else 0.0,
         )
 
     async def _control(self, path: str, body: Mapping[str, Any]) -> None:
@@ -354,6 +363,21 @@ async def _frames(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
 def _error_status(error: object) -> int:
     code = error.get("code") if isinstance(error, Mapping) else None
     return code if isinstance(code, int) else 500
+
+
+def _socket_that_notices_a_dead_peer(address: aiohttp.AddrInfoType) -> socket.socket:
+    """Return a socket whose connection fails when nobody is at its other end any more.
+
+    A generation may take as long as it likes, so there is no bound on the wait for its answer. A
+    machine that lost power or its network does not close its connections; the kernel has to ask.
+    """
+    family, kind, protocol, _, _ = address
+    opened = socket.socket(family, kind, protocol)
+    opened.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in _PROBES.items():
+        if hasattr(socket, option):  # each system has its own
+            opened.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+    return opened
 
 
 def _error_text(content: bytes, reason: str | None) -> str:

@@ -1,10 +1,8 @@
-"""Which server gets which generation: least loaded, and the same one for all turns of a Record."""
+"""Generations over all registered servers, some of which may fail or be updated meanwhile."""
 
 import asyncio
 import logging
-import random
 import time
-from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Self
@@ -12,6 +10,7 @@ from typing import Any, Self
 import numpy as np
 
 from agentrl.errors import InferenceError, NoServerAvailable
+from agentrl.inference.balance import Balance, Pressure
 from agentrl.inference.client import OnPartial, SGLangClient
 from agentrl.inference.faults import ServerRefused, ServerUnreachable
 from agentrl.inference.wire import GenerateRequest, GenerateResult, join_results, new_rid
@@ -19,10 +18,6 @@ from agentrl.schema import InferenceService
 
 logger = logging.getLogger(__name__)
 
-_STICKY_KEYS = 100_000
-_STICKY_SLACK = 8
-"""Requests by which a Record's server may be busier than the idlest one before it is left: the
-prefix cache is worth that much waiting."""
 _SHUN_SECONDS = 3.0
 """How long a server that failed is left out while others are fine; the store takes longer to
 notice a server that is gone."""
@@ -44,8 +39,8 @@ class ServerPool:
         self._clients: dict[str, SGLangClient] = {}
         self._usable: set[str] = set()
         self._downs: dict[str, asyncio.Future[None]] = {}
-        self._in_flight: Counter[str] = Counter()
-        self._sticky: OrderedDict[str, str] = OrderedDict()
+        self.pressure = Pressure()
+        self._balance = Balance(self.pressure)
         self._shunned_until: dict[str, float] = {}
         self._changed = asyncio.Event()
 
@@ -67,6 +62,7 @@ class ServerPool:
         Generations on a server that is down are given up, since it may hang. One that is merely
         missing from `services` keeps them: its keeper may be slow.
         """
+        self.pressure.note(services)
         self._usable = {s.base_url.rstrip("/") for s in services if s.status != "down"}
         for url in self._usable - self._clients.keys():
             self._clients[url] = SGLangClient(url, api_key=self._api_key)
@@ -82,7 +78,12 @@ class ServerPool:
         return len(self._usable)
 
     async def generate(
-        self, key: str, request: GenerateRequest, on_partial: OnPartial | None = None
+        self,
+        key: str,
+        request: GenerateRequest,
+        on_partial: OnPartial | None = None,
+        *,
+        group: str | None = None,
     ) -> GenerateResult:
         """Sample a continuation on some server.
 
@@ -90,9 +91,10 @@ class ServerPool:
         server is lost is started again elsewhere; if somebody was told how far it got, from there.
 
         Args:
-            key: generations with the same key prefer the same server.
+            key: of the conversation; its generations prefer the server that has its prefix.
             request: what to sample.
             on_partial: is told how far it got while it goes on. Tokens it was told of stay.
+            group: of conversations that begin alike, and so prefer the same server to begin with.
 
         Raises:
             NoServerAvailable: no server was up in time.
@@ -112,7 +114,7 @@ class ServerPool:
             remaining = _rest_of(request, so_far)
             told.clear()
             try:
-                result = await self._generate_once(key, remaining, listen)
+                result = await self._generate_once(key, group, remaining, listen)
                 merged = _joined(so_far, result)
             except (ServerRefused, ServerUnreachable) as error:
                 if isinstance(error, ServerRefused) and not error.is_transient:
@@ -131,19 +133,19 @@ class ServerPool:
             so_far = merged if len(merged.output_ids) else None
 
     async def _generate_once(
-        self, key: str, request: GenerateRequest, listen: OnPartial | None
+        self, key: str, group: str | None, request: GenerateRequest, listen: OnPartial | None
     ) -> GenerateResult:
-        url = await self._choose(key)
-        self._in_flight[url] += 1
+        url = self._balance.choose(key, group, await self._candidates())
+        self._balance.in_flight[url] += 1
         try:
             return await self._generate_unless_down(url, request, listen)
         except (ServerUnreachable, ServerRefused) as error:
             if isinstance(error, ServerUnreachable) or error.is_transient:
                 self._shunned_until[url] = time.monotonic() + _SHUN_SECONDS
-                self._sticky.pop(key, None)
+                self._balance.forget(key)
             raise
         finally:
-            self._in_flight[url] -= 1
+            self._balance.in_flight[url] -= 1
 
     async def _generate_unless_down(
         self, url: str, request: GenerateRequest, listen: OnPartial | None
@@ -168,7 +170,8 @@ class ServerPool:
         await asyncio.sleep(_RETRY_SECONDS[failures])
         return failures + 1
 
-    async def _choose(self, key: str) -> str:
+    async def _candidates(self) -> set[str]:
+        """Return the servers to choose from, once there is one."""
         try:
             async with asyncio.timeout(self._no_server_seconds):
                 while not self._usable:
@@ -181,20 +184,8 @@ class ServerPool:
             ) from None
         now = time.monotonic()
         fine = {url for url in self._usable if self._shunned_until.get(url, 0.0) <= now}
-        # Where no server is fine, the next try is as good with any of them. Ties are broken by
-        # chance: samplers must not all begin with the same server.
-        candidates = fine or self._usable
-        idlest = min(candidates, key=lambda url: (self._in_flight[url], random.random()))
-        url = self._sticky.get(key)
-        if url not in candidates or (
-            self._in_flight[url] > self._in_flight[idlest] + _STICKY_SLACK
-        ):
-            url = idlest
-        self._sticky[key] = url
-        self._sticky.move_to_end(key)
-        if len(self._sticky) > _STICKY_KEYS:
-            self._sticky.popitem(last=False)
-        return url
+        # Where no server is fine, the next try is as good with any of them.
+        return fine or self._usable
 
 
 def _joined(so_far: GenerateResult | None, result: GenerateResult) -> GenerateResult:

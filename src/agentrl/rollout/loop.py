@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
 
 from agentrl.errors import StoreError
+from agentrl.rollout.concurrency import ConcurrencyLimit
 from agentrl.rollout.context import RolloutContext
 from agentrl.rollout.leases import LeaseKeeper
 from agentrl.rollout.slots import MakeSampler, Slot, SlotCounts
@@ -83,13 +84,15 @@ class LoopState:
     """What a sampler is doing, for whoever wants to know."""
 
     num_running: int
+    max_running: int
+    """Slots that it would play now if there were enough of them."""
     num_servers: int
     counts: SlotCounts
     seconds_waiting: dict[str, float]
 
 
 class SamplingLoop:
-    """Claims slots and plays them, at most `max_concurrent_samples_per_process` at a time.
+    """Claims slots and plays them, as many at a time as `ConcurrencyLimit` says.
 
     Args:
         context: clients and settings of the process.
@@ -115,6 +118,7 @@ class SamplingLoop:
         self._times = times or LoopTimes()
         self._keeper = LeaseKeeper(context.store, context.rollout.lease_seconds)
         self._watch = RunWatch(context.store, context.servers)
+        self._limit = ConcurrencyLimit(context.rollout.target_concurrency)
         self._waiting = _Waiting()
         self._jobs: dict[asyncio.Task[None], Slot] = {}
         self._slot_ended = asyncio.Event()
@@ -129,6 +133,7 @@ class SamplingLoop:
         """What the loop is doing; may be read from any thread."""
         return LoopState(
             num_running=len(self._jobs),
+            max_running=self._limit.current,
             num_servers=self._watch.num_servers,
             counts=self.counts,
             seconds_waiting={
@@ -228,11 +233,13 @@ class SamplingLoop:
     def _capacity(self) -> int:
         if self.counts.trouble.persists:
             return 1
-        rollout = self._context.rollout
         asked = self._context.live.current.concurrency
-        # Most rollouts have one request in flight, so this also bounds the requests.
-        per_server = rollout.target_concurrency * max(1, self._watch.num_servers)
-        return min(asked or rollout.max_concurrent_samples_per_process, per_server)
+        return self._limit.of(
+            self._context.servers.pressure,
+            num_servers=self._watch.num_servers,
+            num_running=len(self._jobs),
+            most=asked or self._context.rollout.max_concurrent_samples_per_process,
+        )
 
     def _wait_because(self, reason: WaitReason | None) -> None:
         self._waiting.because(reason, idle=not self._jobs, say_every=self._times.say_waiting)

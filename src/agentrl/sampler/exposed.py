@@ -13,6 +13,7 @@ def sampler_metrics(state: LoopState | None) -> Iterator[Metric]:
         return
     counts = state.counts
     yield _gauge("running_rollouts", "Slots that are played or scored now.", state.num_running)
+    yield _gauge("concurrency", "Slots that may be played at a time now.", state.max_running)
     yield _gauge("servers_up", "Inference servers that take requests.", state.num_servers)
     ended = CounterMetricFamily(
         "agentrl_sampler_slots", "Slots by what became of them.", labels=["end"]

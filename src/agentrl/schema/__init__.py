@@ -20,6 +20,7 @@ from agentrl.schema.runs import (
     Run,
     RunStatus,
     SamplerInfo,
+    ServerLoad,
     ServiceStatus,
 )
 from agentrl.schema.tasks import TASK_TYPES, MCPTask, Split, Task, register_task_type
@@ -71,6 +72,7 @@ __all__ = [
     "SamplerInfo",
     "SamplingParams",
     "Score",
+    "ServerLoad",
     "ServiceStatus",
     "Split",
     "Task",

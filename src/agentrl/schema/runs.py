@@ -93,6 +93,30 @@ class Run(Value):
 
 ServiceStatus = Literal["up", "updating", "down"]
 
+_FULL_SHARE = 0.9
+_QUEUE_SHARE = 8
+
+
+class ServerLoad(Value):
+    """How busy an inference server said it was."""
+
+    num_running: int
+    num_waiting: int
+    num_used_tokens: int = 0
+    """Tokens whose keys and values running requests hold."""
+    token_usage: float
+    """Share of the room for keys and values that running requests take."""
+    at: datetime = Field(default_factory=utc_now)
+
+    @property
+    def is_pressed(self) -> bool:
+        """Whether further requests would only wait, or push others out of the cache.
+
+        A few that wait are no sign of it: requests that came during a step wait for the next.
+        """
+        queue = max(1, self.num_running // _QUEUE_SHARE)
+        return self.token_usage >= _FULL_SHARE or self.num_waiting > queue
+
 
 class InferenceService(Value):
     """An inference server that registered itself and heartbeats."""
@@ -104,6 +128,8 @@ class InferenceService(Value):
     status: ServiceStatus = "up"
     policy_version: int = 0
     error: str | None = None
+    load: ServerLoad | None = None
+    """As of the last heartbeat; None where the server does not tell, or is being updated."""
     started_at: datetime = Field(default_factory=utc_now)
     heartbeat_at: datetime = Field(default_factory=utc_now)
 

@@ -9,21 +9,25 @@ import asyncio
 import logging
 import socket
 import time
+from collections.abc import Awaitable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from agentrl.config.sections import InferenceSection, ModelSection, PublishSection
 from agentrl.errors import InferenceError, StoreError
 from agentrl.inference.client import SGLangClient
+from agentrl.inference.faults import ServerRefused
 from agentrl.processes.supervisor import Supervisor
-from agentrl.schema import InferenceService, Policy, ServiceStatus
+from agentrl.schema import InferenceService, Policy, ServerLoad, ServiceStatus
 from agentrl.server.engine import EngineProcess
 from agentrl.store import TrajectoryStore
 from agentrl.weight_sync.update import update_server
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 BEAT_SECONDS = 1.0
 FORGIVEN_AFTER_SECONDS = 600.0
@@ -79,6 +83,7 @@ class ServerKeeper:
         self._registered = False
         self._behind_since: float | None = None
         self._answered_at = 0.0
+        self._load: ServerLoad | None = None
 
     async def run(self, stop: asyncio.Event, *, max_restarts: int, start_seconds: float) -> None:
         """Keep the server until `stop` is set.
@@ -199,14 +204,12 @@ class ServerKeeper:
                 logger.warning("heartbeat put off: %s", error)
 
     async def _beat(self, client: SGLangClient, *, is_own: bool) -> None:
-        await self._store.heartbeat_service(self._address.service_id)
-        service = next(
-            (s for s in await self._store.services() if s.id == self._address.service_id), None
-        )
-        if service is None:
-            return
+        service = await self._store.heartbeat_service(self._address.service_id, load=self._load)
+        self._load = None
         try:
             version = await self._served_version(client)
+            if service.status == "up":  # what a paused server says of its load is of before
+                self._load = await self._load_of(client)
         except InferenceError as error:
             await self._bear_silence(service, error, is_own=is_own)
             return
@@ -288,10 +291,20 @@ class ServerKeeper:
             await asyncio.sleep(0.1)
 
     async def _served_version(self, client: SGLangClient) -> int:
+        return (await self._in_time(client.model_info())).weight_version
+
+    async def _load_of(self, client: SGLangClient) -> ServerLoad | None:
+        """Return how busy the server is; None where it does not tell, as a gateway may not."""
+        try:
+            return await self._in_time(client.loads())
+        except ServerRefused:
+            return None
+
+    async def _in_time(self, answer: Awaitable[T]) -> T:
         patience = self._inference.server_hang_seconds / PROBES_PER_HANG
         try:
             async with asyncio.timeout(patience):
-                return (await client.model_info()).weight_version
+                return await answer
         except TimeoutError:
             raise InferenceError(f"no answer within {patience:g} s") from None
 

@@ -3,7 +3,7 @@
 from pymongo import ReturnDocument
 
 from agentrl.errors import StoreError
-from agentrl.schema import InferenceService, Policy, SamplerInfo, ServiceStatus
+from agentrl.schema import InferenceService, Policy, SamplerInfo, ServerLoad, ServiceStatus
 from agentrl.store.codec import Document, encode, from_document, to_document
 from agentrl.store.door import Door, operation
 from agentrl.store.expressions import after
@@ -87,19 +87,21 @@ class ProcessDoor(Door):
         self,
         service_id: str,
         *,
+        load: ServerLoad | None = None,
         status: ServiceStatus | None = None,
         policy_version: int | None = None,
         error: str | None = None,
     ) -> InferenceService:
-        """Say that a server is alive, and what changed about it (None: nothing).
+        """Say that a server is alive, how busy it is, and what changed about it (None: nothing).
 
         Raises:
             StoreError: the server is not registered.
         """
         changes = _service_changes(status, policy_version, error)
-        update: Document = {"$currentDate": {"heartbeat_at": True}}
-        if changes:
-            update["$set"] = changes
+        update: Document = {
+            "$currentDate": {"heartbeat_at": True},
+            "$set": {**changes, "load": None if load is None else load.model_dump()},
+        }
         return await self._change_service(service_id, update)
 
     @operation("set a server's status")

@@ -32,11 +32,10 @@ from agentrl.distributed import (
     shard_model,
     sharded_state_dict,
 )
-from agentrl.models.attention import TREE_ATTENTION
+from agentrl.errors import ConfigError
 from agentrl.models.export import read_tokenizer_files, save_hf
-from agentrl.models.flex import FLEX_ATTENTION
 from agentrl.models.flops import FlopCount, peak_tflops
-from agentrl.models.load import load_policy
+from agentrl.models.load import ATTENTION, load_policy
 from agentrl.models.parallel import parallelize
 from agentrl.models.policy import PolicyModel
 from agentrl.trainer.merge_check import STEP_TOLERANCE, MergeCheck, check_merge
@@ -110,12 +109,16 @@ class Learner:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(trainer.full_determinism)
         self._ranks = ranks
-        self._tokenizer_files = read_tokenizer_files(model_path)
         self._trainer = trainer
         self._algorithm = algorithm
+        self._tokenizer_files = read_tokenizer_files(model_path)
         self._precision = Precision.of(model.torch_dtype, ranks.device)
-        is_flex = model.attention_implementation == "flex"
-        attention = FLEX_ATTENTION if is_flex else TREE_ATTENTION
+        if model.attention_implementation == "varlen" and not self._precision.is_mixed:
+            raise ConfigError(
+                "--attention_implementation varlen computes in bfloat16; give --torch_dtype "
+                "bfloat16, or use flex or sdpa"
+            )
+        attention = ATTENTION[model.attention_implementation]
         mesh = None if ranks.world_size == 1 else ranks.shape.build(ranks.device)
         self._policy = load_policy(
             model_path,
@@ -125,6 +128,7 @@ class Learner:
             trust_remote_code=model.trust_remote_code,
             gradient_checkpointing=trainer.gradient_checkpointing,
             spread=lambda policy: self._spread(policy, mesh),
+            cpu_offload=trainer.cpu_offload,
         )
         self._flops = FlopCount.of(self._policy)
         self._reference = None
@@ -136,6 +140,7 @@ class Learner:
                 attention=attention,
                 trust_remote_code=model.trust_remote_code,
                 spread=lambda policy: self._spread(policy, mesh),
+                cpu_offload=trainer.cpu_offload,
             ).requires_grad_(requires_grad=False)
         self._optimizer = make_optimizer(self._policy.parameters(), trainer)
         self._writer = StateWriter(ranks)
@@ -148,7 +153,13 @@ class Learner:
 
     def _spread(self, policy: PolicyModel, mesh: DeviceMesh | None) -> None:
         parallelize(policy, mesh)
-        shard_model(policy, self._ranks, mesh, compute_dtype=self._precision.compute)
+        shard_model(
+            policy,
+            self._ranks,
+            mesh,
+            compute_dtype=self._precision.compute,
+            cpu_offload=self._trainer.cpu_offload,
+        )
 
     def train(self, micro_batches: Sequence[MicroBatch]) -> StepOutcome:
         """Accumulate the gradients of all micro-batches and make one optimizer step (collective).

@@ -104,6 +104,17 @@ async def test_serial_hosts_play_one_rollout_at_a_time_each() -> None:
     assert len(hosts._hosts) == 2
 
 
+async def test_a_serial_host_that_played_its_share_is_replaced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("agentrl.agents.hosts._PLAYS_OF_A_SERIAL_HOST", 2)
+    hosts = hosts_for(f"{SLOW}:process_agent", serial=True)
+    processes = [await hosts.play(TASK, ENDPOINT) for _ in range(5)]
+    assert processes[0] == processes[1]
+    assert processes[2] == processes[3]
+    assert len(set(processes)) == 3
+
+
 async def test_an_agent_that_cannot_be_imported_is_said(tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
     path.write_text("def play(task, llm_base_url): return ''\n")

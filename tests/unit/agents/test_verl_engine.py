@@ -1,13 +1,15 @@
 """The files for verl, by themselves; tests/integration has verl read them."""
 
 import ast
+import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from support.nasty_agent import KEY, PROMPT, TOKEN, write_agent
+from support.nasty_agent import PROMPT, write_agent
 
 from agentrl.agents import AgentTrainer
 from agentrl.agents.description import parse_description
@@ -53,17 +55,6 @@ def test_the_agent_loops_module_holds_the_agent_as_it_was_given(tmp_path: Path) 
     assert [node.name for node in tree.body if isinstance(node, ast.ClassDef)] == ["VerlAgentLoop"]
 
 
-def test_no_file_holds_a_secret_and_the_environment_does(tmp_path: Path) -> None:
-    trainer = build(tmp_path)
-    for path in trainer.run_path.rglob("*"):
-        content = path.read_bytes()
-        assert TOKEN.encode() not in content, path
-        assert KEY.encode() not in content, path
-    environment = trainer.train_processor.environment  # type: ignore[attr-defined]
-    assert {TOKEN, KEY} <= set(environment.values())
-    assert environment["PYTHONPATH"].split(":")[0] == str(trainer.run_path)
-
-
 def test_empty_keys_are_filled_and_given_ones_stay(tmp_path: Path) -> None:
     run = tmp_path / "run"
     given = {"data": {"val_files": "mine.parquet"}, "trainer.default_local_dir": ""}
@@ -92,9 +83,20 @@ def test_questions_become_parquet_and_training_data_serve_as_test_data(tmp_path:
     assert trainer.config["trainer"]["nnodes"] == 2
 
 
-def test_the_reward_file_gives_the_users_function(tmp_path: Path) -> None:
+async def test_the_reward_file_asks_the_users_function_in_its_own_interpreter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = Path(__file__).parents[3]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(root / "src"), str(root / "tests")]))
     path = build(tmp_path).run_path / "reward_func.py"
-    assert load_object(f"{path}:compute_score", "reward_func")("", " 17", "17") == 1.0
+    compute_score = load_object(f"{path}:compute_score", "reward_func")
+    # verl passes numpy's numbers on in extra_info.
+    turns = {"num_turns": np.int32(3), "scores": np.zeros(2)}
+    try:
+        assert await compute_score("", " 17", "17", turns) == 1.0
+        assert await compute_score("", "18", "17") == 0.0
+    finally:
+        load_object(f"{path}:hosts", "reward_func").close()
 
 
 def test_the_path_may_be_text(tmp_path: Path) -> None:
@@ -113,8 +115,6 @@ def scorer(answer: str, truth: object) -> float:
         ({"reward_func": scorer}, "reward_func: verl calls scorer with data_source"),
         ({"train_dataset": None}, r"train_dataset: nothing given; pass it, or data\.train_files"),
         ({"config": {"custom_reward_function.path": "x.py"}}, r"write reward\.custom_reward"),
-        ({"config": {"agent_processes": 0}}, "agent_processes must be a whole number from 1"),
-        ({"config": {"verl_python": "/no/python"}}, "verl_python /no/python: no such program"),
         ({"config": {"a": 1, "a.b": 2}}, r"config: a\.b: a has a value of its own"),
         (
             {"train_dataset": [{"query": "q", "level": 1}, {"query": "r", "level": "x"}]},
@@ -127,9 +127,3 @@ def test_what_verl_cannot_use_is_refused_before_it_starts(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         build(tmp_path, **changes)
-
-
-def test_without_verl_training_says_how_to_get_it(tmp_path: Path) -> None:
-    trainer = build(tmp_path)
-    with pytest.raises(ConfigError, match=r"verl is not installed for .*; make an environment"):
-        trainer.train()

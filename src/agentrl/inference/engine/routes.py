@@ -204,7 +204,7 @@ class _Routes:
             "num_total_tokens": load.num_used_tokens + load.num_prefix_tokens,
             "max_total_num_tokens": load.max_tokens,
             "max_running_requests": self._engine.config.max_running_requests,
-            "token_usage": load.num_used_tokens / load.max_tokens,
+            "token_usage": load.token_usage,
         }
         return JSONResponse({"timestamp": time.time(), "version": SGLANG_VERSION, "loads": [rank]})
 

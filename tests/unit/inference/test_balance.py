@@ -1,0 +1,123 @@
+"""Which server a generation goes to, and when servers count as pressed."""
+
+from collections import Counter
+from datetime import timedelta
+
+import pytest
+
+from agentrl.inference.balance import Balance, Pressure
+from agentrl.schema import InferenceService, ServerLoad, ServiceStatus, utc_now
+
+URLS = ("http://a", "http://b", "http://c")
+START = utc_now()
+CALM = {"num_running": 16, "num_waiting": 1, "token_usage": 0.5}
+QUEUE = CALM | {"num_waiting": 5}
+FULL = CALM | {"token_usage": 0.95}
+
+
+def report(
+    pressure: Pressure, second: int, *loads: dict[str, float], status: ServiceStatus = "up"
+) -> None:
+    """Let the servers report at a second."""
+    pressure.note(
+        [
+            InferenceService(
+                id=url,
+                base_url=f"{url}/",
+                backend="sglang",
+                model_path="m",
+                status=status,
+                load=ServerLoad.model_validate(load | {"at": START + timedelta(seconds=second)}),
+            )
+            for url, load in zip(URLS, loads, strict=False)
+        ]
+    )
+
+
+@pytest.mark.parametrize("load", [QUEUE, FULL])
+def test_server_is_pressed_after_two_reports_of_a_queue_or_of_full_memory(
+    load: dict[str, float],
+) -> None:
+    pressure = Pressure()
+    report(pressure, 1, load, CALM)
+    assert (pressure.is_pressed(URLS[0]), pressure.is_coming) == (False, True)
+    report(pressure, 1, load, CALM)  # the same report, read once more
+    assert not pressure.is_pressed(URLS[0])
+    report(pressure, 2, load, CALM)
+    assert [pressure.is_pressed(url) for url in URLS] == [True, False, False]
+    assert pressure.is_general  # half of those that tell
+    report(pressure, 3, CALM, CALM)
+    assert not pressure.is_pressed(URLS[0])
+    assert pressure.num_reports == 3
+
+
+def test_pressure_of_one_server_in_three_is_not_general() -> None:
+    pressure = Pressure()
+    for second in range(3):
+        report(pressure, second, FULL, CALM, CALM)
+    assert not pressure.is_general
+
+
+def test_server_that_is_updated_is_not_judged() -> None:
+    pressure = Pressure()
+    report(pressure, 1, FULL)
+    report(pressure, 2, FULL, status="updating")
+    report(pressure, 3, FULL)
+    assert not pressure.is_pressed(URLS[0])
+    assert pressure.is_known
+
+
+def test_servers_that_do_not_tell_are_never_pressed() -> None:
+    pressure = Pressure()
+    pressure.note([InferenceService(id="s", base_url="u", backend="sglang", model_path="m")])
+    assert not pressure.is_known
+    assert not pressure.is_general
+
+
+def test_new_conversations_avoid_a_pressed_server_and_old_ones_wait_for_it_no_longer() -> None:
+    pressure = Pressure()
+    balance = Balance(pressure)
+    a, b, _ = URLS
+    balance.in_flight[b] = 5
+    assert balance.choose("old", None, URLS[:2]) == a
+    balance.in_flight.update({a: 3, b: -4})
+    assert balance.choose("old", None, URLS[:2]) == a  # its history is worth a wait
+    for second in range(2):
+        report(pressure, second, FULL, CALM)
+    assert balance.choose("old", None, URLS[:2]) == b
+    balance.in_flight[a] = 0
+    assert {balance.choose(f"new {n}", None, URLS[:2]) for n in range(20)} == {b}
+    for second in range(2, 4):
+        report(pressure, second, FULL, FULL)
+    assert balance.choose("another", None, URLS[:2]) == a  # all are: the idlest
+
+
+def test_conversation_leaves_a_server_that_is_far_busier_than_the_idlest() -> None:
+    balance = Balance(Pressure())
+    first = balance.choose("record", None, URLS)
+    balance.in_flight[first] = 8
+    assert balance.choose("record", None, URLS) == first
+    balance.in_flight[first] = 9
+    assert balance.choose("record", None, URLS) != first
+
+
+def test_processes_agree_on_the_server_of_a_group_unless_it_is_busy() -> None:
+    homes = [
+        [Balance(Pressure()).choose(f"{process}/{n}", f"task {n}", URLS) for n in range(300)]
+        for process in range(2)
+    ]
+    assert homes[0] == homes[1]
+    assert min(Counter(homes[0]).values()) > 60
+    balance = Balance(Pressure())
+    home = balance.choose("try 0", "task 0", URLS)
+    balance.in_flight[home] = 2
+    assert balance.choose("try 1", "task 0", URLS) == home
+    balance.in_flight[home] = 3
+    assert balance.choose("try 2", "task 0", URLS) != home
+
+
+def test_groups_stay_where_they_are_as_another_server_goes() -> None:
+    before = {n: Balance(Pressure()).choose("k", f"task {n}", URLS) for n in range(100)}
+    after = {n: Balance(Pressure()).choose("k", f"task {n}", URLS[:2]) for n in range(100)}
+    moved = [n for n in before if before[n] != after[n]]
+    assert all(before[n] == URLS[2] for n in moved)
