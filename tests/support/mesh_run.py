@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from support.trees import random_group
+from support.trees import random_group, routed_group
 
 from agentrl.config.sections import AlgorithmSection, ModelSection, TrainerSection
 from agentrl.data.batch import StepBatch, build_step
@@ -30,9 +30,12 @@ STEPS = (
 )
 
 
-def step_batch(number: int, num_shares: int) -> StepBatch:
+def step_batch(number: int, num_shares: int, *, routed: bool = False) -> StepBatch:
     seeds, token_budget = STEPS[number]
-    groups = [random_group(seed) for seed in seeds]
+    if routed:  # as `write_moe_model` has them
+        groups = [routed_group(seed, layers=3, experts=8) for seed in seeds]
+    else:
+        groups = [random_group(seed) for seed in seeds]
     return build_step(groups, policy_version=3, token_budget=token_budget, num_ranks=num_shares)
 
 
@@ -47,12 +50,14 @@ def make_learner(model_path: Path, ranks: Ranks, dtype: str = "float32", **flags
     )
 
 
-def three_steps(model_path: Path, ranks: Ranks, dtype: str = "float32") -> dict[str, Any]:
+def three_steps(
+    model_path: Path, ranks: Ranks, dtype: str = "float32", *, routed: bool = False, **flags: Any
+) -> dict[str, Any]:
     """Losses, gradient norms, logged means and (on rank 0) weights after the steps."""
-    learner = make_learner(model_path, ranks, dtype)
+    learner = make_learner(model_path, ranks, dtype, **flags)
     outcomes = []
     for number in range(len(STEPS)):
-        shares = step_batch(number, ranks.shape.num_shares).micro_batches
+        shares = step_batch(number, ranks.shape.num_shares, routed=routed).micro_batches
         outcomes.append(learner.train(ranks.scatter(shares if ranks.is_main else None)))
     return {
         "losses": torch.tensor([outcome.loss for outcome in outcomes]),
@@ -70,9 +75,14 @@ def main() -> None:
     with joined_ranks() as world_ranks:
         for number, sizes in enumerate(json.loads(sys.argv[3])):
             dtype = sizes.pop("dtype", "float32")
+            flags = {
+                flag: sizes.pop(flag)
+                for flag in ("gradient_checkpointing", "cpu_offload", "routed")
+                if flag in sizes
+            }
             shape = MeshShape.of(world_ranks.world_size, **sizes)
             ranks = Ranks(world_ranks.rank, world_ranks.world_size, world_ranks.local_rank, shape)
-            found = three_steps(model_path, ranks, dtype)
+            found = three_steps(model_path, ranks, dtype, **flags)
             if ranks.is_main:
                 torch.save(found, output / f"{number}.pt")
 

@@ -55,6 +55,8 @@ def _unsupported(config: RootConfig) -> Iterator[str]:
             f"--pp_size {trainer.pp_size}: token trees are not trained in a pipeline; use 1, and "
             "--tp_size, --cp_size, --ep_size or more ranks (FSDP2) instead"
         )
+    if not config.model.cpu_ram_efficient_loading:
+        yield "--cpu_ram_efficient_loading false: every rank reads its own parts only; leave it out"
 
 
 def _unknown_trackers(report_to: Sequence[str]) -> Iterator[str]:

@@ -16,14 +16,25 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
 )
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
 from torch.distributed.tensor import DTensor, Shard
 
 from agentrl.distributed.ranks import Ranks
 
 
 def shard_model(
-    model: nn.Module, ranks: Ranks, mesh: DeviceMesh | None, *, compute_dtype: torch.dtype
+    model: nn.Module,
+    ranks: Ranks,
+    mesh: DeviceMesh | None,
+    *,
+    compute_dtype: torch.dtype,
+    cpu_offload: bool = False,
 ) -> nn.Module:
     """Shard parameters, gradients and optimizer state over the ranks, layer by layer (in place).
 
@@ -39,9 +50,14 @@ def shard_model(
         ranks: this process among its peers.
         mesh: what `ranks.shape.build` returned; None for a process alone.
         compute_dtype: precision of forward and backward passes.
+        cpu_offload: keep parameters, gradients and optimizer state in host memory; a layer is
+            copied to the device to be gathered. Where the device is the CPU nothing changes.
     """
     if mesh is None:
         return model
+    offload: OffloadPolicy = OffloadPolicy()
+    if cpu_offload:
+        offload = CPUOffloadPolicy(pin_memory=ranks.device.type == "cuda")
     master_dtype = next(model.parameters()).dtype
     precision = (
         MixedPrecisionPolicy()
@@ -56,10 +72,13 @@ def shard_model(
                     module,
                     mesh=_data_mesh(mesh, "expert_fsdp"),
                     mp_policy=precision,
+                    offload_policy=offload,
                     shard_placement_fn=lambda _: Shard(1),
                 )
-        fully_shard(layer, mesh=_data_mesh(mesh, "fsdp"), mp_policy=precision)
-    fully_shard(model, mesh=_data_mesh(mesh, "fsdp"), mp_policy=precision)
+        fully_shard(
+            layer, mesh=_data_mesh(mesh, "fsdp"), mp_policy=precision, offload_policy=offload
+        )
+    fully_shard(model, mesh=_data_mesh(mesh, "fsdp"), mp_policy=precision, offload_policy=offload)
     for module in model.modules():
         if not isinstance(module, FSDPModule):
             continue

@@ -3,6 +3,8 @@
 The form is that of SGLang's `/generate`.
 """
 
+import base64
+import binascii
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -37,6 +39,8 @@ class GenerateRequest(Value):
     """Namespace of the server's prefix cache."""
     image_data: tuple[str, ...] = ()
     """`data:` URLs of the images, one for each placeholder in `input_ids`."""
+    routed_from: int | None = None
+    """Position of the first token whose experts are asked for; None asks for none."""
 
 
 class GenerateResult(Value):
@@ -57,6 +61,9 @@ class GenerateResult(Value):
     num_retractions: int = 0
     server: str = ""
     """Base address of the server."""
+    routed_experts: bytes = b""
+    """Experts of every token from `routed_from` to the last but one, layer by layer, as int32; as
+    whoever computed the token last chose them, where it was computed more than once."""
 
 
 def policy_version(label: object) -> int:
@@ -97,6 +104,9 @@ def request_body(request: GenerateRequest, *, stream: bool = False) -> dict[str,
         body["extra_key"] = request.extra_key
     if request.image_data:
         body["image_data"] = list(request.image_data)
+    if request.routed_from is not None:
+        body["return_routed_experts"] = True
+        body["routed_experts_start_len"] = request.routed_from
     return body
 
 
@@ -143,6 +153,7 @@ def parse_result(body: Mapping[str, Any], server: str) -> GenerateResult:
         cached_tokens=int(meta.get("cached_tokens") or 0),
         num_retractions=int(meta.get("num_retractions") or 0),
         server=server,
+        routed_experts=_routed_experts(meta, server),
     )
 
 
@@ -160,6 +171,13 @@ def _matched(value: object) -> int | str | None:
     if isinstance(value, Sequence) and not isinstance(value, str):
         return value[-1] if value else None
     return value if isinstance(value, int | str) else None
+
+
+def _routed_experts(meta: Mapping[str, Any], server: str) -> bytes:
+    try:
+        return base64.b64decode(meta.get("routed_experts") or "", validate=True)
+    except (TypeError, binascii.Error) as error:
+        raise InferenceError(f"{server} sent routed_experts that are no base64") from error
 
 
 def _finish_reason(kind: object, server: str) -> FinishReason:
@@ -228,4 +246,5 @@ def join_results(parts: Sequence[GenerateResult]) -> GenerateResult:
         cached_tokens=parts[0].cached_tokens,
         num_retractions=sum(part.num_retractions for part in parts),
         server=last.server,
+        routed_experts=last.routed_experts,
     )

@@ -182,6 +182,7 @@ def _stretch(row: PackedRow, start: int, end: int) -> RowChunk:
             sources=row.sources[terms] - start,
             targets=row.targets[terms],
             temperatures=row.temperatures[terms],
+            expert_choices=None if row.expert_choices is None else row.expert_choices[start:end],
         ),
         start=start,
         # Preorder: tokens before `start` that anything from it on sees are all above `start`.

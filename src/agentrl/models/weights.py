@@ -65,16 +65,17 @@ class _Piece:
 
 
 @torch.no_grad()
-def materialize(model: nn.Module, device: torch.device) -> None:
+def materialize(model: nn.Module, device: torch.device, *, parameter_device: torch.device) -> None:
     """Give parameters that have shapes only memory, of this rank's parts; their values are none yet.
 
     Args:
-        model: sharded or not; what holds values already, as buffers do, is moved to the device.
-        device: where everything goes.
+        model: sharded or not.
+        device: where buffers go, which hold their values already.
+        parameter_device: where parameters go; the CPU if they are offloaded.
     """
     tied = _tied_names(model)
     model._apply(  # type: ignore[no-untyped-call]
-        lambda t: torch.empty_like(t, device=device) if t.is_meta else t.to(device)
+        lambda t: torch.empty_like(t, device=parameter_device) if t.is_meta else t.to(device)
     )
     for name, first in tied.items():
         owner, _, attribute = name.rpartition(".")

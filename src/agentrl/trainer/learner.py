@@ -128,6 +128,7 @@ class Learner:
             trust_remote_code=model.trust_remote_code,
             gradient_checkpointing=trainer.gradient_checkpointing,
             spread=lambda policy: self._spread(policy, mesh),
+            cpu_offload=trainer.cpu_offload,
         )
         self._flops = FlopCount.of(self._policy)
         self._reference = None
@@ -139,6 +140,7 @@ class Learner:
                 attention=attention,
                 trust_remote_code=model.trust_remote_code,
                 spread=lambda policy: self._spread(policy, mesh),
+                cpu_offload=trainer.cpu_offload,
             ).requires_grad_(requires_grad=False)
         self._optimizer = make_optimizer(self._policy.parameters(), trainer)
         self._writer = StateWriter(ranks)
@@ -151,7 +153,13 @@ class Learner:
 
     def _spread(self, policy: PolicyModel, mesh: DeviceMesh | None) -> None:
         parallelize(policy, mesh)
-        shard_model(policy, self._ranks, mesh, compute_dtype=self._precision.compute)
+        shard_model(
+            policy,
+            self._ranks,
+            mesh,
+            compute_dtype=self._precision.compute,
+            cpu_offload=self._trainer.cpu_offload,
+        )
 
     def train(self, micro_batches: Sequence[MicroBatch]) -> StepOutcome:
         """Accumulate the gradients of all micro-batches and make one optimizer step (collective).

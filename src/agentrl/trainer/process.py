@@ -25,7 +25,7 @@ from agentrl.distributed import MeshShape, Ranks, joined_ranks
 from agentrl.errors import ConfigError
 from agentrl.models.load import read_config
 from agentrl.models.parallel import check_parallel_support
-from agentrl.models.resolve import resolve_model
+from agentrl.models.resolve import check_router_replay, resolve_model
 from agentrl.observability.logs import setup_logging
 from agentrl.observability.prometheus import metrics_endpoint
 from agentrl.observability.trackers import check_trackers
@@ -151,9 +151,14 @@ def mesh_shape(config: RootConfig, world_size: int) -> MeshShape:
     """Return how so many ranks share the work.
 
     Raises:
-        ConfigError: they do not fill the mesh that the flags ask for.
+        ConfigError: they do not fill the mesh that the flags ask for, or are too few for them.
     """
     trainer = config.trainer
+    if trainer.cpu_offload and world_size == 1:
+        raise ConfigError(
+            "--cpu_offload is FSDP2's, which one process alone does not use; start several ranks "
+            "(--num_processes), or save memory with --gradient_checkpointing true"
+        )
     return MeshShape.of(
         world_size,
         dp_replicate=trainer.dp_replicate_size,
@@ -164,11 +169,13 @@ def mesh_shape(config: RootConfig, world_size: int) -> MeshShape:
 
 
 def check_mesh(config: RootConfig, ranks: Ranks, model_path: Path) -> None:
-    """Refuse a mesh that the model does not go into.
+    """Refuse a mesh that the model does not go into, and flags that it has no use for.
 
     Raises:
         ConfigError: names the flag.
     """
+    if config.model.router_replay:
+        check_router_replay(model_path)
     trust_remote_code = config.model.trust_remote_code
     check_parallel_support(
         read_config(model_path, trust_remote_code=trust_remote_code), ranks.shape

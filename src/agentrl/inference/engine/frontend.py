@@ -68,6 +68,7 @@ class FrontEnd:
             context_length=min(config.context_length or own_limit, own_limit),
             vocab_size=int(model.config.vocab_size),
             eos_ids=end_of_text_ids(config.model_path, model.config, self.text),
+            has_experts=getattr(model.config, "num_experts_per_tok", None) is not None,
         )
         self._model = model
         self._seeds = random.Random(config.seed)

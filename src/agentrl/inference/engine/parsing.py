@@ -34,6 +34,7 @@ class ModelLimits:
     context_length: int
     vocab_size: int
     eos_ids: frozenset[int]
+    has_experts: bool = False
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,8 @@ class ParsedRequest:
     """-1: logprobs of the output only."""
     return_text_in_logprobs: bool
     return_prompt_token_ids: bool
+    routed_from: int | None
+    """Position of the first token whose experts are wanted; None: of no token."""
     skip_special_tokens: bool
     no_stop_trim: bool
 
@@ -159,6 +162,7 @@ def parse_generate(
         raise BadRequest("top_logprobs_num and token_ids_logprob are not supported here")
     if body.get("lora_path"):
         raise BadRequest("LoRA adapters are not supported here")
+    routed_from = _routed_from(body, prompts, limits)
     stream = _flag(body, "stream", takes_null=False)
     return_logprob = _flag(body, "return_logprob")
     keys = [_field(body, name, _is_text, "") for name in ("extra_key", "cache_salt")]
@@ -193,6 +197,7 @@ def parse_generate(
         logprob_start_len=logprob_start,
         return_text_in_logprobs=_flag(body, "return_text_in_logprobs", takes_null=False),
         return_prompt_token_ids=_flag(body, "return_prompt_token_ids", takes_null=False),
+        routed_from=routed_from,
         skip_special_tokens=first.get("skip_special_tokens") is not False,
         no_stop_trim=first.get("no_stop_trim") is True,
     )
@@ -220,6 +225,19 @@ def _prompts(
         raise BadRequest("input_ids or text has to be given")
     texts = [text] if isinstance(text, str) else text
     return [encode(item) for item in texts], not isinstance(text, str)
+
+
+def _routed_from(
+    body: Mapping[str, Any], prompts: list[list[int]], limits: ModelLimits
+) -> int | None:
+    start: int = _field(body, "routed_experts_start_len", _is_int, 0)
+    if not _flag(body, "return_routed_experts"):
+        return None
+    if not limits.has_experts:
+        raise BadRequest("return_routed_experts: the model has no experts")
+    if not 0 <= start <= min(map(len, prompts)):
+        raise BadRequest("routed_experts_start_len has to be in [0, number of prompt tokens]")
+    return start
 
 
 def _rids(value: object, count: int, is_batch: bool) -> list[str]:

@@ -29,6 +29,7 @@ from agentrl.inference.engine.kv import (
     PrefixStore,
     common_prefix,
 )
+from agentrl.inference.engine.routers import RouterWatch
 from agentrl.inference.engine.sampling import SamplingBatch
 from agentrl.inference.engine.sequence import Finish, Sequence
 from agentrl.inference.engine.weights import swap_weights
@@ -89,6 +90,7 @@ class Scheduler:
         self.limits = limits
         self.label = label
         self._find_stop = find_stop
+        self._router_watch = RouterWatch.of(model)
         self._vocab_size = int(config.vocab_size)
         head_dim = getattr(config, "head_dim", None)
         shape = KVShape(
@@ -179,6 +181,8 @@ class Scheduler:
             sequence.finish = Finish("abort", message=message, status=503)
             self._finished.append(sequence)
             return
+        if self._router_watch is not None:
+            sequence.routes = self._router_watch.room_for(len(sequence.tokens))
         self._live[sequence.rid] = sequence
         queue = self._held if self._paused is not None or self._is_draining else self._waiting
         queue.append(sequence)
@@ -301,6 +305,10 @@ class Scheduler:
             logits_to_keep=keep,
             step_plan=plan,
         ).logits[0]
+        if self._router_watch is not None:
+            owners = [(sequence, sequence.length - 1, sequence.length) for sequence in decoding]
+            owners += [(self._running[chunk.row], chunk.start, chunk.end) for chunk in chunks]
+            self._router_watch.note(owners)
         for sequence, chunk, offset in scored:
             _score_prompt(sequence, chunk, logits[offset : offset + chunk.end - chunk.start])
         return (logits[wanted] if scored else logits), sampled
@@ -366,10 +374,15 @@ class Scheduler:
                 if common_prefix(coming, wanted, longer_than=worth_waiting) > worth_waiting:
                     return False
         row = len(self._running)
+        routes = None
         if isinstance(known, Prefix):
             self._kv.fill(row, known.kv, num_known)
+            routes = known.routes
         elif known is not None:
             self._kv.move(known, row, num_known)
+            routes = self._running[known].routes
+        if sequence.routes is not None and routes is not None:
+            sequence.routes[:num_known] = routes[:num_known]
         sequence.num_computed = num_known
         sequence.epoch = self._epoch
         if sequence.num_cached is None:
@@ -412,7 +425,8 @@ class Scheduler:
         if sequence.epoch == self._epoch and self.limits.prefix_cache_bytes:
             count = sequence.num_computed
             known = sequence.tokens[:count]
-            self._prefixes.add(sequence.namespace, known, self._kv.prefix(row, count))
+            routes = None if sequence.routes is None else sequence.routes[:count]
+            self._prefixes.add(sequence.namespace, known, self._kv.prefix(row, count), routes)
         sequence.forget_cache()
         last = len(self._running) - 1
         if row < last and not self._running[last].is_prefilled:

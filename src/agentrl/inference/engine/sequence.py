@@ -90,6 +90,9 @@ class Sequence:
     """Weights under which they were computed; -1 for none."""
     num_cached: int | None = None
     """Prompt tokens that were not computed because their prefix was known."""
+    routes: np.ndarray | None = None
+    """int16 [prompt + room for the output, W], experts that each computed token went to, layer by
+    layer; None where the model has no experts."""
     num_retractions: int = 0
     finish: Finish | None = None
 
