@@ -66,7 +66,7 @@ def assert_same(found: dict[str, Any], expected: dict[str, Any], bound: float) -
 @pytest.mark.parametrize(
     ("architecture", "num_ranks", "meshes"),
     [
-        ("dense", 2, TWO),
+        ("dense", 2, [*TWO, {"dtype": "float64"}]),
         pytest.param("dense", 4, FOUR, marks=pytest.mark.distributed),
         pytest.param("moe", 2, [*TWO, {"ep": 2}], marks=pytest.mark.distributed),
         pytest.param("moe", 4, FOUR, marks=pytest.mark.distributed),

@@ -9,9 +9,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
 from transformers import PreTrainedModel
 
+from agentrl.errors import InferenceError
 from agentrl.inference.engine.answers import answer
+from agentrl.inference.engine.broadcasts import Announced, BroadcastReceiver
 from agentrl.inference.engine.config import EngineConfig
 from agentrl.inference.engine.loop import EngineLoop
 from agentrl.inference.engine.parsing import (
@@ -29,7 +32,7 @@ from agentrl.inference.engine.scheduler import (
 )
 from agentrl.inference.engine.sequence import Sequence
 from agentrl.inference.engine.text import Text, end_of_text_ids
-from agentrl.inference.engine.weights import read_weights
+from agentrl.inference.engine.weights import check_weights, read_weights
 
 T = TypeVar("T")
 
@@ -88,6 +91,8 @@ class FrontEnd:
         self._endings: dict[Sequence, asyncio.Future[None]] = {}
         self._growth: dict[Sequence, asyncio.Event] = {}
         self._updating = asyncio.Lock()
+        self.broadcasts = BroadcastReceiver()
+        """The groups over which new weights may come."""
         self._log = RequestLog(config.log_requests) if config.log_requests else None
         self.is_dead = False
         self.is_closing = False
@@ -307,23 +312,52 @@ class FrontEnd:
             InferenceError: they cannot be loaded; nothing has changed.
             NotFlushed: they are loaded, but sequences hold the cache.
         """
+        async with self._updating:
+            tensors = await asyncio.to_thread(read_weights, path, self._model)
+            if abort_all:
+                await self._call(self._scheduler.abort_all)
+            num_kept, is_flushed = await self._install(tensors, label, flush=flush)
+            self.model_path = self.served_model_name = str(Path(path))
+            self._note(label, is_flushed=is_flushed)
+        return num_kept
+
+    async def update_weights_from_group(
+        self, announced: Announced, label: str | None, *, flush: bool, abort_all: bool
+    ) -> None:
+        """Take some weights from a broadcast; unless paused, after all in flight have ended.
+
+        Raises:
+            InferenceError: they did not come, or do not fit; none of them is used.
+            NotFlushed: they are loaded, but sequences hold the cache.
+        """
+        if abort_all:
+            await self._call(self._scheduler.abort_all)
+        try:
+            tensors = await self.broadcasts.receive(announced)
+        except InferenceError as error:
+            raise InferenceError(f"Failed to receive weights: {error}") from error
+        async with self._updating:
+            await asyncio.to_thread(check_weights, tensors, self._model)
+            _, is_flushed = await self._install(tensors, label, flush=flush)
+            self._note(label, is_flushed=is_flushed)
+
+    async def _install(
+        self, tensors: Mapping[str, torch.Tensor], label: str | None, *, flush: bool
+    ) -> tuple[int, bool]:
+        """Swap weights in; return the sequences in flight, and whether the cache is as asked for."""
 
         def install() -> tuple[int, bool]:
             num_kept = self._scheduler.num_in_flight
             self._scheduler.install(tensors, label)
             return num_kept, not flush or self._scheduler.flush()
 
-        async with self._updating:
-            tensors = await asyncio.to_thread(read_weights, path, self._model)
-            if abort_all:
-                await self._call(self._scheduler.abort_all)
-            num_kept, is_flushed = await self._call(install, when_idle=True)
-            self.model_path = self.served_model_name = str(Path(path))
-            if not is_flushed:
-                raise NotFlushed
-            if label is not None:
-                self.weight_version = label
-        return num_kept
+        return await self._call(install, when_idle=True)
+
+    def _note(self, label: str | None, *, is_flushed: bool) -> None:
+        if not is_flushed:
+            raise NotFlushed
+        if label is not None:
+            self.weight_version = label
 
     async def _call(self, run: Callable[[], T], *, when_idle: bool = False) -> T:
         if self.is_dead:

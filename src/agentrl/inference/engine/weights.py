@@ -101,6 +101,17 @@ def read_weights(path: str | Path, model: PreTrainedModel) -> dict[str, torch.Te
     return tensors
 
 
+def check_weights(tensors: Mapping[str, torch.Tensor], model: PreTrainedModel) -> None:
+    """Check some new weights for a model.
+
+    Raises:
+        InferenceError: a tensor is unknown, malformed or not finite.
+    """
+    state = model.state_dict()
+    for name, tensor in tensors.items():
+        _checked(name, tensor, state)
+
+
 def swap_weights(model: PreTrainedModel, tensors: Mapping[str, torch.Tensor]) -> None:
     """Copy checked weights into the model."""
     state = model.state_dict()
