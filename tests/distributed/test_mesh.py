@@ -72,15 +72,16 @@ def assert_same(found: dict[str, Any], expected: dict[str, Any], bound: float) -
 @pytest.mark.parametrize(
     ("architecture", "num_ranks", "meshes"),
     [
-        ("dense", 2, TWO),
+        ("dense", 2, [*TWO, {"dtype": "float64"}]),
         pytest.param("dense", 4, FOUR, marks=pytest.mark.distributed),
         pytest.param("moe", 2, [*TWO, {"ep": 2}], marks=pytest.mark.distributed),
-        pytest.param("moe", 4, [*FOUR, *EXPERTS], marks=pytest.mark.distributed),
+        pytest.param("moe", 4, FOUR, marks=pytest.mark.distributed),
+        pytest.param("moe", 4, EXPERTS, marks=pytest.mark.distributed),
         pytest.param("dense", 2, ADAPTERS_TWO, marks=pytest.mark.distributed),
         pytest.param("dense", 4, ADAPTERS_FOUR, marks=pytest.mark.distributed),
         pytest.param("moe", 4, ADAPTERS_EXPERTS, marks=pytest.mark.distributed),
     ],
-    ids=["dense-2", "dense-4", "moe-2", "moe-4", "lora-2", "lora-4", "lora-moe-4"],
+    ids=["dense-2", "dense-4", "moe-2", "moe-4", "experts-4", "lora-2", "lora-4", "lora-moe-4"],
 )
 def test_every_mesh_equals_one_process(
     architecture: str,
