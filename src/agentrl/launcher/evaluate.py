@@ -55,7 +55,7 @@ async def run_evaluation(config: RootConfig, checkpoint: Path | None) -> int:
     if config.data.eval_file is None:
         raise ConfigError("an evaluation needs --eval_file")
     if checkpoint is not None:
-        config = config.model_copy(update={"model": _serving(config.model, checkpoint)})
+        config = config.model_copy(update={"model": serving(config.model, checkpoint)})
     adapter = checkpoint if checkpoint is not None and is_adapter(checkpoint) else None
     await check_inputs(config)
     console = Console()
@@ -67,7 +67,7 @@ async def run_evaluation(config: RootConfig, checkpoint: Path | None) -> int:
         return 130 if status is None else status
 
 
-def _serving(model: ModelSection, checkpoint: Path) -> ModelSection:
+def serving(model: ModelSection, checkpoint: Path) -> ModelSection:
     """Return what servers have to be started for."""
     if not is_adapter(checkpoint):
         return model.model_copy(update={"model_name_or_path": str(checkpoint)})
