@@ -2,7 +2,7 @@
 
 import json
 import secrets
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -15,7 +15,7 @@ from agentrl.gateway.completion import Completion, FinishReason, as_delivered, c
 from agentrl.gateway.deltas import Listen, Telling
 from agentrl.gateway.faults import Refusal
 from agentrl.gateway.history import History, Plan, Tools
-from agentrl.gateway.messages import meaning
+from agentrl.gateway.messages import meaning, text_of, with_addresses
 from agentrl.gateway.requests import ChatRequest, CompletionRequest
 from agentrl.gateway.session import Session
 from agentrl.gateway.upstream import Upstream
@@ -23,6 +23,7 @@ from agentrl.inference import OnPartial
 from agentrl.renderers import Reply
 from agentrl.rollout import AsyncSampler, LimitReached
 from agentrl.schema import DispatchedSamplingTask, Message, Outcome, ToolResult, utc_now
+from agentrl.schema.images import image_addresses
 
 _LIMIT_CODES: dict[Outcome, str] = {"length_limit": "context_length_exceeded"}
 _LIMIT_TEXTS: dict[Outcome, str] = {
@@ -114,7 +115,9 @@ class RecordingSession(Session):
         return completion
 
     async def _chat(self, request: ChatRequest, listen: Listen | None) -> Completion:
-        plan = self._history.plan(request.messages, request.tools)
+        messages = await self._with_kept_images(request.messages)
+        self._check_seen(messages)
+        plan = self._history.plan(messages, request.tools)
         self._keep_results(plan)
         parse = self._sampler.context.renderer.parse
         telling = listen and Telling(
@@ -181,6 +184,27 @@ class RecordingSession(Session):
             **sampling,
         )
 
+    async def _with_kept_images(self, messages: Sequence[Message]) -> tuple[Message, ...]:
+        """Return messages that name their images by where they are stored."""
+        given = image_addresses(messages)
+        if not given:
+            return tuple(messages)
+        kept = await self._sampler.context.images.keep(given)
+        return with_addresses(messages, dict(zip(given, kept, strict=True)))
+
+    def _check_seen(self, messages: Sequence[Message]) -> None:
+        for message in messages:
+            role = message["role"]
+            if image_addresses([message]) and not self._sampler.context.renderer.shows_images_of(
+                role
+            ):
+                raise Refusal(
+                    f"the policy sees no images in messages of role {role!r}: its chat template "
+                    "shows none; describe them in words, or train a model that sees",
+                    code="unsupported_content",
+                    param="messages",
+                )
+
     def _keep_results(self, plan: Plan) -> None:
         """Store what the tool calls of the continued turn led to, unless it is stored already."""
         parent = plan.prompt.parent
@@ -191,7 +215,8 @@ class RecordingSession(Session):
                 ToolResult(
                     call_id=message["tool_call_id"],
                     name=message.get("name", ""),
-                    content=message["content"],
+                    content=text_of(message),
+                    images=image_addresses([message]),
                 )
                 for message in plan.results
             ],
@@ -237,12 +262,13 @@ class RecordingSession(Session):
     async def _forward(self, request: ChatRequest) -> Completion:
         """Ask another model, and store the call beside the policy's: without tokens or loss."""
         started_at = utc_now()
+        messages = await self._with_kept_images(request.messages)
         answer = await self._upstream.ask(request.model, request.raw)
-        said = (request.model, *map(meaning, request.messages))
+        said = (request.model, *map(meaning, messages))
         known = next((n for n in range(len(said), 1, -1) if said[:n] in self._upstream_turns), 1)
         turn = await self._sampler.note_call(
             parent=self._upstream_turns.get(said[:known]),
-            added_messages=request.messages[known - 1 :],
+            added_messages=messages[known - 1 :],
             output_text=answer.message["content"],
             tool_calls=answer.tool_calls,
             finish_reason="length" if answer.finish_reason == "length" else "stop",

@@ -12,7 +12,7 @@ from agentrl.gateway.chat import chat_body, wire_calls
 from agentrl.gateway.completion import Completion
 from agentrl.gateway.deltas import Delta, Kind
 from agentrl.gateway.faults import Refusal
-from agentrl.gateway.messages import text_of
+from agentrl.gateway.messages import content_of
 from agentrl.gateway.requests import ChatRequest
 
 Items = list[dict[str, Any]]
@@ -160,12 +160,12 @@ def _messages(given: object) -> Items:
         kind = item.get("type", "message")
         if kind == "message":
             messages.append(
-                {"role": item.get("role"), "content": text_of(item.get("content"), param)}
+                {"role": item.get("role"), "content": content_of(item.get("content"), param)}
             )
         elif kind == "function_call":
             _add_call(messages, item)
         elif kind == "function_call_output":
-            output = text_of(item.get("output"), param)
+            output = content_of(item.get("output"), param)
             messages.append(
                 {"role": "tool", "tool_call_id": item.get("call_id"), "content": output}
             )
