@@ -10,6 +10,7 @@ from agentrl.distributed.sharding import (
     shard_model,
     sharded_state_dict,
     squared_norms,
+    whole_tensor,
 )
 
 __all__ = [
@@ -24,4 +25,5 @@ __all__ = [
     "shard_model",
     "sharded_state_dict",
     "squared_norms",
+    "whole_tensor",
 ]

@@ -138,7 +138,7 @@ class ServerKeeper:
         if engine is None:
             url = (self._plan.url or "").rstrip("/")
             return _Address(url, url)
-        policy = await self._store.hold_latest_policy(start_seconds)
+        policy = await self._latest_files(start_seconds)
         path, version = (
             (Path(policy.path), policy.version) if policy else (self._plan.model_path, 0)
         )
@@ -218,6 +218,9 @@ class ServerKeeper:
             policy = await self._store.latest_policy()
             if self._was_missed(service, version, policy):
                 version = await self._catch_up(client)
+            if service.status == "down":
+                # Whoever took it out may have left it paused.
+                await client.continue_()
             if service.status == "down" or service.policy_version != version:
                 await self._set_status("up", policy_version=version)
         except InferenceError as error:
@@ -259,7 +262,7 @@ class ServerKeeper:
 
     async def _catch_up(self, client: SGLangClient) -> int:
         """Bring the server to the latest version, where there is one; return what it serves."""
-        policy = await self._store.hold_latest_policy(self._publish.publish_timeout_seconds)
+        policy = await self._latest_files(self._publish.publish_timeout_seconds)
         version = await self._served_version(client)
         if policy is None or version == policy.version:
             return version
@@ -272,6 +275,24 @@ class ServerKeeper:
         )
         self._behind_since = None
         return policy.version
+
+    async def _latest_files(self, seconds: float) -> Policy | None:
+        """Return the latest version as soon as its files are there; they stay for so long.
+
+        Raises:
+            InferenceError: they did not come: the trainer that broadcast the version is gone.
+        """
+        deadline = time.monotonic() + seconds
+        while True:
+            policy = await self._store.hold_latest_policy(seconds)
+            if policy is None or policy.is_written:
+                return policy
+            if time.monotonic() > deadline:
+                raise InferenceError(
+                    f"version {policy.version} was not written within {seconds:g} s; it is "
+                    "published again when the trainer is back"
+                )
+            await asyncio.sleep(0.1)
 
     async def _until_healthy(
         self, client: SGLangClient, engine: EngineProcess | None, start_seconds: float
