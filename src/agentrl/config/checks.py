@@ -59,6 +59,11 @@ def _unsupported(config: RootConfig) -> Iterator[str]:
             f"--pp_size {trainer.pp_size}: token trees are not trained in a pipeline; use 1, and "
             "--tp_size, --cp_size, --ep_size or more ranks (FSDP2) instead"
         )
+    if config.model.lora_rank and trainer.tp_size != 1:
+        yield (
+            f"--tp_size {trainer.tp_size}: adapters (--lora_rank) are not split over ranks; use more "
+            "ranks (FSDP2), --cp_size or --ep_size instead"
+        )
     if not config.model.cpu_ram_efficient_loading:
         yield "--cpu_ram_efficient_loading false: every rank reads its own parts only; leave it out"
 
@@ -117,6 +122,8 @@ def _loss_contradictions(algorithm: AlgorithmSection) -> Iterator[str]:
 def _broadcast_contradictions(config: RootConfig) -> Iterator[str]:
     if config.publish.weight_sync != "distributed":
         return
+    if config.model.lora_rank:
+        yield "--weight_sync distributed sends whole models; adapters (--lora_rank) go by disk"
     arguments = shlex.split(config.inference.sglang_args.replace("=", " "))
     for flags in (_DP_FLAGS, _PP_FLAGS):
         for flag, value in pairwise(arguments):

@@ -43,6 +43,8 @@ class GenerateRequest(Value):
     rid: str = Field(default_factory=new_rid)
     extra_key: str | None = None
     """Namespace of the server's prefix cache."""
+    adapter: str | None = None
+    """Name of the adapter to sample from; the model alone when not given."""
     image_data: tuple[str, ...] = ()
     """`data:` URLs of the images, one for each placeholder in `input_ids`."""
     routed_from: int | None = None
@@ -80,6 +82,18 @@ def policy_version(label: object) -> int:
     return int(text) if text.isdecimal() else START_VERSION
 
 
+def adapter_version(name: str) -> int:
+    """Return the policy version that an adapter's name says, `RUN-..-v12`.
+
+    Raises:
+        InferenceError: it says none.
+    """
+    version = name.rpartition("-v")[2]
+    if not version.isdecimal():
+        raise InferenceError(f"the adapter name {name!r} does not end in a version, as -v12")
+    return int(version)
+
+
 def request_body(request: GenerateRequest, *, stream: bool = False) -> dict[str, Any]:
     """Return the JSON body of `/generate`. Every sampling parameter is sent explicitly."""
     sampling = request.sampling
@@ -110,6 +124,8 @@ def request_body(request: GenerateRequest, *, stream: bool = False) -> dict[str,
         params["stream_interval"] = STREAM_INTERVAL
     if request.extra_key is not None:
         body["extra_key"] = request.extra_key
+    if request.adapter is not None:
+        body["lora_path"] = request.adapter
     if request.image_data:
         body["image_data"] = list(request.image_data)
     if request.routed_from is not None:
@@ -118,12 +134,16 @@ def request_body(request: GenerateRequest, *, stream: bool = False) -> dict[str,
     return body
 
 
-def parse_result(body: Mapping[str, Any], server: str) -> GenerateResult:
+def parse_result(
+    body: Mapping[str, Any], server: str, *, adapter: str | None = None
+) -> GenerateResult:
     """Read a response of `/generate`.
 
     Args:
         body: the decoded JSON object.
         server: base address of the server, for the result and for errors.
+        adapter: what the request named. It says which version sampled all of the tokens; what the
+            server says is about the model beneath.
 
     Raises:
         ServerRefused: the server gave the generation up (an abort that carries an error status),
@@ -152,7 +172,7 @@ def parse_result(body: Mapping[str, Any], server: str) -> GenerateResult:
         raise InferenceError(
             f"{server} sent {len(output_ids)} tokens but {len(logprobs)} usable logprobs"
         )
-    spans = _spans(meta, len(output_ids))
+    spans = _spans(meta, len(output_ids), adapter)
     if any(span.version == MIXED_VERSION for span in spans):
         raise ServerRefused(f"{server} sampled with weights of two versions", 503)
     return GenerateResult(
@@ -169,14 +189,16 @@ def parse_result(body: Mapping[str, Any], server: str) -> GenerateResult:
     )
 
 
-def parse_partial(body: Mapping[str, Any], server: str) -> GenerateResult:
+def parse_partial(
+    body: Mapping[str, Any], server: str, *, adapter: str | None = None
+) -> GenerateResult:
     """Read a frame of a stream that goes on: what would be left if it were cut there.
 
     Raises:
         InferenceError: see `parse_result`.
     """
     meta = {**body.get("meta_info", {}), "finish_reason": {"type": "abort"}}
-    return parse_result({**body, "meta_info": meta}, server)
+    return parse_result({**body, "meta_info": meta}, server, adapter=adapter)
 
 
 def _matched(value: object) -> int | str | None:
@@ -202,7 +224,10 @@ def _finish_reason(kind: object, server: str) -> FinishReason:
     raise InferenceError(f"{server} ended a generation for an unknown reason: {kind!r}")
 
 
-def _spans(meta: Mapping[str, Any], length: int) -> tuple[VersionSpan, ...]:
+def _spans(meta: Mapping[str, Any], length: int, adapter: str | None) -> tuple[VersionSpan, ...]:
+    if adapter is not None:
+        whole = VersionSpan(version=adapter_version(adapter), start=0, end=length)
+        return fit_spans([whole], length)
     reported = meta.get("weight_versions") or ()
     spans = [
         VersionSpan(
