@@ -175,6 +175,6 @@ def test_without_aworld_its_agents_are_refused_before_anything_starts(tmp_path: 
         train_dataset=[{"query": "How many?", "answer": "7"}],
         run_path=tmp_path / "run",
     )
-    with pytest.raises(ConfigError, match="agent: AWorld is not installed for .*setup_agents"):
+    with pytest.raises(ConfigError, match=r"agent: AWorld is not installed for .*setup_agents"):
         trainer.train()
     assert not (tmp_path / "run/logs").exists()
