@@ -175,7 +175,8 @@ class RolloutSection(Section):
     num_samplers: int = Field(default=2, ge=0)
     """Sampler processes that `agentrl run` starts."""
     max_concurrent_samples_per_process: int = Field(default=256, ge=1)
-    """Rollouts that one sampler plays at the same time, at most."""
+    """Rollouts that one sampler plays at the same time, at most. Those that only wait for their score
+    do not count, but it holds at most twice as many altogether."""
     target_concurrency: int | None = Field(default=None, ge=1)
     """Rollouts that a sampler plays per inference server; when not given, as many as the servers
     say they have room for (memory for keys and values, queue)."""
