@@ -59,9 +59,9 @@ SMALL = {
 LONG = {
     # G = 8, P = 4k, R = 1k: attention is most of the work.
     "star_5k": Workload(1, 8, 4096, 1, 1024, 1),
-    # Conversations of 8k and 5k tokens in 20 turns.
-    "chain_8k": Workload(1, 1, 1024, 20, 256, 96),
-    "think_strip_5k": Workload(1, 1, 1024, 20, 160, 120, strip_thinking=True),
+    # Conversations of 6k and 4k tokens in 20 turns.
+    "chain_6k": Workload(1, 1, 1024, 20, 192, 64),
+    "think_strip_4k": Workload(1, 1, 1024, 20, 120, 80, strip_thinking=True),
 }
 """What they can do a few times."""
 
