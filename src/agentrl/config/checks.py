@@ -81,6 +81,11 @@ def _contradictions(config: RootConfig) -> Iterator[str]:
             yield "--enable_repetition_compress needs --repetition_early_stop_times above 0"
     if config.run.delete_existing and not config.run.fresh:
         yield "--delete_existing goes with --fresh"
+    if config.inference.inference_gateway and not config.inference.inference_urls:
+        yield (
+            "--inference_gateway needs --inference_urls: the addresses of the servers behind it, "
+            "which new weights go to"
+        )
     host = config.inference.inference_host
     if not is_loopback(host) and config.inference.inference_api_key is None:
         yield (
