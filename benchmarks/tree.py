@@ -10,9 +10,11 @@ AdamW. Times are the fastest of `--repeats` runs after one that does not count. 
 the process's CPU time with one thread, which on an idle machine is wall time and on a shared one
 leaves the neighbours out; on CUDA it is wall time.
 
-- `none`, `linear`, `tree`: micro-batches within `--token_budget`.
+- `none`, `linear`, `tree`: micro-batches within `--token_budget`, or four times that and one run on
+  the long workloads, whose attention is most of the work.
 - `tree_chunked`: as `tree`, but with half of the longest path as the budget, so that trees are
   computed in chunks. It does a quarter to a third more work and needs least memory.
+- `tree_varlen`: as `tree`, with variable-length attention in the place of FlexAttention (CUDA only).
 - `trl`: rows of whole conversations where TRL can mask what was not sampled, else a row a turn;
   see `benchmarks/tree_trl.py`.
 
@@ -36,7 +38,7 @@ from typing import Any
 import torch
 import transformers
 from tree_row import SHAPES, Row, work_of
-from tree_workloads import LARGE, SMALL, Workload, of_tree_size, single_row
+from tree_workloads import LARGE, LONG, SMALL, Workload, of_tree_size, single_row
 
 HERE = Path(__file__).parent
 ROWS = ("none", "linear", "tree", "tree_chunked")
@@ -61,6 +63,11 @@ def settings(device: str, token_budget: int, repeats: int, *, with_trl: bool) ->
             for kind in kinds:
                 row = Row(kind, "demo", workload, token_budget, device, repeats)
                 yield Setting("workloads", name, row)
+        for name, workload in LONG.items():
+            for kind in kinds:
+                if kind != "linear" or workload.extends_itself:  # otherwise it is `none` again
+                    row = Row(kind, "demo", workload, 4 * token_budget, device, repeats=1)
+                    yield Setting("workloads", name, row)
     else:
         yield from large_settings(repeats)
     for num_tokens in (4096, 16384, 65536):
@@ -85,7 +92,7 @@ def large_settings(repeats: int) -> Iterator[Setting]:
                 sized = of_tree_size(workload, num_tokens)
                 # Separate turns of the largest setting are more than half a million tokens.
                 runs = repeats if num_tokens < 65536 else 1
-                for kind in ROWS:
+                for kind in (*ROWS, "tree_varlen"):
                     row = Row(kind, shape, sized, num_tokens + 1024, "cuda", runs)
                     yield Setting("workloads", f"{name}/{shape}/{num_tokens}", row)
 

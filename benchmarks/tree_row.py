@@ -22,6 +22,7 @@ from agentrl.models.flex import FLEX_ATTENTION
 from agentrl.models.flops import FlopCount, peak_tflops
 from agentrl.models.load import wrap_policy
 from agentrl.models.policy import PolicyModel
+from agentrl.models.varlen import VARLEN_ATTENTION
 from agentrl.trainer.optimizer import make_optimizer
 from agentrl.trainer.passes import forward_backward
 
@@ -76,8 +77,8 @@ SHAPES: dict[str, dict[str, Any]] = {
 class Row:
     """What one process measures."""
 
-    kind: Literal["none", "linear", "tree", "tree_chunked", "head", "trl"]
-    """`none`, `linear`, `tree`, `tree_chunked`; `head`: just LM head and loss; `trl`."""
+    kind: Literal["none", "linear", "tree", "tree_chunked", "tree_varlen", "head", "trl"]
+    """See `benchmarks/tree.py`; `head`: just LM head and loss."""
     shape: str
     workload: Workload
     token_budget: int
@@ -108,16 +109,17 @@ class Row:
         return build_step(groups, policy_version=0, token_budget=token_budget, merge=merge)
 
 
-def make_policy(shape: str, device: str) -> PolicyModel:
+def make_policy(row: Row) -> PolicyModel:
     """Return a model with random float32 weights; CUDA computes in bfloat16 and recomputes."""
     torch.manual_seed(0)
-    is_cuda = device == "cuda"
+    is_cuda = row.device == "cuda"
+    attention = FLEX_ATTENTION if is_cuda else TREE_ATTENTION
     config = Qwen3Config(
-        **SHAPES[shape],
+        **SHAPES[row.shape],
         max_position_embeddings=2**18,
-        attn_implementation=FLEX_ATTENTION if is_cuda else TREE_ATTENTION,
+        attn_implementation=VARLEN_ATTENTION if row.kind == "tree_varlen" else attention,
     )
-    with torch.device(device):
+    with torch.device(row.device):
         model = Qwen3ForCausalLM(config)
     return wrap_policy(model, gradient_checkpointing=is_cuda)
 
@@ -222,7 +224,7 @@ class Trainer:
 
 def measure(row: Row) -> dict[str, Any]:
     """Return the figures of a row."""
-    policy = make_policy(row.shape, row.device)
+    policy = make_policy(row)
     trainer = Trainer(policy, row.device)
     # Libraries are loaded and kernels compiled before anything counts.
     trainer.step(
@@ -274,7 +276,7 @@ def mfu(flops: FlopCount, step: StepBatch, seconds: float, peak: float) -> dict[
 
 def measure_head(row: Row) -> dict[str, Any]:
     """Return the peak of memory of LM head and loss: a model without layers."""
-    policy = make_policy("head", row.device)
+    policy = make_policy(row)
     (batch,) = row.step().micro_batches[0]
     memory = Memory(row.device)
     trainer = Trainer(policy, row.device)

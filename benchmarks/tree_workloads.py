@@ -29,6 +29,11 @@ class Workload:
     """Every so many turns a sub-agent with its own prompt is asked; its answer is the result."""
     sub_agent_turns: int = 3
 
+    @property
+    def extends_itself(self) -> bool:
+        """Say whether merging within a record merges anything."""
+        return self.num_turns > 1 and not self.strip_thinking
+
     def resized(self, factor: float) -> "Workload":
         """Return the workload with all lengths multiplied."""
         return replace(
@@ -49,7 +54,16 @@ SMALL = {
     # Four tries of a long task: contexts are edited, sub-agents share their prompt.
     "branching": Workload(1, 4, 150, 12, 20, 20, edit_every=4, sub_agent_every=3),
 }
-"""What two CPU cores can do."""
+"""What two CPU cores can do many times over."""
+
+LONG = {
+    # G = 8, P = 4k, R = 1k: attention is most of the work.
+    "star_5k": Workload(1, 8, 4096, 1, 1024, 1),
+    # Conversations of 6k and 4k tokens in 20 turns.
+    "chain_6k": Workload(1, 1, 1024, 20, 192, 64),
+    "think_strip_4k": Workload(1, 1, 1024, 20, 120, 80, strip_thinking=True),
+}
+"""What they can do a few times."""
 
 LARGE = {
     # G = 8, P = 4k, R = 1k at 12k tokens of tree.

@@ -14,7 +14,14 @@ from agentrl.distributed import Ranks
 
 pytestmark = pytest.mark.timeout(300)
 
-TWO: list[dict[str, Any]] = [{}, {"dp_replicate": 2}, {"tp": 2}, {"cp": 2}]
+TWO: list[dict[str, Any]] = [
+    {},
+    {"dp_replicate": 2},
+    {"tp": 2},
+    {"cp": 2},
+    {"cpu_offload": True},
+]
+ADAPTER: dict[str, Any] = {"lora_rank": 4}
 FOUR: list[dict[str, Any]] = [
     {"dp_replicate": 2},
     {"tp": 2},
@@ -23,6 +30,8 @@ FOUR: list[dict[str, Any]] = [
     {"dp_replicate": 2, "tp": 2},
     {"cp": 2, "tp": 2},
     {"cp": 2, "tp": 2, "dtype": "float64"},
+    {"cp": 2, "tp": 2, "dtype": "float64", "gradient_checkpointing": True},
+    {"dtype": "float64", "gradient_checkpointing": True},
 ]
 EXPERTS: list[dict[str, Any]] = [
     {"ep": 2},
@@ -30,7 +39,18 @@ EXPERTS: list[dict[str, Any]] = [
     {"ep": 2, "tp": 2},
     {"ep": 2, "cp": 2},
     {"dp_replicate": 2, "ep": 2},
+    {"ep": 2, "tp": 2, "dtype": "float64", "gradient_checkpointing": True},
+    {"ep": 2, "cp": 2, "dtype": "float64", "gradient_checkpointing": True},
+    {"ep": 2, "dtype": "float64"},
+    {"routed": True},
+    {"ep": 2, "cp": 2, "routed": True},
+    {"ep": 2, "tp": 2, "dtype": "float64", "gradient_checkpointing": True, "routed": True},
 ]
+
+
+ADAPTERS_TWO, ADAPTERS_FOUR, ADAPTERS_EXPERTS = (
+    [mesh | ADAPTER for mesh in meshes if "tp" not in mesh] for meshes in (TWO, FOUR, EXPERTS)
+)
 
 
 @pytest.fixture(scope="session")
@@ -52,12 +72,16 @@ def assert_same(found: dict[str, Any], expected: dict[str, Any], bound: float) -
 @pytest.mark.parametrize(
     ("architecture", "num_ranks", "meshes"),
     [
-        ("dense", 2, TWO),
+        ("dense", 2, [*TWO, {"dtype": "float64"}]),
         pytest.param("dense", 4, FOUR, marks=pytest.mark.distributed),
         pytest.param("moe", 2, [*TWO, {"ep": 2}], marks=pytest.mark.distributed),
-        pytest.param("moe", 4, [*FOUR[:-1], *EXPERTS], marks=pytest.mark.distributed),
+        pytest.param("moe", 4, FOUR, marks=pytest.mark.distributed),
+        pytest.param("moe", 4, EXPERTS, marks=pytest.mark.distributed),
+        pytest.param("dense", 2, ADAPTERS_TWO, marks=pytest.mark.distributed),
+        pytest.param("dense", 4, ADAPTERS_FOUR, marks=pytest.mark.distributed),
+        pytest.param("moe", 4, ADAPTERS_EXPERTS, marks=pytest.mark.distributed),
     ],
-    ids=["dense-2", "dense-4", "moe-2", "moe-4"],
+    ids=["dense-2", "dense-4", "moe-2", "moe-4", "experts-4", "lora-2", "lora-4", "lora-moe-4"],
 )
 def test_every_mesh_equals_one_process(
     architecture: str,
@@ -69,9 +93,19 @@ def test_every_mesh_equals_one_process(
 ) -> None:
     model = model_path if architecture == "dense" else moe_path
     run_ranks("mesh_run.py", num_ranks, model, tmp_path, json.dumps(meshes))
-    dtypes = [mesh.get("dtype", "float32") for mesh in meshes]
-    expected = {dtype: three_steps(model, Ranks(), dtype) for dtype in set(dtypes)}
-    for number, dtype in enumerate(dtypes):
+    kinds = [(mesh.get("dtype", "float32"), mesh.get("routed", False)) for mesh in meshes]
+    lora_rank = meshes[0].get("lora_rank", 0)
+    expected = {
+        (dtype, routed): three_steps(model, Ranks(), dtype, routed=routed, lora_rank=lora_rank)
+        for dtype, routed in set(kinds)
+    }
+    for number, kind in enumerate(kinds):
         found = torch.load(tmp_path / f"{number}.pt")
-        assert_same(found, expected[dtype], 1e-5 if dtype == "float32" else 1e-12)
-    assert max(expected["float32"]["grad_norms"]) > TRAINER.max_grad_norm, "clipping is compared"
+        assert_same(found, expected[kind], 1e-5 if kind[0] == "float32" else 1e-12)
+    if {"cpu_offload": True} in meshes:
+        plain, offloaded = (meshes.index(mesh) for mesh in ({}, {"cpu_offload": True}))
+        left, right = (torch.load(tmp_path / f"{n}.pt")["weights"] for n in (plain, offloaded))
+        assert all(torch.equal(left[name], right[name]) for name in left)
+    assert max(expected["float32", False]["grad_norms"]) > TRAINER.max_grad_norm, (
+        "clipping is compared"
+    )

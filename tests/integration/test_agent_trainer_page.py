@@ -7,9 +7,17 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.demo_run import ROOT
+
+from agentrl.agents.answering import AnsweringSession, Reply
+from agentrl.agents.building import Endpoint
+from agentrl.agents.describe import describe
+from agentrl.agents.hosts import AgentHosts, HostSettings
+from agentrl.gateway import OpenAIServer
+from agentrl.schema import MCPTask, Message
 
 BLOCK = re.compile(r"^```(python|yaml)\n# (\S+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -58,6 +66,42 @@ def test_the_configuration_for_trl_is_taken_as_it_stands(folder: Path) -> None:
     run(folder, "make_only.py")
     arguments = json.loads((folder / "runs/trl/trl.json").read_text())
     assert (arguments["beta"], arguments["num_generations"]) == (0.04, 8)
+
+
+@pytest.mark.parametrize(
+    ("name", "package"), [("sdk_agent", "agents"), ("graph_agent", "langgraph")]
+)
+async def test_agents_of_other_frameworks_use_their_tools_and_answer(
+    folder: Path, name: str, package: str
+) -> None:
+    pytest.importorskip(package)
+
+    async def model(messages: list[Message], tools: list[dict[str, Any]]) -> Reply:
+        assert [tool["function"]["name"] for tool in tools] == ["stock"]
+        if messages[-1]["role"] == "user":
+            return Reply("", (("stock", '{"item": "honey"}'),))
+        return Reply(f"<answer>{messages[-1]['content']}</answer>")
+
+    session = AnsweringSession("policy", model)
+    agent = describe(f"{folder / name}.py:{name}")[0].model_dump(mode="json")
+    hosts = AgentHosts(
+        HostSettings(
+            python=sys.executable,
+            processes=1,
+            serial=False,
+            takes_all=False,
+            agent=agent,
+            reward=None,
+            reward_form=None,
+        )
+    )
+    try:
+        async with OpenAIServer.open("127.0.0.1") as server, server.serve(session):
+            endpoint = Endpoint(server.base_url(session), "policy", session.key)
+            answer = await hosts.play(MCPTask(id="t", query="honey: packs?"), endpoint)
+    finally:
+        hosts.close()
+    assert answer == "<answer>13</answer>"
 
 
 def test_three_steps_lead_from_an_agent_to_a_training_run(folder: Path) -> None:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import pytest
@@ -126,25 +127,35 @@ def test_the_example_with_verl_writes_what_verl_reads(aworld_python: Path, tmp_p
         assert TOKEN.encode() not in path.read_bytes(), path
 
 
+def run_example(python: Path, folder: Path, *words: str, **changes: Any) -> None:
+    config = yaml.safe_load((ROOT / "examples/aworld_agent.yaml").read_text())
+    (folder / "example.yaml").write_text(yaml.safe_dump({**config, "mongo_port": 0, **changes}))
+    paths = ["--run_path", str(folder), "--config", str(folder / "example.yaml")]
+    done = subprocess.run(
+        [python, "examples/aworld_agent.py", *paths, *words],
+        cwd=ROOT,
+        env=environment(folder),
+        capture_output=True,
+        text=True,
+        timeout=850,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:] + logs(folder)
+
+
+def test_the_examples_reward_rises(aworld_python: Path, tmp_path: Path) -> None:
+    run_example(aworld_python, tmp_path)
+    rewards = json.loads((tmp_path / "output/summary.json").read_text())["reward_mean"]
+    assert mean(rewards[-5:]) > mean(rewards[:5]) + 0.1
+
+
 @pytest.fixture(scope="module", params=["agent", "swarm"])
 def trained(
     request: pytest.FixtureRequest, aworld_python: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
     folder = tmp_path_factory.mktemp(request.param)
-    config = yaml.safe_load((ROOT / "examples/aworld_agent.yaml").read_text())
-    (folder / "short.yaml").write_text(yaml.safe_dump({**config, "max_steps": 1, "mongo_port": 0}))
-    words = ["--run_path", str(folder), "--config", str(folder / "short.yaml")]
-    if request.param == "swarm":
-        words.append("--swarm")
-    done = subprocess.run(
-        [aworld_python, "examples/aworld_agent.py", *words],
-        cwd=ROOT,
-        env=environment(folder),
-        capture_output=True,
-        text=True,
-        timeout=400,
+    run_example(
+        aworld_python, folder, *(["--swarm"] if request.param == "swarm" else []), max_steps=1
     )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:] + logs(folder)
     return folder
 
 

@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from support.trees import random_group
+from support.trees import random_group, routed_group
 
 from agentrl.config.sections import AlgorithmSection, ModelSection, TrainerSection
 from agentrl.data.batch import StepBatch, build_step
 from agentrl.distributed import MeshShape, Ranks, joined_ranks
 from agentrl.distributed.sharding import full_state_dict
 from agentrl.trainer.learner import Learner
+from agentrl.trainer.start import StartWeights
 
 TRAINER = TrainerSection(learning_rate=1e-3, max_grad_norm=0.05, max_steps=8, warmup_steps=2)
 ALGORITHM = AlgorithmSection(loss_calculator="GSPO", max_staleness=9)
@@ -30,29 +31,45 @@ STEPS = (
 )
 
 
-def step_batch(number: int, num_shares: int) -> StepBatch:
+def step_batch(number: int, num_shares: int, *, routed: bool = False) -> StepBatch:
     seeds, token_budget = STEPS[number]
-    groups = [random_group(seed) for seed in seeds]
+    if routed:  # as `write_moe_model` has them
+        groups = [routed_group(seed, layers=3, experts=8) for seed in seeds]
+    else:
+        groups = [random_group(seed) for seed in seeds]
     return build_step(groups, policy_version=3, token_budget=token_budget, num_ranks=num_shares)
 
 
-def make_learner(model_path: Path, ranks: Ranks, dtype: str = "float32", **flags: Any) -> Learner:
+def make_learner(
+    model_path: Path,
+    ranks: Ranks,
+    dtype: str = "float32",
+    *,
+    lora_rank: int = 0,
+    **flags: Any,
+) -> Learner:
+    # With an adapter, also the reference policy that needs no second model.
+    update = {"kl_coefficient": 0.1 if lora_rank else 0.0}
     return Learner(
-        model_path,
+        StartWeights(model_path),
         ranks=ranks,
-        model=ModelSection(model_name_or_path=str(model_path), torch_dtype=dtype),
+        model=ModelSection(
+            model_name_or_path=str(model_path), torch_dtype=dtype, lora_rank=lora_rank
+        ),
         trainer=TRAINER.model_copy(update=flags),
-        algorithm=ALGORITHM,
+        algorithm=ALGORITHM.model_copy(update=update),
         seed=1,
     )
 
 
-def three_steps(model_path: Path, ranks: Ranks, dtype: str = "float32") -> dict[str, Any]:
+def three_steps(
+    model_path: Path, ranks: Ranks, dtype: str = "float32", *, routed: bool = False, **flags: Any
+) -> dict[str, Any]:
     """Losses, gradient norms, logged means and (on rank 0) weights after the steps."""
-    learner = make_learner(model_path, ranks, dtype)
+    learner = make_learner(model_path, ranks, dtype, **flags)
     outcomes = []
     for number in range(len(STEPS)):
-        shares = step_batch(number, ranks.shape.num_shares).micro_batches
+        shares = step_batch(number, ranks.shape.num_shares, routed=routed).micro_batches
         outcomes.append(learner.train(ranks.scatter(shares if ranks.is_main else None)))
     return {
         "losses": torch.tensor([outcome.loss for outcome in outcomes]),
@@ -70,9 +87,14 @@ def main() -> None:
     with joined_ranks() as world_ranks:
         for number, sizes in enumerate(json.loads(sys.argv[3])):
             dtype = sizes.pop("dtype", "float32")
+            flags = {
+                flag: sizes.pop(flag)
+                for flag in ("gradient_checkpointing", "cpu_offload", "routed", "lora_rank")
+                if flag in sizes
+            }
             shape = MeshShape.of(world_ranks.world_size, **sizes)
             ranks = Ranks(world_ranks.rank, world_ranks.world_size, world_ranks.local_rank, shape)
-            found = three_steps(model_path, ranks, dtype)
+            found = three_steps(model_path, ranks, dtype, **flags)
             if ranks.is_main:
                 torch.save(found, output / f"{number}.pt")
 

@@ -6,9 +6,10 @@ conversations. It keeps every request, so that stored prompts can be compared wi
 """
 
 import asyncio
+import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from agentrl.renderers.renderer import Renderer
@@ -38,6 +39,7 @@ class ScriptedEngine:
         delay_seconds: how long each generation takes.
         version: weight version that the replies carry.
         down: answer 503 to everything.
+        hold: where set, a stream stops before its last token until this is set.
         requests: the bodies of all generations that were asked for.
     """
 
@@ -46,6 +48,7 @@ class ScriptedEngine:
     delay_seconds: float = 0.0
     version: int = 0
     down: bool = False
+    hold: threading.Event | None = None
     requests: list[dict[str, Any]] = field(default_factory=list)
     base_url: str = ""
 
@@ -63,6 +66,21 @@ class ScriptedEngine:
         await asyncio.sleep(self.delay_seconds)
         text = self.script(self.renderer.decode(body["input_ids"]))
         ids = self.reply_ids(text)[: body["sampling_params"]["max_new_tokens"]]
+        if body.get("stream"):
+            return StreamingResponse(self._frames(body, text, ids), media_type="text/event-stream")
+        return JSONResponse(self._answer(body, text, ids))
+
+    async def _frames(self, body: dict[str, Any], text: str, ids: list[int]) -> AsyncIterator[str]:
+        for size in range(1, len(ids)):
+            part = self._answer(body, "", ids[:size])
+            part["meta_info"]["finish_reason"] = None
+            yield f"data: {json.dumps(part)}\n\n"
+        if self.hold is not None:
+            assert await asyncio.to_thread(self.hold.wait, 10)
+        yield f"data: {json.dumps(self._answer(body, text, ids))}\n\n"
+        yield "data: [DONE]\n\n"
+
+    def _answer(self, body: dict[str, Any], text: str, ids: list[int]) -> dict[str, Any]:
         stopped = bool(ids) and ids[-1] in self.renderer.stop_token_ids
         reason: dict[str, Any] = {"type": "length", "length": len(ids)}
         if stopped:
@@ -80,7 +98,7 @@ class ScriptedEngine:
             "input_token_logprobs": [],
             "output_token_logprobs": [[-0.5, id_, None] for id_ in ids],
         }
-        return JSONResponse({"text": text, "output_ids": ids, "meta_info": meta})
+        return {"text": text, "output_ids": ids, "meta_info": meta}
 
     async def info(self, request: Request) -> Response:
         body = {"weight_version": str(self.version), "version": "0.5.23", "model_path": "scripted"}

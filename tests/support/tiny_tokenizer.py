@@ -111,3 +111,25 @@ def _learnt(texts: Sequence[str], special: Sequence[str]) -> Tokenizer:
     )
     tokenizer.train_from_iterator(texts, trainer)
     return tokenizer
+
+
+IMAGE_TOKEN = "<|image_pad|>"
+# Qwen2.5-VL's way: one placeholder an image, between two marks.
+SEEING = CHAT_TEMPLATE.replace(
+    "message.content +",
+    "(message.content if message.content is string else shown(message.content)) +",
+)
+SEEING = (
+    """{%- macro shown(parts) %}{%- for part in parts %}
+{%- if part.type == 'image' %}{{- '<|vision_start|><|image_pad|><|vision_end|>' }}
+{%- else %}{{- part.text }}{%- endif %}
+{%- endfor %}{%- endmacro %}
+"""
+    + SEEING
+)
+
+
+def write_seeing_tokenizer(directory: Path) -> Path:
+    """Write the files of a model that sees: its template shows one placeholder an image."""
+    special = (*SPECIAL, "<|vision_start|>", IMAGE_TOKEN, "<|vision_end|>")
+    return write_tokenizer(directory, SEEING, special=special, image_token_id=IMAGE_TOKEN)

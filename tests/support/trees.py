@@ -1,6 +1,7 @@
 """Random groups with branching contexts, and tiny models to run them through."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -154,6 +155,26 @@ def random_group(seed: int, *, num_records: int = 4, num_turns: int = 4) -> Sele
     )
 
 
+def random_routes(seed: int, num_tokens: int, *, layers: int, experts: int) -> np.ndarray:
+    """Two experts a token and layer, int16 [N, layers * 2]."""
+    chosen = np.random.default_rng(seed).random((num_tokens, layers, experts)).argsort(axis=2)
+    return chosen[:, :, :2].reshape(num_tokens, -1).astype(np.int16)
+
+
+def routed_group(seed: int, *, layers: int = 2, experts: int = 4) -> SelectedGroup:
+    """A random group whose records went to experts at random, so to others for shared tokens."""
+    group = random_group(seed)
+    routes: dict[tuple[str, int], np.ndarray] = {}
+    turns = {}
+    for turn in sorted(group.turns, key=lambda turn: -len(turn.path)):
+        chain = (turn.record_id, turn.chain)
+        if chain not in routes:
+            number = 100 * seed + len(routes)
+            routes[chain] = random_routes(number, len(turn.path), layers=layers, experts=experts)
+        turns[turn.turn_id] = replace(turn, expert_choices=routes[chain][: len(turn.path)])
+    return replace(group, turns=tuple(turns[turn.turn_id] for turn in group.turns))
+
+
 def gradient(
     policy: PolicyModel,
     batch: StepBatch,
@@ -172,7 +193,7 @@ def gradient(
         for share in batch.micro_batches
         for micro_batch in share
     )
-    return total, torch.cat([parameter.grad.flatten() for parameter in policy.parameters()])
+    return total, torch.cat([p.grad.flatten() for p in policy.parameters() if p.requires_grad])
 
 
 def relative_error(gradient_a: torch.Tensor, gradient_b: torch.Tensor) -> float:

@@ -17,12 +17,13 @@ from areal import workflow_context
 from areal.api import ModelRequest, RolloutWorkflow
 from areal.utils import stats_tracker
 
+from agentrl.agents.answering import AnsweringSession
 from agentrl.agents.building import Endpoint
 from agentrl.agents.chain import Chain
 from agentrl.agents.hosts import AgentFailed, HostFailed, HostSettings
 from agentrl.agents.recorded import RecordedRollout, Sampled
 from agentrl.agents.rows import reward_inputs
-from agentrl.agents.worker import MODEL, shared_completions, shared_hosts
+from agentrl.agents.worker import MODEL, shared_hosts, shared_server
 from agentrl.models.resolve import resolve_model
 from agentrl.renderers import Renderer
 from agentrl.schema import MCPTask
@@ -114,7 +115,8 @@ class HostedWorkflow(RolloutWorkflow):  # type: ignore[misc]  # AReaL has no typ
         """Play and score one rollout; None where the agent never asked the model."""
         max_tokens = self.gconfig.max_tokens
         rollout = RecordedRollout(self.renderer, lambda ids: self._ask(engine, ids), max_tokens)
-        completions = await shared_completions()
+        server = await shared_server()
+        session = AnsweringSession(MODEL, rollout.answer)
         hosts = shared_hosts(self.hosts)
         task = MCPTask(
             id=secrets.token_hex(8),
@@ -123,10 +125,11 @@ class HostedWorkflow(RolloutWorkflow):  # type: ignore[misc]  # AReaL has no typ
             dataset_id=str(question.get("id") or ""),
         )
         answer: str | None = None
-        async with completions.session(rollout.answer) as base_url:
+        async with server.serve(session):
             try:
                 async with asyncio.timeout(self.timeout_seconds):
-                    answer = await hosts.play(task, Endpoint(base_url, MODEL, "no-key"))
+                    endpoint = Endpoint(server.base_url(session), MODEL, session.key)
+                    answer = await hosts.play(task, endpoint)
             except (AgentFailed, TimeoutError) as error:
                 # Its own failure is worth 0, but not that it never asked.
                 log.info("the agent failed: %s", error)

@@ -4,12 +4,11 @@ For training engines that sample themselves. A framework sends the whole convers
 call; what it repeats is recognised, and only what it added is encoded.
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-Message = dict[str, Any]
+from agentrl.gateway.messages import meaning
+from agentrl.schema import Message
 
 
 @dataclass
@@ -53,10 +52,10 @@ class Chains:
 
         A chain whose next reply is being sampled is not continued by anything else.
         """
-        wanted = [_meaning(message) for message in messages]
+        wanted = [meaning(message) for message in messages]
         best = None
         for chain in self._chains:
-            known = [_meaning(message) for message in chain.messages]
+            known = [meaning(message) for message in chain.messages]
             longer = best is None or len(known) > len(best.messages)
             if not chain.busy and wanted[: len(known)] == known and longer:
                 best = chain
@@ -73,25 +72,3 @@ class Chains:
     def longest(self) -> Chain | None:
         """Return the chain with the most sampled tokens, if anything was sampled."""
         return max(self.sampled(), key=lambda chain: chain.num_sampled, default=None)
-
-
-def _meaning(message: Message) -> Any:
-    """Return what two messages have in common when a framework sent the same one twice.
-
-    Ids of tool calls and the spelling of their arguments are the framework's.
-    """
-    content = message.get("content") or ""
-    if isinstance(content, str):
-        content = content.strip()
-    calls = [call["function"] for call in message.get("tool_calls") or ()]
-    named = [(call["name"], _arguments(call.get("arguments"))) for call in calls]
-    return message.get("role"), content, named
-
-
-def _arguments(given: Any) -> Any:
-    if not isinstance(given, str):
-        return given
-    try:
-        return json.loads(given)
-    except json.JSONDecodeError:
-        return given

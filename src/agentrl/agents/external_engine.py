@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from agentrl.agents.description import AgentDescription, describe, plays_alone
+from agentrl.agents.describe import describe
+from agentrl.agents.description import AgentDescription, plays_alone
 from agentrl.agents.interpreters import checked_program, has_package
 from agentrl.agents.processor import TrainerProcessor
 from agentrl.agents.reward_functions import RewardFunction

@@ -12,13 +12,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from agentrl.agents.description import (
-    AgentDescription,
-    AWorldAgent,
-    AWorldSwarm,
-    describe,
-    plays_alone,
-)
+from agentrl.agents.describe import describe
+from agentrl.agents.description import AgentDescription, AWorldAgent, AWorldSwarm, plays_alone
 from agentrl.agents.interpreters import checked_program
 from agentrl.agents.processor import TrainerProcessor
 from agentrl.agents.questions import rewrite_questions, scored_by, write_questions

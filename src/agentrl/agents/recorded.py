@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from agentrl.agents.chain import Chain, Chains, Message
-from agentrl.agents.endpoint import Reply
-from agentrl.errors import AgentRLError
+from agentrl.agents.answering import ConversationTooLong, Reply
+from agentrl.agents.chain import Chain, Chains
 from agentrl.renderers import Renderer
+from agentrl.schema import Message
 
 
 @dataclass(frozen=True)
@@ -51,24 +51,27 @@ class RecordedRollout:
         """Return the model's reply to a conversation.
 
         Raises:
-            AgentRLError: the conversation is too long, or the template cannot render it.
+            ConversationTooLong: there is no room for a reply.
+            RenderError: the template cannot render it.
         """
         chain = self.chains.take(messages)
         try:
-            self._prompt(chain, [_with_objects(message) for message in messages], tools)
-            if len(chain.ids) >= self._max_tokens:
-                raise AgentRLError(
-                    f"the conversation has {len(chain.ids)} tokens, more than allowed"
+            self._prompt(chain, messages, tools)
+            num_prompt = len(chain.ids)
+            if num_prompt >= self._max_tokens:
+                raise ConversationTooLong(
+                    f"the conversation has {num_prompt} tokens, more than allowed"
                 )
             sampled = await self._generate(list(chain.ids))
             _extend(chain, sampled.ids, 1, sampled.logprobs, sampled.versions)
             said = self._renderer.parse(sampled.ids, turn=chain.num_replies, tools=tools)
             chain.num_replies += 1
-            reply = Reply(said.text)
+            content, calls = said.text, list[tuple[str, str]]()
             if said.tool_calls and all(call.format_error is None for call in said.tool_calls):
+                content = said.content.strip()
                 calls = [(call.name, json.dumps(call.arguments)) for call in said.tool_calls]
-                reply = Reply(said.content.strip(), tuple(calls))
-            chain.messages = [*messages, reply.message]
+            reply = Reply(content, tuple(calls), num_prompt, len(sampled.ids))
+            chain.messages = [*messages, reply.message()]
             chain.as_sampled.append(said.message)
             return reply
         finally:
@@ -78,7 +81,7 @@ class RecordedRollout:
         """Put behind a chain's tokens what the conversation adds to them."""
         if not chain.ids:
             chain.ids = self._renderer.render(messages, tools).tolist()
-            chain.as_sampled = messages
+            chain.as_sampled = [*messages]
             return
         added = messages[len(chain.messages) :]
         bridge = self._renderer.bridge(np.asarray(chain.ids), chain.as_sampled, added, tools)
@@ -104,16 +107,3 @@ def _extend(
     chain.mask.extend([mask] * len(ids))
     chain.logprobs = [*(chain.logprobs or ()), *logprobs]
     chain.versions.extend(versions)
-
-
-def _with_objects(message: Message) -> Message:
-    """Return a message whose calls have their arguments as objects: templates want them so."""
-    if not message.get("tool_calls"):
-        return message
-    calls = []
-    for call in message["tool_calls"]:
-        arguments = call["function"].get("arguments")
-        if isinstance(arguments, str):
-            arguments = json.loads(arguments or "{}")
-        calls.append({**call, "function": {**call["function"], "arguments": arguments}})
-    return {**message, "tool_calls": calls}

@@ -16,13 +16,13 @@ from verl.experimental.agent_loop.agent_loop import (
 )
 from verl.experimental.agent_loop.tool_parser import ToolParser
 
+from agentrl.agents.answering import AnsweringSession, ConversationTooLong, Reply
 from agentrl.agents.building import Endpoint
-from agentrl.agents.chain import Chain, Chains, Message
-from agentrl.agents.endpoint import Reply
+from agentrl.agents.chain import Chain, Chains
 from agentrl.agents.hosts import AgentFailed, HostFailed, HostSettings
-from agentrl.agents.worker import MODEL, shared_completions, shared_hosts
+from agentrl.agents.worker import MODEL, shared_hosts, shared_server
 from agentrl.errors import InferenceError
-from agentrl.schema import MCPTask
+from agentrl.schema import MCPTask, Message
 
 _ATTEMPTS = 3
 
@@ -78,14 +78,15 @@ class HostedAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl has no types
         async def answer(asked: list[Message], tools: list[dict[str, Any]]) -> Reply:
             return await self._reply(chains, asked, tools, sampling_params)
 
-        completions = await shared_completions()
+        server = await shared_server()
+        session = AnsweringSession(MODEL, answer)
         task = MCPTask(
             id=secrets.token_hex(8),
             query=_text(messages, "user"),
             system_prompt=_text(messages, "system"),
         )
-        async with completions.session(answer) as base_url:
-            endpoint = Endpoint(base_url, MODEL, "no-key")
+        async with server.serve(session):
+            endpoint = Endpoint(server.base_url(session), MODEL, session.key)
             await shared_hosts(self.hosts).play(task, endpoint)
 
     async def _reply(
@@ -110,7 +111,8 @@ class HostedAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl has no types
                 )
                 chain.ids = list(merged.token_ids)
             if len(chain.mask) >= self._length:
-                raise AgentFailed(f"response_length {self._length} is used up")
+                raise ConversationTooLong(f"response_length {self._length} is used up")
+            num_prompt = len(chain.ids)
             output = await self.server_manager.generate(
                 request_id=secrets.token_hex(8),
                 prompt_ids=chain.ids,
@@ -127,8 +129,9 @@ class HostedAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl has no types
             chain.ids = list(merged.token_ids)
             chain.num_replies += 1
             content, calls = await self._parser.extract_tool_calls(list(output.token_ids))
-            reply = Reply(content, tuple((call.name, call.arguments) for call in calls))
-            chain.messages = [*messages, reply.message]
+            named = tuple((call.name, call.arguments) for call in calls)
+            reply = Reply(content, named, num_prompt, len(output.token_ids))
+            chain.messages = [*messages, reply.message()]
             return reply
         finally:
             chain.busy = False

@@ -1,10 +1,11 @@
 """What the rollouts of one worker process of a training engine share, for as long as it lives."""
 
 import asyncio
+from contextlib import AsyncExitStack
 from typing import Any
 
-from agentrl.agents.endpoint import Completions
 from agentrl.agents.hosts import AgentHosts, HostSettings
+from agentrl.gateway import OpenAIServer
 
 MODEL = "policy"
 """Name under which agents ask for the trained model."""
@@ -12,12 +13,14 @@ MODEL = "policy"
 _shared: dict[str, Any] = {}
 
 
-async def shared_completions() -> Completions:
-    """Return the endpoint that agents talk to, started when it is first needed."""
-    if "completions" not in _shared:
-        _shared["completions"] = asyncio.ensure_future(Completions.start())
-    started: Completions = await _shared["completions"]
-    return started
+async def shared_server() -> OpenAIServer:
+    """Return the endpoint that agents talk to, opened when it is first needed."""
+    if "server" not in _shared:
+        _shared["open"] = AsyncExitStack()
+        opening = _shared["open"].enter_async_context(OpenAIServer.open("127.0.0.1"))
+        _shared["server"] = asyncio.ensure_future(opening)
+    server: OpenAIServer = await _shared["server"]
+    return server
 
 
 def shared_hosts(settings: HostSettings) -> AgentHosts:

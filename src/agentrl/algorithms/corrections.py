@@ -16,7 +16,9 @@ CorrectionKind = Literal["none", "full", "tis", "icepop", "mis"]
 CorrectionLevel = Literal["token", "sequence", "sequence_mean"]
 KLEstimator = Literal["k1", "k2", "k3"]
 
-_MAX_LOG_RATIO = 20.0
+MAX_LOG_RATIO = 20.0
+"""Log ratios beyond this are cut, here and in losses: e^20 is far outside every sensible bound, and
+an infinite ratio would turn the gradient of a dropped term into 0 * inf."""
 
 
 class Correction(NamedTuple):
@@ -98,9 +100,7 @@ def importance_correction(
     Raises:
         ConfigError: sequences are needed and missing.
     """
-    log_rho = (proximal.detach() - behavior.to(proximal.dtype)).clamp(
-        -_MAX_LOG_RATIO, _MAX_LOG_RATIO
-    )
+    log_rho = (proximal.detach() - behavior.to(proximal.dtype)).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     needs_sequences = veto_threshold is not None or (kind != "none" and level != "token")
     if needs_sequences and sequences is None:
         raise ConfigError("corrections of whole sequences need the turn of every term")
@@ -111,7 +111,7 @@ def importance_correction(
             log_rho_level = sequence_sums(log_rho, sequences, mean=level == "sequence_mean")
         else:
             log_rho_level = log_rho
-        weights = log_rho_level.clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO).exp()
+        weights = log_rho_level.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
         if kind in ("icepop", "mis"):
             keep = (weights >= lower) & (weights <= upper)
         if kind in ("tis", "mis"):
@@ -141,7 +141,7 @@ def kl_penalty(
         return difference
     if kind == "k2":
         return 0.5 * difference.square()
-    difference = difference.clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
+    difference = difference.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     return torch.expm1(-difference) + difference
 
 

@@ -12,17 +12,13 @@ from typing import Literal, NamedTuple, get_args
 
 import torch
 
-from agentrl.algorithms.corrections import Correction, sequence_sums
+from agentrl.algorithms.corrections import MAX_LOG_RATIO, Correction, sequence_sums
 from agentrl.errors import ConfigError
 
 LossKind = Literal["GRPO", "MINIRL", "GSPO", "CISPO", "REINFORCE"]
 LOSS_KINDS: tuple[LossKind, ...] = get_args(LossKind)
 CROSS_ENTROPY = "CROSSENTROPY"
 """The loss of supervised fine-tuning; it knows neither advantages nor a sampler's policy."""
-
-
-_MAX_LOG_RATIO = 20.0
-"""Log ratios beyond this carry no gradient; e^20 is far outside every sensible drop range."""
 
 
 class LossTerms(NamedTuple):
@@ -107,13 +103,12 @@ def policy_loss(  # noqa: PLR0913 - the knobs of the published formulas
         raise ValueError(f"logprobs and advantages differ in shape: {sorted(shapes)}")
     lower, upper = 1.0 - epsilon, 1.0 + epsilon + epsilon_higher
     log_ratio = policy_logprobs - behavior_logprobs.to(policy_logprobs.dtype)
-    # An infinite ratio would turn the gradient of a dropped term into 0 * inf.
-    log_ratio = log_ratio.clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
+    log_ratio = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     advantages = advantages.to(policy_logprobs.dtype)
     behavior_ratio = log_ratio.exp().detach()
     if proximal_logprobs is not None:
         log_ratio = policy_logprobs - proximal_logprobs.detach().to(policy_logprobs.dtype)
-        log_ratio = log_ratio.clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
+        log_ratio = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     ratio = log_ratio.exp()
     name = checked_kind(kind)
     if name == "GRPO":

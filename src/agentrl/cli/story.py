@@ -17,7 +17,7 @@ from agentrl.store.inspection import RecordStory
 
 SHORT_CHARS = 600
 """Texts longer than this are cut unless `--full` is given."""
-_ARRAYS = {"added_ids", "output_ids", "output_logprobs"}
+_ARRAYS = {"added_ids", "output_ids", "output_logprobs", "routed_experts"}
 
 
 def story_json(story: RecordStory) -> dict[str, Any]:

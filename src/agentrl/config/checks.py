@@ -55,6 +55,13 @@ def _unsupported(config: RootConfig) -> Iterator[str]:
             f"--pp_size {trainer.pp_size}: token trees are not trained in a pipeline; use 1, and "
             "--tp_size, --cp_size, --ep_size or more ranks (FSDP2) instead"
         )
+    if config.model.lora_rank and trainer.tp_size != 1:
+        yield (
+            f"--tp_size {trainer.tp_size}: adapters (--lora_rank) are not split over ranks; use more "
+            "ranks (FSDP2), --cp_size or --ep_size instead"
+        )
+    if not config.model.cpu_ram_efficient_loading:
+        yield "--cpu_ram_efficient_loading false: every rank reads its own parts only; leave it out"
 
 
 def _unknown_trackers(report_to: Sequence[str]) -> Iterator[str]:
@@ -85,6 +92,11 @@ def _contradictions(config: RootConfig) -> Iterator[str]:
         yield (
             "--inference_gateway needs --inference_urls: the addresses of the servers behind it, "
             "which new weights go to"
+        )
+    if config.inference.inference_gateway and config.model.lora_rank:
+        yield (
+            "--inference_gateway and --lora_rank exclude each other: a rollout names the adapter of "
+            "the server that it asks, and a gateway chooses another server; give up one of the two"
         )
     host = config.inference.inference_host
     if not is_loopback(host) and config.inference.inference_api_key is None:

@@ -65,11 +65,26 @@ class ModelSection(Section):
     """Run Python code that a checkpoint brings along. Only for checkpoints that you trust."""
     torch_dtype: Literal["auto", "float32", "bfloat16", "float64"] = "auto"
     """Training precision; auto: bfloat16 on CUDA, float32 on CPU."""
-    attention_implementation: Literal["sdpa", "flex"] = "sdpa"
-    """Attention back end of the trainer: SDPA along the paths of a tree, or FlexAttention with a
-    block mask (CUDA only)."""
+    attention_implementation: Literal["sdpa", "flex", "varlen"] = "sdpa"
+    """Attention back end of the trainer: SDPA along the paths of a tree; FlexAttention with a block
+    mask (CUDA only); or variable-length flash attention with keys gathered along the paths (CUDA,
+    bfloat16)."""
+    router_replay: bool = False
+    """Mixture-of-experts models: ask the servers which experts every token went to, store it with
+    the turns, and let the trainer send the token to the same ones."""
     cpu_ram_efficient_loading: bool = True
-    """Load weights shard by shard. Weights are loaded either way."""
+    """Ranks read only their own parts of the weights. There is no other way; false is refused."""
+    lora_rank: int = Field(default=0, ge=0)
+    """Train a low-rank adapter (LoRA) of this rank on the frozen model; 0: train all weights. Servers
+    get adapters, beside the model, and samples go on while they load (see docs/lora.md)."""
+    lora_alpha: int = Field(default=32, ge=1)
+    """The adapter's part is multiplied by lora_alpha / lora_rank."""
+    lora_target_modules: tuple[str, ...] = (
+        *("q_proj", "k_proj", "v_proj", "o_proj"),
+        *("gate_proj", "up_proj", "down_proj"),
+    )
+    """Linear layers that get an adapter, by the last part of their name. Experts of a mixture cannot
+    have one: leave the last three out for a model that has nothing but experts there."""
 
 
 PRIVATE_MONGO_ROOT = Path(".agentrl/mongo")
@@ -423,6 +438,9 @@ class TrainerSection(Section):
     """Compute and log the policy's entropy."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass to save memory."""
+    cpu_offload: bool = False
+    """Keep weights, gradients and optimizer state in host memory and copy a layer at a time to the
+    GPU (FSDP2, several ranks). Without GPUs everything is there anyway."""
     bf16: bool = False
     """Same as torch_dtype bfloat16."""
     dp_replicate_size: int = Field(default=1, ge=1)

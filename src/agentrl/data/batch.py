@@ -2,13 +2,14 @@
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import get_args
 
 import numpy as np
 
 from agentrl.algorithms.reductions import Reduction, term_weights
 from agentrl.data.packing import Bin, plan_bins
+from agentrl.data.routes import agreed
 from agentrl.data.select import SelectedGroup
 from agentrl.data.tokens import TurnTokens
 from agentrl.data.tree import Merge, TokenTree, lay_out
@@ -77,6 +78,8 @@ class StepStats:
     """Of every scored record of the groups, trained on or not."""
     mean_advantage: float
     """Over loss terms."""
+    num_route_conflicts: int = 0
+    """Tokens whose experts were chosen in several ways, of which one is replayed."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,6 +117,7 @@ def build_step(
             that take equally long by it.
         normalizer_length: constant length of the `sequence_sum` reduction, see `term_weights`.
     """
+    groups, num_route_conflicts = _with_agreed_routes(groups)
     trees = [TokenTree.from_tokens(group.turns, merge=merge) for group in groups if group.usable]
     branches = [branch for tree in trees for branch in tree.branches]
     turns = [turn for branch in branches for turn in branch.turns]
@@ -151,9 +155,22 @@ def build_step(
         micro_batches=micro_batches,
         turn_ids=tuple(turn.turn_id for turn in turns),
         record_ids=record_ids,
-        stats=_stats(
-            groups, turns, policy_version, [bin_ for share in shares for bin_ in share], rows
+        stats=replace(
+            _stats(
+                groups, turns, policy_version, [bin_ for share in shares for bin_ in share], rows
+            ),
+            num_route_conflicts=num_route_conflicts,
         ),
+    )
+
+
+def _with_agreed_routes(
+    groups: Sequence[SelectedGroup],
+) -> tuple[list[SelectedGroup], int]:
+    settled = [agreed(group.turns) for group in groups]
+    pairs = zip(groups, settled, strict=True)
+    return [replace(group, turns=turns) for group, (turns, _) in pairs], sum(
+        conflicts for _, conflicts in settled
     )
 
 

@@ -25,6 +25,7 @@ from agentrl.algorithms.filters import (
     filter_group,
 )
 from agentrl.config.sections import AlgorithmSection
+from agentrl.data.routes import with_routes
 from agentrl.data.tokens import TurnTokens, turn_tokens
 from agentrl.schema import DBRecordData
 
@@ -176,7 +177,7 @@ def _turn_verdicts(
 ) -> list[tuple[TurnDrop | None, TurnTokens]]:
     """Return every trainable turn with its advantage and the reason to drop it, if any."""
     assert record.score is not None, "records without a score are filtered before"
-    tokens = turn_tokens(record.turns)
+    tokens = with_routes(turn_tokens(record.turns), record.turns)
     overrides = {turn.id: turn.advantage for turn in record.turns}
     advantages = turn_advantages(
         advantage,

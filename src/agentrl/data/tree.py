@@ -149,6 +149,7 @@ def lay_out(branches: Sequence[Branch]) -> PackedRow:
         ]
         offset, depth = end, length
     turns = [turn for branch in branches for turn in branch.turns]
+    routes = [branch.turns[-1].expert_choices for branch in branches]
     return PackedRow(
         token_ids=token_ids,
         positions=positions,
@@ -158,7 +159,19 @@ def lay_out(branches: Sequence[Branch]) -> PackedRow:
         temperatures=np.concatenate(
             [np.full(turn.num_terms, turn.temperature, dtype=np.float32) for turn in turns]
         ),
+        expert_choices=_laid_down(routes, branches),
     )
+
+
+def _laid_down(
+    routes: Sequence[np.ndarray | None], branches: Sequence[Branch]
+) -> np.ndarray | None:
+    known = [
+        choices[branch.shared :]
+        for choices, branch in zip(routes, branches, strict=True)
+        if choices is not None
+    ]
+    return np.concatenate(known) if len(known) == len(routes) else None
 
 
 def _chain_branch(turns: list[TurnTokens]) -> Branch:

@@ -6,6 +6,7 @@ from agentrl.distributed.saving import StateWriter, read_state
 from agentrl.distributed.sharding import (
     clip_gradients,
     full_state_dict,
+    load_full_state_dict,
     load_sharded_state_dict,
     shard_model,
     sharded_state_dict,
@@ -19,6 +20,7 @@ __all__ = [
     "clip_gradients",
     "full_state_dict",
     "joined_ranks",
+    "load_full_state_dict",
     "load_sharded_state_dict",
     "read_state",
     "shard_model",

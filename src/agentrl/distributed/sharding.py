@@ -16,14 +16,25 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
 )
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
 from torch.distributed.tensor import DTensor, Shard
 
 from agentrl.distributed.ranks import Ranks
 
 
 def shard_model(
-    model: nn.Module, ranks: Ranks, mesh: DeviceMesh | None, *, compute_dtype: torch.dtype
+    model: nn.Module,
+    ranks: Ranks,
+    mesh: DeviceMesh | None,
+    *,
+    compute_dtype: torch.dtype,
+    cpu_offload: bool = False,
 ) -> nn.Module:
     """Shard parameters, gradients and optimizer state over the ranks, layer by layer (in place).
 
@@ -39,10 +50,17 @@ def shard_model(
         ranks: this process among its peers.
         mesh: what `ranks.shape.build` returned; None for a process alone.
         compute_dtype: precision of forward and backward passes.
+        cpu_offload: keep parameters, gradients and optimizer state in host memory; a layer is
+            copied to the device to be gathered. Where the device is the CPU nothing changes.
     """
     if mesh is None:
         return model
-    master_dtype = next(model.parameters()).dtype
+    offload: OffloadPolicy = OffloadPolicy()
+    if cpu_offload:
+        offload = CPUOffloadPolicy(pin_memory=ranks.device.type == "cuda")
+    parameters = list(model.parameters())
+    # What is frozen may be kept in compute precision.
+    master_dtype = next((p for p in parameters if p.requires_grad), parameters[0]).dtype
     precision = (
         MixedPrecisionPolicy()
         if compute_dtype == master_dtype
@@ -56,10 +74,13 @@ def shard_model(
                     module,
                     mesh=_data_mesh(mesh, "expert_fsdp"),
                     mp_policy=precision,
+                    offload_policy=offload,
                     shard_placement_fn=lambda _: Shard(1),
                 )
-        fully_shard(layer, mesh=_data_mesh(mesh, "fsdp"), mp_policy=precision)
-    fully_shard(model, mesh=_data_mesh(mesh, "fsdp"), mp_policy=precision)
+        fully_shard(
+            layer, mesh=_data_mesh(mesh, "fsdp"), mp_policy=precision, offload_policy=offload
+        )
+    fully_shard(model, mesh=_data_mesh(mesh, "fsdp"), mp_policy=precision, offload_policy=offload)
     for module in model.modules():
         if not isinstance(module, FSDPModule):
             continue
@@ -99,14 +120,21 @@ def _untied(model: nn.Module, state: dict[str, Any]) -> dict[str, Any]:
 
 
 def sharded_state_dict(model: nn.Module) -> dict[str, Any]:
-    """Return this rank's part of the parameters; tied ones once, as in `full_state_dict`."""
-    return _untied(model, get_model_state_dict(model))
+    """Return this rank's part of what is trained; tied ones once, as in `full_state_dict`."""
+    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    return {name: part for name, part in get_model_state_dict(model).items() if name in trained}
 
 
 def load_sharded_state_dict(model: nn.Module, state: dict[str, Any]) -> None:
     """Load what `sharded_state_dict` returned."""
     # Tied parameters are in it once, so it is not complete by name.
     set_model_state_dict(model, state, options=StateDictOptions(strict=False))
+
+
+def load_full_state_dict(model: nn.Module, state: dict[str, Any]) -> None:
+    """Load some of the parameters from whole tensors, which every rank has (collective)."""
+    options = StateDictOptions(full_state_dict=True, strict=False)
+    set_model_state_dict(model, state, options=options)
 
 
 def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> float:

@@ -5,6 +5,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from agentrl.gateway.completion import Completion
+from agentrl.gateway.deltas import Delta
+from agentrl.gateway.faults import Refusal
+from agentrl.gateway.requests import ChatRequest, CompletionRequest
 
 DONE = "data: [DONE]\n\n"
 
@@ -50,29 +53,46 @@ def chat_body(completion: Completion) -> dict[str, Any]:
     }
 
 
-def chat_frames(completion: Completion, *, include_usage: bool) -> Iterator[str]:
-    """Yield a chat completion as server-sent events."""
-    head = _head(completion, "chat.completion.chunk")
-    calls = wire_calls(completion)
-    deltas: list[dict[str, Any]] = [{"role": "assistant", "content": ""}]
-    if "reasoning_content" in completion.message:
-        deltas.append({"reasoning_content": completion.message["reasoning_content"]})
-    if completion.message["content"]:
-        deltas.append({"content": completion.message["content"]})
-    deltas += [{"tool_calls": [{"index": i, **call}]} for i, call in enumerate(calls)]
-    for delta in deltas:
-        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}
-        yield frame({**head, "choices": [choice]})
-    end = {
-        "index": 0,
-        "delta": {},
-        "logprobs": _chat_logprobs(completion),
-        "finish_reason": completion.finish_reason,
-    }
-    yield frame({**head, "choices": [end]})
-    if include_usage:
-        yield frame({**head, "choices": [], "usage": usage(completion)})
-    yield DONE
+class ChatFrames:
+    """A chat completion as server-sent events."""
+
+    def __init__(self, request: ChatRequest) -> None:
+        self._head = _head(request, "chat.completion.chunk")
+        self._include_usage = request.include_usage
+        self._begun = False
+
+    def words(self, delta: Delta) -> Iterator[str]:
+        """Yield what shows further words."""
+        yield from self._begin()
+        yield self._choice({delta.kind: delta.text})
+
+    def end(self, completion: Completion) -> Iterator[str]:
+        """Yield what shows the rest of a completion whose words were all shown."""
+        yield from self._begin()
+        for index, call in enumerate(wire_calls(completion)):
+            yield self._choice({"tool_calls": [{"index": index, **call}]})
+        yield self._choice(
+            {},
+            logprobs=_chat_logprobs(completion),
+            finish_reason=completion.finish_reason,
+        )
+        if self._include_usage:
+            yield frame({**self._head, "choices": [], "usage": usage(completion)})
+        yield DONE
+
+    def failed(self, refusal: Refusal) -> Iterator[str]:
+        """Yield what ends the stream with an error."""
+        yield frame(refusal.body)
+        yield DONE
+
+    def _begin(self) -> Iterator[str]:
+        if not self._begun:
+            self._begun = True
+            yield self._choice({"role": "assistant", "content": ""})
+
+    def _choice(self, delta: dict[str, Any], **end: Any) -> str:
+        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": None, **end}
+        return frame({**self._head, "choices": [choice]})
 
 
 def text_body(completion: Completion) -> dict[str, Any]:
@@ -86,14 +106,34 @@ def text_body(completion: Completion) -> dict[str, Any]:
     return {**_head(completion, "text_completion"), "choices": [choice], "usage": usage(completion)}
 
 
-def text_frames(completion: Completion, *, include_usage: bool) -> Iterator[str]:
-    """Yield a completion of a text as server-sent events."""
-    body = text_body(completion)
-    shown = body.pop("usage")
-    yield frame(body)
-    if include_usage:
-        yield frame({**body, "choices": [], "usage": shown})
-    yield DONE
+class TextFrames:
+    """A completion of a text as server-sent events."""
+
+    def __init__(self, request: CompletionRequest) -> None:
+        self._head = _head(request, "text_completion")
+        self._include_usage = request.include_usage
+
+    def words(self, delta: Delta) -> Iterator[str]:
+        """Yield what shows further words."""
+        yield self._choice(delta.text)
+
+    def end(self, completion: Completion) -> Iterator[str]:
+        """Yield what shows the rest of a completion whose words were all shown."""
+        yield self._choice(
+            "", logprobs=_text_logprobs(completion), finish_reason=completion.finish_reason
+        )
+        if self._include_usage:
+            yield frame({**self._head, "choices": [], "usage": usage(completion)})
+        yield DONE
+
+    def failed(self, refusal: Refusal) -> Iterator[str]:
+        """Yield what ends the stream with an error."""
+        yield frame(refusal.body)
+        yield DONE
+
+    def _choice(self, text: str, **end: Any) -> str:
+        choice = {"index": 0, "text": text, "logprobs": None, "finish_reason": None, **end}
+        return frame({**self._head, "choices": [choice]})
 
 
 def usage(completion: Completion) -> dict[str, Any]:
@@ -111,13 +151,13 @@ def frame(data: dict[str, Any]) -> str:
     return f"data: {json.dumps(data, ensure_ascii=False)}\n\n"
 
 
-def _head(completion: Completion, kind: str) -> dict[str, Any]:
+def _head(call: Completion | ChatRequest | CompletionRequest, kind: str) -> dict[str, Any]:
     prefix = "cmpl" if kind == "text_completion" else "chatcmpl"
     return {
-        "id": f"{prefix}-{completion.id}",
+        "id": f"{prefix}-{call.id}",
         "object": kind,
-        "created": completion.created,
-        "model": completion.model,
+        "created": call.created,
+        "model": call.model,
     }
 
 

@@ -1,8 +1,6 @@
 """What a call is answered with, whatever the form that it was asked in."""
 
-import secrets
-import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from agentrl.renderers import Reply
@@ -15,6 +13,9 @@ FinishReason = Literal["stop", "length", "tool_calls"]
 class Completion:
     """An answered call."""
 
+    id: str
+    created: int
+    """Seconds since 1970."""
     model: str
     message: Message
     """`content`, and where there are any `tool_calls` (arguments as objects) and
@@ -25,8 +26,6 @@ class Completion:
     num_cached_tokens: int = 0
     token_logprobs: tuple[tuple[str, float], ...] = ()
     """Every sampled token as text, with its logprob."""
-    id: str = field(default_factory=lambda: secrets.token_hex(12))
-    created: int = field(default_factory=lambda: int(time.time()))
 
 
 def as_delivered(reply: Reply, *, may_call: bool, stop: tuple[str, ...] = ()) -> Message:

@@ -7,7 +7,7 @@ rendered anew and branches off where its ids still agree with those of a turn.
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Any
 
@@ -17,6 +17,7 @@ from agentrl.gateway.messages import meaning, tools_meaning, with_own_ids
 from agentrl.renderers import Renderer
 from agentrl.rollout import Prompt
 from agentrl.schema import DispatchedSamplingTask, Message
+from agentrl.schema.images import image_addresses
 
 FORK = "fork"
 """The prompt leaves another turn's before that turn's reply: a parallel call, or a sub-agent's."""
@@ -92,7 +93,8 @@ class History:
                 continued = _best(candidates, messages[length - 1])
                 return self._continue(continued, messages, length, tools, (chains[-1], tools_key))
         whole = self._as_sampled(messages, None)
-        prompt = self._branch(self._renderer.render(whole, tools), tools_key)
+        ids = self._renderer.render(whole, tools)
+        prompt = self._branch(ids, tools_key, image_addresses(whole))
         return Plan(prompt, chains[-1], tools_key, whole, whole)
 
     def plan_text(self, text: str) -> Plan:
@@ -164,15 +166,19 @@ class History:
         bridge = self._renderer.bridge(continued.full_ids, continued.messages, added, tools)
         ids = bridge.prompt_ids(continued.full_ids)
         answers = takewhile(lambda message: message["role"] == "tool", added)
+        whole = (*continued.messages, *added)
+        prompt = Prompt(ids, continued.turn_index, bridge.shared_len, bridge.reason)
         return Plan(
-            Prompt(ids, continued.turn_index, bridge.shared_len, bridge.reason),
+            prompt.showing(
+                image_addresses(whole), continued.plan.prompt.images, self._renderer.image_token_id
+            ),
             *digests,
-            messages=(*continued.messages, *added),
+            messages=whole,
             added=added,
             results=tuple(m for m in answers if m["tool_call_id"] in continued.call_names),
         )
 
-    def _branch(self, ids: np.ndarray, tools_key: str) -> Prompt:
+    def _branch(self, ids: np.ndarray, tools_key: str, images: tuple[str, ...] = ()) -> Prompt:
         """Return `ids` as a branch of the turn with which they share most."""
         best, most = None, 0
         for answered in self._calls:
@@ -181,12 +187,15 @@ class History:
                 shared = _num_shared(ids, answered.full_ids)
                 if shared > most:
                     best, most = answered, shared
+        placeholder = self._renderer.image_token_id
         if best is None:
-            return Prompt(ids, None, 0, None)
-        if most == len(best.full_ids):
-            return Prompt(ids, best.turn_index, most, None, rewritten=True)
-        reason = FORK if most <= len(best.plan.prompt.ids) else EDITED_CONTEXT
-        return Prompt(ids, best.turn_index, most, reason, rewritten=True)
+            return Prompt(ids, None, 0, None).showing(images, (), placeholder)
+        prompt = Prompt(ids, best.turn_index, most, None, rewritten=True)
+        prompt = prompt.showing(images, best.plan.prompt.images, placeholder)
+        if prompt.shared_len == len(best.full_ids):
+            return prompt
+        is_fork = prompt.shared_len <= len(best.plan.prompt.ids)
+        return replace(prompt, branch_reason=FORK if is_fork else EDITED_CONTEXT)
 
     def _as_sampled(
         self, messages: Sequence[Message], behind: tuple[Answered, Message] | None

@@ -1,5 +1,7 @@
 """What OpenAI's clients ask for, read and checked."""
 
+import secrets
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -70,6 +72,14 @@ class _CompletionBody(_Body):
     stream_options: _StreamOptions | None = None
 
 
+def _new_id() -> str:
+    return secrets.token_hex(12)
+
+
+def _now() -> int:
+    return int(time.time())
+
+
 @dataclass(frozen=True)
 class Sampling:
     """How the tokens of a call are to be drawn, as far as the agent says so."""
@@ -96,6 +106,8 @@ class ChatRequest:
     logprobs: bool = False
     stream: bool = False
     include_usage: bool = False
+    id: str = field(default_factory=_new_id)
+    created: int = field(default_factory=_now)
 
 
 @dataclass(frozen=True)
@@ -108,6 +120,8 @@ class CompletionRequest:
     logprobs: bool = False
     stream: bool = False
     include_usage: bool = False
+    id: str = field(default_factory=_new_id)
+    created: int = field(default_factory=_now)
 
 
 def read_chat(body: Mapping[str, Any]) -> ChatRequest:

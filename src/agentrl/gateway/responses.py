@@ -5,13 +5,15 @@ turned into each other.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from agentrl.gateway.chat import chat_body, wire_calls
 from agentrl.gateway.completion import Completion
+from agentrl.gateway.deltas import Delta, Kind
 from agentrl.gateway.faults import Refusal
-from agentrl.gateway.messages import text_of
+from agentrl.gateway.messages import content_of
+from agentrl.gateway.requests import ChatRequest
 
 Items = list[dict[str, Any]]
 
@@ -80,19 +82,69 @@ def response_body(body: Mapping[str, Any], completion: Completion) -> dict[str, 
     }
 
 
-def response_frames(body: Mapping[str, Any], completion: Completion) -> Iterator[str]:
-    """Yield a response as server-sent events."""
-    whole = response_body(body, completion)
-    begun = {**whole, "status": "in_progress", "output": [], "usage": None}
-    begun["incomplete_details"] = None
-    for number, event in enumerate(_events(begun, whole)):
-        data = json.dumps({**event, "sequence_number": number}, ensure_ascii=False)
-        yield f"event: {event['type']}\ndata: {data}\n\n"
+class ResponseFrames:
+    """A response as server-sent events."""
 
+    def __init__(self, body: Mapping[str, Any], request: ChatRequest) -> None:
+        self._body = body
+        self._request = request
+        self._num_events = 0
+        self._output: Items = []
+        self._saying: _Saying | None = None
 
-def response_id(completion: Completion) -> str:
-    """Return the id by which a later request names this response."""
-    return f"resp_{completion.id}"
+    def words(self, delta: Delta) -> Iterator[str]:
+        """Yield what shows further words."""
+        yield from self._begin()
+        if self._saying is not None and self._saying.kind != delta.kind:
+            yield from self._finish_saying()
+        if self._saying is None:
+            self._saying = _Saying(delta.kind, self._request.id, len(self._output))
+            yield from self._events(self._saying.begin())
+        yield from self._events(self._saying.go_on(delta.text))
+
+    def end(self, completion: Completion) -> Iterator[str]:
+        """Yield what shows the rest of a completion whose words were all shown."""
+        yield from self._begin()
+        if self._saying is None and not completion.message.get("tool_calls"):
+            yield from self.words(Delta("content", ""))
+        yield from self._finish_saying()
+        for item in _calls(completion):
+            yield from self._events(_call_events(item, len(self._output)))
+            self._output.append(item)
+        whole = {**response_body(self._body, completion), "output": self._output}
+        yield from self._events([{"type": f"response.{whole['status']}", "response": whole}])
+
+    def failed(self, refusal: Refusal) -> Iterator[str]:
+        """Yield what ends the stream with an error."""
+        error = refusal.body["error"]
+        # OpenAI's own client looks for it under `error`, others beside the type.
+        event = {name: error[name] for name in ("code", "message", "param")}
+        yield from self._events([{"type": "error", **event, "error": error}])
+
+    def _begin(self) -> Iterator[str]:
+        if self._num_events:
+            return
+        begun = {
+            **_head(self._body, self._request),
+            "status": "in_progress",
+            "incomplete_details": None,
+            "output": [],
+            "usage": None,
+        }
+        kinds = ("response.created", "response.in_progress")
+        yield from self._events([{"type": kind, "response": begun} for kind in kinds])
+
+    def _finish_saying(self) -> Iterator[str]:
+        if self._saying is not None:
+            yield from self._events(self._saying.finish())
+            self._output.append(self._saying.item())
+            self._saying = None
+
+    def _events(self, events: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+        for event in events:
+            data = json.dumps({**event, "sequence_number": self._num_events}, ensure_ascii=False)
+            self._num_events += 1
+            yield f"event: {event['type']}\ndata: {data}\n\n"
 
 
 def _messages(given: object) -> Items:
@@ -108,12 +160,12 @@ def _messages(given: object) -> Items:
         kind = item.get("type", "message")
         if kind == "message":
             messages.append(
-                {"role": item.get("role"), "content": text_of(item.get("content"), param)}
+                {"role": item.get("role"), "content": content_of(item.get("content"), param)}
             )
         elif kind == "function_call":
             _add_call(messages, item)
         elif kind == "function_call_output":
-            output = text_of(item.get("output"), param)
+            output = content_of(item.get("output"), param)
             messages.append(
                 {"role": "tool", "tool_call_id": item.get("call_id"), "content": output}
             )
@@ -145,16 +197,16 @@ def _tool(tool: Mapping[str, Any], position: int) -> dict[str, Any]:
     return {"type": "function", "function": {k: v for k, v in tool.items() if k != "type"}}
 
 
-def _head(body: Mapping[str, Any], completion: Completion) -> dict[str, Any]:
+def _head(body: Mapping[str, Any], call: Completion | ChatRequest) -> dict[str, Any]:
     return {
-        "id": response_id(completion),
+        "id": f"resp_{call.id}",
         "object": "response",
-        "created_at": completion.created,
+        "created_at": call.created,
         "error": None,
         "instructions": body.get("instructions"),
         "max_output_tokens": body.get("max_output_tokens"),
         "metadata": body.get("metadata") or {},
-        "model": completion.model,
+        "model": call.model,
         "parallel_tool_calls": True,
         "previous_response_id": body.get("previous_response_id"),
         "temperature": body.get("temperature"),
@@ -166,25 +218,33 @@ def _head(body: Mapping[str, Any], completion: Completion) -> dict[str, Any]:
 
 def _output(completion: Completion) -> Items:
     items: Items = []
+    calls = _calls(completion)
     thought = completion.message.get("reasoning_content")
     if thought:
-        part = {"type": "reasoning_text", "text": thought}
-        items.append(
-            {"id": f"rs_{completion.id}", "type": "reasoning", "summary": [], "content": [part]}
-        )
-    calls = wire_calls(completion)
+        items.append(_thought(f"rs_{completion.id}", thought))
     text = completion.message["content"]
     if text or not calls:
-        items.append(
-            {
-                "id": f"msg_{completion.id}",
-                "type": "message",
-                "role": "assistant",
-                "status": "completed",
-                "content": [_text_part(text)],
-            }
-        )
-    items += [
+        items.append(_said(f"msg_{completion.id}", text))
+    return items + calls
+
+
+def _thought(id_: str, text: str) -> dict[str, Any]:
+    part = {"type": "reasoning_text", "text": text}
+    return {"id": id_, "type": "reasoning", "summary": [], "content": [part]}
+
+
+def _said(id_: str, text: str) -> dict[str, Any]:
+    return {
+        "id": id_,
+        "type": "message",
+        "role": "assistant",
+        "status": "completed",
+        "content": [_text_part(text)],
+    }
+
+
+def _calls(completion: Completion) -> Items:
+    return [
         {
             "id": f"fc_{completion.id}_{position}",
             "type": "function_call",
@@ -193,49 +253,65 @@ def _output(completion: Completion) -> Items:
             "arguments": call["function"]["arguments"],
             "status": "completed",
         }
-        for position, call in enumerate(calls)
+        for position, call in enumerate(wire_calls(completion))
     ]
-    return items
 
 
 def _text_part(text: str) -> dict[str, Any]:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
 
-def _events(begun: Mapping[str, Any], whole: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    yield {"type": "response.created", "response": begun}
-    yield {"type": "response.in_progress", "response": begun}
-    for index, item in enumerate(whole["output"]):
-        place = {"item_id": item["id"], "output_index": index}
-        yield {
-            "type": "response.output_item.added",
-            "output_index": index,
-            "item": _begun_item(item),
-        }
-        if item["type"] == "message":
-            yield from _text_events(place, item["content"][0])
-        elif item["type"] == "function_call":
-            kind = "response.function_call_arguments"
-            yield {"type": f"{kind}.delta", **place, "delta": item["arguments"]}
-            done = {"name": item["name"], "arguments": item["arguments"]}
-            yield {"type": f"{kind}.done", **place, **done}
-        yield {"type": "response.output_item.done", "output_index": index, "item": item}
-    yield {"type": f"response.{whole['status']}", "response": whole}
+class _Saying:
+    """An item of words that is being streamed."""
+
+    def __init__(self, kind: Kind, call_id: str, index: int) -> None:
+        self.kind = kind
+        self._text = ""
+        prefix = "rs" if kind == "reasoning_content" else "msg"
+        self._id = f"{prefix}_{call_id}" if index < 2 else f"{prefix}_{call_id}_{index}"
+        self._index = index
+        self._place = {"item_id": self._id, "output_index": index, "content_index": 0}
+
+    def item(self) -> dict[str, Any]:
+        """Return the item as far as it goes."""
+        make = _thought if self.kind == "reasoning_content" else _said
+        return make(self._id, self._text)
+
+    def begin(self) -> Iterator[dict[str, Any]]:
+        added = {**self.item(), "content": []}
+        if self.kind == "content":
+            added["status"] = "in_progress"
+        yield {"type": "response.output_item.added", "output_index": self._index, "item": added}
+        if self.kind == "content":
+            part = _text_part("")
+            yield {"type": "response.content_part.added", **self._place, "part": part}
+
+    def go_on(self, text: str) -> Iterator[dict[str, Any]]:
+        self._text += text
+        if self.kind == "content":
+            delta = {"delta": text, "logprobs": []}
+            yield {"type": "response.output_text.delta", **self._place, **delta}
+        else:
+            yield {"type": "response.reasoning_text.delta", **self._place, "delta": text}
+
+    def finish(self) -> Iterator[dict[str, Any]]:
+        if self.kind == "content":
+            text = {"text": self._text, "logprobs": []}
+            yield {"type": "response.output_text.done", **self._place, **text}
+            part = _text_part(self._text)
+            yield {"type": "response.content_part.done", **self._place, "part": part}
+        else:
+            yield {"type": "response.reasoning_text.done", **self._place, "text": self._text}
+        item = self.item()
+        yield {"type": "response.output_item.done", "output_index": self._index, "item": item}
 
 
-def _text_events(place: Mapping[str, Any], part: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    place = {**place, "content_index": 0}
-    text = {"text": part["text"], "logprobs": []}
-    yield {"type": "response.content_part.added", **place, "part": _text_part("")}
-    delta = {"delta": part["text"], "logprobs": []}
-    yield {"type": "response.output_text.delta", **place, **delta}
-    yield {"type": "response.output_text.done", **place, **text}
-    yield {"type": "response.content_part.done", **place, "part": part}
-
-
-def _begun_item(item: Mapping[str, Any]) -> dict[str, Any]:
-    if item["type"] == "message":
-        return {**item, "status": "in_progress", "content": []}
-    if item["type"] == "function_call":
-        return {**item, "status": "in_progress", "arguments": ""}
-    return dict(item)
+def _call_events(item: Mapping[str, Any], index: int) -> Iterator[dict[str, Any]]:
+    place = {"item_id": item["id"], "output_index": index}
+    kind = "response.function_call_arguments"
+    begun = {**item, "status": "in_progress", "arguments": ""}
+    yield {"type": "response.output_item.added", "output_index": index, "item": begun}
+    yield {"type": f"{kind}.delta", **place, "delta": item["arguments"]}
+    done = {"name": item["name"], "arguments": item["arguments"]}
+    yield {"type": f"{kind}.done", **place, **done}
+    yield {"type": "response.output_item.done", "output_index": index, "item": item}

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 from agentrl.errors import AgentError, AgentRLError
 from agentrl.gateway.endpoint import AgentEndpoint, AgentFunction
-from agentrl.gateway.server import Gateway
-from agentrl.gateway.session import Session
+from agentrl.gateway.gateway import Gateway
+from agentrl.gateway.recording import RecordingSession
 from agentrl.rollout import AsyncSampler, RolloutContext, RolloutResult
 from agentrl.schema import MCPTask, Record, Score
 
@@ -86,7 +86,7 @@ class AgentSampler(AsyncSampler[MCPTask]):
         if pending:
             log.warning("%s: the agent goes on after it was cancelled", self.record.id)
 
-    def _answered(self, answer: object, session: Session) -> RolloutResult:
+    def _answered(self, answer: object, session: RecordingSession) -> RolloutResult:
         if answer is not None and not isinstance(answer, str):
             raise AgentError(
                 f"the agent returned {type(answer).__name__}; it has to return the answer as text, "
@@ -105,7 +105,7 @@ class AgentSampler(AsyncSampler[MCPTask]):
             )
         return RolloutResult("time_limit")
 
-    def _after_error(self, error: BaseException, session: Session) -> RolloutResult:
+    def _after_error(self, error: BaseException, session: RecordingSession) -> RolloutResult:
         self._error = f"agent_error: {type(error).__name__}: {error}"
         if session.limit is not None:
             return RolloutResult(session.limit)

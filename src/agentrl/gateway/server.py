@@ -1,4 +1,4 @@
-"""`Gateway`: the OpenAI-compatible endpoint of a sampler process.
+"""`OpenAIServer`: OpenAI's routes in front of rollouts.
 
 Every rollout has an address of its own, `/s/<session>/v1`; `/v1` itself serves the rollout whose API
 key a request carries.
@@ -7,14 +7,13 @@ key a request carries.
 import asyncio
 import hmac
 import json
-import logging
 import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any, Protocol, Self, TypeVar
 
-import httpx
 import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -23,59 +22,44 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from agentrl.config.checks import is_loopback
-from agentrl.config.sections import AgentSection
 from agentrl.errors import ConfigError
-from agentrl.gateway.chat import chat_body, chat_frames, text_body, text_frames
-from agentrl.gateway.endpoint import AgentEndpoint
+from agentrl.gateway.chat import ChatFrames, TextFrames, chat_body, text_body
+from agentrl.gateway.completion import Completion
+from agentrl.gateway.deltas import Delta, Listen, Remainder
 from agentrl.gateway.faults import Refusal
 from agentrl.gateway.requests import read_chat, read_completion
-from agentrl.gateway.responses import (
-    as_chat,
-    chat_messages,
-    response_body,
-    response_frames,
-    response_id,
-)
+from agentrl.gateway.responses import ResponseFrames, as_chat, chat_messages, response_body
 from agentrl.gateway.session import Session, session_over
-from agentrl.gateway.upstream import Upstream
-from agentrl.rollout import AsyncSampler
-
-log = logging.getLogger(__name__)
 
 SESSION_HEADER = "x-agentrl-session"
 _BACKLOG = 1024
 _GRACE_SECONDS = 1
-_UPSTREAM_TIMEOUT = httpx.Timeout(600.0, connect=10.0)
 
 _Handler = Callable[[Request, Session], Awaitable[Response]]
+_Call = Callable[[Listen | None], Coroutine[Any, Any, Completion]]
 _T = TypeVar("_T")
 
 
-class Gateway:
-    """Serves the rollouts of a process; `open` is the usual way to one."""
+class OpenAIServer:
+    """Serves the rollouts of a process; `open` is the usual way to one.
 
-    def __init__(self, section: AgentSection, model: str, upstream: Upstream, port: int) -> None:
-        self._section = section
-        self._model = model
-        self._upstream = upstream
-        self._sessions: dict[str, Session] = {}
-        self._needs_key = not is_loopback(section.agent_gateway_host)
-        host = section.agent_gateway_host
+    Attributes:
+        address: `http://host:port`.
+    """
+
+    def __init__(self, host: str, port: int) -> None:
         self.address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        self._sessions: dict[str, Session] = {}
+        self._needs_key = not is_loopback(host)
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, section: AgentSection, model: str) -> AsyncIterator["Gateway"]:
+    async def open(cls, host: str) -> AsyncIterator[Self]:
         """Listen on a free port until the context ends.
-
-        Args:
-            section: where to listen, and routes to other models.
-            model: name of the trained model.
 
         Raises:
             ConfigError: the address cannot be listened on.
         """
-        host = section.agent_gateway_host
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
             listener = socket.create_server((host, 0), family=family, backlog=_BACKLOG)
@@ -83,40 +67,36 @@ class Gateway:
             raise ConfigError(
                 f"--agent_gateway_host {host}: cannot listen there: {error.strerror or error}"
             ) from error
-        async with httpx.AsyncClient(timeout=_UPSTREAM_TIMEOUT) as client:
-            upstream = Upstream(section.agent_routes or {}, client)
-            gateway = cls(section, model, upstream, listener.getsockname()[1])
-            server = _Server(
-                uvicorn.Config(
-                    gateway.app(),
-                    log_level="warning",
-                    access_log=False,
-                    lifespan="off",
-                    timeout_graceful_shutdown=_GRACE_SECONDS,
-                )
+        server = cls(host, listener.getsockname()[1])
+        serving = _Server(
+            uvicorn.Config(
+                server.app(),
+                log_level="warning",
+                access_log=False,
+                lifespan="off",
+                timeout_graceful_shutdown=_GRACE_SECONDS,
             )
-            serving = asyncio.create_task(server.serve(sockets=[listener]))
-            log.info("agents reach the policy at %s", gateway.address)
-            try:
-                yield gateway
-            finally:
-                server.should_exit = True
-                await serving
+        )
+        task = asyncio.create_task(serving.serve(sockets=[listener]))
+        try:
+            yield server
+        finally:
+            serving.should_exit = True
+            await task
 
     @asynccontextmanager
-    async def session(self, sampler: AsyncSampler[Any]) -> AsyncIterator[Session]:
-        """Open the door of one rollout; it closes with the context."""
-        session = Session(sampler, self._section, self._model, self._upstream)
+    async def serve(self, session: Session) -> AsyncIterator[None]:
+        """Answer the calls of a rollout until the context ends."""
         self._sessions[session.id] = session
         try:
-            yield session
+            yield
         finally:
             del self._sessions[session.id]
             await session.close()
 
-    def endpoint(self, session: Session) -> AgentEndpoint:
-        """Return what an agent has to know to reach a rollout's model."""
-        return AgentEndpoint(f"{self.address}/s/{session.id}/v1", session.model, session.key)
+    def base_url(self, session: Session) -> str:
+        """Return a rollout's address, for OpenAI's clients."""
+        return f"{self.address}/s/{session.id}/v1"
 
     def app(self) -> Starlette:
         """Return the application."""
@@ -200,49 +180,117 @@ def _card(name: str) -> dict[str, Any]:
 
 async def _chat(http: Request, session: Session) -> Response:
     request = read_chat(await _json_object(http))
-    completion = await _until_disconnect(http, session, session.chat(request))
+    call = partial(session.chat, request)
     if request.stream:
-        return _stream(chat_frames(completion, include_usage=request.include_usage))
-    return JSONResponse(chat_body(completion))
+        return await _streamed(http, session, call, ChatFrames(request))
+    return JSONResponse(chat_body(await _whole(http, session, call)))
 
 
 async def _completion(http: Request, session: Session) -> Response:
     request = read_completion(await _json_object(http))
-    completion = await _until_disconnect(http, session, session.complete(request))
+    call = partial(session.complete, request)
     if request.stream:
-        return _stream(text_frames(completion, include_usage=request.include_usage))
-    return JSONResponse(text_body(completion))
+        return await _streamed(http, session, call, TextFrames(request))
+    return JSONResponse(text_body(await _whole(http, session, call)))
 
 
 async def _response(http: Request, session: Session) -> Response:
     body = await _json_object(http)
     chat = as_chat(body, session.messages_until(body.get("previous_response_id")))
     request = read_chat(chat)
-    completion = await _until_disconnect(http, session, session.chat(request))
-    session.keep_messages(response_id(completion), chat_messages(chat, completion))
+
+    async def call(listen: Listen | None) -> Completion:
+        completion = await session.chat(request, listen)
+        session.keep_messages(f"resp_{completion.id}", chat_messages(chat, completion))
+        return completion
+
     if request.stream:
-        return _stream(response_frames(body, completion))
-    return JSONResponse(response_body(body, completion))
+        return await _streamed(http, session, call, ResponseFrames(body, request))
+    return JSONResponse(response_body(body, await _whole(http, session, call)))
 
 
-def _stream(frames: Iterator[str]) -> Response:
-    return StreamingResponse(frames, media_type="text/event-stream")
+class _Frames(Protocol):
+    """Server-sent events in one of OpenAI's forms."""
+
+    def words(self, delta: Delta) -> Iterator[str]: ...
+
+    def end(self, completion: Completion) -> Iterator[str]: ...
+
+    def failed(self, refusal: Refusal) -> Iterator[str]: ...
 
 
-async def _until_disconnect(http: Request, session: Session, call: Coroutine[Any, Any, _T]) -> _T:
+async def _whole(http: Request, session: Session, call: _Call) -> Completion:
     """Run a call; it is cancelled when the client goes away or the rollout ends."""
-    working = session.start(call)
+    working = session.start(call(None))
+    try:
+        await _while_connected(http, asyncio.wait({working}))
+        return _result(working)
+    finally:
+        working.cancel()
+
+
+async def _streamed(http: Request, session: Session, call: _Call, frames: _Frames) -> Response:
+    """Answer with a stream. It begins with the first words, so that refusals have a status."""
+    said: asyncio.Queue[Delta | None] = asyncio.Queue()
+    working = session.start(call(said.put_nowait))
+    working.add_done_callback(lambda _: said.put_nowait(None))
+    try:
+        first = await _while_connected(http, said.get())
+        if first is None:
+            _result(working)
+    except BaseException:
+        working.cancel()
+        raise
+    sending = _frames_of(working, first, said, frames)
+    return StreamingResponse(sending, media_type="text/event-stream")
+
+
+async def _frames_of(
+    working: asyncio.Task[Completion],
+    delta: Delta | None,
+    said: asyncio.Queue[Delta | None],
+    frames: _Frames,
+) -> AsyncIterator[str]:
+    remainder = Remainder()
+    try:
+        while delta is not None:
+            remainder.count(delta)
+            for frame in frames.words(delta):
+                yield frame
+            delta = await said.get()
+        try:
+            completion = _result(working)
+        except Refusal as refusal:
+            for frame in frames.failed(refusal):
+                yield frame
+            return
+        for rest in remainder.of(completion.message):
+            for frame in frames.words(rest):
+                yield frame
+        for frame in frames.end(completion):
+            yield frame
+    finally:
+        working.cancel()
+
+
+async def _while_connected(http: Request, awaited: Coroutine[Any, Any, _T]) -> _T:
+    """Wait for something unless the client goes away."""
+    waiting = asyncio.create_task(awaited)
     leaving = asyncio.create_task(_disconnect(http))
     try:
-        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
+        await asyncio.wait({waiting, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not waiting.done():
             raise HTTPException(499, "the client is gone")
-        if working.cancelled():
-            raise session_over()
-        return working.result()
+        return waiting.result()
     finally:
         leaving.cancel()
-        working.cancel()
+        waiting.cancel()
+
+
+def _result(working: asyncio.Task[Completion]) -> Completion:
+    if working.cancelled():
+        raise session_over()
+    return working.result()
 
 
 async def _disconnect(http: Request) -> None:

@@ -1,63 +1,32 @@
-"""One rollout's calls: matched to each other, sampled, stored, answered."""
+"""`Session`: what the endpoint knows of one rollout, whoever answers its calls."""
 
 import asyncio
-import json
 import secrets
+from abc import ABC, abstractmethod
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
-import numpy as np
-
-from agentrl.config.sections import AgentSection
-from agentrl.errors import RenderError
-from agentrl.gateway.completion import Completion, FinishReason, as_delivered, cut, with_call_ids
+from agentrl.gateway.completion import Completion
+from agentrl.gateway.deltas import Listen
 from agentrl.gateway.faults import Refusal
-from agentrl.gateway.history import History, Plan, Tools
-from agentrl.gateway.messages import meaning
-from agentrl.gateway.requests import ChatRequest, CompletionRequest, Sampling
-from agentrl.gateway.upstream import Upstream
-from agentrl.renderers import Reply
-from agentrl.rollout import AsyncSampler, LimitReached
-from agentrl.schema import DispatchedSamplingTask, Message, Outcome, ToolResult, utc_now
+from agentrl.gateway.requests import ChatRequest, CompletionRequest
 
 _T = TypeVar("_T")
 
-_LIMIT_CODES: dict[Outcome, str] = {"length_limit": "context_length_exceeded"}
-_LIMIT_TEXTS: dict[Outcome, str] = {
-    "length_limit": "the conversation is longer than the policy's context (--max_prompt_tokens, "
-    "--context_length)",
-    "turns_limit": "the rollout made as many model calls as it may (--max_turns)",
-    "time_limit": "the rollout's time is up (--rollout_timeout_seconds)",
-}
 
-
-class Session:
+class Session(ABC):
     """The door of one rollout to its model.
-
-    Failures of the infrastructure are remembered until the same call succeeds: a rollout that ends
-    with one left is nobody's answer.
 
     Attributes:
         id: what stands in the path of the rollout's address.
         key: its API key.
-        limit: the limit that the last refused call met.
+        model: name of the trained model.
     """
 
-    def __init__(
-        self, sampler: AsyncSampler[Any], section: AgentSection, model: str, upstream: Upstream
-    ) -> None:
+    def __init__(self, model: str) -> None:
         self.id = secrets.token_urlsafe(16)
-        self._call_mark = secrets.token_hex(6)
         self.key = f"sk-{secrets.token_urlsafe(24)}"
         self.model = model
-        self.limit: Outcome | None = None
-        self._sampler = sampler
-        self._section = section
-        self._upstream = upstream
-        self._history = History(sampler.context.renderer)
-        self._upstream_turns: dict[tuple[str, ...], int] = {}
-        self._num_calls = 0
-        self._failures: dict[str, Exception] = {}
         self._responses: dict[str, Sequence[Mapping[str, Any]]] = {}
         self._running: set[asyncio.Task[Any]] = set()
         self._is_closed = False
@@ -65,12 +34,29 @@ class Session:
     @property
     def models(self) -> tuple[str, ...]:
         """Names that a request may ask for."""
-        return self.model, *self._upstream.models
+        return (self.model,)
 
-    @property
-    def failure(self) -> Exception | None:
-        """A failure of the infrastructure that no later call made good."""
-        return next(iter(self._failures.values()), None)
+    @abstractmethod
+    async def chat(self, request: ChatRequest, listen: Listen | None = None) -> Completion:
+        """Go on with a conversation.
+
+        Args:
+            request: what is asked.
+            listen: is told the reply's words as they come; it need not be told all of them.
+
+        Raises:
+            Refusal: the request cannot be answered.
+        """
+
+    async def complete(
+        self, request: CompletionRequest, listen: Listen | None = None
+    ) -> Completion:
+        """Go on with a text.
+
+        Raises:
+            Refusal: the request cannot be answered.
+        """
+        raise Refusal("texts are not completed here; use /v1/chat/completions", status=404)
 
     def keep_messages(self, response_id: str, messages: Sequence[Mapping[str, Any]]) -> None:
         """Keep a conversation under the id of its last response."""
@@ -115,169 +101,6 @@ class Session:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
 
-    async def chat(self, request: ChatRequest) -> Completion:
-        """Go on with a conversation; the turn is durable on return.
-
-        Raises:
-            Refusal: the request cannot be answered.
-        """
-        call_key = json.dumps([request.model, request.raw], sort_keys=True, default=str)
-        if request.model == self.model:
-            return await self._guarded(call_key, self._chat(request))
-        self._require_route(request.model)
-        return await self._guarded(call_key, self._forward(request))
-
-    async def complete(self, request: CompletionRequest) -> Completion:
-        """Go on with a text; the turn is durable on return.
-
-        Raises:
-            Refusal: the request cannot be answered.
-        """
-        if request.model != self.model:
-            self._require_route(request.model)
-            raise Refusal(f"{request.model!r} is routed for /v1/chat/completions only")
-        return await self._guarded(f"{request.prompt}", self._complete(request))
-
-    async def _guarded(self, call_key: str, call: Coroutine[Any, Any, Completion]) -> Completion:
-        """Await a call; turn errors into refusals and keep the infrastructure's in mind."""
-        try:
-            completion = await call
-        except LimitReached as limit:
-            self.limit = limit.outcome
-            raise Refusal(
-                _LIMIT_TEXTS[limit.outcome],
-                code=_LIMIT_CODES.get(limit.outcome, limit.outcome),
-            ) from None
-        except RenderError as error:
-            raise Refusal(str(error), code="cannot_render", param="messages") from None
-        except Refusal:
-            raise
-        except Exception as error:
-            # Whatever it is, it is not the policy's doing; the rollout must not be scored for it.
-            self._failures[call_key] = error
-            raise Refusal(f"{type(error).__name__}: {error}", status=503) from error
-        self._failures.pop(call_key, None)
-        return completion
-
-    async def _chat(self, request: ChatRequest) -> Completion:
-        plan = self._history.plan(request.messages, request.tools)
-        self._keep_results(plan)
-        turn, reply = await self._sample(plan, request.sampling, request.tools, request.may_call)
-        message = as_delivered(reply, may_call=request.may_call, stop=request.sampling.stop)
-        given = with_call_ids(message, self._call_mark)
-        sent_ids = [call["id"] for call in given.get("tool_calls", ())]
-        self._history.remember(plan, turn, reply.message, message, sent_ids)
-        return self._completion(plan, turn, given, logprobs=request.logprobs)
-
-    async def _complete(self, request: CompletionRequest) -> Completion:
-        if isinstance(request.prompt, str):
-            plan = self._history.plan_text(request.prompt)
-        else:
-            ids = np.asarray(request.prompt, dtype=np.int64)
-            size = self._sampler.context.renderer.vocab_size
-            if ids.min() < 0 or ids.max() >= size:
-                raise Refusal(f"prompt: token ids have to be in [0, {size})", param="prompt")
-            text = self._sampler.context.renderer.decode(ids)
-            plan = self._history.plan_ids(ids.astype(np.int32), text)
-        turn, reply = await self._sample(plan, request.sampling, (), may_call=False)
-        message = {"role": "assistant", "content": cut(reply.text, request.sampling.stop)}
-        self._history.remember(plan, turn, reply.message, message)
-        return self._completion(plan, turn, message, logprobs=request.logprobs)
-
-    async def _sample(
-        self, plan: Plan, asked: Sampling, tools: Tools, may_call: bool
-    ) -> tuple[DispatchedSamplingTask, Reply]:
-        context = self._sampler.context
-        if self._num_calls >= context.rollout.max_turns:
-            raise LimitReached("turns_limit")
-        self._num_calls += 1
-        sampling: dict[str, Any] = {"stop": asked.stop}
-        if self._section.agent_sampling == "agent":
-            sampling |= asked.params
-            sampling["seed"] = asked.seed
-        if asked.max_tokens is not None:
-            most = context.sampling_params(self._sampler.record.split).max_new_tokens
-            sampling["max_new_tokens"] = min(most, asked.max_tokens)
-        return await self._sampler.sample(
-            plan.prompt,
-            messages=plan.added,
-            tools=tools,
-            judge=_format_errors_earn_nothing if may_call else None,
-            **sampling,
-        )
-
-    def _keep_results(self, plan: Plan) -> None:
-        """Store what the tool calls of the continued turn led to, unless it is stored already."""
-        parent = plan.prompt.parent
-        if not plan.results or parent is None or self._sampler.turns[parent].tool_results:
-            return
-        self._sampler.attach_results(
-            [
-                ToolResult(
-                    call_id=message["tool_call_id"],
-                    name=message.get("name", ""),
-                    content=message["content"],
-                )
-                for message in plan.results
-            ],
-            parent,
-        )
-
-    def _completion(
-        self, plan: Plan, turn: DispatchedSamplingTask, message: Message, *, logprobs: bool
-    ) -> Completion:
-        finish: FinishReason = "stop"
-        if turn.finish_reason == "length":
-            finish = "length"
-        elif message.get("tool_calls"):
-            finish = "tool_calls"
-        decode = self._sampler.context.renderer.decode
-        pairs = zip(turn.output_ids, turn.output_logprobs, strict=True) if logprobs else ()
-        return Completion(
-            model=self.model,
-            message=message,
-            finish_reason=finish,
-            num_prompt_tokens=len(plan.prompt.ids),
-            num_output_tokens=len(turn.output_ids),
-            num_cached_tokens=turn.cached_tokens,
-            token_logprobs=tuple((decode([id_]), float(logprob)) for id_, logprob in pairs),
-        )
-
-    def _require_route(self, model: str) -> None:
-        if model not in self._upstream.models:
-            raise Refusal(
-                f"the model {model!r} is not served here (served: {', '.join(self.models)}); ask "
-                "for one of these, or give it a route with --agent_routes",
-                status=404,
-                code="model_not_found",
-                param="model",
-            )
-
-    async def _forward(self, request: ChatRequest) -> Completion:
-        """Ask another model, and store the call beside the policy's: without tokens or loss."""
-        started_at = utc_now()
-        answer = await self._upstream.ask(request.model, request.raw)
-        said = (request.model, *map(meaning, request.messages))
-        known = next((n for n in range(len(said), 1, -1) if said[:n] in self._upstream_turns), 1)
-        turn = await self._sampler.note_call(
-            parent=self._upstream_turns.get(said[:known]),
-            added_messages=request.messages[known - 1 :],
-            output_text=answer.message["content"],
-            tool_calls=answer.tool_calls,
-            finish_reason="length" if answer.finish_reason == "length" else "stop",
-            model=request.model,
-            server=answer.server,
-            started_at=started_at,
-        )
-        self._upstream_turns[(*said, meaning(answer.message))] = turn.index
-        return Completion(
-            model=request.model,
-            message=answer.message,
-            finish_reason=answer.finish_reason,
-            num_prompt_tokens=answer.num_prompt_tokens,
-            num_output_tokens=answer.num_output_tokens,
-        )
-
 
 def session_over() -> Refusal:
     """Return the answer to a call that no rollout waits for."""
@@ -286,7 +109,3 @@ def session_over() -> Refusal:
         status=404,
         code="session_not_found",
     )
-
-
-def _format_errors_earn_nothing(turn: DispatchedSamplingTask, reply: Reply) -> float | None:
-    return 0.0 if any(call.format_error is not None for call in reply.tool_calls) else None

@@ -2,12 +2,12 @@
 
 import json
 import socket
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from io import BytesIO
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal, Protocol, Self
 
 import aiohttp
 
@@ -49,6 +49,22 @@ class ModelInfo:
     model_path: str
     weight_version: int
     """Policy version; labels that are no number are version 0."""
+
+
+class TensorList(Protocol):
+    """Which tensors a broadcast carries."""
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Their names in the checkpoint."""
+
+    @property
+    def dtypes(self) -> Sequence[str]:
+        """Torch's names without `torch.`."""
+
+    @property
+    def shapes(self) -> Sequence[Sequence[int]]:
+        """Their shapes."""
 
 
 class SGLangClient:
@@ -130,7 +146,8 @@ class SGLangClient:
         )
         async with sending as response:
             if on_partial is None:
-                return parse_result(_json(await response.read(), self.base_url), self.base_url)
+                whole = _json(await response.read(), self.base_url)
+                return parse_result(whole, self.base_url, adapter=request.adapter)
             async for frame in _frames(response):
                 body = _json(frame, self.base_url)
                 if "error" in body:
@@ -139,8 +156,8 @@ class SGLangClient:
                         _error_status(body["error"]),
                     )
                 if (body.get("meta_info") or {}).get("finish_reason") is not None:
-                    return parse_result(body, self.base_url)
-                on_partial(parse_partial(body, self.base_url))
+                    return parse_result(body, self.base_url, adapter=request.adapter)
+                on_partial(parse_partial(body, self.base_url, adapter=request.adapter))
         raise ServerUnreachable(f"{self.base_url} ended a stream before its end")
 
     async def pause(self, mode: Literal["abort", "retract", "in_place"]) -> None:
@@ -165,6 +182,70 @@ class SGLangClient:
                 "abort_all_requests": False,
             },
         )
+
+    async def init_weights_update_group(
+        self, *, host: str, port: int, rank_offset: int, world_size: int, name: str, backend: str
+    ) -> None:
+        """Join a process group; returns when all of its ranks are there."""
+        await self._control(
+            "/init_weights_update_group",
+            {
+                "master_address": host,
+                "master_port": port,
+                "rank_offset": rank_offset,
+                "world_size": world_size,
+                "group_name": name,
+                "backend": backend,
+            },
+        )
+
+    async def destroy_weights_update_group(self, name: str) -> None:
+        """Leave a process group."""
+        await self._control("/destroy_weights_update_group", {"group_name": name})
+
+    async def begin_weight_update(self) -> None:
+        """Open the session in which weights come over a process group."""
+        await self._control("/begin_weight_update", {})
+
+    async def end_weight_update(self) -> None:
+        """Close that session."""
+        await self._control("/end_weight_update", {})
+
+    async def update_weights_from_distributed(
+        self,
+        tensors: TensorList,
+        *,
+        group: str,
+        weight_version: str | None = None,
+        flush_cache: bool = False,
+    ) -> None:
+        """Take some weights from the next broadcast of a group, which is one flat bucket."""
+        await self._control(
+            "/update_weights_from_distributed",
+            {
+                "names": list(tensors.names),
+                "dtypes": list(tensors.dtypes),
+                "shapes": [list(shape) for shape in tensors.shapes],
+                "group_name": group,
+                "load_format": "flattened_bucket",
+                "weight_version": weight_version,
+                "flush_cache": flush_cache,
+                "abort_all_requests": False,
+            },
+        )
+
+    async def load_adapter(self, name: str, path: str) -> None:
+        """Load an adapter (LoRA) that the server can read, beside the model; nothing is paused."""
+        await self._control("/load_lora_adapter", {"lora_name": name, "lora_path": path})
+
+    async def unload_adapter(self, name: str) -> None:
+        """Take an adapter out; returns when the generations that use it have ended."""
+        await self._control("/unload_lora_adapter", {"lora_name": name})
+
+    async def adapters(self) -> tuple[str, ...]:
+        """Return the names of the adapters that may be asked for."""
+        models = (await self._get("/v1/models")).get("data") or []
+        return tuple(str(model["id"]) for model in models if model.get("parent") is not None)
 
     async def update_weight_version(self, version: str) -> None:
         """Change the label of the weights, nothing else."""

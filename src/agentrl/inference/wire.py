@@ -3,6 +3,8 @@
 The form is that of SGLang's `/generate`.
 """
 
+import base64
+import binascii
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -35,8 +37,12 @@ class GenerateRequest(Value):
     rid: str = Field(default_factory=new_rid)
     extra_key: str | None = None
     """Namespace of the server's prefix cache."""
+    adapter: str | None = None
+    """Name of the adapter to sample from; the model alone when not given."""
     image_data: tuple[str, ...] = ()
     """`data:` URLs of the images, one for each placeholder in `input_ids`."""
+    routed_from: int | None = None
+    """Position of the first token whose experts are asked for; None asks for none."""
 
 
 class GenerateResult(Value):
@@ -57,12 +63,27 @@ class GenerateResult(Value):
     num_retractions: int = 0
     server: str = ""
     """Base address of the server."""
+    routed_experts: bytes = b""
+    """Experts of every token from `routed_from` to the last but one, layer by layer, as int32; as
+    whoever computed the token last chose them, where it was computed more than once."""
 
 
 def policy_version(label: object) -> int:
     """Return the policy version that a server's weight label stands for."""
     text = str(label)
     return int(text) if text.isdecimal() else START_VERSION
+
+
+def adapter_version(name: str) -> int:
+    """Return the policy version that an adapter's name says, `RUN-..-v12`.
+
+    Raises:
+        InferenceError: it says none.
+    """
+    version = name.rpartition("-v")[2]
+    if not version.isdecimal():
+        raise InferenceError(f"the adapter name {name!r} does not end in a version, as -v12")
+    return int(version)
 
 
 def request_body(request: GenerateRequest, *, stream: bool = False) -> dict[str, Any]:
@@ -95,17 +116,26 @@ def request_body(request: GenerateRequest, *, stream: bool = False) -> dict[str,
         params["stream_interval"] = STREAM_INTERVAL
     if request.extra_key is not None:
         body["extra_key"] = request.extra_key
+    if request.adapter is not None:
+        body["lora_path"] = request.adapter
     if request.image_data:
         body["image_data"] = list(request.image_data)
+    if request.routed_from is not None:
+        body["return_routed_experts"] = True
+        body["routed_experts_start_len"] = request.routed_from
     return body
 
 
-def parse_result(body: Mapping[str, Any], server: str) -> GenerateResult:
+def parse_result(
+    body: Mapping[str, Any], server: str, *, adapter: str | None = None
+) -> GenerateResult:
     """Read a response of `/generate`.
 
     Args:
         body: the decoded JSON object.
         server: base address of the server, for the result and for errors.
+        adapter: what the request named. It says which version sampled all of the tokens; what the
+            server says is about the model beneath.
 
     Raises:
         ServerRefused: the server gave the generation up (an abort that carries an error status).
@@ -136,30 +166,40 @@ def parse_result(body: Mapping[str, Any], server: str) -> GenerateResult:
     return GenerateResult(
         output_ids=output_ids,
         output_logprobs=logprobs,
-        version_spans=_spans(meta, len(output_ids)),
+        version_spans=_spans(meta, len(output_ids), adapter),
         finish_reason=_finish_reason(kind, server),
         matched=_matched(reason.get("matched")),
         prompt_tokens=int(meta.get("prompt_tokens", 0)),
         cached_tokens=int(meta.get("cached_tokens") or 0),
         num_retractions=int(meta.get("num_retractions") or 0),
         server=server,
+        routed_experts=_routed_experts(meta, server),
     )
 
 
-def parse_partial(body: Mapping[str, Any], server: str) -> GenerateResult:
+def parse_partial(
+    body: Mapping[str, Any], server: str, *, adapter: str | None = None
+) -> GenerateResult:
     """Read a frame of a stream that goes on: what would be left if it were cut there.
 
     Raises:
         InferenceError: see `parse_result`.
     """
     meta = {**body.get("meta_info", {}), "finish_reason": {"type": "abort"}}
-    return parse_result({**body, "meta_info": meta}, server)
+    return parse_result({**body, "meta_info": meta}, server, adapter=adapter)
 
 
 def _matched(value: object) -> int | str | None:
     if isinstance(value, Sequence) and not isinstance(value, str):
         return value[-1] if value else None
     return value if isinstance(value, int | str) else None
+
+
+def _routed_experts(meta: Mapping[str, Any], server: str) -> bytes:
+    try:
+        return base64.b64decode(meta.get("routed_experts") or "", validate=True)
+    except (TypeError, binascii.Error) as error:
+        raise InferenceError(f"{server} sent routed_experts that are no base64") from error
 
 
 def _finish_reason(kind: object, server: str) -> FinishReason:
@@ -172,7 +212,10 @@ def _finish_reason(kind: object, server: str) -> FinishReason:
     raise InferenceError(f"{server} ended a generation for an unknown reason: {kind!r}")
 
 
-def _spans(meta: Mapping[str, Any], length: int) -> tuple[VersionSpan, ...]:
+def _spans(meta: Mapping[str, Any], length: int, adapter: str | None) -> tuple[VersionSpan, ...]:
+    if adapter is not None:
+        whole = VersionSpan(version=adapter_version(adapter), start=0, end=length)
+        return fit_spans([whole], length)
     reported = meta.get("weight_versions") or ()
     spans = [
         VersionSpan(
@@ -228,4 +271,5 @@ def join_results(parts: Sequence[GenerateResult]) -> GenerateResult:
         cached_tokens=parts[0].cached_tokens,
         num_retractions=sum(part.num_retractions for part in parts),
         server=last.server,
+        routed_experts=last.routed_experts,
     )

@@ -3,7 +3,9 @@
 `tree_attention` is registered under `TREE_ATTENTION`. transformers hands it queries, keys and
 values after the rotary embedding and passes the keyword `tree_layout` through every layer, so no
 model code is forked. Each block of queries attends to the keys of its own path; nothing is
-N x N. Eager attention with a bool mask is silently wrong in transformers and is not offered.
+N x N. On CPU, whose kernel is known, runs need no masks (`models.runs`); other devices go through
+SDPA block by block. Eager attention with a bool mask is silently wrong in transformers and is not
+offered.
 
 Shape legend: H query heads, K key-value heads, N tokens, D head dimension; batch is always 1.
 """
@@ -16,10 +18,14 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
-from agentrl.models.layout import AttentionLayout
+from agentrl.models.layout import AttentionLayout, attention_layout
+from agentrl.models.rows import PackedRow
+from agentrl.models.runs import Run, attend_along_runs
 from agentrl.models.split import over_ranks
 
 TREE_ATTENTION = "agentrl_tree"
+MAX_BLOCK = 512
+"""Queries of one block at most. Bounds the mask of a block to MAX_BLOCK x path length."""
 
 
 class ChunkStates:
@@ -81,22 +87,57 @@ class DeviceLayout:
     """int64 [total keys]; None when every block sees just its own tokens."""
     masks: CausalMasks
     """Shared by all layers."""
+    runs: tuple[Run, ...] | None
+    """The blocks as runs, on CPU."""
     states: ChunkStates | None = None
     """What the row shares with the chunks before it; None for a whole row."""
 
     @classmethod
     def build(
-        cls, layout: AttentionLayout, device: torch.device, states: ChunkStates | None = None
+        cls,
+        row: PackedRow,
+        device: torch.device,
+        states: ChunkStates | None = None,
+        num_above: int = 0,
     ) -> "DeviceLayout":
-        """Move a layout to the device."""
+        """Lay a row out for a device.
+
+        Args:
+            row: N tokens in depth-first preorder.
+            device: where attention is computed.
+            states: see above.
+            num_above: tokens above the row, see `attention_layout`.
+        """
+        by_runs = _attends_by_runs(device)
+        max_block = None if by_runs else MAX_BLOCK
+        layout = attention_layout(row, max_block=max_block, num_above=num_above)
         alone = layout.key_lengths == layout.query_lengths
         return cls(
             query_lengths=list(layout.query_lengths),
             key_lengths=list(layout.key_lengths),
             key_index=None if alone else torch.from_numpy(layout.key_index).to(device),
             masks=CausalMasks(),
+            runs=_runs(layout) if by_runs else None,
             states=states,
         )
+
+
+def _attends_by_runs(device: torch.device) -> bool:
+    return device.type == "cpu"
+
+
+def _runs(layout: AttentionLayout) -> tuple[Run, ...]:
+    runs, first, used = [], 0, 0
+    for queries, keys in zip(layout.query_lengths, layout.key_lengths, strict=True):
+        above = layout.key_index[used : used + keys - queries]
+        runs.append(
+            Run(
+                queries=slice(first, first + queries),
+                above=torch.from_numpy(above) if len(above) else None,
+            )
+        )
+        first, used = first + queries, used + keys
+    return tuple(runs)
 
 
 def tree_attention(
@@ -126,6 +167,9 @@ def tree_attention(
     query, key, value = in_one_precision(query, key, value)
     if tree_layout.states is not None:
         key, value = tree_layout.states.extend(layer_index(module), key, value)
+    if tree_layout.runs is not None:
+        output = attend_along_runs(query, key, value, tree_layout.runs, scaling)
+        return output.transpose(1, 2), None
     group = query.shape[1] // key.shape[1]
     # One gather for all blocks: its backward is one index_add. A gather a block would fill a
     # whole-row gradient for each of them.

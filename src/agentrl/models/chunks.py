@@ -131,6 +131,8 @@ class ChunkedPass:
             roots, gradients = [output.logprobs], [gradient.index_select(0, terms)]
             for layer, made in sorted(shared.made.items()):
                 for states, debt in zip(made, debts[layer], strict=True):
+                    if not states.requires_grad:  # frozen from the embedding up to here
+                        continue
                     roots.append(states)
                     gradients.append(debt[:, :, chunk.tokens].to(states.dtype))
             torch.autograd.backward(roots, gradients)
@@ -182,6 +184,7 @@ def _stretch(row: PackedRow, start: int, end: int) -> RowChunk:
             sources=row.sources[terms] - start,
             targets=row.targets[terms],
             temperatures=row.temperatures[terms],
+            expert_choices=None if row.expert_choices is None else row.expert_choices[start:end],
         ),
         start=start,
         # Preorder: tokens before `start` that anything from it on sees are all above `start`.

@@ -1,8 +1,8 @@
 """Where each token of a `PackedRow` may look: runs of queries and the keys on their path.
 
 A *run* is a maximal stretch of the row in which every token is the first child of the one before
-it. Its queries see the path above the run (whole) and the run itself (causally). Long runs are cut
-into blocks, so that no mask grows with the square of the row.
+it. Its queries see the path above the run (whole) and the run itself (causally). Where that takes a
+mask, long runs are cut into blocks, so that no mask grows with the square of the row.
 """
 
 from dataclasses import dataclass
@@ -10,9 +10,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from agentrl.models.rows import PackedRow
-
-MAX_BLOCK = 512
-"""Queries of one block at most. Bounds the mask of a block to MAX_BLOCK x path length."""
 
 
 @dataclass(frozen=True)
@@ -31,13 +28,13 @@ class AttentionLayout:
 
 
 def attention_layout(
-    row: PackedRow, *, max_block: int = MAX_BLOCK, num_above: int = 0
+    row: PackedRow, *, max_block: int | None = None, num_above: int = 0
 ) -> AttentionLayout:
     """Return the blocks of a row.
 
     Args:
         row: N tokens in depth-first preorder.
-        max_block: longest block of queries.
+        max_block: longest block of queries that have a path above them; None: every run is one.
         num_above: where the row is a chunk of a longer one, the tokens on the path above its first
             token. They come before the row's own tokens in the keys.
     """
@@ -50,8 +47,9 @@ def attention_layout(
     for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
         depth = int(row.positions[start])
         path[depth : depth + end - start] = np.arange(start, end) + num_above
-        for first in range(start, end, max_block):
-            last = min(first + max_block, end)
+        size = end - start if max_block is None or depth == 0 else max_block
+        for first in range(start, end, size):
+            last = min(first + size, end)
             query_lengths.append(last - first)
             keys.append(path[: depth + last - start].copy())
     return AttentionLayout(

@@ -19,10 +19,14 @@ from agentrl.errors import ConfigError
 from agentrl.models.attention import TREE_ATTENTION
 from agentrl.models.flex import FLEX_ATTENTION
 from agentrl.models.policy import PolicyModel
+from agentrl.models.routing import make_routers_replay
+from agentrl.models.varlen import VARLEN_ATTENTION
 from agentrl.models.weights import materialize, read_weights
 
 SUPPORTED_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe")
 """Architectures whose trees are checked to be exact."""
+ATTENTION = {"sdpa": TREE_ATTENTION, "flex": FLEX_ATTENTION, "varlen": VARLEN_ATTENTION}
+"""What `--attention_implementation` names."""
 _LENGTH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
 """Frequencies follow from the longest position of the row, whatever path it is on."""
 
@@ -35,7 +39,8 @@ def load_policy(
     attention: str = TREE_ATTENTION,
     trust_remote_code: bool = False,
     gradient_checkpointing: bool = False,
-    spread: Callable[[PolicyModel], object] | None = None,
+    prepare: Callable[[PolicyModel], object] | None = None,
+    cpu_offload: bool = False,
 ) -> PolicyModel:
     """Load config and weights.
 
@@ -44,11 +49,13 @@ def load_policy(
     Args:
         path: directory of a checkpoint.
         dtype: precision of parameters and computation; float64 is exact throughout.
-        device: where the parameters go.
-        attention: `TREE_ATTENTION`, `FLEX_ATTENTION` (CUDA), or `sdpa` for the dense oracle.
+        device: where the model computes.
+        attention: one of `ATTENTION`, or `sdpa` for the dense oracle.
         trust_remote_code: run Python code that the checkpoint brings along.
         gradient_checkpointing: recompute activations in the backward pass.
-        spread: splits and shards the model over ranks, in place, before it has weights.
+        prepare: changes the model in place before it has weights: splits and shards it over ranks,
+            or puts an adapter on it, whose values are set later.
+        cpu_offload: leave the parameters in host memory, as `prepare` expects them there.
 
     Raises:
         ConfigError: no checkpoint there, its weights are not the configuration's, or the
@@ -56,17 +63,24 @@ def load_policy(
     """
     config = read_config(path, trust_remote_code=trust_remote_code)
     check_tree_support(config)
-    if attention == FLEX_ATTENTION and torch.device(device).type != "cuda":
+    on_cuda_only = {ATTENTION[flag]: flag for flag in ("flex", "varlen")}
+    if attention in on_cuda_only and torch.device(device).type != "cuda":
         raise ConfigError(
-            "--attention_implementation flex trains on CUDA only; use sdpa, which is as exact"
+            f"--attention_implementation {on_cuda_only[attention]} trains on CUDA only; use sdpa, "
+            "which is as exact"
         )
     policy = wrap_policy(
         _without_weights(Path(path), config, dtype, attention, trust_remote_code),
         gradient_checkpointing=gradient_checkpointing,
     )
-    if spread is not None:
-        spread(policy)
-    materialize(policy, torch.device(device))
+    if prepare is not None:
+        prepare(policy)
+    computes_on = torch.device(device)
+    materialize(
+        policy,
+        computes_on,
+        parameter_device=torch.device("cpu") if cpu_offload else computes_on,
+    )
     read_weights(policy.model, Path(path))
     return policy
 
@@ -112,6 +126,10 @@ def wrap_policy(model: PreTrainedModel, *, gradient_checkpointing: bool = False)
     """Make a trainable policy of a loaded transformers model (dropout stays off)."""
     if model.dtype == torch.float64:
         _make_norms_exact(model)
+        # torch's grouped products, which transformers computes experts with, know no float64.
+        model.set_experts_implementation("eager")
+    base: Any = model.base_model
+    make_routers_replay(base.layers)
     model.get_input_embeddings().register_forward_hook(_in_autocast_precision)
     if gradient_checkpointing:
         # transformers renamed the switch in its 5.x series; both names do the same.

@@ -30,6 +30,7 @@ from agentrl.distributed import MeshShape
 from agentrl.distributed.collectives import all_to_all
 from agentrl.errors import ConfigError
 from agentrl.models.policy import PolicyModel
+from agentrl.models.routing import is_mixture
 from agentrl.models.split import RowSplit
 
 
@@ -83,7 +84,7 @@ def parallelize(policy: PolicyModel, mesh: DeviceMesh | None) -> PolicyModel:
         _split_tensors(model, mesh["tp"])
     if mesh["experts"].size() > 1:
         for module in model.modules():
-            if _is_moe(module):
+            if is_mixture(module):
                 _deal_out(module.experts, mesh["experts"])
     return policy
 
@@ -96,7 +97,7 @@ def _split_tensors(model: Any, mesh: DeviceMesh) -> None:
     }
     for number, layer in enumerate(base.layers):
         plan |= {f"layers.{number}.{name}": style for name, style in _layer_plan(layer).items()}
-        if _is_moe(layer.mlp):
+        if is_mixture(layer.mlp):
             _replicate(layer.mlp.gate, mesh)
     parallelize_module(base, mesh, plan, src_data_rank=None)
     head = model.get_output_embeddings()
@@ -124,7 +125,7 @@ def _layer_plan(layer: Any) -> dict[str, ParallelStyle]:
             # One weight for heads that lie on different ranks: without this its gradient would
             # miss those of the others, which no loss shows.
             plan[f"self_attn.{name}"] = SequenceParallel(sequence_dim=2, use_local_output=True)
-    if not _is_moe(layer.mlp):
+    if not is_mixture(layer.mlp):
         plan |= {
             "mlp": PrepareModuleInput(
                 input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),)
@@ -134,10 +135,6 @@ def _layer_plan(layer: Any) -> dict[str, ParallelStyle]:
             "mlp.down_proj": RowwiseParallel(output_layouts=Shard(1)),
         }
     return plan
-
-
-def _is_moe(module: nn.Module) -> bool:
-    return hasattr(module, "experts") and hasattr(module, "gate")
 
 
 def _replicate(router: nn.Module, mesh: DeviceMesh) -> None:

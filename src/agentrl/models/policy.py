@@ -19,12 +19,14 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, TrainingError
 from agentrl.models.attention import TREE_ATTENTION, ChunkStates, DeviceLayout
 from agentrl.models.flex import FLEX_ATTENTION, FlexLayout
-from agentrl.models.layout import attention_layout, visibility
+from agentrl.models.layout import visibility
+from agentrl.models.routing import CHOICES
 from agentrl.models.rows import PackedRow
 from agentrl.models.split import RowShare, RowSplit
+from agentrl.models.varlen import VARLEN_ATTENTION, VarlenLayout
 from agentrl.models.vocabulary import Vocabulary
 
 
@@ -129,16 +131,21 @@ class PolicyModel(nn.Module):
         device = self.device
         implementation = self.model.config._attn_implementation
         if implementation == TREE_ATTENTION:
-            blocks = attention_layout(row, num_above=num_above)
-            layout = DeviceLayout.build(blocks, device, states)
+            layout = DeviceLayout.build(row, device, states, num_above)
             extra: dict[str, Any] = {"tree_layout": layout, "row_share": share}
         elif implementation == FLEX_ATTENTION:
             flex_layout = FlexLayout.build(row, device, states, num_above)
             extra = {"flex_layout": flex_layout, "row_share": share}
+        elif implementation == VARLEN_ATTENTION:
+            varlen_layout = VarlenLayout.build(row, device, states, num_above)
+            extra = {"varlen_layout": varlen_layout, "row_share": share}
         elif states is not None:
             raise ConfigError(f"rows in chunks need tree attention, not {implementation}")
         else:  # the oracle: dense bool mask through transformers' own SDPA
             extra = {"attention_mask": torch.from_numpy(visibility(row)).to(device)[None, None]}
+        if row.expert_choices is not None:
+            choices = share.between_blocks(share.own(row.expert_choices))
+            extra[CHOICES] = self._by_layer(torch.from_numpy(choices).to(device, torch.int64))
         output = self.model.base_model(
             input_ids=torch.from_numpy(share.own(row.token_ids)).to(device)[None],
             position_ids=torch.from_numpy(share.own(row.positions)).to(device)[None],
@@ -147,6 +154,21 @@ class PolicyModel(nn.Module):
         )
         hidden: torch.Tensor = output.last_hidden_state[0]
         return hidden
+
+    def _by_layer(self, choices_NW: torch.Tensor) -> torch.Tensor:
+        """Return experts by token, layer and rank [N, layers, experts a token].
+
+        Raises:
+            TrainingError: they are another model's.
+        """
+        config: Any = self.model.config
+        layers, chosen = config.num_hidden_layers, getattr(config, "num_experts_per_tok", 0)
+        if choices_NW.shape[1] != layers * chosen:
+            raise TrainingError(
+                f"--router_replay: the servers chose {choices_NW.shape[1]} experts a token, and "
+                f"this model has {layers} layers of {chosen}; they serve another model"
+            )
+        return choices_NW.view(-1, layers, chosen)
 
 
 def term_logprobs(

@@ -1,5 +1,6 @@
 """Where a model's files are: a local directory, or a hub id that is fetched once. Torch-free."""
 
+import json
 import re
 from pathlib import Path
 
@@ -22,6 +23,20 @@ def resolve_model(name_or_path: str) -> Path:
     if path.exists() or not _HUB_ID.match(name_or_path) or name_or_path.startswith("."):
         raise ConfigError(f"--model_name_or_path {name_or_path}: no such directory")
     return _checked(_fetch(name_or_path))
+
+
+def check_router_replay(model_path: Path) -> None:
+    """Refuse to replay the routers of a model that has none.
+
+    Raises:
+        ConfigError: the model is dense.
+    """
+    config = json.loads((model_path / "config.json").read_text())
+    if not config.get("num_experts_per_tok"):
+        raise ConfigError(
+            f"--router_replay needs a mixture-of-experts model; {config.get('model_type')} at "
+            f"{model_path} is dense (leave the flag out)"
+        )
 
 
 def _fetch(hub_id: str) -> Path:

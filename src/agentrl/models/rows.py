@@ -4,7 +4,7 @@ A row is a forest of token trees in depth-first preorder, one after the other. E
 once, however many turns run through it. Arrays only, no torch: rows are built by the `data` room
 and may travel between processes.
 
-Shape legend: N tokens of the row, T loss terms.
+Shape legend: N tokens of the row, T loss terms, W = layers * experts a token.
 """
 
 from dataclasses import dataclass
@@ -31,6 +31,9 @@ class PackedRow:
     """int64 [T], token ids that were sampled."""
     temperatures: np.ndarray
     """float32 [T], sampling temperature that divides the logits (1 where sampling was greedy)."""
+    expert_choices: np.ndarray | None = None
+    """int16 [N, W], experts that each token goes to, layer by layer, -1 where the model's own router
+    says; None where it says so for all."""
 
     @property
     def num_tokens(self) -> int:

@@ -58,8 +58,15 @@ class RowShare:
         self._terms = np.flatnonzero((row.sources >= self._start) & (row.sources < self._end))
 
     def own(self, values: np.ndarray) -> np.ndarray:
-        """Return the part of a row's per-token values [N] that this rank's stretch holds."""
-        return np.pad(values, (0, self._num_padded - self._num_tokens))[self._start : self._end]
+        """Return the part of a row's per-token values [N, ...] that this rank's stretch holds."""
+        padding = [(0, self._num_padded - self._num_tokens)] + [(0, 0)] * (values.ndim - 1)
+        return np.pad(values, padding)[self._start : self._end]
+
+    def between_blocks(self, values: np.ndarray) -> np.ndarray:
+        """Return the part of values of the stretch [P / cp, ...] that lies here between blocks."""
+        if self._tensor is None:
+            return values
+        return np.split(values, self._tensor.size())[self._tensor.get_local_rank()]
 
     def own_terms(self, row: PackedRow) -> PackedRow:
         """Return the row with those terms only whose sources lie in this rank's stretch."""

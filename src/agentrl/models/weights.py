@@ -19,6 +19,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from transformers import PreTrainedModel
 
 from agentrl.errors import ConfigError
+from agentrl.models.lora import base_parameters
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
@@ -65,16 +66,17 @@ class _Piece:
 
 
 @torch.no_grad()
-def materialize(model: nn.Module, device: torch.device) -> None:
+def materialize(model: nn.Module, device: torch.device, *, parameter_device: torch.device) -> None:
     """Give parameters that have shapes only memory, of this rank's parts; their values are none yet.
 
     Args:
-        model: sharded or not; what holds values already, as buffers do, is moved to the device.
-        device: where everything goes.
+        model: sharded or not.
+        device: where buffers go, which hold their values already.
+        parameter_device: where parameters go; the CPU if they are offloaded.
     """
     tied = _tied_names(model)
     model._apply(  # type: ignore[no-untyped-call]
-        lambda t: torch.empty_like(t, device=device) if t.is_meta else t.to(device)
+        lambda t: torch.empty_like(t, device=parameter_device) if t.is_meta else t.to(device)
     )
     for name, first in tied.items():
         owner, _, attribute = name.rpartition(".")
@@ -99,13 +101,13 @@ def read_weights(model: PreTrainedModel, path: Path) -> None:
     for name, first in tied.items():
         aliases.setdefault(first, []).append(name)
     wanted = {}
-    for name, parameter in model.named_parameters():
+    for name, parameter in base_parameters(model):
         # A tied parameter may stand in the files under any of its names.
         names = [name, *aliases.get(name, [])]
         found = next((other for other in names if other in files.names), name)
         wanted[name] = list(_pieces(found, tuple(parameter.shape)))
     _check_names(files, {piece.name for pieces in wanted.values() for piece in pieces}, set(tied))
-    for name, parameter in model.named_parameters():
+    for name, parameter in base_parameters(model):
         local, box = _local_part(parameter)
         for piece in wanted[name]:
             common = box.overlap(piece.box)

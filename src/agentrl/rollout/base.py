@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from agentrl.errors import InferenceError, RenderError
-from agentrl.inference import GenerateRequest, GenerateResult
+from agentrl.inference import GenerateRequest, GenerateResult, OnPartial
 from agentrl.renderers.foreign import Tools
 from agentrl.renderers.reply import Reply
 from agentrl.rollout.context import RolloutContext
@@ -28,6 +28,7 @@ from agentrl.schema import (
     utc_now,
 )
 from agentrl.schema.images import content_with_images
+from agentrl.schema.routing import first_routed, pack_choices
 
 TaskType = TypeVar("TaskType", bound=Task)
 Judge = Callable[[DispatchedSamplingTask, Reply], float | None]
@@ -172,6 +173,7 @@ class AsyncSampler(ABC, Generic[TaskType]):
         tools: Tools = (),
         judge: Judge | None = None,
         min_room: int = 1,
+        on_partial: OnPartial | None = None,
         **sampling: Any,
     ) -> tuple[DispatchedSamplingTask, Reply]:
         """Let the model continue a prompt, and store the turn; `generate` does it for conversations.
@@ -185,6 +187,7 @@ class AsyncSampler(ABC, Generic[TaskType]):
             tools: the tools that the model is shown.
             judge: see `generate`.
             min_room: see `generate`.
+            on_partial: is told how far the reply got while it goes on.
             **sampling: see `generate`.
 
         Raises:
@@ -201,9 +204,12 @@ class AsyncSampler(ABC, Generic[TaskType]):
             input_ids=prompt.ids,
             sampling=params,
             image_data=await self.context.images.inlined(prompt.images),
+            routed_from=first_routed(prompt.shared_len) if self.context.router_replay else None,
         )
         result = await self._within_time(
-            self.context.servers.generate(self.record.id, request, group=self.record.task_id)
+            self.context.servers.generate(
+                self.record.id, request, on_partial, group=self.record.task_id
+            )
         )
         if result.finish_reason == "abort":
             raise InferenceError(f"{result.server} gave up on a generation of {self.record.id}")
@@ -218,6 +224,7 @@ class AsyncSampler(ABC, Generic[TaskType]):
             output_ids=result.output_ids,
             output_logprobs=result.output_logprobs,
             version_spans=result.version_spans,
+            **_routes(request, result),
             added_messages=tuple(m for m in messages if not _is_result(m, known)),
             tools=tuple(dict(tool) for tool in tools) if prompt.parent is None else (),
             output_text=reply.text,
@@ -392,6 +399,25 @@ class AsyncSampler(ABC, Generic[TaskType]):
             index=len(self.turns),
             **fields,
         )
+
+
+def _routes(request: GenerateRequest, result: GenerateResult) -> dict[str, Any]:
+    """Return the fields of a turn that say which experts its tokens went to.
+
+    Raises:
+        InferenceError: they were asked for, and the server did not say it for every token.
+    """
+    if request.routed_from is None:
+        return {}
+    num_tokens = len(request.input_ids) + len(result.output_ids) - 1 - request.routed_from
+    choices = np.frombuffer(result.routed_experts, dtype="<i4")
+    if not len(choices) or len(choices) % num_tokens:
+        raise InferenceError(
+            f"--router_replay: {result.server} named {len(choices)} experts for {num_tokens} "
+            "tokens; SGLang says which it chose when started with --enable-return-routed-experts"
+        )
+    packed, size = pack_choices(choices)
+    return {"routed_experts": packed, "routed_bytes": size}
 
 
 def _is_result(message: Message, results: Sequence[ToolResult]) -> bool:

@@ -74,6 +74,7 @@ class RolloutContext:
         seed: seed of the run, from which every request's seed is derived.
         context_length: longest sequence that the servers take, when known.
         live: what may be changed on the running run.
+        router_replay: ask which experts of the model the tokens went to, and store it.
         resumable: the tools keep no state, so that a dead sampler's rollout may be taken up.
         summaries: the browse agent; None where none is configured.
     """
@@ -87,6 +88,7 @@ class RolloutContext:
     sampling: SamplingSection
     seed: int = 0
     context_length: int | None = None
+    router_replay: bool = False
     resumable: bool = False
     live: LiveControl = field(default_factory=LiveControl)
     summaries: Summaries | None = None

@@ -44,6 +44,38 @@ class Prompt:
         """The images whose placeholders stand in the added ids."""
         return self.images[self.shared_images :]
 
+    def showing(
+        self, images: tuple[str, ...], before: tuple[str, ...], image_token_id: int | None
+    ) -> "Prompt":
+        """Return the prompt with its images, sharing nothing from the first that differs on.
+
+        Where one image stands in another's place, the ids are the same and mean another thing.
+
+        Args:
+            images: addresses of its images, in the order of their placeholders.
+            before: those of the prompt of the turn that it continues.
+            image_token_id: the placeholder; None where the model has none.
+
+        Raises:
+            RenderError: there are more or fewer placeholders than images.
+        """
+        if not (images or before):
+            return self
+        places = np.flatnonzero(self.ids == (-1 if image_token_id is None else image_token_id))
+        if len(places) != len(images):
+            raise RenderError(
+                f"the chat template writes {len(places)} placeholders for {len(images)} images"
+            )
+        shared_len, shared_images = self.shared_len, 0
+        for place, mine, theirs in zip(places.tolist(), images, before, strict=False):
+            if place >= shared_len:
+                break
+            if mine != theirs:
+                shared_len = place
+                break
+            shared_images += 1
+        return replace(self, shared_len=shared_len, images=images, shared_images=shared_images)
+
 
 @dataclass
 class Conversation:
@@ -89,8 +121,8 @@ class Conversation:
         images = image_addresses(self.history)
         if self.parent is None:
             ids = renderer.render(self.pending, self.tools)
-            _check_placeholders(ids, images, renderer.image_token_id)
-            return Prompt(ids, None, 0, self.branch_reason, images=images)
+            prompt = Prompt(ids, None, 0, self.branch_reason)
+            return prompt.showing(images, (), renderer.image_token_id)
         if self.branch_reason is None:
             bridge = renderer.bridge(self.full_ids, self.messages, self.pending, self.tools)
         else:
@@ -105,10 +137,7 @@ class Conversation:
             bridge.reason,
             rewritten=self.branch_reason is not None,
         )
-        if not (images or self.images):
-            return prompt
-        places = _check_placeholders(ids, images, renderer.image_token_id)
-        return _sharing_images(prompt, places, images, self.images)
+        return prompt.showing(images, self.images, renderer.image_token_id)
 
     def replied(self, turn: int, full_ids: np.ndarray, message: Message) -> None:
         """Take over the model's reply: turn `turn`, whose prompt and output are `full_ids`."""
@@ -119,37 +148,3 @@ class Conversation:
         self.parent = turn
         self.full_ids = full_ids
         self.branch_reason = None
-
-
-def _check_placeholders(
-    ids: np.ndarray, images: tuple[str, ...], image_token_id: int | None
-) -> np.ndarray:
-    """Return where the placeholders stand, one for each image, int64 [I].
-
-    Raises:
-        RenderError: there are more or fewer of them.
-    """
-    places = np.flatnonzero(ids == (-1 if image_token_id is None else image_token_id))
-    if len(places) != len(images):
-        raise RenderError(
-            f"the chat template writes {len(places)} placeholders for {len(images)} images"
-        )
-    return places
-
-
-def _sharing_images(
-    prompt: Prompt, places: np.ndarray, images: tuple[str, ...], before: tuple[str, ...]
-) -> Prompt:
-    """Return the prompt with its images, sharing nothing from the first that differs on.
-
-    Where one image stands in another's place, the ids are the same and mean another thing.
-    """
-    shared_len, shared_images = prompt.shared_len, 0
-    for place, mine, theirs in zip(places.tolist(), images, before, strict=False):
-        if place >= shared_len:
-            break
-        if mine != theirs:
-            shared_len = place
-            break
-        shared_images += 1
-    return replace(prompt, shared_len=shared_len, images=images, shared_images=shared_images)

@@ -56,6 +56,7 @@ async def open_context(
             sampling=config.sampling,
             seed=config.run.seed,
             context_length=config.inference.context_length or _context_length(model_dir),
+            router_replay=config.model.router_replay,
             resumable=_is_resumable(config, tools),
             summaries=summaries,
         )

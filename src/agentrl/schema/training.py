@@ -104,6 +104,9 @@ class Policy(Value):
     version: int
     """Number of optimizer steps behind the weights; 0 is the start."""
     path: str
+    adapter: str | None = None
+    """Name under which servers know the adapter (LoRA) that `path` holds; None when it holds all
+    weights."""
     checksum: str | None = None
     """SHA-256 over the weight files, in name order; None until it is computed, which the servers
     do not wait for."""

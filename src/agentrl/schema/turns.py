@@ -92,6 +92,11 @@ class DispatchedSamplingTask(Value):
     output_logprobs: Logprobs
     """Behavior logprobs (after temperature), float32 [T]."""
     version_spans: tuple[VersionSpan, ...]
+    routed_experts: bytes = b""
+    """With `router_replay`: the experts that the server's routers chose, token by token and layer
+    by layer (see `schema.routing`)."""
+    routed_bytes: Literal[1, 2] = 1
+    """Bytes of one of them: 2 where there are more than 256 experts."""
     added_messages: tuple[Message, ...] = ()
     """Messages added to the context since the parent, except its tool results; where the context
     was rewritten (`branch_reason`), all that is left of it."""

@@ -89,11 +89,17 @@ def _sglang(
     argv += ["--mem-fraction-static", str(inference.inf_mem_ratio)]
     argv += ["--max-running-requests", str(inference.max_running_requests)]
     argv += ["--sampling-defaults", "openai"]
+    if model.router_replay:
+        argv.append("--enable-return-routed-experts")
     if inference.tool_call_parser in _SGLANG_TOOL_CALL_PARSERS:
         # Only for others who chat with the server: rollouts exchange token ids and parse themselves.
         argv += ["--tool-call-parser", inference.tool_call_parser]
     if inference.context_length is not None:
         argv += ["--context-length", str(inference.context_length)]
+    if model.lora_rank:
+        # Room for adapters is made at the start, before there is any.
+        argv += ["--enable-lora", "--max-lora-rank", str(model.lora_rank)]
+        argv += ["--lora-target-modules", *model.lora_target_modules]
     if model.trust_remote_code:
         argv.append("--trust-remote-code")
     if inference.inference_api_key is not None:

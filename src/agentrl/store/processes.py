@@ -111,6 +111,7 @@ class ProcessDoor(Door):
         *,
         status: ServiceStatus,
         policy_version: int | None = None,
+        adapter: str | None = None,
         error: str | None = None,
     ) -> InferenceService:
         """Change what is known about a server from outside; its heartbeat stays as it is.
@@ -119,6 +120,8 @@ class ProcessDoor(Door):
             StoreError: the server is not registered.
         """
         changes = _service_changes(status, policy_version, error)
+        if adapter is not None:
+            changes["adapter"] = adapter
         return await self._change_service(service_id, {"$set": {**changes, "error": error}})
 
     async def _change_service(self, service_id: str, update: Document) -> InferenceService:

@@ -30,7 +30,10 @@ LARGE_BYTES = 2**20
 """A value of any turn that is longer is stored as a blob, so that no document meets 16 MB."""
 PREVIEW_CHARS = 80
 _BLOB = "blob"
-_WHOLE = ("added_ids", "tools", "output_ids", "output_logprobs", "output_text")
+_WHOLE = (
+    *("added_ids", "tools", "output_ids", "output_logprobs", "output_text"),
+    "routed_experts",
+)
 _LISTS = ("added_messages", "tool_results")
 """Fields that may be blobs as a whole, and those whose items may be."""
 
@@ -181,7 +184,7 @@ def pack(turn: DispatchedSamplingTask) -> tuple[Document, list[Blob]]:
     blobs: list[Blob] = []
     for field in ("added_ids", "tools"):
         document[field] = _pack(field, document[field], limit, blobs)
-    for field in ("output_ids", "output_logprobs", "output_text"):
+    for field in ("output_ids", "output_logprobs", "output_text", "routed_experts"):
         document[field] = _pack(field, document[field], LARGE_BYTES, blobs)
     for field, bound in (("added_messages", limit), ("tool_results", LARGE_BYTES)):
         document[field], more = _pack_values(field, document[field], bound)
@@ -192,7 +195,7 @@ def pack(turn: DispatchedSamplingTask) -> tuple[Document, list[Blob]]:
 def unpack(document: Document, blobs: dict[str, Any]) -> DispatchedSamplingTask:
     """Return the turn that `pack` stored."""
     fields = dict(document)
-    for name in _WHOLE:
+    for name in filter(fields.__contains__, _WHOLE):
         fields[name] = _resolve(fields[name], blobs)
     for name in _LISTS:
         fields[name] = [_resolve(value, blobs) for value in fields[name]]
@@ -213,7 +216,7 @@ def blob_keys(document: Document) -> Iterable[str]:
 
 def _packed_keys(document: Document) -> Iterable[str]:
     for item in (
-        *(document[name] for name in _WHOLE),
+        *(document.get(name) for name in _WHOLE),
         *(item for name in _LISTS for item in document[name]),
     ):
         if _is_reference(item):

@@ -50,12 +50,15 @@ _SCALARS: dict[Any, list[str]] = {
     float: ["double", "int", "long"],
     datetime: ["date"],
     np.ndarray: ["binData"],
+    bytes: ["binData"],
     type(None): ["null"],
 }
 _CONTAINERS: dict[Any, str] = {list: "array", tuple: "array", dict: "object", Mapping: "object"}
 _BLOB: Document = {"bsonType": "object", "required": ["blob"]}
 _IN_BLOBS: dict[str, frozenset[str]] = {
-    "turns": frozenset({"added_ids", "output_ids", "output_logprobs", "output_text", "tools"}),
+    "turns": frozenset(
+        {"added_ids", "output_ids", "output_logprobs", "output_text", "tools", "routed_experts"}
+    ),
 }
 """Fields of which a large value is kept in `blobs`, with a reference in its place."""
 _PARTS_IN_BLOBS: dict[str, frozenset[str]] = {

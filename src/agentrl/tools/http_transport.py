@@ -7,11 +7,15 @@ whether the request can have been carried out.
 """
 
 import json
-from collections.abc import AsyncIterator, Callable
-from functools import partial
-from typing import Final, Literal
+from collections.abc import AsyncIterator
+from io import BytesIO
+from typing import Any, Final, Literal
 
+import aiohttp
 import httpx2
+from yarl import URL
+
+from agentrl.tools.faults import describe
 
 FAILURE_KEY: Final = "agentrl_failure"
 Failure = Literal["not_sent", "lost", "refused", "session_ended"]
@@ -21,7 +25,9 @@ server does not know the session any more, and did nothing."""
 
 _INTERNAL_ERROR = -32603
 _SESSION_HEADER = "mcp-session-id"
-_NEVER_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout)
+_NEVER_SENT = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
+# Servers close idle connections after 5 s; reusing one at that moment fails.
+_KEEPALIVE_SECONDS = 3.0
 # Answers with which a server or proxy says that it did not take the request up.
 _STATUS_NOT_SENT = (429, 503)
 _STATUS_LOST = (500, 502, 504)
@@ -30,70 +36,80 @@ _STATUS_LOST = (500, 502, 504)
 class FailureReportingTransport(httpx2.AsyncBaseTransport):
     """Turns failures of POST requests into JSON-RPC error responses.
 
-    It keeps one connection a request in flight and uses the one that was freed last first. (An
-    ordinary pool looks at every connection it has for every request, which costs more than the
-    request itself once a hundred rollouts share the pool.)
+    The requests themselves are aiohttp's: the pool that httpx brings along looks at every
+    connection it has for every request, and writes each in several pieces. With a hundred rollouts
+    that share the connection, that was most of what a tool call cost.
     """
 
     def __init__(self) -> None:
-        self._ssl_context = httpx2.create_ssl_context()
-        self._free: list[httpx2.AsyncHTTPTransport] = []
-        self._all: list[httpx2.AsyncHTTPTransport] = []
+        """Prepare, inside a running event loop."""
+        self._http = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(
+                limit=0, keepalive_timeout=_KEEPALIVE_SECONDS, ssl=httpx2.create_ssl_context()
+            ),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
+            auto_decompress=False,  # the client does it, by the headers
+        )
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         """Send a request; a POST that fails is answered by a JSON-RPC error."""
-        connection = self._take()
         try:
-            response = await connection.handle_async_request(request)
-            assert isinstance(response.stream, httpx2.AsyncByteStream)
-            if request.method != "POST" or _is_event_stream(response):
-                response.stream = _Stream(response.stream, partial(self._free.append, connection))
-                return response
-            await response.aread()
-        except BaseException as error:
-            self._free.append(connection)
-            if request.method != "POST" or not isinstance(error, httpx2.TransportError):
-                raise
-            failure: Failure = "not_sent" if isinstance(error, _NEVER_SENT) else "lost"
-            return _failure(request, failure, f"{type(error).__name__}: {error}".rstrip(": "))
-        self._free.append(connection)
-        return _explained(request, response)
+            answer = await self._send(request)
+            if request.method != "POST" or _is_event_stream(answer):
+                return _response(request, answer, stream=_Stream(answer))
+            content = await answer.read()
+        except _NEVER_SENT as error:
+            # aiohttp's own text speaks of TLS, whether or not there is any.
+            reason = describe(error.__cause__ or error)
+            if request.method != "POST":
+                raise httpx2.ConnectError(reason, request=request) from error
+            return _failure(request, "not_sent", reason)
+        except aiohttp.ClientError as error:
+            if request.method != "POST":
+                raise httpx2.ReadError(describe(error), request=request) from error
+            return _failure(request, "lost", describe(error))
+        return _explained(request, _response(request, answer, content=content))
 
     async def aclose(self) -> None:
         """Close all connections."""
-        for connection in self._all:
-            await connection.aclose()
+        await self._http.close()
 
-    def _take(self) -> httpx2.AsyncHTTPTransport:
-        if self._free:
-            return self._free.pop()
-        one = httpx2.Limits(max_connections=1, max_keepalive_connections=1)
-        connection = httpx2.AsyncHTTPTransport(verify=self._ssl_context, limits=one)
-        self._all.append(connection)
-        return connection
+    async def _send(self, request: httpx2.Request) -> aiohttp.ClientResponse:
+        body = await request.aread()
+        limits = request.extensions["timeout"]
+        return await self._http.request(
+            request.method,
+            URL(str(request.url), encoded=True),
+            headers=request.headers.multi_items(),
+            # From a file, long bodies are sent in pieces, and others have their turn between.
+            data=BytesIO(body) if body else None,
+            allow_redirects=False,
+            timeout=aiohttp.ClientTimeout(sock_connect=limits["connect"], sock_read=limits["read"]),
+        )
 
 
 class _Stream(httpx2.AsyncByteStream):
     """A stream whose breaking is its end: the SDK then fails the one call that it carried."""
 
-    def __init__(self, stream: httpx2.AsyncByteStream, release: Callable[[], None]) -> None:
-        self._stream = stream
-        self._release: Callable[[], None] | None = release
+    def __init__(self, answer: aiohttp.ClientResponse) -> None:
+        self._answer = answer
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         try:
-            async for chunk in self._stream:
+            async for chunk in self._answer.content.iter_any():
                 yield chunk
-        except httpx2.TransportError:
+        except aiohttp.ClientError:
             return
 
     async def aclose(self) -> None:
-        try:
-            await self._stream.aclose()
-        finally:
-            release, self._release = self._release, None
-            if release is not None:
-                release()
+        self._answer.close()
+
+
+def _response(
+    request: httpx2.Request, answer: aiohttp.ClientResponse, **body: Any
+) -> httpx2.Response:
+    return httpx2.Response(answer.status, headers=answer.raw_headers, request=request, **body)
 
 
 def _explained(request: httpx2.Request, response: httpx2.Response) -> httpx2.Response:
@@ -111,9 +127,8 @@ def _explained(request: httpx2.Request, response: httpx2.Response) -> httpx2.Res
     return _failure(request, _status_failure(status), f"HTTP {status}")
 
 
-def _is_event_stream(response: httpx2.Response) -> bool:
-    kind = response.headers.get("content-type", "")
-    return response.status_code < 400 and kind.lower().startswith("text/event-stream")
+def _is_event_stream(answer: aiohttp.ClientResponse) -> bool:
+    return answer.status < 400 and answer.content_type == "text/event-stream"
 
 
 def _is_jsonrpc(response: httpx2.Response) -> bool:

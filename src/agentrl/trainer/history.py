@@ -64,6 +64,8 @@ class StepMetrics(BaseModel):
     """Model TFLOP/s of one device in forward and backward passes."""
     mfu: float | None = None
     """`tflops` over the device's peak, where that is known or given (`--peak_tflops`)."""
+    route_conflicts: int = 0
+    """Tokens that the servers of several records sent to different experts (`--router_replay`)."""
     merge_error: float | None = None
     """Relative gradient error against separate turns, where the step was verified."""
     skipped: str | None = None

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 from torch.distributed.checkpoint.state_dict import (
     get_optimizer_state_dict,
     set_optimizer_state_dict,
@@ -32,11 +33,20 @@ from agentrl.distributed import (
     shard_model,
     sharded_state_dict,
 )
-from agentrl.models.attention import TREE_ATTENTION
+from agentrl.errors import ConfigError
+from agentrl.models.adapter_files import AdapterShape
 from agentrl.models.export import read_tokenizer_files, save_hf
-from agentrl.models.flex import FLEX_ATTENTION
 from agentrl.models.flops import FlopCount, peak_tflops
-from agentrl.models.load import load_policy
+from agentrl.models.load import ATTENTION, load_policy
+from agentrl.models.lora import (
+    BasePolicy,
+    adapter_tensors,
+    add_adapter,
+    has_adapter,
+    load_adapter,
+    save_adapter,
+    start_adapter,
+)
 from agentrl.models.parallel import parallelize
 from agentrl.models.policy import PolicyModel
 from agentrl.trainer.merge_check import STEP_TOLERANCE, MergeCheck, check_merge
@@ -44,6 +54,7 @@ from agentrl.trainer.optimizer import learning_rate, make_optimizer
 from agentrl.trainer.passes import PassOutcome, forward_backward, frozen_logprobs
 from agentrl.trainer.precision import Precision, set_config_dtype
 from agentrl.trainer.ratios import TurnRatios, joined, measure
+from agentrl.trainer.start import StartWeights, adapter_shape
 from agentrl.trainer.term_stats import TermStats, TermTrace, term_stats
 
 _WRAPPER_PREFIX = "model."
@@ -81,7 +92,7 @@ class Learner:
 
     def __init__(
         self,
-        model_path: Path,
+        start: StartWeights,
         *,
         ranks: Ranks,
         model: ModelSection,
@@ -93,13 +104,14 @@ class Learner:
         """Load the weights.
 
         Args:
-            model_path: Hugging Face directory; its tokenizer files go along with every export.
+            start: weights to begin with; the model's tokenizer files go along with every export.
             ranks: this process among its peers.
-            model: precision and code trust.
+            model: precision, code trust and adapter.
             trainer: optimizer settings.
             algorithm: loss settings.
             seed: of whatever is random in training.
-            reference_path: model of the KL penalty, if there is one.
+            reference_path: model of the KL penalty. Without it, and with a KL penalty, an adapter is
+                held against its own base model.
 
         Raises:
             ConfigError: the model cannot be loaded, or an optimizer argument is wrong.
@@ -110,24 +122,35 @@ class Learner:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(trainer.full_determinism)
         self._ranks = ranks
-        self._tokenizer_files = read_tokenizer_files(model_path)
         self._trainer = trainer
         self._algorithm = algorithm
+        self._tokenizer_files = read_tokenizer_files(start.model_path)
         self._precision = Precision.of(model.torch_dtype, ranks.device)
-        is_flex = model.attention_implementation == "flex"
-        attention = FLEX_ATTENTION if is_flex else TREE_ATTENTION
+        if model.attention_implementation == "varlen" and not self._precision.is_mixed:
+            raise ConfigError(
+                "--attention_implementation varlen computes in bfloat16; give --torch_dtype "
+                "bfloat16, or use flex or sdpa"
+            )
+        attention = ATTENTION[model.attention_implementation]
+        adapter = adapter_shape(model)
         mesh = None if ranks.world_size == 1 else ranks.shape.build(ranks.device)
         self._policy = load_policy(
-            model_path,
-            dtype=self._precision.master,
+            start.model_path,
+            # What is frozen is only ever used in compute precision.
+            dtype=self._precision.master if adapter is None else self._precision.compute,
             device=ranks.device,
             attention=attention,
             trust_remote_code=model.trust_remote_code,
             gradient_checkpointing=trainer.gradient_checkpointing,
-            spread=lambda policy: self._spread(policy, mesh),
+            prepare=lambda policy: self._prepare(policy, mesh, adapter),
+            cpu_offload=trainer.cpu_offload,
         )
+        if start.adapter_path is not None:
+            load_adapter(self._policy, start.adapter_path)
+        elif adapter is not None:
+            start_adapter(self._policy, seed)
         self._flops = FlopCount.of(self._policy)
-        self._reference = None
+        self._reference: nn.Module | None = None
         if reference_path is not None:
             self._reference = load_policy(
                 reference_path,
@@ -135,9 +158,13 @@ class Learner:
                 device=ranks.device,
                 attention=attention,
                 trust_remote_code=model.trust_remote_code,
-                spread=lambda policy: self._spread(policy, mesh),
+                prepare=lambda policy: self._prepare(policy, mesh, None),
+                cpu_offload=trainer.cpu_offload,
             ).requires_grad_(requires_grad=False)
-        self._optimizer = make_optimizer(self._policy.parameters(), trainer)
+        elif algorithm.kl_coefficient and adapter is not None:
+            self._reference = BasePolicy(self._policy)
+        trained = (p for p in self._policy.parameters() if p.requires_grad)
+        self._optimizer = make_optimizer(trained, trainer)
         self._writer = StateWriter(ranks)
         self._num_done = 0
 
@@ -146,9 +173,19 @@ class Learner:
         """Return the work of a visible pair over that of a token outside attention."""
         return self._flops.pair_cost
 
-    def _spread(self, policy: PolicyModel, mesh: DeviceMesh | None) -> None:
+    def _prepare(
+        self, policy: PolicyModel, mesh: DeviceMesh | None, adapter: AdapterShape | None
+    ) -> None:
+        if adapter is not None:
+            add_adapter(policy.model, adapter, dtype=self._precision.master)
         parallelize(policy, mesh)
-        shard_model(policy, self._ranks, mesh, compute_dtype=self._precision.compute)
+        shard_model(
+            policy,
+            self._ranks,
+            mesh,
+            compute_dtype=self._precision.compute,
+            cpu_offload=self._trainer.cpu_offload,
+        )
 
     def train(self, micro_batches: Sequence[MicroBatch]) -> StepOutcome:
         """Accumulate the gradients of all micro-batches and make one optimizer step (collective).
@@ -236,9 +273,15 @@ class Learner:
     def export(self, path: Path) -> None:
         """Write the weights, in compute precision, as a Hugging Face directory on rank 0.
 
-        Collective.
+        Of a policy with an adapter, the adapter is written, as PEFT does. Collective.
         """
         dtype = self._precision.compute
+        if has_adapter(self._policy):
+            tensors = adapter_tensors(self._policy)
+            if self._ranks.is_main:
+                save_adapter(self._policy, path, tensors, dtype=dtype)
+            self._ranks.barrier()
+            return
         state = full_state_dict(self._policy, self._ranks)
         if self._ranks.is_main:
             save_hf(

@@ -61,6 +61,7 @@ def step_metrics(
         num_flat_tokens=stats.tokens_flat,
         staleness=dict(sorted(found.staleness.items())),
         token_staleness=stats.staleness_histogram,
+        route_conflicts=stats.num_route_conflicts,
         dropped=dict(found.dropped),
         seconds=seconds,
         time=time.time(),

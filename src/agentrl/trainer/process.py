@@ -25,7 +25,7 @@ from agentrl.distributed import MeshShape, Ranks, joined_ranks
 from agentrl.errors import ConfigError
 from agentrl.models.load import read_config
 from agentrl.models.parallel import check_parallel_support
-from agentrl.models.resolve import resolve_model
+from agentrl.models.resolve import check_router_replay, resolve_model
 from agentrl.observability.logs import setup_logging
 from agentrl.observability.prometheus import metrics_endpoint
 from agentrl.observability.trackers import check_trackers
@@ -40,9 +40,10 @@ from agentrl.trainer.lease import trainer_lease
 from agentrl.trainer.loop import TrainLoop, TrainResult
 from agentrl.trainer.optimizer import parse_optim_args
 from agentrl.trainer.reporting import rewind_metrics
+from agentrl.trainer.start import StartWeights, start_weights
 from agentrl.trainer.team import Team, follow
 from agentrl.trainer.trackers import open_trackers
-from agentrl.weight_sync import PolicyFiles, PolicyPublisher
+from agentrl.weight_sync import AdapterNames, PolicyFiles, PolicyPublisher
 from agentrl.weight_sync.files import clear_leftovers
 
 logger = logging.getLogger(__name__)
@@ -81,7 +82,7 @@ def train(config: RootConfig) -> TrainResult | None:
 class _Start:
     """What the ranks have to agree on before they load anything; None: rank 0 gave up."""
 
-    model_path: Path | None
+    weights: StartWeights | None
 
 
 async def _lead_until_signalled(config: RootConfig, ranks: Ranks) -> TrainResult:
@@ -108,15 +109,15 @@ async def lead(config: RootConfig, ranks: Ranks, *, stop: asyncio.Event) -> Trai
                     lease_seconds=config.trainer.trainer_lease_seconds,
                 )
             )
-            model_path = _model_path(config, checkpoint)
-            check_mesh(config, ranks, model_path)
+            weights = start_weights(config.model, checkpoint)
+            check_mesh(config, ranks, weights.model_path)
             state = _state_path(config, checkpoint)
         except BaseException:
             ranks.broadcast(_Start(None))
             raise
-        ranks.broadcast(_Start(model_path))
+        ranks.broadcast(_Start(weights))
         team = await stack.enter_async_context(
-            Team(ranks, lambda: make_learner(config, ranks, model_path))
+            Team(ranks, lambda: make_learner(config, ranks, weights))
         )
         if state is not None:
             await team.load_state(state)
@@ -151,9 +152,14 @@ def mesh_shape(config: RootConfig, world_size: int) -> MeshShape:
     """Return how so many ranks share the work.
 
     Raises:
-        ConfigError: they do not fill the mesh that the flags ask for.
+        ConfigError: they do not fill the mesh that the flags ask for, or are too few for them.
     """
     trainer = config.trainer
+    if trainer.cpu_offload and world_size == 1:
+        raise ConfigError(
+            "--cpu_offload is FSDP2's, which one process alone does not use; start several ranks "
+            "(--num_processes), or save memory with --gradient_checkpointing true"
+        )
     return MeshShape.of(
         world_size,
         dp_replicate=trainer.dp_replicate_size,
@@ -164,11 +170,13 @@ def mesh_shape(config: RootConfig, world_size: int) -> MeshShape:
 
 
 def check_mesh(config: RootConfig, ranks: Ranks, model_path: Path) -> None:
-    """Refuse a mesh that the model does not go into.
+    """Refuse a mesh that the model does not go into, and flags that it has no use for.
 
     Raises:
         ConfigError: names the flag.
     """
+    if config.model.router_replay:
+        check_router_replay(model_path)
     trust_remote_code = config.model.trust_remote_code
     check_parallel_support(
         read_config(model_path, trust_remote_code=trust_remote_code), ranks.shape
@@ -179,13 +187,19 @@ def _publisher(store: TrajectoryStore, config: RootConfig) -> PolicyPublisher | 
     root = config.run.output_path / "policy"
     if config.trainer.consumer != DEFAULT_CONSUMER:
         return PolicyFiles(root, keep=config.publish.keep_policies)
-    return PolicyPublisher(store, root, publish=config.publish, inference=config.inference)
+    return PolicyPublisher(
+        store,
+        root,
+        publish=config.publish,
+        inference=config.inference,
+        adapters=AdapterNames(config.run.run_name) if config.model.lora_rank else None,
+    )
 
 
 def _follow(config: RootConfig, ranks: Ranks) -> None:
     start: _Start = ranks.broadcast(None)
-    if start.model_path is not None:
-        follow(make_learner(config, ranks, start.model_path), ranks)
+    if start.weights is not None:
+        follow(make_learner(config, ranks, start.weights), ranks)
 
 
 async def _open_run(store: TrajectoryStore, config: RootConfig, ranks: Ranks) -> Checkpoint | None:
@@ -238,10 +252,10 @@ async def read_beside(tasks: Iterator[Task]) -> AsyncIterator[Task]:
             yield task
 
 
-def make_learner(config: RootConfig, ranks: Ranks, model_path: Path) -> Learner:
+def make_learner(config: RootConfig, ranks: Ranks, weights: StartWeights) -> Learner:
     """Load this rank's model (collective)."""
     return Learner(
-        model_path,
+        weights,
         ranks=ranks,
         model=config.model,
         trainer=config.trainer,
@@ -252,15 +266,12 @@ def make_learner(config: RootConfig, ranks: Ranks, model_path: Path) -> Learner:
 
 
 def _reference_path(config: RootConfig) -> Path | None:
+    reference = config.algorithm.reference_model
     if config.algorithm.kl_coefficient == 0.0:
         return None
-    return resolve_model(config.algorithm.reference_model or config.model.model_name_or_path)
-
-
-def _model_path(config: RootConfig, checkpoint: Checkpoint | None) -> Path:
-    if checkpoint is not None:
-        return checkpoint.model_path
-    return resolve_model(config.model.model_name_or_path)
+    if reference is None and config.model.lora_rank:
+        return None  # the policy holds its base model, which is the reference
+    return resolve_model(reference or config.model.model_name_or_path)
 
 
 def _state_path(config: RootConfig, checkpoint: Checkpoint | None) -> Path | None:

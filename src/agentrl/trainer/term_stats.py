@@ -10,10 +10,10 @@ from typing import Self
 import numpy as np
 import torch
 
+from agentrl.algorithms.corrections import MAX_LOG_RATIO
 from agentrl.algorithms.losses import LossTerms
 
 _PERCENTILES = (1, 10, 50, 90, 99)
-_MAX_LOG_RATIO = 20.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,7 +95,7 @@ def term_stats(trace: TermTrace) -> TermStats:
     if len(trace.log_ratios) == 0:
         return TermStats()
     log_ratios = trace.log_ratios.astype(np.float64)
-    bounded = log_ratios.clip(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
+    bounded = log_ratios.clip(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     ratios = np.exp(bounded)
     return TermStats(
         clip_fraction=float(trace.clipped.mean()),

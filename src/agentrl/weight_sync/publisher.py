@@ -18,6 +18,7 @@ from agentrl.errors import InferenceError
 from agentrl.inference.client import SGLangClient
 from agentrl.schema import InferenceService, Policy
 from agentrl.store import TrajectoryStore
+from agentrl.weight_sync.adapters import AdapterNames
 from agentrl.weight_sync.delivery import Delivery, FileDelivery
 from agentrl.weight_sync.files import (
     checksum,
@@ -54,6 +55,7 @@ class PolicyPublisher:
         publish: PublishSection,
         inference: InferenceSection,
         delivery: Delivery | None = None,
+        adapters: AdapterNames | None = None,
     ) -> None:
         """Set up.
 
@@ -63,12 +65,14 @@ class PolicyPublisher:
             publish: how servers are updated.
             inference: keys of the servers.
             delivery: how weights reach the servers; over files when not given.
+            adapters: names of the versions where they are adapters; None where they are whole.
         """
         self._store = store
         self._root = root.absolute()
         self._publish = publish
         self._inference = inference
         self._delivery = delivery or FileDelivery(publish)
+        self._adapters = adapters
         self._filing: asyncio.Task[None] | None = None
         clear_leftovers(self._root)
 
@@ -88,7 +92,12 @@ class PolicyPublisher:
         """
         directory = self.directory(version)
         await self.settle()
-        policy = Policy(version=version, path=str(directory), num_bytes=weight_bytes(directory))
+        policy = Policy(
+            version=version,
+            path=str(directory),
+            adapter=None if self._adapters is None else self._adapters.of(version),
+            num_bytes=weight_bytes(directory),
+        )
         await self._store.publish_policy(policy)
         report = await self._hand_out(policy)
         self._filing = asyncio.create_task(self._file(policy))
@@ -123,7 +132,9 @@ class PolicyPublisher:
                 logger.warning("server %s is taken out: %s", services[name].base_url, outcome)
                 await self._store.set_service(name, status="down", error=str(outcome))
             else:
-                await self._store.set_service(name, status="up", policy_version=policy.version)
+                await self._store.set_service(
+                    name, status="up", policy_version=policy.version, adapter=policy.adapter
+                )
 
         async with AsyncExitStack() as stack:
             clients = {

@@ -2,11 +2,13 @@
 
 from typing import Any
 
-import httpx
+import openai
 import pytest
 
+from agentrl.agents.answering import AnsweringSession, ConversationTooLong, Reply
 from agentrl.agents.chain import Chain, Chains
-from agentrl.agents.endpoint import Completions, Reply
+from agentrl.gateway import OpenAIServer
+from agentrl.gateway.messages import read_message
 
 USER = {"role": "user", "content": "How many?"}
 
@@ -17,7 +19,8 @@ def call(arguments: str, identity: str) -> dict[str, Any]:
 
 
 def said(arguments: str = '{"item": "honey"}', identity: str = "a", content: Any = "") -> Any:
-    return {"role": "assistant", "content": content, "tool_calls": [call(arguments, identity)]}
+    calls = [call(arguments, identity)]
+    return read_message({"role": "assistant", "content": content, "tool_calls": calls}, 0)
 
 
 def answered(chains: Chains, messages: list[Any], reply: Any, num_sampled: int = 1) -> Chain:
@@ -74,25 +77,35 @@ def test_the_chain_with_the_most_sampled_tokens_is_trained() -> None:
 
 
 async def test_the_endpoint_answers_each_rollout_at_its_own_address() -> None:
-    completions = await Completions.start()
     seen: list[Any] = []
 
     async def answer(messages: list[Any], tools: list[Any]) -> Reply:
         seen.append((messages, tools))
-        return Reply("", (("price", '{"item": "honey"}'),)) if len(seen) == 1 else Reply("done")
+        if len(seen) == 1:
+            return Reply("", (("price", '{"item": "honey"}'),), 5, 3)
+        if len(seen) == 3:
+            raise ConversationTooLong("no room is left")
+        return Reply("done")
 
+    tool = {"type": "function", "function": {"name": "price"}}
     parts = [{"type": "text", "text": "How "}, {"type": "text", "text": "many?"}]
-    body = {"model": "m", "messages": [{"role": "user", "content": parts}], "tools": [{}]}
-    async with httpx.AsyncClient() as client, completions.session(answer) as url:
-        first = (await client.post(f"{url}/chat/completions", json=body)).json()["choices"][0]
-        second = (await client.post(f"{url}/chat/completions", json=body)).json()["choices"][0]
-        refused = await client.post(f"{url}/chat/completions", json={**body, "stream": True})
-    async with httpx.AsyncClient() as client:
-        over = await client.post(f"{url}/chat/completions", json=body)
-    await completions.stop()
-    assert seen[0] == ([USER], [{}])
-    assert first["finish_reason"] == "tool_calls"
-    assert first["message"]["tool_calls"][0]["function"]["name"] == "price"
-    assert (second["finish_reason"], second["message"]["content"]) == ("stop", "done")
-    assert (refused.status_code, over.status_code) == (400, 404)
-    assert "streaming is not offered" in refused.json()["error"]["message"]
+    ask: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": parts}]}
+    async with OpenAIServer.open("127.0.0.1") as server:
+        session = AnsweringSession("m", answer)
+        url = server.base_url(session)
+        async with openai.AsyncOpenAI(base_url=url, api_key="x", max_retries=0) as client:
+            create = client.chat.completions.create
+            async with server.serve(session):
+                first = await create(**ask, tools=[tool])
+                frames = await create(**ask, stream=True)
+                said = "".join([frame.choices[0].delta.content or "" async for frame in frames])
+                with pytest.raises(openai.BadRequestError, match="no room is left"):
+                    await create(**ask)
+            with pytest.raises(openai.NotFoundError, match="this rollout is over"):
+                await create(**ask)
+    assert seen[0] == ([USER], [tool])
+    assert first.choices[0].finish_reason == "tool_calls"
+    (called,) = first.choices[0].message.tool_calls
+    assert (called.function.name, called.function.arguments) == ("price", '{"item": "honey"}')
+    assert (first.usage.prompt_tokens, first.usage.completion_tokens) == (5, 3)
+    assert said == "done"

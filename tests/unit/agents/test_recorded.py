@@ -55,7 +55,7 @@ async def test_a_call_continues_the_tokens_of_the_call_that_it_repeats(renderer:
     first = await rollout.answer(messages, TOOLS)
     ((name, arguments),) = first.calls
     assert (name, arguments) == ("stock", '{"item": "honey"}')
-    said = first.message
+    said = first.message()
     call_id = said["tool_calls"][0]["id"]
     result = {"role": "tool", "tool_call_id": call_id, "content": "13"}
     second = await rollout.answer([*messages, said, result], TOOLS)

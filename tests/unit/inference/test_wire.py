@@ -39,6 +39,31 @@ def test_every_sampling_parameter_is_sent() -> None:
     }
 
 
+def test_experts_are_asked_for_from_the_first_token_that_is_new() -> None:
+    plain = GenerateRequest(input_ids=[1, 2], sampling=SamplingParams())
+    assert "return_routed_experts" not in request_body(plain)
+    body = request_body(plain.model_copy(update={"routed_from": 1}))
+    assert (body["return_routed_experts"], body["routed_experts_start_len"]) == (True, 1)
+
+
+def test_experts_that_cannot_be_read_are_an_error() -> None:
+    assert parse_result(generation([1], routed_experts="AQAAAA=="), "s").routed_experts == (
+        b"\x01\x00\x00\x00"
+    )
+    assert parse_result(generation([1]), "s").routed_experts == b""
+    for broken in ("no base64!", 7):
+        with pytest.raises(InferenceError, match="s sent routed_experts that are no base64"):
+            parse_result(generation([1], routed_experts=broken), "s")
+
+
+def test_a_resumed_generation_has_the_experts_of_its_last_part() -> None:
+    parts = [
+        parse_result(generation([1], "abort", routed_experts="AQAAAA=="), "s"),
+        parse_result(generation([2], routed_experts="AQAAAAIAAAA="), "s"),
+    ]
+    assert join_results(parts).routed_experts == parts[1].routed_experts
+
+
 def test_request_ids_have_one_length_so_none_is_a_prefix_of_another() -> None:
     rids = {GenerateRequest(input_ids=[1], sampling=SamplingParams()).rid for _ in range(50)}
     assert len(rids) == 50

@@ -96,9 +96,9 @@ def test_no_pass_meets_more_than_a_chunk(monkeypatch):
     lengths = []
     build = DeviceLayout.build
 
-    def noted(layout, device, states=None):
-        lengths.append(sum(layout.query_lengths))
-        return build(layout, device, states)
+    def noted(row, *arguments):
+        lengths.append(row.num_tokens)
+        return build(row, *arguments)
 
     monkeypatch.setattr(DeviceLayout, "build", noted)
     chunked(tiny_policy(), 8)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from support.play import begin_run, claim, open_play, tool_call
 from support.scripted_engine import ScriptedEngine, serve_script
-from support.tiny_tokenizer import CHAT_TEMPLATE, SPECIAL, write_tokenizer
+from support.tiny_tokenizer import IMAGE_TOKEN, write_seeing_tokenizer
 from support.tool_server import picture
 
 from agentrl.config.sections import RolloutSection
@@ -29,20 +29,6 @@ from agentrl.schema import (
 from agentrl.schema.images import image_part
 from agentrl.store import TrajectoryStore
 
-IMAGE_TOKEN = "<|image_pad|>"
-# Qwen2.5-VL's way: one placeholder an image, between two marks.
-SEEING = CHAT_TEMPLATE.replace(
-    "message.content +",
-    "(message.content if message.content is string else shown(message.content)) +",
-)
-SEEING = (
-    """{%- macro shown(parts) %}{%- for part in parts %}
-{%- if part.type == 'image' %}{{- '<|vision_start|><|image_pad|><|vision_end|>' }}
-{%- else %}{{- part.text }}{%- endif %}
-{%- endfor %}{%- endmacro %}
-"""
-    + SEEING
-)
 ANSWER = "<answer>7</answer>"
 
 
@@ -56,11 +42,7 @@ def task_with(*images: str) -> MCPTask:
 
 @pytest.fixture(scope="module")
 def seeing(tmp_path_factory: pytest.TempPathFactory) -> Renderer:
-    special = (*SPECIAL, "<|vision_start|>", IMAGE_TOKEN, "<|vision_end|>")
-    directory = tmp_path_factory.mktemp("seeing")
-    return Renderer.load(
-        write_tokenizer(directory, SEEING, special=special, image_token_id=IMAGE_TOKEN)
-    )
+    return Renderer.load(write_seeing_tokenizer(tmp_path_factory.mktemp("seeing")))
 
 
 async def play(

@@ -55,6 +55,21 @@ async def test_turns_come_back_byte_for_byte_and_rebuild_their_prompts(
     assert stored.num_tool_calls == 1
 
 
+async def test_choices_of_experts_come_back_however_many_they_are(store: TrajectoryStore) -> None:
+    await store.add_tasks([make_task(0)])
+    record = await claim(store)
+    few, many = (np.random.default_rng(1).bytes(size) for size in (60, 2 * 2**20))
+    written = [
+        make_turn(record, index).model_copy(update={"routed_experts": routes, "routed_bytes": 2})
+        for index, routes in enumerate((few, many))
+    ]
+    for turn in written:
+        await store.append_turn(turn, record.fence)
+    read = await store.turns_of(record.id)
+    assert [turn.routed_experts for turn in read] == [few, many]
+    assert all(same(a, b) for a, b in zip(written, read, strict=True))
+
+
 async def test_shared_parts_of_a_group_are_stored_once(store: TrajectoryStore) -> None:
     await store.add_tasks([make_task(0, num_generations=8)])
     for _ in range(8):

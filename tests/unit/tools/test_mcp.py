@@ -244,7 +244,7 @@ async def test_a_killed_server_fails_its_calls_and_serves_again_when_it_is_back(
         server.kill()
         with pytest.raises(ToolError, match="was lost during a call"):
             await waiting
-        with pytest.raises(ToolError, match="failed again and again: ConnectError"):
+        with pytest.raises(ToolError, match="failed again and again: ConnectionRefusedError"):
             await box.call("add", {"a": 1, "b": 2})
         start_server(port=server.port)
         assert (await box.call("add", {"a": 1, "b": 2})).content == "3"

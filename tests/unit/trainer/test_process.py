@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file
 from support.training import Player, train_tasks
 
+from agentrl.config.sections import RootConfig, TrainerSection
 from agentrl.distributed import Ranks, read_state
 from agentrl.errors import ConfigError, LeaseLost, StoreError, TrainerBusy, TrainingError
 from agentrl.schema import Run, Score
@@ -18,7 +19,7 @@ from agentrl.trainer import loop, measures, passes
 from agentrl.trainer.checkpoint import latest_checkpoint
 from agentrl.trainer.history import StepMetrics
 from agentrl.trainer.lease import process_owner
-from agentrl.trainer.process import lead, read_beside, stop_on_signals
+from agentrl.trainer.process import lead, mesh_shape, read_beside, stop_on_signals
 
 # The first test that runs pays for importing torch, transformers and matplotlib.
 pytestmark = pytest.mark.timeout(90)
@@ -523,6 +524,7 @@ async def test_no_figure_of_a_step_is_left_empty(make_config, store, model_path)
     at_rest = {name for name in StepMetrics.model_fields if name.endswith("fraction")}
     at_rest |= {"clip_fraction_positive", "clip_fraction_negative"}
     at_rest |= {"kl", "sampler_kl_k1", "sampler_kl_k2", "sampler_kl_k3"}
+    at_rest.add("route_conflicts")  # the model is dense
     assert {name for name, value in figures.items() if not value} <= at_rest
 
 
@@ -536,3 +538,10 @@ async def test_questions_are_read_beside_the_event_loop_in_their_order():
 
     assert [task.order async for task in read_beside(read())] == list(range(1201))
     assert threading.get_ident() not in readers
+
+
+def test_offloading_needs_ranks_that_shard() -> None:
+    config = RootConfig(trainer=TrainerSection(cpu_offload=True))
+    assert mesh_shape(config, 2).dp_shard == 2
+    with pytest.raises(ConfigError, match=r"--cpu_offload .* start several ranks"):
+        mesh_shape(config, 1)

@@ -1,5 +1,6 @@
 """Answers of `/generate`."""
 
+import base64
 import time
 from itertools import pairwise
 from typing import Any
@@ -35,6 +36,10 @@ def answer(sequence: Sequence, request: ParsedRequest, text: Text, label: str) -
     }
     if finish is not None:
         meta["weight_versions"] = version_spans(sequence, count, label)
+        if request.routed_from is not None and sequence.routes is not None:
+            # The last token was never computed.
+            known = sequence.routes[request.routed_from : sequence.length - 1].astype("<i4")
+            meta["routed_experts"] = base64.b64encode(known.tobytes()).decode()
     if request.return_logprob:
         meta |= _logprobs(sequence, request, text, count)
     body: dict[str, Any] = {"output_ids": output_ids, "meta_info": meta}

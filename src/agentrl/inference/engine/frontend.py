@@ -9,9 +9,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
 from transformers import PreTrainedModel
 
+from agentrl.errors import InferenceError
+from agentrl.inference.engine.adapters import LoadedAdapters
 from agentrl.inference.engine.answers import answer
+from agentrl.inference.engine.broadcasts import Announced, BroadcastReceiver
 from agentrl.inference.engine.config import EngineConfig
 from agentrl.inference.engine.loop import EngineLoop
 from agentrl.inference.engine.parsing import (
@@ -29,7 +33,7 @@ from agentrl.inference.engine.scheduler import (
 )
 from agentrl.inference.engine.sequence import Sequence
 from agentrl.inference.engine.text import Text, end_of_text_ids
-from agentrl.inference.engine.weights import read_weights
+from agentrl.inference.engine.weights import check_weights, read_weights
 
 T = TypeVar("T")
 
@@ -68,6 +72,7 @@ class FrontEnd:
             context_length=min(config.context_length or own_limit, own_limit),
             vocab_size=int(model.config.vocab_size),
             eos_ids=end_of_text_ids(config.model_path, model.config, self.text),
+            has_experts=getattr(model.config, "num_experts_per_tok", None) is not None,
         )
         self._model = model
         self._seeds = random.Random(config.seed)
@@ -86,7 +91,10 @@ class FrontEnd:
         )
         self._endings: dict[Sequence, asyncio.Future[None]] = {}
         self._growth: dict[Sequence, asyncio.Event] = {}
+        self.adapters = LoadedAdapters(model)
         self._updating = asyncio.Lock()
+        self.broadcasts = BroadcastReceiver()
+        """The groups over which new weights may come."""
         self._log = RequestLog(config.log_requests) if config.log_requests else None
         self.is_dead = False
         self.is_closing = False
@@ -171,6 +179,7 @@ class FrontEnd:
             self.limits,
             encode=self.text.encode,
             new_seed=lambda: self._seeds.getrandbits(63),
+            adapters=self.adapters,
         )
 
     def submit(self, request: ParsedRequest) -> list[asyncio.Future[None]]:
@@ -190,6 +199,7 @@ class FrontEnd:
         left = [sequence for sequence in request.sequences if sequence.finish is None]
         for sequence in request.sequences:
             self._endings.pop(sequence, None)
+        self._let_go()
         if left:
             self._loop.call(partial(self._scheduler.abort_all_of, left))
 
@@ -207,6 +217,7 @@ class FrontEnd:
             ending = self._endings.pop(sequence, None)
             if ending is not None and not ending.done():
                 ending.set_result(None)
+        self._let_go()
         for sequence in (*finished, *streamed):
             changed = self._growth.get(sequence)
             if changed is not None:
@@ -227,6 +238,7 @@ class FrontEnd:
             if not ending.done():
                 ending.set_exception(self._gone())
         self._endings.clear()
+        self._let_go()
         for changed in self._growth.values():
             changed.set()
 
@@ -238,6 +250,20 @@ class FrontEnd:
     def is_serving(self) -> bool:
         """Whether requests are taken."""
         return not self.is_dead and not self.is_closing
+
+    async def unload_adapter(self, name: str) -> None:
+        """Refuse new requests for an adapter, and return when those that use it have ended.
+
+        Raises:
+            InferenceError: there is none of this name.
+        """
+        retired = self.adapters.retire(name)
+        self._let_go()
+        await retired
+
+    def _let_go(self) -> None:
+        if self.adapters.has_retired:
+            self.adapters.let_go({sequence.adapter for sequence in self._endings})
 
     # Control.
 
@@ -306,23 +332,52 @@ class FrontEnd:
             InferenceError: they cannot be loaded; nothing has changed.
             NotFlushed: they are loaded, but sequences hold the cache.
         """
+        async with self._updating:
+            tensors = await asyncio.to_thread(read_weights, path, self._model)
+            if abort_all:
+                await self._call(self._scheduler.abort_all)
+            num_kept, is_flushed = await self._install(tensors, label, flush=flush)
+            self.model_path = self.served_model_name = str(Path(path))
+            self._note(label, is_flushed=is_flushed)
+        return num_kept
+
+    async def update_weights_from_group(
+        self, announced: Announced, label: str | None, *, flush: bool, abort_all: bool
+    ) -> None:
+        """Take some weights from a broadcast; unless paused, after all in flight have ended.
+
+        Raises:
+            InferenceError: they did not come, or do not fit; none of them is used.
+            NotFlushed: they are loaded, but sequences hold the cache.
+        """
+        if abort_all:
+            await self._call(self._scheduler.abort_all)
+        try:
+            tensors = await self.broadcasts.receive(announced)
+        except InferenceError as error:
+            raise InferenceError(f"Failed to receive weights: {error}") from error
+        async with self._updating:
+            await asyncio.to_thread(check_weights, tensors, self._model)
+            _, is_flushed = await self._install(tensors, label, flush=flush)
+            self._note(label, is_flushed=is_flushed)
+
+    async def _install(
+        self, tensors: Mapping[str, torch.Tensor], label: str | None, *, flush: bool
+    ) -> tuple[int, bool]:
+        """Swap weights in; return the sequences in flight, and whether the cache is as asked for."""
 
         def install() -> tuple[int, bool]:
             num_kept = self._scheduler.num_in_flight
             self._scheduler.install(tensors, label)
             return num_kept, not flush or self._scheduler.flush()
 
-        async with self._updating:
-            tensors = await asyncio.to_thread(read_weights, path, self._model)
-            if abort_all:
-                await self._call(self._scheduler.abort_all)
-            num_kept, is_flushed = await self._call(install, when_idle=True)
-            self.model_path = self.served_model_name = str(Path(path))
-            if not is_flushed:
-                raise NotFlushed
-            if label is not None:
-                self.weight_version = label
-        return num_kept
+        return await self._call(install, when_idle=True)
+
+    def _note(self, label: str | None, *, is_flushed: bool) -> None:
+        if not is_flushed:
+            raise NotFlushed
+        if label is not None:
+            self.weight_version = label
 
     async def _call(self, run: Callable[[], T], *, when_idle: bool = False) -> T:
         if self.is_dead:

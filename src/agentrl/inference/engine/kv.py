@@ -117,6 +117,8 @@ class Prefix:
     """int32 [T]."""
     kv: torch.Tensor
     """[L, 2, K, T, D]."""
+    routes: np.ndarray | None
+    """int16 [T, W], see `Sequence.routes`."""
 
 
 class PrefixStore:
@@ -150,7 +152,13 @@ class PrefixStore:
             self._prefixes.move_to_end(id(found))
         return best, found
 
-    def add(self, namespace: str, tokens: np.ndarray, kv: torch.Tensor) -> None:
+    def add(
+        self,
+        namespace: str,
+        tokens: np.ndarray,
+        kv: torch.Tensor,
+        routes: np.ndarray | None = None,
+    ) -> None:
         """Keep a copy. What it continues is dropped, since it holds all of that."""
         if not MIN_PREFIX <= len(tokens) <= self._max_tokens:
             return
@@ -168,7 +176,8 @@ class PrefixStore:
             self._drop(prefix)
         while self._prefixes and self.num_tokens + len(tokens) > self._max_tokens:
             self._drop(next(iter(self._prefixes.values())))
-        added = Prefix(namespace, tokens.copy(), kv.clone())
+        kept = None if routes is None else routes.copy()
+        added = Prefix(namespace, tokens.copy(), kv.clone(), kept)
         self._prefixes[id(added)] = added
         self.num_tokens += len(tokens)
 

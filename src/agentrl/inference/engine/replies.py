@@ -97,6 +97,18 @@ def typed(body: Mapping[str, Any], name: str, kind: type, default: Any) -> Any:
     return value
 
 
+def required(body: Mapping[str, Any], name: str, kind: type) -> Any:
+    """Return a field that has to be there.
+
+    Raises:
+        HTTPException: it is missing, or of another type.
+    """
+    value = typed(body, name, kind, None)
+    if value is None:
+        raise HTTPException(400, f"{name} is missing")
+    return value
+
+
 def one_of(body: Mapping[str, Any], name: str, values: tuple[str, ...]) -> str:
     """Return a field that has to be one of the values; the first when it is left out.
 

@@ -16,7 +16,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
+from agentrl.distributed.broadcast import Seat
 from agentrl.errors import InferenceError
+from agentrl.inference.engine.broadcasts import Announced
 from agentrl.inference.engine.frontend import BadRequest, FrontEnd, NotFlushed, Refused
 from agentrl.inference.engine.replies import (
     answer_frames,
@@ -29,6 +31,7 @@ from agentrl.inference.engine.replies import (
     on_http_exception,
     on_refused,
     one_of,
+    required,
     typed,
     unless_disconnected,
 )
@@ -43,13 +46,19 @@ _CONTROL_PATHS = frozenset(
         "/abort_request",
         "/begin_weight_update",
         "/continue_generation",
+        "/destroy_weights_update_group",
         "/end_weight_update",
         "/flush_cache",
+        "/init_weights_update_group",
+        "/load_lora_adapter",
         "/pause_generation",
+        "/unload_lora_adapter",
         "/update_weight_version",
         "/update_weights_from_disk",
+        "/update_weights_from_distributed",
     }
 )
+_GROUP = "weight_update_group"
 _OPEN_PATHS = frozenset({"/health", "/health_generate", "/ready"})
 _NOT_FLUSHED = "Weights were updated, but the cache was not flushed because requests are running."
 
@@ -79,8 +88,13 @@ def make_app(front_end: FrontEnd) -> Starlette:
             Route("/flush_cache", routes.flush, methods=both),
             Route("/update_weights_from_disk", routes.update_weights, methods=post),
             Route("/update_weight_version", routes.update_label, methods=post),
+            Route("/load_lora_adapter", routes.load_adapter, methods=post),
+            Route("/unload_lora_adapter", routes.unload_adapter, methods=post),
             Route("/begin_weight_update", routes.begin_update, methods=post),
             Route("/end_weight_update", routes.end_update, methods=post),
+            Route("/init_weights_update_group", routes.join_group, methods=post),
+            Route("/destroy_weights_update_group", routes.leave_group, methods=post),
+            Route("/update_weights_from_distributed", routes.update_from_group, methods=post),
         ],
         exception_handlers={
             BadRequest: on_bad_request,
@@ -181,7 +195,11 @@ class _Routes:
             "parent": None,
             "max_model_len": engine.limits.context_length,
         }
-        return JSONResponse({"object": "list", "data": [card]})
+        adapters = [
+            card | {"id": name, "root": it.path, "parent": card["id"], "max_model_len": None}
+            for name, it in engine.adapters.items()
+        ]
+        return JSONResponse({"object": "list", "data": [card, *adapters]})
 
     async def loads(self, _: Request) -> Response:
         load = await self._engine.load()
@@ -238,9 +256,7 @@ class _Routes:
 
     async def update_weights(self, http: Request) -> Response:
         body = await json_object(http)
-        path = typed(body, "model_path", str, None)
-        if path is None:
-            raise HTTPException(400, "model_path is missing")
+        path = required(body, "model_path", str)
         try:
             num_kept = await self._engine.update_weights(
                 path,
@@ -257,14 +273,38 @@ class _Routes:
 
     async def update_label(self, http: Request) -> Response:
         body = await json_object(http)
-        label = typed(body, "new_version", str, None)
-        if label is None:
-            raise HTTPException(400, "new_version is missing")
+        label = required(body, "new_version", str)
         abort_all = typed(body, "abort_all_requests", bool, True)
         await self._engine.update_label(label, abort_all=abort_all)
         return JSONResponse(
             {"success": True, "message": "Version was updated.", "new_version": label}
         )
+
+    async def load_adapter(self, http: Request) -> Response:
+        body = await json_object(http)
+        name, path = (typed(body, field, str, None) for field in ("lora_name", "lora_path"))
+        if not name or not path:
+            raise HTTPException(400, "lora_name and lora_path have to be given")
+        return await self._adapters_after(self._engine.adapters.load(name, path))
+
+    async def unload_adapter(self, http: Request) -> Response:
+        name = typed(await json_object(http), "lora_name", str, None)
+        if not name:
+            raise HTTPException(400, "lora_name has to be given")
+        return await self._adapters_after(self._engine.unload_adapter(name))
+
+    async def _adapters_after(self, change: Awaitable[None]) -> Response:
+        error_message = None
+        try:
+            await change
+        except InferenceError as error:
+            error_message = str(error)
+        body = {
+            "success": error_message is None,
+            "error_message": error_message,
+            "loaded_adapters": {name: it.path for name, it in self._engine.adapters.items()},
+        }
+        return JSONResponse(body, 200 if error_message is None else 400)
 
     async def begin_update(self, http: Request) -> Response:
         one_of(await json_object(http), "selector", _SELECTORS)
@@ -273,6 +313,53 @@ class _Routes:
     async def end_update(self, http: Request) -> Response:
         await json_object(http)
         return self._session(opens=False)
+
+    async def join_group(self, http: Request) -> Response:
+        body = await json_object(http)
+        backend = typed(body, "backend", str, "nccl")
+        if backend != "gloo":
+            return failed(f"the embedded engine runs on the CPU and joins gloo, not {backend}")
+        seat = Seat(
+            host=required(body, "master_address", str),
+            port=required(body, "master_port", int),
+            rank=required(body, "rank_offset", int),
+            world_size=required(body, "world_size", int),
+        )
+        try:
+            await self._engine.broadcasts.join(typed(body, "group_name", str, _GROUP), seat)
+        except InferenceError as error:
+            return failed(str(error))
+        return JSONResponse({"success": True, "message": "The group was formed."})
+
+    async def leave_group(self, http: Request) -> Response:
+        name = typed(await json_object(http), "group_name", str, _GROUP)
+        if not self._engine.broadcasts.leave(name):
+            return failed(f"the group {name} is not known here")
+        return JSONResponse({"success": True, "message": "The group was left."})
+
+    async def update_from_group(self, http: Request) -> Response:
+        body = await json_object(http)
+        announced = Announced(
+            group=typed(body, "group_name", str, _GROUP),
+            names=required(body, "names", list),
+            dtypes=required(body, "dtypes", list),
+            shapes=required(body, "shapes", list),
+            is_flattened=typed(body, "load_format", str, None) == "flattened_bucket",
+        )
+        if not self._is_session_open:
+            return failed("weights come between begin_weight_update and end_weight_update only")
+        try:
+            await self._engine.update_weights_from_group(
+                announced,
+                typed(body, "weight_version", str, None),
+                flush=typed(body, "flush_cache", bool, True),
+                abort_all=typed(body, "abort_all_requests", bool, False),
+            )
+        except InferenceError as error:
+            return failed(str(error))
+        except NotFlushed:
+            return failed(_NOT_FLUSHED)
+        return JSONResponse({"success": True, "message": "Weights were updated."})
 
     def _session(self, *, opens: bool) -> Response:
         if opens == self._is_session_open:

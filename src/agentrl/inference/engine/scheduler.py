@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from agentrl.inference.engine.adapters import AdapterLayers
 from agentrl.inference.engine.attention import Chunk, plan_step
 from agentrl.inference.engine.kv import (
     MIN_PREFIX,
@@ -29,6 +30,7 @@ from agentrl.inference.engine.kv import (
     PrefixStore,
     common_prefix,
 )
+from agentrl.inference.engine.routers import RouterWatch
 from agentrl.inference.engine.sampling import SamplingBatch
 from agentrl.inference.engine.sequence import Finish, Sequence
 from agentrl.inference.engine.weights import swap_weights
@@ -89,6 +91,7 @@ class Scheduler:
         self.limits = limits
         self.label = label
         self._find_stop = find_stop
+        self._router_watch = RouterWatch.of(model)
         self._vocab_size = int(config.vocab_size)
         head_dim = getattr(config, "head_dim", None)
         shape = KVShape(
@@ -109,6 +112,7 @@ class Scheduler:
         self._batch: SamplingBatch | None = None
         self._finished: list[Sequence] = []
         self._streamed: list[Sequence] = []
+        self._adapters = AdapterLayers(model)
         self.num_sampled = 0
         self.num_prefilled = 0
         self.num_cached = 0
@@ -179,6 +183,8 @@ class Scheduler:
             sequence.finish = Finish("abort", message=message, status=503)
             self._finished.append(sequence)
             return
+        if self._router_watch is not None:
+            sequence.routes = self._router_watch.room_for(len(sequence.tokens))
         self._live[sequence.rid] = sequence
         queue = self._held if self._paused is not None or self._is_draining else self._waiting
         queue.append(sequence)
@@ -275,6 +281,7 @@ class Scheduler:
         plan = plan_step(self._kv, [sequence.length for sequence in decoding], chunks)
         input_ids = [int(sequence.tokens[sequence.length - 1]) for sequence in decoding]
         positions = [sequence.length - 1 for sequence in decoding]
+        adapters = [sequence.adapter for sequence in decoding]
         wanted = list(range(len(decoding)))
         sampled = list(decoding)
         scored: list[tuple[Sequence, Chunk, int]] = []
@@ -283,6 +290,7 @@ class Scheduler:
             offset = len(input_ids)
             input_ids += sequence.tokens[chunk.start : chunk.end].tolist()
             positions += range(chunk.start, chunk.end)
+            adapters += [sequence.adapter] * chunk.size
             sequence.num_computed = chunk.end
             self.num_prefilled += chunk.end - chunk.start
             if sequence.prompt_logprobs_from >= 0:
@@ -294,6 +302,7 @@ class Scheduler:
             sequence.num_computed = sequence.length
         # Only where prompt logprobs are asked for are the logits of all positions needed.
         keep = torch.arange(len(input_ids)) if scored else torch.tensor(wanted, dtype=torch.int64)
+        self._adapters.choose(adapters)
         logits: torch.Tensor = self.model(
             input_ids=torch.tensor([input_ids]),
             position_ids=torch.tensor([positions]),
@@ -301,6 +310,10 @@ class Scheduler:
             logits_to_keep=keep,
             step_plan=plan,
         ).logits[0]
+        if self._router_watch is not None:
+            owners = [(sequence, sequence.length - 1, sequence.length) for sequence in decoding]
+            owners += [(self._running[chunk.row], chunk.start, chunk.end) for chunk in chunks]
+            self._router_watch.note(owners)
         for sequence, chunk, offset in scored:
             _score_prompt(sequence, chunk, logits[offset : offset + chunk.end - chunk.start])
         return (logits[wanted] if scored else logits), sampled
@@ -366,10 +379,15 @@ class Scheduler:
                 if common_prefix(coming, wanted, longer_than=worth_waiting) > worth_waiting:
                     return False
         row = len(self._running)
+        routes = None
         if isinstance(known, Prefix):
             self._kv.fill(row, known.kv, num_known)
+            routes = known.routes
         elif known is not None:
             self._kv.move(known, row, num_known)
+            routes = self._running[known].routes
+        if sequence.routes is not None and routes is not None:
+            sequence.routes[:num_known] = routes[:num_known]
         sequence.num_computed = num_known
         sequence.epoch = self._epoch
         if sequence.num_cached is None:
@@ -412,7 +430,8 @@ class Scheduler:
         if sequence.epoch == self._epoch and self.limits.prefix_cache_bytes:
             count = sequence.num_computed
             known = sequence.tokens[:count]
-            self._prefixes.add(sequence.namespace, known, self._kv.prefix(row, count))
+            routes = None if sequence.routes is None else sequence.routes[:count]
+            self._prefixes.add(sequence.namespace, known, self._kv.prefix(row, count), routes)
         sequence.forget_cache()
         last = len(self._running) - 1
         if row < last and not self._running[last].is_prefilled:

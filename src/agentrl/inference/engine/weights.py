@@ -1,5 +1,6 @@
 """The model and its weights: loading, checking a checkpoint whole, swapping it in."""
 
+import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -13,7 +14,9 @@ from transformers.utils import logging as transformers_logging
 from agentrl.errors import ConfigError, InferenceError
 from agentrl.inference.engine.attention import ENGINE_ATTENTION
 
-SUPPORTED_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
+SUPPORTED_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe")
+
+_EXPERT = re.compile(r"(.+\.experts)\.(\d+)\.(gate_proj|up_proj|down_proj)\.weight")
 
 
 def load_model(path: str | Path, dtype: torch.dtype) -> PreTrainedModel:
@@ -77,17 +80,36 @@ def read_weights(path: str | Path, model: PreTrainedModel) -> dict[str, torch.Te
         raise InferenceError(f"no safetensors files in {path}")
     state = model.state_dict()
     tensors: dict[str, torch.Tensor] = {}
+    stacks: dict[str, torch.Tensor] = {}
     for file in files:
         try:
             with safe_open(file, framework="pt") as opened:
                 for name in opened.keys():  # noqa: SIM118
-                    tensors[name] = _checked(name, opened.get_tensor(name), state)
+                    if _EXPERT.fullmatch(name):
+                        _put_into_stack(stacks, name, opened.get_tensor(name), state)
+                    else:
+                        tensors[name] = _checked(name, opened.get_tensor(name), state)
         except (OSError, SafetensorError) as error:
             raise InferenceError(f"{file} cannot be read: {_first_line(error)}") from error
+    for name, stack in stacks.items():
+        if stack.isnan().any():
+            raise InferenceError(f"{path} lacks experts of {name}, or has NaN in them")
+        tensors[name] = _checked(name, stack, state)
     for names in _tied_names(state):
         if not any(name in tensors for name in names):
             raise InferenceError(f"{path} lacks the tensor {names[0]}")
     return tensors
+
+
+def check_weights(tensors: Mapping[str, torch.Tensor], model: PreTrainedModel) -> None:
+    """Check some new weights for a model.
+
+    Raises:
+        InferenceError: a tensor is unknown, malformed or not finite.
+    """
+    state = model.state_dict()
+    for name, tensor in tensors.items():
+        _checked(name, tensor, state)
 
 
 def swap_weights(model: PreTrainedModel, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -96,6 +118,35 @@ def swap_weights(model: PreTrainedModel, tensors: Mapping[str, torch.Tensor]) ->
     with torch.no_grad():
         for name, tensor in tensors.items():
             state[name].copy_(tensor)
+
+
+def _put_into_stack(
+    stacks: dict[str, torch.Tensor],
+    name: str,
+    tensor: torch.Tensor,
+    state: Mapping[str, torch.Tensor],
+) -> None:
+    """Put an expert's weights where the model has those of all experts of a layer.
+
+    Files hold every expert by itself; transformers computes with `down_proj` [experts, hidden,
+    width] and `gate_up_proj` [experts, 2 * width, hidden], the gates above.
+    """
+    match = _EXPERT.fullmatch(name)
+    assert match is not None
+    owner, number, kind = match[1], int(match[2]), match[3]
+    target = f"{owner}.{'down_proj' if kind == 'down_proj' else 'gate_up_proj'}"
+    whole = state.get(target)
+    if whole is None or number >= len(whole):
+        raise InferenceError(f"the model has no tensor {name}")
+    if target not in stacks:
+        stacks[target] = torch.full_like(whole, torch.nan)
+    stack = stacks[target]
+    rows = stack[number] if kind == "down_proj" else stack[number].chunk(2)[kind == "up_proj"]
+    if tensor.shape != rows.shape:
+        raise InferenceError(
+            f"{name} has shape {tuple(tensor.shape)}, the model wants {tuple(rows.shape)}"
+        )
+    rows.copy_(tensor)
 
 
 def _checked(name: str, tensor: torch.Tensor, state: Mapping[str, torch.Tensor]) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""FlexAttention's kernels against SDPA along the paths."""
+"""FlexAttention's and variable-length kernels against SDPA along the paths."""
 
 import pytest
 import torch
@@ -37,3 +37,20 @@ def test_gradients_are_those_of_sdpa(architecture, num_chunks):
     for row in ROWS:  # two lengths: one compilation serves both
         found, expected = gradient(flex, row, num_chunks), gradient(sdpa, row)
         assert relative_error(found, expected) <= 1e-4
+
+
+@pytest.mark.parametrize("architecture", ["qwen3", "llama"])
+@pytest.mark.parametrize("num_chunks", [1, 3])
+def test_varlen_in_bfloat16_is_as_near_as_flex(architecture, num_chunks):
+    exact = tiny_policy(architecture, torch.float32, head_dim=16).cuda()
+    errors = {}
+    for attention in ("agentrl_flex", "agentrl_varlen"):
+        policy = tiny_policy(architecture, torch.float32, attention=attention, head_dim=16).cuda()
+        found = []
+        for row in ROWS:
+            with torch.autocast("cuda", dtype=torch.bfloat16):
+                found.append(gradient(policy, row, num_chunks))
+        errors[attention] = max(
+            relative_error(one, gradient(exact, row)) for one, row in zip(found, ROWS, strict=True)
+        )
+    assert errors["agentrl_varlen"] <= 1.5 * errors["agentrl_flex"]

@@ -1,0 +1,127 @@
+"""Which experts the servers sent each token of a turn to, put together from what turns store.
+
+Shape legend: P prompt tokens, T sampled tokens, W = layers * experts a token.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+
+from agentrl.data.tokens import TurnTokens
+from agentrl.schema import DispatchedSamplingTask
+from agentrl.schema.routing import first_routed, stored_choices
+
+OWN_CHOICE = -1
+"""In place of an expert: the trainer's own router chooses."""
+
+
+def with_routes(
+    tokens: Sequence[TurnTokens], turns: Iterable[DispatchedSamplingTask]
+) -> list[TurnTokens]:
+    """Return turns in token form with the experts of the tokens on their paths.
+
+    Args:
+        tokens: of `turn_tokens`, of any number of records.
+        turns: what they were made of.
+    """
+    stored = {(turn.record_id, turn.index): turn for turn in turns}
+    by_id = {turn.id: turn for turn in stored.values()}
+    routes = {
+        chain: _gather(by_id[longest.turn_id], len(longest.path), stored)
+        for chain, longest in _longest_of_chains(tokens).items()
+    }
+    return [_with(turn, routes[turn.record_id, turn.chain]) for turn in tokens]
+
+
+def agreed(turns: Sequence[TurnTokens]) -> tuple[tuple[TurnTokens, ...], int]:
+    """Give tokens that turns of a group share one choice of experts, however the servers chose.
+
+    Such a token is computed once. The first turn in depth-first order whose server chose for it
+    decides, so that every way to merge and pack the group computes the same.
+
+    Returns:
+        The turns in their order, and the number of tokens where another turn's server had chosen
+        otherwise.
+    """
+    longest = _longest_of_chains(turns)
+    width = max((_width(turn) for turn in longest.values()), default=0)
+    if not width:
+        return tuple(turns), 0
+    chains = sorted(longest, key=lambda chain: longest[chain].path.astype(">u4").tobytes())
+    # Chains that share a token stand side by side. Forwards every one takes over what those before
+    # it know; backwards those at the beginning, which knew nothing, get it from the ones after.
+    settled = {chain: _known(longest[chain], width) for chain in chains}
+    num_conflicts = 0
+    for before, chain in pairwise(chains):
+        shared = _common_prefix(longest[before].path, longest[chain].path)
+        num_conflicts += _take_over(settled, chain, settled[before][:shared])
+    for after, chain in pairwise(reversed(chains)):
+        shared = _common_prefix(longest[after].path, longest[chain].path)
+        _take_over(settled, chain, settled[after][:shared])
+    return tuple(_with(turn, settled[turn.record_id, turn.chain]) for turn in turns), num_conflicts
+
+
+def _known(turn: TurnTokens, width: int) -> np.ndarray:
+    if turn.expert_choices is None:
+        return np.full((len(turn.path), width), OWN_CHOICE, dtype=np.int16)
+    return turn.expert_choices
+
+
+def _take_over(
+    settled: dict[tuple[str, int], np.ndarray], chain: tuple[str, int], given: np.ndarray
+) -> int:
+    """Replace a chain's first choices by those given, where they are known; count contradictions."""
+    own = settled[chain][: len(given)]
+    is_other = (given != own).any(axis=1) & (given[:, 0] != OWN_CHOICE)
+    if not is_other.any():
+        return 0
+    # Not in place: what the samplers said is seen by others, too.
+    first = np.where(is_other[:, None], given, own)
+    settled[chain] = np.concatenate([first, settled[chain][len(given) :]])
+    return int((is_other & (own[:, 0] != OWN_CHOICE)).sum())
+
+
+def _longest_of_chains(turns: Iterable[TurnTokens]) -> dict[tuple[str, int], TurnTokens]:
+    """Return the turn of every chain whose path has all the others' as prefixes."""
+    longest: dict[tuple[str, int], TurnTokens] = {}
+    for turn in turns:
+        known = longest.get((turn.record_id, turn.chain))
+        if known is None or len(known.path) < len(turn.path):
+            longest[turn.record_id, turn.chain] = turn
+    return longest
+
+
+def _gather(
+    turn: DispatchedSamplingTask,
+    length: int,
+    stored: dict[tuple[str, int], DispatchedSamplingTask],
+) -> np.ndarray | None:
+    """Return the experts of a turn's first tokens, int16 [length, W], from it and its ancestors."""
+    routes: np.ndarray | None = None
+    end = length
+    while True:
+        first, own = first_routed(turn.shared_len), stored_choices(turn)
+        if own is not None and end > first:
+            if routes is None:
+                routes = np.full((length, own.shape[1]), OWN_CHOICE, dtype=np.int16)
+            routes[first:end] = own[: end - first]
+        end = min(end, first)
+        if end == 0 or turn.parent is None:
+            return routes
+        turn = stored[turn.record_id, turn.parent]
+
+
+def _with(turn: TurnTokens, routes: np.ndarray | None) -> TurnTokens:
+    return replace(turn, expert_choices=None if routes is None else routes[: len(turn.path)])
+
+
+def _width(turn: TurnTokens) -> int:
+    return 0 if turn.expert_choices is None else turn.expert_choices.shape[1]
+
+
+def _common_prefix(left: np.ndarray, right: np.ndarray) -> int:
+    size = min(len(left), len(right))
+    differs = left[:size] != right[:size]
+    return int(differs.argmax()) if differs.any() else size

@@ -1,0 +1,183 @@
+"""Attention of runs on CPU: no masks, no padding, and no key kept twice for the backward pass.
+
+A run attends to the path above it in full and to itself causally. Either is a plain form of torch's
+CPU kernel, which also gives the logarithm of every query's normalizer; with these the two outputs
+add up to attention over all of the keys. The gradient of a part of the keys follows from output and
+normalizer of the whole, so the backward pass is the kernel's own, part by part (as in ring
+attention, 2310.01889). Keys on the path are gathered anew for it.
+
+Shape legend: H query heads, K key-value heads, N tokens, P tokens above the row, D head dimension;
+batch is always 1.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.autograd.function import once_differentiable
+
+_kernel: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+_kernel_backward: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+
+
+@dataclass(frozen=True)
+class Run:
+    """A stretch of queries and where its keys are."""
+
+    queries: slice
+    """Its place in the row."""
+    above: torch.Tensor | None
+    """int64, the path above it, as places among the keys; None at a root."""
+
+
+def attend_along_runs(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    runs: Sequence[Run],
+    scaling: float,
+) -> torch.Tensor:
+    """Return the attention output [1, H, N, D].
+
+    Args:
+        query: [1, H, N, D], on CPU.
+        key: [1, K, P + N, D], the tokens above the row first.
+        value: [1, K, P + N, D].
+        runs: all of the row.
+        scaling: factor on the scores.
+    """
+    output: torch.Tensor = _AlongRuns.apply(query, key, value, runs, scaling)  # type: ignore[no-untyped-call]
+    return output
+
+
+class _AlongRuns(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        runs: Sequence[Run],
+        scaling: float,
+    ) -> torch.Tensor:
+        own, above = _Attended(query), None
+        own_keys, own_values = (_each_head(states, query) for states in (key, value))
+        for run in runs:
+            here, q = run.queries, query[:, :, run.queries]
+            keys, values = own_keys[:, :, here], own_values[:, :, here]
+            own.put(run, *_kernel(q, keys, values, 0.0, True, scale=scaling))
+            if run.above is not None:
+                above = above or _Attended(query)
+                keys, values = (states.index_select(2, run.above) for states in (key, value))
+                q = _grouped(q, key.shape[1])
+                above.put(run, *_kernel(q, keys, values, 0.0, False, scale=scaling))
+        whole = own if above is None else own.joined(above)
+        output = whole.output.to(query.dtype)
+        ctx.save_for_backward(query, key, value, output, whole.normalizers)
+        ctx.runs, ctx.scaling = runs, scaling
+        return output
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        query, key, value, output, normalizers = ctx.saved_tensors
+        rows = (grad_output.contiguous(), query, output, normalizers)
+        exact = normalizers.dtype
+        grad_query, grad_key, grad_value = (
+            torch.zeros_like(states, dtype=exact) for states in (query, key, value)
+        )
+        own_keys, own_values = (_each_head(states, query) for states in (key, value))
+        grad_own_keys, grad_own_values = (
+            torch.empty_like(states, dtype=exact) for states in (own_keys, own_values)
+        )
+        for run in ctx.runs:
+            here = run.queries
+            of_run = [states[:, :, here] for states in rows]
+            keys, values = own_keys[:, :, here], own_values[:, :, here]
+            parts = _part_backward(of_run, keys, values, causal=True, scaling=ctx.scaling)
+            for total, part in zip(
+                (grad_query, grad_own_keys, grad_own_values), parts, strict=True
+            ):
+                total[:, :, here] = part
+            if run.above is not None:
+                keys, values = (states.index_select(2, run.above) for states in (key, value))
+                of_run = [_grouped(states, key.shape[1]) for states in of_run]
+                parts = _part_backward(of_run, keys, values, causal=False, scaling=ctx.scaling)
+                place = grad_query[:, :, here]
+                place += parts[0].reshape(place.shape)
+                for total, part in zip((grad_key, grad_value), parts[1:], strict=True):
+                    total.index_add_(2, run.above, part.to(exact))
+        num_above = key.shape[2] - query.shape[2]
+        for total, of_heads in ((grad_key, grad_own_keys), (grad_value, grad_own_values)):
+            total[:, :, num_above:] += _summed_heads(of_heads, total.shape[1])
+        gradients = (grad_query, grad_key, grad_value)
+        return (*(gradient.to(query.dtype) for gradient in gradients), None, None)
+
+
+class _Attended:
+    """What all queries of a row found in some of their keys."""
+
+    def __init__(self, query: torch.Tensor) -> None:
+        exact = torch.promote_types(query.dtype, torch.float32)
+        self.output = torch.zeros_like(query, dtype=exact)
+        """[1, H, N, D]."""
+        self.normalizers = query.new_full(query.shape[:3], -torch.inf, dtype=exact)
+        """[1, H, N], logarithms; minus infinity where a query has none of these keys."""
+
+    def put(self, run: Run, output: torch.Tensor, normalizers: torch.Tensor) -> None:
+        """Note what the kernel said about a run, in whatever grouping of heads."""
+        place = self.output[:, :, run.queries]
+        place.copy_(output.reshape(place.shape))
+        self.normalizers[:, :, run.queries] = normalizers.reshape(place.shape[:3])
+
+    def joined(self, other: "_Attended") -> "_Attended":
+        """Return what was found in both together (in place)."""
+        normalizers = torch.logaddexp(self.normalizers, other.normalizers)
+        self.output *= (self.normalizers - normalizers).exp()[..., None]
+        self.output += other.output * (other.normalizers - normalizers).exp()[..., None]
+        self.normalizers = normalizers
+        return self
+
+
+def _part_backward(
+    of_run: Sequence[torch.Tensor],
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    *,
+    causal: bool,
+    scaling: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return the gradients of queries, keys and values from one part of the keys.
+
+    Args:
+        of_run: gradient of the output, queries, output and normalizers of the whole.
+        keys: as many heads as the queries have.
+        values: the same.
+        causal: whether keys and queries are the same tokens.
+        scaling: factor on the scores.
+    """
+    grad_output, query, output, normalizers = of_run
+    found: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = _kernel_backward(
+        grad_output, query, keys, values, output, normalizers, 0.0, causal, scale=scaling
+    )
+    return found
+
+
+def _each_head(states: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
+    """Return the row's own keys or values once for every query head, [1, H, N, D]."""
+    own = states[:, :, states.shape[2] - query.shape[2] :]
+    return own.repeat_interleave(query.shape[1] // states.shape[1], dim=1)
+
+
+def _summed_heads(gradients: torch.Tensor, num_groups: int) -> torch.Tensor:
+    """Undo `_each_head` for gradients."""
+    return gradients.reshape(1, num_groups, -1, *gradients.shape[2:]).sum(dim=2)
+
+
+def _grouped(states: torch.Tensor, num_groups: int) -> torch.Tensor:
+    """Take the query heads of a group for more queries of one head: [1, K, H / K * queries, ...].
+
+    Where all queries see all keys, that is the same, and no key has to be repeated.
+    """
+    return states.reshape(1, num_groups, -1, *states.shape[3:])

@@ -1,0 +1,74 @@
+"""Experts of a path are put together from the turns that computed its tokens first."""
+
+import numpy as np
+import pytest
+from support.trees import make_record, make_turn
+
+from agentrl.config.sections import AlgorithmSection
+from agentrl.data.routes import with_routes
+from agentrl.data.select import select_group
+from agentrl.data.tokens import turn_tokens
+from agentrl.schema import DispatchedSamplingTask
+from agentrl.schema.routing import pack_choices, stored_choices
+
+
+def routed(turn: DispatchedSamplingTask, *experts: int) -> DispatchedSamplingTask:
+    """The turn with one layer of one expert a token."""
+    routes, size = pack_choices(np.array(experts)[:, None])
+    return turn.model_copy(update={"routed_experts": routes, "routed_bytes": size})
+
+
+def conversation(record_id: str = "train/0/q0/0") -> list[DispatchedSamplingTask]:
+    """Three tokens in and two out; one more in and two out; a branch after the second token."""
+    first = make_turn(record_id, 0, [1, 2, 3], [4, 5])
+    second = make_turn(record_id, 1, [6], [7, 8], parent=0, shared_len=5)
+    third = make_turn(record_id, 2, [9], [10, 11], parent=1, shared_len=2)
+    return [
+        routed(first, 10, 20, 30, 40),  # its last token, 5, was not computed
+        routed(second, 50, 60, 70),  # from 5 on
+        routed(third, 21, 90, 100),  # from the last of the shared tokens on
+    ]
+
+
+def test_every_token_has_the_experts_of_the_turn_that_computed_it() -> None:
+    turns = conversation()
+    found = {turn.turn_id: turn for turn in with_routes(turn_tokens(turns), turns)}
+    choices = [found[turn.id].expert_choices[:, 0].tolist() for turn in turns]
+    assert choices == [[10, 20, 30, 40], [10, 20, 30, 40, 50, 60, 70], [10, 21, 90, 100]]
+    assert all(len(turn.expert_choices) == len(turn.path) for turn in found.values())
+
+
+def test_tokens_of_turns_that_stored_nothing_are_left_to_the_trainers_router() -> None:
+    turns = conversation()
+    turns[0] = turns[0].model_copy(update={"routed_experts": b""})
+    _, second, third = with_routes(turn_tokens(turns), turns)
+    assert second.expert_choices[:, 0].tolist() == [-1, -1, -1, -1, 50, 60, 70]
+    assert third.expert_choices[:, 0].tolist() == [-1, 21, 90, 100]
+    plain = [turn.model_copy(update={"routed_experts": b""}) for turn in turns]
+    assert {turn.expert_choices for turn in with_routes(turn_tokens(plain), plain)} == {None}
+
+
+def test_selected_turns_know_their_experts() -> None:
+    records = [
+        make_record(conversation(f"train/0/q0/{number}"), score, traj_id=number)
+        for number, score in enumerate((1.0, 0.0))
+    ]
+    group = select_group(records, AlgorithmSection(), policy_version=0)
+    assert len(group.turns) == 6
+    assert all(len(turn.expert_choices) == len(turn.path) for turn in group.turns)
+
+
+@pytest.mark.parametrize(("largest", "size"), [(255, 1), (256, 2)])
+def test_an_expert_takes_one_byte_while_there_are_no_more_than_256(largest: int, size: int) -> None:
+    turn = make_turn("r/0", 0, [1, 2], [3])
+    choices = np.array([[0, -1], [largest, 1]])  # -1: a layer without experts
+    routes, found = pack_choices(choices)
+    assert (found, len(routes)) == (size, 4 * size)
+    stored = turn.model_copy(update={"routed_experts": routes, "routed_bytes": found})
+    assert stored_choices(stored).tolist() == [[0, 0], [largest, 1]]
+
+
+def test_experts_that_do_not_fit_the_tokens_are_an_error() -> None:
+    turn = make_turn("r/0", 0, [1, 2], [3])
+    with pytest.raises(ValueError, match="turn r/0/1/0 has 3 experts for 2 tokens"):
+        stored_choices(turn.model_copy(update={"routed_experts": b"abc"}))

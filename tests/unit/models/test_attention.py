@@ -1,0 +1,67 @@
+"""Attention along the paths of trees: both of its forms against the dense oracle."""
+
+import pytest
+import torch
+from support.trees import make_turn, random_group, relative_error, tiny_policy
+
+from agentrl.data.tokens import turn_tokens
+from agentrl.data.tree import TokenTree
+from agentrl.models import attention
+from agentrl.models.policy import PolicyModel, term_logprobs
+from agentrl.models.rows import PackedRow
+
+torch.set_num_threads(1)
+
+
+def logprobs_and_gradient(policy: PolicyModel, row: PackedRow) -> tuple[torch.Tensor, torch.Tensor]:
+    logprobs = term_logprobs(policy, row).logprobs
+    logprobs.square().sum().backward()
+    gradient = torch.cat([parameter.grad.flatten() for parameter in policy.parameters()])
+    return logprobs.detach(), gradient
+
+
+def assert_as_the_oracle(architecture: str, row: PackedRow) -> None:
+    expected = logprobs_and_gradient(tiny_policy(architecture, attention="sdpa"), row)
+    found = logprobs_and_gradient(tiny_policy(architecture), row)
+    for one, other in zip(found, expected, strict=True):
+        assert relative_error(one, other) <= 1e-12
+
+
+def long_row() -> PackedRow:
+    """Runs of hundreds of tokens at three depths, so that kernels work through several tiles."""
+    ids = [(7 * place + place // 13) % 40 for place in range(900)]
+    turns = [
+        make_turn(f"t/{number}", 0, ids[:shared], ids[shared + number :])
+        for number, shared in enumerate([700, 700, 300, 5])
+    ]
+    return TokenTree.from_tokens(turn_tokens(turns)).row
+
+
+@pytest.mark.parametrize("architecture", ["qwen3", "llama"])
+def test_runs_longer_than_a_tile_give_the_gradients_of_the_oracle(architecture):
+    assert_as_the_oracle(architecture, long_row())
+
+
+@pytest.mark.parametrize("max_block", [3, 512])
+def test_blocks_with_masks_give_the_gradients_of_the_oracle(max_block, monkeypatch):
+    """What other devices than the CPU compute, on the CPU."""
+    monkeypatch.setattr(attention, "_attends_by_runs", lambda _device: False)
+    monkeypatch.setattr(attention, "MAX_BLOCK", max_block)
+    for row in (TokenTree.from_tokens(random_group(5).turns).row, long_row()):
+        assert_as_the_oracle("qwen3", row)
+
+
+def test_nothing_is_gathered_twice_for_the_backward_pass():
+    """What is kept of attention grows with the row, not with its paths."""
+    turns = [make_turn(f"t/{number}", 0, [1] * 400, [number, 7, 7]) for number in range(30)]
+    row = TokenTree.from_tokens(turn_tokens(turns)).row
+    kept = []
+
+    def noted(tensor: torch.Tensor) -> torch.Tensor:
+        kept.append(tensor.shape)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(noted, lambda tensor: tensor):
+        term_logprobs(tiny_policy(), row)
+    assert max(max(shape, default=0) for shape in kept) == row.num_tokens
+    assert row.num_tokens < 500

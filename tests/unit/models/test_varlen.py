@@ -1,0 +1,78 @@
+"""Everything about variable-length attention but its kernel, which is for CUDA.
+
+In the kernel's place stands what its documentation says that it computes.
+"""
+
+import pytest
+import torch
+from support.trees import random_group, relative_error, tiny_policy
+from torch.nn.functional import scaled_dot_product_attention
+
+from agentrl.config.sections import AlgorithmSection, ModelSection, TrainerSection
+from agentrl.data.tree import TokenTree
+from agentrl.distributed import Ranks
+from agentrl.errors import ConfigError
+from agentrl.models.chunks import ChunkedPass
+from agentrl.models.load import load_policy
+from agentrl.models.policy import PolicyModel, term_logprobs
+from agentrl.trainer.learner import Learner
+
+torch.set_num_threads(1)
+ROW = TokenTree.from_tokens(random_group(5).turns).row
+
+
+def as_documented(
+    query, key, value, query_edges, key_edges, max_q, max_k, *, scale, window_size, enable_gqa
+):
+    """Causal attention of each sequence, aligned with its last key."""
+    assert window_size == (-1, 0)
+    outputs = []
+    for (q0, q1), (k0, k1) in zip(
+        query_edges.unfold(0, 2, 1).tolist(), key_edges.unfold(0, 2, 1).tolist(), strict=True
+    ):
+        assert q1 - q0 <= max_q
+        assert k1 - k0 <= max_k
+        seen = torch.ones(q1 - q0, k1 - k0, dtype=torch.bool).tril(k1 - k0 - (q1 - q0))
+        states = (s.transpose(0, 1)[None] for s in (query[q0:q1], key[k0:k1], value[k0:k1]))
+        output = scaled_dot_product_attention(
+            *states, attn_mask=seen, scale=scale, enable_gqa=enable_gqa
+        )
+        outputs.append(output[0].transpose(0, 1))
+    return torch.cat(outputs)
+
+
+def gradient(policy: PolicyModel, num_chunks: int = 1) -> torch.Tensor:
+    if num_chunks == 1:
+        term_logprobs(policy, ROW).logprobs.square().sum().backward()
+    else:
+        passes = ChunkedPass(policy, ROW, num_chunks=num_chunks)
+        passes.backward(2 * passes.forward().logprobs)
+    return torch.cat([parameter.grad.flatten() for parameter in policy.parameters()])
+
+
+@pytest.mark.parametrize("architecture", ["qwen3", "llama"])
+@pytest.mark.parametrize("num_chunks", [1, 3])
+def test_gradients_are_those_of_the_oracle(architecture, num_chunks, monkeypatch):
+    monkeypatch.setattr("agentrl.models.varlen.varlen_attn", as_documented)
+    expected = gradient(tiny_policy(architecture, attention="sdpa"))
+    found = gradient(tiny_policy(architecture, attention="agentrl_varlen"), num_chunks)
+    assert relative_error(found, expected) <= 1e-12
+
+
+def test_training_on_cpu_is_refused(tmp_path):
+    tiny_policy().model.save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match="varlen trains on CUDA only"):
+        load_policy(tmp_path, attention="agentrl_varlen")
+
+
+def test_other_precisions_than_bfloat16_are_refused(tmp_path):
+    model = ModelSection(attention_implementation="varlen", torch_dtype="float32")
+    with pytest.raises(ConfigError, match="varlen computes in bfloat16; give --torch_dtype bfl"):
+        Learner(
+            tmp_path,
+            ranks=Ranks(),
+            model=model,
+            trainer=TrainerSection(),
+            algorithm=AlgorithmSection(),
+            seed=0,
+        )

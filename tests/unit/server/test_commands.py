@@ -1,0 +1,25 @@
+"""Command lines of inference servers."""
+
+from pathlib import Path
+
+import pytest
+
+from agentrl.config.sections import InferenceSection, ModelSection
+from agentrl.server import commands
+
+
+@pytest.mark.parametrize("router_replay", [False, True])
+def test_sglang_says_which_experts_it_chose_where_they_are_replayed(
+    monkeypatch: pytest.MonkeyPatch, router_replay: bool
+) -> None:
+    monkeypatch.setattr(commands, "sglang_python", lambda: "python")
+    argv = commands.server_command(
+        InferenceSection(inference_backend="sglang"),
+        ModelSection(router_replay=router_replay),
+        model_path=Path("model"),
+        port=30000,
+        version=0,
+        seed=0,
+    )
+    assert argv[:3] == ["python", "-m", "sglang.launch_server"]
+    assert ("--enable-return-routed-experts" in argv) is router_replay
