@@ -175,7 +175,8 @@ class RolloutSection(Section):
     num_samplers: int = Field(default=2, ge=0)
     """Sampler processes that `agentrl run` starts."""
     max_concurrent_samples_per_process: int = Field(default=256, ge=1)
-    """Rollouts that one sampler plays at the same time, at most."""
+    """Rollouts that one sampler plays at the same time, at most. Those that only wait for their score
+    do not count, but it holds at most twice as many altogether."""
     target_concurrency: int | None = Field(default=None, ge=1)
     """Rollouts that a sampler plays per inference server; when not given, as many as the servers
     say they have room for (memory for keys and values, queue)."""
@@ -506,6 +507,14 @@ class PublishSection(Section):
     old cache, or cut and resumed by the client."""
     publish_timeout_seconds: float = Field(default=120.0, gt=0)
     """Longest wait for one server; a slower one is taken out."""
+    weight_sync: Literal["disk", "distributed"] = "disk"
+    """How weights reach the servers: as files that all of them see, or broadcast from the trainer's
+    memory over a process group (NCCL between GPUs, gloo otherwise); files are then written beside
+    training, for servers that come later."""
+    weight_sync_host: str = "127.0.0.1"
+    """Address of this machine at which servers find the trainer for `--weight_sync distributed`."""
+    weight_sync_bucket_mb: int = Field(default=256, ge=1)
+    """Largest part that is broadcast at a time, in MiB."""
     keep_policies: int = Field(default=2, ge=1)
     """Published weight directories that are kept besides those in use."""
 

@@ -11,6 +11,7 @@ from agentrl.distributed.sharding import (
     shard_model,
     sharded_state_dict,
     squared_norms,
+    whole_tensor,
 )
 
 __all__ = [
@@ -26,4 +27,5 @@ __all__ = [
     "shard_model",
     "sharded_state_dict",
     "squared_norms",
+    "whole_tensor",
 ]

@@ -125,6 +125,11 @@ def sharded_state_dict(model: nn.Module) -> dict[str, Any]:
     return {name: part for name, part in get_model_state_dict(model).items() if name in trained}
 
 
+def whole_tensor(part: torch.Tensor) -> torch.Tensor:
+    """Return the tensor that this rank has a part of (collective)."""
+    return part.full_tensor() if isinstance(part, DTensor) else part
+
+
 def load_sharded_state_dict(model: nn.Module, state: dict[str, Any]) -> None:
     """Load what `sharded_state_dict` returned."""
     # Tied parameters are in it once, so it is not complete by name.

@@ -23,6 +23,12 @@ START_VERSION = 0
 """Policy version that a label means which is not a number (a server's own `default`)."""
 
 
+MIXED_LABEL = "mixed"
+"""Label of a server that holds a part of new weights beside the rest of old ones."""
+MIXED_VERSION = -1
+"""What that label means; no policy has this version, and nothing sampled under it is used."""
+
+
 def new_rid() -> str:
     """Return a request id. All have the same length, so none is a prefix of another."""
     return uuid.uuid4().hex
@@ -71,6 +77,8 @@ class GenerateResult(Value):
 def policy_version(label: object) -> int:
     """Return the policy version that a server's weight label stands for."""
     text = str(label)
+    if text == MIXED_LABEL:
+        return MIXED_VERSION
     return int(text) if text.isdecimal() else START_VERSION
 
 
@@ -138,7 +146,8 @@ def parse_result(
             server says is about the model beneath.
 
     Raises:
-        ServerRefused: the server gave the generation up (an abort that carries an error status).
+        ServerRefused: the server gave the generation up (an abort that carries an error status),
+            or its weights were of two versions.
         InferenceError: the response lacks tokens or logprobs.
     """
     try:
@@ -163,10 +172,13 @@ def parse_result(
         raise InferenceError(
             f"{server} sent {len(output_ids)} tokens but {len(logprobs)} usable logprobs"
         )
+    spans = _spans(meta, len(output_ids), adapter)
+    if any(span.version == MIXED_VERSION for span in spans):
+        raise ServerRefused(f"{server} sampled with weights of two versions", 503)
     return GenerateResult(
         output_ids=output_ids,
         output_logprobs=logprobs,
-        version_spans=_spans(meta, len(output_ids), adapter),
+        version_spans=spans,
         finish_reason=_finish_reason(kind, server),
         matched=_matched(reason.get("matched")),
         prompt_tokens=int(meta.get("prompt_tokens", 0)),

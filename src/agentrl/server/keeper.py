@@ -142,7 +142,7 @@ class ServerKeeper:
         if engine is None:
             url = (self._plan.url or "").rstrip("/")
             return _Address(url, url)
-        policy = await self._store.hold_latest_policy(start_seconds)
+        policy = await self._latest_files(start_seconds)
         # An adapter is loaded once the server is up, beside the model that it belongs to.
         path, version = (
             (Path(policy.path), policy.version)
@@ -228,6 +228,9 @@ class ServerKeeper:
         try:
             if self._was_missed(service, found, policy):
                 found = await self._catch_up(client)
+            if service.status == "down":
+                # Whoever took it out may have left it paused.
+                await client.continue_()
             if service.status == "down" or service.policy_version != found.version:
                 await self._set_status("up", served=found)
             await self._retire_adapters(client, found)
@@ -270,7 +273,7 @@ class ServerKeeper:
 
     async def _catch_up(self, client: SGLangClient) -> Served:
         """Bring the server to the latest version, where there is one; return what it serves."""
-        policy = await self._store.hold_latest_policy(self._publish.publish_timeout_seconds)
+        policy = await self._latest_files(self._publish.publish_timeout_seconds)
         found = await self._in_time(served(client, policy))
         if policy is None or found.is_policy(policy):
             return found
@@ -299,6 +302,24 @@ class ServerKeeper:
             await client.unload_adapter(name)
         except InferenceError as error:
             logger.warning("server %s keeps adapter %s: %s", self._address.url, name, error)
+
+    async def _latest_files(self, seconds: float) -> Policy | None:
+        """Return the latest version as soon as its files are there; they stay for so long.
+
+        Raises:
+            InferenceError: they did not come: the trainer that broadcast the version is gone.
+        """
+        deadline = time.monotonic() + seconds
+        while True:
+            policy = await self._store.hold_latest_policy(seconds)
+            if policy is None or policy.is_written:
+                return policy
+            if time.monotonic() > deadline:
+                raise InferenceError(
+                    f"version {policy.version} was not written within {seconds:g} s; it is "
+                    "published again when the trainer is back"
+                )
+            await asyncio.sleep(0.1)
 
     async def _until_healthy(
         self, client: SGLangClient, engine: EngineProcess | None, start_seconds: float

@@ -37,6 +37,12 @@ class ProcessDoor(Door):
         """Add the checksum to a published version; nothing happens where it is gone meanwhile."""
         await self._policies.update_one({"_id": version}, {"$set": {"checksum": checksum}})
 
+    @operation("store that a policy is written")
+    async def set_policy_written(self, version: int, num_bytes: int) -> None:
+        """Say that a published version's files are there; nothing happens where it is gone."""
+        written = {"is_written": True, "num_bytes": num_bytes}
+        await self._policies.update_one({"_id": version}, {"$set": written})
+
     @operation("read the latest policy")
     async def latest_policy(self) -> Policy | None:
         """Return the policy that servers are expected to serve, None before the first."""

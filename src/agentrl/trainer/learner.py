@@ -7,7 +7,7 @@ import math
 import os
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
@@ -32,10 +32,12 @@ from agentrl.distributed import (
     read_state,
     shard_model,
     sharded_state_dict,
+    whole_tensor,
 )
+from agentrl.distributed.broadcast import Bucket, in_buckets
 from agentrl.errors import ConfigError
 from agentrl.models.adapter_files import AdapterShape
-from agentrl.models.export import read_tokenizer_files, save_hf
+from agentrl.models.export import checkpoint_tensors, read_tokenizer_files, save_hf
 from agentrl.models.flops import FlopCount, peak_tflops
 from agentrl.models.load import ATTENTION, load_policy
 from agentrl.models.lora import (
@@ -293,6 +295,24 @@ class Learner:
             if self._precision.is_mixed:
                 set_config_dtype(path, dtype)
         self._ranks.barrier()
+
+    def send_weights(self, max_bytes: int, sink: Callable[[Bucket], None] | None) -> None:
+        """Gather the weights, in compute precision, part by part (collective).
+
+        Args:
+            max_bytes: size of a part, if no single tensor is larger.
+            sink: called on rank 0 with every part, under the names of a checkpoint.
+        """
+        for bucket in in_buckets(self._gathered(), max_bytes):
+            if sink is not None:
+                sink(bucket)
+
+    def _gathered(self) -> Iterator[list[tuple[str, torch.Tensor]]]:
+        """Yield the tensors that every parameter is in a checkpoint; nothing but on rank 0."""
+        for name, part in sharded_state_dict(self._policy).items():
+            whole = whole_tensor(part.to(self._ranks.device, self._precision.compute))
+            if self._ranks.is_main:
+                yield checkpoint_tensors(self._policy, name.removeprefix(_WRAPPER_PREFIX), whole)
 
     def save_state(self, directory: Path, *, in_background: bool) -> None:
         """Write what `load_state` needs besides the exported weights (collective).

@@ -44,6 +44,7 @@ from agentrl.trainer.start import StartWeights, start_weights
 from agentrl.trainer.team import Team, follow
 from agentrl.trainer.trackers import open_trackers
 from agentrl.weight_sync import AdapterNames, PolicyFiles, PolicyPublisher
+from agentrl.weight_sync.broadcast import BroadcastDelivery
 from agentrl.weight_sync.files import clear_leftovers
 
 logger = logging.getLogger(__name__)
@@ -137,7 +138,7 @@ async def lead(config: RootConfig, ranks: Ranks, *, stop: asyncio.Event) -> Trai
             config,
             store=store,
             team=team,
-            publisher=_publisher(store, config),
+            publisher=_publisher(store, config, team),
             history=history,
             trackers=trackers,
             eval_tasks=eval_tasks(config.data, 0) if config.trainer.eval_strategy != "no" else [],
@@ -183,16 +184,26 @@ def check_mesh(config: RootConfig, ranks: Ranks, model_path: Path) -> None:
     )
 
 
-def _publisher(store: TrajectoryStore, config: RootConfig) -> PolicyPublisher | PolicyFiles:
+def _publisher(
+    store: TrajectoryStore, config: RootConfig, team: Team
+) -> PolicyPublisher | PolicyFiles:
     root = config.run.output_path / "policy"
     if config.trainer.consumer != DEFAULT_CONSUMER:
         return PolicyFiles(root, keep=config.publish.keep_policies)
+    delivery = None
+    if config.publish.weight_sync == "distributed":
+        # The embedded engine has no GPU.
+        on_gpus = torch.cuda.is_available() and config.inference.inference_backend == "sglang"
+        delivery = BroadcastDelivery(
+            config.publish, team.send_weights, "nccl" if on_gpus else "gloo"
+        )
     return PolicyPublisher(
         store,
         root,
         publish=config.publish,
         inference=config.inference,
         adapters=AdapterNames(config.run.run_name) if config.model.lora_rank else None,
+        delivery=delivery,
     )
 
 

@@ -21,6 +21,9 @@ Settled = Callable[[str, float | InferenceError], Awaitable[None]]
 class Delivery(Protocol):
     """One way to the servers."""
 
+    needs_files: bool
+    """Whether the version's directory has to be there before."""
+
     async def deliver(
         self, policy: Policy, servers: Mapping[str, SGLangClient], settled: Settled
     ) -> None:
@@ -36,6 +39,8 @@ class Delivery(Protocol):
 
 class FileDelivery:
     """Every server reads the version's directory, each at its own pace."""
+
+    needs_files = True
 
     def __init__(self, publish: PublishSection) -> None:
         self._publish = publish

@@ -107,7 +107,7 @@ async def update_server(
     """
     try:
         async with asyncio.timeout(timeout_seconds):
-            mode = await _supported_mode(client, mode)
+            mode = await supported_mode(client, mode)
             started = time.monotonic()
             try:
                 await client.pause(mode)
@@ -115,9 +115,9 @@ async def update_server(
             except BaseException:
                 # Also when the pause itself failed: its answer may have been lost, not the request.
                 with contextlib.suppress(TimeoutError, InferenceError):
-                    await asyncio.wait_for(_continue(client), _CONTINUE_SECONDS)
+                    await asyncio.wait_for(resume(client), _CONTINUE_SECONDS)
                 raise
-            await _continue(client)
+            await resume(client)
             return time.monotonic() - started
     except TimeoutError:
         raise InferenceError(
@@ -138,7 +138,8 @@ async def _load(client: SGLangClient, path: Path, version: int, *, flush_cache: 
         await client.update_weight_version(str(version))
 
 
-async def _continue(client: SGLangClient) -> None:
+async def resume(client: SGLangClient) -> None:
+    """Tell a server to continue, more than once if need be."""
     for attempt in range(_CONTINUE_ATTEMPTS):
         try:
             await client.continue_()
@@ -149,7 +150,7 @@ async def _continue(client: SGLangClient) -> None:
             await asyncio.sleep(0.2 * (attempt + 1))
 
 
-async def _supported_mode(client: SGLangClient, mode: PauseMode) -> PauseMode:
+async def supported_mode(client: SGLangClient, mode: PauseMode) -> PauseMode:
     """Return the mode, or `abort` where the server is too old for it."""
     if mode != "retract":
         return mode

@@ -33,7 +33,7 @@ from agentrl.inference.engine.scheduler import (
 )
 from agentrl.inference.engine.sequence import Sequence
 from agentrl.inference.engine.text import Text, end_of_text_ids
-from agentrl.inference.engine.weights import check_weights, read_weights
+from agentrl.inference.engine.weights import arrange_weights, read_weights
 
 T = TypeVar("T")
 
@@ -353,11 +353,11 @@ class FrontEnd:
         if abort_all:
             await self._call(self._scheduler.abort_all)
         try:
-            tensors = await self.broadcasts.receive(announced)
+            received = await self.broadcasts.receive(announced)
         except InferenceError as error:
             raise InferenceError(f"Failed to receive weights: {error}") from error
         async with self._updating:
-            await asyncio.to_thread(check_weights, tensors, self._model)
+            tensors = await asyncio.to_thread(arrange_weights, received, self._model)
             _, is_flushed = await self._install(tensors, label, flush=flush)
             self._note(label, is_flushed=is_flushed)
 
