@@ -6,12 +6,19 @@
 `throughput_ratio`: output tokens a second of 64 concurrent `MCPSampler` rollouts (database, MCP
 tools and scoring included), over those of the same requests sent straight to the same engine by a
 bare HTTP client: as many at once, each rollout's turns one after the other, prefix cache emptied
-before either side. Sides alternate, and the median over the rounds counts.
+before either side. Sides alternate, only the middle of each counts (`rollout_rounds.py`), and of
+the rounds' ratios the median.
 
-The demo's model is far cheaper than any model that one would train: a turn of ten tokens costs the
-engine 3 ms, so what is measured with it (`demo_model`) is mostly the sampler. The ratio is taken
-with the same weights below layers that add nothing to the residual stream: the same replies, for
-`DEPTH` times the work. A turn then costs the engine about 20 ms.
+How much a rollout's own work weighs depends on what a turn costs the engine, so the ratio is taken
+over a `curve` of such costs (`engine_ms_a_turn`: the engine's seconds a turn when asked straight).
+The engine is the embedded one with the demo's model below layers that add nothing to the residual
+stream: the same replies, for as many times the work as it is deep. The demo's model alone (depth 1)
+costs 3 ms a turn, and what is measured with it is mostly the sampler. In life a turn costs more: an
+8B model that is decoded 64 requests at a time at 3,000 tokens a second spends 80 ms on a turn of 250
+tokens. The headline is the ratio at `HEADLINE_DEPTH`.
+
+The engine has a core to itself, as a server in life has its own machine; the sampler, the database
+and the tool server share what is left.
 
 `sampler_cpu_ms_a_turn`: processor time of this process a model call, tool call and writes included.
 
@@ -32,16 +39,15 @@ import sys
 import tempfile
 import time
 import uuid
-from collections import defaultdict
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import torch
 import uvloop
+from rollout_rounds import CONCURRENCY, Middle, RecordingPool, median, replay
 from transformers import AutoConfig, AutoModelForCausalLM
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
@@ -53,8 +59,8 @@ from support.scripted_engine import ScriptedEngine, serve_script
 
 from agentrl import __version__
 from agentrl.config.sections import DataSection, RolloutSection, SamplingSection
-from agentrl.inference import GenerateRequest, GenerateResult, ServerPool
-from agentrl.inference.client import OnPartial, SGLangClient
+from agentrl.inference import ServerPool
+from agentrl.inference.client import SGLangClient
 from agentrl.renderers.renderer import Renderer
 from agentrl.rollout import MCPSampler, RolloutContext
 from agentrl.rollout.datasets import load_questions, tasks_from_questions
@@ -63,45 +69,22 @@ from agentrl.sampler.scoring import RegisteredScoring
 from agentrl.schema import InferenceService, MCPTask, Run, utc_now
 from agentrl.store import TrajectoryStore
 from agentrl.store.embedded import EmbeddedMongo
-from agentrl.tools import ToolsConfig, connect_tools, load_mcp_servers
+from agentrl.tools import McpToolBox, ToolsConfig, connect_tools, load_mcp_servers
 
 ROOT = Path(__file__).resolve().parents[1]
 MODEL = ROOT / "assets/demo/model"
-CONCURRENCY = 64
-DEPTH = 10
+DEPTHS = (1, 10, 20, 40)
+HEADLINE_DEPTH = 10
 WAITING = 512
 WAIT_SECONDS = 20.0
 
 
-class RecordingPool(ServerPool):
-    """Keeps what every rollout asked, in order."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.asked: defaultdict[str, list[GenerateRequest]] = defaultdict(list)
-        self.num_tokens = 0
-
-    async def generate(
-        self,
-        key: str,
-        request: GenerateRequest,
-        on_partial: OnPartial | None = None,
-        *,
-        group: str | None = None,
-    ) -> GenerateResult:
-        """Sample, and keep what was asked."""
-        result = await super().generate(key, request, on_partial, group=group)
-        self.asked[key].append(request)
-        self.num_tokens += len(result.output_ids)
-        return result
-
-
-def deepened(target: Path) -> Path:
+def deepened(target: Path, depth: int) -> Path:
     """Write the demo's model with further layers whose outputs are all zero; return where."""
     model: Any = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32)
     config = AutoConfig.from_pretrained(MODEL)
-    config.num_hidden_layers *= DEPTH
-    config.layer_types = config.layer_types * DEPTH
+    config.num_hidden_layers *= depth
+    config.layer_types = config.layer_types * depth
     deep: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     deep.load_state_dict(model.state_dict(), strict=False)
     for layer in deep.model.layers[model.config.num_hidden_layers :]:
@@ -122,50 +105,32 @@ async def open_store(mongo: EmbeddedMongo) -> AsyncIterator[TrajectoryStore]:
         await store.drop_database()
 
 
-async def play(store: TrajectoryStore, base: RolloutContext) -> float:
-    """Play all tasks of the store; return the seconds from the first claim to the last score."""
+async def play(store: TrajectoryStore, base: RolloutContext) -> None:
+    """Play all tasks of the store."""
     loop = SamplingLoop(replace(base, store=store), "bench", MCPSampler)
-    began = time.perf_counter()
     await loop.run(asyncio.Event(), asyncio.Event())
-    return time.perf_counter() - began
 
 
-async def replay(url: str, chains: Sequence[Sequence[GenerateRequest]]) -> tuple[float, int]:
-    """Send the same requests straight to the engine; return seconds and output tokens."""
-    waiting = iter(chains)
-    num_tokens = 0
-
-    async def worker(client: aiohttp.ClientSession) -> None:
-        nonlocal num_tokens
-        for chain in waiting:
-            for request in chain:
-                sampling = request.sampling.model_dump(exclude={"seed"})
-                sampling["sampling_seed"] = request.sampling.seed
-                sampling["stop_token_ids"] = list(request.sampling.stop_token_ids)
-                body = {
-                    "input_ids": request.input_ids.tolist(),
-                    "sampling_params": sampling,
-                    "return_logprob": True,
-                }
-                async with client.post(f"{url}/generate", json=body) as answer:
-                    answer.raise_for_status()
-                    num_tokens += len((await answer.json())["output_ids"])
-
-    connector = aiohttp.TCPConnector(limit=CONCURRENCY)
-    async with aiohttp.ClientSession(connector=connector) as client:
-        began = time.perf_counter()
-        await asyncio.gather(*(worker(client) for _ in range(CONCURRENCY)))
-        return time.perf_counter() - began, num_tokens
+@contextmanager
+def engine_on(core: int, model: Path) -> Iterator[str]:
+    """Run the engine on this core; yields its address."""
+    cores = os.sched_getaffinity(0)
+    with ExitStack() as stack:
+        os.sched_setaffinity(0, {core})  # children inherit it
+        try:
+            url = stack.enter_context(engine_process(model))
+        finally:
+            os.sched_setaffinity(0, cores)
+        yield url
 
 
 async def throughput(
-    mongo: EmbeddedMongo, model: Path, num_rollouts: int, rounds: int
+    mongo: EmbeddedMongo, model: Path, engine_core: int, num_rollouts: int, rounds: int
 ) -> dict[str, Any]:
     """Compare both sides over some rounds."""
-    questions = load_questions(ROOT / "assets/demo/train.jsonl", DataSection())
     command = [sys.executable, "-m", "examples.shop.server", "--port", "{port}"]
     sampled, straight, cpu_ms = [], [], []
-    with engine_process(model) as engine_url, listening_process(command) as tools_url:
+    with engine_on(engine_core, model) as engine_url, listening_process(command) as tools_url:
         here = InferenceService(
             id="engine", base_url=engine_url, backend="embedded", model_path=str(model)
         )
@@ -173,48 +138,71 @@ async def throughput(
         async with connect_tools(tools) as toolbox, SGLangClient(engine_url) as engine:
             for number in range(rounds + 1):
                 async with open_store(mongo) as store, RecordingPool() as pool:
-                    tasks = tasks_from_questions(
-                        questions[: num_rollouts // 4], "train", num_generations=4
-                    )
-                    await store.add_tasks(tasks)
-                    context = RolloutContext(
-                        store=store,
-                        servers=pool,
-                        renderer=Renderer.load(MODEL),
-                        toolbox=toolbox,
-                        scoring=RegisteredScoring(),
-                        rollout=RolloutSection(
-                            max_turns=6,
-                            max_concurrent_samples_per_process=CONCURRENCY,
-                            exit_when_done=True,
-                        ),
-                        sampling=SamplingSection(max_new_tokens=48, max_prompt_tokens=768),
-                        seed=number,
-                    )
+                    base = rollout_context(store, pool, toolbox, seed=number)
+                    warm_up = number == 0
+                    await store.add_tasks(tasks(3 * CONCURRENCY if warm_up else num_rollouts))
                     await engine.flush_cache()
                     cpu_seconds = time.process_time()
                     async with kept_registered(store, here):
-                        seconds = await play(store, context)
+                        await play(store, base)
                     cpu_seconds = time.process_time() - cpu_seconds
-                    chains, num_tokens = list(pool.asked.values()), pool.num_tokens
                 await engine.flush_cache()
-                direct_seconds, direct_tokens = await replay(engine_url, chains)
-                if number == 0:
-                    continue  # warm-up
-                sampled.append(num_tokens / seconds)
-                straight.append(direct_tokens / direct_seconds)
-                cpu_ms.append(cpu_seconds * 1000 / sum(map(len, chains)))
-                print(f"round {number}: {sampled[-1]:.0f} of {straight[-1]:.0f} tokens/s")
-    ratios = [mine / direct for mine, direct in zip(sampled, straight, strict=True)]
+                direct = Middle.of(await replay(engine_url, pool.asked))
+                if warm_up:
+                    continue
+                sampled.append(Middle.of(pool.calls))
+                straight.append(direct)
+                cpu_ms.append(cpu_seconds * 1000 / len(pool.calls))
+                print(
+                    f"round {number}: {sampled[-1].tokens_per_second:.0f} of "
+                    f"{direct.tokens_per_second:.0f} tokens/s, {sampled[-1].in_flight:.1f} of "
+                    f"{direct.in_flight:.1f} in flight, {cpu_ms[-1]:.2f} ms",
+                    flush=True,
+                )
+    ratios = [
+        mine.tokens_per_second / direct.tokens_per_second
+        for mine, direct in zip(sampled, straight, strict=True)
+    ]
     return {
         "throughput_ratio": statistics.median(ratios),
         "ratios": ratios,
-        "sampler_tokens_per_second": statistics.median(sampled),
-        "direct_tokens_per_second": statistics.median(straight),
+        "engine_ms_a_turn": 1000 / median(straight, "turns_per_second"),
+        "sampler_tokens_per_second": median(sampled, "tokens_per_second"),
+        "direct_tokens_per_second": median(straight, "tokens_per_second"),
+        "sampler_requests_in_flight": median(sampled, "in_flight"),
+        "direct_requests_in_flight": median(straight, "in_flight"),
         "sampler_cpu_ms_a_turn": statistics.median(cpu_ms),
+        "seconds_measured_a_round": median(sampled, "seconds"),
         "concurrency": CONCURRENCY,
         "rollouts_a_round": num_rollouts,
     }
+
+
+def tasks(num_rollouts: int) -> list[MCPTask]:
+    """Return the demo's first questions, in groups of four."""
+    questions = load_questions(ROOT / "assets/demo/train.jsonl", DataSection())
+    return list(tasks_from_questions(questions[: num_rollouts // 4], "train", num_generations=4))
+
+
+def rollout_context(
+    store: TrajectoryStore, pool: ServerPool, toolbox: McpToolBox, seed: int
+) -> RolloutContext:
+    """Return what the rollouts of a round share."""
+    return RolloutContext(
+        store=store,
+        servers=pool,
+        renderer=Renderer.load(MODEL),
+        toolbox=toolbox,
+        scoring=RegisteredScoring(),
+        rollout=RolloutSection(
+            max_turns=6,
+            max_concurrent_samples_per_process=CONCURRENCY,
+            target_concurrency=CONCURRENCY,
+            exit_when_done=True,
+        ),
+        sampling=SamplingSection(max_new_tokens=48, max_prompt_tokens=768),
+        seed=seed,
+    )
 
 
 @asynccontextmanager
@@ -275,12 +263,14 @@ async def _hold(
         before = resident_mb()
         async with kept_registered(store, service(engine)):
             playing = asyncio.create_task(play(store, context))
+            began = time.perf_counter()
             await _until_called(calls, num_waiting, playing)
             samples = [resident_mb()]
             for _ in range(round(WAIT_SECONDS / 2)):
                 await asyncio.sleep(1.0)
                 samples.append(resident_mb())
-            seconds = await playing
+            await playing
+            seconds = time.perf_counter() - began
     return {
         "rollouts": num_waiting,
         "resident_mb_before": before,
@@ -291,7 +281,7 @@ async def _hold(
     }
 
 
-async def _until_called(calls: Path, count: int, playing: asyncio.Task[float]) -> None:
+async def _until_called(calls: Path, count: int, playing: asyncio.Task[None]) -> None:
     while not playing.done():
         text = await asyncio.to_thread(calls.read_text)
         if text.count("\n") >= count:
@@ -305,18 +295,22 @@ def resident_mb() -> float:
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
-async def measure(num_rollouts: int, rounds: int, num_waiting: int) -> dict[str, Any]:
+async def measure(
+    engine_core: int, num_rollouts: int, rounds: int, depths: Sequence[int], num_waiting: int
+) -> dict[str, Any]:
     """Return all figures."""
+    curve = {}
     with tempfile.TemporaryDirectory() as folder, EmbeddedMongo(Path(folder)) as mongo:
         held = await waiting(mongo, num_waiting)
         print(f"{num_waiting} waiting rollouts: {held['growth_mb_while_waiting']:+.1f} MB")
-        deep = deepened(Path(folder) / "model")
-        figures = await throughput(mongo, deep, num_rollouts, rounds)
-        demo_model = await throughput(mongo, MODEL, num_rollouts, rounds)
+        for depth in depths:
+            print(f"depth {depth}", flush=True)
+            model = deepened(Path(folder) / f"model{depth}", depth)
+            curve[depth] = await throughput(mongo, model, engine_core, num_rollouts, rounds)
     return {
-        **figures,
-        "depth": DEPTH,
-        "demo_model": demo_model,
+        "throughput_ratio": curve[HEADLINE_DEPTH]["throughput_ratio"],
+        "engine_ms_a_turn": curve[HEADLINE_DEPTH]["engine_ms_a_turn"],
+        "curve": {f"depth_{depth}": figures for depth, figures in curve.items()},
         "waiting": held,
         "machine": {"cores": os.cpu_count(), "processor": platform.machine()},
         "versions": {"agentrl": __version__, "python": platform.python_version()},
@@ -327,11 +321,20 @@ def main() -> None:
     """Measure, print and write."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--out", type=Path, help="JSON file for the figures")
-    parser.add_argument("--rollouts", type=int, default=256, help="rollouts a round")
+    parser.add_argument("--rollouts", type=int, default=384, help="rollouts a round")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--depths", type=int, nargs="+", default=DEPTHS)
     parser.add_argument("--waiting", type=int, default=WAITING)
     args = parser.parse_args()
-    figures = uvloop.run(measure(args.rollouts, args.rounds, args.waiting))
+    if HEADLINE_DEPTH not in args.depths:
+        parser.error(f"--depths must contain {HEADLINE_DEPTH}, of which the headline is")
+    *cores, engine_core = sorted(os.sched_getaffinity(0))
+    if not cores:
+        parser.error("two cores are needed: one for the engine, and one for all else")
+    os.sched_setaffinity(0, cores)
+    figures = uvloop.run(
+        measure(engine_core, args.rollouts, args.rounds, args.depths, args.waiting)
+    )
     text = json.dumps(figures, indent=2) + "\n"
     print(text)
     if args.out is not None:

@@ -33,7 +33,7 @@ class Sender:
     async def send(self, served: Served, *, version: str, flush: bool = True) -> None:
         """Send the second checkpoint."""
         tensors = load_file(served.second / "model.safetensors")
-        buckets = [Bucket.of(part) for part in in_buckets(tensors.items(), BUCKET_BYTES)]
+        buckets = list(in_buckets(([item] for item in tensors.items()), BUCKET_BYTES))
         assert len(buckets) > 3
         for number, bucket in enumerate(buckets):
             is_last = number == len(buckets) - 1

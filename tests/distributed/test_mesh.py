@@ -21,6 +21,7 @@ TWO: list[dict[str, Any]] = [
     {"cp": 2},
     {"cpu_offload": True},
 ]
+ADAPTER: dict[str, Any] = {"lora_rank": 4}
 FOUR: list[dict[str, Any]] = [
     {"dp_replicate": 2},
     {"tp": 2},
@@ -47,6 +48,11 @@ EXPERTS: list[dict[str, Any]] = [
 ]
 
 
+ADAPTERS_TWO, ADAPTERS_FOUR, ADAPTERS_EXPERTS = (
+    [mesh | ADAPTER for mesh in meshes if "tp" not in mesh] for meshes in (TWO, FOUR, EXPERTS)
+)
+
+
 @pytest.fixture(scope="session")
 def moe_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_moe_model(tmp_path_factory.mktemp("moe"))
@@ -71,8 +77,11 @@ def assert_same(found: dict[str, Any], expected: dict[str, Any], bound: float) -
         pytest.param("moe", 2, [*TWO, {"ep": 2}], marks=pytest.mark.distributed),
         pytest.param("moe", 4, FOUR, marks=pytest.mark.distributed),
         pytest.param("moe", 4, EXPERTS, marks=pytest.mark.distributed),
+        pytest.param("dense", 2, ADAPTERS_TWO, marks=pytest.mark.distributed),
+        pytest.param("dense", 4, ADAPTERS_FOUR, marks=pytest.mark.distributed),
+        pytest.param("moe", 4, ADAPTERS_EXPERTS, marks=pytest.mark.distributed),
     ],
-    ids=["dense-2", "dense-4", "moe-2", "moe-4", "experts-4"],
+    ids=["dense-2", "dense-4", "moe-2", "moe-4", "experts-4", "lora-2", "lora-4", "lora-moe-4"],
 )
 def test_every_mesh_equals_one_process(
     architecture: str,
@@ -85,8 +94,9 @@ def test_every_mesh_equals_one_process(
     model = model_path if architecture == "dense" else moe_path
     run_ranks("mesh_run.py", num_ranks, model, tmp_path, json.dumps(meshes))
     kinds = [(mesh.get("dtype", "float32"), mesh.get("routed", False)) for mesh in meshes]
+    lora_rank = meshes[0].get("lora_rank", 0)
     expected = {
-        (dtype, routed): three_steps(model, Ranks(), dtype, routed=routed)
+        (dtype, routed): three_steps(model, Ranks(), dtype, routed=routed, lora_rank=lora_rank)
         for dtype, routed in set(kinds)
     }
     for number, kind in enumerate(kinds):

@@ -14,7 +14,7 @@ from support.demo_run import ROOT
 
 from agentrl.agents.answering import AnsweringSession, Reply
 from agentrl.agents.building import Endpoint
-from agentrl.agents.description import describe
+from agentrl.agents.describe import describe
 from agentrl.agents.hosts import AgentHosts, HostSettings
 from agentrl.gateway import OpenAIServer
 from agentrl.schema import MCPTask, Message

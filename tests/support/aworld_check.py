@@ -15,7 +15,7 @@ from support.nasty_agent import agent_arguments, write_agent
 
 from agentrl import AgentTrainer
 from agentrl.agents.building import Endpoint, build
-from agentrl.agents.description import describe
+from agentrl.agents.describe import describe
 from agentrl.errors import ConfigError
 
 

@@ -106,9 +106,15 @@ def make_model(directory: Path, *, seed: int, heads: int = 4) -> Path:
 
 @contextmanager
 def engine_process(
-    model: Path, *flags: str, environment: Mapping[str, str] | None = None
+    model: Path,
+    *flags: str,
+    environment: Mapping[str, str] | None = None,
+    is_sacrificed: bool = False,
 ) -> Iterator[str]:
-    """Run `python -m agentrl.inference.engine` on a free port; yields its address."""
+    """Run `python -m agentrl.inference.engine` on a free port; yields its address.
+
+    One that is sacrificed may be killed or stopped meanwhile.
+    """
     command = [sys.executable, "-m", "agentrl.inference.engine", "--model-path", str(model)]
     command += ["--port", "0", "--num-threads", "1", *flags]
     process = subprocess.Popen(
@@ -136,7 +142,10 @@ def engine_process(
         yield address
     finally:
         watchdog.cancel()
-        process.terminate()
+        if is_sacrificed:
+            process.kill()
+        else:
+            process.terminate()
         try:
             process.wait(20)
         except subprocess.TimeoutExpired:
@@ -147,5 +156,7 @@ def engine_process(
             reader.join()
             process.stderr.close()
     log = "".join(lines)
+    if is_sacrificed:
+        return
     assert process.returncode == 0, log
     assert "Traceback" not in log, log

@@ -57,7 +57,7 @@ def load(model_path: Path, ranks: Ranks) -> PolicyModel:
         parallelize(policy, mesh)
         shard_model(policy, ranks, mesh, compute_dtype=torch.float32)
 
-    return load_policy(model_path, spread=spread)
+    return load_policy(model_path, prepare=spread)
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:

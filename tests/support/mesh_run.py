@@ -18,6 +18,7 @@ from agentrl.data.batch import StepBatch, build_step
 from agentrl.distributed import MeshShape, Ranks, joined_ranks
 from agentrl.distributed.sharding import full_state_dict
 from agentrl.trainer.learner import Learner
+from agentrl.trainer.start import StartWeights
 
 TRAINER = TrainerSection(learning_rate=1e-3, max_grad_norm=0.05, max_steps=8, warmup_steps=2)
 ALGORITHM = AlgorithmSection(loss_calculator="GSPO", max_staleness=9)
@@ -39,13 +40,24 @@ def step_batch(number: int, num_shares: int, *, routed: bool = False) -> StepBat
     return build_step(groups, policy_version=3, token_budget=token_budget, num_ranks=num_shares)
 
 
-def make_learner(model_path: Path, ranks: Ranks, dtype: str = "float32", **flags: Any) -> Learner:
+def make_learner(
+    model_path: Path,
+    ranks: Ranks,
+    dtype: str = "float32",
+    *,
+    lora_rank: int = 0,
+    **flags: Any,
+) -> Learner:
+    # With an adapter, also the reference policy that needs no second model.
+    update = {"kl_coefficient": 0.1 if lora_rank else 0.0}
     return Learner(
-        model_path,
+        StartWeights(model_path),
         ranks=ranks,
-        model=ModelSection(model_name_or_path=str(model_path), torch_dtype=dtype),
+        model=ModelSection(
+            model_name_or_path=str(model_path), torch_dtype=dtype, lora_rank=lora_rank
+        ),
         trainer=TRAINER.model_copy(update=flags),
-        algorithm=ALGORITHM,
+        algorithm=ALGORITHM.model_copy(update=update),
         seed=1,
     )
 
@@ -77,7 +89,7 @@ def main() -> None:
             dtype = sizes.pop("dtype", "float32")
             flags = {
                 flag: sizes.pop(flag)
-                for flag in ("gradient_checkpointing", "cpu_offload", "routed")
+                for flag in ("gradient_checkpointing", "cpu_offload", "routed", "lora_rank")
                 if flag in sizes
             }
             shape = MeshShape.of(world_ranks.world_size, **sizes)

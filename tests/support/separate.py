@@ -46,7 +46,7 @@ def separate_gradient(
         total = total - surrogate[~dropped].sum()
     loss = total / sum(turn.num_terms for turn in turns)
     loss.backward()
-    gradient = torch.cat([parameter.grad.flatten() for parameter in policy.parameters()])
+    gradient = torch.cat([p.grad.flatten() for p in policy.parameters() if p.requires_grad])
     policy.zero_grad(set_to_none=True)
     return loss.item(), gradient
 

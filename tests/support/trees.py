@@ -193,7 +193,7 @@ def gradient(
         for share in batch.micro_batches
         for micro_batch in share
     )
-    return total, torch.cat([parameter.grad.flatten() for parameter in policy.parameters()])
+    return total, torch.cat([p.grad.flatten() for p in policy.parameters() if p.requires_grad])
 
 
 def relative_error(gradient_a: torch.Tensor, gradient_b: torch.Tensor) -> float:

@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from agentrl.agents.description import AgentDescription, describe, plays_alone
-from agentrl.agents.interpreters import checked_program, has_package
+from agentrl.agents.describe import describe
+from agentrl.agents.description import AgentDescription, plays_alone
+from agentrl.agents.interpreters import check_can_play, checked_program, has_package
 from agentrl.agents.processor import TrainerProcessor
 from agentrl.agents.reward_functions import RewardFunction
 from agentrl.errors import AgentRLError, ConfigError
@@ -94,9 +95,10 @@ class ExternalEngine(TrainerProcessor):
         """Run the framework to its end.
 
         Raises:
-            ConfigError: it is not installed.
+            ConfigError: it is not installed, or AWorld is not where its agents are to be played.
             AgentRLError: it failed; its own messages were printed.
         """
+        assert self._description is not None, "AgentTrainer checks before it trains"
         environment = os.environ | self.environment
         if not has_package(self._python, self.package, environment):
             raise ConfigError(
@@ -104,6 +106,7 @@ class ExternalEngine(TrainerProcessor):
                 f"environment with scripts/setup_agents {self.package} FOLDER, and set "
                 f"{self._python_variable} to its Python"
             )
+        check_can_play(self._description)
         command = [*self.command, *overrides]
         status = subprocess.run(command, env=environment, check=False).returncode
         if status != 0:

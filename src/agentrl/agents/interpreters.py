@@ -1,10 +1,13 @@
 """Other interpreters: which one to use, and what is installed there."""
 
+import importlib.util
 import shutil
 import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from agentrl.agents.description import AgentDescription
 from agentrl.errors import ConfigError
 
 
@@ -30,3 +33,16 @@ def has_package(python: str | Path, package: str, environment: Mapping[str, str]
         [python, "-c", look], env=environment, capture_output=True, text=True, check=False
     )
     return found.stdout.strip() == "True"
+
+
+def check_can_play(description: AgentDescription) -> None:
+    """Check that hosts, which run in this interpreter, have what the agent needs.
+
+    Raises:
+        ConfigError: it is an agent of AWorld's, which is not installed here.
+    """
+    if description.kind in ("agent", "swarm") and importlib.util.find_spec("aworld") is None:
+        raise ConfigError(
+            f"agent: AWorld is not installed for {sys.executable}, which is to play it; make an "
+            "environment with scripts/setup_agents aworld FOLDER, and run this with its Python"
+        )

@@ -12,14 +12,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from agentrl.agents.description import (
-    AgentDescription,
-    AWorldAgent,
-    AWorldSwarm,
-    describe,
-    plays_alone,
-)
-from agentrl.agents.interpreters import checked_program
+from agentrl.agents.describe import describe
+from agentrl.agents.description import AgentDescription, AWorldAgent, AWorldSwarm, plays_alone
+from agentrl.agents.interpreters import check_can_play, checked_program
 from agentrl.agents.processor import TrainerProcessor
 from agentrl.agents.questions import rewrite_questions, scored_by, write_questions
 from agentrl.agents.reward_functions import RewardFunction, check_reward_function
@@ -125,6 +120,7 @@ class AgentRLEngine(TrainerProcessor):
         """Run `agentrl run`, and return what its `summary.json` says.
 
         Raises:
+            ConfigError: AWorld is not installed where its agents are to be played.
             AgentRLError: the run failed; its own messages were printed.
         """
         config = self._checked_config()
@@ -174,6 +170,8 @@ class AgentRLEngine(TrainerProcessor):
         return ["agentrl", "run"]
 
     def _run(self, module: str, word: str, *flags: str) -> None:
+        assert self._description is not None, "AgentTrainer checks before it trains"
+        check_can_play(self._description)
         argv = [self._python, "-m", module, word, "--config", str(self.config_path), *flags]
         config = self._checked_config()
         environment = {

@@ -13,8 +13,6 @@ def main(argv: Sequence[str]) -> int:
     from agentrl.launcher.evaluate import newest_checkpoint, run_evaluation
 
     flags = {canonical_name(word.partition("=")[0]) for word in argv if word.startswith("--")}
-    if "model_name_or_path" not in flags:
-        path = str(newest_checkpoint(config.run.output_path))
-        model = config.model.model_copy(update={"model_name_or_path": path})
-        config = config.model_copy(update={"model": model})
-    return asyncio.run(run_evaluation(config))
+    is_named = "model_name_or_path" in flags
+    checkpoint = None if is_named else newest_checkpoint(config.run.output_path)
+    return asyncio.run(run_evaluation(config, checkpoint))

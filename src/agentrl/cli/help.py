@@ -14,6 +14,7 @@ _USED_SECTIONS = {
     "sft": ("run", "model", "store", "data", "algorithm", "trainer"),
     "serve": ("run", "model", "store", "inference"),
     "eval": ("run", "model", "store", "data", "sampling", "rollout", "tools", "inference"),
+    "export": ("run", "model"),
     "tasks": ("run", "store", "data"),
     "inspect": ("run", "store"),
     "store": ("run", "store"),
@@ -22,6 +23,10 @@ _USED_SECTIONS = {
 }
 
 _OWN_FLAGS = {
+    "export": (
+        "Takes the newest checkpoint below --output_dir and writes `merged` beside it. "
+        "--model_name_or_path is only needed where the base model was moved.",
+    ),
     "sft": (
         "Conversations (--train_file, --eval_file) are objects with `messages` in OpenAI form, "
         "and perhaps `tools`; see docs/sft.md.",

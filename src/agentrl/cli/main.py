@@ -16,6 +16,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "sft": ("agentrl.cli.sft", "supervised fine-tuning on conversations, or on records of a run"),
     "serve": ("agentrl.cli.serve", "an inference server, registered and kept up to date"),
     "eval": ("agentrl.cli.evaluate", "score a checkpoint on held-out questions"),
+    "export": ("agentrl.cli.export", "add a run's adapter (LoRA) into its model's weights"),
     "tasks": ("agentrl.cli.tasks", "add|list|retry|stats: the questions of a run"),
     "inspect": ("agentrl.cli.inspect", "look into a run: progress, records turn by turn, failures"),
     "env": ("agentrl.cli.env", "up: serve MCP servers behind one address, isolated by client"),

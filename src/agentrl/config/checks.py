@@ -2,12 +2,16 @@
 
 import ipaddress
 import os
+import shlex
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 from agentrl.config.sections import AgentSection, AlgorithmSection, RootConfig
 from agentrl.errors import ConfigError
 
 _ROUTE_KEYS = {"base_url", "model", "api_key_env"}
+_DP_FLAGS = ("--dp", "--dp-size", "--data-parallel-size")
+_PP_FLAGS = ("--pp", "--pp-size", "--pipeline-parallel-size")
 BUILT_IN_REPORTS = ("none", "console", "jsonl")
 """Names in `--report_to` that ask for nothing more than what is always written."""
 REPORT_TO = (*BUILT_IN_REPORTS, "tensorboard", "wandb", "swanlab")
@@ -55,6 +59,11 @@ def _unsupported(config: RootConfig) -> Iterator[str]:
             f"--pp_size {trainer.pp_size}: token trees are not trained in a pipeline; use 1, and "
             "--tp_size, --cp_size, --ep_size or more ranks (FSDP2) instead"
         )
+    if config.model.lora_rank and trainer.tp_size != 1:
+        yield (
+            f"--tp_size {trainer.tp_size}: adapters (--lora_rank) are not split over ranks; use more "
+            "ranks (FSDP2), --cp_size or --ep_size instead"
+        )
     if not config.model.cpu_ram_efficient_loading:
         yield "--cpu_ram_efficient_loading false: every rank reads its own parts only; leave it out"
 
@@ -68,6 +77,7 @@ def _unknown_trackers(report_to: Sequence[str]) -> Iterator[str]:
 def _contradictions(config: RootConfig) -> Iterator[str]:
     yield from _loss_contradictions(config.algorithm)
     yield from _agent_contradictions(config.agents)
+    yield from _broadcast_contradictions(config)
     trainer, tools = config.trainer, config.tools
     if tools.mcp_manager_url and tools.tool_server_command:
         yield "--mcp_manager_url and --tool_server_command exclude each other; give one"
@@ -107,6 +117,21 @@ def _loss_contradictions(algorithm: AlgorithmSection) -> Iterator[str]:
             "--loss_normalizer_length goes with --token_level_loss false and "
             "--skip_length_normalization true"
         )
+
+
+def _broadcast_contradictions(config: RootConfig) -> Iterator[str]:
+    if config.publish.weight_sync != "distributed":
+        return
+    if config.model.lora_rank:
+        yield "--weight_sync distributed sends whole models; adapters (--lora_rank) go by disk"
+    arguments = shlex.split(config.inference.sglang_args.replace("=", " "))
+    for flags in (_DP_FLAGS, _PP_FLAGS):
+        for flag, value in pairwise(arguments):
+            if flag in flags and value != "1":
+                yield (
+                    f"--sglang_args {flag} {value}: such a server takes no broadcast weights; use "
+                    "--weight_sync disk, or more servers instead"
+                )
 
 
 def _agent_contradictions(agents: AgentSection) -> Iterator[str]:

@@ -74,6 +74,17 @@ class ModelSection(Section):
     the turns, and let the trainer send the token to the same ones."""
     cpu_ram_efficient_loading: bool = True
     """Ranks read only their own parts of the weights. There is no other way; false is refused."""
+    lora_rank: int = Field(default=0, ge=0)
+    """Train a low-rank adapter (LoRA) of this rank on the frozen model; 0: train all weights. Servers
+    get adapters, beside the model, and samples go on while they load (see docs/lora.md)."""
+    lora_alpha: int = Field(default=32, ge=1)
+    """The adapter's part is multiplied by lora_alpha / lora_rank."""
+    lora_target_modules: tuple[str, ...] = (
+        *("q_proj", "k_proj", "v_proj", "o_proj"),
+        *("gate_proj", "up_proj", "down_proj"),
+    )
+    """Linear layers that get an adapter, by the last part of their name. Experts of a mixture cannot
+    have one: leave the last three out for a model that has nothing but experts there."""
 
 
 PRIVATE_MONGO_ROOT = Path(".agentrl/mongo")
@@ -164,7 +175,8 @@ class RolloutSection(Section):
     num_samplers: int = Field(default=2, ge=0)
     """Sampler processes that `agentrl run` starts."""
     max_concurrent_samples_per_process: int = Field(default=256, ge=1)
-    """Rollouts that one sampler plays at the same time, at most."""
+    """Rollouts that one sampler plays at the same time, at most. Those that only wait for their score
+    do not count, but it holds at most twice as many altogether."""
     target_concurrency: int | None = Field(default=None, ge=1)
     """Rollouts that a sampler plays per inference server; when not given, as many as the servers
     say they have room for (memory for keys and values, queue)."""
@@ -492,6 +504,14 @@ class PublishSection(Section):
     old cache, or cut and resumed by the client."""
     publish_timeout_seconds: float = Field(default=120.0, gt=0)
     """Longest wait for one server; a slower one is taken out."""
+    weight_sync: Literal["disk", "distributed"] = "disk"
+    """How weights reach the servers: as files that all of them see, or broadcast from the trainer's
+    memory over a process group (NCCL between GPUs, gloo otherwise); files are then written beside
+    training, for servers that come later."""
+    weight_sync_host: str = "127.0.0.1"
+    """Address of this machine at which servers find the trainer for `--weight_sync distributed`."""
+    weight_sync_bucket_mb: int = Field(default=256, ge=1)
+    """Largest part that is broadcast at a time, in MiB."""
     keep_policies: int = Field(default=2, ge=1)
     """Published weight directories that are kept besides those in use."""
 

@@ -6,10 +6,12 @@ from agentrl.distributed.saving import StateWriter, read_state
 from agentrl.distributed.sharding import (
     clip_gradients,
     full_state_dict,
+    load_full_state_dict,
     load_sharded_state_dict,
     shard_model,
     sharded_state_dict,
     squared_norms,
+    whole_tensor,
 )
 
 __all__ = [
@@ -19,9 +21,11 @@ __all__ = [
     "clip_gradients",
     "full_state_dict",
     "joined_ranks",
+    "load_full_state_dict",
     "load_sharded_state_dict",
     "read_state",
     "shard_model",
     "sharded_state_dict",
     "squared_norms",
+    "whole_tensor",
 ]

@@ -92,19 +92,23 @@ class Bucket:
 
 
 def in_buckets(
-    tensors: Iterable[tuple[str, torch.Tensor]], max_bytes: int
-) -> Iterator[list[tuple[str, torch.Tensor]]]:
-    """Divide tensors into lists of at most so many bytes; a larger tensor is alone in its list."""
+    groups: Iterable[Sequence[tuple[str, torch.Tensor]]], max_bytes: int
+) -> Iterator[Bucket]:
+    """Put tensors into buckets of at most so many bytes.
+
+    Tensors of one group stay together; a larger group is alone in its bucket.
+    """
     waiting: list[tuple[str, torch.Tensor]] = []
     num_bytes = 0
-    for name, tensor in tensors:
-        if waiting and num_bytes + tensor.nbytes > max_bytes:
-            yield waiting
+    for group in groups:
+        size = sum(tensor.nbytes for _, tensor in group)
+        if waiting and num_bytes + size > max_bytes:
+            yield Bucket.of(waiting)
             waiting, num_bytes = [], 0
-        waiting.append((name, tensor))
-        num_bytes += tensor.nbytes
+        waiting += group
+        num_bytes += size
     if waiting:
-        yield waiting
+        yield Bucket.of(waiting)
 
 
 @dataclass(frozen=True)

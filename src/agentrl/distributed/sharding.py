@@ -58,7 +58,9 @@ def shard_model(
     offload: OffloadPolicy = OffloadPolicy()
     if cpu_offload:
         offload = CPUOffloadPolicy(pin_memory=ranks.device.type == "cuda")
-    master_dtype = next(model.parameters()).dtype
+    parameters = list(model.parameters())
+    # What is frozen may be kept in compute precision.
+    master_dtype = next((p for p in parameters if p.requires_grad), parameters[0]).dtype
     precision = (
         MixedPrecisionPolicy()
         if compute_dtype == master_dtype
@@ -118,14 +120,26 @@ def _untied(model: nn.Module, state: dict[str, Any]) -> dict[str, Any]:
 
 
 def sharded_state_dict(model: nn.Module) -> dict[str, Any]:
-    """Return this rank's part of the parameters; tied ones once, as in `full_state_dict`."""
-    return _untied(model, get_model_state_dict(model))
+    """Return this rank's part of what is trained; tied ones once, as in `full_state_dict`."""
+    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    return {name: part for name, part in get_model_state_dict(model).items() if name in trained}
+
+
+def whole_tensor(part: torch.Tensor) -> torch.Tensor:
+    """Return the tensor that this rank has a part of (collective)."""
+    return part.full_tensor() if isinstance(part, DTensor) else part
 
 
 def load_sharded_state_dict(model: nn.Module, state: dict[str, Any]) -> None:
     """Load what `sharded_state_dict` returned."""
     # Tied parameters are in it once, so it is not complete by name.
     set_model_state_dict(model, state, options=StateDictOptions(strict=False))
+
+
+def load_full_state_dict(model: nn.Module, state: dict[str, Any]) -> None:
+    """Load some of the parameters from whole tensors, which every rank has (collective)."""
+    options = StateDictOptions(full_state_dict=True, strict=False)
+    set_model_state_dict(model, state, options=options)
 
 
 def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> float:

@@ -146,7 +146,8 @@ class SGLangClient:
         )
         async with sending as response:
             if on_partial is None:
-                return parse_result(_json(await response.read(), self.base_url), self.base_url)
+                whole = _json(await response.read(), self.base_url)
+                return parse_result(whole, self.base_url, adapter=request.adapter)
             async for frame in _frames(response):
                 body = _json(frame, self.base_url)
                 if "error" in body:
@@ -155,8 +156,8 @@ class SGLangClient:
                         _error_status(body["error"]),
                     )
                 if (body.get("meta_info") or {}).get("finish_reason") is not None:
-                    return parse_result(body, self.base_url)
-                on_partial(parse_partial(body, self.base_url))
+                    return parse_result(body, self.base_url, adapter=request.adapter)
+                on_partial(parse_partial(body, self.base_url, adapter=request.adapter))
         raise ServerUnreachable(f"{self.base_url} ended a stream before its end")
 
     async def pause(self, mode: Literal["abort", "retract", "in_place"]) -> None:
@@ -232,6 +233,19 @@ class SGLangClient:
                 "abort_all_requests": False,
             },
         )
+
+    async def load_adapter(self, name: str, path: str) -> None:
+        """Load an adapter (LoRA) that the server can read, beside the model; nothing is paused."""
+        await self._control("/load_lora_adapter", {"lora_name": name, "lora_path": path})
+
+    async def unload_adapter(self, name: str) -> None:
+        """Take an adapter out; returns when the generations that use it have ended."""
+        await self._control("/unload_lora_adapter", {"lora_name": name})
+
+    async def adapters(self) -> tuple[str, ...]:
+        """Return the names of the adapters that may be asked for."""
+        models = (await self._get("/v1/models")).get("data") or []
+        return tuple(str(model["id"]) for model in models if model.get("parent") is not None)
 
     async def update_weight_version(self, version: str) -> None:
         """Change the label of the weights, nothing else."""

@@ -32,14 +32,20 @@ class ServerRefused(InferenceError):
     @property
     def is_transient(self) -> bool:
         """Whether the same request may succeed later or elsewhere."""
-        return self.status >= 500 or self.status in (408, 429)
+        return self.status >= 500 or self.status in (408, 429) or self.lacks_adapter
+
+    @property
+    def lacks_adapter(self) -> bool:
+        """Whether it named an adapter that was taken out; that of its successor is to be heard of."""
+        return self.status == 400 and "not loaded" in str(self)
 
 
 def error_message(body: object) -> str:
     """Return what an error body says, in any of the shapes that SGLang answers with.
 
     The shapes are `{"error": {"message": ..}}`, `{"error": ".."}`, `{"message": ..}` (with
-    `object: error`, or `success: false`) and the framework's `{"detail": ..}`.
+    `object: error`, or `success: false`), `{"error_message": ..}` of the adapters' routes and the
+    framework's `{"detail": ..}`.
     """
     if not isinstance(body, Mapping):
         return str(body).strip()[:500]
@@ -47,7 +53,7 @@ def error_message(body: object) -> str:
     error = fields.get("error")
     if isinstance(error, Mapping):
         return str(error.get("message", error))
-    for value in (error, fields.get("message"), fields.get("detail")):
+    for value in (error, *(fields.get(n) for n in ("message", "error_message", "detail"))):
         if value:
             return str(value)
     return str(dict(fields))[:500]

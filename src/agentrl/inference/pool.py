@@ -38,6 +38,7 @@ class ServerPool:
         self._no_server_seconds = no_server_seconds
         self._clients: dict[str, SGLangClient] = {}
         self._usable: set[str] = set()
+        self._adapters: dict[str, str | None] = {}
         self._downs: dict[str, asyncio.Future[None]] = {}
         self.pressure = Pressure()
         self._balance = Balance(self.pressure)
@@ -64,6 +65,7 @@ class ServerPool:
         """
         self.pressure.note(services)
         self._usable = {s.base_url.rstrip("/") for s in services if s.status != "down"}
+        self._adapters = {s.base_url.rstrip("/"): s.adapter for s in services}
         for url in self._usable - self._clients.keys():
             self._clients[url] = SGLangClient(url, api_key=self._api_key)
         for service in services:
@@ -153,6 +155,7 @@ class ServerPool:
         if url not in self._downs:
             self._downs[url] = asyncio.get_running_loop().create_future()
         down = self._downs[url]
+        request = request.model_copy(update={"adapter": self._adapters.get(url)})
         generating = asyncio.create_task(self._clients[url].generate(request, listen))
         try:
             ends: set[asyncio.Future[Any]] = {generating, down}

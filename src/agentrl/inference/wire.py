@@ -23,6 +23,12 @@ START_VERSION = 0
 """Policy version that a label means which is not a number (a server's own `default`)."""
 
 
+MIXED_LABEL = "mixed"
+"""Label of a server that holds a part of new weights beside the rest of old ones."""
+MIXED_VERSION = -1
+"""What that label means; no policy has this version, and nothing sampled under it is used."""
+
+
 def new_rid() -> str:
     """Return a request id. All have the same length, so none is a prefix of another."""
     return uuid.uuid4().hex
@@ -37,6 +43,8 @@ class GenerateRequest(Value):
     rid: str = Field(default_factory=new_rid)
     extra_key: str | None = None
     """Namespace of the server's prefix cache."""
+    adapter: str | None = None
+    """Name of the adapter to sample from; the model alone when not given."""
     image_data: tuple[str, ...] = ()
     """`data:` URLs of the images, one for each placeholder in `input_ids`."""
     routed_from: int | None = None
@@ -69,7 +77,21 @@ class GenerateResult(Value):
 def policy_version(label: object) -> int:
     """Return the policy version that a server's weight label stands for."""
     text = str(label)
+    if text == MIXED_LABEL:
+        return MIXED_VERSION
     return int(text) if text.isdecimal() else START_VERSION
+
+
+def adapter_version(name: str) -> int:
+    """Return the policy version that an adapter's name says, `RUN-..-v12`.
+
+    Raises:
+        InferenceError: it says none.
+    """
+    version = name.rpartition("-v")[2]
+    if not version.isdecimal():
+        raise InferenceError(f"the adapter name {name!r} does not end in a version, as -v12")
+    return int(version)
 
 
 def request_body(request: GenerateRequest, *, stream: bool = False) -> dict[str, Any]:
@@ -102,6 +124,8 @@ def request_body(request: GenerateRequest, *, stream: bool = False) -> dict[str,
         params["stream_interval"] = STREAM_INTERVAL
     if request.extra_key is not None:
         body["extra_key"] = request.extra_key
+    if request.adapter is not None:
+        body["lora_path"] = request.adapter
     if request.image_data:
         body["image_data"] = list(request.image_data)
     if request.routed_from is not None:
@@ -110,15 +134,20 @@ def request_body(request: GenerateRequest, *, stream: bool = False) -> dict[str,
     return body
 
 
-def parse_result(body: Mapping[str, Any], server: str) -> GenerateResult:
+def parse_result(
+    body: Mapping[str, Any], server: str, *, adapter: str | None = None
+) -> GenerateResult:
     """Read a response of `/generate`.
 
     Args:
         body: the decoded JSON object.
         server: base address of the server, for the result and for errors.
+        adapter: what the request named. It says which version sampled all of the tokens; what the
+            server says is about the model beneath.
 
     Raises:
-        ServerRefused: the server gave the generation up (an abort that carries an error status).
+        ServerRefused: the server gave the generation up (an abort that carries an error status),
+            or its weights were of two versions.
         InferenceError: the response lacks tokens or logprobs.
     """
     try:
@@ -143,10 +172,13 @@ def parse_result(body: Mapping[str, Any], server: str) -> GenerateResult:
         raise InferenceError(
             f"{server} sent {len(output_ids)} tokens but {len(logprobs)} usable logprobs"
         )
+    spans = _spans(meta, len(output_ids), adapter)
+    if any(span.version == MIXED_VERSION for span in spans):
+        raise ServerRefused(f"{server} sampled with weights of two versions", 503)
     return GenerateResult(
         output_ids=output_ids,
         output_logprobs=logprobs,
-        version_spans=_spans(meta, len(output_ids)),
+        version_spans=spans,
         finish_reason=_finish_reason(kind, server),
         matched=_matched(reason.get("matched")),
         prompt_tokens=int(meta.get("prompt_tokens", 0)),
@@ -157,14 +189,16 @@ def parse_result(body: Mapping[str, Any], server: str) -> GenerateResult:
     )
 
 
-def parse_partial(body: Mapping[str, Any], server: str) -> GenerateResult:
+def parse_partial(
+    body: Mapping[str, Any], server: str, *, adapter: str | None = None
+) -> GenerateResult:
     """Read a frame of a stream that goes on: what would be left if it were cut there.
 
     Raises:
         InferenceError: see `parse_result`.
     """
     meta = {**body.get("meta_info", {}), "finish_reason": {"type": "abort"}}
-    return parse_result({**body, "meta_info": meta}, server)
+    return parse_result({**body, "meta_info": meta}, server, adapter=adapter)
 
 
 def _matched(value: object) -> int | str | None:
@@ -190,7 +224,10 @@ def _finish_reason(kind: object, server: str) -> FinishReason:
     raise InferenceError(f"{server} ended a generation for an unknown reason: {kind!r}")
 
 
-def _spans(meta: Mapping[str, Any], length: int) -> tuple[VersionSpan, ...]:
+def _spans(meta: Mapping[str, Any], length: int, adapter: str | None) -> tuple[VersionSpan, ...]:
+    if adapter is not None:
+        whole = VersionSpan(version=adapter_version(adapter), start=0, end=length)
+        return fit_spans([whole], length)
     reported = meta.get("weight_versions") or ()
     spans = [
         VersionSpan(

@@ -13,25 +13,28 @@ from rich.table import Table
 from rich.text import Text
 
 from agentrl.config.loading import flat_values
-from agentrl.config.sections import RootConfig
+from agentrl.config.sections import ModelSection, RootConfig
 from agentrl.errors import ConfigError
 from agentrl.launcher.preflight import check_inputs
 from agentrl.launcher.run import until_interrupted
 from agentrl.launcher.stage import Stage
+from agentrl.models.adapter_files import is_adapter, read_shape
 from agentrl.rewards import MCPScorerFactory
 from agentrl.rollout.datasets import eval_tasks
-from agentrl.schema import Run
+from agentrl.schema import Policy, Run
 from agentrl.trainer.evaluation import evaluate
 from agentrl.trainer.history import EvalMetrics
+from agentrl.weight_sync import AdapterNames
+from agentrl.weight_sync.files import weight_bytes
 
 
 def newest_checkpoint(output_path: Path) -> Path:
-    """Return the model directory of a run's newest checkpoint.
+    """Return the model directory of a run's newest checkpoint, or that of its adapter.
 
     Raises:
         ConfigError: there is none.
     """
-    found = sorted((output_path / "checkpoints").glob("[0-9]*/model/config.json"))
+    found = sorted((output_path / "checkpoints").glob("[0-9]*/model/*config.json"))
     if not found:
         raise ConfigError(
             f"{output_path} holds no checkpoint; give --model_name_or_path, or train first"
@@ -39,35 +42,63 @@ def newest_checkpoint(output_path: Path) -> Path:
     return found[-1].parent
 
 
-async def run_evaluation(config: RootConfig) -> int:
+async def run_evaluation(config: RootConfig, checkpoint: Path | None) -> int:
     """Start everything, have the questions played, print and write the score; return the status.
+
+    Args:
+        config: the checked configuration.
+        checkpoint: what is evaluated, model or adapter; the configured model when not given.
 
     Raises:
         AgentRLError: a mistake of the user (before anything starts), or a child that failed.
     """
     if config.data.eval_file is None:
         raise ConfigError("an evaluation needs --eval_file")
+    if checkpoint is not None:
+        config = config.model_copy(update={"model": _serving(config.model, checkpoint)})
+    adapter = checkpoint if checkpoint is not None and is_adapter(checkpoint) else None
     await check_inputs(config)
     console = Console()
     output = config.run.output_path
     name = f"{config.run.run_name}-eval"
     section = config.run.model_copy(update={"run_name": name, "output_dir": output})
     async with Stage(config.model_copy(update={"run": section}), role="eval") as stage:
-        status = await until_interrupted(_evaluate(console, stage, output / "eval.json"))
+        status = await until_interrupted(_evaluate(console, stage, output / "eval.json", adapter))
         return 130 if status is None else status
 
 
-async def _evaluate(console: Console, stage: Stage, result_path: Path) -> int:
+def _serving(model: ModelSection, checkpoint: Path) -> ModelSection:
+    """Return what servers have to be started for."""
+    if not is_adapter(checkpoint):
+        return model.model_copy(update={"model_name_or_path": str(checkpoint)})
+    shape = read_shape(checkpoint)
+    return model.model_copy(
+        update={
+            "model_name_or_path": shape.base,
+            "lora_rank": shape.rank,
+            "lora_alpha": shape.alpha,
+            "lora_target_modules": shape.target_modules,
+        }
+    )
+
+
+async def _evaluate(console: Console, stage: Stage, result_path: Path, adapter: Path | None) -> int:
     store = await stage.open_store()
     config = stage.config
     await store.ensure_schema()
     await store.create_run(Run(name=config.run.run_name, config=flat_values(config)))
+    if adapter is not None:
+        name = AdapterNames(config.run.run_name).of(0)
+        await store.publish_policy(
+            Policy(version=0, path=str(adapter), adapter=name, num_bytes=weight_bytes(adapter))
+        )
     await stage.start_tool_server()
     stage.write_config()
     await stage.start_servers()
     await stage.start_samplers()
     tasks = eval_tasks(config.data, 0, MCPScorerFactory.names())
-    console.print(f"{len(tasks)} questions for {config.model.model_name_or_path}")
+    model = str(adapter or config.model.model_name_or_path)
+    console.print(f"{len(tasks)} questions for {model}")
     metrics = await stage.watch(
         evaluate(
             store,
@@ -80,7 +111,7 @@ async def _evaluate(console: Console, stage: Stage, result_path: Path) -> int:
     )
     assert metrics is not None, "nothing sets the stop event"
     result = {
-        "model": config.model.model_name_or_path,
+        "model": model,
         "eval_file": str(config.data.eval_file),
         "num_generations": config.data.eval_num_generations,
         "temperature": config.sampling.eval_temperature,

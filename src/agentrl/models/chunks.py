@@ -131,6 +131,8 @@ class ChunkedPass:
             roots, gradients = [output.logprobs], [gradient.index_select(0, terms)]
             for layer, made in sorted(shared.made.items()):
                 for states, debt in zip(made, debts[layer], strict=True):
+                    if not states.requires_grad:  # frozen from the embedding up to here
+                        continue
                     roots.append(states)
                     gradients.append(debt[:, :, chunk.tokens].to(states.dtype))
             torch.autograd.backward(roots, gradients)

@@ -2,10 +2,12 @@
 
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+from transformers.core_model_loading import revert_weight_conversion
 
 from agentrl.models.policy import PolicyModel
 
@@ -33,6 +35,19 @@ def read_tokenizer_files(path: str | Path) -> dict[str, bytes]:
     }
 
 
+def checkpoint_tensors(
+    policy: PolicyModel, name: str, tensor: torch.Tensor
+) -> list[tuple[str, torch.Tensor]]:
+    """Return what a whole parameter is in a checkpoint: itself, or every expert of a stack.
+
+    Args:
+        policy: the model, wrapped.
+        name: of the parameter in the wrapped transformers model.
+        tensor: its values.
+    """
+    return list(revert_weight_conversion(policy.model, {name: tensor}).items())
+
+
 def save_hf(
     policy: PolicyModel,
     path: str | Path,
@@ -41,8 +56,6 @@ def save_hf(
     state_dict: dict[str, torch.Tensor] | None = None,
 ) -> Path:
     """Write a checkpoint; `path` appears whole or not at all.
-
-    Everything is written to a sibling directory, flushed to disk and renamed.
 
     Args:
         policy: the model whose config (and weights, unless given) are written.
@@ -54,13 +67,23 @@ def save_hf(
     Returns:
         The directory.
     """
-    target = Path(path)
+    with appears_whole(Path(path)) as partial:
+        policy.model.save_pretrained(partial, state_dict=state_dict)
+        for name, content in (tokenizer_files or {}).items():
+            (partial / name).write_bytes(content)
+    return Path(path)
+
+
+@contextmanager
+def appears_whole(target: Path) -> Iterator[Path]:
+    """Yield an empty directory to fill, which becomes `target` when the block ends without error.
+
+    Its files are flushed to disk before that. What stood at `target` is replaced.
+    """
     partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    policy.model.save_pretrained(partial, state_dict=state_dict)
-    for name, content in (tokenizer_files or {}).items():
-        (partial / name).write_bytes(content)
+    yield partial
     for file in sorted(partial.iterdir()):
         _flush(file)
     _flush(partial)
@@ -72,7 +95,6 @@ def save_hf(
     else:
         partial.rename(target)
     _flush(target.parent)
-    return target
 
 
 def _flush(path: Path) -> None:

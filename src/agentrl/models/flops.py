@@ -30,11 +30,12 @@ class FlopCount:
     """What one token, one visible pair and one position at the LM head cost, both directions."""
 
     per_token: float
-    """6 a parameter outside the embedding and the head, of experts those a token goes to."""
+    """6 a parameter outside the embedding and the head, of experts those a token goes to; 4 where it
+    is frozen."""
     per_pair: float
     """12 * layers * heads * head size for every (query, key) that see each other."""
     per_head_position: float
-    """6 * hidden size * vocabulary."""
+    """6 * hidden size * vocabulary; 4 where the head is frozen."""
 
     @classmethod
     def of(cls, policy: PolicyModel) -> Self:
@@ -42,20 +43,22 @@ class FlopCount:
         config: Any = policy.model.config
         embedding: Any = policy.model.get_input_embeddings()
         head: Any = policy.model.get_output_embeddings()  # type: ignore[no-untyped-call]
-        tables = {id(embedding.weight): embedding.weight, id(head.weight): head.weight}
-        num_parameters = -sum(table.numel() for table in tables.values())
+        tables = {id(embedding.weight), id(head.weight)}
+        per_token = 0.0
         for name, parameter in policy.named_parameters():
+            if id(parameter) in tables:
+                continue
             used, held = 1, 1
             if ".experts." in name:
                 used, held = config.num_experts_per_tok, config.num_experts
-            num_parameters += parameter.numel() * used // held
+            per_token += _cost(parameter) * (parameter.numel() * used // held)
         head_dim = getattr(config, "head_dim", None) or (
             config.hidden_size // config.num_attention_heads
         )
         return cls(
-            per_token=6.0 * num_parameters,
+            per_token=per_token,
             per_pair=12.0 * config.num_hidden_layers * config.num_attention_heads * head_dim,
-            per_head_position=6.0 * config.hidden_size * config.vocab_size,
+            per_head_position=_cost(head.weight) * config.hidden_size * config.vocab_size,
         )
 
     @property
@@ -72,6 +75,11 @@ class FlopCount:
             + self.per_pair * num_pairs
             + self.per_head_position * num_head_positions
         )
+
+
+def _cost(parameter: torch.Tensor) -> float:
+    """Return the operations a weight: forward, gradient of its input, and its own gradient."""
+    return 6.0 if parameter.requires_grad else 4.0
 
 
 def peak_tflops(device: torch.device) -> float | None:

@@ -39,7 +39,7 @@ def load_policy(
     attention: str = TREE_ATTENTION,
     trust_remote_code: bool = False,
     gradient_checkpointing: bool = False,
-    spread: Callable[[PolicyModel], object] | None = None,
+    prepare: Callable[[PolicyModel], object] | None = None,
     cpu_offload: bool = False,
 ) -> PolicyModel:
     """Load config and weights.
@@ -53,8 +53,9 @@ def load_policy(
         attention: one of `ATTENTION`, or `sdpa` for the dense oracle.
         trust_remote_code: run Python code that the checkpoint brings along.
         gradient_checkpointing: recompute activations in the backward pass.
-        spread: splits and shards the model over ranks, in place, before it has weights.
-        cpu_offload: leave the parameters in host memory, as `spread` expects them there.
+        prepare: changes the model in place before it has weights: splits and shards it over ranks,
+            or puts an adapter on it, whose values are set later.
+        cpu_offload: leave the parameters in host memory, as `prepare` expects them there.
 
     Raises:
         ConfigError: no checkpoint there, its weights are not the configuration's, or the
@@ -72,8 +73,8 @@ def load_policy(
         _without_weights(Path(path), config, dtype, attention, trust_remote_code),
         gradient_checkpointing=gradient_checkpointing,
     )
-    if spread is not None:
-        spread(policy)
+    if prepare is not None:
+        prepare(policy)
     computes_on = torch.device(device)
     materialize(
         policy,

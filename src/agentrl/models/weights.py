@@ -19,6 +19,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from transformers import PreTrainedModel
 
 from agentrl.errors import ConfigError
+from agentrl.models.lora import base_parameters
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
@@ -100,13 +101,13 @@ def read_weights(model: PreTrainedModel, path: Path) -> None:
     for name, first in tied.items():
         aliases.setdefault(first, []).append(name)
     wanted = {}
-    for name, parameter in model.named_parameters():
+    for name, parameter in base_parameters(model):
         # A tied parameter may stand in the files under any of its names.
         names = [name, *aliases.get(name, [])]
         found = next((other for other in names if other in files.names), name)
         wanted[name] = list(_pieces(found, tuple(parameter.shape)))
     _check_names(files, {piece.name for pieces in wanted.values() for piece in pieces}, set(tied))
-    for name, parameter in model.named_parameters():
+    for name, parameter in base_parameters(model):
         local, box = _local_part(parameter)
         for piece in wanted[name]:
             common = box.overlap(piece.box)

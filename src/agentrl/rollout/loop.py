@@ -16,7 +16,7 @@ from agentrl.rollout.context import RolloutContext
 from agentrl.rollout.leases import LeaseKeeper
 from agentrl.rollout.slots import MakeSampler, Slot, SlotCounts
 from agentrl.rollout.watch import RunWatch, WaitReason
-from agentrl.schema import TERMINAL_STATUSES, SamplerInfo, Split, utc_now
+from agentrl.schema import TERMINAL_STATUSES, Record, SamplerInfo, Split, Task, utc_now
 
 log = logging.getLogger(__name__)
 
@@ -121,7 +121,7 @@ class SamplingLoop:
         self._limit = ConcurrencyLimit(context.rollout.target_concurrency)
         self._waiting = _Waiting()
         self._jobs: dict[asyncio.Task[None], Slot] = {}
-        self._slot_ended = asyncio.Event()
+        self._room_made = asyncio.Event()
         self._store_seen_at = time.monotonic()
         self._scoring_looked_at = time.monotonic()
         self._begun_groups = 0
@@ -186,10 +186,10 @@ class SamplingLoop:
 
     async def _step(self) -> float | None:
         """Do one thing; return how long to wait for the next, or None at the end of it all."""
-        full = len(self._jobs) >= self._capacity()
         idle = not self._jobs
         times = self._times
         await self._watch.refresh(times.busy_refresh if not idle else times.idle_poll / 2)
+        full = self._is_full()
         if self._watch.run is not None:
             self._context.live.current = self._watch.run.control
         if self._watch.run_ended(times.resume_grace):
@@ -215,12 +215,11 @@ class SamplingLoop:
         return times.idle_poll
 
     async def _pause(self, seconds: float, stopped: asyncio.Task[bool]) -> None:
-        """Wait, but not beyond the end of a slot when all were taken, nor beyond a stop."""
-        full = len(self._jobs) >= self._capacity()
+        """Wait, but not beyond the end of a rollout when all were taken, nor beyond a stop."""
         waits: list[asyncio.Task[bool]] = [stopped]
-        if full:
-            self._slot_ended.clear()
-            waits.append(asyncio.create_task(self._slot_ended.wait()))
+        if self._is_full():
+            self._room_made.clear()
+            waits.append(asyncio.create_task(self._room_made.wait()))
         await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         for wait in waits[1:]:
             wait.cancel()
@@ -230,6 +229,18 @@ class SamplingLoop:
         waits = trouble.persists and time.monotonic() < trouble.retry_at
         return "trouble" if waits else None
 
+    def _is_full(self) -> bool:
+        """Return whether no further slot may be claimed now.
+
+        A rollout that asks the servers for nothing more makes room at once: they should not wait
+        for its last writes, nor for a slow judge. What is held altogether is bounded as well.
+        """
+        capacity = self._capacity()
+        return self._num_playing() >= capacity or len(self._jobs) >= 2 * capacity
+
+    def _num_playing(self) -> int:
+        return sum(slot.is_playing for slot in self._jobs.values())
+
     def _capacity(self) -> int:
         if self.counts.trouble.persists:
             return 1
@@ -237,7 +248,7 @@ class SamplingLoop:
         return self._limit.of(
             self._context.servers.pressure,
             num_servers=self._watch.num_servers,
-            num_running=len(self._jobs),
+            num_running=self._num_playing(),
             most=asked or self._context.rollout.max_concurrent_samples_per_process,
         )
 
@@ -257,7 +268,7 @@ class SamplingLoop:
         if self._context.rollout.scoring == "only":
             # What the others are still playing out will have to be scored.
             return 0.0 if await self._claim_scoring(urgent=True) else self._times.idle_poll
-        may_claim = len(self._jobs) < self._capacity() and self._watch.num_servers > 0
+        may_claim = not self._is_full() and self._watch.num_servers > 0
         # Slots are claimed in order, so every group before the last one claimed was begun.
         if may_claim and self._begun_groups and await self._claim(self._begun_groups):
             return 0.0
@@ -277,7 +288,7 @@ class SamplingLoop:
             return False
         record, task = claimed
         self._begun_groups = max(self._begun_groups, record.order + 1)
-        slot = Slot(task, record, self._context, self._make_sampler, self.counts)
+        slot = self._slot(task, record)
         self._hold(slot, slot.start())
         return True
 
@@ -295,9 +306,19 @@ class SamplingLoop:
         if claimed is None:
             return False
         record, task, _ = claimed
-        slot = Slot(task, record, self._context, self._make_sampler, self.counts)
+        slot = self._slot(task, record)
         self._hold(slot, slot.start(scoring_only=True))
         return True
+
+    def _slot(self, task: Task, record: Record) -> Slot:
+        return Slot(
+            task,
+            record,
+            self._context,
+            self._make_sampler,
+            self.counts,
+            on_played=self._room_made.set,
+        )
 
     def _hold(self, slot: Slot, job: asyncio.Task[None]) -> None:
         self._jobs[job] = slot
@@ -306,7 +327,7 @@ class SamplingLoop:
 
     def _let_go(self, job: asyncio.Task[None]) -> None:
         self._keeper.let_go(self._jobs.pop(job))
-        self._slot_ended.set()
+        self._room_made.set()
 
     async def _all_done(self) -> bool:
         if not self._context.rollout.exit_when_done:

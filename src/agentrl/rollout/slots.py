@@ -92,11 +92,26 @@ class Slot:
         context: RolloutContext,
         make_sampler: MakeSampler,
         counts: SlotCounts,
+        *,
+        on_played: Callable[[], None],
     ) -> None:
+        """Prepare; `start` begins.
+
+        Args:
+            task: the question.
+            record: the claimed slot.
+            context: what all rollouts of the process share.
+            make_sampler: builds what plays it.
+            counts: where its end is booked.
+            on_played: called when the rollout asks the servers for nothing more.
+        """
         self.task = task
         self.record = record
         self.phase: Literal["running", "scoring"] = "running"
         self.cancel_reason: CancelReason | None = None
+        self.is_playing = True
+        """The rollout may still ask the servers for something."""
+        self._on_played = on_played
         self._context = context
         self._make_sampler = make_sampler
         self._counts = counts
@@ -109,6 +124,7 @@ class Slot:
 
     def start(self, *, scoring_only: bool = False) -> asyncio.Task[None]:
         """Begin in the background."""
+        self.is_playing = not scoring_only
         work = self._score_again() if scoring_only else self._play()
         self._job = asyncio.create_task(self._guarded(work), name=self.record.id)
         return self._job
@@ -147,6 +163,8 @@ class Slot:
         finished = False
         try:
             result = await sampler.run()
+            self.is_playing = False
+            self._on_played()
             await sampler.finish()
             lease_seconds = self._context.rollout.lease_seconds
             await self._store.finish_rollout(

@@ -127,6 +127,8 @@ class InferenceService(Value):
     model_path: str
     status: ServiceStatus = "up"
     policy_version: int = 0
+    adapter: str | None = None
+    """Name of the adapter that requests have to name for that version; None for the model alone."""
     error: str | None = None
     load: ServerLoad | None = None
     """As of the last heartbeat; None where the server does not tell, or is being updated."""

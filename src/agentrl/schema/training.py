@@ -104,10 +104,16 @@ class Policy(Value):
     version: int
     """Number of optimizer steps behind the weights; 0 is the start."""
     path: str
+    adapter: str | None = None
+    """Name under which servers know the adapter (LoRA) that `path` holds; None when it holds all
+    weights."""
     checksum: str | None = None
     """SHA-256 over the weight files, in name order; None until it is computed, which the servers
     do not wait for."""
     num_bytes: int
+    """Of the weight files; 0 until they are written."""
+    is_written: bool = True
+    """Whether the files are there; broadcast weights are written after they were published."""
     held_until: datetime | None = None
     """Some server may be reading the files until then; they are not removed before."""
     created_at: datetime = Field(default_factory=utc_now)

@@ -96,6 +96,10 @@ def _sglang(
         argv += ["--tool-call-parser", inference.tool_call_parser]
     if inference.context_length is not None:
         argv += ["--context-length", str(inference.context_length)]
+    if model.lora_rank:
+        # Room for adapters is made at the start, before there is any.
+        argv += ["--enable-lora", "--max-lora-rank", str(model.lora_rank)]
+        argv += ["--lora-target-modules", *model.lora_target_modules]
     if model.trust_remote_code:
         argv.append("--trust-remote-code")
     if inference.inference_api_key is not None:

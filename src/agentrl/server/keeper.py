@@ -23,7 +23,8 @@ from agentrl.processes.supervisor import Supervisor
 from agentrl.schema import InferenceService, Policy, ServerLoad, ServiceStatus
 from agentrl.server.engine import EngineProcess
 from agentrl.store import TrajectoryStore
-from agentrl.weight_sync.update import update_server
+from agentrl.weight_sync.adapters import is_of_same_run
+from agentrl.weight_sync.update import Served, bring_to, served
 
 logger = logging.getLogger(__name__)
 
@@ -83,6 +84,9 @@ class ServerKeeper:
         self._registered = False
         self._behind_since: float | None = None
         self._answered_at = 0.0
+        self._adapter: str | None = None
+        """The newest adapter that the server was seen with."""
+        self._retiring: set[asyncio.Task[None]] = set()
         self._load: ServerLoad | None = None
 
     async def run(self, stop: asyncio.Event, *, max_restarts: int, start_seconds: float) -> None:
@@ -138,9 +142,12 @@ class ServerKeeper:
         if engine is None:
             url = (self._plan.url or "").rstrip("/")
             return _Address(url, url)
-        policy = await self._store.hold_latest_policy(start_seconds)
+        policy = await self._latest_files(start_seconds)
+        # An adapter is loaded once the server is up, beside the model that it belongs to.
         path, version = (
-            (Path(policy.path), policy.version) if policy else (self._plan.model_path, 0)
+            (Path(policy.path), policy.version)
+            if policy and policy.adapter is None
+            else (self._plan.model_path, 0)
         )
         port = await engine.start(path, version)
         return _Address(
@@ -177,12 +184,14 @@ class ServerKeeper:
         finally:
             died.cancel()
             stopped.cancel()
+            for retiring in self._retiring:
+                retiring.cancel()
 
     async def _care(
         self, client: SGLangClient, engine: EngineProcess | None, start_seconds: float
     ) -> None:
         await self._until_healthy(client, engine, start_seconds)
-        await self._catch_up(client)
+        found = await self._catch_up(client)
         await self._store.register_service(
             InferenceService(
                 id=self._address.service_id,
@@ -190,7 +199,8 @@ class ServerKeeper:
                 backend=self._inference.inference_backend,
                 model_path=str(self._plan.model_path),
                 status="up",
-                policy_version=await self._served_version(client),
+                policy_version=found.version,
+                adapter=found.adapter,
             )
         )
         self._registered = True
@@ -206,8 +216,9 @@ class ServerKeeper:
     async def _beat(self, client: SGLangClient, *, is_own: bool) -> None:
         service = await self._store.heartbeat_service(self._address.service_id, load=self._load)
         self._load = None
+        policy = await self._store.latest_policy()
         try:
-            version = await self._served_version(client)
+            found = await self._in_time(served(client, policy))
             if service.status == "up":  # what a paused server says of its load is of before
                 self._load = await self._load_of(client)
         except InferenceError as error:
@@ -215,11 +226,14 @@ class ServerKeeper:
             return
         self._answered_at = time.monotonic()
         try:
-            policy = await self._store.latest_policy()
-            if self._was_missed(service, version, policy):
-                version = await self._catch_up(client)
-            if service.status == "down" or service.policy_version != version:
-                await self._set_status("up", policy_version=version)
+            if self._was_missed(service, found, policy):
+                found = await self._catch_up(client)
+            if service.status == "down":
+                # Whoever took it out may have left it paused.
+                await client.continue_()
+            if service.status == "down" or service.policy_version != found.version:
+                await self._set_status("up", served=found)
+            await self._retire_adapters(client, found)
         except InferenceError as error:
             if service.status == "up":
                 logger.warning("server %s is taken out: %s", self._address.url, error)
@@ -240,9 +254,9 @@ class ServerKeeper:
         if is_own and silent_seconds > self._inference.server_hang_seconds:
             raise _Hung(f"silent for {silent_seconds:.0f} s")
 
-    def _was_missed(self, service: InferenceService, version: int, policy: Policy | None) -> bool:
+    def _was_missed(self, service: InferenceService, found: Served, policy: Policy | None) -> bool:
         """Whether this keeper, and not the publisher, has to bring the server up to date."""
-        if policy is None or version == policy.version:
+        if policy is None or found.is_policy(policy):
             self._behind_since = None
             return False
         if service.status == "down":
@@ -257,21 +271,55 @@ class ServerKeeper:
         )
         return now - self._behind_since > patience
 
-    async def _catch_up(self, client: SGLangClient) -> int:
+    async def _catch_up(self, client: SGLangClient) -> Served:
         """Bring the server to the latest version, where there is one; return what it serves."""
-        policy = await self._store.hold_latest_policy(self._publish.publish_timeout_seconds)
-        version = await self._served_version(client)
-        if policy is None or version == policy.version:
-            return version
-        await update_server(
-            client,
-            Path(policy.path),
-            policy.version,
-            mode=self._publish.publish_mode,
-            timeout_seconds=self._publish.publish_timeout_seconds,
-        )
+        policy = await self._latest_files(self._publish.publish_timeout_seconds)
+        found = await self._in_time(served(client, policy))
+        if policy is None or found.is_policy(policy):
+            return found
+        await bring_to(client, policy, self._publish)
         self._behind_since = None
-        return policy.version
+        return Served(policy.version, policy.adapter)
+
+    async def _retire_adapters(self, client: SGLangClient, found: Served) -> None:
+        """Unload what is older than the adapter before the newest.
+
+        Samplers that have not heard of the newest yet ask for the one before. The server itself
+        waits for what is being generated, which nobody here waits for.
+        """
+        if found.adapter is None or found.adapter == self._adapter:
+            return
+        kept = {found.adapter, self._adapter}
+        self._adapter = found.adapter
+        for name in await client.adapters():
+            if name not in kept and is_of_same_run(name, found.adapter):
+                retiring = asyncio.create_task(self._unload(client, name))
+                self._retiring.add(retiring)
+                retiring.add_done_callback(self._retiring.discard)
+
+    async def _unload(self, client: SGLangClient, name: str) -> None:
+        try:
+            await client.unload_adapter(name)
+        except InferenceError as error:
+            logger.warning("server %s keeps adapter %s: %s", self._address.url, name, error)
+
+    async def _latest_files(self, seconds: float) -> Policy | None:
+        """Return the latest version as soon as its files are there; they stay for so long.
+
+        Raises:
+            InferenceError: they did not come: the trainer that broadcast the version is gone.
+        """
+        deadline = time.monotonic() + seconds
+        while True:
+            policy = await self._store.hold_latest_policy(seconds)
+            if policy is None or policy.is_written:
+                return policy
+            if time.monotonic() > deadline:
+                raise InferenceError(
+                    f"version {policy.version} was not written within {seconds:g} s; it is "
+                    "published again when the trainer is back"
+                )
+            await asyncio.sleep(0.1)
 
     async def _until_healthy(
         self, client: SGLangClient, engine: EngineProcess | None, start_seconds: float
@@ -290,9 +338,6 @@ class ServerKeeper:
                 )
             await asyncio.sleep(0.1)
 
-    async def _served_version(self, client: SGLangClient) -> int:
-        return (await self._in_time(client.model_info())).weight_version
-
     async def _load_of(self, client: SGLangClient) -> ServerLoad | None:
         """Return how busy the server is; None where it does not tell, as a gateway may not."""
         try:
@@ -309,9 +354,13 @@ class ServerKeeper:
             raise InferenceError(f"no answer within {patience:g} s") from None
 
     async def _set_status(
-        self, status: ServiceStatus, *, error: str | None = None, policy_version: int | None = None
+        self, status: ServiceStatus, *, error: str | None = None, served: Served | None = None
     ) -> None:
         if self._registered:
             await self._store.set_service(
-                self._address.service_id, status=status, error=error, policy_version=policy_version
+                self._address.service_id,
+                status=status,
+                error=error,
+                policy_version=served.version if served else None,
+                adapter=served.adapter if served else None,
             )

@@ -37,6 +37,12 @@ class ProcessDoor(Door):
         """Add the checksum to a published version; nothing happens where it is gone meanwhile."""
         await self._policies.update_one({"_id": version}, {"$set": {"checksum": checksum}})
 
+    @operation("store that a policy is written")
+    async def set_policy_written(self, version: int, num_bytes: int) -> None:
+        """Say that a published version's files are there; nothing happens where it is gone."""
+        written = {"is_written": True, "num_bytes": num_bytes}
+        await self._policies.update_one({"_id": version}, {"$set": written})
+
     @operation("read the latest policy")
     async def latest_policy(self) -> Policy | None:
         """Return the policy that servers are expected to serve, None before the first."""
@@ -111,6 +117,7 @@ class ProcessDoor(Door):
         *,
         status: ServiceStatus,
         policy_version: int | None = None,
+        adapter: str | None = None,
         error: str | None = None,
     ) -> InferenceService:
         """Change what is known about a server from outside; its heartbeat stays as it is.
@@ -119,6 +126,8 @@ class ProcessDoor(Door):
             StoreError: the server is not registered.
         """
         changes = _service_changes(status, policy_version, error)
+        if adapter is not None:
+            changes["adapter"] = adapter
         return await self._change_service(service_id, {"$set": {**changes, "error": error}})
 
     async def _change_service(self, service_id: str, update: Document) -> InferenceService:

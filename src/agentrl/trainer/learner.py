@@ -7,13 +7,14 @@ import math
 import os
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 from torch.distributed.checkpoint.state_dict import (
     get_optimizer_state_dict,
     set_optimizer_state_dict,
@@ -31,11 +32,23 @@ from agentrl.distributed import (
     read_state,
     shard_model,
     sharded_state_dict,
+    whole_tensor,
 )
+from agentrl.distributed.broadcast import Bucket, in_buckets
 from agentrl.errors import ConfigError
-from agentrl.models.export import read_tokenizer_files, save_hf
+from agentrl.models.adapter_files import AdapterShape
+from agentrl.models.export import checkpoint_tensors, read_tokenizer_files, save_hf
 from agentrl.models.flops import FlopCount, peak_tflops
 from agentrl.models.load import ATTENTION, load_policy
+from agentrl.models.lora import (
+    BasePolicy,
+    adapter_tensors,
+    add_adapter,
+    has_adapter,
+    load_adapter,
+    save_adapter,
+    start_adapter,
+)
 from agentrl.models.parallel import parallelize
 from agentrl.models.policy import PolicyModel
 from agentrl.trainer.merge_check import STEP_TOLERANCE, MergeCheck, check_merge
@@ -43,6 +56,7 @@ from agentrl.trainer.optimizer import learning_rate, make_optimizer
 from agentrl.trainer.passes import PassOutcome, forward_backward, frozen_logprobs
 from agentrl.trainer.precision import Precision, set_config_dtype
 from agentrl.trainer.ratios import TurnRatios, joined, measure
+from agentrl.trainer.start import StartWeights, adapter_shape
 from agentrl.trainer.term_stats import TermStats, TermTrace, term_stats
 
 _WRAPPER_PREFIX = "model."
@@ -80,7 +94,7 @@ class Learner:
 
     def __init__(
         self,
-        model_path: Path,
+        start: StartWeights,
         *,
         ranks: Ranks,
         model: ModelSection,
@@ -92,13 +106,14 @@ class Learner:
         """Load the weights.
 
         Args:
-            model_path: Hugging Face directory; its tokenizer files go along with every export.
+            start: weights to begin with; the model's tokenizer files go along with every export.
             ranks: this process among its peers.
-            model: precision and code trust.
+            model: precision, code trust and adapter.
             trainer: optimizer settings.
             algorithm: loss settings.
             seed: of whatever is random in training.
-            reference_path: model of the KL penalty, if there is one.
+            reference_path: model of the KL penalty. Without it, and with a KL penalty, an adapter is
+                held against its own base model.
 
         Raises:
             ConfigError: the model cannot be loaded, or an optimizer argument is wrong.
@@ -111,7 +126,7 @@ class Learner:
         self._ranks = ranks
         self._trainer = trainer
         self._algorithm = algorithm
-        self._tokenizer_files = read_tokenizer_files(model_path)
+        self._tokenizer_files = read_tokenizer_files(start.model_path)
         self._precision = Precision.of(model.torch_dtype, ranks.device)
         if model.attention_implementation == "varlen" and not self._precision.is_mixed:
             raise ConfigError(
@@ -119,19 +134,25 @@ class Learner:
                 "bfloat16, or use flex or sdpa"
             )
         attention = ATTENTION[model.attention_implementation]
+        adapter = adapter_shape(model)
         mesh = None if ranks.world_size == 1 else ranks.shape.build(ranks.device)
         self._policy = load_policy(
-            model_path,
-            dtype=self._precision.master,
+            start.model_path,
+            # What is frozen is only ever used in compute precision.
+            dtype=self._precision.master if adapter is None else self._precision.compute,
             device=ranks.device,
             attention=attention,
             trust_remote_code=model.trust_remote_code,
             gradient_checkpointing=trainer.gradient_checkpointing,
-            spread=lambda policy: self._spread(policy, mesh),
+            prepare=lambda policy: self._prepare(policy, mesh, adapter),
             cpu_offload=trainer.cpu_offload,
         )
+        if start.adapter_path is not None:
+            load_adapter(self._policy, start.adapter_path)
+        elif adapter is not None:
+            start_adapter(self._policy, seed)
         self._flops = FlopCount.of(self._policy)
-        self._reference = None
+        self._reference: nn.Module | None = None
         if reference_path is not None:
             self._reference = load_policy(
                 reference_path,
@@ -139,10 +160,13 @@ class Learner:
                 device=ranks.device,
                 attention=attention,
                 trust_remote_code=model.trust_remote_code,
-                spread=lambda policy: self._spread(policy, mesh),
+                prepare=lambda policy: self._prepare(policy, mesh, None),
                 cpu_offload=trainer.cpu_offload,
             ).requires_grad_(requires_grad=False)
-        self._optimizer = make_optimizer(self._policy.parameters(), trainer)
+        elif algorithm.kl_coefficient and adapter is not None:
+            self._reference = BasePolicy(self._policy)
+        trained = (p for p in self._policy.parameters() if p.requires_grad)
+        self._optimizer = make_optimizer(trained, trainer)
         self._writer = StateWriter(ranks)
         self._num_done = 0
 
@@ -151,7 +175,11 @@ class Learner:
         """Return the work of a visible pair over that of a token outside attention."""
         return self._flops.pair_cost
 
-    def _spread(self, policy: PolicyModel, mesh: DeviceMesh | None) -> None:
+    def _prepare(
+        self, policy: PolicyModel, mesh: DeviceMesh | None, adapter: AdapterShape | None
+    ) -> None:
+        if adapter is not None:
+            add_adapter(policy.model, adapter, dtype=self._precision.master)
         parallelize(policy, mesh)
         shard_model(
             policy,
@@ -247,9 +275,15 @@ class Learner:
     def export(self, path: Path) -> None:
         """Write the weights, in compute precision, as a Hugging Face directory on rank 0.
 
-        Collective.
+        Of a policy with an adapter, the adapter is written, as PEFT does. Collective.
         """
         dtype = self._precision.compute
+        if has_adapter(self._policy):
+            tensors = adapter_tensors(self._policy)
+            if self._ranks.is_main:
+                save_adapter(self._policy, path, tensors, dtype=dtype)
+            self._ranks.barrier()
+            return
         state = full_state_dict(self._policy, self._ranks)
         if self._ranks.is_main:
             save_hf(
@@ -261,6 +295,24 @@ class Learner:
             if self._precision.is_mixed:
                 set_config_dtype(path, dtype)
         self._ranks.barrier()
+
+    def send_weights(self, max_bytes: int, sink: Callable[[Bucket], None] | None) -> None:
+        """Gather the weights, in compute precision, part by part (collective).
+
+        Args:
+            max_bytes: size of a part, if no single tensor is larger.
+            sink: called on rank 0 with every part, under the names of a checkpoint.
+        """
+        for bucket in in_buckets(self._gathered(), max_bytes):
+            if sink is not None:
+                sink(bucket)
+
+    def _gathered(self) -> Iterator[list[tuple[str, torch.Tensor]]]:
+        """Yield the tensors that every parameter is in a checkpoint; nothing but on rank 0."""
+        for name, part in sharded_state_dict(self._policy).items():
+            whole = whole_tensor(part.to(self._ranks.device, self._precision.compute))
+            if self._ranks.is_main:
+                yield checkpoint_tensors(self._policy, name.removeprefix(_WRAPPER_PREFIX), whole)
 
     def save_state(self, directory: Path, *, in_background: bool) -> None:
         """Write what `load_state` needs besides the exported weights (collective).

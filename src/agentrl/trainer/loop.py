@@ -208,15 +208,20 @@ class TrainLoop:
         step, seconds = metrics.step, metrics.seconds
         check_finite(self._history, step, outcome, self._run.output_path)
         directory = self._publisher.directory(step)
-        with self._phase("publish", seconds):
-            await self._team.export(directory)
         is_last = step == self._trainer.max_steps or end != "full" or self._stop.is_set()
         self._history.steps.append(metrics)
-        if is_last or step % self._trainer.save_steps == 0:
+        saves = is_last or step % self._trainer.save_steps == 0
+        writes_first = saves or self._publisher.needs_files
+        if writes_first:
+            with self._phase("publish", seconds):
+                await self._team.export(directory)
+        if saves:
             with self._phase("checkpoint", seconds):
                 await self._saver.save(directory, self._history)
         with self._phase("publish", seconds):
-            report = await self._publisher.announce(step)
+            report = await self._publisher.announce(
+                step, None if writes_first else self._team.export
+            )
             await self._admit()
         self._history.steps[-1] = metrics.model_copy(
             update={"seconds": seconds, "time": time.time()}
@@ -232,10 +237,10 @@ class TrainLoop:
         step = self._history.last_step
         with self._phase("checkpoint"):
             await self._saver.settle()
+            await self._publisher.settle()
             if self._saver.saved_step < step:
                 await self._saver.save(self._publisher.directory(step), self._history)
                 await self._saver.settle()
-        await self._publisher.settle()
         with self._phase("eval"):
             await self._collect_evaluations(wait=True)
         if status == "stopped":

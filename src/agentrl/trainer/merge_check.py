@@ -87,7 +87,7 @@ def check_merge(
     """
     merged_loss, found = _gradients(policy, merged, accumulate)
     separate_loss, expected = _gradients(policy, separate, accumulate)
-    names = [name for name, _ in policy.named_parameters()]
+    names = [name for name, trained in policy.named_parameters() if trained.requires_grad]
     pairs = zip(found, expected, strict=True)
     differences = squared_norms([one - other for one, other in pairs])
     norms = squared_norms(expected)
@@ -193,8 +193,9 @@ def _gradients(
     loss = sum(accumulate(batch) for batch in batches)
     gradients = []
     for parameter in policy.parameters():
-        assert parameter.grad is not None, "every pass reaches every parameter"
-        gradients.append(parameter.grad)
+        if parameter.requires_grad:
+            assert parameter.grad is not None, "every pass reaches every parameter"
+            gradients.append(parameter.grad)
     policy.zero_grad(set_to_none=True)
     return loss, gradients
 

@@ -40,9 +40,11 @@ from agentrl.trainer.lease import trainer_lease
 from agentrl.trainer.loop import TrainLoop, TrainResult
 from agentrl.trainer.optimizer import parse_optim_args
 from agentrl.trainer.reporting import rewind_metrics
+from agentrl.trainer.start import StartWeights, start_weights
 from agentrl.trainer.team import Team, follow
 from agentrl.trainer.trackers import open_trackers
-from agentrl.weight_sync import PolicyFiles, PolicyPublisher
+from agentrl.weight_sync import AdapterNames, PolicyFiles, PolicyPublisher
+from agentrl.weight_sync.broadcast import BroadcastDelivery
 from agentrl.weight_sync.files import clear_leftovers
 
 logger = logging.getLogger(__name__)
@@ -81,7 +83,7 @@ def train(config: RootConfig) -> TrainResult | None:
 class _Start:
     """What the ranks have to agree on before they load anything; None: rank 0 gave up."""
 
-    model_path: Path | None
+    weights: StartWeights | None
 
 
 async def _lead_until_signalled(config: RootConfig, ranks: Ranks) -> TrainResult:
@@ -108,15 +110,15 @@ async def lead(config: RootConfig, ranks: Ranks, *, stop: asyncio.Event) -> Trai
                     lease_seconds=config.trainer.trainer_lease_seconds,
                 )
             )
-            model_path = _model_path(config, checkpoint)
-            check_mesh(config, ranks, model_path)
+            weights = start_weights(config.model, checkpoint)
+            check_mesh(config, ranks, weights.model_path)
             state = _state_path(config, checkpoint)
         except BaseException:
             ranks.broadcast(_Start(None))
             raise
-        ranks.broadcast(_Start(model_path))
+        ranks.broadcast(_Start(weights))
         team = await stack.enter_async_context(
-            Team(ranks, lambda: make_learner(config, ranks, model_path))
+            Team(ranks, lambda: make_learner(config, ranks, weights))
         )
         if state is not None:
             await team.load_state(state)
@@ -136,7 +138,7 @@ async def lead(config: RootConfig, ranks: Ranks, *, stop: asyncio.Event) -> Trai
             config,
             store=store,
             team=team,
-            publisher=_publisher(store, config),
+            publisher=_publisher(store, config, team),
             history=history,
             trackers=trackers,
             eval_tasks=eval_tasks(config.data, 0) if config.trainer.eval_strategy != "no" else [],
@@ -182,17 +184,33 @@ def check_mesh(config: RootConfig, ranks: Ranks, model_path: Path) -> None:
     )
 
 
-def _publisher(store: TrajectoryStore, config: RootConfig) -> PolicyPublisher | PolicyFiles:
+def _publisher(
+    store: TrajectoryStore, config: RootConfig, team: Team
+) -> PolicyPublisher | PolicyFiles:
     root = config.run.output_path / "policy"
     if config.trainer.consumer != DEFAULT_CONSUMER:
         return PolicyFiles(root, keep=config.publish.keep_policies)
-    return PolicyPublisher(store, root, publish=config.publish, inference=config.inference)
+    delivery = None
+    if config.publish.weight_sync == "distributed":
+        # The embedded engine has no GPU.
+        on_gpus = torch.cuda.is_available() and config.inference.inference_backend == "sglang"
+        delivery = BroadcastDelivery(
+            config.publish, team.send_weights, "nccl" if on_gpus else "gloo"
+        )
+    return PolicyPublisher(
+        store,
+        root,
+        publish=config.publish,
+        inference=config.inference,
+        adapters=AdapterNames(config.run.run_name) if config.model.lora_rank else None,
+        delivery=delivery,
+    )
 
 
 def _follow(config: RootConfig, ranks: Ranks) -> None:
     start: _Start = ranks.broadcast(None)
-    if start.model_path is not None:
-        follow(make_learner(config, ranks, start.model_path), ranks)
+    if start.weights is not None:
+        follow(make_learner(config, ranks, start.weights), ranks)
 
 
 async def _open_run(store: TrajectoryStore, config: RootConfig, ranks: Ranks) -> Checkpoint | None:
@@ -245,10 +263,10 @@ async def read_beside(tasks: Iterator[Task]) -> AsyncIterator[Task]:
             yield task
 
 
-def make_learner(config: RootConfig, ranks: Ranks, model_path: Path) -> Learner:
+def make_learner(config: RootConfig, ranks: Ranks, weights: StartWeights) -> Learner:
     """Load this rank's model (collective)."""
     return Learner(
-        model_path,
+        weights,
         ranks=ranks,
         model=config.model,
         trainer=config.trainer,
@@ -259,15 +277,12 @@ def make_learner(config: RootConfig, ranks: Ranks, model_path: Path) -> Learner:
 
 
 def _reference_path(config: RootConfig) -> Path | None:
+    reference = config.algorithm.reference_model
     if config.algorithm.kl_coefficient == 0.0:
         return None
-    return resolve_model(config.algorithm.reference_model or config.model.model_name_or_path)
-
-
-def _model_path(config: RootConfig, checkpoint: Checkpoint | None) -> Path:
-    if checkpoint is not None:
-        return checkpoint.model_path
-    return resolve_model(config.model.model_name_or_path)
+    if reference is None and config.model.lora_rank:
+        return None  # the policy holds its base model, which is the reference
+    return resolve_model(reference or config.model.model_name_or_path)
 
 
 def _state_path(config: RootConfig, checkpoint: Checkpoint | None) -> Path | None:

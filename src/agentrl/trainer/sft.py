@@ -20,7 +20,6 @@ from agentrl.algorithms.losses import CROSS_ENTROPY
 from agentrl.config.sections import RootConfig
 from agentrl.distributed import Ranks, joined_ranks
 from agentrl.errors import ConfigError
-from agentrl.models.resolve import resolve_model
 from agentrl.observability.logs import setup_logging
 from agentrl.observability.prometheus import metrics_endpoint
 from agentrl.observability.trackers import check_trackers
@@ -42,6 +41,7 @@ from agentrl.trainer.sft_data import (
     record_examples,
     sft_batch,
 )
+from agentrl.trainer.start import StartWeights, start_weights
 from agentrl.trainer.team import Team, follow
 from agentrl.trainer.trackers import Trackers, open_trackers
 
@@ -65,7 +65,7 @@ class _Start:
     """What rank 0 decided; None: it gave up."""
 
     config: RootConfig | None
-    model_path: Path
+    weights: StartWeights | None
 
 
 def fine_tune(config: RootConfig, records_uri: str | None = None) -> SftResult | None:
@@ -90,8 +90,8 @@ def fine_tune(config: RootConfig, records_uri: str | None = None) -> SftResult |
         if ranks.is_main:
             return asyncio.run(_lead_until_signalled(config, ranks, records_uri))
         start: _Start = ranks.broadcast(None)
-        if start.config is not None:
-            follow(make_learner(start.config, ranks, start.model_path), ranks)
+        if start.config is not None and start.weights is not None:
+            follow(make_learner(start.config, ranks, start.weights), ranks)
         return None
 
 
@@ -117,13 +117,9 @@ async def lead_sft(
             parse_optim_args(config.trainer.optim_args)
             check_trackers(config.trainer.report_to)
             checkpoint = _own_checkpoint(config)
-            model_path = (
-                checkpoint.model_path
-                if checkpoint
-                else resolve_model(config.model.model_name_or_path)
-            )
-            check_mesh(config, ranks, model_path)
-            renderer = Renderer.load(model_path)
+            weights = start_weights(config.model, checkpoint)
+            check_mesh(config, ranks, weights.model_path)
+            renderer = Renderer.load(weights.model_path)
             examples = await _examples(config, renderer, records_uri)
             held_out = (
                 []
@@ -136,11 +132,11 @@ async def lead_sft(
                 checkpoint.state_path if checkpoint and checkpoint.step < plan.num_steps else None
             )
         except BaseException:
-            ranks.broadcast(_Start(None, Path()))
+            ranks.broadcast(_Start(None, None))
             raise
-        ranks.broadcast(_Start(config, model_path))
+        ranks.broadcast(_Start(config, weights))
         team = await stack.enter_async_context(
-            Team(ranks, lambda: make_learner(config, ranks, model_path))
+            Team(ranks, lambda: make_learner(config, ranks, weights))
         )
         if state is not None:
             await team.load_state(state)

@@ -15,6 +15,7 @@ from typing import Self, TypeVar
 
 from agentrl.data import MicroBatch
 from agentrl.distributed import Ranks
+from agentrl.distributed.broadcast import Bucket
 from agentrl.trainer.learner import Learner, StepOutcome
 from agentrl.trainer.merge_check import MergeCheck
 
@@ -42,6 +43,11 @@ class _Export:
 
 
 @dataclass(frozen=True)
+class _Send:
+    max_bytes: int
+
+
+@dataclass(frozen=True)
 class _SaveState:
     directory: Path
     in_background: bool
@@ -57,7 +63,7 @@ class _Finish:
     """No further command follows."""
 
 
-_Command = _Train | _CheckMerge | _Evaluate | _Export | _SaveState | _LoadState | _Finish
+_Command = _Train | _CheckMerge | _Evaluate | _Export | _Send | _SaveState | _LoadState | _Finish
 
 
 class Team:
@@ -150,6 +156,15 @@ class Team:
         """Write the weights as a Hugging Face directory."""
         await self._do(_Export(path), lambda: self._learner.export(path))
 
+    async def send_weights(self, max_bytes: int, sink: Callable[[Bucket], None]) -> None:
+        """Gather the weights part by part.
+
+        Args:
+            max_bytes: size of a part, if no single tensor is larger.
+            sink: called with every part, in the thread of the ranks' operations.
+        """
+        await self._do(_Send(max_bytes), lambda: self._learner.send_weights(max_bytes, sink))
+
     async def save_state(self, directory: Path, *, in_background: bool) -> None:
         """Write the state that a later `load_state` goes on from.
 
@@ -199,6 +214,8 @@ def follow(learner: Learner, ranks: Ranks) -> None:
                 learner.evaluate(ranks.scatter(None))
             case _Export(path):
                 learner.export(path)
+            case _Send(max_bytes):
+                learner.send_weights(max_bytes, None)
             case _SaveState(directory, in_background):
                 learner.save_state(directory, in_background=in_background)
             case _LoadState(directory):

@@ -6,14 +6,13 @@ becomes of those that fail.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from pathlib import Path
 from typing import Protocol
 
 from agentrl.config.sections import PublishSection
 from agentrl.errors import InferenceError
 from agentrl.inference.client import SGLangClient
 from agentrl.schema import Policy
-from agentrl.weight_sync.update import update_server
+from agentrl.weight_sync.update import bring_to
 
 Settled = Callable[[str, float | InferenceError], Awaitable[None]]
 """Told the id of a server and for how many seconds it was paused, or why it has to go."""
@@ -21,6 +20,9 @@ Settled = Callable[[str, float | InferenceError], Awaitable[None]]
 
 class Delivery(Protocol):
     """One way to the servers."""
+
+    needs_files: bool
+    """Whether the version's directory has to be there before."""
 
     async def deliver(
         self, policy: Policy, servers: Mapping[str, SGLangClient], settled: Settled
@@ -38,6 +40,8 @@ class Delivery(Protocol):
 class FileDelivery:
     """Every server reads the version's directory, each at its own pace."""
 
+    needs_files = True
+
     def __init__(self, publish: PublishSection) -> None:
         self._publish = publish
 
@@ -54,13 +58,7 @@ class FileDelivery:
     ) -> None:
         outcome: float | InferenceError
         try:
-            outcome = await update_server(
-                client,
-                Path(policy.path),
-                policy.version,
-                mode=self._publish.publish_mode,
-                timeout_seconds=self._publish.publish_timeout_seconds,
-            )
+            outcome = await bring_to(client, policy, self._publish)
         except InferenceError as error:
             outcome = error
         await settled(name, outcome)

@@ -7,6 +7,7 @@ together with the records it was trained on.
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +19,7 @@ from agentrl.errors import InferenceError
 from agentrl.inference.client import SGLangClient
 from agentrl.schema import InferenceService, Policy
 from agentrl.store import TrajectoryStore
+from agentrl.weight_sync.adapters import AdapterNames
 from agentrl.weight_sync.delivery import Delivery, FileDelivery
 from agentrl.weight_sync.files import (
     checksum,
@@ -28,6 +30,9 @@ from agentrl.weight_sync.files import (
 )
 
 logger = logging.getLogger(__name__)
+
+WriteFiles = Callable[[Path], Awaitable[None]]
+"""Writes the weights that were published into a directory."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +59,7 @@ class PolicyPublisher:
         publish: PublishSection,
         inference: InferenceSection,
         delivery: Delivery | None = None,
+        adapters: AdapterNames | None = None,
     ) -> None:
         """Set up.
 
@@ -63,12 +69,14 @@ class PolicyPublisher:
             publish: how servers are updated.
             inference: keys of the servers.
             delivery: how weights reach the servers; over files when not given.
+            adapters: names of the versions where they are adapters; None where they are whole.
         """
         self._store = store
         self._root = root.absolute()
         self._publish = publish
         self._inference = inference
         self._delivery = delivery or FileDelivery(publish)
+        self._adapters = adapters
         self._filing: asyncio.Task[None] | None = None
         clear_leftovers(self._root)
 
@@ -76,22 +84,38 @@ class PolicyPublisher:
         """Return where a version is (to be) written."""
         return version_dir(self._root, version)
 
-    async def announce(self, version: int) -> PublishReport:
-        """Publish a written version: in the store, then to every server that is not down, at once.
+    @property
+    def needs_files(self) -> bool:
+        """Whether a version has to be written before it is announced."""
+        return self._delivery.needs_files
+
+    async def announce(self, version: int, write: WriteFiles | None = None) -> PublishReport:
+        """Publish a version: in the store, then to every server that is not down, at once.
 
         A server that fails or is too slow is set down with its error; it is not waited for. That
         no server is up is no error: those that come later take the version from the store. One
         that is `updating` was left so, and maybe paused, by a trainer that died: it is taken up.
+
+        Args:
+            version: optimizer steps behind the weights.
+            write: writes the version's directory, once the servers have the weights; None where
+                it is written already.
 
         Raises:
             StoreError: the store could not be told. No server was changed then.
         """
         directory = self.directory(version)
         await self.settle()
-        policy = Policy(version=version, path=str(directory), num_bytes=weight_bytes(directory))
+        policy = Policy(
+            version=version,
+            path=str(directory),
+            adapter=None if self._adapters is None else self._adapters.of(version),
+            num_bytes=weight_bytes(directory) if write is None else 0,
+            is_written=write is None,
+        )
         await self._store.publish_policy(policy)
         report = await self._hand_out(policy)
-        self._filing = asyncio.create_task(self._file(policy))
+        self._filing = asyncio.create_task(self._file(policy, write))
         return report
 
     async def settle(self) -> None:
@@ -104,9 +128,13 @@ class PolicyPublisher:
             filing, self._filing = self._filing, None
             await filing
 
-    async def _file(self, policy: Policy) -> None:
-        """Do what nobody waits for: hash what was published, remove what is not needed any more."""
-        digest = await asyncio.to_thread(checksum, Path(policy.path))
+    async def _file(self, policy: Policy, write: WriteFiles | None) -> None:
+        """Do what nobody waits for: write and hash what was published, remove old versions."""
+        directory = Path(policy.path)
+        if write is not None:
+            await write(directory)
+            await self._store.set_policy_written(policy.version, weight_bytes(directory))
+        digest = await asyncio.to_thread(checksum, directory)
         await self._store.set_policy_checksum(policy.version, digest)
         await self._remove_old()
 
@@ -123,7 +151,9 @@ class PolicyPublisher:
                 logger.warning("server %s is taken out: %s", services[name].base_url, outcome)
                 await self._store.set_service(name, status="down", error=str(outcome))
             else:
-                await self._store.set_service(name, status="up", policy_version=policy.version)
+                await self._store.set_service(
+                    name, status="up", policy_version=policy.version, adapter=policy.adapter
+                )
 
         async with AsyncExitStack() as stack:
             clients = {
@@ -167,7 +197,12 @@ class PolicyFiles:
         """Return where a version is (to be) written."""
         return version_dir(self._root, version)
 
-    async def announce(self, version: int) -> PublishReport:
+    @property
+    def needs_files(self) -> bool:
+        """Always: nothing else comes of an announcement."""
+        return True
+
+    async def announce(self, version: int, write: WriteFiles | None = None) -> PublishReport:
         """Tell nobody, and remove old versions."""
         await asyncio.to_thread(remove_old_versions, self._root, keep=self._keep, in_use=set())
         return PublishReport(version=version)

@@ -9,11 +9,16 @@ import asyncio
 import contextlib
 import re
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from agentrl.config.sections import PublishSection
 from agentrl.errors import InferenceError
 from agentrl.inference.client import SGLangClient
+from agentrl.inference.wire import adapter_version
+from agentrl.schema import Policy
+from agentrl.weight_sync.adapters import is_of_same_run
 
 PauseMode = Literal["retract", "in_place", "abort"]
 
@@ -23,6 +28,62 @@ _RETRACT_SINCE = (0, 5, 20)
 _UPDATED_NOT_FLUSHED = "weights were updated"
 _CONTINUE_ATTEMPTS = 3
 _CONTINUE_SECONDS = 5.0
+
+
+async def bring_to(client: SGLangClient, policy: Policy, publish: PublishSection) -> float:
+    """Bring a server to a published policy from its files.
+
+    An adapter is loaded beside those that are there: nothing is paused, and what is being generated
+    goes on under the adapter that it began with.
+
+    Returns:
+        Seconds for which the server was paused.
+
+    Raises:
+        InferenceError: as for `update_server`.
+    """
+    if policy.adapter is None:
+        return await update_server(
+            client,
+            Path(policy.path),
+            policy.version,
+            mode=publish.publish_mode,
+            timeout_seconds=publish.publish_timeout_seconds,
+        )
+    try:
+        async with asyncio.timeout(publish.publish_timeout_seconds):
+            if policy.adapter not in await client.adapters():
+                await client.load_adapter(policy.adapter, policy.path)
+    except TimeoutError:
+        raise InferenceError(
+            f"{client.base_url} took longer than {publish.publish_timeout_seconds:g} s for an adapter"
+        ) from None
+    return 0.0
+
+
+@dataclass(frozen=True)
+class Served:
+    """What a server can serve."""
+
+    version: int
+    adapter: str | None = None
+
+    def is_policy(self, policy: Policy) -> bool:
+        """Return whether it is that."""
+        return (self.version, self.adapter) == (policy.version, policy.adapter)
+
+
+async def served(client: SGLangClient, policy: Policy | None) -> Served:
+    """Return what a server can serve: the policy it is to serve, or what it has instead."""
+    if policy is not None and policy.adapter is not None:
+        loaded = await client.adapters()
+        if policy.adapter in loaded:
+            return Served(policy.version, policy.adapter)
+        others = [name for name in loaded if is_of_same_run(name, policy.adapter)]
+        if others:
+            newest = max(others, key=adapter_version)
+            return Served(adapter_version(newest), newest)
+    return Served((await client.model_info()).weight_version)
 
 
 async def update_server(
@@ -46,7 +107,7 @@ async def update_server(
     """
     try:
         async with asyncio.timeout(timeout_seconds):
-            mode = await _supported_mode(client, mode)
+            mode = await supported_mode(client, mode)
             started = time.monotonic()
             try:
                 await client.pause(mode)
@@ -54,9 +115,9 @@ async def update_server(
             except BaseException:
                 # Also when the pause itself failed: its answer may have been lost, not the request.
                 with contextlib.suppress(TimeoutError, InferenceError):
-                    await asyncio.wait_for(_continue(client), _CONTINUE_SECONDS)
+                    await asyncio.wait_for(resume(client), _CONTINUE_SECONDS)
                 raise
-            await _continue(client)
+            await resume(client)
             return time.monotonic() - started
     except TimeoutError:
         raise InferenceError(
@@ -77,7 +138,8 @@ async def _load(client: SGLangClient, path: Path, version: int, *, flush_cache: 
         await client.update_weight_version(str(version))
 
 
-async def _continue(client: SGLangClient) -> None:
+async def resume(client: SGLangClient) -> None:
+    """Tell a server to continue, more than once if need be."""
     for attempt in range(_CONTINUE_ATTEMPTS):
         try:
             await client.continue_()
@@ -88,7 +150,7 @@ async def _continue(client: SGLangClient) -> None:
             await asyncio.sleep(0.2 * (attempt + 1))
 
 
-async def _supported_mode(client: SGLangClient, mode: PauseMode) -> PauseMode:
+async def supported_mode(client: SGLangClient, mode: PauseMode) -> PauseMode:
     """Return the mode, or `abort` where the server is too old for it."""
     if mode != "retract":
         return mode

@@ -1,18 +1,14 @@
 """What is written down of an agent."""
 
+import json
 from pathlib import Path
 
 import pytest
 from support.nasty_agent import KEY, PROMPT, TOKEN, write_agent
 
 from agentrl.agents import AworldAgentLoop
-from agentrl.agents.description import (
-    AWorldAgent,
-    FunctionAgent,
-    describe,
-    read_description,
-    write_description,
-)
+from agentrl.agents.describe import describe
+from agentrl.agents.description import AWorldAgent, FunctionAgent, parse_description
 from agentrl.agents.secret_values import SecretValues, resolved
 from agentrl.errors import ConfigError
 
@@ -30,13 +26,16 @@ class Loop(AworldAgentLoop):
         return object()
 
 
-def test_a_description_survives_its_file_and_holds_no_secret(tmp_path: Path) -> None:
+class Underived:
+    async def build_agents(self) -> object:
+        return object()
+
+
+def test_a_description_survives_as_json_and_holds_no_secret(tmp_path: Path) -> None:
     description, secrets = describe(write_agent(tmp_path))
     assert isinstance(description, AWorldAgent)
-    path = tmp_path / "agent.json"
-    write_description(description, path)
-    assert read_description(path) == description
-    text = path.read_text(encoding="utf-8")
+    text = json.dumps(description.model_dump(mode="json"), ensure_ascii=False)
+    assert parse_description(json.loads(text)) == description
     assert TOKEN not in text
     assert KEY not in text
     assert description.arguments["system_prompt"] == PROMPT
@@ -95,7 +94,8 @@ def test_functions_and_loops_are_described_by_where_they_are(tmp_path: Path) -> 
 
 def test_the_agent_yaml_of_a_verl_user_names_a_loop(tmp_path: Path) -> None:
     (tmp_path / "gaia_loop.py").write_text(
-        "class GaiaAgentLoop:\n    async def build_agents(self): ...\n"
+        "from agentrl.agents import AworldAgentLoop\n"
+        "class GaiaAgentLoop(AworldAgentLoop):\n    async def build_agents(self): ...\n"
     )
     path = tmp_path / "agent.yaml"
     path.write_text("- name: gaia_agent\n  _target_: gaia_loop.GaiaAgentLoop\n")
@@ -110,6 +110,7 @@ def test_the_agent_yaml_of_a_verl_user_names_a_loop(tmp_path: Path) -> None:
         (3, "agent: a int is no agent; pass an AWorld Agent or Swarm"),
         (object, "agent: a type is no agent"),
         (needs_more, r"agent: needs_more\(task, tools, style\): expected \(task, llm_base_url\)"),
+        (Underived, r"agent: Underived: derive it from agentrl\.agents\.AworldAgentLoop"),
         ("none.yaml", r"agent: none\.yaml: No such file"),
         ("agent.txt", r"agent: agent\.txt: expected a YAML file"),
         ("{folder}/loop.py", r"loop\.py names no agent; write .*loop\.py:name"),

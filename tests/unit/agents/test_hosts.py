@@ -12,7 +12,7 @@ import pytest
 from support.function_agents import contains_answer, failing_agent, shop_agent, threaded_agent
 
 from agentrl.agents.building import Endpoint
-from agentrl.agents.description import describe
+from agentrl.agents.describe import describe
 from agentrl.agents.hosts import AgentFailed, AgentHosts, HostFailed, HostSettings
 from agentrl.agents.reward_functions import check_reward_function
 from agentrl.schema import MCPTask

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -164,3 +165,16 @@ def test_importing_agentrl_imports_neither_the_trainer_nor_torch() -> None:
     assert agentrl.AgentTrainer is AgentTrainer
     with pytest.raises(AttributeError, match="no attribute 'Trainer'"):
         _ = agentrl.Trainer
+
+
+@pytest.mark.skipif(find_spec("aworld") is not None, reason="AWorld is installed here")
+def test_without_aworld_its_agents_are_refused_before_anything_starts(tmp_path: Path) -> None:
+    (tmp_path / "agent.yaml").write_text("name: clerk\n")
+    trainer = AgentTrainer(
+        tmp_path / "agent.yaml",
+        train_dataset=[{"query": "How many?", "answer": "7"}],
+        run_path=tmp_path / "run",
+    )
+    with pytest.raises(ConfigError, match=r"agent: AWorld is not installed for .*setup_agents"):
+        trainer.train()
+    assert not (tmp_path / "run/logs").exists()

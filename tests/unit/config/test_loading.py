@@ -45,6 +45,7 @@ def test_the_last_of_two_values_counts() -> None:
         (["--max_steps", "0"], "--max_steps: Input should be greater than or equal to 1, got '0'"),
         (["demo"], "unexpected argument 'demo'"),
         (["--pp_size", "2"], "--pp_size 2: token trees are not trained in a pipeline"),
+        (["--lora_rank", "4", "--tp_size", "2"], "--tp_size 2: adapters"),
         (["--cpu_ram_efficient_loading", "false"], "every rank reads its own parts only"),
         (["--enable_repetition_compress"], "--enable_repetition_compress needs --new_context"),
         (

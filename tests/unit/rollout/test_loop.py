@@ -133,6 +133,37 @@ async def test_no_more_rollouts_run_at_once_than_the_servers_are_to_get(
     assert most == 2
 
 
+async def test_servers_do_not_wait_for_a_slow_judge_but_what_it_leaves_is_bounded(
+    store: TrajectoryStore, renderer: Renderer, tools_url: str
+) -> None:
+    rollout = RolloutSection(max_concurrent_samples_per_process=2, exit_when_done=True)
+    verdict = asyncio.Event()
+    num_played = 0
+
+    class SlowlyJudged(MCPSampler):
+        async def run(self) -> RolloutResult:
+            nonlocal num_played
+            num_played += 1
+            return await super().run()
+
+        async def evaluate_record(self, result: RolloutResult) -> Score:
+            await verdict.wait()
+            return await super().evaluate_record(result)
+
+    with serve_script(renderer, look_then_answer) as engine:
+        await begin_run(store, engine, task(0, num_generations=8))
+        async with open_play(store, engine, tools_url, rollout=rollout) as context:
+            loop = SamplingLoop(context, "tester", SlowlyJudged, times=TIMES)
+            job = asyncio.create_task(loop.run(asyncio.Event(), asyncio.Event()))
+            await until(store, finished=4)
+            await asyncio.sleep(0.3)
+            assert num_played == 4
+            verdict.set()
+            async with asyncio.timeout(20):
+                await job
+    assert (loop.counts.scored, num_played) == (8, 8)
+
+
 async def test_only_admitted_groups_are_claimed(
     store: TrajectoryStore, renderer: Renderer, tools_url: str
 ) -> None:
@@ -204,7 +235,7 @@ async def test_live_changes_reach_rollouts_within_two_seconds(
                 changed_at = utc_now()
                 while len(engine.requests) < seen + 3:
                     await asyncio.sleep(0.02)
-            assert len(loop._jobs) <= 1
+            assert sum(slot.is_playing for slot in loop._jobs.values()) <= 1
             abandoned.set()
             stop.set()
             await job
@@ -310,7 +341,7 @@ async def test_a_holder_that_lost_its_lease_writes_nothing_more(
             record, claimed = await claim(store)
             counts = SlotCounts()
             engine.delay_seconds = 0.3
-            job = Slot(claimed, record, context, MCPSampler, counts).start()
+            job = Slot(claimed, record, context, MCPSampler, counts, on_played=lambda: None).start()
             while not await acknowledged_turns(store, record.id):
                 await asyncio.sleep(0.02)
             # The second reply is under way when the slot goes to another process.
@@ -336,7 +367,9 @@ async def test_a_lost_lease_stops_its_rollout_at_the_next_heartbeat(
             held = []
             for _ in range(2):
                 record, claimed = await claim(store)
-                slot = Slot(claimed, record, context, MCPSampler, SlotCounts())
+                slot = Slot(
+                    claimed, record, context, MCPSampler, SlotCounts(), on_played=lambda: None
+                )
                 keeper.hold(slot)
                 held.append((slot, slot.start()))
             (lost, lost_job), (kept, kept_job) = held

@@ -52,10 +52,18 @@ def kill_after_steps(config: RootConfig, num_steps: int, log: Path) -> None:
 
 @pytest.mark.timeout(110)
 @pytest.mark.parametrize(
-    ("dtype", "async_save"), [("float32", "false"), ("bfloat16", "true")], ids=["plain", "async"]
+    ("dtype", "async_save", "lora_rank"),
+    [("float32", "false", 0), ("bfloat16", "true", 0), ("bfloat16", "false", 4)],
+    ids=["plain", "async", "adapter"],
 )
 async def test_killed_and_resumed_equals_uninterrupted_bit_for_bit(
-    make_config, mongod: EmbeddedMongo, model_path: Path, tmp_path: Path, dtype, async_save
+    make_config,
+    mongod: EmbeddedMongo,
+    model_path: Path,
+    tmp_path: Path,
+    dtype,
+    async_save,
+    lora_rank,
 ) -> None:
     """Killed after step 5, past the checkpoint of step 4, with step 5 reserved but not committed."""
     flags = {
@@ -69,15 +77,16 @@ async def test_killed_and_resumed_equals_uninterrupted_bit_for_bit(
         "full_determinism": "true",
         "torch_dtype": dtype,
         "async_save": async_save,
+        "lora_rank": lora_rank,
     }
     weights, rewards = {}, {}
     torch.set_num_threads(1)
     for name in ("whole", "killed"):
         config = make_config(
             **flags,
-            run_name=f"resume_{name}_{dtype}",
+            run_name=f"resume_{name}_{dtype}_{lora_rank}",
             output_dir=tmp_path / name,
-            db_connection_string=mongod.uri(f"resume_{name}_{dtype}"),
+            db_connection_string=mongod.uri(f"resume_{name}_{dtype}_{lora_rank}"),
         )
         uri = config.store.db_connection_string.get_secret_value()
         async with TrajectoryStore.connect(uri) as store:
@@ -95,7 +104,7 @@ async def test_killed_and_resumed_equals_uninterrupted_bit_for_bit(
                     assert (entry["status"], entry["trained_count"]) == ("trained", 1)
                     assert entry["step"] == order + 1
             await store.drop_database()
-        last = config.run.output_path / "checkpoints/000008/model/model.safetensors"
+        (last,) = (config.run.output_path / "checkpoints/000008/model").glob("*.safetensors")
         weights[name] = last.read_bytes()
         summary = json.loads((config.run.output_path / "summary.json").read_text())
         rewards[name] = (summary["reward_mean"], summary["steps"])

@@ -13,6 +13,7 @@ import torch
 from transformers import PreTrainedModel
 
 from agentrl.errors import InferenceError
+from agentrl.inference.engine.adapters import LoadedAdapters
 from agentrl.inference.engine.answers import answer
 from agentrl.inference.engine.broadcasts import Announced, BroadcastReceiver
 from agentrl.inference.engine.config import EngineConfig
@@ -32,7 +33,7 @@ from agentrl.inference.engine.scheduler import (
 )
 from agentrl.inference.engine.sequence import Sequence
 from agentrl.inference.engine.text import Text, end_of_text_ids
-from agentrl.inference.engine.weights import check_weights, read_weights
+from agentrl.inference.engine.weights import arrange_weights, read_weights
 
 T = TypeVar("T")
 
@@ -90,6 +91,7 @@ class FrontEnd:
         )
         self._endings: dict[Sequence, asyncio.Future[None]] = {}
         self._growth: dict[Sequence, asyncio.Event] = {}
+        self.adapters = LoadedAdapters(model)
         self._updating = asyncio.Lock()
         self.broadcasts = BroadcastReceiver()
         """The groups over which new weights may come."""
@@ -177,6 +179,7 @@ class FrontEnd:
             self.limits,
             encode=self.text.encode,
             new_seed=lambda: self._seeds.getrandbits(63),
+            adapters=self.adapters,
         )
 
     def submit(self, request: ParsedRequest) -> list[asyncio.Future[None]]:
@@ -196,6 +199,7 @@ class FrontEnd:
         left = [sequence for sequence in request.sequences if sequence.finish is None]
         for sequence in request.sequences:
             self._endings.pop(sequence, None)
+        self._let_go()
         if left:
             self._loop.call(partial(self._scheduler.abort_all_of, left))
 
@@ -213,6 +217,7 @@ class FrontEnd:
             ending = self._endings.pop(sequence, None)
             if ending is not None and not ending.done():
                 ending.set_result(None)
+        self._let_go()
         for sequence in (*finished, *streamed):
             changed = self._growth.get(sequence)
             if changed is not None:
@@ -233,6 +238,7 @@ class FrontEnd:
             if not ending.done():
                 ending.set_exception(self._gone())
         self._endings.clear()
+        self._let_go()
         for changed in self._growth.values():
             changed.set()
 
@@ -244,6 +250,20 @@ class FrontEnd:
     def is_serving(self) -> bool:
         """Whether requests are taken."""
         return not self.is_dead and not self.is_closing
+
+    async def unload_adapter(self, name: str) -> None:
+        """Refuse new requests for an adapter, and return when those that use it have ended.
+
+        Raises:
+            InferenceError: there is none of this name.
+        """
+        retired = self.adapters.retire(name)
+        self._let_go()
+        await retired
+
+    def _let_go(self) -> None:
+        if self.adapters.has_retired:
+            self.adapters.let_go({sequence.adapter for sequence in self._endings})
 
     # Control.
 
@@ -333,11 +353,11 @@ class FrontEnd:
         if abort_all:
             await self._call(self._scheduler.abort_all)
         try:
-            tensors = await self.broadcasts.receive(announced)
+            received = await self.broadcasts.receive(announced)
         except InferenceError as error:
             raise InferenceError(f"Failed to receive weights: {error}") from error
         async with self._updating:
-            await asyncio.to_thread(check_weights, tensors, self._model)
+            tensors = await asyncio.to_thread(arrange_weights, received, self._model)
             _, is_flushed = await self._install(tensors, label, flush=flush)
             self._note(label, is_flushed=is_flushed)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from agentrl.inference.engine.adapters import Adapter
 from agentrl.inference.engine.sequence import DrawParams, Sequence
 from agentrl.inference.wire import new_rid
 
@@ -144,6 +145,7 @@ def parse_generate(
     *,
     encode: Callable[[str], list[int]],
     new_seed: Callable[[], int],
+    adapters: Mapping[str, Adapter],
 ) -> ParsedRequest:
     """Check a request and make its sequences.
 
@@ -152,6 +154,7 @@ def parse_generate(
         limits: what the model allows.
         encode: makes token ids of text; raises `BadRequest` where there is no tokenizer.
         new_seed: gives seeds to sequences that come without.
+        adapters: those that are loaded, by name.
 
     Raises:
         BadRequest: says what is wrong.
@@ -160,18 +163,16 @@ def parse_generate(
     logprob_start = _field(body, "logprob_start_len", _is_int, -1)
     if _field(body, "top_logprobs_num", _is_int, 0) or body.get("token_ids_logprob"):
         raise BadRequest("top_logprobs_num and token_ids_logprob are not supported here")
-    if body.get("lora_path"):
-        raise BadRequest("LoRA adapters are not supported here")
     routed_from = _routed_from(body, prompts, limits)
     stream = _flag(body, "stream", takes_null=False)
     return_logprob = _flag(body, "return_logprob")
     keys = [_field(body, name, _is_text, "") for name in ("extra_key", "cache_salt")]
-    namespace = "\0".join(keys)
+    chosen = _adapters(body.get("lora_path"), len(prompts), adapters)
     samplings = _per_prompt(body.get("sampling_params"), len(prompts))
     first = samplings[0]
     sequences: list[Sequence] = []
     rids = _rids(body.get("rid"), len(prompts), is_batch)
-    for prompt, sampling, rid in zip(prompts, samplings, rids, strict=True):
+    for prompt, sampling, rid, adapter in zip(prompts, samplings, rids, chosen, strict=True):
         _check_prompt(prompt, limits)
         if return_logprob and logprob_start > len(prompt):
             raise BadRequest("logprob_start_len is beyond the end of the prompt")
@@ -183,7 +184,8 @@ def parse_generate(
                     rid if count == 1 else new_rid(),
                     np.asarray(prompt, dtype=np.int32),
                     seeded,
-                    namespace=namespace,
+                    namespace="\0".join([*keys, adapter.namespace] if adapter else keys),
+                    adapter=adapter,
                     stream=stream,
                     prompt_logprobs_from=logprob_start if return_logprob else -1,
                 )
@@ -250,6 +252,18 @@ def _rids(value: object, count: int, is_batch: bool) -> list[str]:
             raise BadRequest("rid names one id twice")
         return value
     raise BadShape("rid has to be a string, or a list of strings, one for each prompt")
+
+
+def _adapters(value: object, count: int, loaded: Mapping[str, Adapter]) -> list[Adapter | None]:
+    names: list[Any] = value if isinstance(value, list) else [value] * count
+    if len(names) != count or not all(name is None or _is_text(name) for name in names):
+        raise BadShape("lora_path has to be a string, or a list of strings, one for each prompt")
+    for name in names:
+        if name and name not in loaded:
+            raise BadRequest(
+                f"the LoRA adapter {name} is not loaded; loaded are: {', '.join(loaded) or 'none'}"
+            )
+    return [loaded[name] if name else None for name in names]
 
 
 def _per_prompt(value: object, count: int) -> list[Mapping[str, Any]]:

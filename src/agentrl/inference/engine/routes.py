@@ -50,7 +50,9 @@ _CONTROL_PATHS = frozenset(
         "/end_weight_update",
         "/flush_cache",
         "/init_weights_update_group",
+        "/load_lora_adapter",
         "/pause_generation",
+        "/unload_lora_adapter",
         "/update_weight_version",
         "/update_weights_from_disk",
         "/update_weights_from_distributed",
@@ -86,6 +88,8 @@ def make_app(front_end: FrontEnd) -> Starlette:
             Route("/flush_cache", routes.flush, methods=both),
             Route("/update_weights_from_disk", routes.update_weights, methods=post),
             Route("/update_weight_version", routes.update_label, methods=post),
+            Route("/load_lora_adapter", routes.load_adapter, methods=post),
+            Route("/unload_lora_adapter", routes.unload_adapter, methods=post),
             Route("/begin_weight_update", routes.begin_update, methods=post),
             Route("/end_weight_update", routes.end_update, methods=post),
             Route("/init_weights_update_group", routes.join_group, methods=post),
@@ -191,7 +195,11 @@ class _Routes:
             "parent": None,
             "max_model_len": engine.limits.context_length,
         }
-        return JSONResponse({"object": "list", "data": [card]})
+        adapters = [
+            card | {"id": name, "root": it.path, "parent": card["id"], "max_model_len": None}
+            for name, it in engine.adapters.items()
+        ]
+        return JSONResponse({"object": "list", "data": [card, *adapters]})
 
     async def loads(self, _: Request) -> Response:
         load = await self._engine.load()
@@ -271,6 +279,32 @@ class _Routes:
         return JSONResponse(
             {"success": True, "message": "Version was updated.", "new_version": label}
         )
+
+    async def load_adapter(self, http: Request) -> Response:
+        body = await json_object(http)
+        name, path = (typed(body, field, str, None) for field in ("lora_name", "lora_path"))
+        if not name or not path:
+            raise HTTPException(400, "lora_name and lora_path have to be given")
+        return await self._adapters_after(self._engine.adapters.load(name, path))
+
+    async def unload_adapter(self, http: Request) -> Response:
+        name = typed(await json_object(http), "lora_name", str, None)
+        if not name:
+            raise HTTPException(400, "lora_name has to be given")
+        return await self._adapters_after(self._engine.unload_adapter(name))
+
+    async def _adapters_after(self, change: Awaitable[None]) -> Response:
+        error_message = None
+        try:
+            await change
+        except InferenceError as error:
+            error_message = str(error)
+        body = {
+            "success": error_message is None,
+            "error_message": error_message,
+            "loaded_adapters": {name: it.path for name, it in self._engine.adapters.items()},
+        }
+        return JSONResponse(body, 200 if error_message is None else 400)
 
     async def begin_update(self, http: Request) -> Response:
         one_of(await json_object(http), "selector", _SELECTORS)

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from agentrl.inference.engine.adapters import AdapterLayers
 from agentrl.inference.engine.attention import Chunk, plan_step
 from agentrl.inference.engine.kv import (
     MIN_PREFIX,
@@ -111,6 +112,7 @@ class Scheduler:
         self._batch: SamplingBatch | None = None
         self._finished: list[Sequence] = []
         self._streamed: list[Sequence] = []
+        self._adapters = AdapterLayers(model)
         self.num_sampled = 0
         self.num_prefilled = 0
         self.num_cached = 0
@@ -279,6 +281,7 @@ class Scheduler:
         plan = plan_step(self._kv, [sequence.length for sequence in decoding], chunks)
         input_ids = [int(sequence.tokens[sequence.length - 1]) for sequence in decoding]
         positions = [sequence.length - 1 for sequence in decoding]
+        adapters = [sequence.adapter for sequence in decoding]
         wanted = list(range(len(decoding)))
         sampled = list(decoding)
         scored: list[tuple[Sequence, Chunk, int]] = []
@@ -287,6 +290,7 @@ class Scheduler:
             offset = len(input_ids)
             input_ids += sequence.tokens[chunk.start : chunk.end].tolist()
             positions += range(chunk.start, chunk.end)
+            adapters += [sequence.adapter] * chunk.size
             sequence.num_computed = chunk.end
             self.num_prefilled += chunk.end - chunk.start
             if sequence.prompt_logprobs_from >= 0:
@@ -298,6 +302,7 @@ class Scheduler:
             sequence.num_computed = sequence.length
         # Only where prompt logprobs are asked for are the logits of all positions needed.
         keep = torch.arange(len(input_ids)) if scored else torch.tensor(wanted, dtype=torch.int64)
+        self._adapters.choose(adapters)
         logits: torch.Tensor = self.model(
             input_ids=torch.tensor([input_ids]),
             position_ids=torch.tensor([positions]),

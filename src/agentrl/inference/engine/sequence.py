@@ -6,6 +6,8 @@ from typing import Literal
 
 import numpy as np
 
+from agentrl.inference.engine.adapters import Adapter
+
 MIN_TEMPERATURE = 1e-6
 """Below it, sampling is greedy and logprobs are those of the raw logits."""
 
@@ -74,6 +76,8 @@ class Sequence:
     params: DrawParams
     namespace: str = ""
     """Prefixes are only shared within one namespace."""
+    adapter: Adapter | None = None
+    """What it is sampled from beside the model; never changes."""
     stream: bool = False
     prompt_logprobs_from: int = -1
     """First prompt position whose logprob is wanted; -1: none."""
@@ -104,6 +108,7 @@ class Sequence:
         params: DrawParams,
         *,
         namespace: str = "",
+        adapter: Adapter | None = None,
         stream: bool = False,
         prompt_logprobs_from: int = -1,
     ) -> "Sequence":
@@ -116,6 +121,7 @@ class Sequence:
             num_prompt=len(prompt),
             params=params,
             namespace=namespace,
+            adapter=adapter,
             stream=stream,
             prompt_logprobs_from=prompt_logprobs_from,
             length=len(prompt),

@@ -2,7 +2,7 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -79,37 +79,49 @@ def read_weights(path: str | Path, model: PreTrainedModel) -> dict[str, torch.Te
     if not files:
         raise InferenceError(f"no safetensors files in {path}")
     state = model.state_dict()
-    tensors: dict[str, torch.Tensor] = {}
-    stacks: dict[str, torch.Tensor] = {}
-    for file in files:
-        try:
-            with safe_open(file, framework="pt") as opened:
-                for name in opened.keys():  # noqa: SIM118
-                    if _EXPERT.fullmatch(name):
-                        _put_into_stack(stacks, name, opened.get_tensor(name), state)
-                    else:
-                        tensors[name] = _checked(name, opened.get_tensor(name), state)
-        except (OSError, SafetensorError) as error:
-            raise InferenceError(f"{file} cannot be read: {_first_line(error)}") from error
-    for name, stack in stacks.items():
-        if stack.isnan().any():
-            raise InferenceError(f"{path} lacks experts of {name}, or has NaN in them")
-        tensors[name] = _checked(name, stack, state)
+    tensors = _arranged(_tensors_of(files), state)
     for names in _tied_names(state):
         if not any(name in tensors for name in names):
             raise InferenceError(f"{path} lacks the tensor {names[0]}")
     return tensors
 
 
-def check_weights(tensors: Mapping[str, torch.Tensor], model: PreTrainedModel) -> None:
-    """Check some new weights for a model.
+def arrange_weights(
+    tensors: Mapping[str, torch.Tensor], model: PreTrainedModel
+) -> dict[str, torch.Tensor]:
+    """Check some new weights for a model and return them under the model's own names.
 
     Raises:
-        InferenceError: a tensor is unknown, malformed or not finite.
+        InferenceError: a tensor is unknown, malformed or not finite, or experts are missing.
     """
-    state = model.state_dict()
-    for name, tensor in tensors.items():
-        _checked(name, tensor, state)
+    return _arranged(tensors.items(), model.state_dict())
+
+
+def _tensors_of(files: Iterable[Path]) -> Iterator[tuple[str, torch.Tensor]]:
+    for file in files:
+        try:
+            with safe_open(file, framework="pt") as opened:
+                for name in opened.keys():  # noqa: SIM118
+                    yield name, opened.get_tensor(name)
+        except (OSError, SafetensorError) as error:
+            raise InferenceError(f"{file} cannot be read: {_first_line(error)}") from error
+
+
+def _arranged(
+    named: Iterable[tuple[str, torch.Tensor]], state: Mapping[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    tensors: dict[str, torch.Tensor] = {}
+    stacks: dict[str, torch.Tensor] = {}
+    for name, tensor in named:
+        if _EXPERT.fullmatch(name):
+            _put_into_stack(stacks, name, tensor, state)
+        else:
+            tensors[name] = _checked(name, tensor, state)
+    for name, stack in stacks.items():
+        if stack.isnan().any():
+            raise InferenceError(f"experts of {name} are missing, or have NaN in them")
+        tensors[name] = _checked(name, stack, state)
+    return tensors
 
 
 def swap_weights(model: PreTrainedModel, tensors: Mapping[str, torch.Tensor]) -> None:

@@ -1,0 +1,235 @@
+"""Low-rank adapters (Hu et al., arXiv 2106.09685) on a frozen policy, through PEFT.
+
+A linear layer W of the decoder blocks computes W x + (alpha / rank) * B (A x); only A [rank, in]
+and B [out, rank] are trained. Both act on every token by itself, so whatever is exact about token
+trees, chunks and rows over ranks stays so. There is no dropout: policy logprobs have to be
+reproducible.
+
+On disk an adapter is what PEFT makes of it: `adapter_config.json`, which names the base model, and
+`adapter_model.safetensors`.
+"""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import nn
+from torch.distributed.tensor import DTensor
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from agentrl.distributed import load_full_state_dict
+from agentrl.errors import ConfigError
+from agentrl.models.adapter_files import WEIGHTS_FILE, AdapterShape
+from agentrl.models.export import appears_whole, read_tokenizer_files
+from agentrl.models.policy import PolicyModel, TermLogprobs
+
+_NAME = "default"
+"""What PEFT calls an adapter that is the only one; part of the parameters' names."""
+_WRAPPER_PREFIX = "model."
+_PEFT_PREFIX = "base_model.model."
+
+
+def add_adapter(model: PreTrainedModel, shape: AdapterShape, *, dtype: torch.dtype) -> None:
+    """Freeze a model and give it an adapter (in place), which has no values yet.
+
+    Args:
+        model: may be on the meta device.
+        shape: of the adapter.
+        dtype: precision of the adapter's parameters.
+
+    Raises:
+        ConfigError: a target is no linear layer of the decoder blocks.
+    """
+    # Imported here: it takes a second, and only runs with adapters need it.
+    from peft import LoraConfig, inject_adapter_in_model  # noqa: PLC0415
+
+    _check_targets(model, shape.target_modules)
+    model.requires_grad_(requires_grad=False)
+    config = LoraConfig(
+        r=shape.rank,
+        lora_alpha=shape.alpha,
+        target_modules=list(shape.target_modules),
+        lora_dropout=0.0,
+        bias="none",
+        task_type="CAUSAL_LM",
+        base_model_name_or_path=shape.base,
+        inference_mode=True,
+    )
+    is_meta = next(model.parameters()).is_meta
+    inject_adapter_in_model(config, model, adapter_name=_NAME, low_cpu_mem_usage=is_meta)
+    for module in _adapted(model):
+        for part in (module.lora_A, module.lora_B):
+            part.to(dtype).requires_grad_(requires_grad=True)
+
+
+def has_adapter(policy: PolicyModel) -> bool:
+    """Return whether `add_adapter` was called for a policy's model."""
+    return hasattr(policy.model, "peft_config")
+
+
+def start_adapter(policy: PolicyModel, seed: int) -> None:
+    """Draw A as PEFT does and set B to 0, so that the policy is its base (on every rank alike).
+
+    Args:
+        policy: sharded or not.
+        seed: of A.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    drawn = {}
+    for name, parameter in _parameters(policy):
+        tensor = torch.zeros(parameter.shape, dtype=parameter.dtype)
+        if ".lora_A." in name:
+            nn.init.kaiming_uniform_(tensor, a=math.sqrt(5), generator=generator)
+        drawn[name] = tensor
+    load_full_state_dict(policy, drawn)
+
+
+def adapter_tensors(policy: PolicyModel) -> dict[str, torch.Tensor]:
+    """Return the adapter's whole tensors under PEFT's names (collective)."""
+    tensors = {}
+    for name, parameter in _parameters(policy):
+        tensor = parameter.detach()
+        tensors[_peft_name(name)] = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return tensors
+
+
+def save_adapter(
+    policy: PolicyModel, path: Path, tensors: dict[str, torch.Tensor], *, dtype: torch.dtype
+) -> Path:
+    """Write an adapter as PEFT does; `path` appears whole or not at all.
+
+    Args:
+        policy: whose configuration is written.
+        path: directory to make; an existing one is replaced.
+        tensors: what `adapter_tensors` returned.
+        dtype: precision in the file.
+
+    Returns:
+        The directory.
+    """
+    peft_config: Any = policy.model.peft_config
+    with appears_whole(path) as partial:
+        peft_config[_NAME].save_pretrained(partial)
+        contents = {name: tensor.to("cpu", dtype).contiguous() for name, tensor in tensors.items()}
+        save_file(contents, partial / WEIGHTS_FILE, metadata={"format": "pt"})
+    return path
+
+
+def load_adapter(policy: PolicyModel, path: Path) -> None:
+    """Fill a policy's adapter from a directory (on every rank alike).
+
+    Raises:
+        ConfigError: the directory holds no adapter of this shape.
+    """
+    try:
+        found = load_file(path / WEIGHTS_FILE)
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(f"cannot load the adapter {path}: {error}") from error
+    wanted = {_peft_name(name): (name, parameter) for name, parameter in _parameters(policy)}
+    if wanted.keys() != found.keys():
+        name = sorted(wanted.keys() ^ found.keys())[0]
+        raise ConfigError(
+            f"the adapter {path} is of other layers than --lora_target_modules: {name}"
+        )
+    for peft_name, (_, parameter) in wanted.items():
+        if parameter.shape != found[peft_name].shape:
+            raise ConfigError(
+                f"the adapter {path} has another shape than --lora_rank says: {peft_name} is "
+                f"{list(found[peft_name].shape)}, not {list(parameter.shape)}"
+            )
+    load_full_state_dict(
+        policy, {name: found[peft_name].to(p.dtype) for peft_name, (name, p) in wanted.items()}
+    )
+
+
+@contextmanager
+def without_adapter(policy: PolicyModel) -> Iterator[None]:
+    """Let a policy be its base model for a while; forward passes without gradients only."""
+    modules = _adapted(policy)
+    for module in modules:
+        # PEFT's own switch also freezes the parameters, which FSDP2 would not see undone.
+        module._disable_adapters = True
+    try:
+        yield
+    finally:
+        for module in modules:
+            module._disable_adapters = False
+
+
+class BasePolicy(nn.Module):
+    """The base model of a policy with an adapter, as a policy of its own; nothing is copied."""
+
+    def __init__(self, policy: PolicyModel) -> None:
+        super().__init__()
+        self.policy = policy
+
+    def forward(self, *arguments: Any, **options: Any) -> TermLogprobs:
+        """See `PolicyModel.forward`."""
+        with without_adapter(self.policy):
+            output: TermLogprobs = self.policy(*arguments, **options)
+            return output
+
+
+def merge_adapter(adapter: Path, base: Path, target: Path) -> Path:
+    """Write a checkpoint with an adapter added into the weights, W + (alpha / rank) * B A.
+
+    The sum is made in float32 and rounded once, to the precision of the base model's files.
+
+    Args:
+        adapter: directory of the adapter.
+        base: Hugging Face directory of the model that it belongs to.
+        target: directory to make; it appears whole or not at all.
+
+    Returns:
+        The directory.
+    """
+    from peft import PeftModel  # noqa: PLC0415
+
+    dtype = AutoConfig.from_pretrained(base).dtype or torch.float32
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    merged: Any = PeftModel.from_pretrained(model, adapter).merge_and_unload()
+    with appears_whole(target) as partial:
+        merged.to(dtype).save_pretrained(partial)
+        for name, content in read_tokenizer_files(base).items():
+            (partial / name).write_bytes(content)
+    return target
+
+
+def base_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """Yield a model's parameters but the adapter's, by their names without an adapter."""
+    for name, parameter in model.named_parameters():
+        if ".lora_A." not in name and ".lora_B." not in name:
+            yield name.replace(".base_layer.", "."), parameter
+
+
+def _check_targets(model: PreTrainedModel, wanted: tuple[str, ...]) -> None:
+    known = {
+        name.rpartition(".")[2]
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) and ".layers." in name
+    }
+    unknown = [name for name in wanted if name not in known]
+    if unknown or not wanted:
+        raise ConfigError(
+            f"--lora_target_modules {','.join(unknown)}: not among the linear layers of the model's "
+            f"blocks, which are {','.join(sorted(known))}"
+        )
+
+
+def _adapted(model: nn.Module) -> list[Any]:
+    return [module for module in model.modules() if hasattr(module, "lora_A")]
+
+
+def _parameters(policy: PolicyModel) -> Iterator[tuple[str, nn.Parameter]]:
+    for name, parameter in policy.named_parameters():
+        if ".lora_A." in name or ".lora_B." in name:
+            yield name, parameter
+
+
+def _peft_name(name: str) -> str:
+    return _PEFT_PREFIX + name.removeprefix(_WRAPPER_PREFIX).replace(f".{_NAME}.", ".")

@@ -1,0 +1,141 @@
+"""Weights broadcast to embedded engines in processes of their own, over gloo."""
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+from safetensors.torch import load_file
+from support.engines import Oracle, engine_process, make_model, prompt, request
+
+from agentrl.config.sections import InferenceSection, PublishSection
+from agentrl.distributed.broadcast import Bucket, in_buckets
+from agentrl.inference.client import SGLangClient
+from agentrl.schema import InferenceService, Run
+from agentrl.store import TrajectoryStore
+from agentrl.weight_sync import PolicyPublisher
+from agentrl.weight_sync.broadcast import BroadcastDelivery
+
+BUCKET_BYTES = 50_000
+BOUND_SECONDS = 14.0
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("models")
+    return make_model(folder / "first", seed=1), make_model(folder / "second", seed=2)
+
+
+@pytest.fixture
+def urls(models: tuple[Path, Path]) -> Iterator[list[str]]:
+    with ExitStack() as stack:
+        yield [stack.enter_context(engine_process(models[0])) for _ in range(2)]
+
+
+def process_on(url: str) -> psutil.Process:
+    port = int(url.rpartition(":")[2])
+    for child in psutil.Process().children(recursive=True):
+        if any(c.laddr.port == port for c in child.net_connections() if c.status == "LISTEN"):
+            return child
+    raise AssertionError(f"nobody listens on {port}")
+
+
+class Trainer:
+    """Sends a checkpoint's tensors as a trainer would, and does something in the middle."""
+
+    def __init__(self, checkpoint: Path) -> None:
+        self._tensors = load_file(checkpoint / "model.safetensors")
+        self.in_the_middle: Callable[[], None] = lambda: None
+
+    async def send(self, _max_bytes: int, sink: Callable[[Bucket], None]) -> None:
+        def work() -> None:
+            groups = ([item] for item in self._tensors.items())
+            for number, bucket in enumerate(in_buckets(groups, BUCKET_BYTES)):
+                if number == 4:
+                    self.in_the_middle()
+                    self.in_the_middle = lambda: None
+                sink(bucket)
+
+        await asyncio.to_thread(work)
+
+
+async def publisher_of(
+    store: TrajectoryStore, root: Path, urls: list[str], trainer: Trainer, **publish: object
+) -> PolicyPublisher:
+    await store.create_run(Run(name=store.database_name))
+    for number, url in enumerate(urls):
+        await store.register_service(
+            InferenceService(id=str(number), base_url=url, backend="embedded", model_path="m")
+        )
+    section = PublishSection(weight_sync="distributed", **publish)
+    return PolicyPublisher(
+        store,
+        root,
+        publish=section,
+        inference=InferenceSection(),
+        delivery=BroadcastDelivery(section, trainer.send, "gloo"),
+    )
+
+
+async def check_serves(url: str, checkpoint: Path, version: int) -> None:
+    async with SGLangClient(url) as client:
+        got = await client.generate(request(5))
+    assert [span.version for span in got.version_spans] == [version]
+    expected = Oracle().logprobs(checkpoint, prompt(5), got.output_ids)
+    np.testing.assert_allclose(got.output_logprobs, expected, atol=1e-4)
+
+
+async def test_all_servers_serve_what_was_broadcast_and_files_follow(
+    store: TrajectoryStore, tmp_path: Path, urls: list[str], models: tuple[Path, Path]
+) -> None:
+    publisher = await publisher_of(store, tmp_path, urls, Trainer(models[1]))
+    is_released = asyncio.Event()
+
+    async def write(directory: Path) -> None:
+        await is_released.wait()
+        directory.mkdir(parents=True)
+        (directory / "model.safetensors").write_bytes(b"weights")
+
+    for version in (1, 2):
+        is_released.clear()
+        report = await publisher.announce(version, write)
+        assert (sorted(report.updated), report.failed) == (["0", "1"], {})
+        policy = await store.latest_policy()
+        assert policy is not None
+        assert (policy.version, policy.is_written, policy.num_bytes) == (version, False, 0)
+        for url in urls:
+            await check_serves(url, models[1], version)
+        is_released.set()
+        await publisher.settle()
+        policy = await store.latest_policy()
+        assert policy is not None
+        assert (policy.is_written, policy.num_bytes) == (True, len(b"weights"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+async def test_a_server_that_is_lost_in_the_middle_holds_nobody_longer_than_the_bound(
+    store: TrajectoryStore, tmp_path: Path, models: tuple[Path, Path], number: signal.Signals
+) -> None:
+    trainer = Trainer(models[1])
+    lost = engine_process(models[0], is_sacrificed=True)
+    with engine_process(models[0]) as good, lost as bad:
+        process = process_on(bad)
+        trainer.in_the_middle = lambda: os.kill(process.pid, number)
+        publisher = await publisher_of(
+            store, tmp_path, [good, bad], trainer, publish_timeout_seconds=BOUND_SECONDS
+        )
+        started = time.monotonic()
+        report = await publisher.announce(1)
+        assert time.monotonic() - started < BOUND_SECONDS + 4
+        assert (report.updated, list(report.failed)) == (("0",), ["1"])
+        services = {service.id: service for service in await store.services()}
+        assert (services["0"].status, services["0"].policy_version) == ("up", 1)
+        assert services["1"].status == "down"
+        await check_serves(good, models[1], 1)
+        await publisher.settle()
