@@ -47,6 +47,18 @@ def test_the_last_of_two_values_counts() -> None:
         (["--pp_size", "2"], "--pp_size 2: token trees are not trained in a pipeline"),
         (["--lora_rank", "4", "--ep_size", "2"], "--ep_size 2: not with adapters"),
         (["--lora_rank", "4", "--tp_size", "2"], "--tp_size 2: not with adapters"),
+        (["--lora_rank", "4", "--tp_size", "2"], "--tp_size 2: adapters"),
+        (["--inference_gateway", "http://h:1"], "--inference_gateway needs --inference_urls"),
+        (
+            [
+                "--inference_gateway",
+                "http://h:1",
+                "--inference_urls",
+                "http://h:2",
+                "--lora_rank=4",
+            ],
+            "--inference_gateway and --lora_rank exclude each other",
+        ),
         (["--cpu_ram_efficient_loading", "false"], "every rank reads its own parts only"),
         (["--enable_repetition_compress"], "--enable_repetition_compress needs --new_context"),
         (
