@@ -46,6 +46,8 @@ def test_the_last_of_two_values_counts() -> None:
         (["demo"], "unexpected argument 'demo'"),
         (["--pp_size", "2"], "--pp_size 2: token trees are not trained in a pipeline"),
         (["--lora_rank", "4", "--tp_size", "2"], "--tp_size 2: adapters"),
+        (["--weight_sync=distributed", "--lora_rank", "4"], "--lora_rank) go by disk"),
+        (["--weight_sync=distributed", "--sglang_args=--dp 2"], "--dp 2: such a server"),
         (["--cpu_ram_efficient_loading", "false"], "every rank reads its own parts only"),
         (["--enable_repetition_compress"], "--enable_repetition_compress needs --new_context"),
         (
