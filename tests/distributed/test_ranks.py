@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from support.training import Player, train_tasks
+from support.training import Player, train_tasks, write_moe_model
 
 from agentrl.store import TrajectoryStore
 from agentrl.store.embedded import EmbeddedMongo
@@ -38,7 +38,8 @@ def start(
         "enable_sampling": "false",
         "num_generations": 3,
         "groups_per_step": 2,
-        "learning_rate": 0.01,
+        # Where a gradient is as small as Adam's eps, its rounding is a share of a whole step.
+        "learning_rate": 0.001,
         "max_grad_norm": 0.05,
         "max_staleness": 100,
         "save_steps": 1,
@@ -125,20 +126,36 @@ async def test_two_ranks_in_bfloat16_see_the_same_gradients(
     torch.testing.assert_close(*norms, rtol=0.05, atol=0)
 
 
-@pytest.mark.parametrize("async_save", ["false", "true"])
+@pytest.mark.parametrize(
+    ("architecture", "async_save", "four", "two"),
+    [
+        ("dense", "false", {"tp_size": 2}, {"cp_size": 2}),
+        ("dense", "true", {"tp_size": 2}, {"cp_size": 2}),
+        ("moe", "false", {"ep_size": 2, "tp_size": 2}, {"ep_size": 2, "cpu_offload": "true"}),
+    ],
+    ids=["dense", "dense-in-background", "moe"],
+)
 async def test_a_run_of_four_ranks_goes_on_with_two(
-    mongod: EmbeddedMongo, model_path: Path, tmp_path: Path, async_save: str
+    mongod: EmbeddedMongo,
+    model_path: Path,
+    tmp_path: Path,
+    architecture: str,
+    async_save: str,
+    four: dict[str, object],
+    two: dict[str, object],
 ) -> None:
     """The mesh changes, the weights do not, and no record is skipped or trained on twice."""
-    flags = {"max_grad_norm": 0.05, "learning_rate": 0.001, "async_save": async_save}
+    if architecture == "moe":
+        model_path = write_moe_model(tmp_path / "moe")
+    flags = {"async_save": async_save}
     scores = [[1.0, 0.0, 0.0], [1.0, 1.0, 0.0]] * 4
     uris = [mongod.uri(f"ranks_{uuid.uuid4().hex[:8]}") for _ in range(2)]
     for uri in uris:
         await fill(uri, model_path, scores)
     alone, together = tmp_path / "alone", tmp_path / "together"
     start(uris[0], model_path, alone, num_ranks=1, max_steps=4, **flags)
-    start(uris[1], model_path, together, num_ranks=4, max_steps=2, tp_size=2, **flags)
-    start(uris[1], model_path, together, num_ranks=2, max_steps=4, cp_size=2, **flags)
+    start(uris[1], model_path, together, num_ranks=4, max_steps=2, **four, **flags)
+    start(uris[1], model_path, together, num_ranks=2, max_steps=4, **two, **flags)
     for step in (2, 4):
         assert largest_difference(weights(alone, step), weights(together, step)) <= 1e-5
     assert largest_difference(weights(alone, 4), weights(alone, 2)) > 1e-4

@@ -4,6 +4,8 @@ import json
 import socket
 import subprocess
 import sys
+import threading
+from http.server import HTTPServer, SimpleHTTPRequestHandler
 from pathlib import Path
 
 import pytest
@@ -109,6 +111,24 @@ def test_an_unreachable_inference_server(tmp_path: Path) -> None:
     url = f"http://127.0.0.1:{closed_port()}"
     done = run(tmp_path, "--inference_urls", url)
     assert_one_line(done, tmp_path, url, "no server answers there")
+
+
+def test_an_inference_server_that_is_none(tmp_path: Path) -> None:
+    with HTTPServer(("127.0.0.1", 0), SimpleHTTPRequestHandler) as other:
+        serving = threading.Thread(target=other.serve_forever)
+        serving.start()
+        try:
+            url = f"http://127.0.0.1:{other.server_port}"
+            done = run(tmp_path, "--inference_urls", url)
+        finally:
+            other.shutdown()
+            serving.join()
+    assert_one_line(done, tmp_path, url, "is no inference server", "--inference_gateway")
+
+
+def test_a_gateway_without_its_servers(tmp_path: Path) -> None:
+    done = run(tmp_path, "--inference_gateway", "http://127.0.0.1:1")
+    assert_one_line(done, tmp_path, "--inference_gateway needs --inference_urls")
 
 
 @pytest.mark.parametrize("command", ["sample", "train", "serve"])

@@ -1,4 +1,4 @@
-"""The demo with a real SGLang as its server: a few optimizer steps, with updates in flight."""
+"""`grpo_example.sh` with a real SGLang as its server: a few steps, with updates in flight."""
 
 import json
 import os
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.demo_run import ROOT, logs, run_command
+from support.demo_run import ROOT, logs, script_command
 from support.engines import Oracle
 from support.sglang import sglang_args, sglang_bin
 from support.versions import check_versions
@@ -33,7 +33,7 @@ class SGLangRun:
 def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     commands = sglang_bin()
     folder = tmp_path_factory.mktemp("sglang")
-    command = run_command(
+    command = script_command(
         folder,
         max_steps=NUM_STEPS,
         groups_per_step=8,

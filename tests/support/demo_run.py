@@ -4,6 +4,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+import pytest
 import yaml
 
 ROOT = Path(__file__).parents[2]
@@ -12,9 +13,19 @@ RUN_NAME = "short"
 
 def run_command(folder: Path, **flags: object) -> list[str]:
     """Return the command of a short run whose files all lie in `folder`."""
+    named = {"run_name": RUN_NAME, "config": ROOT / "assets/demo/grpo.yaml"}
+    return [sys.executable, "-m", "agentrl", "run", *_words(folder, named | flags)]
+
+
+def script_command(folder: Path, **flags: object) -> list[str]:
+    """Return the same as a user types it; the script needs the environment of `scripts/setup`."""
+    if not (ROOT / ".venv/bin/agentrl").exists():
+        pytest.skip("grpo_example.sh would install AgentRL first; scripts/setup does it")
+    return [str(ROOT / "grpo_example.sh"), RUN_NAME, *_words(folder, flags)]
+
+
+def _words(folder: Path, flags: Mapping[str, object]) -> list[str]:
     settings: Mapping[str, object] = {
-        "run_name": RUN_NAME,
-        "config": ROOT / "assets/demo/grpo.yaml",
         "output_dir": folder / "output",
         "logs_dir": folder / "logs",
         "mongo_data_dir": folder / "mongo",
@@ -26,8 +37,7 @@ def run_command(folder: Path, **flags: object) -> list[str]:
         "save_steps": 1,
     }
     merged = {**settings, **flags}
-    words = [str(word) for name, value in merged.items() for word in (f"--{name}", value)]
-    return [sys.executable, "-m", "agentrl", "run", *words]
+    return [str(word) for name, value in merged.items() for word in (f"--{name}", value)]
 
 
 def config_path(folder: Path) -> Path:

@@ -77,6 +77,7 @@ def _unknown_trackers(report_to: Sequence[str]) -> Iterator[str]:
 def _contradictions(config: RootConfig) -> Iterator[str]:
     yield from _loss_contradictions(config.algorithm)
     yield from _agent_contradictions(config.agents)
+    yield from _gateway_contradictions(config)
     yield from _broadcast_contradictions(config)
     trainer, tools = config.trainer, config.tools
     if tools.mcp_manager_url and tools.tool_server_command:
@@ -98,6 +99,21 @@ def _contradictions(config: RootConfig) -> Iterator[str]:
         yield (
             f"--inference_host {host} is reachable from outside; set AGENTRL_API_KEY "
             "(and AGENTRL_ADMIN_KEY), or listen on 127.0.0.1"
+        )
+
+
+def _gateway_contradictions(config: RootConfig) -> Iterator[str]:
+    if config.inference.inference_gateway is None:
+        return
+    if not config.inference.inference_urls:
+        yield (
+            "--inference_gateway needs --inference_urls: the addresses of the servers behind it, "
+            "which new weights go to"
+        )
+    if config.model.lora_rank:
+        yield (
+            "--inference_gateway and --lora_rank exclude each other: a rollout names the adapter of "
+            "the server that it asks, and a gateway chooses another server; give up one of the two"
         )
 
 

@@ -275,6 +275,9 @@ class InferenceSection(Section):
     """embedded: the engine that ships here (CPU, small models); sglang: SGLang on GPUs."""
     inference_urls: tuple[str, ...] = ()
     """Running servers to use instead of starting any (comma separated)."""
+    inference_gateway: str | None = None
+    """Address of a gateway (such as sglang-router) before the servers of inference_urls: it chooses
+    the server of every generation. New weights go to the servers themselves."""
     num_inference_servers: int = Field(default=1, ge=1)
     """Servers that `agentrl run` starts when no URLs are given."""
     inference_host: str = "127.0.0.1"

@@ -4,7 +4,6 @@ import json
 import secrets
 from collections.abc import Coroutine, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -104,7 +103,7 @@ class RecordingSession(Session):
                 code=_LIMIT_CODES.get(limit.outcome, limit.outcome),
             ) from None
         except RenderError as error:
-            raise Refusal(str(error), code="cannot_render", param="messages") from None
+            raise Refusal(str(error), code="cannot_render") from None
         except Refusal:
             raise
         except Exception as error:
@@ -119,9 +118,13 @@ class RecordingSession(Session):
         self._check_seen(messages)
         plan = self._history.plan(messages, request.tools)
         self._keep_results(plan)
-        parse = self._sampler.context.renderer.parse
+        renderer = self._sampler.context.renderer
+        if request.must_call:
+            begun = renderer.call_beginning(request.called_tool)
+            plan = replace(plan, prompt=plan.prompt.beginning(begun))
+        prompt = plan.prompt
         telling = listen and Telling(
-            partial(parse, tools=request.tools),
+            lambda ids: renderer.parse(prompt.reply_ids(ids), tools=request.tools),
             listen,
             stop=request.sampling.stop,
             calls_may_lead=request.may_call,

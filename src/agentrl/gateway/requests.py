@@ -2,7 +2,7 @@
 
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -100,6 +100,10 @@ class ChatRequest:
     tools: tuple[dict[str, Any], ...]
     may_call: bool
     """Tool calls are wanted as such; otherwise they are text like any other."""
+    must_call: bool
+    """The reply has to be a call."""
+    called_tool: str | None
+    """The tool that it has to call, where it has to be this one."""
     sampling: Sampling
     raw: Mapping[str, Any]
     """The request in the form of `/v1/chat/completions`."""
@@ -139,11 +143,15 @@ def read_chat(body: Mapping[str, Any]) -> ChatRequest:
         f"{kind!r} is not supported: the policy is not held to a grammar; ask for the format in "
         "words",
     )
+    tools = tuple(_read_tool(tool, i) for i, tool in enumerate(parsed.tools or ()))
+    must_call, called_tool = _forced(parsed.tool_choice, [t["function"]["name"] for t in tools])
     return ChatRequest(
         model=parsed.model,
         messages=tuple(read_message(raw, i) for i, raw in enumerate(parsed.messages)),
-        tools=tuple(_read_tool(tool, i) for i, tool in enumerate(parsed.tools or ())),
-        may_call=bool(parsed.tools) and parsed.tool_choice != "none",
+        tools=tools,
+        may_call=bool(tools) and parsed.tool_choice != "none",
+        must_call=must_call,
+        called_tool=called_tool,
         sampling=_sampling(parsed, parsed.max_completion_tokens or parsed.max_tokens),
         raw=body,
         logprobs=bool(parsed.logprobs),
@@ -197,6 +205,24 @@ def _sampling(parsed: _Body, max_tokens: int | None) -> Sampling:
         seed=parsed.seed,
         stop=stop,
     )
+
+
+def _forced(
+    choice: str | Mapping[str, Any] | None, names: Sequence[str]
+) -> tuple[bool, str | None]:
+    """Return whether a tool has to be called, and which one if it is certain."""
+    if choice in (None, "auto", "none"):
+        return False, None
+    if isinstance(choice, Mapping) and choice.get("type") == "function":
+        function = choice.get("function", choice)  # `/v1/responses` has the name beside the type
+        name = function.get("name") if isinstance(function, Mapping) else None
+        _refuse_unless(name in names, "tool_choice", f"there is no tool {name!r} among the tools")
+        return True, name
+    _refuse_unless(
+        choice in ("required", "any"), "tool_choice", "say none, auto, required or a function"
+    )
+    _refuse_unless(bool(names), "tool_choice", "there are no tools of which one could be called")
+    return True, names[0] if len(names) == 1 else None
 
 
 def _read_tool(tool: Mapping[str, Any], position: int) -> dict[str, Any]:

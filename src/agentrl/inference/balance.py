@@ -9,6 +9,7 @@ when it has enough: one that is pressed gets no new conversation while another i
 """
 
 import hashlib
+import math
 import random
 from collections import Counter, OrderedDict
 from collections.abc import Collection, Sequence
@@ -20,8 +21,9 @@ _STICKY_KEYS = 100_000
 _STICKY_SLACK = 8
 """Requests by which a conversation's server may be busier than the idlest one before it is left:
 the cached keys and values of its history are worth that much waiting."""
-_GROUP_SLACK = 2
-"""The same for the first turns of a group, which share a question and not a history."""
+_GROUP_EXCESS = 0.25
+"""Share by which a server may have more than its equal part of the requests, for the sake of the
+questions that it has in its cache."""
 _PRESSED_REPORTS = 2
 """Reports in a row after which a server counts as pressed. One alone may be of the moment after a
 burst or an update, when what runs has to be computed again."""
@@ -87,8 +89,8 @@ class Balance:
 
         Args:
             key: of the conversation, whose history its last server has.
-            group: of conversations that begin alike; the first turn prefers the group's server,
-                which all processes agree upon (rendezvous hashing, Thaler and Ravishankar 1998).
+            group: of conversations that begin alike; their first turns share a server, as far as
+                that does not get too many.
             candidates: addresses to choose from; not empty.
         """
         free = [url for url in candidates if not self._pressure.is_pressed(url)] or candidates
@@ -99,8 +101,8 @@ class Balance:
             # One that is pressed throws cached prefixes out: it is not worth waiting for.
             slack = 0 if self._pressure.is_pressed(known) else _STICKY_SLACK
             chosen = known if self._is_near(known, idlest, slack) else idlest
-        elif group is not None and self._is_near(home := _home(group, free), idlest, _GROUP_SLACK):
-            chosen = home
+        elif group is not None:
+            chosen = self._home(group, free)
         else:
             chosen = idlest
         self._sticky[key] = chosen
@@ -116,10 +118,17 @@ class Balance:
     def _is_near(self, url: str, idlest: str, slack: int) -> bool:
         return self.in_flight[url] <= self.in_flight[idlest] + slack
 
+    def _home(self, group: str, urls: Collection[str]) -> str:
+        """Return the server of a group, which all processes agree upon without a word.
 
-def _home(group: str, candidates: Collection[str]) -> str:
-    """Return the server of a group: every one has a rank of its own for it, the highest wins."""
-    return max(
-        candidates,
-        key=lambda url: hashlib.blake2b(f"{group} {url}".encode(), digest_size=8).digest(),
-    )
+        Every server has a rank for the group (rendezvous hashing, Thaler and Ravishankar 1998); the
+        first that has less than its part and a bit counts (hashing with bounded loads, Mirrokni,
+        Thorup and Zadimoghaddam 2018).
+        """
+
+        def rank(url: str) -> bytes:
+            return hashlib.blake2b(f"{group} {url}".encode(), digest_size=8).digest()
+
+        equal_part = (sum(self.in_flight[url] for url in urls) + 1) / len(urls)
+        most = math.ceil((1 + _GROUP_EXCESS) * equal_part)
+        return max((url for url in urls if self.in_flight[url] < most), key=rank)

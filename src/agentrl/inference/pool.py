@@ -27,11 +27,18 @@ _RETRY_SECONDS = (0.1, 0.3, 1.0, 3.0, 5.0, 5.0)
 class ServerPool:
     """Async context manager over the clients of all registered servers."""
 
-    def __init__(self, *, api_key: str | None = None, no_server_seconds: float = 60.0) -> None:
+    def __init__(
+        self,
+        *,
+        api_key: str | None = None,
+        gateway: str | None = None,
+        no_server_seconds: float = 60.0,
+    ) -> None:
         """Make an empty pool; `update` fills it.
 
         Args:
             api_key: bearer key of the data routes.
+            gateway: address that is asked instead of the servers, and chooses among them.
             no_server_seconds: how long a generation waits for a server before it fails.
         """
         self._api_key = api_key
@@ -44,6 +51,7 @@ class ServerPool:
         self._balance = Balance(self.pressure)
         self._shunned_until: dict[str, float] = {}
         self._changed = asyncio.Event()
+        self._gateway = gateway.rstrip("/") if gateway else None
 
     async def __aenter__(self) -> Self:
         return self
@@ -66,7 +74,8 @@ class ServerPool:
         self.pressure.note(services)
         self._usable = {s.base_url.rstrip("/") for s in services if s.status != "down"}
         self._adapters = {s.base_url.rstrip("/"): s.adapter for s in services}
-        for url in self._usable - self._clients.keys():
+        asked = {self._gateway} if self._gateway else self._usable
+        for url in asked - self._clients.keys():
             self._clients[url] = SGLangClient(url, api_key=self._api_key)
         for service in services:
             url = service.base_url.rstrip("/")
@@ -174,7 +183,7 @@ class ServerPool:
         return failures + 1
 
     async def _candidates(self) -> set[str]:
-        """Return the servers to choose from, once there is one."""
+        """Return the addresses to choose from, once a server is up."""
         try:
             async with asyncio.timeout(self._no_server_seconds):
                 while not self._usable:
@@ -185,6 +194,8 @@ class ServerPool:
                 f"no inference server was up for {self._no_server_seconds:g} s; start one with "
                 "`agentrl serve`, or look at its log"
             ) from None
+        if self._gateway is not None:
+            return {self._gateway}
         now = time.monotonic()
         fine = {url for url in self._usable if self._shunned_until.get(url, 0.0) <= now}
         # Where no server is fine, the next try is as good with any of them.

@@ -1,13 +1,17 @@
 """Everything that can be checked before a process starts, so that a mistake costs one line."""
 
+import asyncio
 import shutil
 from pathlib import Path
 
 import httpx
+from pydantic import SecretStr
 
 from agentrl.config.sections import RootConfig
-from agentrl.errors import ConfigError, StoreError
+from agentrl.errors import ConfigError, InferenceError, StoreError
 from agentrl.gateway import load_agent
+from agentrl.inference import SGLangClient
+from agentrl.inference.faults import ServerRefused
 from agentrl.launcher.commands import tool_server_command
 from agentrl.models.resolve import check_router_replay, resolve_model
 from agentrl.observability.trackers import check_trackers
@@ -19,6 +23,8 @@ from agentrl.server.commands import sglang_python
 from agentrl.store import TrajectoryStore
 from agentrl.store.embedded import find_mongod
 from agentrl.tools import probe
+
+_ANSWER_SECONDS = 10.0
 
 
 async def check_inputs(config: RootConfig) -> None:
@@ -105,15 +111,37 @@ async def _check_servers(config: RootConfig) -> None:
         if inference.inference_backend == "sglang":
             sglang_python()
         return
-    async with httpx.AsyncClient(timeout=10.0) as client:
-        for url in inference.inference_urls:
-            try:
-                await client.get(f"{url.rstrip('/')}/health")
-            except (httpx.HTTPError, httpx.InvalidURL) as error:
-                raise ConfigError(
-                    f"--inference_urls {url}: no server answers there "
-                    f"({type(error).__name__}); start it, or leave the flag out"
-                ) from None
+    for url in inference.inference_urls:
+        await _check_answers("--inference_urls", url)
+        await _check_is_server(url, inference.inference_api_key)
+    if inference.inference_gateway is not None:
+        await _check_answers("--inference_gateway", inference.inference_gateway)
+
+
+async def _check_answers(flag: str, url: str) -> None:
+    async with httpx.AsyncClient(timeout=_ANSWER_SECONDS) as client:
+        try:
+            await client.get(f"{url.rstrip('/')}/health")
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise ConfigError(
+                f"{flag} {url}: no server answers there ({type(error).__name__}); start it, or "
+                "leave the flag out"
+            ) from None
+
+
+async def _check_is_server(url: str, key: SecretStr | None) -> None:
+    """Refuse what answers and takes no weights: a gateway, or something else altogether."""
+    async with SGLangClient(url, api_key=key.get_secret_value() if key else None) as client:
+        try:
+            async with asyncio.timeout(_ANSWER_SECONDS):
+                await client.model_info()
+        except (InferenceError, TimeoutError) as error:
+            hint = "look at its log"
+            if isinstance(error, ServerRefused) and error.status == 401:
+                hint = "its key goes into AGENTRL_API_KEY"
+            elif isinstance(error, ServerRefused) and error.status == 404:
+                hint = "give the servers themselves, and a gateway with --inference_gateway"
+            raise ConfigError(f"--inference_urls {url} is no inference server: {hint}") from None
 
 
 async def check_name_is_free(config: RootConfig, store: TrajectoryStore) -> None:

@@ -8,6 +8,7 @@ characters of their literal by a tokenizer that knows no added tokens. Text with
 passes untouched, and so tokenises as the model's own template would have it.
 """
 
+import copy
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -104,6 +105,7 @@ class ForeignText:
         self._suspicious = re.compile(f"[{edges}{_PRIVATE_USE_RANGE}]")
         self._longest = max((len(text) for text in literals), default=0)
         self._plain: dict[str, list[int]] = {}
+        self._known_tools: tuple[list[Mapping[str, Any]], tuple[str, ...]] = ([], ())
         self._anchor = next(
             (
                 (token.content, id_)
@@ -223,8 +225,16 @@ class ForeignText:
             for key, value, pattern in self._fields(message):
                 for text in filter(self._suspicious.search, _strings_in([key, value])):
                     yield text, pattern
-        for text in filter(self._suspicious.search, _strings_in(list(tools))):
+        for text in self._suspects_of_tools(list(tools)):
             yield text, self._any_control
+
+    def _suspects_of_tools(self, tools: list[Mapping[str, Any]]) -> tuple[str, ...]:
+        """Return the strings of interest in tools; nearly every prompt shows the last one's."""
+        known, suspects = self._known_tools
+        if known != tools:
+            suspects = tuple(filter(self._suspicious.search, _strings_in(tools)))
+            self._known_tools = copy.deepcopy(tools), suspects
+        return suspects
 
     def _fields(self, message: Message) -> Iterator[tuple[str, Any, re.Pattern[str]]]:
         """Yield a message's fields with what must not stand in them.

@@ -259,6 +259,28 @@ class Renderer:
             structured=self._structured,
         )
 
+    def call_beginning(self, tool: str | None = None) -> np.ndarray:
+        """Return the ids with which a reply begins that calls a tool, int32 [B].
+
+        They end where the model's own tokens may go on.
+
+        Args:
+            tool: name of the tool; None leaves it to the model.
+
+        Raises:
+            RenderError: the format of the model's calls does not say how one begins, or the name
+                holds a control token.
+        """
+        if tool is not None and self._foreign.count(tool):
+            raise RenderError(f"the tool's name {tool!r} holds a control token")
+        if self._format.begin is None:
+            raise RenderError(
+                "a call cannot be forced in this model's format of tool calls; leave tool_choice "
+                "to the model"
+            )
+        closed = "\n</think>\n\n" if self._starts_inside else ""
+        return _int32(self._foreign.encode(closed + self._format.begin(tool), {}, after_token=True))
+
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         """Return the text of ids, special tokens included as their literals."""
         return str(self._tokenizer.decode([int(id_) for id_ in ids], skip_special_tokens=False))

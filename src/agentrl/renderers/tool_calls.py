@@ -1,5 +1,6 @@
 """The formats in which models write tool calls, by name or as a chat template gives them away."""
 
+import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -58,11 +59,31 @@ class ToolCallFormat:
     """Form of the ids that the model itself gives its calls and its template wants back."""
     control: tuple[str, ...] = ()
     """Control tokens of which calls are made: the model may write them, text from outside not."""
+    begin: Callable[[str | None], str] | None = None
+    """How a call begins, of the tool of that name or of any; None where templates disagree."""
 
 
-_HERMES = ToolCallFormat(scan_hermes)
-_QWEN3_CODER = ToolCallFormat(scan_qwen3_coder)
-_LLAMA3 = ToolCallFormat(scan_llama3, scan_llama3_bare, control=("<|python_tag|>",))
+def _json_call(before: str, arguments: str) -> Callable[[str | None], str]:
+    """Return how calls begin that are objects with the name first."""
+
+    def begin(tool: str | None) -> str:
+        named = "" if tool is None else f' {json.dumps(tool, ensure_ascii=False)}, "{arguments}":'
+        return f'{before}{{"name":{named}'
+
+    return begin
+
+
+_HERMES = ToolCallFormat(scan_hermes, begin=_json_call("<tool_call>\n", "arguments"))
+_QWEN3_CODER = ToolCallFormat(
+    scan_qwen3_coder,
+    begin=lambda tool: "<tool_call>\n<function=" + ("" if tool is None else f"{tool}>\n"),
+)
+_LLAMA3 = ToolCallFormat(
+    scan_llama3,
+    scan_llama3_bare,
+    control=("<|python_tag|>",),
+    begin=_json_call("", "parameters"),
+)
 _MISTRAL = ToolCallFormat(
     scan_mistral,
     call_id=nine_alphanumerics,
@@ -73,7 +94,10 @@ _KIMI_K2 = ToolCallFormat(
     scan_kimi_k2, own_id=re.compile(r"functions\.[\w.-]{1,128}:\d{1,9}"), control=KIMI_TOKENS
 )
 _PYTHONIC = ToolCallFormat(
-    scan_pythonic, scan_pythonic_bare, control=("<|python_start|>", "<|python_end|>")
+    scan_pythonic,
+    scan_pythonic_bare,
+    control=("<|python_start|>", "<|python_end|>"),
+    begin=lambda tool: "[" + ("" if tool is None else f"{tool}("),
 )
 _DEEPSEEK = ToolCallFormat(scan_deepseek, control=DEEPSEEK_TOKENS)
 _MINICPM = ToolCallFormat(scan_minicpm, control=("<|tool_call_start|>", "<|tool_call_end|>"))

@@ -213,7 +213,8 @@ class AsyncSampler(ABC, Generic[TaskType]):
         )
         if result.finish_reason == "abort":
             raise InferenceError(f"{result.server} gave up on a generation of {self.record.id}")
-        reply = self.context.renderer.parse(result.output_ids, turn=number, tools=tools)
+        said = prompt.reply_ids(result.output_ids)
+        reply = self.context.renderer.parse(said, turn=number, tools=tools)
         known = self._known_results(prompt)
         turn = self._new_turn(
             parent=prompt.parent,

@@ -24,6 +24,7 @@ class Prompt:
         rewritten: the context is another one than that turn's, and not that turn's and more.
         images: addresses of its images, one for each placeholder in `ids`.
         shared_images: leading ones taken over from that turn's prompt.
+        num_begun: trailing ids that are the beginning of the reply: given, not sampled.
     """
 
     ids: np.ndarray
@@ -33,6 +34,7 @@ class Prompt:
     rewritten: bool = False
     images: tuple[str, ...] = ()
     shared_images: int = 0
+    num_begun: int = 0
 
     @property
     def added_ids(self) -> np.ndarray:
@@ -43,6 +45,15 @@ class Prompt:
     def added_images(self) -> tuple[str, ...]:
         """The images whose placeholders stand in the added ids."""
         return self.images[self.shared_images :]
+
+    def beginning(self, ids: np.ndarray) -> "Prompt":
+        """Return the prompt with the beginning of the reply behind it, int32 [B]."""
+        whole = np.concatenate([self.ids, ids]).astype(np.int32)
+        return replace(self, ids=whole, num_begun=len(ids))
+
+    def reply_ids(self, output_ids: np.ndarray) -> np.ndarray:
+        """Return the ids of the whole reply, int32 [num_begun + T]."""
+        return np.concatenate([self.ids[len(self.ids) - self.num_begun :], output_ids])
 
     def showing(
         self, images: tuple[str, ...], before: tuple[str, ...], image_token_id: int | None

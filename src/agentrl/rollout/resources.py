@@ -41,7 +41,10 @@ async def open_context(
         tools = tools_config(config.tools).model_copy(update={"show_images": sees})
         toolbox = await stack.enter_async_context(connect_tools(tools))
         servers = await stack.enter_async_context(
-            ServerPool(api_key=None if key is None else key.get_secret_value())
+            ServerPool(
+                api_key=None if key is None else key.get_secret_value(),
+                gateway=config.inference.inference_gateway,
+            )
         )
         yield RolloutContext(
             store=store,

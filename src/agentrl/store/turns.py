@@ -1,5 +1,6 @@
 """Turns: durable before the call returns, stored as what they added to their parent."""
 
+import copy
 import re
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -48,6 +49,7 @@ class TurnDoor(Door):
         self, client: AsyncMongoClient[Document], database: AsyncDatabase[Document], uri: str
     ) -> None:
         super().__init__(client, database, uri)
+        self._tools = ToolsPacker()
         self._appends = Coalescer(self._append_all)
         self._results = Coalescer(self._set_all_results)
 
@@ -61,7 +63,7 @@ class TurnDoor(Door):
         await self._appends.submit((turn, fence))
 
     async def _append_all(self, items: Sequence[_Append]) -> list[LeaseLost | None]:
-        packed = [pack(turn) for turn, _ in items]
+        packed = [pack(turn, self._tools) for turn, _ in items]
         await self._blobs.put(blob for _, blobs in packed for blob in blobs)
         # The id of a turn holds the fence: only an earlier try of this very request can have
         # inserted it before.
@@ -173,17 +175,35 @@ class TurnDoor(Door):
         return [unpack(document, blobs) for document in documents]
 
 
-def pack(turn: DispatchedSamplingTask) -> tuple[Document, list[Blob]]:
+class ToolsPacker:
+    """Packs the tools that turns show. They are large, and nearly always those of the last turn."""
+
+    def __init__(self) -> None:
+        self._last: tuple[tuple[Document, ...], int] = ((), 0)
+        self._packed: tuple[Any, list[Blob]] = (None, [])
+
+    def pack(self, tools: tuple[Document, ...], limit: int) -> tuple[Any, list[Blob]]:
+        """Return their stored form and the blobs that it refers to."""
+        if not tools:
+            return [], []
+        if self._last != (tools, limit):
+            blobs: list[Blob] = []
+            self._packed = _pack("tools", encode(tools), limit, blobs), blobs
+            self._last = copy.deepcopy(tools), limit
+        return self._packed
+
+
+def pack(turn: DispatchedSamplingTask, tools: ToolsPacker) -> tuple[Document, list[Blob]]:
     """Return the stored form of a turn and the blobs that it refers to.
 
     Where a value went into a blob, the document holds `{"blob": key}` and enough beside it for a
     person to recognise it.
     """
-    document = to_document(turn)
+    document = to_document(turn.model_copy(update={"tools": ()}))
     limit = SHARED_BYTES if turn.parent is None else LARGE_BYTES
-    blobs: list[Blob] = []
-    for field in ("added_ids", "tools"):
-        document[field] = _pack(field, document[field], limit, blobs)
+    document["tools"], shared = tools.pack(turn.tools, limit)
+    blobs = list(shared)
+    document["added_ids"] = _pack("added_ids", document["added_ids"], limit, blobs)
     for field in ("output_ids", "output_logprobs", "output_text", "routed_experts"):
         document[field] = _pack(field, document[field], LARGE_BYTES, blobs)
     for field, bound in (("added_messages", limit), ("tool_results", LARGE_BYTES)):

@@ -48,6 +48,17 @@ def test_the_last_of_two_values_counts() -> None:
         (["--lora_rank", "4", "--tp_size", "2"], "--tp_size 2: adapters"),
         (["--weight_sync=distributed", "--lora_rank", "4"], "--lora_rank) go by disk"),
         (["--weight_sync=distributed", "--sglang_args=--dp 2"], "--dp 2: such a server"),
+        (["--inference_gateway", "http://h:1"], "--inference_gateway needs --inference_urls"),
+        (
+            [
+                "--inference_gateway",
+                "http://h:1",
+                "--inference_urls",
+                "http://h:2",
+                "--lora_rank=4",
+            ],
+            "--inference_gateway and --lora_rank exclude each other",
+        ),
         (["--cpu_ram_efficient_loading", "false"], "every rank reads its own parts only"),
         (["--enable_repetition_compress"], "--enable_repetition_compress needs --new_context"),
         (

@@ -101,19 +101,24 @@ def test_conversation_leaves_a_server_that_is_far_busier_than_the_idlest() -> No
     assert balance.choose("record", None, URLS) != first
 
 
-def test_processes_agree_on_the_server_of_a_group_unless_it_is_busy() -> None:
+def test_processes_agree_on_the_server_of_a_group() -> None:
     homes = [
         [Balance(Pressure()).choose(f"{process}/{n}", f"task {n}", URLS) for n in range(300)]
         for process in range(2)
     ]
     assert homes[0] == homes[1]
     assert min(Counter(homes[0]).values()) > 60
+
+
+def test_server_gets_a_quarter_more_than_its_part_for_the_sake_of_a_group() -> None:
     balance = Balance(Pressure())
-    home = balance.choose("try 0", "task 0", URLS)
-    balance.in_flight[home] = 2
-    assert balance.choose("try 1", "task 0", URLS) == home
-    balance.in_flight[home] = 3
-    assert balance.choose("try 2", "task 0", URLS) != home
+    for number in range(60):  # tries of one and the same question
+        balance.in_flight[balance.choose(f"try {number}", "task", URLS)] += 1
+    assert sorted(balance.in_flight.values())[1:] == [25, 25]
+    spread = Balance(Pressure())
+    for number in range(60):
+        spread.in_flight[spread.choose(f"try {number}", f"task {number // 4}", URLS)] += 1
+    assert max(spread.in_flight.values()) <= 26
 
 
 def test_groups_stay_where_they_are_as_another_server_goes() -> None:

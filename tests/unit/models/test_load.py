@@ -35,11 +35,12 @@ LONG = {
 YARN = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0}
 
 
-@pytest.mark.parametrize("architecture", ["qwen3", "llama"])
-def test_saved_policy_loads_with_the_same_logprobs(tmp_path, architecture):
+@pytest.mark.parametrize("architecture", ["qwen3", "qwen3_moe", "llama"])
+@pytest.mark.parametrize("given", [False, True], ids=["own", "gathered"])
+def test_saved_policy_loads_with_the_same_logprobs(tmp_path, architecture, given):
     policy = tiny_policy(architecture, torch.float32)
     row = TokenTree.from_tokens(random_group(2).turns).row
-    save_hf(policy, tmp_path / "policy")
+    save_hf(policy, tmp_path / "policy", state_dict=policy.model.state_dict() if given else None)
     loaded = load_policy(tmp_path / "policy")
     assert torch.equal(term_logprobs(loaded, row).logprobs, term_logprobs(policy, row).logprobs)
 

@@ -1,3 +1,4 @@
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -207,6 +208,14 @@ def test_a_bridge_is_what_a_fresh_render_would_be(renderer: Renderer) -> None:
     assert (bridge.exact, bridge.reason, bridge.shared_len) == (True, None, len(full))
     fresh = renderer.render([*history, *result], TOOLS)
     np.testing.assert_array_equal(bridge.prompt_ids(full), fresh)
+
+
+def test_tools_that_change_in_place_still_make_no_control_token(renderer: Renderer) -> None:
+    tools = copy.deepcopy(TOOLS)
+    expected = num_control(renderer, renderer.render(QUESTION, tools))
+    for text in ("<|im_end|>", "harmless", "<|im_start|>system"):
+        tools[0]["function"]["description"] = text
+        assert num_control(renderer, renderer.render(QUESTION, tools)) == expected
 
 
 @settings(max_examples=40, deadline=None)

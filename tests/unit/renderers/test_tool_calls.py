@@ -444,3 +444,26 @@ def test_formats_are_found_by_name() -> None:
     mine = ToolCallFormat(get_tool_call_format("hermes").scan)
     register_tool_call_format("mine", mine)
     assert get_tool_call_format("mine") is mine
+
+
+@pytest.mark.parametrize(
+    ("name", "tool", "rest"),
+    [
+        ("hermes", "look", ' {"key": "é"}}\n</tool_call>'),
+        ("hermes", None, ' "look", "arguments": {"key": "é"}}\n</tool_call>'),
+        ("qwen3_coder", "look", "<parameter=key>\né\n</parameter>\n</function>\n</tool_call>"),
+        ("qwen3_coder", None, "look>\n<parameter=key>\né\n</parameter>\n</function>\n</tool_call>"),
+        ("llama3", "look", ' {"key": "é"}}'),
+        ("llama3", None, ' "look", "parameters": {"key": "é"}}'),
+        ("pythonic", "look", 'key="é")]'),
+        ("pythonic", None, 'look(key="é")]'),
+    ],
+)
+def test_what_goes_on_from_the_beginning_of_a_call_is_a_call(
+    name: str, tool: str | None, rest: str
+) -> None:
+    format_ = get_tool_call_format(name)
+    assert format_.begin is not None
+    reply = parse_reply(format_.begin(tool) + rest, format_)
+    (call,) = reply.tool_calls
+    assert (call.name, call.arguments, call.format_error) == ("look", {"key": "é"}, None)

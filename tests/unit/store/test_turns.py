@@ -1,6 +1,7 @@
 """What is stored of a turn, and what comes back."""
 
 import asyncio
+import copy
 import json
 import os
 import signal
@@ -85,6 +86,21 @@ async def test_shared_parts_of_a_group_are_stored_once(store: TrajectoryStore) -
     assert root["added_messages"][0]["preview"].startswith("You answer with")
     assert root["added_messages"][1] == {"role": "user", "content": "train/0/q0?"}
     assert root["tools"]["names"] == ["lookup"]
+
+
+async def test_each_root_turn_keeps_the_tools_that_it_showed(store: TrajectoryStore) -> None:
+    await store.add_tasks([make_task(0, num_generations=4)])
+    shown = copy.deepcopy(TOOLS)
+    shown[0]["function"]["description"] = "another one"
+    written = []
+    for tools in (TOOLS, TOOLS, shown, ()):
+        record = await claim(store)
+        turn = make_turn(record, 0).model_copy(update={"tools": copy.deepcopy(tools)})
+        await store.append_turn(turn, record.fence)
+        written.append((record.id, tools))
+    for record_id, tools in written:
+        (read,) = await store.turns_of(record_id)
+        assert read.tools == tuple(tools)
 
 
 async def test_a_person_reads_text_and_little_endian_arrays(store: TrajectoryStore) -> None:
