@@ -3,7 +3,8 @@
     scripts/setup && scripts/setup_agents aworld .venv-aworld
     AGENTRL_PYTHON=.venv/bin/python .venv-aworld/bin/python examples/aworld_agent.py
 
-With `--engine verl --config FILE` (keys of verl) it writes what verl needs, and starts it.
+With `--engine verl --config FILE` (keys of verl) it writes what verl needs, and starts it. Tools
+that ask for a token get MCP_SERVER_TOKEN, as an environment of `agentrl env up` does.
 """
 
 import argparse

@@ -33,6 +33,7 @@ def environment(folder: Path) -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests"), str(ROOT)]),
         "AGENTRL_PYTHON": os.environ.get("AGENTRL_PYTHON", sys.executable),
         "AWORLD_LOG_PATH": str(folder / "aworld_logs"),
+        "AWORLD_MEMORY_ROOT": str(folder / "aworld_memory"),
         "AWORLD_DISABLE_CONSOLE_LOG": "true",
     }
 
@@ -187,3 +188,6 @@ async def test_the_example_trains_the_agent_and_of_a_swarm_the_one_without_an_ad
     assert num_records > 0
     assert num_calls >= num_records
     assert (num_forwarded > 0) == is_swarm
+    # No conversation is kept where every process reads and writes all of them.
+    assert not (trained / "aworld_memory").exists()
+    assert "mismatch" not in (trained / "logs/aworld_sampler_0.log").read_text()
