@@ -12,6 +12,10 @@ The link between trainer and servers is the disk. Its bandwidth is measured besi
 publication: the same bytes, written, made durable, and read once by as many readers as there are
 servers, with nothing else done to them. `ratio` is the median over the rounds of publication time
 over link time.
+
+`distributed` has the same for weights that are broadcast (`--weight_sync distributed`): there the
+link is the loopback interface, and the bytes go once from memory to every reader over a TCP
+connection of its own.
 """
 
 import argparse
@@ -19,11 +23,12 @@ import asyncio
 import json
 import os
 import platform
+import socket
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -39,13 +44,15 @@ from support.engines import engine_process, request
 from support.tiny_tokenizer import write_tokenizer
 
 from agentrl.config.sections import InferenceSection, PublishSection
+from agentrl.distributed.broadcast import Bucket, in_buckets
 from agentrl.inference.client import SGLangClient
-from agentrl.models.export import save_hf
+from agentrl.models.export import checkpoint_tensors, save_hf
 from agentrl.models.policy import PolicyModel
 from agentrl.schema import InferenceService, Run
 from agentrl.store import TrajectoryStore
 from agentrl.store.embedded import EmbeddedMongo
 from agentrl.weight_sync import PolicyPublisher
+from agentrl.weight_sync.broadcast import BroadcastDelivery, SendWeights
 
 _CHUNK = 1 << 22
 # Short: on a CPU, computing a long generation again would take longer than the bytes do.
@@ -93,6 +100,50 @@ def link_seconds(folder: Path, num_bytes: int, num_readers: int) -> float:
     return seconds
 
 
+def loopback_seconds(_: Path, num_bytes: int, num_readers: int) -> float:
+    """Return how long the same bytes take from memory over loopback to each of the readers."""
+    block = os.urandom(_CHUNK)
+    with socket.create_server(("127.0.0.1", 0)) as listener, ExitStack() as stack:
+        ends = []
+        for _number in range(num_readers):
+            reader = stack.enter_context(socket.create_connection(listener.getsockname()))
+            ends.append((stack.enter_context(listener.accept()[0]), reader))
+
+        def send(writer: socket.socket) -> None:
+            for _number in range(num_bytes // _CHUNK):
+                writer.sendall(block)
+
+        def read(reader: socket.socket) -> None:
+            buffer = bytearray(_CHUNK)
+            left = num_bytes // _CHUNK * _CHUNK
+            while left:
+                left -= reader.recv_into(buffer)
+
+        started = time.perf_counter()
+        with ThreadPoolExecutor(2 * num_readers) as pool:
+            moving = [pool.submit(send, writer) for writer, _reader in ends]
+            moving += [pool.submit(read, reader) for _writer, reader in ends]
+            for future in moving:
+                future.result()
+        return time.perf_counter() - started
+
+
+def sender_of(policy: PolicyModel) -> SendWeights:
+    """Return what hands out the policy's weights in buckets."""
+
+    async def send(max_bytes: int, sink: Callable[[Bucket], None]) -> None:
+        def work() -> None:
+            state = policy.model.state_dict()
+            state.pop("lm_head.weight")  # tied
+            groups = (checkpoint_tensors(policy, name, value) for name, value in state.items())
+            for bucket in in_buckets(groups, max_bytes):
+                sink(bucket)
+
+        await asyncio.to_thread(work)
+
+    return send
+
+
 async def keep_sampling(url: str) -> None:
     """Keep a generation going on a server."""
     async with SGLangClient(url) as client:
@@ -111,9 +162,15 @@ async def until_sampling(url: str, version: int) -> None:
                 return
 
 
-async def measure(folder: Path, policy: PolicyModel, urls: Sequence[str], rounds: int) -> Any:
+async def measure(
+    folder: Path, policy: PolicyModel, urls: Sequence[str], rounds: int, way: str
+) -> Any:
     """Publish `rounds` versions; return the figures of each."""
     results = []
+    section = PublishSection(weight_sync=way)
+    is_broadcast = way == "distributed"
+    delivery = BroadcastDelivery(section, sender_of(policy), "gloo") if is_broadcast else None
+    link = loopback_seconds if is_broadcast else link_seconds
     with EmbeddedMongo(folder / "mongo") as mongo:
         async with TrajectoryStore.connect(mongo.uri("bench")) as store:
             await store.ensure_schema()
@@ -125,15 +182,19 @@ async def measure(folder: Path, policy: PolicyModel, urls: Sequence[str], rounds
                     )
                 )
             publisher = PolicyPublisher(
-                store, folder / "policy", publish=PublishSection(), inference=InferenceSection()
+                store,
+                folder / "policy",
+                publish=section,
+                inference=InferenceSection(),
+                delivery=delivery,
             )
             sampling = [asyncio.create_task(keep_sampling(url)) for url in urls]
             for version in range(1, rounds + 1):
                 await publisher.settle()
                 results.append(await publish(publisher, policy, urls, version))
                 num_bytes = int(results[-1]["bytes"])
-                link = await asyncio.to_thread(link_seconds, folder, num_bytes, len(urls))
-                results[-1] |= {"link_seconds": link, "ratio": results[-1]["seconds"] / link}
+                spent = await asyncio.to_thread(link, folder, num_bytes, len(urls))
+                results[-1] |= {"link_seconds": spent, "ratio": results[-1]["seconds"] / spent}
                 print(json.dumps(results[-1]))
             await publisher.settle()
             for task in sampling:
@@ -147,9 +208,10 @@ async def publish(
 ) -> dict[str, Any]:
     """Publish the policy as one version; return the figures."""
     directory = publisher.directory(version)
-    directory.parent.mkdir(parents=True, exist_ok=True)
+    directory.parent.mkdir(exist_ok=True)
     started = time.perf_counter()
-    await asyncio.to_thread(save_hf, policy, directory)
+    if publisher.needs_files:
+        await asyncio.to_thread(save_hf, policy, directory)
     exported = time.perf_counter()
     report = await publisher.announce(version)
     announced = time.perf_counter()
@@ -158,11 +220,22 @@ async def publish(
     if report.failed:
         raise SystemExit(f"a server failed: {report.failed}")
     return {
-        "bytes": sum(path.stat().st_size for path in directory.glob("*.safetensors")),
+        "bytes": sum(parameter.nbytes for parameter in policy.parameters()),
         "seconds": ended - started,
         "export_seconds": exported - started,
         "announce_seconds": announced - exported,
         "paused_seconds": report.paused_seconds,
+    }
+
+
+def figures(rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return what the rounds of one way show together."""
+    return {
+        "ratio": statistics.median(item["ratio"] for item in rounds),
+        "bytes": rounds[0]["bytes"],
+        "seconds": statistics.median(item["seconds"] for item in rounds),
+        "paused_seconds_max": max(max(item["paused_seconds"].values()) for item in rounds),
+        "rounds": rounds,
     }
 
 
@@ -183,15 +256,17 @@ def main(argv: Sequence[str] | None = None) -> int:
             stack.enter_context(engine_process(folder / "first", "--kv-cache-bytes", str(1 << 28)))
             for _ in range(args.servers)
         ]
-        rounds = asyncio.run(measure(folder, policy, urls, args.rounds))
+        for way in ("disk", "distributed"):
+            (folder / way).mkdir()
+        ways = {
+            way: asyncio.run(measure(folder / way, policy, urls, args.rounds, way))
+            for way in ("disk", "distributed")
+        }
     result = {
-        "ratio": statistics.median(item["ratio"] for item in rounds),
+        **figures(ways["disk"]),
         "bound": 1.5,
-        "bytes": rounds[0]["bytes"],
         "servers": args.servers,
-        "seconds": statistics.median(item["seconds"] for item in rounds),
-        "paused_seconds_max": max(max(item["paused_seconds"].values()) for item in rounds),
-        "rounds": rounds,
+        "distributed": figures(ways["distributed"]),
         "machine": {"cpus": os.cpu_count(), "system": platform.platform()},
         "versions": {
             "python": platform.python_version(),
@@ -199,10 +274,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             "transformers": transformers.__version__,
         },
     }
-    print(json.dumps({name: result[name] for name in ("ratio", "seconds", "paused_seconds_max")}))
+    for way in (result, result["distributed"]):
+        print(json.dumps({name: way[name] for name in ("ratio", "seconds", "paused_seconds_max")}))
     if args.out:
         args.out.write_text(json.dumps(result, indent=2) + "\n")
-    return int(result["ratio"] > result["bound"])
+    ratios = (result["ratio"], result["distributed"]["ratio"])
+    return int(max(ratios) > result["bound"])
 
 
 if __name__ == "__main__":

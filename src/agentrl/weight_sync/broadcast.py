@@ -123,11 +123,11 @@ class BroadcastDelivery:
 
     async def _try(self, policy: Policy, attempt: _Attempt, paused: dict[str, float]) -> bool:
         """Deliver to all servers of an attempt; False when some were lost, or the group was."""
-        num_servers = len(attempt.servers)
         name = uuid.uuid4().hex
         group = await self._form(attempt, name)
         if group is None:
             return False
+        num_servers = len(attempt.servers)
         try:
 
             async def open_session(client: SGLangClient) -> None:
@@ -192,7 +192,7 @@ class BroadcastDelivery:
         except PublishError:
             group = None
         await inviting
-        if group is not None and attempt.lost:
+        if group is not None and len(attempt.servers) < len(offsets):
             group.leave()
             return None
         return group

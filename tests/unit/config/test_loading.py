@@ -48,6 +48,8 @@ def test_the_last_of_two_values_counts() -> None:
         (["--lora_rank", "4", "--ep_size", "2"], "--ep_size 2: not with adapters"),
         (["--lora_rank", "4", "--tp_size", "2"], "--tp_size 2: not with adapters"),
         (["--lora_rank", "4", "--tp_size", "2"], "--tp_size 2: adapters"),
+        (["--weight_sync=distributed", "--lora_rank", "4"], "--lora_rank) go by disk"),
+        (["--weight_sync=distributed", "--sglang_args=--dp 2"], "--dp 2: such a server"),
         (["--inference_gateway", "http://h:1"], "--inference_gateway needs --inference_urls"),
         (
             [

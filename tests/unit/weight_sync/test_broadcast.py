@@ -17,10 +17,12 @@ from support.engines import Oracle, engine_process, make_model, prompt, request
 from agentrl.config.sections import InferenceSection, PublishSection
 from agentrl.distributed.broadcast import Bucket, in_buckets
 from agentrl.inference.client import SGLangClient
+from agentrl.inference.faults import ServerRefused
+from agentrl.inference.wire import MIXED_LABEL, parse_result
 from agentrl.schema import InferenceService, Run
 from agentrl.store import TrajectoryStore
 from agentrl.weight_sync import PolicyPublisher
-from agentrl.weight_sync.broadcast import BroadcastDelivery
+from agentrl.weight_sync.broadcast import BroadcastDelivery, SendWeights
 
 BUCKET_BYTES = 50_000
 BOUND_SECONDS = 14.0
@@ -66,7 +68,7 @@ class Trainer:
 
 
 async def publisher_of(
-    store: TrajectoryStore, root: Path, urls: list[str], trainer: Trainer, **publish: object
+    store: TrajectoryStore, root: Path, urls: list[str], send: SendWeights, **publish: object
 ) -> PolicyPublisher:
     await store.create_run(Run(name=store.database_name))
     for number, url in enumerate(urls):
@@ -79,7 +81,7 @@ async def publisher_of(
         root,
         publish=section,
         inference=InferenceSection(),
-        delivery=BroadcastDelivery(section, trainer.send, "gloo"),
+        delivery=BroadcastDelivery(section, send, "gloo"),
     )
 
 
@@ -94,7 +96,7 @@ async def check_serves(url: str, checkpoint: Path, version: int) -> None:
 async def test_all_servers_serve_what_was_broadcast_and_files_follow(
     store: TrajectoryStore, tmp_path: Path, urls: list[str], models: tuple[Path, Path]
 ) -> None:
-    publisher = await publisher_of(store, tmp_path, urls, Trainer(models[1]))
+    publisher = await publisher_of(store, tmp_path, urls, Trainer(models[1]).send)
     is_released = asyncio.Event()
 
     async def write(directory: Path) -> None:
@@ -128,7 +130,7 @@ async def test_a_server_that_is_lost_in_the_middle_holds_nobody_longer_than_the_
         process = process_on(bad)
         trainer.in_the_middle = lambda: os.kill(process.pid, number)
         publisher = await publisher_of(
-            store, tmp_path, [good, bad], trainer, publish_timeout_seconds=BOUND_SECONDS
+            store, tmp_path, [good, bad], trainer.send, publish_timeout_seconds=BOUND_SECONDS
         )
         started = time.monotonic()
         report = await publisher.announce(1)
@@ -139,3 +141,38 @@ async def test_a_server_that_is_lost_in_the_middle_holds_nobody_longer_than_the_
         assert services["1"].status == "down"
         await check_serves(good, models[1], 1)
         await publisher.settle()
+
+
+async def test_a_server_that_is_gone_before_costs_no_attempt(
+    store: TrajectoryStore, tmp_path: Path, models: tuple[Path, Path]
+) -> None:
+    trainer = Trainer(models[1])
+    num_sent = 0
+
+    async def counted(max_bytes: int, sink: Callable[[Bucket], None]) -> None:
+        nonlocal num_sent
+        num_sent += 1
+        await trainer.send(max_bytes, sink)
+
+    with engine_process(models[0]) as good:
+        publisher = await publisher_of(store, tmp_path, [good, "http://127.0.0.1:9"], counted)
+        report = await publisher.announce(1)
+        await publisher.settle()
+    assert (report.updated, list(report.failed), num_sent) == (("0",), ["1"], 1)
+
+
+async def test_nothing_sampled_with_weights_of_two_versions_is_used() -> None:
+    body = {
+        "output_ids": [1, 2],
+        "meta_info": {
+            "finish_reason": {"type": "length"},
+            "output_token_logprobs": [[-0.1, 1, None], [-0.2, 2, None]],
+            "weight_versions": [
+                {"version": "1", "start": 0, "end": 1},
+                {"version": MIXED_LABEL, "start": 1, "end": 2},
+            ],
+        },
+    }
+    with pytest.raises(ServerRefused, match="two versions") as refused:
+        parse_result(body, "server")
+    assert refused.value.is_transient
