@@ -14,7 +14,12 @@ from transformers import AutoModelForCausalLM
 
 from agentrl.errors import InferenceError
 from agentrl.inference.engine.answers import answer
-from agentrl.inference.engine.parsing import BadRequest, ModelLimits, parse_generate
+from agentrl.inference.engine.parsing import (
+    BadRequest,
+    ModelLimits,
+    ParsedRequest,
+    parse_generate,
+)
 from agentrl.inference.engine.scheduler import Scheduler, SchedulerLimits
 from agentrl.inference.engine.sequence import Sequence
 from agentrl.inference.engine.text import Text
@@ -41,6 +46,10 @@ def scheduler(checkpoint: Path, **limits: int) -> Scheduler:
     return Scheduler(model, SchedulerLimits(**(given | limits)), "1")
 
 
+def parse(body: dict[str, Any], limits: ModelLimits) -> ParsedRequest:
+    return parse_generate(body, limits, encode=lambda _: [], new_seed=lambda: 0, adapters={})
+
+
 def play(
     engine: Scheduler, checkpoint: Path, prompts: list[np.ndarray], new: int, start: int = 0
 ) -> list[tuple[Sequence, np.ndarray]]:
@@ -51,7 +60,7 @@ def play(
         "return_routed_experts": True,
         "routed_experts_start_len": start,
     }
-    parsed = parse_generate(body, LIMITS, encode=lambda _: [], new_seed=lambda: 0)
+    parsed = parse(body, LIMITS)
     engine.submit_all(parsed.sequences)
     while engine.has_work:
         engine.step()
@@ -109,11 +118,9 @@ def test_experts_that_a_model_does_not_have_are_refused() -> None:
     body = {"input_ids": [1, 2], "return_routed_experts": True}
     dense = ModelLimits(256, 272, frozenset())
     with pytest.raises(BadRequest, match="the model has no experts"):
-        parse_generate(body, dense, encode=lambda _: [], new_seed=lambda: 0)
+        parse(body, dense)
     with pytest.raises(BadRequest, match="routed_experts_start_len has to be in"):
-        parse_generate(
-            body | {"routed_experts_start_len": 3}, LIMITS, encode=lambda _: [], new_seed=lambda: 0
-        )
+        parse(body | {"routed_experts_start_len": 3}, LIMITS)
 
 
 def test_new_weights_of_experts_are_read_whole_or_not_at_all(
@@ -130,7 +137,7 @@ def test_new_weights_of_experts_are_read_whole_or_not_at_all(
     unknown = weights | {"model.layers.2.mlp.experts.8.up_proj.weight": torch.zeros(16, 32)}
     odd = weights | {"model.layers.2.mlp.experts.3.up_proj.weight": torch.zeros(15, 32)}
     for changed, message in (
-        (lacking, "lacks experts of model.layers.2.mlp.experts.gate_up_proj"),
+        (lacking, "experts of model.layers.2.mlp.experts.gate_up_proj are missing"),
         (unknown, "the model has no tensor model.layers.2.mlp.experts.8.up_proj.weight"),
         (odd, r"has shape \(15, 32\), the model wants \(16, 32\)"),
     ):
