@@ -78,13 +78,17 @@ def save_hf(
 def appears_whole(target: Path) -> Iterator[Path]:
     """Yield an empty directory to fill, which becomes `target` when the block ends without error.
 
-    Its files are flushed to disk before that. What stood at `target` is replaced.
+    Its files are flushed to disk before that, and may be read by whoever may look into the
+    directory: safetensors' writer leaves them to their owner alone, and a server may run as
+    another user. What stood at `target` is replaced.
     """
     partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     yield partial
+    permissions = partial.stat().st_mode & 0o666
     for file in sorted(partial.iterdir()):
+        file.chmod(permissions)
         _flush(file)
     _flush(partial)
     if target.exists():

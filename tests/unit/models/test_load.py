@@ -66,6 +66,13 @@ def test_given_weights_are_written_instead_of_the_policys(tmp_path):
     assert not any(t.any() for t in load_file(tmp_path / "policy" / "model.safetensors").values())
 
 
+def test_whoever_may_look_into_the_directory_may_read_the_weights(tmp_path):
+    (tmp_path / "beside").mkdir()
+    path = save_hf(tiny_policy(dtype=torch.float32), tmp_path / "policy")
+    allowed = (tmp_path / "beside").stat().st_mode & 0o666
+    assert {file.stat().st_mode & 0o777 for file in path.iterdir()} == {allowed}
+
+
 def test_missing_weights_are_refused(tmp_path):
     path = save_hf(tiny_policy(dtype=torch.float32), tmp_path / "policy")
     weights = load_file(path / "model.safetensors")
