@@ -18,7 +18,9 @@ costs 3 ms a turn, and what is measured with it is mostly the sampler. In life a
 tokens. The headline is the ratio at `HEADLINE_DEPTH`.
 
 The engine has a core to itself, as a server in life has its own machine; the sampler, the database
-and the tool server share what is left.
+and the tool server share what is left. Its caches hold everything that is played at once, also
+while tools work: otherwise a deep model's prefixes would be thrown out between two turns, and what
+is measured would be prefills.
 
 `sampler_cpu_ms_a_turn`: processor time of this process a model call, tool call and writes included.
 
@@ -75,6 +77,7 @@ ROOT = Path(__file__).resolve().parents[1]
 MODEL = ROOT / "assets/demo/model"
 DEPTHS = (1, 10, 20, 40)
 HEADLINE_DEPTH = 10
+CACHES = ("--kv-cache-bytes", str(6 << 30), "--prefix-cache-bytes", str(6 << 30))
 WAITING = 512
 WAIT_SECONDS = 20.0
 
@@ -118,7 +121,7 @@ def engine_on(core: int, model: Path) -> Iterator[str]:
     with ExitStack() as stack:
         os.sched_setaffinity(0, {core})  # children inherit it
         try:
-            url = stack.enter_context(engine_process(model))
+            url = stack.enter_context(engine_process(model, *CACHES))
         finally:
             os.sched_setaffinity(0, cores)
         yield url
