@@ -66,7 +66,8 @@ def settings(device: str, token_budget: int, repeats: int, *, with_trl: bool) ->
         for name, workload in LONG.items():
             for kind in kinds:
                 if kind != "linear" or workload.extends_itself:  # otherwise it is `none` again
-                    row = Row(kind, "demo", workload, 4 * token_budget, device, repeats=1)
+                    runs = min(repeats, 2)
+                    row = Row(kind, "demo", workload, 4 * token_budget, device, runs)
                     yield Setting("workloads", name, row)
     else:
         yield from large_settings(repeats)
@@ -153,8 +154,11 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--token_budget", type=int, default=4096, help="tokens of a pass, on CPU")
     parser.add_argument("--only", nargs="+", choices=SECTIONS, default=SECTIONS)
+    parser.add_argument("--workloads", nargs="+", help="measure these anew, and keep the others")
     parser.add_argument("--trl_python", help="a python in whose environment TRL is installed")
     arguments = parser.parse_args()
+    if arguments.workloads:
+        arguments.only = ["workloads"]
     result: dict[str, Any] = {
         "machine": {
             "cpu": platform.processor() or platform.machine(),
@@ -171,11 +175,14 @@ def main() -> None:
     if arguments.out.exists():  # keep sections that are not measured now
         kept = json.loads(arguments.out.read_text())
         result |= {s: kept[s] for s in SECTIONS if s in kept and s not in arguments.only}
+        if arguments.workloads:
+            result["workloads"] = kept.get("workloads", {})
     with_trl = arguments.trl_python is not None
     for setting in settings(
         arguments.device, arguments.token_budget, arguments.repeats, with_trl=with_trl
     ):
-        if setting.section in arguments.only:
+        is_wanted = not arguments.workloads or setting.name in arguments.workloads
+        if is_wanted and setting.section in arguments.only:
             found = measure(setting.row, arguments.trl_python)
             filed(result, setting, found)
             arguments.out.parent.mkdir(parents=True, exist_ok=True)
