@@ -25,7 +25,7 @@ from typing import Any
 import peft
 import torch
 import transformers
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from weight_sync import make_policy
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
@@ -46,23 +46,6 @@ from agentrl.weight_sync import AdapterNames, PolicyPublisher
 _PROMPT_TOKENS = 8
 _NEW_TOKENS = 12
 _RANK = 16
-
-
-def make_policy(num_layers: int) -> PolicyModel:
-    """Return a model of 13 million parameters a layer and 34 million beside them."""
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=32768,
-        hidden_size=1024,
-        intermediate_size=3072,
-        num_hidden_layers=num_layers,
-        num_attention_heads=8,
-        num_key_value_heads=4,
-        head_dim=128,
-        max_position_embeddings=1024,
-        tie_word_embeddings=True,
-    )
-    return PolicyModel(Qwen3ForCausalLM(config))
 
 
 class Servers:

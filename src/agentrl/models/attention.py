@@ -164,9 +164,7 @@ def tree_attention(
     Returns:
         The attention output [1, N, H, D] and None for the weights.
     """
-    query, key, value = in_one_precision(query, key, value)
-    if tree_layout.states is not None:
-        key, value = tree_layout.states.extend(layer_index(module), key, value)
+    query, key, value = with_kept_states(module, tree_layout.states, query, key, value)
     if tree_layout.runs is not None:
         output = attend_along_runs(query, key, value, tree_layout.runs, scaling)
         return output.transpose(1, 2), None
@@ -203,23 +201,43 @@ def _block_attention(
     return scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling)
 
 
-def in_one_precision(*states: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Return queries, keys and values in the precision that autocast asks for.
+def with_kept_states(
+    module: torch.nn.Module,
+    states: ChunkStates | None,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return what an attention layer attends with: one precision, and earlier chunks' keys first.
+
+    Args:
+        module: the attention layer.
+        states: keys and values of the chunks above the row, if it has any.
+        query: [1, H, N, D] after the rotary embedding.
+        key: [1, K, N, D].
+        value: [1, K, N, D].
+
+    Returns:
+        Queries [1, H, N, D], keys and values [1, K, P + N, D] with P tokens above the row.
+    """
+    query, key, value = (_in_one_precision(tensor) for tensor in (query, key, value))
+    if states is not None:
+        index = module.layer_idx
+        assert isinstance(index, int), "transformers numbers its attention layers"
+        key, value = states.extend(index, key, value)
+    return query, key, value
+
+
+def _in_one_precision(tensor: torch.Tensor) -> torch.Tensor:
+    """Return queries, keys or values in the precision that autocast asks for.
 
     Norms and rotary embedding leave queries and keys in float32, values come in bfloat16. Kernels
     want one precision, and what is kept for other chunks should take no more room than it has to.
     """
-    device = states[0].device.type
+    device = tensor.device.type
     if not torch.is_autocast_enabled(device):
-        return states
-    return tuple(tensor.to(torch.get_autocast_dtype(device)) for tensor in states)
-
-
-def layer_index(module: torch.nn.Module) -> int:
-    """Return the number of an attention layer."""
-    index = module.layer_idx
-    assert isinstance(index, int), "transformers numbers its attention layers"
-    return index
+        return tensor
+    return tensor.to(torch.get_autocast_dtype(device))
 
 
 def _gathered(states: torch.Tensor, index: torch.Tensor | None, group: int) -> torch.Tensor:

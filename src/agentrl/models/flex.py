@@ -17,7 +17,7 @@ import torch
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from transformers import AttentionInterface
 
-from agentrl.models.attention import ChunkStates, in_one_precision, layer_index
+from agentrl.models.attention import ChunkStates, with_kept_states
 from agentrl.models.blocks import BLOCK, key_ends, plan_blocks
 from agentrl.models.rows import PackedRow
 from agentrl.models.split import over_ranks
@@ -105,9 +105,7 @@ def flex_tree_attention(
     Returns:
         The attention output [1, N, H, D] and None for the weights.
     """
-    query, key, value = in_one_precision(query, key, value)
-    if flex_layout.states is not None:
-        key, value = flex_layout.states.extend(layer_index(module), key, value)
+    query, key, value = with_kept_states(module, flex_layout.states, query, key, value)
     # Uncompiled, it is a plain (and N x N) computation: good enough to check masks with.
     attend = _kernel() if query.is_cuda else flex_attention
     output: torch.Tensor = attend(

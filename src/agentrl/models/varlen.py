@@ -16,7 +16,7 @@ import torch
 from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface
 
-from agentrl.models.attention import ChunkStates, in_one_precision, layer_index
+from agentrl.models.attention import ChunkStates, with_kept_states
 from agentrl.models.layout import attention_layout
 from agentrl.models.rows import PackedRow
 from agentrl.models.split import over_ranks
@@ -87,9 +87,7 @@ def varlen_tree_attention(
     Returns:
         The attention output [1, N, H, D] and None for the weights.
     """
-    query, key, value = in_one_precision(query, key, value)
-    if varlen_layout.states is not None:
-        key, value = varlen_layout.states.extend(layer_index(module), key, value)
+    query, key, value = with_kept_states(module, varlen_layout.states, query, key, value)
     index = varlen_layout.key_index
     output = varlen_attn(
         query[0].transpose(0, 1),
