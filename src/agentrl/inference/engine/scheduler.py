@@ -108,6 +108,7 @@ class Scheduler:
         self._live: dict[str, Sequence] = {}
         self._paused: PauseMode | None = None
         self._is_draining = False
+        self._is_held = False
         self._epoch = 0
         self._batch: SamplingBatch | None = None
         self._finished: list[Sequence] = []
@@ -122,7 +123,8 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         """Whether `step` would compute something."""
-        return self._paused is None and bool(self._running or self._waiting)
+        can_compute = self._paused is None and not self._is_held
+        return can_compute and bool(self._running or self._waiting)
 
     @property
     def is_idle(self) -> bool:
@@ -233,8 +235,17 @@ class Scheduler:
         return True
 
     def install(self, tensors: Mapping[str, torch.Tensor], label: str | None) -> None:
-        """Swap checked weights in. Nothing computed before is used for a new sequence."""
+        """Swap checked weights in, under a label of their own or the one before."""
         swap_weights(self.model, tensors)
+        self.weights_changed(label)
+
+    def hold(self) -> None:
+        """Compute nothing until `weights_changed`: somebody writes to the model's memory."""
+        self._is_held = True
+
+    def weights_changed(self, label: str | None) -> None:
+        """Go on. Nothing computed before is used for a new sequence."""
+        self._is_held = False
         self._epoch += 1
         self._prefixes.clear()
         if label is not None:
