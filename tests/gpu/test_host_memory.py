@@ -18,6 +18,7 @@ def test_steps_go_on_after_a_stay_in_host_memory_and_nothing_is_left_on_the_devi
         policy = tiny_policy("qwen3", torch.float32)
         optimizer = AdamW(policy.parameters(), lr=0.01)
         move_state([policy], optimizer, device)
+        parameters = list(policy.parameters())
         for step in range(3):
             for parameter in policy.parameters():
                 parameter.grad = torch.full_like(parameter, 0.1 * step + 0.1)
@@ -27,6 +28,8 @@ def test_steps_go_on_after_a_stay_in_host_memory_and_nothing_is_left_on_the_devi
                 move_state([policy], optimizer, host)
                 assert torch.cuda.memory_allocated() == 0
                 move_state([policy], optimizer, device)
+        # The optimizer goes on with the same parameters, and those that are tied stay so.
+        assert all(a is b for a, b in zip(policy.parameters(), parameters, strict=True))
         move_state([policy], optimizer, host)
         weights[moves] = [parameter.clone() for parameter in policy.parameters()]
     assert all(map(torch.equal, weights[False], weights[True]))
