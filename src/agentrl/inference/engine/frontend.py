@@ -4,6 +4,7 @@ import asyncio
 import random
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Sequence as Many
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
@@ -287,6 +288,22 @@ class FrontEnd:
         """Forget the prefix cache; False when sequences hold it."""
         return await self._call(self._scheduler.flush)
 
+    async def release(self, tags: Many[str]) -> None:
+        """Give memory back; requests wait until it is there again.
+
+        Raises:
+            InferenceError: sequences are running; nothing has changed.
+        """
+        await self._call(partial(self._scheduler.release, tags))
+
+    async def take_again(self, tags: Many[str]) -> None:
+        """Take memory again. Weights come without their values, which have to be loaded.
+
+        Raises:
+            InferenceError: some of it was not released; nothing has changed.
+        """
+        await self._call(partial(self._scheduler.take_again, tags))
+
     @property
     def is_paused(self) -> bool:
         """Whether sampling is paused."""
@@ -334,6 +351,7 @@ class FrontEnd:
             NotFlushed: they are loaded, but sequences hold the cache.
         """
         async with self._updating:
+            await self._call(self._scheduler.check_weights)
             tensors = await asyncio.to_thread(read_weights, path, self._model)
             if abort_all:
                 await self._call(self._scheduler.abort_all)
@@ -356,18 +374,22 @@ class FrontEnd:
             NotFlushed: they are loaded, but sequences hold the cache.
         """
         self.broadcasts.check(announced.group)
-        awaited = landings(announced, self._model)
         if abort_all:
             await self._call(self._scheduler.abort_all)
         async with self._updating:
             await self._call(self._scheduler.hold, when_idle=True)
+            left = self._scheduler.label
+            loaded: list[torch.Tensor] = []
             try:
+                awaited = landings(announced, self._model)
+                left = MIXED_LABEL
                 await self.broadcasts.receive(announced.group, awaited)
-            except BaseException:
-                self.weight_version = MIXED_LABEL
-                await self._call(partial(self._scheduler.weights_changed, MIXED_LABEL))
-                raise
-            await self._call(partial(self._scheduler.weights_changed, label))
+                left = label or self._scheduler.label
+                loaded = [landing.place for landing in awaited]
+            finally:
+                await self._call(partial(self._scheduler.weights_changed, left, loaded))
+                if left == MIXED_LABEL:
+                    self.weight_version = MIXED_LABEL
             self._note(label, is_flushed=not flush or await self.flush())
 
     async def _install(

@@ -112,11 +112,10 @@ def read_weights(path: str | Path, model: PreTrainedModel) -> dict[str, torch.Te
     return tensors
 
 
-def swap_weights(model: PreTrainedModel, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Copy checked weights into the model."""
+def swap_weights(model: PreTrainedModel, tensors: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
+    """Copy checked weights into the model; return the model's own tensors that have them now."""
     state = model.state_dict()
-    for name, tensor in tensors.items():
-        place_of(name, tensor.shape, state).copy_(tensor)
+    return [place_of(name, it.shape, state).copy_(it) for name, it in tensors.items()]
 
 
 def place_of(name: str, shape: Sequence[int], state: Mapping[str, torch.Tensor]) -> torch.Tensor:

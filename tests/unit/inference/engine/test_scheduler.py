@@ -191,7 +191,7 @@ def test_nothing_is_computed_while_somebody_writes_to_the_weights(model: PreTrai
     engine.submit(item := sequence(1))
     engine.resume()
     assert not engine.has_work
-    engine.weights_changed("2")
+    engine.weights_changed("2", [])
     run(engine)
     assert item.versions == [("2", 0)]
 
