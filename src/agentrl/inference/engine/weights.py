@@ -64,8 +64,9 @@ def _check_weights(path: str | Path, config: PretrainedConfig, dtype: torch.dtyp
     transformers would first make up what is missing or of another shape: tens of gigabytes where
     config.json is that of a larger model.
     """
+    from_config: Callable[[PretrainedConfig], PreTrainedModel] = AutoModelForCausalLM.from_config
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(copy.deepcopy(config))
+        model = from_config(copy.deepcopy(config))
     state = model.state_dict()
     found = set()
     try:
