@@ -75,6 +75,7 @@ from agentrl.inference.client import SGLangClient
 from agentrl.renderers.renderer import Renderer
 from agentrl.rollout import RolloutContext
 from agentrl.rollout.datasets import load_questions, tasks_from_questions
+from agentrl.sampler.process import collect_less_garbage
 from agentrl.sampler.scoring import RegisteredScoring
 from agentrl.schema import InferenceService, MCPTask
 from agentrl.store import TrajectoryStore
@@ -273,6 +274,7 @@ def main() -> None:
     if not cores:
         parser.error("two cores are needed: one for the engine, and one for all else")
     os.sched_setaffinity(0, cores)
+    collect_less_garbage()  # as a sampler process does
     measured = uvloop.run(
         measure(engine_core, args.rollouts, args.rounds, args.depths, args.waiting)
     )
