@@ -8,6 +8,7 @@ from itertools import pairwise
 
 from agentrl.config.sections import AgentSection, AlgorithmSection, RootConfig
 from agentrl.errors import ConfigError
+from agentrl.schema.tasks import is_answer_schema
 
 _ROUTE_KEYS = {"base_url", "model", "api_key_env"}
 _DP_FLAGS = ("--dp", "--dp-size", "--data-parallel-size")
@@ -88,6 +89,11 @@ def _contradictions(config: RootConfig) -> Iterator[str]:
         yield f"--groups_per_step must be at least 1, got {trainer.groups_per_step}"
     if trainer.eval_strategy != "no" and config.data.eval_file is None:
         yield f"--eval_strategy {trainer.eval_strategy} needs --eval_file"
+    if not is_answer_schema(config.data.default_answer_schema):
+        yield (
+            f"--default_answer_schema {config.data.default_answer_schema!r}: give `boxed`, or the "
+            "name of a tag without its angle brackets"
+        )
     rollout = config.rollout
     if rollout.enable_repetition_compress:
         if rollout.new_context == "disabled":

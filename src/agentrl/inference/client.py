@@ -257,6 +257,20 @@ class SGLangClient:
         """Forget all cached prefixes."""
         await self._control("/flush_cache", {})
 
+    async def release_memory(self, tags: Sequence[str]) -> None:
+        """Have a server give memory back, of `weights` or of the `kv_cache`.
+
+        SGLang ends its scheduler when generations are running: pause it and flush its cache first.
+        """
+        await self._control("/release_memory_occupation", {"tags": list(tags)})
+
+    async def resume_memory(self, tags: Sequence[str]) -> None:
+        """Have a server take released memory again; what was in it is lost.
+
+        SGLang ends its scheduler when it was not released.
+        """
+        await self._control("/resume_memory_occupation", {"tags": list(tags)})
+
     async def abort(self, rid: str | None = None) -> None:
         """Cut one generation, or all of them when no id is given."""
         await self._control("/abort_request", {"rid": rid} if rid else {"abort_all": True})

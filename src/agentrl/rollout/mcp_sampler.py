@@ -62,6 +62,7 @@ class MCPSampler(AsyncSampler[MCPTask]):
 
     async def run(self) -> RolloutResult:
         """Play turns until an answer or a limit."""
+        self.context.check_scorer(self.task)
         async with self.context.toolbox.for_rollout() as tools:
             self._question = await self._question_shown()
             schemas = tuple(spec.openai() for spec in tools.specs)

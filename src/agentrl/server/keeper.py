@@ -47,7 +47,7 @@ class ServerPlan:
     url: str | None
     """Address of a server that somebody else runs; None for one that is started here."""
     model_path: Path
-    """Weights of version 0."""
+    """Weights of version 0; of a server that somebody else runs, just their name."""
     log_prefix: str
     """Path of the log file up to the port in its name."""
     seed: int

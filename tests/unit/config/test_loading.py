@@ -164,6 +164,11 @@ def test_groups_per_step_follow_from_batch_sizes_when_not_given() -> None:
     assert groups_per_step(build_config({"gradient_accumulation_steps": 9})) == 2
 
 
+def test_an_answer_schema_that_is_no_tag_is_refused() -> None:
+    with pytest.raises(ConfigError, match="without its angle brackets"):
+        parse_flags(["--default_answer_schema", "<answer>"])
+
+
 def test_synchronous_sampling_means_no_staleness() -> None:
     assert build_config({"sync_sampling": True}).algorithm.max_staleness == 0
 
