@@ -202,7 +202,7 @@ class ForeignText:
         assert ids[0] == anchor_id
         return ids[1:]
 
-    def _encode_beginning(self, text: str) -> array[int]:
+    def _encode_beginning(self, text: str) -> "array[int]":
         """Return the ids of text that follows nothing; the tries of a group all begin alike."""
         return array("i", self._tokenizer.encode(text, add_special_tokens=False).ids)
 
