@@ -278,6 +278,10 @@ class InferenceSection(Section):
     inference_gateway: str | None = None
     """Address of a gateway (such as sglang-router) before the servers of inference_urls: it chooses
     the server of every generation. New weights go to the servers themselves."""
+    colocated: bool = False
+    """Trainer and servers share one device and take turns: while the trainer computes, the servers
+    give up the memory of weights and cache, and while they sample, it keeps its own in host memory
+    (see docs/colocated.md)."""
     num_inference_servers: int = Field(default=1, ge=1)
     """Servers that `agentrl run` starts when no URLs are given."""
     inference_host: str = "127.0.0.1"
