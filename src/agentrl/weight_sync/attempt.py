@@ -13,7 +13,7 @@ from agentrl.inference.wire import MIXED_LABEL
 from agentrl.weight_sync.update import PauseMode, resume, supported_mode
 
 _LEAVE_SECONDS = 3.0
-"""How long is tried to end what a lost server has in flight."""
+"""How long is tried to tidy up after a broadcast that failed."""
 _NOT_FOUND = 404
 
 
@@ -95,8 +95,9 @@ async def close_update(client: SGLangClient, group: str) -> None:
 
 async def give_up_group(client: SGLangClient, group: str) -> None:
     """Have a server forget a group that is of no use any more, if it was ever in it."""
-    with contextlib.suppress(ServerRefused):
-        await client.destroy_weights_update_group(group)
+    with contextlib.suppress(InferenceError, TimeoutError):
+        async with asyncio.timeout(_LEAVE_SECONDS):
+            await client.destroy_weights_update_group(group)
 
 
 async def leave_paused(client: SGLangClient) -> None:

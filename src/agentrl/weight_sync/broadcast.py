@@ -126,7 +126,7 @@ class BroadcastDelivery:
         finally:
             group.leave()
         if not is_sent:
-            await attempt.each(lambda _, client: give_up_group(client, name))
+            await asyncio.gather(*(give_up_group(it, name) for it in attempt.servers.values()))
             return False
         with self._phase("close"):
             await attempt.each(lambda _, client: close_update(client, name))
