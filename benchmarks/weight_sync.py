@@ -55,7 +55,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from support.engines import engine_process, request
 from support.tiny_tokenizer import write_tokenizer
 
-from agentrl.config.sections import InferenceSection, ModelSection, PublishSection
+from agentrl.config.sections import InferenceSection, PublishSection
 from agentrl.distributed.broadcast import Rendezvous, Seat, take_seat
 from agentrl.distributed.buckets import Bucket, in_buckets
 from agentrl.inference.client import SGLangClient
@@ -375,8 +375,8 @@ async def register(store: TrajectoryStore, urls: Sequence[str]) -> None:
 
 
 def with_adapter(policy: PolicyModel, base: Path) -> PolicyModel:
-    """Give a policy an adapter, as `--lora_rank 16` does."""
-    shape = AdapterShape(16, 32, ModelSection().lora_target_modules, str(base))
+    """Give a policy an adapter of rank 16 on its attention, as `--lora_rank 16` does."""
+    shape = AdapterShape(16, 32, ("q_proj", "k_proj", "v_proj", "o_proj"), str(base))
     add_adapter(policy.model, shape, dtype=torch.float32)
     start_adapter(policy, seed=0)
     return policy
