@@ -274,7 +274,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--out", type=Path, help="JSON file for the figures")
     parser.add_argument("--rollouts", type=int, default=256, help="rollouts a side")
-    parser.add_argument("--rounds", type=int, default=6, help="best an even number")
+    parser.add_argument("--rounds", type=int, default=4, help="best an even number")
     parser.add_argument("--depths", type=int, nargs="+", default=DEPTHS)
     parser.add_argument("--waiting", type=int, default=WAITING)
     args = parser.parse_args()
