@@ -58,6 +58,22 @@ def test_the_last_of_two_values_counts() -> None:
             ],
             "--inference_gateway and --lora_rank exclude each other",
         ),
+        (
+            ["--colocated", "--enable_sampling", "false"],
+            "--colocated goes with servers that sample",
+        ),
+        (["--colocated", "--inference_urls", "http://h:2"], "leave --inference_urls out"),
+        (
+            ["--colocated", "--num_processes", "2"],
+            "--num_processes 2: --colocated is for one device",
+        ),
+        (
+            ["--colocated", "--consumer", "other"],
+            "--consumer other: only the trainer that publishes",
+        ),
+        (["--colocated", "--publish_mode", "in_place"], "which --colocated gives up; use retract"),
+        (["--colocated", "--weight_sync", "distributed"], "NCCL takes no two processes of one"),
+        (["--colocated", "--lora_rank", "4"], "adapters (--lora_rank) do not bring them back"),
         (["--cpu_ram_efficient_loading", "false"], "every rank reads its own parts only"),
         (["--enable_repetition_compress"], "--enable_repetition_compress needs --new_context"),
         (
@@ -160,6 +176,11 @@ def test_groups_per_step_follow_from_batch_sizes_when_not_given() -> None:
     assert groups_per_step(config, num_shares=2) == 12
     assert groups_per_step(build_config({"groups_per_step": 3})) == 3
     assert groups_per_step(build_config({"gradient_accumulation_steps": 9})) == 2
+
+
+def test_an_answer_schema_that_is_no_tag_is_refused() -> None:
+    with pytest.raises(ConfigError, match="without its angle brackets"):
+        parse_flags(["--default_answer_schema", "<answer>"])
 
 
 def test_synchronous_sampling_means_no_staleness() -> None:

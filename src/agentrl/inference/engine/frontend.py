@@ -4,6 +4,7 @@ import asyncio
 import random
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Sequence as Many
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
@@ -286,6 +287,22 @@ class FrontEnd:
         """Forget the prefix cache; False when sequences hold it."""
         return await self._call(self._scheduler.flush)
 
+    async def release(self, tags: Many[str]) -> None:
+        """Give memory back; requests wait until it is there again.
+
+        Raises:
+            InferenceError: sequences are running; nothing has changed.
+        """
+        await self._call(partial(self._scheduler.release, tags))
+
+    async def take_again(self, tags: Many[str]) -> None:
+        """Take memory again. Weights come without their values, which have to be loaded.
+
+        Raises:
+            InferenceError: some of it was not released; nothing has changed.
+        """
+        await self._call(partial(self._scheduler.take_again, tags))
+
     @property
     def is_paused(self) -> bool:
         """Whether sampling is paused."""
@@ -333,6 +350,7 @@ class FrontEnd:
             NotFlushed: they are loaded, but sequences hold the cache.
         """
         async with self._updating:
+            await self._call(self._scheduler.check_weights)
             tensors = await asyncio.to_thread(read_weights, path, self._model)
             if abort_all:
                 await self._call(self._scheduler.abort_all)
@@ -357,6 +375,7 @@ class FrontEnd:
         except InferenceError as error:
             raise InferenceError(f"Failed to receive weights: {error}") from error
         async with self._updating:
+            await self._call(self._scheduler.check_weights)
             tensors = await asyncio.to_thread(arrange_weights, received, self._model)
             _, is_flushed = await self._install(tensors, label, flush=flush)
             self._note(label, is_flushed=is_flushed)

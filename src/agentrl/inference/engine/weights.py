@@ -124,12 +124,11 @@ def _arranged(
     return tensors
 
 
-def swap_weights(model: PreTrainedModel, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Copy checked weights into the model."""
+def swap_weights(model: PreTrainedModel, tensors: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
+    """Copy checked weights into the model; return the model's own tensors that have them now."""
     state = model.state_dict()
     with torch.no_grad():
-        for name, tensor in tensors.items():
-            state[name].copy_(tensor)
+        return [state[name].copy_(tensor) for name, tensor in tensors.items()]
 
 
 def _put_into_stack(
