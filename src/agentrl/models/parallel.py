@@ -89,7 +89,7 @@ def parallelize(policy: PolicyModel, mesh: DeviceMesh | None) -> PolicyModel:
             if is_mixture(module):
                 _deal_out(module.experts, mesh["experts"])
     for name in frozen:  # torch makes trained parameters of norms
-        model.get_parameter(name).requires_grad_(requires_grad=False)
+        model.get_parameter(name).requires_grad = False
     return policy
 
 
