@@ -183,7 +183,7 @@ class RolloutSection(Section):
     max_turns: int = Field(default=25, ge=1)
     """Model calls in a rollout, at most."""
     max_tool_calls: int = Field(default=200, ge=0)
-    """Tool calls in a rollout, at most."""
+    """Tool calls in a rollout, at most; those that cannot be read count too."""
     rollout_timeout_seconds: float = Field(default=3600.0, gt=0)
     """Wall clock of one rollout; past it, it ends with `time_limit`."""
     repetition_early_stop_times: int = -1
@@ -312,7 +312,8 @@ class InferenceSection(Section):
     """CPU threads of the embedded engine."""
     tool_call_parser: str = "auto"
     """Format of the model's tool calls: auto (what the chat template shows), hermes, qwen, qwen25,
-    qwen3_coder, llama3, mistral, kimi_k2, pythonic, deepseekv3, deepseekv31, minicpm, openai."""
+    qwen3_coder, glm45, llama3, mistral, kimi_k2, pythonic, deepseekv3, deepseekv31, minicpm,
+    openai."""
     sglang_args: str = ""
     """Further arguments for `sglang.launch_server`, as typed in a shell."""
 
