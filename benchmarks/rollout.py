@@ -259,9 +259,12 @@ async def measure(
             print(f"depth {depth}", flush=True)
             model = deepened(Path(folder) / f"model{depth}", depth)
             curve[depth] = await throughput(mongo, model, engine_core, num_rollouts, num_rounds)
+    headline = curve[HEADLINE_DEPTH]
     return {
-        "throughput_ratio": curve[HEADLINE_DEPTH]["throughput_ratio"],
-        "engine_ms_a_turn": curve[HEADLINE_DEPTH]["engine_ms_a_turn"],
+        "throughput_ratio": headline["throughput_ratio"],
+        "throughput_ratio_beside_equal_work": headline["beside_equal_work"]["throughput_ratio"],
+        "straight_to_straight": headline["straight_to_straight"]["median"],
+        "engine_ms_a_turn": headline["engine_ms_a_turn"],
         "curve": {f"depth_{depth}": measured for depth, measured in curve.items()},
         "waiting": held,
         "machine": {"cores": os.cpu_count(), "processor": platform.machine()},
