@@ -165,6 +165,7 @@ class Player:
         *,
         version: int = 0,
         num_turns: int = 2,
+        step_scores: Sequence[float | None] = (),
     ) -> Record:
         """Play a claimed slot to its end and score it."""
         for turn in self.turns(record, version=version, num_turns=num_turns):
@@ -172,7 +173,8 @@ class Player:
         await store.finish_rollout(
             record.id, record.fence, outcome="answered", final_answer="1", lease_seconds=30
         )
-        return await store.set_score(record.id, record.fence, Score(scorer="exact", value=score))
+        verdict = Score(scorer="exact", value=score, step_scores=tuple(step_scores))
+        return await store.set_score(record.id, record.fence, verdict)
 
     async def play_groups(
         self,

@@ -13,7 +13,7 @@ from support.training import Player, train_tasks
 from agentrl.config.sections import RootConfig, TrainerSection
 from agentrl.distributed import Ranks, read_state
 from agentrl.errors import ConfigError, LeaseLost, StoreError, TrainerBusy, TrainingError
-from agentrl.schema import Run, Score
+from agentrl.schema import Run, Score, rebuild_prompts
 from agentrl.store import TrajectoryStore
 from agentrl.trainer import loop, measures, passes
 from agentrl.trainer.checkpoint import latest_checkpoint
@@ -174,6 +174,36 @@ async def test_every_loss_moves_the_weights(make_config, store, model_path, flag
     policies = await store.policies()
     assert policies[0].checksum != policies[1].checksum
     assert json.loads(result.summary_path.read_text())["tokens"]["trained"] > 0
+
+
+async def test_scores_of_single_turns_reach_the_loss_of_their_tokens(
+    make_config, store, model_path
+):
+    """Two right tries, one of them with a good first turn and a bad second one."""
+    await store.add_tasks(train_tasks(1, 2))
+    player = Player(model_path)
+    for steps in ((1.0, -1.0), ()):
+        record, _ = await store.claim_record(
+            "player:1:0", lease_seconds=30, admitted_groups=1, max_attempts=1
+        )
+        await player.finish(store, record, 1.0, step_scores=steps)
+    await train(make_config(max_steps=1, groups_per_step=1, num_generations=2, learning_rate=1e-3))
+    trained = Player(latest_checkpoint(make_config().run.output_path).model_path)
+
+    async def change(record_id):
+        """By how much each turn's tokens became likelier."""
+        turns = await store.turns_of(record_id)
+        return [
+            float((trained.logprobs(prompt, turn.output_ids) - turn.output_logprobs).sum())
+            for prompt, turn in zip(rebuild_prompts(turns), turns, strict=True)
+        ]
+
+    good, bad = await change("train/0/q0/0")
+    assert good > 0.05
+    assert bad < -0.05
+    assert await ledger_of(store) == {
+        "train/0/q0": [("trained", 1, None), ("dropped", 1, "zero_advantage")]
+    }
 
 
 async def test_samplers_are_admitted_within_the_staleness_bound(make_config, store, model_path):
