@@ -46,7 +46,7 @@ async def _add(config: RootConfig, store: TrajectoryStore, splits: Sequence[Spli
     if config.rollout.scorer_module is not None:
         load_scorer_module(config.rollout.scorer_module)
     await store.ensure_schema()
-    tasks = train_tasks(config.data, config.run.seed, MCPScorerFactory.names())
+    tasks = train_tasks(config.data, config.run.seed, MCPScorerFactory.check_question)
     print(f"{await store.add_tasks(tasks)} new tasks in {store.database_name!r}")
 
 

@@ -96,7 +96,7 @@ async def _evaluate(console: Console, stage: Stage, result_path: Path, adapter: 
     stage.write_config()
     await stage.start_servers()
     await stage.start_samplers()
-    tasks = eval_tasks(config.data, 0, MCPScorerFactory.names())
+    tasks = eval_tasks(config.data, 0, MCPScorerFactory.check_question)
     model = str(adapter or config.model.model_name_or_path)
     console.print(f"{len(tasks)} questions for {model}")
     metrics = await stage.watch(

@@ -54,11 +54,10 @@ def _check_questions(config: RootConfig, renderer: Renderer) -> None:
     agent = (
         None if rollout.agent_config_path is None else AgentConfig.load(rollout.agent_config_path)
     )
-    known = MCPScorerFactory.names()
     for path in (data.train_file, data.eval_file):
         if path is None:
             continue
-        with QuestionFile(path, data, known) as questions:
+        with QuestionFile(path, data, MCPScorerFactory.check_question) as questions:
             for scorer in questions.scorers:
                 MCPScorerFactory.get_scorer(scorer).check(agent)
             if questions.has_images:

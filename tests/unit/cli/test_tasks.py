@@ -53,7 +53,7 @@ def test_questions_are_added_once(
     mongod: EmbeddedMongo, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "d.jsonl"
-    path.write_text(json.dumps({"q": "Why?", "scorer": "exact"}) + "\n")
+    path.write_text(json.dumps({"q": "Why?", "answer": 1, "scorer": "exact"}) + "\n")
     for _ in range(2):
         tasks_command(mongod.uri("x"), "cli_added", "add", "--train_file", str(path))
     assert [line[0] for line in capsys.readouterr().out.splitlines()] == ["1", "0"]
