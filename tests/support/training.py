@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from support.stored import read_back
 from support.tiny_tokenizer import write_tokenizer
 from transformers import (
     AutoModelForCausalLM,
@@ -174,7 +175,8 @@ class Player:
             record.id, record.fence, outcome="answered", final_answer="1", lease_seconds=30
         )
         verdict = Score(scorer="exact", value=score, step_scores=tuple(step_scores))
-        return await store.set_score(record.id, record.fence, verdict)
+        await store.set_score(record.id, record.fence, verdict)
+        return await read_back(store, record)
 
     async def play_groups(
         self,
