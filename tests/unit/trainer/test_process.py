@@ -550,10 +550,17 @@ async def test_no_figure_of_a_step_is_left_empty(make_config, store, model_path)
     (line,) = (result.output_path / "metrics.jsonl").read_text().splitlines()
     figures = json.loads(line)
     assert set(StepMetrics.model_fields) - figures.keys() == {"skipped"}
+    scores = [*EQUAL, *MIXED, *MIXED]
+    assert figures["reward_mean"] == pytest.approx(sum(scores) / 9)
+    deviation = (sum((score - sum(scores) / 9) ** 2 for score in scores) / 9) ** 0.5
+    assert figures["reward_std"] == pytest.approx(deviation)
+    assert (figures["reward_min"], figures["reward_max"]) == (0.0, 1.0)
+    assert (figures["turns_mean"], figures["max_output_tokens"]) == (2.0, 8)
     # In the first step the policy is the sampler's and the reference: nothing is clipped yet.
     at_rest = {name for name in StepMetrics.model_fields if name.endswith("fraction")}
     at_rest |= {"clip_fraction_positive", "clip_fraction_negative"}
     at_rest |= {"kl", "sampler_kl_k1", "sampler_kl_k2", "sampler_kl_k3"}
+    at_rest.add("reward_min")
     at_rest.add("route_conflicts")  # the model is dense
     assert {name for name, value in figures.items() if not value} <= at_rest
 
