@@ -277,6 +277,42 @@ async def test_evaluations_before_and_after_are_played_under_their_version(
     assert await store.count_tasks(tag="eval@1", status="completed") == 3
 
 
+async def test_every_eval_steps_an_evaluation_runs_to_its_end_and_means_over_questions(
+    make_config, store, model_path, tmp_path
+):
+    questions = tmp_path / "eval.jsonl"
+    questions.write_text("".join(f'{{"id":"e{n}","query":"q","answer":{n}}}\n' for n in range(2)))
+    await store.add_tasks(train_tasks(5, 2))
+    config = make_config(
+        max_steps=5,
+        groups_per_step=1,
+        num_generations=2,
+        max_staleness=0,
+        eval_strategy="steps",
+        eval_steps=2,
+        eval_file=questions,
+        eval_num_generations=2,
+        enable_sampling="true",
+    )
+
+    def score(record):
+        """Right are one try of question 0, and from version 4 on both tries of question 1."""
+        if record.split == "train" or record.task_id.endswith("e0"):
+            return float(record.traj_id == 0)
+        return float(record.task_id.startswith(("eval/4/", "eval/5/")))
+
+    async with samplers(store, Player(model_path), score):
+        result = await train(config)
+    evals = json.loads(result.summary_path.read_text())["evals"]
+    found = {e["version"]: (e["reward_mean"], e["total"]["pass_at"]) for e in evals}
+    assert found == {
+        0: (0.25, {"1": 0.25, "2": 0.5}),
+        2: (0.25, {"1": 0.25, "2": 0.5}),
+        4: (0.75, {"1": 0.75, "2": 1.0}),
+        5: (0.75, {"1": 0.75, "2": 1.0}),
+    }
+
+
 async def test_evaluations_beside_training_do_not_stop_it_and_count_what_left_their_version(
     make_config, store, model_path, tmp_path
 ):
@@ -550,10 +586,17 @@ async def test_no_figure_of_a_step_is_left_empty(make_config, store, model_path)
     (line,) = (result.output_path / "metrics.jsonl").read_text().splitlines()
     figures = json.loads(line)
     assert set(StepMetrics.model_fields) - figures.keys() == {"skipped"}
+    scores = [*EQUAL, *MIXED, *MIXED]
+    assert figures["reward_mean"] == pytest.approx(sum(scores) / 9)
+    deviation = (sum((score - sum(scores) / 9) ** 2 for score in scores) / 9) ** 0.5
+    assert figures["reward_std"] == pytest.approx(deviation)
+    assert (figures["reward_min"], figures["reward_max"]) == (0.0, 1.0)
+    assert (figures["turns_mean"], figures["max_output_tokens"]) == (2.0, 8)
     # In the first step the policy is the sampler's and the reference: nothing is clipped yet.
     at_rest = {name for name in StepMetrics.model_fields if name.endswith("fraction")}
     at_rest |= {"clip_fraction_positive", "clip_fraction_negative"}
     at_rest |= {"kl", "sampler_kl_k1", "sampler_kl_k2", "sampler_kl_k3"}
+    at_rest.add("reward_min")
     at_rest.add("route_conflicts")  # the model is dense
     assert {name for name, value in figures.items() if not value} <= at_rest
 
