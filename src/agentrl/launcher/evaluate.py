@@ -147,7 +147,7 @@ def _table(metrics: EvalMetrics) -> Table:
             str(row.num_tasks),
             str(row.num_tries),
             f"{row.mean:.3f}",
-            f"{row.low:.3f} - {row.high:.3f}",
+            row.interval_text,
             *("-" if share is None else f"{share:.3f}" for share in passes),
         )
     return table
