@@ -43,6 +43,7 @@ class SamplingClock:
         """
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(None) as bound:
+            timer: asyncio.Handle | None = None
 
             def look() -> None:
                 nonlocal timer
@@ -52,8 +53,9 @@ class SamplingClock:
                 else:
                     bound.reschedule(loop.time())
 
-            timer: asyncio.Handle = loop.call_soon(look)
+            look()
             try:
                 yield
             finally:
-                timer.cancel()
+                if timer is not None:
+                    timer.cancel()
