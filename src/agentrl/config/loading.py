@@ -152,6 +152,8 @@ def _convert(name: str, value: Any) -> Any:
             raise ConfigError(f"--{name} is not valid JSON: {error}") from None
     if value.lower() in ("none", "null") and not flag.field.is_required():
         return flag.field.default if flag.field.default is None else value
+    if not value and flag.is_path:
+        raise ConfigError(f"--{name} is empty: name a file, or leave the flag out")
     return value
 
 

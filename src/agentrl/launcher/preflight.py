@@ -86,9 +86,28 @@ async def _check_store(config: RootConfig) -> None:
     uri = config.store.db_connection_string
     if uri is None:
         find_mongod()
+        if config.data.train_file is None and not config.private_mongo_dir.exists():
+            raise _no_questions(config)
         return
-    async with TrajectoryStore.connect(uri.get_secret_value(), config.run.run_name):
-        pass
+    async with TrajectoryStore.connect(uri.get_secret_value(), config.run.run_name) as store:
+        await check_has_questions(config, store)
+
+
+async def check_has_questions(config: RootConfig, store: TrajectoryStore) -> None:
+    """Refuse a run that brings no questions and whose database holds none.
+
+    Raises:
+        ConfigError: there is nothing to train on.
+    """
+    if config.data.train_file is None and await store.count_tasks(split="train") == 0:
+        raise _no_questions(config)
+
+
+def _no_questions(config: RootConfig) -> ConfigError:
+    return ConfigError(
+        f"nothing to train on: database {config.run.run_name!r} holds no questions; give "
+        "--train_file questions.jsonl"
+    )
 
 
 async def _check_tools(config: RootConfig) -> None:
