@@ -82,6 +82,7 @@ def _contradictions(config: RootConfig) -> Iterator[str]:
     yield from _agent_contradictions(config.agents)
     yield from _gateway_contradictions(config)
     yield from _broadcast_contradictions(config)
+    yield from _colocation_contradictions(config)
     trainer, tools = config.trainer, config.tools
     if tools.mcp_manager_url and tools.tool_server_command:
         yield "--mcp_manager_url and --tool_server_command exclude each other; give one"
@@ -156,6 +157,43 @@ def _broadcast_contradictions(config: RootConfig) -> Iterator[str]:
                     f"--sglang_args {flag} {value}: such a server takes no broadcast weights; use "
                     "--weight_sync disk, or more servers instead"
                 )
+
+
+def _colocation_contradictions(config: RootConfig) -> Iterator[str]:
+    if not config.inference.colocated:
+        return
+    if not config.rollout.enable_sampling:
+        yield "--colocated goes with servers that sample; leave it or --enable_sampling false out"
+    if config.inference.inference_urls:
+        yield (
+            "--colocated needs servers that AgentRL starts, and starts again where nobody knows what "
+            "memory they hold; leave --inference_urls out"
+        )
+    if config.trainer.num_processes > 1:
+        yield (
+            f"--num_processes {config.trainer.num_processes}: --colocated is for one device, with one "
+            "trainer process; use 1, or give the servers devices of their own"
+        )
+    if config.trainer.consumer != "trainer":
+        yield (
+            f"--consumer {config.trainer.consumer}: only the trainer that publishes weights can put "
+            "the servers to sleep; leave --colocated out"
+        )
+    if config.publish.publish_mode == "in_place":
+        yield (
+            "--publish_mode in_place keeps the servers' cache, which --colocated gives up; use "
+            "retract or abort"
+        )
+    if config.publish.weight_sync == "distributed":
+        yield (
+            "--weight_sync distributed forms a group of trainer and servers, and NCCL takes no two "
+            "processes of one device; use --weight_sync disk with --colocated"
+        )
+    if config.model.lora_rank:
+        yield (
+            "--colocated gives up the servers' weights, and adapters (--lora_rank) do not bring them "
+            "back; give up one of the two"
+        )
 
 
 def _agent_contradictions(agents: AgentSection) -> Iterator[str]:

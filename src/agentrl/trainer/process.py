@@ -117,8 +117,9 @@ async def lead(config: RootConfig, ranks: Ranks, *, stop: asyncio.Event) -> Trai
             ranks.broadcast(_Start(None))
             raise
         ranks.broadcast(_Start(weights))
+        colocated = config.inference.colocated
         team = await stack.enter_async_context(
-            Team(ranks, lambda: make_learner(config, ranks, weights))
+            Team(ranks, lambda: make_learner(config, ranks, weights, shares_device=colocated))
         )
         if state is not None:
             await team.load_state(state)
@@ -160,6 +161,11 @@ def mesh_shape(config: RootConfig, world_size: int) -> MeshShape:
         raise ConfigError(
             "--cpu_offload is FSDP2's, which one process alone does not use; start several ranks "
             "(--num_processes), or save memory with --gradient_checkpointing true"
+        )
+    if config.inference.colocated and world_size > 1:
+        raise ConfigError(
+            f"--colocated is for one device, with one trainer process, not {world_size}; start one, "
+            "or give the servers devices of their own"
         )
     return MeshShape.of(
         world_size,
@@ -263,8 +269,10 @@ async def read_beside(tasks: Iterator[Task]) -> AsyncIterator[Task]:
             yield task
 
 
-def make_learner(config: RootConfig, ranks: Ranks, weights: StartWeights) -> Learner:
-    """Load this rank's model (collective)."""
+def make_learner(
+    config: RootConfig, ranks: Ranks, weights: StartWeights, *, shares_device: bool = False
+) -> Learner:
+    """Load this rank's model (collective); into host memory, where the device is others' by turns."""
     return Learner(
         weights,
         ranks=ranks,
@@ -273,6 +281,7 @@ def make_learner(config: RootConfig, ranks: Ranks, weights: StartWeights) -> Lea
         algorithm=config.algorithm,
         seed=config.run.seed,
         reference_path=_reference_path(config),
+        starts_in_host_memory=shares_device,
     )
 
 

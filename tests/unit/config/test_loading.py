@@ -60,6 +60,22 @@ def test_the_last_of_two_values_counts() -> None:
             ],
             "--inference_gateway and --lora_rank exclude each other",
         ),
+        (
+            ["--colocated", "--enable_sampling", "false"],
+            "--colocated goes with servers that sample",
+        ),
+        (["--colocated", "--inference_urls", "http://h:2"], "leave --inference_urls out"),
+        (
+            ["--colocated", "--num_processes", "2"],
+            "--num_processes 2: --colocated is for one device",
+        ),
+        (
+            ["--colocated", "--consumer", "other"],
+            "--consumer other: only the trainer that publishes",
+        ),
+        (["--colocated", "--publish_mode", "in_place"], "which --colocated gives up; use retract"),
+        (["--colocated", "--weight_sync", "distributed"], "NCCL takes no two processes of one"),
+        (["--colocated", "--lora_rank", "4"], "adapters (--lora_rank) do not bring them back"),
         (["--cpu_ram_efficient_loading", "false"], "every rank reads its own parts only"),
         (["--enable_repetition_compress"], "--enable_repetition_compress needs --new_context"),
         (
