@@ -206,4 +206,7 @@ def _first_problem(error: ValidationError) -> str:
     for part in first["loc"]:
         if part in FLAGS:
             name = part
-    return f"--{name}: {first['msg']}, got {given!r}{more}"
+    said = first["msg"]
+    if first["type"] == "string_pattern_mismatch" and name == "run_name":
+        said = "up to 63 letters, digits, - and _, the first a letter or digit"
+    return f"--{name}: {said}, got {given!r}{more}"

@@ -54,6 +54,11 @@ def _check_questions(config: RootConfig, renderer: Renderer) -> None:
     agent = (
         None if rollout.agent_config_path is None else AgentConfig.load(rollout.agent_config_path)
     )
+    if data.train_file is not None and data.num_generations == 1:
+        raise ConfigError(
+            "--num_generations 1: a try is judged against the others of its question, so nothing "
+            "would be learned; give 2 or more"
+        )
     known = MCPScorerFactory.names()
     for path in (data.train_file, data.eval_file):
         if path is None:
@@ -111,13 +116,13 @@ def _no_questions(config: RootConfig) -> ConfigError:
 
 
 async def _check_tools(config: RootConfig) -> None:
+    tools = tools_config(config.tools)
     command = config.tools.tool_server_command
     if command is not None:
         words = tool_server_command(command, port=0)
         if not words or shutil.which(words[0]) is None:
             raise ConfigError(f"--tool_server_command {command!r}: no such program")
         return
-    tools = tools_config(config.tools)
     if tools.servers and config.rollout.enable_sampling:
         await probe(tools)
 
