@@ -52,7 +52,7 @@ class ModelInfo:
 
 
 class TensorList(Protocol):
-    """Which tensors a broadcast carries."""
+    """Which tensors are broadcast, in this order."""
 
     @property
     def names(self) -> Sequence[str]:
@@ -219,7 +219,7 @@ class SGLangClient:
         weight_version: str | None = None,
         flush_cache: bool = False,
     ) -> None:
-        """Take some weights from the next broadcast of a group, which is one flat bucket."""
+        """Take some weights from the next broadcasts of a group, one of every tensor."""
         await self._control(
             "/update_weights_from_distributed",
             {
@@ -227,7 +227,6 @@ class SGLangClient:
                 "dtypes": list(tensors.dtypes),
                 "shapes": [list(shape) for shape in tensors.shapes],
                 "group_name": group,
-                "load_format": "flattened_bucket",
                 "weight_version": weight_version,
                 "flush_cache": flush_cache,
                 "abort_all_requests": False,

@@ -34,7 +34,7 @@ from agentrl.distributed import (
     sharded_state_dict,
     whole_tensor,
 )
-from agentrl.distributed.broadcast import Bucket, in_buckets
+from agentrl.distributed.buckets import Bucket, in_buckets
 from agentrl.errors import ConfigError
 from agentrl.models.adapter_files import AdapterShape
 from agentrl.models.export import checkpoint_tensors, read_tokenizer_files, save_hf

@@ -15,7 +15,7 @@ from typing import Self, TypeVar
 
 from agentrl.data import MicroBatch
 from agentrl.distributed import Ranks
-from agentrl.distributed.broadcast import Bucket
+from agentrl.distributed.buckets import Bucket
 from agentrl.trainer.learner import Learner, StepOutcome
 from agentrl.trainer.merge_check import MergeCheck
 
