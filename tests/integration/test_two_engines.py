@@ -204,6 +204,7 @@ async def sampled_tokens(urls: tuple[str, str]) -> list[int]:
     return counts
 
 
+@pytest.mark.slow
 async def test_generations_through_a_gateway_reach_all_servers_and_name_their_versions(
     urls: tuple[str, str],
 ) -> None:
