@@ -181,6 +181,14 @@ async def test_a_reply_without_call_or_answer_is_reminded_and_given_up_after_thr
         (["CALL"], {"max_turns": 9}, {"max_prompt_tokens": 1041}, None, "length_limit", 1),
         (["CALL"], {"max_turns": 9}, {}, 1041, "length_limit", 1),
         (["CALL"], {"max_turns": 9, "max_tool_calls": 2}, {}, None, "tool_calls_limit", 3),
+        (
+            ["<tool_call>" * 9],
+            {"max_turns": 9, "max_tool_calls": 8},
+            {},
+            None,
+            "tool_calls_limit",
+            1,
+        ),
         (["CALL"], {"max_turns": 9, "repetition_early_stop_times": 3}, {}, None, "repetition", 3),
     ],
 )

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from support.engines import Oracle, engine_process, make_model, prompt, request
 
 from agentrl.config.sections import InferenceSection, PublishSection
-from agentrl.distributed.broadcast import Bucket, in_buckets
+from agentrl.distributed.buckets import Bucket, in_buckets
 from agentrl.inference.client import SGLangClient
 from agentrl.inference.faults import ServerRefused
 from agentrl.inference.wire import MIXED_LABEL, parse_result

@@ -1,8 +1,9 @@
 """The HTTP routes: the part of SGLang's that samplers and publishers use.
 
 Deliberate differences: seeds always count, `/health` never samples, a request that waits at a pause
-can be aborted, and what SGLang answers with 500 or dies of (token ids beyond the vocabulary) is
-refused.
+can be aborted, what SGLang answers with 500 or dies of (token ids beyond the vocabulary) is
+refused, and so are broadcasts as one flattened bucket. Broadcast weights are received in place, so
+that a broadcast which fails leaves the label of no policy.
 """
 
 import hmac
@@ -18,8 +19,8 @@ from starlette.routing import Route
 
 from agentrl.distributed.broadcast import Seat
 from agentrl.errors import InferenceError
-from agentrl.inference.engine.broadcasts import Announced
 from agentrl.inference.engine.frontend import BadRequest, FrontEnd, NotFlushed, Refused
+from agentrl.inference.engine.landing import Announced
 from agentrl.inference.engine.replies import (
     answer_frames,
     error_frames,
@@ -355,8 +356,10 @@ class _Routes:
             names=required(body, "names", list),
             dtypes=required(body, "dtypes", list),
             shapes=required(body, "shapes", list),
-            is_flattened=typed(body, "load_format", str, None) == "flattened_bucket",
         )
+        load_format = typed(body, "load_format", str, None)
+        if load_format is not None:
+            return failed(f"the embedded engine takes tensors one by one, not as {load_format}")
         if not self._is_session_open:
             return failed("weights come between begin_weight_update and end_weight_update only")
         try:

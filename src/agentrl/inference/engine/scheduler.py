@@ -112,6 +112,7 @@ class Scheduler:
         self._live: dict[str, Sequence] = {}
         self._paused: PauseMode | None = None
         self._is_draining = False
+        self._is_held = False
         self._epoch = 0
         self._batch: SamplingBatch | None = None
         self._finished: list[Sequence] = []
@@ -140,8 +141,8 @@ class Scheduler:
 
     @property
     def is_halted(self) -> bool:
-        """Whether nothing can be computed: sampling is paused, or memory is missing."""
-        return self.is_paused or not self._memory.is_whole
+        """Whether nothing can be computed: paused, short of memory, or weights are coming."""
+        return self.is_paused or self._is_held or not self._memory.is_whole
 
     @property
     def num_in_flight(self) -> int:
@@ -258,6 +259,8 @@ class Scheduler:
         Raises:
             InferenceError: sequences are running, or about to; nothing has changed.
         """
+        if self._is_held:
+            raise InferenceError("memory is not released while new weights come")
         if self._running or (self._waiting and not self.is_paused):
             raise InferenceError("memory is released by an idle server only; pause it first")
         self._batch = None
@@ -268,17 +271,35 @@ class Scheduler:
         self._memory.resume(tags)
 
     def install(self, tensors: Mapping[str, torch.Tensor], label: str | None) -> None:
-        """Swap checked weights in. Nothing computed before is used for a new sequence.
+        """Swap checked weights in.
 
         Raises:
             InferenceError: there is no memory for them.
         """
-        self._memory.check_weights()
-        self._memory.note_loaded(swap_weights(self.model, tensors))
+        self.check_weights()
+        self.weights_changed(label or self.label, swap_weights(self.model, tensors))
+
+    def hold(self) -> None:
+        """Compute nothing until `weights_changed`: somebody writes to the model's memory.
+
+        Raises:
+            InferenceError: there is no memory for weights.
+        """
+        self.check_weights()
+        self._is_held = True
+
+    def weights_changed(self, label: str, loaded: Iterable[torch.Tensor]) -> None:
+        """Go on under a label. Nothing computed before is used for a new sequence.
+
+        Args:
+            label: version of what the model holds.
+            loaded: the model's tensors, or parts of them, that have new values.
+        """
+        self._is_held = False
+        self._memory.note_loaded(loaded)
         self._epoch += 1
         self._prefixes.clear()
-        if label is not None:
-            self.label = label
+        self.label = label
 
     # One step.
 
