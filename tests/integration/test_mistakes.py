@@ -97,6 +97,17 @@ def test_an_unknown_scorer(tmp_path: Path) -> None:
     assert_one_line(done, tmp_path, "line 1", "unknown scorer 'exakt'", "exact")
 
 
+def test_an_adapter_for_experts(tmp_path: Path) -> None:
+    model = tmp_path / "mixture"
+    model.mkdir()
+    (model / "config.json").write_text('{"model_type": "qwen3_moe", "num_experts_per_tok": 2}')
+    for name in ("tokenizer.json", "model.safetensors"):
+        (model / name).touch()
+    folder = tmp_path / "run"
+    done = run(folder, "--model_name_or_path", str(model), "--lora_rank", "4")
+    assert_one_line(done, folder, "--lora_target_modules gate_proj", "give q_proj,k_proj")
+
+
 def test_questions_with_images_are_not_trained_on(tmp_path: Path) -> None:
     path = tmp_path / "data.jsonl"
     entry = {

@@ -13,7 +13,7 @@ from agentrl.gateway import load_agent
 from agentrl.inference import SGLangClient
 from agentrl.inference.faults import ServerRefused
 from agentrl.launcher.commands import tool_server_command
-from agentrl.models.resolve import check_router_replay, resolve_model
+from agentrl.models.resolve import check_adapter_targets, check_router_replay, resolve_model
 from agentrl.observability.trackers import check_trackers
 from agentrl.renderers.renderer import Renderer
 from agentrl.rewards import AgentConfig, MCPScorerFactory, load_scorer_module
@@ -37,6 +37,8 @@ async def check_inputs(config: RootConfig) -> None:
     model_path = resolve_model(config.model.model_name_or_path)
     if config.model.router_replay:
         check_router_replay(model_path)
+    if config.model.lora_rank:
+        check_adapter_targets(model_path, config.model.lora_target_modules)
     renderer = Renderer.load(model_path, tool_call_parser=config.inference.tool_call_parser)
     check_trackers(config.trainer.report_to)
     _check_questions(config, renderer)
