@@ -34,6 +34,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         eval_file=folder / "eval.jsonl",
         eval_num_generations=NUM_TRIES,
         eval_temperature=1.0,
+        train_file="none",  # an evaluation needs no training questions, and cares for none
+        num_generations=1,
     )
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr + logs(folder)

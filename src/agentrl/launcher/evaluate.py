@@ -57,7 +57,7 @@ async def run_evaluation(config: RootConfig, checkpoint: Path | None) -> int:
     if checkpoint is not None:
         config = config.model_copy(update={"model": serving(config.model, checkpoint)})
     adapter = checkpoint if checkpoint is not None and is_adapter(checkpoint) else None
-    await check_inputs(config)
+    await check_inputs(config, trains=False)
     console = Console()
     output = config.run.output_path
     name = f"{config.run.run_name}-eval"

@@ -153,8 +153,10 @@ def _interval(
 
 
 def _t975(degrees: int) -> float:
-    """Return the 97.5 % quantile of Student's t: exact for 1 and 2 degrees of freedom, beyond by the
-    expansion 26.7.5 of Abramowitz and Stegun (off by less than 0.3 %).
+    """Return the 97.5 % quantile of Student's t.
+
+    Exact for 1 and 2 degrees of freedom; beyond by the expansion 26.7.5 of Abramowitz and Stegun,
+    off by less than 0.3 %.
     """
     if degrees <= 2:
         return (12.7062, 4.30265)[degrees - 1]
@@ -165,4 +167,4 @@ def _t975(degrees: int) -> float:
         (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
         (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
     )
-    return z + sum(term / degrees**power for power, term in enumerate(terms, start=1))
+    return z + math.fsum(term / degrees**power for power, term in enumerate(terms, start=1))
