@@ -57,7 +57,7 @@ async def run_evaluation(config: RootConfig, checkpoint: Path | None) -> int:
     if checkpoint is not None:
         config = config.model_copy(update={"model": serving(config.model, checkpoint)})
     adapter = checkpoint if checkpoint is not None and is_adapter(checkpoint) else None
-    await check_inputs(config)
+    await check_inputs(config, trains=False)
     console = Console()
     output = config.run.output_path
     name = f"{config.run.run_name}-eval"
@@ -147,7 +147,7 @@ def _table(metrics: EvalMetrics) -> Table:
             str(row.num_tasks),
             str(row.num_tries),
             f"{row.mean:.3f}",
-            f"{row.low:.3f} - {row.high:.3f}",
+            row.interval_text,
             *("-" if share is None else f"{share:.3f}" for share in passes),
         )
     return table

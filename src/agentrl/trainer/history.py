@@ -141,7 +141,7 @@ class EvalMetrics(BaseModel):
         text = f"reward {self.reward_mean:.3f} over {self.num_tasks} questions"
         if self.total is not None:
             passes = (f"pass@{k} {share:.3f}" for k, share in self.total.pass_at.items())
-            text += f" (95 %: {self.total.low:.3f} to {self.total.high:.3f}), {', '.join(passes)}"
+            text += f" (95 %: {self.total.interval_text}), {', '.join(passes)}"
         return f"{text}, {self.num_unscored} unscored, {self.num_off_version} off version"
 
 
