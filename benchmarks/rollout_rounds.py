@@ -1,5 +1,10 @@
 """Both sides of the rollout benchmark's comparison, and the clock that is held to them.
 
+Every round has four sides: the sampler, the same requests straight, those once more, and those
+beside a busy neighbour. The order turns round from one round to the next, so that what drifts (a
+clock, a cache, another process) weighs on all alike. What the two straight sides differ by is the
+noise of the measurement.
+
 A side plays chains of requests, `CONCURRENCY` at once. What counts of it is its middle: from the
 moment when as many chains have ended as are played at once to the moment when the last chain
 begins. The claims and prefills that all come together at the start, and the chains that run out at
@@ -10,14 +15,16 @@ import asyncio
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 import aiohttp
+import numpy as np
 
 from agentrl.inference import GenerateRequest, GenerateResult, ServerPool
 from agentrl.inference.client import OnPartial
+from agentrl.inference.wire import request_body
 
 CONCURRENCY = 64
 
@@ -68,8 +75,94 @@ class Middle:
         )
 
 
-def median(sides: Sequence[Middle], what: str) -> float:
-    """Return the median of one figure over rounds."""
+@dataclass(frozen=True)
+class Round:
+    """One measurement of all sides, with the processor time of whatever is not the engine."""
+
+    sampled: Middle
+    straight: Middle
+    again: Middle
+    beside: Middle
+    """Straight, with the other cores as busy as on the sampler's side."""
+    cpu_ms_a_turn: Mapping[str, float]
+    """By process, of the sampler's side."""
+    num_same: int
+    """Requests of the sampler's side that were those of the straight sides, to the last token."""
+    num_turns: int
+
+    def __str__(self) -> str:
+        """Return the round in a line."""
+        cpu = ", ".join(f"{name} {ms:.2f}" for name, ms in self.cpu_ms_a_turn.items())
+        return (
+            f"{self.sampled.tokens_per_second:.0f} tokens/s with {self.sampled.in_flight:.1f} in "
+            f"flight, straight {self.straight.tokens_per_second:.0f} and "
+            f"{self.again.tokens_per_second:.0f}, beside work {self.beside.tokens_per_second:.0f}; "
+            f"{self.ratio:.3f} (equals: {self.straight_ratio:.3f}, beside equal work: "
+            f"{self.ratio_beside_work:.3f}); CPU ms a turn: {cpu}"
+        )
+
+    @property
+    def ratio(self) -> float:
+        """The sampler's tokens a second over those of the straight sides."""
+        return self.sampled.tokens_per_second / self._straight_tokens_per_second
+
+    @property
+    def ratio_beside_work(self) -> float:
+        """The sampler's tokens a second over those of the straight side with busy neighbours."""
+        return self.sampled.tokens_per_second / self.beside.tokens_per_second
+
+    @property
+    def neighbour_ratio(self) -> float:
+        """What a busy neighbour leaves of the engine's tokens a second."""
+        return self.beside.tokens_per_second / self._straight_tokens_per_second
+
+    @property
+    def straight_ratio(self) -> float:
+        """What the ratio is of equals."""
+        return self.again.tokens_per_second / self.straight.tokens_per_second
+
+    @property
+    def _straight_tokens_per_second(self) -> float:
+        return (self.straight.tokens_per_second + self.again.tokens_per_second) / 2
+
+
+def figures(rounds: Sequence[Round]) -> dict[str, Any]:
+    """Return the medians over rounds, and how far the rounds lie apart."""
+    ratios = [each.ratio for each in rounds]
+    straight_ratios = [each.straight_ratio for each in rounds]
+    straight = [side for each in rounds for side in (each.straight, each.again)]
+    sampled = [each.sampled for each in rounds]
+    engine_ms = 1000 / _median(straight, "turns_per_second")
+    cpu_ms = {
+        name: statistics.median(each.cpu_ms_a_turn[name] for each in rounds)
+        for name in rounds[0].cpu_ms_a_turn
+    }
+    return {
+        "throughput_ratio": statistics.median(ratios),
+        "ratios": ratios,
+        "straight_to_straight": {
+            "median": statistics.median(straight_ratios),
+            "standard_deviation": statistics.stdev(straight_ratios) if len(rounds) > 1 else None,
+            "ratios": straight_ratios,
+        },
+        "beside_equal_work": {
+            "throughput_ratio": statistics.median(each.ratio_beside_work for each in rounds),
+            "ratios": [each.ratio_beside_work for each in rounds],
+            "left_by_work_alone": statistics.median(each.neighbour_ratio for each in rounds),
+        },
+        "engine_ms_a_turn": engine_ms,
+        "cpu_ms_a_turn": cpu_ms,
+        "highest_ratio_of_one_core": min(1.0, engine_ms / sum(cpu_ms.values())),
+        "sampler_tokens_per_second": _median(sampled, "tokens_per_second"),
+        "direct_tokens_per_second": _median(straight, "tokens_per_second"),
+        "sampler_requests_in_flight": _median(sampled, "in_flight"),
+        "direct_requests_in_flight": _median(straight, "in_flight"),
+        "same_requests": sum(e.num_same for e in rounds) / sum(e.num_turns for e in rounds),
+        "seconds_measured_a_side": _median(sampled, "seconds"),
+    }
+
+
+def _median(sides: Sequence[Middle], what: str) -> float:
     return statistics.median(getattr(side, what) for side in sides)
 
 
@@ -97,24 +190,29 @@ class RecordingPool(ServerPool):
         return result
 
 
-async def replay(url: str, chains: dict[str, list[GenerateRequest]]) -> list[Call]:
-    """Send the same requests straight to the engine, each chain's one after the other."""
+Chains = Mapping[str, Sequence[GenerateRequest]]
+"""What every rollout asked, in order."""
+
+
+def num_same(chains: Chains, others: Chains) -> int:
+    """Count the requests of `chains` that stand at their places in `others` as well."""
+    return sum(
+        np.array_equal(mine.input_ids, theirs.input_ids) and mine.sampling == theirs.sampling
+        for name, requests in chains.items()
+        for mine, theirs in zip(requests, others.get(name, ()), strict=False)
+    )
+
+
+async def replay(url: str, chains: Chains) -> list[Call]:
+    """Send requests straight to the engine, each chain's one after the other."""
     waiting = iter(chains.items())
     calls: list[Call] = []
 
     async def worker(client: aiohttp.ClientSession) -> None:
         for chain, requests in waiting:
             for request in requests:
-                sampling = request.sampling.model_dump(exclude={"seed"})
-                sampling["sampling_seed"] = request.sampling.seed
-                sampling["stop_token_ids"] = list(request.sampling.stop_token_ids)
-                body = {
-                    "input_ids": request.input_ids.tolist(),
-                    "sampling_params": sampling,
-                    "return_logprob": True,
-                }
                 began = time.perf_counter()
-                async with client.post(f"{url}/generate", json=body) as answer:
+                async with client.post(f"{url}/generate", json=request_body(request)) as answer:
                     answer.raise_for_status()
                     num_tokens = len((await answer.json())["output_ids"])
                 calls.append(Call(chain, began, time.perf_counter(), num_tokens))

@@ -8,7 +8,8 @@ fencing, the trainer's reading and admission of groups with its freshness, and t
 pauses. Given: the rates of `virtual_world.Rates`, a trace of rollouts with heavy-tailed lengths and
 tool times, an optimizer step of fixed length, servers that die, hang and come back. In memory: the
 store. Measured: how busy the trainer is against the ideal pipeline (steps back to back), how old
-the trained tokens are, and the same trace sampled and trained in turn.
+the trained tokens are, and the same trace sampled and trained in turn: either every step from
+nothing, or with rollouts that go on after the trainer's turn on the servers' devices.
 """
 
 import argparse
@@ -70,6 +71,8 @@ class Setting:
     step_seconds: float
     num_steps: int
     seed: int = 0
+    colocated: bool = False
+    """Trainer and servers take turns on the same devices."""
     is_whole: bool = False
     """The run ends with these steps. Else they are the first of a longer one: at its end, a run
     only waits for its last groups."""
@@ -106,6 +109,7 @@ class Outcome:
     step_seconds: float
     wait_seconds: float
     publish_seconds: float
+    """Handing over weights, and devices where they are shared."""
     staleness: Counter[int]
     dropped: Counter[str]
     num_failed_updates: int
@@ -141,7 +145,7 @@ async def simulate(setting: Setting, rates: Rates, folder: Path) -> Outcome:
         )
         for number, pool in enumerate(pools)
     ]
-    training = asyncio.create_task(train(setting, store, folder))
+    training = asyncio.create_task(train(setting, rates, store, folder))
     tasks: set[asyncio.Task[Any]] = {training, *samplers, *failing}
     try:
         # The others go on until they are cancelled; one that ends has failed.
@@ -171,7 +175,7 @@ def context_of(store: SimStore, pool: ServerPool, capacity: int) -> RolloutConte
     )
 
 
-async def train(setting: Setting, store: SimStore, folder: Path) -> Outcome:
+async def train(setting: Setting, rates: Rates, store: SimStore, folder: Path) -> Outcome:
     """Do what the trainer's loop does, with a pause in place of the optimizer's work."""
     clock = asyncio.get_running_loop().time
     reader = GroupReader(
@@ -207,14 +211,20 @@ async def train(setting: Setting, store: SimStore, folder: Path) -> Outcome:
             for turn in group.turns:
                 total.staleness[step - 1 - int(turn.versions.min())] += 1
         total.dropped.update(found.dropped)
+        if setting.colocated:
+            await publisher.put_to_sleep()
+            await asyncio.sleep(rates.move_seconds)
+        taken = clock()
         await asyncio.sleep(setting.step_seconds)
         trained_at = clock()
+        if setting.colocated:
+            await asyncio.sleep(rates.move_seconds)
         total.num_failed_updates += await publish(publisher, step)
         await reader.admit(consumed, step + 1, control)
         if is_counted:
             total.wait_seconds += read - started
-            total.step_seconds += trained_at - read
-            total.publish_seconds += clock() - trained_at
+            total.step_seconds += trained_at - taken
+            total.publish_seconds += taken - read + clock() - trained_at
             total.seconds += clock() - started
     return total
 
@@ -271,6 +281,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     settings = {
         "asynchronous": Setting(**common, max_staleness=args.staleness, num_steps=args.steps),
         "synchronous": Setting(**common, max_staleness=0, num_steps=max(3, args.steps // 3)),
+        "colocated": Setting(
+            **common, max_staleness=args.staleness, num_steps=args.steps, colocated=True
+        ),
     }
     result: dict[str, Any] = {}
     started = time.perf_counter()
@@ -293,6 +306,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     result |= {
         "idle_share": result["asynchronous"]["idle_share"],
         "async_over_sync": ratio,
+        "colocated_over_sync": (
+            result["colocated"]["records_per_second"] / result["synchronous"]["records_per_second"]
+        ),
         "rollouts_admitted": args.groups * 8 * (args.staleness + 1),
         "settings": {"rates": vars(rates), "bound": args.staleness, **common},
         "wall_seconds": round(time.perf_counter() - started, 1),

@@ -431,7 +431,10 @@ async def play(store: TrajectoryStore, num_turns: int) -> Record:
     await store.finish_rollout(
         record.id, record.fence, outcome="answered", final_answer="1", lease_seconds=600
     )
-    return await store.set_score(record.id, record.fence, Score(scorer="exact", value=1.0))
+    await store.set_score(record.id, record.fence, Score(scorer="exact", value=1.0))
+    played = await store.record(record.id)
+    assert played is not None
+    return played
 
 
 async def bytes_per_token(mongo: EmbeddedMongo) -> list[dict[str, Any]]:

@@ -77,6 +77,8 @@ class Rates:
     """Generations up to which a server's speed per generation does not fall."""
     load_seconds: float = 4.0
     """Loading new weights (8 GB at 2 GB/s)."""
+    move_seconds: float = 2.0
+    """Between host memory and device: the trainer's weights and optimizer state (48 GB at 24 GB/s)."""
     mean_seconds_between_failures: float = 6 * 3600.0
     """Of one server."""
     hang_share: float = 0.2
@@ -196,9 +198,18 @@ class SimClient:
         await self._server.answer()
         return ModelInfo(model_path="", weight_version=self._server.version)
 
-    async def server_info(self) -> dict[str, str]:
+    async def server_info(self) -> dict[str, object]:
         await self._server.answer()
-        return {"version": "0.5.23"}
+        return {"version": "0.5.23", "enable_memory_saver": True}
+
+    async def flush_cache(self) -> None:
+        await self._server.answer()
+
+    async def release_memory(self, _tags: object) -> None:
+        await self._server.answer()
+
+    async def resume_memory(self, _tags: object) -> None:
+        await self._server.answer()
 
 
 @dataclass
@@ -231,6 +242,12 @@ class SimStore:
     async def set_service(self, service_id: str, **changes: Any) -> None:
         given = {name: value for name, value in changes.items() if value is not None}
         self.known[service_id] = self.known[service_id].model_copy(update=given)
+
+    async def claim_sleeping_service(self, service_id: str) -> bool:
+        if self.known[service_id].status != "asleep":
+            return False
+        await self.set_service(service_id, status="updating")
+        return True
 
     async def publish_policy(self, policy: Policy) -> None:
         self.policy = policy

@@ -44,7 +44,7 @@ from support.engines import engine_process, request
 from support.tiny_tokenizer import write_tokenizer
 
 from agentrl.config.sections import InferenceSection, PublishSection
-from agentrl.distributed.broadcast import Bucket, in_buckets
+from agentrl.distributed.buckets import Bucket, in_buckets
 from agentrl.inference.client import SGLangClient
 from agentrl.models.export import checkpoint_tensors, save_hf
 from agentrl.models.policy import PolicyModel

@@ -4,12 +4,7 @@ set -euo pipefail
 cd "$(dirname "$0")"
 umask 077
 mkdir -p secrets
-if [ ! -f secrets/mongo_keyfile ]; then
-  openssl rand -base64 756 > secrets/mongo_keyfile
-  # mongod of the image runs as uid 999 and refuses a key file that others may read.
-  chown 999:999 secrets/mongo_keyfile 2>/dev/null \
-    || echo "prepare: as root, run: chown 999:999 deploy/compose/secrets/mongo_keyfile" >&2
-fi
+[ -f secrets/mongo_keyfile ] || openssl rand -base64 756 > secrets/mongo_keyfile
 [ -f secrets/mongo_password ] || openssl rand -hex 24 > secrets/mongo_password
 if [ ! -f .env ]; then
   {

@@ -13,7 +13,9 @@ COPY pyproject.toml README.md ./
 COPY scripts/constraints.txt scripts/constraints.txt
 COPY src src
 RUN python -m pip install --constraint scripts/constraints.txt ".${EXTRAS:+[$EXTRAS]}" \
-    && useradd --create-home --uid 10001 agentrl
+    && useradd --create-home --uid 10001 agentrl \
+    # A fresh volume at one of these takes its owner over.
+    && install -d -o agentrl -g agentrl output logs
 COPY assets assets
 COPY examples examples
 

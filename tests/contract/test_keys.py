@@ -42,6 +42,7 @@ def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
         ("POST", "/abort_request", ADMIN),
         ("POST", "/update_weight_version", ADMIN),
         ("POST", "/end_weight_update", ADMIN),
+        ("POST", "/release_memory_occupation", ADMIN),
     ],
 )
 def test_each_route_takes_its_own_key_and_no_other(
@@ -50,6 +51,7 @@ def test_each_route_takes_its_own_key_and_no_other(
     bodies = {
         "/generate": {"input_ids": [1], "sampling_params": {"max_new_tokens": 1}},
         "/update_weight_version": {"new_version": "5"},
+        "/release_memory_occupation": {"tags": ["kv_cache"]},
     }
     answers = {}
     for key in (DATA, ADMIN, "wrong", None):

@@ -111,12 +111,19 @@ async def play(
     """Play a claimed slot to its end; without a score it stays finished."""
     for index in range(num_turns):
         await store.append_turn(make_turn(record, index, version=version), record.fence)
-    record = await store.finish_rollout(
+    await store.finish_rollout(
         record.id, record.fence, outcome="answered", final_answer="4", lease_seconds=60
     )
     if score is not None:
-        record = await store.set_score(record.id, record.fence, Score(scorer="exact", value=score))
-    return record
+        await store.set_score(record.id, record.fence, Score(scorer="exact", value=score))
+    return await read_back(store, record)
+
+
+async def read_back(store: TrajectoryStore, record: Record) -> Record:
+    """Return a Record as the store has it now."""
+    stored = await store.record(record.id)
+    assert stored is not None
+    return stored
 
 
 async def fill(

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from support.stored import read_back
 from support.tiny_tokenizer import write_tokenizer
 from transformers import (
     AutoModelForCausalLM,
@@ -172,7 +173,8 @@ class Player:
         await store.finish_rollout(
             record.id, record.fence, outcome="answered", final_answer="1", lease_seconds=30
         )
-        return await store.set_score(record.id, record.fence, Score(scorer="exact", value=score))
+        await store.set_score(record.id, record.fence, Score(scorer="exact", value=score))
+        return await read_back(store, record)
 
     async def play_groups(
         self,

@@ -5,13 +5,20 @@ from typing import Any
 
 from agentrl.config.checks import groups_per_step
 from agentrl.config.flags import canonical_name
-from agentrl.config.sections import AlgorithmSection, DataSection, RootConfig, TrainerSection
+from agentrl.config.sections import (
+    AlgorithmSection,
+    DataSection,
+    InferenceSection,
+    RootConfig,
+    TrainerSection,
+)
 from agentrl.errors import ConfigError
 
 _SHARED = {"max_steps", "groups_per_step", "learning_rate", "eval_timeout_seconds"}
 """Flags of our trainer that mean the same here."""
 _NOT_HERE = {*AlgorithmSection.model_fields, *TrainerSection.model_fields} - _SHARED | (
     {"num_train_epochs", "records_of", "min_score"} & set(DataSection.model_fields)
+    | {"colocated"} & set(InferenceSection.model_fields)
 )
 _FROM_FLAGS = {
     "gradient_accumulation_steps": "groups_per_step",

@@ -1,17 +1,22 @@
 """Checks that span several flags, and clear refusals of what is not supported yet."""
 
 import ipaddress
+import json
 import os
+import re
 import shlex
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from urllib.parse import urlsplit
 
-from agentrl.config.sections import AgentSection, AlgorithmSection, RootConfig
+from agentrl.config.sections import AgentSection, AlgorithmSection, RootConfig, ToolsSection
 from agentrl.errors import ConfigError
+from agentrl.schema.tasks import is_answer_schema
 
 _ROUTE_KEYS = {"base_url", "model", "api_key_env"}
 _DP_FLAGS = ("--dp", "--dp-size", "--data-parallel-size")
 _PP_FLAGS = ("--pp", "--pp-size", "--pipeline-parallel-size")
+_SECRET_NAME = re.compile("auth|key|token|secret|passw|cookie|credential", re.IGNORECASE)
 BUILT_IN_REPORTS = ("none", "console", "jsonl")
 """Names in `--report_to` that ask for nothing more than what is always written."""
 REPORT_TO = (*BUILT_IN_REPORTS, "tensorboard", "wandb", "swanlab")
@@ -59,13 +64,6 @@ def _unsupported(config: RootConfig) -> Iterator[str]:
             f"--pp_size {trainer.pp_size}: token trees are not trained in a pipeline; use 1, and "
             "--tp_size, --cp_size, --ep_size or more ranks (FSDP2) instead"
         )
-    for name in ("tp_size", "ep_size"):
-        size = getattr(trainer, name)
-        if config.model.lora_rank and size != 1:
-            yield (
-                f"--{name} {size}: not with adapters (--lora_rank); use more ranks (FSDP2) or "
-                "--cp_size instead"
-            )
     if not config.model.cpu_ram_efficient_loading:
         yield "--cpu_ram_efficient_loading false: every rank reads its own parts only; leave it out"
 
@@ -76,11 +74,43 @@ def _unknown_trackers(report_to: Sequence[str]) -> Iterator[str]:
             yield f"--report_to {name} is not known; known are {', '.join(REPORT_TO)}"
 
 
+def _secrets_in_flags(tools: ToolsSection) -> Iterator[str]:
+    """Find secrets that would end in the run's files: flags are written there as they are given."""
+    url, text = tools.mcp_manager_url or "", tools.mcp_servers or ""
+    if urlsplit(url).password is not None:
+        yield "--mcp_manager_url holds a password; give it as MCP_SERVER_TOKEN in the environment"
+    if not text.lstrip().startswith("{"):
+        return
+    try:
+        servers = json.loads(text)
+    except ValueError:
+        return  # said, with the place, where the servers are read
+    for name, value in _named_texts(servers):
+        if _SECRET_NAME.search(name) and "${" not in value:
+            yield (
+                f"--mcp_servers holds a secret ({name}), which would be written to the run's files; "
+                "give the JSON as a file, or the secret as ${VARIABLE}"
+            )
+
+
+def _named_texts(value: object) -> Iterator[tuple[str, str]]:
+    """Yield every text in `headers` and `env` of a JSON value, with its name."""
+    if not isinstance(value, dict):
+        return
+    for key, inner in value.items():
+        if key in ("headers", "env") and isinstance(inner, dict):
+            yield from ((name, text) for name, text in inner.items() if isinstance(text, str))
+        else:
+            yield from _named_texts(inner)
+
+
 def _contradictions(config: RootConfig) -> Iterator[str]:
     yield from _loss_contradictions(config.algorithm)
     yield from _agent_contradictions(config.agents)
     yield from _gateway_contradictions(config)
     yield from _broadcast_contradictions(config)
+    yield from _colocation_contradictions(config)
+    yield from _secrets_in_flags(config.tools)
     trainer, tools = config.trainer, config.tools
     if tools.mcp_manager_url and tools.tool_server_command:
         yield "--mcp_manager_url and --tool_server_command exclude each other; give one"
@@ -88,6 +118,11 @@ def _contradictions(config: RootConfig) -> Iterator[str]:
         yield f"--groups_per_step must be at least 1, got {trainer.groups_per_step}"
     if trainer.eval_strategy != "no" and config.data.eval_file is None:
         yield f"--eval_strategy {trainer.eval_strategy} needs --eval_file"
+    if not is_answer_schema(config.data.default_answer_schema):
+        yield (
+            f"--default_answer_schema {config.data.default_answer_schema!r}: give `boxed`, or the "
+            "name of a tag without its angle brackets"
+        )
     rollout = config.rollout
     if rollout.enable_repetition_compress:
         if rollout.new_context == "disabled":
@@ -150,6 +185,43 @@ def _broadcast_contradictions(config: RootConfig) -> Iterator[str]:
                     f"--sglang_args {flag} {value}: such a server takes no broadcast weights; use "
                     "--weight_sync disk, or more servers instead"
                 )
+
+
+def _colocation_contradictions(config: RootConfig) -> Iterator[str]:
+    if not config.inference.colocated:
+        return
+    if not config.rollout.enable_sampling:
+        yield "--colocated goes with servers that sample; leave it or --enable_sampling false out"
+    if config.inference.inference_urls:
+        yield (
+            "--colocated needs servers that AgentRL starts, and starts again where nobody knows what "
+            "memory they hold; leave --inference_urls out"
+        )
+    if config.trainer.num_processes > 1:
+        yield (
+            f"--num_processes {config.trainer.num_processes}: --colocated is for one device, with one "
+            "trainer process; use 1, or give the servers devices of their own"
+        )
+    if config.trainer.consumer != "trainer":
+        yield (
+            f"--consumer {config.trainer.consumer}: only the trainer that publishes weights can put "
+            "the servers to sleep; leave --colocated out"
+        )
+    if config.publish.publish_mode == "in_place":
+        yield (
+            "--publish_mode in_place keeps the servers' cache, which --colocated gives up; use "
+            "retract or abort"
+        )
+    if config.publish.weight_sync == "distributed":
+        yield (
+            "--weight_sync distributed forms a group of trainer and servers, and NCCL takes no two "
+            "processes of one device; use --weight_sync disk with --colocated"
+        )
+    if config.model.lora_rank:
+        yield (
+            "--colocated gives up the servers' weights, and adapters (--lora_rank) do not bring them "
+            "back; give up one of the two"
+        )
 
 
 def _agent_contradictions(agents: AgentSection) -> Iterator[str]:

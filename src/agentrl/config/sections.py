@@ -183,7 +183,7 @@ class RolloutSection(Section):
     max_turns: int = Field(default=25, ge=1)
     """Model calls in a rollout, at most."""
     max_tool_calls: int = Field(default=200, ge=0)
-    """Tool calls in a rollout, at most."""
+    """Tool calls in a rollout, at most; those that cannot be read count too."""
     rollout_timeout_seconds: float = Field(default=3600.0, gt=0)
     """Wall clock of one rollout; past it, it ends with `time_limit`."""
     repetition_early_stop_times: int = -1
@@ -278,6 +278,10 @@ class InferenceSection(Section):
     inference_gateway: str | None = None
     """Address of a gateway (such as sglang-router) before the servers of inference_urls: it chooses
     the server of every generation. New weights go to the servers themselves."""
+    colocated: bool = False
+    """Trainer and servers share one device and take turns: while the trainer computes, the servers
+    give up the memory of weights and cache, and while they sample, it keeps its own in host memory
+    (see docs/colocated.md)."""
     num_inference_servers: int = Field(default=1, ge=1)
     """Servers that `agentrl run` starts when no URLs are given."""
     inference_host: str = "127.0.0.1"
@@ -308,7 +312,8 @@ class InferenceSection(Section):
     """CPU threads of the embedded engine."""
     tool_call_parser: str = "auto"
     """Format of the model's tool calls: auto (what the chat template shows), hermes, qwen, qwen25,
-    qwen3_coder, llama3, mistral, kimi_k2, pythonic, deepseekv3, deepseekv31, minicpm, openai."""
+    qwen3_coder, glm45, llama3, mistral, kimi_k2, pythonic, deepseekv3, deepseekv31, minicpm,
+    openai."""
     sglang_args: str = ""
     """Further arguments for `sglang.launch_server`, as typed in a shell."""
 

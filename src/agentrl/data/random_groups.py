@@ -8,7 +8,7 @@ import numpy as np
 
 from agentrl.data.select import SelectedGroup
 from agentrl.data.tokens import TurnTokens, turn_tokens
-from agentrl.schema import DispatchedSamplingTask, SamplingParams, VersionSpan
+from agentrl.schema import DispatchedSamplingTask, SamplingParams, VersionSpan, task_of_record
 
 Move = Literal["grow", "edit", "strip", "tools", "sub-agent"]
 """How a turn's context comes from an earlier one: it grows; a part is cut off and replaced; the
@@ -120,7 +120,7 @@ class _RandomRecord:
             DispatchedSamplingTask(
                 id=f"{self._record_id}/1/{index}",
                 record_id=self._record_id,
-                task_id=self._record_id.rpartition("/")[0],
+                task_id=task_of_record(self._record_id),
                 attempt=1,
                 index=index,
                 parent=parent,

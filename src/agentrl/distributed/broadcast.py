@@ -3,18 +3,17 @@
 The group is what SGLang forms for `/init_weights_update_group`: a TCP store on the sender's side,
 keys prefixed as `torch.distributed` prefixes them, and one backend on top of it. It is no part of
 torch's global state, so it stands beside the trainer's own groups and is dropped when a receiver is
-lost. Several tensors travel as one flat uint8 bucket, SGLang's `flattened_bucket`.
+lost. Tensors travel from where they are to where they belong, without a copy on either side.
 """
 
 import asyncio
-import math
 import socket
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 import torch.distributed as torch_distributed
@@ -29,86 +28,6 @@ T = TypeVar("T")
 BackendName = Literal["gloo", "nccl"]
 SENDER = 0
 """Rank of the sender in every group."""
-
-
-@dataclass(frozen=True)
-class Bucket:
-    """Named tensors, one after the other as bytes."""
-
-    names: tuple[str, ...]
-    dtypes: tuple[str, ...]
-    """Torch's names without `torch.`, as `bfloat16`."""
-    shapes: tuple[tuple[int, ...], ...]
-    data: torch.Tensor
-    """uint8 [bytes of all tensors]."""
-
-    @classmethod
-    def of(cls, tensors: Sequence[tuple[str, torch.Tensor]]) -> Self:
-        """Copy tensors into a bucket."""
-        flat = [tensor.contiguous().view(-1).view(torch.uint8) for _, tensor in tensors]
-        return cls(
-            names=tuple(name for name, _ in tensors),
-            dtypes=tuple(str(tensor.dtype).removeprefix("torch.") for _, tensor in tensors),
-            shapes=tuple(tuple(tensor.shape) for _, tensor in tensors),
-            data=torch.cat(flat),
-        )
-
-    @classmethod
-    def empty(
-        cls, names: Sequence[str], dtypes: Sequence[str], shapes: Sequence[Sequence[int]]
-    ) -> Self:
-        """Make room for tensors in CPU memory.
-
-        Raises:
-            PublishError: the description makes no sense.
-        """
-        if not names or not len(names) == len(dtypes) == len(shapes):
-            raise PublishError("names, dtypes and shapes have to be lists of one length above 0")
-        num_bytes = 0
-        for name, dtype, shape in zip(names, dtypes, shapes, strict=True):
-            kind = getattr(torch, dtype, None)
-            if not isinstance(kind, torch.dtype) or min(shape, default=0) < 0:
-                raise PublishError(f"{name} cannot be {dtype} of shape {list(shape)}")
-            if num_bytes % kind.itemsize:
-                raise PublishError(f"{name} does not begin at a multiple of {kind.itemsize} bytes")
-            num_bytes += math.prod(shape) * kind.itemsize
-        return cls(
-            names=tuple(names),
-            dtypes=tuple(dtypes),
-            shapes=tuple(tuple(shape) for shape in shapes),
-            data=torch.empty(num_bytes, dtype=torch.uint8),
-        )
-
-    def tensors(self) -> dict[str, torch.Tensor]:
-        """Return the tensors by name; they share the bucket's memory."""
-        found: dict[str, torch.Tensor] = {}
-        offset = 0
-        for name, dtype, shape in zip(self.names, self.dtypes, self.shapes, strict=True):
-            kind: torch.dtype = getattr(torch, dtype)
-            end = offset + math.prod(shape) * kind.itemsize
-            found[name] = self.data[offset:end].view(kind).view(shape)
-            offset = end
-        return found
-
-
-def in_buckets(
-    groups: Iterable[Sequence[tuple[str, torch.Tensor]]], max_bytes: int
-) -> Iterator[Bucket]:
-    """Put tensors into buckets of at most so many bytes.
-
-    Tensors of one group stay together; a larger group is alone in its bucket.
-    """
-    waiting: list[tuple[str, torch.Tensor]] = []
-    num_bytes = 0
-    for group in groups:
-        size = sum(tensor.nbytes for _, tensor in group)
-        if waiting and num_bytes + size > max_bytes:
-            yield Bucket.of(waiting)
-            waiting, num_bytes = [], 0
-        waiting += group
-        num_bytes += size
-    if waiting:
-        yield Bucket.of(waiting)
 
 
 @dataclass(frozen=True)
@@ -200,11 +119,22 @@ class BroadcastGroup:
         self._backend = backend
         self._store = store  # the group's life hangs on it
 
-    async def broadcast(self, data: torch.Tensor, timeout_seconds: float) -> None:
-        """Send (rank 0) or receive into a uint8 tensor.
+    async def broadcast(
+        self,
+        tensors: Sequence[torch.Tensor],
+        timeout_seconds: float,
+        arrived: Callable[[int], None] | None = None,
+    ) -> None:
+        """Send (rank 0) or receive into contiguous tensors, in order.
 
         After an error the group is of no use any more. What is under way goes on when the call is
         cancelled, until its time is over.
+
+        Args:
+            tensors: all on the CPU or all on one GPU; shapes and dtypes are the same on all ranks.
+            timeout_seconds: bound on each of them.
+            arrived: called with the index of every tensor that is through, in order and in another
+                thread, while those behind it are under way (gloo).
 
         Raises:
             PublishError: a peer is gone, or the time is over.
@@ -213,11 +143,19 @@ class BroadcastGroup:
         options.rootRank = SENDER
         options.timeout = timedelta(seconds=timeout_seconds)
         backend = self._backend
+        if backend is None:
+            raise PublishError("the broadcast group was left")
+        flat = [tensor.view(-1).view(torch.uint8) for tensor in tensors]
+        is_cuda = flat[0].is_cuda
 
         def run() -> None:
-            with torch.cuda.device(data.device) if data.is_cuda else nullcontext():
-                backend.broadcast([data], options).wait()
-                if data.is_cuda:
+            with torch.cuda.device(flat[0].device) if is_cuda else nullcontext():
+                under_way = [backend.broadcast([data], options) for data in flat]
+                for number, work in enumerate(under_way):
+                    work.wait()
+                    if arrived is not None:
+                        arrived(number)
+                if is_cuda:
                     # NCCL's work is only queued so far.
                     torch.cuda.current_stream().synchronize()
 

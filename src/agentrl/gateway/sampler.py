@@ -46,6 +46,7 @@ class AgentSampler(AsyncSampler[MCPTask]):
 
     async def run(self) -> RolloutResult:
         """Run the agent to its end, or to the end of its time."""
+        self.context.check_scorer(self.task)
         async with self._gateway.session(self) as session:
             playing = asyncio.create_task(self._play(self._gateway.endpoint(session)))
             try:

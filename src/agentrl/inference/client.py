@@ -1,6 +1,5 @@
 """Client of one inference server: SGLang's native HTTP, as the embedded engine speaks it too."""
 
-import json
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -10,6 +9,7 @@ from types import TracebackType
 from typing import Any, Literal, Protocol, Self
 
 import aiohttp
+import orjson
 
 from agentrl.errors import InferenceError
 from agentrl.inference.faults import ServerRefused, ServerUnreachable, error_message
@@ -52,7 +52,7 @@ class ModelInfo:
 
 
 class TensorList(Protocol):
-    """Which tensors a broadcast carries."""
+    """Which tensors are broadcast, in this order."""
 
     @property
     def names(self) -> Sequence[str]:
@@ -219,7 +219,7 @@ class SGLangClient:
         weight_version: str | None = None,
         flush_cache: bool = False,
     ) -> None:
-        """Take some weights from the next broadcast of a group, which is one flat bucket."""
+        """Take some weights from the next broadcasts of a group, one of every tensor."""
         await self._control(
             "/update_weights_from_distributed",
             {
@@ -227,7 +227,6 @@ class SGLangClient:
                 "dtypes": list(tensors.dtypes),
                 "shapes": [list(shape) for shape in tensors.shapes],
                 "group_name": group,
-                "load_format": "flattened_bucket",
                 "weight_version": weight_version,
                 "flush_cache": flush_cache,
                 "abort_all_requests": False,
@@ -256,6 +255,20 @@ class SGLangClient:
     async def flush_cache(self) -> None:
         """Forget all cached prefixes."""
         await self._control("/flush_cache", {})
+
+    async def release_memory(self, tags: Sequence[str]) -> None:
+        """Have a server give memory back, of `weights` or of the `kv_cache`.
+
+        SGLang ends its scheduler when generations are running: pause it and flush its cache first.
+        """
+        await self._control("/release_memory_occupation", {"tags": list(tags)})
+
+    async def resume_memory(self, tags: Sequence[str]) -> None:
+        """Have a server take released memory again; what was in it is lost.
+
+        SGLang ends its scheduler when it was not released.
+        """
+        await self._control("/resume_memory_occupation", {"tags": list(tags)})
 
     async def abort(self, rid: str | None = None) -> None:
         """Cut one generation, or all of them when no id is given."""
@@ -340,7 +353,7 @@ class SGLangClient:
                 method,
                 url,
                 # From a file, long bodies are sent in pieces, and others have their turn between.
-                data=None if body is None else BytesIO(json.dumps(body).encode()),
+                data=None if body is None else BytesIO(_encoded(body, url)),
                 headers=headers | _JSON_BODY if body is not None else headers,
                 timeout=limits or self._control_timeout,
             ) as response:
@@ -396,15 +409,24 @@ def _socket_that_notices_a_dead_peer(address: aiohttp.AddrInfoType) -> socket.so
 
 def _error_text(content: bytes, reason: str | None) -> str:
     try:
-        body = json.loads(content)
+        body = orjson.loads(content)
     except ValueError:
         body = content.decode(errors="replace") or reason
     return " ".join(error_message(body).split())
 
 
+def _encoded(body: Mapping[str, Any], url: str) -> bytes:
+    # Not the standard library's JSON: a long prompt's ids would hold up all other rollouts for
+    # milliseconds, a hundred times as long.
+    try:
+        return orjson.dumps(body)
+    except TypeError as error:
+        raise InferenceError(f"{url} cannot be asked: the request is no JSON ({error})") from error
+
+
 def _json(content: bytes, base_url: str) -> Any:
     try:
-        return json.loads(content)
+        return orjson.loads(content)
     except ValueError as error:
         raise InferenceError(f"{base_url} answered with something that is not JSON") from error
 

@@ -112,29 +112,20 @@ def checked(name: str, arguments: object, id_: str = "", *, key: str = "argument
     """
     if not name.strip():
         raise FormatError("the call names no tool")
-    if isinstance(arguments, str):
+    if isinstance(arguments, str) and arguments.strip():
         # Some models write the arguments as OpenAI's wire form has them: JSON inside a string.
         text = arguments.strip()
         arguments, end = decode_object(text, 0, f'"{key}"')
         if end != len(text):
             raise FormatError(f'"{key}" must be one JSON object', name)
+    if arguments is None or isinstance(arguments, str):
+        arguments = {}  # so do many write that there are none
     if not isinstance(arguments, dict):
         raise FormatError(f'"{key}" must be a JSON object', name)
     problem = _unstorable([name, arguments, id_], -1)
     if problem is not None:
         raise FormatError(problem, name)
     return ParsedCall(name.strip(), arguments, None, id_)
-
-
-def parameters_of(name: str, tools: Tools) -> Mapping[str, Any]:
-    """Return the JSON schemas of a tool's parameters by name; none for an unknown tool."""
-    for tool in tools:
-        function = tool.get("function", tool)
-        if function.get("name") == name:
-            schema = function.get("parameters") or {}
-            properties = schema.get("properties")
-            return properties if isinstance(properties, Mapping) else {}
-    return {}
 
 
 def _unstorable(value: object, depth: int) -> str | None:

@@ -11,9 +11,10 @@ passes untouched, and so tokenises as the model's own template would have it.
 import copy
 import json
 import re
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, TypeVar, cast
 
 from tokenizers import Tokenizer
@@ -27,6 +28,8 @@ _ASSISTANT_TAGS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 _FIRST_MARKER = 0xF0000
 _PRIVATE_USE_RANGE = "\U000f0000-\U0010fffd"
 _PRIVATE_USE = re.compile(f"[{_PRIVATE_USE_RANGE}]")
+KNOWN_BEGINNINGS = 32
+"""Rendered prompts whose ids are kept."""
 
 
 def _pattern(literals: Iterable[str]) -> re.Pattern[str]:
@@ -105,6 +108,7 @@ class ForeignText:
         self._suspicious = re.compile(f"[{edges}{_PRIVATE_USE_RANGE}]")
         self._longest = max((len(text) for text in literals), default=0)
         self._plain: dict[str, list[int]] = {}
+        self._beginning_ids = lru_cache(KNOWN_BEGINNINGS)(self._encode_beginning)
         self._known_tools: tuple[list[Mapping[str, Any]], tuple[str, ...]] = ([], ())
         self._anchor = next(
             (
@@ -190,13 +194,17 @@ class ForeignText:
             raise RenderError("foreign text would turn into control tokens under this tokenizer")
         return ids
 
-    def _encode_piece(self, text: str, *, after_token: bool) -> list[int]:
+    def _encode_piece(self, text: str, *, after_token: bool) -> Iterable[int]:
         if not after_token or self._anchor is None:
-            return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+            return self._beginning_ids(text)
         literal, anchor_id = self._anchor
-        ids = list(self._tokenizer.encode(literal + text, add_special_tokens=False).ids)
+        ids: list[int] = self._tokenizer.encode(literal + text, add_special_tokens=False).ids
         assert ids[0] == anchor_id
         return ids[1:]
+
+    def _encode_beginning(self, text: str) -> "array[int]":
+        """Return the ids of text that follows nothing; the tries of a group all begin alike."""
+        return array("i", self._tokenizer.encode(text, add_special_tokens=False).ids)
 
     def _plain_ids(self, literal: str) -> list[int]:
         """Return the ids of a literal as plain characters."""

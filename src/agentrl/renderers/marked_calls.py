@@ -1,8 +1,7 @@
-"""Formats that mark a call's parts with tags or tokens: Qwen3-Coder, Kimi K2, DeepSeek."""
+"""Formats that mark a call's parts with tags or tokens: Qwen3-Coder, GLM, Kimi K2, DeepSeek."""
 
-import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from agentrl.renderers.call_values import (
@@ -11,13 +10,12 @@ from agentrl.renderers.call_values import (
     Section,
     Tools,
     checked,
-    decode_json,
     decode_object,
-    parameters_of,
     refused,
     skip_space,
 )
 from agentrl.renderers.json_calls import block_end
+from agentrl.renderers.typed_values import Parameters
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _FUNCTION = re.compile(r"\s*<function=([^>\n]*)>")
@@ -26,15 +24,22 @@ _PARAMETER = re.compile(r"\s*<parameter=([^>\n]*)>")
 _PARAMETER_END = re.compile(r"</parameter>\s*(?=<parameter=|</function>\s*</tool_call>)")
 _FUNCTION_END = re.compile(r"\s*</function>\s*</tool_call>")
 
+_GLM_NAME = re.compile(r"\s*([^\s<][^\n<]*)")
+_GLM_KEY = re.compile(r"\s*<arg_key>([^<\n]*)</arg_key>\s*<arg_value>")
+_GLM_VALUE_END = re.compile(r"</arg_value>(?=\s*(?:<arg_key>|</tool_call>))")
+
 _KIMI_SECTION, _KIMI_SECTION_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
 _KIMI_CALL, _KIMI_END = "<|tool_call_begin|>", "<|tool_call_end|>"
 _KIMI_ARGUMENTS = "<|tool_call_argument_begin|>"
-_KIMI_HEAD = re.compile(r"\s*((?:functions\.)?([^\s:<]+?)(?::\d+)?)\s*(?=<\|tool_call_argument)")
+_KIMI_HEAD = re.compile(
+    rf"\s*((?:functions\.)?([^\s:<]+?)(?::\d+)?)\s*{re.escape(_KIMI_ARGUMENTS)}\s*"
+)
 
 _DEEPSEEK_SECTION = "<｜tool▁calls▁begin｜>"  # noqa: RUF001
 _DEEPSEEK_SECTION_END = "<｜tool▁calls▁end｜>"  # noqa: RUF001
 _DEEPSEEK_CALL, _DEEPSEEK_END = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"  # noqa: RUF001
 _DEEPSEEK_SEPARATOR = "<｜tool▁sep｜>"  # noqa: RUF001
+_DEEPSEEK_HEAD = re.compile(rf"([^<\n]{{1,256}}){re.escape(_DEEPSEEK_SEPARATOR)}")
 KIMI_TOKENS = (_KIMI_SECTION, _KIMI_SECTION_END, _KIMI_CALL, _KIMI_END, _KIMI_ARGUMENTS)
 DEEPSEEK_TOKENS = (
     *(_DEEPSEEK_SECTION, _DEEPSEEK_SECTION_END),
@@ -64,7 +69,7 @@ def _xml_call(text: str, position: int, tools: Tools) -> tuple[ParsedCall, int]:
     if function is None:
         raise FormatError(f"expected <function=NAME> after {_OPEN}")
     name, position = function[1].strip(), function.end()
-    schemas = parameters_of(name, tools)
+    parameters = Parameters(name, tools)
     arguments: dict[str, Any] = {}
     while (parameter := _PARAMETER.match(text, position)) is not None:
         key = parameter[1].strip()
@@ -74,7 +79,7 @@ def _xml_call(text: str, position: int, tools: Tools) -> tuple[ParsedCall, int]:
         raw = text[parameter.end() : end.start()].removeprefix("\n").removesuffix("\n")
         if key in arguments:
             raise FormatError(f"parameter {key!r} is given twice", name)
-        arguments[key] = _typed(name, key, raw, schemas.get(key))
+        arguments[key] = parameters.value(key, raw)
         position = end.end()
     end = _FUNCTION_END.match(text, position)
     if end is None:
@@ -82,71 +87,42 @@ def _xml_call(text: str, position: int, tools: Tools) -> tuple[ParsedCall, int]:
     return checked(name, arguments), end.end()
 
 
-def _typed(name: str, key: str, raw: str, schema: object) -> object:
-    """Return the value that a parameter's text stands for under its schema."""
-    kinds = _kinds(schema)
-    if not kinds or kinds == {"string"}:
-        return raw
-    value = _as_json(raw.strip())
-    if _kind_fits(value, kinds):
-        return value
-    if "string" in kinds:
-        return raw
-    raise FormatError(f"parameter {key!r}: {raw[:80]!r} is not of type {', '.join(kinds)}", name)
+def scan_glm(text: str, start: int, tools: Tools) -> Section | None:
+    r"""Find `<tool_call>f\n<arg_key>p</arg_key>\n<arg_value>value</arg_value></tool_call>`.
 
-
-def _as_json(text: str) -> object:
-    """Return what a text means as JSON; words as Python writes them are taken too."""
-    words: dict[str, object] = {"true": True, "false": False, "none": None, "null": None}
-    if text.lower() in words:
-        return words[text.lower()]
+    Values are plain text; the tool's schema says what they mean.
+    """
+    begin = text.find(_OPEN, start)
+    if begin < 0:
+        return None
+    inside = begin + len(_OPEN)
     try:
-        value, end = decode_json(text, 0)
-    except FormatError:
-        return text
-    return value if end == len(text) else text
+        call, end = _glm_call(text, inside, tools)
+    except FormatError as error:
+        return Section(begin, [refused(error)], block_end(text, inside, _OPEN, _CLOSE))
+    return Section(begin, [call], end)
 
 
-def _kind_fits(value: object, kinds: set[str]) -> bool:
-    if value is None:
-        return "null" in kinds
-    if isinstance(value, bool):
-        return "boolean" in kinds
-    if isinstance(value, float):
-        return "number" in kinds
-    if isinstance(value, int):
-        return bool(kinds & {"number", "integer"})
-    # A text that a schema of other kinds is held against did not turn out to be one of them.
-    return (isinstance(value, list) and "array" in kinds) or (
-        isinstance(value, dict) and "object" in kinds
-    )
-
-
-def _kinds(schema: object) -> set[str]:
-    """Return the JSON types that a schema admits; none if it does not say."""
-    if not isinstance(schema, Mapping):
-        return set()
-    kind = schema.get("type")
-    if isinstance(kind, str):
-        return {kind}
-    if isinstance(kind, list):
-        return {str(one) for one in kind}
-    parts = [part for key in ("anyOf", "oneOf") for part in schema.get(key) or ()]
-    if parts:
-        return set().union(*map(_kinds, parts))
-    values = schema.get("enum") or ([schema["const"]] if "const" in schema else [])
-    return {_KIND_NAMES[json.dumps(value)[0]] for value in values} if values else set()
-
-
-_KIND_NAMES = {
-    **dict.fromkeys("-0123456789", "number"),
-    '"': "string",
-    "t": "boolean",
-    "f": "boolean",
-    "n": "null",
-    "[": "array",
-    "{": "object",
-}
+def _glm_call(text: str, position: int, tools: Tools) -> tuple[ParsedCall, int]:
+    head = _GLM_NAME.match(text, position)
+    if head is None:
+        raise FormatError(f"expected the tool's name after {_OPEN}")
+    name, position = head[1].strip(), head.end()
+    parameters = Parameters(name, tools)
+    arguments: dict[str, Any] = {}
+    while (found := _GLM_KEY.match(text, position)) is not None:
+        key = found[1].strip()
+        end = _GLM_VALUE_END.search(text, found.end())
+        if end is None:
+            raise FormatError(f"argument {key!r} has no end", name)
+        if key in arguments:
+            raise FormatError(f"argument {key!r} is given twice", name)
+        arguments[key] = parameters.value(key, text[found.end() : end.start()])
+        position = end.end()
+    position = skip_space(text, position)
+    if not text.startswith(_CLOSE, position):
+        raise FormatError(f"expected <arg_key> or {_CLOSE}", name)
+    return checked(name, arguments), position + len(_CLOSE)
 
 
 def scan_kimi_k2(text: str, start: int, tools: Tools) -> Section | None:
@@ -158,9 +134,8 @@ def _kimi_call(text: str, position: int) -> tuple[ParsedCall, int]:
     head = _KIMI_HEAD.match(text, position)
     if head is None:
         raise FormatError(f"expected functions.NAME:NUMBER and {_KIMI_ARGUMENTS}")
-    position = text.index(_KIMI_ARGUMENTS, head.end()) + len(_KIMI_ARGUMENTS)
     try:
-        arguments, end = decode_object(text, skip_space(text, position), _KIMI_ARGUMENTS)
+        arguments, end = decode_object(text, head.end(), _KIMI_ARGUMENTS)
         return checked(head[2], arguments, head[1]), _closed(text, end, _KIMI_END)
     except FormatError as error:
         raise FormatError(str(error), head[2]) from None
@@ -173,11 +148,10 @@ def scan_deepseek(text: str, start: int, tools: Tools) -> Section | None:
 
 
 def _deepseek_call(text: str, position: int) -> tuple[ParsedCall, int]:
-    separator = text.find(_DEEPSEEK_SEPARATOR, position)
-    if separator < 0:
+    head = _DEEPSEEK_HEAD.match(text, position)
+    if head is None:
         raise FormatError(f"expected NAME{_DEEPSEEK_SEPARATOR}")
-    name = text[position:separator].strip()
-    position = separator + len(_DEEPSEEK_SEPARATOR)
+    name, position = head[1].strip(), head.end()
     fence = _FENCED.match(text, position) if name == "function" else None
     try:
         if fence is None:

@@ -132,6 +132,8 @@ class _Splitter:
         self._format = format_
         self._tools = tools
         self._has_thought = False
+        self._has_said = False
+        self._next: tuple[int, Section | None] | None = None
         self.reasoning: list[str] = []
         self.said: list[str] = []
         self.prose: list[str] = []
@@ -180,6 +182,7 @@ class _Splitter:
             # Its beginning is missing: the prompt may have opened the block.
             self.reasoning += [*self.said, text[position:close]]
             self.said.clear()
+            self._has_said = False
             if not self._has_thought:
                 self.calls.clear()
             self._has_thought = True
@@ -187,25 +190,37 @@ class _Splitter:
             self.prose.append(text[position:end])
             return end
         if open_ >= 0:
-            self.said.append(text[position:open_])
+            self._say(text[position:open_])
             end = self._think(open_ + len(_OPEN))
             self.prose.append(text[position:end])
             return end
-        self.said.append(text[position:until])
+        self._say(text[position:until])
         self.prose.append(text[position:until])
         if section is None:
             return len(text)
         self.calls += section.calls
         return section.end
 
+    def _say(self, text: str) -> None:
+        self.said.append(text)
+        self._has_said = self._has_said or bool(text.strip())
+
     def _section(self, position: int) -> Section | None:
         leading = self._format.scan_leading
-        if leading is not None and not self.calls and not "".join(self.said).strip():
+        if leading is not None and not self.calls and not self._has_said:
             section = leading(self._text, position, self._tools)
             if section is not None:
                 return section
         return self._marked(position)
 
     def _marked(self, position: int) -> Section | None:
-        scan = self._format.scan
-        return None if scan is None else scan(self._text, position, self._tools)
+        """Return the next section of calls; it is looked for once, however often it is asked for."""
+        if self._format.scan is None:
+            return None
+        if self._next is not None:
+            begin, section = self._next
+            if begin <= position and (section is None or position <= section.start):
+                return section
+        section = self._format.scan(self._text, position, self._tools)
+        self._next = position, section
+        return section

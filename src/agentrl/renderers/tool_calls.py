@@ -19,6 +19,7 @@ from agentrl.renderers.marked_calls import (
     DEEPSEEK_TOKENS,
     KIMI_TOKENS,
     scan_deepseek,
+    scan_glm,
     scan_kimi_k2,
     scan_qwen3_coder,
 )
@@ -78,6 +79,9 @@ _QWEN3_CODER = ToolCallFormat(
     scan_qwen3_coder,
     begin=lambda tool: "<tool_call>\n<function=" + ("" if tool is None else f"{tool}>\n"),
 )
+_GLM = ToolCallFormat(
+    scan_glm, begin=lambda tool: "<tool_call>" + ("" if tool is None else f"{tool}\n")
+)
 _LLAMA3 = ToolCallFormat(
     scan_llama3,
     scan_llama3_bare,
@@ -108,6 +112,7 @@ _FORMATS: dict[str, ToolCallFormat] = {
     "qwen": _HERMES,
     "qwen25": _HERMES,
     "qwen3_coder": _QWEN3_CODER,
+    "glm45": _GLM,
     "llama3": _LLAMA3,
     "mistral": _MISTRAL,
     "kimi_k2": _KIMI_K2,
@@ -126,6 +131,7 @@ _GIVEAWAYS = (
     ("[TOOL_CALLS]", "mistral"),
     ("<|tool_call_start|>", "minicpm"),
     ("<function=", "qwen3_coder"),
+    ("<arg_key>", "glm45"),
     ("<tool_call>", "hermes"),
     ("<|python_start|>", "pythonic"),
     ("[func_name1(", "pythonic"),

@@ -1,17 +1,6 @@
 """The final answer in what a model said."""
 
-import re
-
-from agentrl.errors import ConfigError
 from agentrl.renderers.reply import split_reasoning
-
-_TAG_NAME = re.compile(r"[A-Za-z_][\w.-]*\Z")
-
-
-def check_answer_schema(schema: str) -> None:
-    """Raise ConfigError unless `schema` is `boxed` or could be the name of a tag."""
-    if not _TAG_NAME.match(schema):
-        raise ConfigError(f"answer_schema {schema!r}: expected `boxed` or the name of a tag")
 
 
 def extract_answer(text: str, schema: str = "answer") -> str | None:

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar, overload
 
@@ -30,6 +31,9 @@ class Verdict:
 
 ScoringFunction = Callable[..., float | Verdict | Awaitable[float | Verdict]]
 """`(answer, truth)` or `(answer, truth, agent_config)`, plain or async."""
+
+ENTRY_POINTS = "agentrl.scorers"
+"""Group of entry points by which installed packages bring scoring functions."""
 
 # Apart from the event loop's own pool, which name look-ups and file reads wait for.
 _threads = ThreadPoolExecutor(4, thread_name_prefix="scorer")
@@ -112,7 +116,7 @@ def _to_float(name: str, value: object) -> float:
 
 
 class MCPScorerFactory:
-    """The scorers that a task may name.
+    """The scorers that a task may name: registered ones, and those of installed packages.
 
     Example:
         @MCPScorerFactory.register_scorer("length")
@@ -175,21 +179,40 @@ class MCPScorerFactory:
         """Return the scorer of that name.
 
         Raises:
-            ConfigError: there is none; the known ones are listed.
+            ConfigError: there is none (the known ones are listed), or the package that brings it
+                fails on import.
         """
+        if name not in cls._scorers:
+            cls._load_installed(name)
         if name in cls._scorers:
             return cls._scorers[name]
-        near = get_close_matches(name, cls._scorers, n=1)
+        near = get_close_matches(name, cls.names(), n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise ConfigError(f"unknown scorer {name!r}{hint} (known: {', '.join(cls.names())})")
 
     @classmethod
     def names(cls) -> list[str]:
         """Return all known names, sorted."""
-        return sorted(cls._scorers)
+        return sorted({*cls._scorers, *entry_points(group=ENTRY_POINTS).names})
+
+    @classmethod
+    def _load_installed(cls, name: str) -> None:
+        """Register the scoring function that an installed package brings under this name."""
+        found = entry_points(group=ENTRY_POINTS)
+        if name not in found.names:
+            return
+        try:
+            function = found[name].load()
+        except Exception as error:
+            raise ConfigError(f"scorer {name!r}: {type(error).__name__}: {error}") from error
+        # Its module may have registered it by the decorator, with a version of its own.
+        if name not in cls._scorers:
+            cls.register_scorer(name, function)
 
 
 def _takes_config(name: str, function: ScoringFunction) -> bool:
+    if not callable(function):
+        raise ConfigError(f"scorer {name!r}: {function!r} is no function")
     parameters = inspect.signature(function).parameters.values()
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     positional = [parameter for parameter in parameters if parameter.kind in kinds]

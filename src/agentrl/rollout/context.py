@@ -17,6 +17,10 @@ from agentrl.tools import McpToolBox
 class Scoring(Protocol):
     """The scorers, as rollouts see them."""
 
+    def check(self, scorer: str) -> None:
+        """Raise ConfigError unless answers can be judged by this scorer."""
+        ...
+
     def extract_answer(self, text: str, schema: str) -> str | None:
         """Return the final answer that the text gives, or None."""
         ...
@@ -98,6 +102,15 @@ class RolloutContext:
         """The images that rollouts show."""
         return ImageLibrary(self.store, int(self.rollout.max_image_megabytes * 2**20))
 
+    def check_scorer(self, task: MCPTask) -> None:
+        """Refuse a task that could be played here, but not scored.
+
+        Raises:
+            ConfigError: see `Scoring.check`.
+        """
+        if self.rollout.scoring == "own":
+            self.scoring.check(self._scorer_of(task))
+
     async def score(self, task: MCPTask, answer: str | None, *, no_answer: str) -> Score:
         """Let a task's scorer judge an answer; a rollout without one scores 0.
 
@@ -111,12 +124,14 @@ class RolloutContext:
         Raises:
             ScoringError: no verdict could be had; the score stays missing and is tried again.
         """
-        other = self.live.current.scorer
-        if other is not None and task.split == "train":
-            task = task.model_copy(update={"scorer": other})
+        task = task.model_copy(update={"scorer": self._scorer_of(task)})
         if answer is None:
             return Score(scorer=task.scorer, value=0.0, detail=no_answer)
         return await self.scoring.score(task, answer)
+
+    def _scorer_of(self, task: MCPTask) -> str:
+        other = self.live.current.scorer
+        return task.scorer if other is None or task.split != "train" else other
 
     def sampling_params(self, split: Split, **overrides: Any) -> SamplingParams:
         """Return how tokens of a rollout in this split are drawn."""

@@ -25,6 +25,7 @@ from agentrl.errors import DatasetError
 from agentrl.rollout.entries import BadEntry, read_entries
 from agentrl.rollout.entry_images import entry_images, first_user_content
 from agentrl.schema import MCPTask, Split
+from agentrl.schema.tasks import is_answer_schema
 
 _QUERY_KEYS = (
     *("query", "question", "Question", "q", "query_prompt"),
@@ -316,13 +317,18 @@ def _question(entry: Any, defaults: DataSection, where: str, folder: Path) -> Qu
         answer=_answer(entry),
         aug_answers=_aug_answers(entry),
         scorer=_text(entry.get("scorer") or defaults.default_scorer, "scorer"),
-        answer_schema=_text(
-            entry.get("answer_schema") or defaults.default_answer_schema, "answer_schema"
-        ),
+        answer_schema=_answer_schema(entry, defaults),
         system_prompt=_text(entry.get("system_prompt") or defaults.system_prompt or "", "prompt"),
         tags=_tags(entry),
         images=entry_images(entry, folder),
     )
+
+
+def _answer_schema(entry: Mapping[str, Any], defaults: DataSection) -> str:
+    given = _text(entry.get("answer_schema") or defaults.default_answer_schema, "answer_schema")
+    if not is_answer_schema(given):
+        raise BadEntry(f"answer_schema {given!r}: expected `boxed` or the name of a tag")
+    return given
 
 
 def _query(entry: Mapping[str, Any]) -> str | None:

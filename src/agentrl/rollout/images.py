@@ -44,7 +44,8 @@ class ImageLibrary:
         """Return stored images as `data:` URLs, in the order of their addresses."""
         urls = {address: self._inlined.get(address) for address in addresses}
         missing = [address for address, url in urls.items() if url is None]
-        for address, image in zip(missing, await self._store.images(missing), strict=True):
+        found = await self._store.images(missing) if missing else ()
+        for address, image in zip(missing, found, strict=True):
             urls[address] = image.data_url
             self._remember(address, image.data_url)
         return tuple(url for address in addresses if (url := urls[address]) is not None)

@@ -62,6 +62,7 @@ class MCPSampler(AsyncSampler[MCPTask]):
 
     async def run(self) -> RolloutResult:
         """Play turns until an answer or a limit."""
+        self.context.check_scorer(self.task)
         async with self.context.toolbox.for_rollout() as tools:
             self._question = await self._question_shown()
             schemas = tuple(spec.openai() for spec in tools.specs)
@@ -168,6 +169,9 @@ class MCPSampler(AsyncSampler[MCPTask]):
         ]
 
     async def _call(self, call: ToolCall, tools: ToolBox) -> ToolResult:
+        if self._num_calls >= self.context.rollout.max_tool_calls:
+            raise LimitReached("tool_calls_limit")
+        self._num_calls += 1
         if call.format_error is not None:
             return ToolResult(
                 call_id=call.id,
@@ -175,9 +179,6 @@ class MCPSampler(AsyncSampler[MCPTask]):
                 content=f"format error: {call.format_error}",
                 is_error=True,
             )
-        if self._num_calls >= self.context.rollout.max_tool_calls:
-            raise LimitReached("tool_calls_limit")
-        self._num_calls += 1
         recorded = self.recorded_result(call.id)
         if recorded is None:
             recorded = await self._in_time(self._shortened(call, tools))

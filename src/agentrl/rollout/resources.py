@@ -124,6 +124,9 @@ def _context_length(model_dir: Path) -> int | None:
 class _NoScoring:
     """Stands in where a sampler class brings its own evaluation."""
 
+    def check(self, scorer: str) -> None:
+        raise ConfigError("no scorers were given to the scheduler; MCPSampler needs them")
+
     def extract_answer(self, text: str, schema: str) -> str | None:
         raise ConfigError("no scorers were given to the scheduler; MCPSampler needs them")
 

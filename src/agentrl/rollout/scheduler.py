@@ -19,6 +19,7 @@ from agentrl.rollout.registry import sampler_class_for
 from agentrl.rollout.resources import open_context
 from agentrl.rollout.slots import MakeSampler
 from agentrl.schema import Record, Split, Task
+from agentrl.store import TrajectoryStore
 
 log = logging.getLogger(__name__)
 
@@ -82,9 +83,17 @@ class SamplingScheduler:
             async with open_context(self._config, self._scoring, self._summaries) as context:
                 if self._dataset is not None:
                     log.info("%d new tasks", await context.store.add_tasks(self._dataset))
+                await self._check_scorers(context.store)
                 self._loop = SamplingLoop(context, self.owner, self._make_sampler, self._splits)
                 await self._loop.run(self._stop, self._abandoned)
         return 130 if self._abandoned.is_set() else 0
+
+    async def _check_scorers(self, store: TrajectoryStore) -> None:
+        """Refuse what could be played but not scored; tasks that come later are looked at then."""
+        if self._scoring is None or self._config.rollout.scoring == "elsewhere":
+            return
+        for scorer in await store.open_scorers(self._splits):
+            self._scoring.check(scorer)
 
     def stop(self) -> None:
         """Ask for a graceful end; asked a second time, end at once."""

@@ -34,6 +34,10 @@ class RegisteredScoring:
         """The language models that AgentRL asks for help."""
         return self._agent_config
 
+    def check(self, scorer: str) -> None:
+        """Raise ConfigError if there is no such scorer, or it lacks its configuration."""
+        MCPScorerFactory.get_scorer(scorer).check(self._agent_config)
+
     def extract_answer(self, text: str, schema: str) -> str | None:
         """Return the final answer that the text gives, or None."""
         return extract_answer(text, schema)

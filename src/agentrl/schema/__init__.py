@@ -11,6 +11,7 @@ from agentrl.schema.records import (
     RecordStatus,
     Score,
     score_of,
+    task_of_record,
 )
 from agentrl.schema.runs import (
     SCHEMA_VERSION,
@@ -85,6 +86,7 @@ __all__ = [
     "rebuild_prompts",
     "register_task_type",
     "score_of",
+    "task_of_record",
     "token_versions",
     "utc_now",
 ]

@@ -134,6 +134,11 @@ class Record(Value):
         return score_of((self.score, *self.more_scores), scorer, version)
 
 
+def task_of_record(record_id: str) -> str:
+    """Return the id of the Task that a Record is a try of."""
+    return record_id.rpartition("/")[0]
+
+
 def score_of(
     scores: Iterable[Score | None], scorer: str, version: str | None = None
 ) -> Score | None:

@@ -87,11 +87,16 @@ class Run(Value):
     and finished-but-untrained records stay within that many steps' worth."""
     trainer_leases: dict[str, Lease] = Field(default_factory=dict)
     """Consumer name -> lease of the trainer that holds it."""
+    trainer_has_device: bool = False
+    """The servers are asleep, or are told to be, and the trainer computes on their device. Means
+    nothing once the trainer's lease has run out."""
     created_at: datetime = Field(default_factory=utc_now)
     updated_at: datetime = Field(default_factory=utc_now)
 
 
-ServiceStatus = Literal["up", "updating", "down"]
+ServiceStatus = Literal["up", "updating", "asleep", "down"]
+"""`updating` and `asleep` servers hold requests until they go on; `asleep`: the memory of weights and
+cache is the trainer's."""
 
 _FULL_SHARE = 0.9
 _QUEUE_SHARE = 8

@@ -89,6 +89,8 @@ def _sglang(
     argv += ["--mem-fraction-static", str(inference.inf_mem_ratio)]
     argv += ["--max-running-requests", str(inference.max_running_requests)]
     argv += ["--sampling-defaults", "openai"]
+    if inference.colocated:
+        argv.append("--enable-memory-saver")
     if model.router_replay:
         argv.append("--enable-return-routed-experts")
     if inference.tool_call_parser in _SGLANG_TOOL_CALL_PARSERS:

@@ -22,6 +22,7 @@ from agentrl.inference.faults import ServerRefused
 from agentrl.processes.supervisor import Supervisor
 from agentrl.schema import InferenceService, Policy, ServerLoad, ServiceStatus
 from agentrl.server.engine import EngineProcess
+from agentrl.server.turns import Turns, Unusable
 from agentrl.store import TrajectoryStore
 from agentrl.weight_sync.adapters import is_of_same_run
 from agentrl.weight_sync.update import Served, bring_to, served
@@ -47,14 +48,10 @@ class ServerPlan:
     url: str | None
     """Address of a server that somebody else runs; None for one that is started here."""
     model_path: Path
-    """Weights of version 0."""
+    """Weights of version 0; of a server that somebody else runs, just their name."""
     log_prefix: str
     """Path of the log file up to the port in its name."""
     seed: int
-
-
-class _Hung(InferenceError):
-    """The own server is there and answers nothing."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +85,11 @@ class ServerKeeper:
         """The newest adapter that the server was seen with."""
         self._retiring: set[asyncio.Task[None]] = set()
         self._load: ServerLoad | None = None
+        self._turns = (
+            Turns(store, self._latest_files, publish.publish_timeout_seconds)
+            if inference.colocated
+            else None
+        )
 
     async def run(self, stop: asyncio.Event, *, max_restarts: int, start_seconds: float) -> None:
         """Keep the server until `stop` is set.
@@ -107,6 +109,8 @@ class ServerKeeper:
                 num_deaths = 0
                 while num_deaths <= max_restarts:
                     started = time.monotonic()
+                    if self._turns is not None:
+                        await self._turns.until_device_is_free(stop)
                     self._address = await self._start(engine, start_seconds)
                     async with self._client() as client:
                         died = await self._live(client, engine, stop, start_seconds)
@@ -173,12 +177,12 @@ class ServerKeeper:
         died = asyncio.create_task(engine.wait()) if engine else asyncio.Future[int]()
         stopped = asyncio.create_task(stop.wait())
         try:
-            caring = asyncio.create_task(self._care(client, engine, start_seconds))
+            caring = asyncio.create_task(self._care(client, engine, stop, start_seconds))
             events: set[asyncio.Future[Any]] = {died, stopped, caring}
             done, _ = await asyncio.wait(events, return_when=asyncio.FIRST_COMPLETED)
             caring.cancel()
             await asyncio.wait({caring})
-            if caring in done and not isinstance(caring.exception(), _Hung):
+            if caring in done and not isinstance(caring.exception(), Unusable):
                 caring.result()  # it only ever ends with an error
             return stopped not in done
         finally:
@@ -188,9 +192,17 @@ class ServerKeeper:
                 retiring.cancel()
 
     async def _care(
-        self, client: SGLangClient, engine: EngineProcess | None, start_seconds: float
+        self,
+        client: SGLangClient,
+        engine: EngineProcess | None,
+        stop: asyncio.Event,
+        start_seconds: float,
     ) -> None:
         await self._until_healthy(client, engine, start_seconds)
+        if self._turns is not None:
+            # The trainer may have taken the device while the server started.
+            await self._turns.until_device_is_free(stop)
+            self._turns.start_anew()
         found = await self._catch_up(client)
         await self._store.register_service(
             InferenceService(
@@ -225,6 +237,8 @@ class ServerKeeper:
             await self._bear_silence(service, error, is_own=is_own)
             return
         self._answered_at = time.monotonic()
+        if self._turns is not None and not await self._turns.is_awake(client, service):
+            return
         try:
             if self._was_missed(service, found, policy):
                 found = await self._catch_up(client)
@@ -237,7 +251,12 @@ class ServerKeeper:
         except InferenceError as error:
             if service.status == "up":
                 logger.warning("server %s is taken out: %s", self._address.url, error)
-                await self._set_status("down", error=str(error))
+                await self._take_out(service, error)
+
+    async def _take_out(self, service: InferenceService, error: InferenceError) -> None:
+        await self._set_status("down", error=str(error))
+        if self._turns is not None and service.status == "up":
+            self._turns.note_taken_out()
 
     async def _bear_silence(
         self, service: InferenceService, error: InferenceError, *, is_own: bool
@@ -245,14 +264,15 @@ class ServerKeeper:
         """Take a silent server out.
 
         Raises:
-            _Hung: it is an own one, and has been silent for too long.
+            Unusable: it is an own one, and has been silent for too long.
         """
         silent_seconds = time.monotonic() - self._answered_at
         logger.warning("server %s does not answer: %s", self._address.url, error)
-        if service.status != "down":
-            await self._set_status("down", error=str(error))
+        # One that sleeps gets no work anyway, and is still the trainer's to wake.
+        if service.status not in ("down", "asleep"):
+            await self._take_out(service, error)
         if is_own and silent_seconds > self._inference.server_hang_seconds:
-            raise _Hung(f"silent for {silent_seconds:.0f} s")
+            raise Unusable(f"silent for {silent_seconds:.0f} s")
 
     def _was_missed(self, service: InferenceService, found: Served, policy: Policy | None) -> bool:
         """Whether this keeper, and not the publisher, has to bring the server up to date."""

@@ -24,12 +24,11 @@ async def run_server(config: RootConfig, uri: str) -> None:
         InferenceError: a server did not start, or died too often.
         StoreError: the store is unreachable.
     """
-    model_path = resolve_model(config.model.model_name_or_path)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, stop.set)
-    plans = _plans(config, model_path=model_path)
+    plans = _plans(config)
     async with TrajectoryStore.connect(uri, database=config.run.run_name) as store:
         keepers = [
             ServerKeeper(
@@ -52,9 +51,12 @@ async def run_server(config: RootConfig, uri: str) -> None:
                 )
 
 
-def _plans(config: RootConfig, *, model_path: Path) -> list[ServerPlan]:
-    run = config.run
-    urls: tuple[str | None, ...] = config.inference.inference_urls or (None,)
+def _plans(config: RootConfig) -> list[ServerPlan]:
+    run, given = config.run, config.inference.inference_urls
+    name = config.model.model_name_or_path
+    # Who only watches servers needs no weights, which may be large and not here.
+    model_path = Path(name) if given else resolve_model(name)
+    urls: tuple[str | None, ...] = given or (None,)
     return [
         ServerPlan(
             url=url,

@@ -130,6 +130,17 @@ class ProcessDoor(Door):
             changes["adapter"] = adapter
         return await self._change_service(service_id, {"$set": {**changes, "error": error}})
 
+    @operation("take up a sleeping server")
+    async def claim_sleeping_service(self, service_id: str) -> bool:
+        """Make a sleeping server `updating`; False where it is not asleep (any more).
+
+        Only whoever gets True wakes it: a server does not survive to be woken twice.
+        """
+        result = await self._services.update_one(
+            {"_id": service_id, "status": "asleep"}, {"$set": {"status": "updating"}}
+        )
+        return result.modified_count == 1
+
     async def _change_service(self, service_id: str, update: Document) -> InferenceService:
         document = await self._services.find_one_and_update(
             {"_id": service_id}, update, return_document=ReturnDocument.AFTER

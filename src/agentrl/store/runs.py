@@ -12,6 +12,7 @@ from agentrl.store.codec import Document, encode, from_document, to_document
 from agentrl.store.door import Door, operation
 from agentrl.store.expressions import after, lease, literal
 from agentrl.store.indexes import ledger_indexes
+from agentrl.store.ledger import DEFAULT_CONSUMER
 
 CONTROL_LOG_LENGTH = 200
 _AUDITED = "control_audited"
@@ -193,7 +194,7 @@ class RunDoor(Door):
         Raises:
             LeaseLost: another trainer took the name over.
         """
-        await self._set_trainer_expiry(consumer, after(lease_seconds))
+        await self._set_as_trainer(consumer, {_expiry(consumer): after(lease_seconds)})
 
     @operation("release the trainer's lease")
     async def release_trainer(self, consumer: str) -> None:
@@ -202,16 +203,35 @@ class RunDoor(Door):
         Raises:
             LeaseLost: another trainer took the name over.
         """
-        await self._set_trainer_expiry(consumer, {"$subtract": ["$$NOW", 1]})
+        await self._set_as_trainer(consumer, {_expiry(consumer): {"$subtract": ["$$NOW", 1]}})
 
-    async def _set_trainer_expiry(self, consumer: str, expires_at: Document) -> None:
-        field = f"trainer_leases.{consumer}"
+    @operation("say who has the device")
+    async def set_trainer_has_device(self, has_device: bool) -> None:
+        """Say whether the trainer, whose lease this store object acquired, has the servers' device.
+
+        Raises:
+            LeaseLost: another trainer took the name over.
+        """
+        await self._set_as_trainer(DEFAULT_CONSUMER, {"trainer_has_device": has_device})
+
+    @operation("read who has the device")
+    async def trainer_has_device(self) -> bool:
+        """Return whether a trainer that lives has the servers' device."""
+        lives = {"$gt": [f"${_expiry(DEFAULT_CONSUMER)}", "$$NOW"]}
+        found = await self._runs.find_one({"trainer_has_device": True, "$expr": lives}, {"_id": 1})
+        return found is not None
+
+    async def _set_as_trainer(self, consumer: str, changes: Document) -> None:
         result = await self._runs.update_one(
-            {f"{field}.fence": self._trainer_fences.get(consumer, -1)},
-            [{"$set": {f"{field}.expires_at": expires_at}}],
+            {f"trainer_leases.{consumer}.fence": self._trainer_fences.get(consumer, -1)},
+            [{"$set": changes}],
         )
         if result.matched_count == 0:
             raise LeaseLost(f"the trainer lease {consumer!r} belongs to another process now")
+
+
+def _expiry(consumer: str) -> str:
+    return f"trainer_leases.{consumer}.expires_at"
 
 
 def _check_consumer(consumer: str) -> None:

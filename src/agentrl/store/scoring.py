@@ -44,16 +44,14 @@ class ScoringDoor(SlotDoor, TurnDoor):
         return record, await self._task_of(record), await self._read_turns(record.turns)
 
     @operation("store a score")
-    async def set_score(self, record_id: str, fence: int, score: Score) -> Record:
+    async def set_score(self, record_id: str, fence: int, score: Score) -> None:
         """Store the score of a finished Record, and complete its group when it was the last.
 
         Raises:
             LeaseLost: the caller's lease is gone; nothing was written.
         """
         update = {"score": literal(encode(score.model_dump())), "error": None, "lease": None}
-        return await self._moves.submit(
-            Move(record_id=record_id, fence=fence, to="scored", update=update)
-        )
+        await self._moves.submit(Move(record_id=record_id, fence=fence, to="scored", update=update))
 
     @operation("add a score")
     async def add_score(self, record_id: str, score: Score) -> bool:

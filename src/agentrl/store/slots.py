@@ -151,7 +151,7 @@ class SlotDoor(TransitionDoor):
         outcome: Outcome,
         final_answer: str | None,
         lease_seconds: float,
-    ) -> Record:
+    ) -> None:
         """Store how the rollout ended; the lease goes on, for scoring.
 
         Raises:
@@ -165,7 +165,7 @@ class SlotDoor(TransitionDoor):
             "lease.expires_at": after(lease_seconds),
             "error": None,
         }
-        return await self._moves.submit(
+        await self._moves.submit(
             Move(record_id=record_id, fence=fence, to="finished", update=update)
         )
 

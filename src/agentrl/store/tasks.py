@@ -1,7 +1,7 @@
 """Tasks and the pending Records (slots) that belong to them."""
 
 import asyncio
-from collections.abc import AsyncIterable, AsyncIterator, Iterable
+from collections.abc import AsyncIterable, AsyncIterator, Collection, Iterable
 from itertools import islice
 from typing import Any
 
@@ -89,6 +89,14 @@ class TaskDoor(ImageDoor):
     ) -> int:
         """Return the number of tasks that fit."""
         return await self._tasks.count_documents(_only(split=split, tag=tag, status=status))
+
+    @operation("read the scorers")
+    async def open_scorers(self, splits: Collection[Split] | None = None) -> list[str]:
+        """Return the names of the scorers that tasks still to be completed want, sorted."""
+        wanted: Document = {"status": "created"}
+        if splits is not None:
+            wanted["split"] = {"$in": list(splits)}
+        return sorted(await self._tasks.distinct("scorer", wanted))
 
     async def iter_tasks(
         self,

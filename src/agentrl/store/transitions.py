@@ -8,9 +8,9 @@ from pymongo import AsyncMongoClient
 from pymongo.asynchronous.database import AsyncDatabase
 
 from agentrl.errors import LeaseLost
-from agentrl.schema import Record, RecordStatus
+from agentrl.schema import RecordStatus, task_of_record
 from agentrl.store.coalesce import Coalescer
-from agentrl.store.codec import Document, from_document
+from agentrl.store.codec import Document
 from agentrl.store.expressions import held, lease_lost, may_become
 from agentrl.store.groups import GroupDoor
 from agentrl.store.writes import update_each
@@ -36,8 +36,8 @@ class TransitionDoor(GroupDoor):
         super().__init__(client, database, uri)
         self._moves = Coalescer(self._move_all)
 
-    async def _move_all(self, moves: Sequence[Move]) -> list[Record | LeaseLost]:
-        await update_each(
+    async def _move_all(self, moves: Sequence[Move]) -> list[LeaseLost | None]:
+        matched = await update_each(
             self._records,
             [
                 (
@@ -47,18 +47,29 @@ class TransitionDoor(GroupDoor):
                 for move in moves
             ],
         )
-        cursor = self._records.find({"_id": {"$in": [move.record_id for move in moves]}})
-        found = {document["_id"]: document async for document in cursor}
-        # A record in the status under the mover's own fence was moved by it: now, or by an earlier
-        # try of the same request whose answer was lost.
-        moved = [
-            from_document(Record, found[move.record_id])
-            if move.record_id in found
-            and (found[move.record_id]["status"], found[move.record_id]["fence"])
-            == (move.to, move.fence)
-            else lease_lost(move.record_id, move.fence)
+        refused = {} if matched == len(moves) else await self._not_moved(moves)
+        ended = {
+            task_of_record(move.record_id)
             for move in moves
-        ]
-        ended = {r.task_id for r in moved if isinstance(r, Record) and r.status == "scored"}
+            if move.to == "scored" and move.record_id not in refused
+        }
         await self._complete_groups(ended)
-        return moved
+        return [refused.get(move.record_id) for move in moves]
+
+    async def _not_moved(self, moves: Sequence[Move]) -> dict[str, LeaseLost]:
+        """Return the error, by record id, of the moves that did not take place.
+
+        A record in the status under the mover's own fence was moved by it: now, or by an earlier
+        try of the same request whose answer was lost.
+        """
+        cursor = self._records.find(
+            {"_id": {"$in": [move.record_id for move in moves]}}, {"status": 1, "fence": 1}
+        )
+        found = {document["_id"]: document async for document in cursor}
+        return {
+            move.record_id: lease_lost(move.record_id, move.fence)
+            for move in moves
+            if move.record_id not in found
+            or (found[move.record_id]["status"], found[move.record_id]["fence"])
+            != (move.to, move.fence)
+        }

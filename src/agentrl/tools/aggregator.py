@@ -25,6 +25,7 @@ from agentrl.errors import ToolError
 from agentrl.tools.breaker import CircuitBreaker
 from agentrl.tools.config import McpServer, ToolsConfig, http_headers
 from agentrl.tools.faults import CallTimedOut, InvalidResult, describe
+from agentrl.tools.mending import mended
 
 logger = logging.getLogger(__name__)
 
@@ -158,7 +159,7 @@ class Aggregator:
         if status in (*_STATUS_NOT_SENT, *_STATUS_LOST):
             raise _Lost(f"HTTP {status}", sent=status in _STATUS_LOST)
         try:
-            body = response.json()
+            body = json.loads(mended(response.content))
         except ValueError as error:
             if status >= 400 or method == "GET":
                 raise self._error(
@@ -205,7 +206,6 @@ class AggregatedServer:
         self._aggregator = aggregator
         self._name = name
         self.server = aggregator.server
-        self.aggregator_name = aggregator.name
 
     async def call_tool(
         self, name: str, arguments: Mapping[str, Any], *, repeatable: bool

@@ -1,29 +1,16 @@
 """Which tool servers there are and how they are reached."""
 
-import json
-import os
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Sequence
 from difflib import get_close_matches
-from pathlib import Path
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 
 from agentrl.errors import ConfigError
 
 Transport = Literal["http", "sse", "stdio", "aggregator"]
-_TRANSPORT_NAMES: dict[str, Transport] = {
-    "http": "http",
-    "streamable-http": "http",
-    "streamable_http": "http",
-    "streamableHttp": "http",
-    "sse": "sse",
-    "stdio": "stdio",
-    "mcpapi": "aggregator",
-}
-_VARIABLE = re.compile(r"\$\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>[^}]*))?\}")
-_AGGREGATOR_SUFFIX = "/mcpapi"
+_SECRET_FLAG = re.compile(r"-\S*(?:key|token|secret|passw|auth|credential)\S*", re.IGNORECASE)
 
 
 class McpServer(BaseModel):
@@ -47,6 +34,8 @@ class McpServer(BaseModel):
     """Give every rollout its own connection: for servers that keep state in the session."""
     resumable: bool = False
     """The server keeps no state between calls: another sampler may go on with a rollout."""
+    written: tuple[str, ...] = Field(default=(), repr=False)
+    """Its address, or command and arguments, with environment variables still by name."""
 
     @model_validator(mode="after")
     def _check_address(self) -> Self:
@@ -61,10 +50,14 @@ class McpServer(BaseModel):
 
     @property
     def address(self) -> str:
-        """What to call the server in messages: never with credentials or query strings."""
+        """What to call the server in messages: never with credentials or query strings.
+
+        Environment variables are shown by name, since they often hold secrets.
+        """
         if self.url is None:
-            return " ".join([self.command or "", *self.args])
-        return re.sub(r"//[^/@]*@", "//", self.url).split("?", 1)[0]
+            return " ".join(_without_secrets(self.written or (self.command or "", *self.args)))
+        url = self.written[0] if self.written else self.url
+        return re.sub(r"//[^/@]*@", "//", url).split("?", 1)[0]
 
 
 class ToolsConfig(BaseModel):
@@ -100,6 +93,8 @@ class ToolsConfig(BaseModel):
     retry_lost_calls: bool = False
     """Also repeat calls whose answer was lost and that may have been carried out, for tools that
     do not declare themselves read-only or idempotent."""
+    refresh_seconds: float = Field(default=60.0, gt=0)
+    """How often the servers are asked for their tools anew; rollouts keep those they began with."""
     show_images: bool = False
     """The model sees: images in results are handed on with them instead of being described."""
     max_result_chars: int = Field(default=200_000, gt=0)
@@ -149,91 +144,15 @@ def http_headers(server: McpServer, config: ToolsConfig) -> dict[str, str]:
     return headers
 
 
-def load_mcp_servers(source: str | Path | Mapping[str, object]) -> dict[str, McpServer]:
-    """Read an `mcpServers` mapping: `{"mcpServers": {NAME: {"url": ...} | {"command": ...}}}`.
-
-    Args:
-        source: a mapping, JSON text, the path of a JSON file, or the address of a single HTTP
-            server (it is then called `default`; a path that ends with `/mcpapi` makes it an
-            AgentDock aggregator). The outer `mcpServers` key may be left out. `${NAME}` and
-            `${NAME:-default}` in its texts stand for environment variables.
-
-    Raises:
-        ConfigError: the source is missing or malformed; the server at fault is named.
-    """
-    if isinstance(source, Mapping):
-        data: object = source
-    elif isinstance(source, str) and re.match(r"https?://", source):
-        data = {"default": {"url": source}}
-    else:
-        data = _read_json(source)
-    if isinstance(data, Mapping) and "mcpServers" in data:
-        data = data["mcpServers"]
-    if not isinstance(data, Mapping) or not data:
-        raise ConfigError("mcpServers: expected a non-empty object of servers by name")
-    return {str(name): _parse_server(str(name), value) for name, value in data.items()}
-
-
-def _read_json(source: str | Path) -> object:
-    text, origin = str(source), "mcpServers"
-    if not text.lstrip().startswith("{"):
-        origin = text
-        try:
-            text = Path(source).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"MCP servers file {origin}: {error}") from error
-    try:
-        return json.loads(text)
-    except ValueError as error:
-        raise ConfigError(f"{origin}: not JSON ({error})") from error
-
-
-def _filled_in(name: str, value: object) -> object:
-    """Replace `${NAME}` and `${NAME:-default}` in all texts by environment variables."""
-    if isinstance(value, str):
-        return _VARIABLE.sub(lambda match: _variable(name, match), value)
-    if isinstance(value, Mapping):
-        return {key: _filled_in(name, part) for key, part in value.items()}
-    if isinstance(value, list):
-        return [_filled_in(name, part) for part in value]
-    return value
-
-
-def _variable(name: str, match: re.Match[str]) -> str:
-    value = os.environ.get(match["name"], match["default"])
-    if value is None:
-        raise ConfigError(
-            f"mcpServers.{name}: the environment variable {match['name']} is not set; "
-            "set it, or give a default as in ${NAME:-default}"
-        )
-    return value
-
-
-def _kind(fields: Mapping[str, object]) -> str:
-    if "command" in fields:
-        return "stdio"
-    path = str(fields.get("url", "")).split("?", 1)[0].rstrip("/")
-    return "mcpapi" if path.endswith(_AGGREGATOR_SUFFIX) else "http"
-
-
-def _parse_server(name: str, value: object) -> McpServer:
-    if not isinstance(value, Mapping):
-        raise ConfigError(f"mcpServers.{name}: expected an object")
-    fields = {key: _filled_in(name, part) for key, part in value.items()}
-    kind = fields.pop("type", None) or fields.pop("transport", None)
-    if kind is None:
-        kind = _kind(fields)
-    if kind not in _TRANSPORT_NAMES:
-        known = ", ".join(sorted(set(_TRANSPORT_NAMES)))
-        raise ConfigError(f"mcpServers.{name}: unknown transport {kind!r} (known: {known})")
-    # Other clients have separate limits for requests and streams; the longest call is the last one.
-    fields.pop("sse_read_timeout", None)
-    for limit in ("timeout", "client_session_timeout_seconds"):
-        if limit in fields:
-            fields["call_timeout_seconds"] = fields.pop(limit)
-    try:
-        return McpServer.model_validate({**fields, "transport": _TRANSPORT_NAMES[kind]})
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(["mcpServers", name, *map(str, first["loc"])])
-        raise ConfigError(f"{where}: {first['msg'].removeprefix('Value error, ')}") from error
+def _without_secrets(parts: Sequence[str]) -> list[str]:
+    """Return the words of a command line without what follows `--api-key` and the like."""
+    shown: list[str] = []
+    for number, part in enumerate(parts):
+        flag, equals, _ = part.partition("=")
+        if equals and _SECRET_FLAG.match(flag):
+            shown.append(f"{flag}=***")
+        elif number and _SECRET_FLAG.fullmatch(parts[number - 1]) and "=" not in parts[number - 1]:
+            shown.append("***")
+        else:
+            shown.append(part)
+    return shown

@@ -2,82 +2,24 @@
 
 import asyncio
 import logging
-import sys
-from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Mapping
 from typing import Any
 
-import httpx2
-from mcp import Client, MCPError, StdioServerParameters, stdio_client
-from mcp.client import Transport
-from mcp.client.sse import sse_client
-from mcp.client.streamable_http import streamable_http_client
+from mcp import Client, MCPError
 from mcp.shared.dispatcher import ProgressFnT
-from mcp.types import (
-    CONNECTION_CLOSED,
-    REQUEST_TIMEOUT,
-    CallToolResult,
-    Implementation,
-    Tool,
-)
+from mcp.types import CONNECTION_CLOSED, PARSE_ERROR, CallToolResult, Tool
 from pydantic import ValidationError
 
 from agentrl.errors import ToolError
 from agentrl.tools.breaker import CircuitBreaker
-from agentrl.tools.config import McpServer, ToolsConfig, http_headers
+from agentrl.tools.config import McpServer, ToolsConfig
 from agentrl.tools.faults import CallTimedOut, InvalidResult, describe
-from agentrl.tools.http_transport import FAILURE_KEY, FailureReportingTransport
+from agentrl.tools.http_transport import FAILURE_KEY
+from agentrl.tools.session import Session
 
 logger = logging.getLogger(__name__)
 
-_CLIENT_INFO = Implementation(name="agentrl", version="0.1.0")
 _PING_SECONDS = 5.0
-_READ_MARGIN_SECONDS = 30.0  # HTTP waits longer than the call may take, so that the call decides
-_MAX_EVENT_BYTES = 64 * 2**20
-
-
-class _Session:
-    """A live SDK client, owned by one task: the SDK must be left by the task that entered it."""
-
-    def __init__(self, server: McpServer, config: ToolsConfig) -> None:
-        self._server = server
-        self._config = config
-        self._stop = asyncio.Event()
-        self._opened: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
-        self._task = asyncio.create_task(self._own())
-
-    @property
-    def alive(self) -> bool:
-        return not self._task.done()
-
-    async def opened(self) -> Client:
-        """Wait until the handshake is done, and raise what went wrong with it."""
-        try:
-            async with asyncio.timeout(self._config.connect_timeout_seconds):
-                return await asyncio.shield(self._opened)
-        except BaseException:
-            await self.close()
-            raise
-
-    async def close(self) -> None:
-        self._stop.set()
-        if not self._opened.done():
-            self._task.cancel()
-        await asyncio.wait([self._task])
-
-    async def _own(self) -> None:
-        try:
-            async with _open_client(self._server, self._config) as client:
-                self._opened.set_result(client)
-                await self._stop.wait()
-        except Exception as error:  # noqa: BLE001  whatever ended it, callers learn of it
-            if self._opened.done():
-                logger.warning("lost MCP server at %s: %s", self._server.address, describe(error))
-            else:
-                self._opened.set_exception(error)
-        finally:
-            if not self._opened.done():
-                self._opened.cancel()
 
 
 class ServerConnection:
@@ -95,8 +37,9 @@ class ServerConnection:
             seconds=config.down_seconds,
             patience=config.down_patience_seconds,
         )
-        self._session: _Session | None = None
+        self._session: Session | None = None
         self._connecting = asyncio.Lock()
+        self._holds_state = False
 
     async def list_tools(self) -> list[Tool]:
         """Return all tools of the server.
@@ -115,6 +58,19 @@ class ServerConnection:
                     raise self._error("does not list its tools", error) from error
             await self._pause(attempt)
         raise AssertionError("unreachable")
+
+    async def list_tools_again(self) -> list[Tool]:
+        """Return what `list_tools` does, leaving the connection and the calls on it alone.
+
+        Raises:
+            ToolError: the server cannot be reached, or does not answer now.
+        """
+        client = await self._client()
+        try:
+            async with asyncio.timeout(self._config.connect_timeout_seconds):
+                return await _all_tools(client)
+        except (MCPError, TimeoutError, ValueError) as error:
+            raise self._error("does not list its tools", error) from error
 
     async def call_tool(
         self,
@@ -150,6 +106,7 @@ class ServerConnection:
             raise
         except ToolError:
             healthy = False
+            self._holds_state = False  # whatever was lost, the caller has been told
             raise
         finally:
             self._breaker.settle(healthy=healthy)
@@ -166,8 +123,14 @@ class ServerConnection:
         attempt = 0
         while True:
             client = await self._client()
+            self._holds_state = self.server.per_rollout
             try:
                 return await self._within_time(client, name, dict(arguments), on_progress)
+            except TimeoutError as error:
+                if await self._answers(client):
+                    raise CallTimedOut(f"no result within {self._timeout:g} s") from error
+                await self._drop(client)
+                raise self._error("stopped answering during a call", error) from error
             except (RuntimeError, ValidationError) as error:
                 # The SDK's ways to say that a result is not what the server promised.
                 logger.warning("%s", self._error(f"returned an invalid result of {name}", error))
@@ -190,21 +153,19 @@ class ServerConnection:
         """Call a tool; every progress that it reports grants it more time.
 
         Raises:
-            MCPError: with the code REQUEST_TIMEOUT when the time is over, too.
+            MCPError: the server answered with an error, or the connection failed.
+            TimeoutError: the time is over.
         """
         now = asyncio.get_running_loop().time
         at_the_latest = now() + self._longest
-        try:
-            async with asyncio.timeout(self._timeout) as limit:
+        async with asyncio.timeout(self._timeout) as limit:
 
-                async def grant(progress: float, total: float | None, message: str | None) -> None:
-                    limit.reschedule(min(now() + self._timeout, at_the_latest))
-                    if on_progress is not None:
-                        await on_progress(progress, total, message)
+            async def grant(progress: float, total: float | None, message: str | None) -> None:
+                limit.reschedule(min(now() + self._timeout, at_the_latest))
+                if on_progress is not None:
+                    await on_progress(progress, total, message)
 
-                return await client.call_tool(name, arguments, progress_callback=grant)
-        except TimeoutError:
-            raise MCPError(REQUEST_TIMEOUT, "timed out") from None
+            return await client.call_tool(name, arguments, progress_callback=grant)
 
     async def close(self) -> None:
         """End the connection; a started command is ended with it."""
@@ -213,31 +174,32 @@ class ServerConnection:
             await session.close()
 
     async def _may_repeat(self, client: Client, error: MCPError, *, repeatable: bool) -> bool:
-        """Whether to call again. False: the error is the server's own answer.
+        """Return whether a failed call may be tried again; False for the server's own errors.
 
         Raises:
-            CallTimedOut: the tool takes too long.
-            ToolError: the failure is one of infrastructure, and a second call might do harm.
+            InvalidResult: the result is larger than anybody could use.
+            ToolError: the infrastructure failed, and trying again might do harm.
         """
         failure = error.data.get(FAILURE_KEY) if isinstance(error.data, dict) else None
         if failure == "refused":
             raise self._error("refused the call", error) from error
-        if error.code == REQUEST_TIMEOUT:
-            if await self._answers(client):
-                raise CallTimedOut(f"no result within {self._timeout:g} s") from error
-            await self._drop(client)
-            raise self._error("stopped answering during a call", error) from error
+        if failure == "too_large":
+            raise InvalidResult(error.message) from error
+        if error.code == PARSE_ERROR:
+            raise self._error("answered with garbage", error) from error
         if failure == "session_ended":
             await self._drop(client)
         if failure in ("session_ended", "not_sent"):
             return True
-        if failure == "lost" or error.code == CONNECTION_CLOSED:
-            if failure is None:
-                await self._drop(client)
-            if repeatable or self._config.retry_lost_calls:
-                return True
-            raise self._error("was lost during a call", error) from error
-        return False
+        # Servers use the SDK's code for a closed connection for errors of their own.
+        closed = error.code == CONNECTION_CLOSED and not await self._answers(client)
+        if failure != "lost" and not closed:
+            return False
+        if closed:
+            await self._drop(client)
+        if repeatable or self._config.retry_lost_calls:
+            return True
+        raise self._error("was lost during a call", error) from error
 
     async def _answers(self, client: Client) -> bool:
         try:
@@ -248,12 +210,23 @@ class ServerConnection:
         return True
 
     async def _client(self) -> Client:
-        """Return the live client, connecting if there is none."""
+        """Return the live client, connecting if there is none.
+
+        Raises:
+            ToolError: the server cannot be reached; or the rollout's session with it was lost, in
+                which case the next call begins another.
+        """
         async with self._connecting:
             if self._session is not None and self._session.alive:
                 return await self._session.opened()
+            if self._holds_state:
+                self._holds_state = False
+                raise ToolError(
+                    f"MCP server {self.name!r} at {self.server.address} lost its session, and with "
+                    "it the state that earlier calls left there"
+                )
             for attempt in range(self._config.max_retries + 1):
-                session = _Session(self.server, self._config)
+                session = Session(self.server, self._config)
                 try:
                     client = await session.opened()
                 except Exception as error:
@@ -282,12 +255,6 @@ class ServerConnection:
         )
 
 
-def is_repeatable(tool: Tool) -> bool:
-    """Return whether a tool declares that calling it twice does no harm."""
-    hints = tool.annotations
-    return hints is not None and bool(hints.read_only_hint or hints.idempotent_hint)
-
-
 async def _all_tools(client: Client) -> list[Tool]:
     tools: list[Tool] = []
     cursor: str | None = None
@@ -297,46 +264,3 @@ async def _all_tools(client: Client) -> list[Tool]:
         if page.next_cursor is None or page.next_cursor == cursor:
             return tools
         cursor = page.next_cursor
-
-
-@asynccontextmanager
-async def _open_client(server: McpServer, config: ToolsConfig) -> AsyncIterator[Client]:
-    timeout = server.call_timeout_seconds or config.call_timeout_seconds
-    async with AsyncExitStack() as stack:
-        transport: Transport
-        if server.transport == "stdio":
-            transport = stdio_client(_stdio_parameters(server), errlog=sys.stderr)
-        elif server.transport == "sse":
-            transport = sse_client(
-                server.url or "",
-                headers=http_headers(server, config),
-                timeout=config.connect_timeout_seconds,
-                sse_read_timeout=timeout + _READ_MARGIN_SECONDS,
-            )
-        else:
-            http = httpx2.AsyncClient(
-                headers=http_headers(server, config),
-                timeout=httpx2.Timeout(
-                    config.connect_timeout_seconds, read=timeout + _READ_MARGIN_SECONDS
-                ),
-                transport=FailureReportingTransport(),
-            )
-            await stack.enter_async_context(http)
-            transport = streamable_http_client(
-                server.url or "", http_client=http, max_sse_event_size=_MAX_EVENT_BYTES
-            )
-        # Newer protocol versions have no sessions over HTTP; a server that keeps its state in the
-        # session is spoken to in the older way.
-        mode = "legacy" if server.per_rollout else "auto"
-        yield await stack.enter_async_context(
-            Client(transport, client_info=_CLIENT_INFO, cache=None, mode=mode)
-        )
-
-
-def _stdio_parameters(server: McpServer) -> StdioServerParameters:
-    return StdioServerParameters(
-        command=server.command or "",
-        args=list(server.args),
-        env={name: value.get_secret_value() for name, value in server.env.items()},
-        cwd=server.cwd,
-    )

@@ -10,7 +10,6 @@ import contextlib
 import hmac
 import socket
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -43,9 +42,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from agentrl.errors import ConfigError, ToolError
 from agentrl.tools.config import McpServer, ToolsConfig
-from agentrl.tools.connection import ServerConnection, is_repeatable
+from agentrl.tools.connection import ServerConnection
 from agentrl.tools.faults import CallTimedOut, InvalidResult
 from agentrl.tools.http_transport import FAILURE_KEY
+from agentrl.tools.selection import is_repeatable, unique_names
 
 FILTER_HEADER = "MCP_SERVERS"
 """Request header with the names of the servers that a client wants to see, comma separated."""
@@ -226,12 +226,9 @@ class Environment:
             for name, server in visible.items():
                 if name not in self._tools:
                     self._tools[name] = await self._tools_of(name, server)
-        uses = Counter(tool.name for name in visible for tool in self._tools[name])
-        return {
-            f"{name}.{tool.name}" if uses[tool.name] > 1 else tool.name: _Offer(name, tool)
-            for name in visible
-            for tool in self._tools[name]
-        }
+        offers = [_Offer(name, tool) for name in visible for tool in self._tools[name]]
+        names = unique_names([(offer.server, offer.tool.name) for offer in offers])
+        return dict(zip(names, offers, strict=True))
 
     def _visible(self, headers: Headers) -> dict[str, McpServer]:
         names = {name.strip() for name in headers.get(FILTER_HEADER, "").split(",")} - {""}

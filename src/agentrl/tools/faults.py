@@ -2,6 +2,8 @@
 
 from mcp import MCPError
 
+_MAX_CHARS = 500
+
 
 class CallTimedOut(Exception):
     """The tool took longer than allowed; its server is well."""
@@ -12,10 +14,14 @@ class InvalidResult(Exception):
 
 
 def describe(error: BaseException) -> str:
-    """Say in one line what went wrong, looking into exception groups."""
+    """Say in one short line what went wrong, looking into exception groups.
+
+    Servers word their errors, so that what terminals would act upon is taken out.
+    """
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
-    text = " ".join(str(error).split())
+    text = " ".join(str(error)[: 2 * _MAX_CHARS].split())[:_MAX_CHARS]
+    text = "".join(char if char.isprintable() else "\ufffd" for char in text)
     if isinstance(error, MCPError) and text:
         return text
     if isinstance(error, TimeoutError) and not text:

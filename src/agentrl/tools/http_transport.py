@@ -16,12 +16,16 @@ import httpx2
 from yarl import URL
 
 from agentrl.tools.faults import describe
+from agentrl.tools.mending import mended, mended_lines
 
 FAILURE_KEY: Final = "agentrl_failure"
-Failure = Literal["not_sent", "lost", "refused", "session_ended"]
+Failure = Literal["not_sent", "lost", "refused", "session_ended", "too_large"]
 """`not_sent`: it never reached the server. `lost`: it was sent, its answer was not received.
 `refused`: the server turned the connection down (authorization, address). `session_ended`: the
-server does not know the session any more, and did nothing."""
+server does not know the session any more, and did nothing. `too_large`: the answer is longer than
+`MAX_MESSAGE_BYTES`."""
+MAX_MESSAGE_BYTES: Final = 64 * 2**20
+"""Longest message that is taken from a server."""
 
 _INTERNAL_ERROR = -32603
 _SESSION_HEADER = "mcp-session-id"
@@ -58,7 +62,7 @@ class FailureReportingTransport(httpx2.AsyncBaseTransport):
             answer = await self._send(request)
             if request.method != "POST" or _is_event_stream(answer):
                 return _response(request, answer, stream=_Stream(answer))
-            content = await answer.read()
+            content = await _content(answer)
         except _NEVER_SENT as error:
             # aiohttp's own text speaks of TLS, whether or not there is any.
             reason = describe(error.__cause__ or error)
@@ -69,7 +73,10 @@ class FailureReportingTransport(httpx2.AsyncBaseTransport):
             if request.method != "POST":
                 raise httpx2.ReadError(describe(error), request=request) from error
             return _failure(request, "lost", describe(error))
-        return _explained(request, _response(request, answer, content=content))
+        if content is None:
+            size = f"{MAX_MESSAGE_BYTES >> 20} MiB"
+            return _failure(request, "too_large", f"the answer is longer than {size}")
+        return _explained(request, _response(request, answer, content=mended(content)))
 
     async def aclose(self) -> None:
         """Close all connections."""
@@ -96,14 +103,28 @@ class _Stream(httpx2.AsyncByteStream):
         self._answer = answer
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
+        chunks = self._answer.content.iter_any()
         try:
-            async for chunk in self._answer.content.iter_any():
+            async for chunk in mended_lines(chunks, longest=MAX_MESSAGE_BYTES):
                 yield chunk
         except aiohttp.ClientError:
             return
 
     async def aclose(self) -> None:
         self._answer.close()
+
+
+async def _content(answer: aiohttp.ClientResponse) -> bytes | None:
+    """Return the body of an answer; None, and close the connection, when it is too long."""
+    chunks: list[bytes] = []
+    size = 0
+    async for chunk in answer.content.iter_any():
+        size += len(chunk)
+        if size > MAX_MESSAGE_BYTES:
+            answer.close()
+            return None
+        chunks.append(chunk)
+    return b"".join(chunks)
 
 
 def _response(
@@ -115,6 +136,9 @@ def _response(
 def _explained(request: httpx2.Request, response: httpx2.Response) -> httpx2.Response:
     """Return the response, or a JSON-RPC error that says what its status means."""
     status = response.status_code
+    if status < 300 and response.content and not _is_json(response):
+        kind = response.headers.get("content-type", "no type")
+        return _failure(request, "lost", f"answered with {kind}, which is no MCP")
     if status < 400:
         return response
     if status == 404:
@@ -129,6 +153,10 @@ def _explained(request: httpx2.Request, response: httpx2.Response) -> httpx2.Res
 
 def _is_event_stream(answer: aiohttp.ClientResponse) -> bool:
     return answer.status < 400 and answer.content_type == "text/event-stream"
+
+
+def _is_json(response: httpx2.Response) -> bool:
+    return bool(response.headers.get("content-type", "").startswith("application/json"))
 
 
 def _is_jsonrpc(response: httpx2.Response) -> bool:

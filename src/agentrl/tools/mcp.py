@@ -3,24 +3,24 @@
 import asyncio
 import logging
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
 from mcp import MCPError
-from mcp.types import PARSE_ERROR, Tool
+from mcp.types import Tool
 
 from agentrl.errors import ConfigError, ToolError
 from agentrl.schema import ToolResult
 from agentrl.tools.aggregator import AggregatedServer, Aggregator
 from agentrl.tools.base import ToolSpec
 from agentrl.tools.config import ToolsConfig
-from agentrl.tools.connection import ServerConnection, is_repeatable
+from agentrl.tools.connection import ServerConnection
 from agentrl.tools.content import cut_middle, result_images, result_text
 from agentrl.tools.faults import CallTimedOut, InvalidResult
+from agentrl.tools.selection import check_filters, select_tools
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +47,10 @@ class McpToolBox:
     ) -> None:
         """Offer `specs`, called over `connections`; `connect_tools` is the way to a box."""
         self._config = config
+        self.offer(specs, connections)
+
+    def offer(self, specs: Sequence[ToolSpec], connections: Mapping[str, Connection]) -> None:
+        """Offer these tools from now on; rollouts that have begun keep theirs."""
         self._specs = tuple(specs)
         self._by_name = {spec.name: spec for spec in specs}
         self._connections = dict(connections)
@@ -84,7 +88,7 @@ class McpToolBox:
 
     @asynccontextmanager
     async def for_rollout(self) -> AsyncIterator["McpToolBox"]:
-        """Yield the box that one rollout is to use.
+        """Yield the box that one rollout is to use; its tools stay what they are now.
 
         Servers that keep state in the session (`per_rollout`) get a connection of its own, which
         is opened at its first call and closed at the end; the others stay shared.
@@ -94,9 +98,6 @@ class McpToolBox:
             for name, connection in self._connections.items()
             if connection.server.per_rollout
         }
-        if not own:
-            yield self
-            return
         try:
             yield McpToolBox(self._config, self._specs, {**self._connections, **own})
         finally:
@@ -110,11 +111,6 @@ class McpToolBox:
                 spec.remote_name, arguments, repeatable=spec.repeatable
             )
         except MCPError as error:
-            if error.code == PARSE_ERROR:
-                # What came back was no MCP: nothing that a model did or could mend.
-                raise ToolError(
-                    f"MCP server {spec.server!r} answered with garbage: {error.message}"
-                ) from error
             return _Said(cut_middle(f"Error: {error.message}", limit), is_error=True)
         except CallTimedOut as error:
             return _Said(f"Error: {error}", is_error=True)
@@ -134,15 +130,20 @@ class McpToolBox:
         return f"Error: there is no tool named {name!r}.{hint} Tools: {', '.join(self._by_name)}"
 
 
+Server = ServerConnection | Aggregator
+Offer = Mapping[str, tuple[Sequence[Tool], Connection]]
+"""What a configured server offers: its tools, or those of each server behind it, by name."""
+
+
 @asynccontextmanager
 async def connect_tools(config: ToolsConfig) -> AsyncIterator[McpToolBox]:
-    """Connect to all selected servers and offer their tools.
+    """Connect to all selected servers and offer their tools, as they list them from time to time.
 
     Raises:
         ToolError: a server cannot be reached.
         ConfigError: a tool named in the configuration does not exist.
     """
-    servers: dict[str, ServerConnection | Aggregator] = {
+    servers: dict[str, Server] = {
         name: (Aggregator if server.transport == "aggregator" else ServerConnection)(
             name, server, config
         )
@@ -155,42 +156,75 @@ async def connect_tools(config: ToolsConfig) -> AsyncIterator[McpToolBox]:
             *(_offer(name, server) for name, server in servers.items()),
             return_exceptions=True,  # so that every connection has settled before it is closed
         )
-        listed: dict[str, list[Tool]] = {}
-        connections: dict[str, Connection] = {}
-        for answer in answers:
+        offers: dict[str, Offer] = {}
+        for name, answer in zip(servers, answers, strict=True):
             if isinstance(answer, BaseException):
                 raise answer
-            for name, (tools, connection) in answer.items():
-                if name in listed:
-                    raise ConfigError(
-                        f"two MCP servers are called {name!r}; rename one in mcpServers"
-                    )
-                listed[name], connections[name] = tools, connection
-        if config.server_names is not None:
-            config.check_server_names({*listed, *config.servers})
-            listed = {
-                name: tools
-                for name, tools in listed.items()
-                if name in config.server_names or _behind(connections[name]) in config.server_names
-            }
-        yield McpToolBox(config, _select(listed, config), connections)
+            offers[name] = answer
+        listed, connections = _merged(offers, config)
+        check_filters(listed, config)
+        box = McpToolBox(config, select_tools(listed, config), connections)
+        refreshing = asyncio.create_task(_refresh(box, servers, offers, config))
+        try:
+            yield box
+        finally:
+            refreshing.cancel()
+            with suppress(asyncio.CancelledError):
+                await refreshing
 
 
-async def _offer(
-    name: str, server: ServerConnection | Aggregator
-) -> dict[str, tuple[list[Tool], Connection]]:
-    """Return the tools and the connection of a server, or of each one behind an aggregator."""
+async def _refresh(
+    box: McpToolBox, servers: Mapping[str, Server], offers: dict[str, Offer], config: ToolsConfig
+) -> None:
+    """Let the box offer what its servers offer by now; those that do not answer, as before."""
+    while True:
+        await asyncio.sleep(config.refresh_seconds)
+        for name, server in servers.items():
+            try:
+                offers[name] = await _offer(name, server, again=True)
+            except ToolError as error:
+                logger.warning("the tools stay as they were: %s", error)
+        try:
+            listed, connections = _merged(offers, config)
+        except ConfigError as error:
+            logger.warning("the tools stay as they were: %s", error)
+            continue
+        specs = tuple(select_tools(listed, config))
+        if specs != box.specs:
+            logger.warning("the tools have changed, and are now: %s", [spec.name for spec in specs])
+        box.offer(specs, connections)
+
+
+async def _offer(name: str, server: Server, *, again: bool = False) -> Offer:
     if isinstance(server, ServerConnection):
-        return {name: (await server.list_tools(), server)}
+        tools = await (server.list_tools_again() if again else server.list_tools())
+        return {name: (tools, server)}
     return {
         inner: (tools, AggregatedServer(server, inner))
         for inner, tools in (await server.list_tools()).items()
     }
 
 
-def _behind(connection: Connection) -> str | None:
-    """Return the name of the aggregator that a server is behind, if it is."""
-    return connection.aggregator_name if isinstance(connection, AggregatedServer) else None
+def _merged(
+    offers: Mapping[str, Offer], config: ToolsConfig
+) -> tuple[dict[str, Sequence[Tool]], dict[str, Connection]]:
+    """Return tools and connections of all servers in use, by name.
+
+    Raises:
+        ConfigError: two servers have one name, or one in use has none.
+    """
+    listed: dict[str, Sequence[Tool]] = {}
+    connections: dict[str, Connection] = {}
+    for behind, offer in offers.items():
+        for name, (tools, connection) in offer.items():
+            if name in connections:
+                raise ConfigError(f"two MCP servers are called {name!r}; rename one in mcpServers")
+            connections[name] = connection
+            if config.server_names is None or not {name, behind}.isdisjoint(config.server_names):
+                listed[name] = tools
+    if config.server_names is not None:
+        config.check_server_names({*connections, *config.servers})
+    return listed, connections
 
 
 async def probe(config: ToolsConfig) -> tuple[ToolSpec, ...]:
@@ -207,47 +241,3 @@ async def probe(config: ToolsConfig) -> tuple[ToolSpec, ...]:
     if not specs:
         raise ConfigError("the MCP servers offer no tools")
     return specs
-
-
-def _select(listed: Mapping[str, Sequence[Tool]], config: ToolsConfig) -> list[ToolSpec]:
-    """Name the tools so that every name is unique, and keep those that were asked for."""
-    uses = Counter(tool.name for tools in listed.values() for tool in tools)
-    clashing = sorted(name for name, count in uses.items() if count > 1)
-    if clashing:
-        logger.warning(
-            "several MCP servers offer the same tools, shown as server.tool: %s",
-            ", ".join(clashing),
-        )
-    specs = [
-        _spec(server, tool, qualified=uses[tool.name] > 1)
-        for server, tools in listed.items()
-        for tool in tools
-    ]
-    known = {spec.remote_name for spec in specs} | {_qualified(spec) for spec in specs}
-    for name in (*(config.tool_names or ()), *config.blocked_tools):
-        if name not in known:
-            offered = ", ".join(spec.name for spec in specs)
-            raise ConfigError(f"no MCP server offers a tool {name!r} (offered: {offered})")
-    wanted = known if config.tool_names is None else set(config.tool_names)
-    blocked = set(config.blocked_tools)
-    return [
-        spec
-        for spec in specs
-        if not wanted.isdisjoint(names := (spec.remote_name, _qualified(spec)))
-        and blocked.isdisjoint(names)
-    ]
-
-
-def _qualified(spec: ToolSpec) -> str:
-    return f"{spec.server}.{spec.remote_name}"
-
-
-def _spec(server: str, tool: Tool, *, qualified: bool) -> ToolSpec:
-    return ToolSpec(
-        name=f"{server}.{tool.name}" if qualified else tool.name,
-        description=tool.description or "",
-        parameters=tool.input_schema,
-        server=server,
-        remote_name=tool.name,
-        repeatable=is_repeatable(tool),
-    )

@@ -34,7 +34,7 @@ from agentrl.distributed import (
     sharded_state_dict,
     whole_tensor,
 )
-from agentrl.distributed.broadcast import Bucket, in_buckets
+from agentrl.distributed.buckets import Bucket, in_buckets
 from agentrl.errors import ConfigError
 from agentrl.models.adapter_files import AdapterShape
 from agentrl.models.export import checkpoint_tensors, read_tokenizer_files, save_hf
@@ -51,6 +51,7 @@ from agentrl.models.lora import (
 )
 from agentrl.models.parallel import parallelize
 from agentrl.models.policy import PolicyModel
+from agentrl.trainer.host_memory import move_state
 from agentrl.trainer.merge_check import STEP_TOLERANCE, MergeCheck, check_merge
 from agentrl.trainer.optimizer import learning_rate, make_optimizer
 from agentrl.trainer.passes import PassOutcome, forward_backward, frozen_logprobs
@@ -102,6 +103,7 @@ class Learner:
         algorithm: AlgorithmSection,
         seed: int,
         reference_path: Path | None = None,
+        starts_in_host_memory: bool = False,
     ) -> None:
         """Load the weights.
 
@@ -114,6 +116,7 @@ class Learner:
             seed: of whatever is random in training.
             reference_path: model of the KL penalty. Without it, and with a KL penalty, an adapter is
                 held against its own base model.
+            starts_in_host_memory: load nothing to the device before `move` says so.
 
         Raises:
             ConfigError: the model cannot be loaded, or an optimizer argument is wrong.
@@ -145,7 +148,7 @@ class Learner:
             trust_remote_code=model.trust_remote_code,
             gradient_checkpointing=trainer.gradient_checkpointing,
             prepare=lambda policy: self._prepare(policy, mesh, adapter),
-            cpu_offload=trainer.cpu_offload,
+            cpu_offload=trainer.cpu_offload or starts_in_host_memory,
         )
         if start.adapter_path is not None:
             load_adapter(self._policy, start.adapter_path)
@@ -161,7 +164,7 @@ class Learner:
                 attention=attention,
                 trust_remote_code=model.trust_remote_code,
                 prepare=lambda policy: self._prepare(policy, mesh, None),
-                cpu_offload=trainer.cpu_offload,
+                cpu_offload=trainer.cpu_offload or starts_in_host_memory,
             ).requires_grad_(requires_grad=False)
         elif algorithm.kl_coefficient and adapter is not None:
             self._reference = BasePolicy(self._policy)
@@ -313,6 +316,12 @@ class Learner:
             whole = whole_tensor(part.to(self._ranks.device, self._precision.compute))
             if self._ranks.is_main:
                 yield checkpoint_tensors(self._policy, name.removeprefix(_WRAPPER_PREFIX), whole)
+
+    def move(self, *, to_device: bool) -> None:
+        """Bring weights and optimizer state to the device, or take them to host memory."""
+        models = [self._policy] if self._reference is None else [self._policy, self._reference]
+        device = self._ranks.device if to_device else torch.device("cpu")
+        move_state(models, self._optimizer, device)
 
     def save_state(self, directory: Path, *, in_background: bool) -> None:
         """Write what `load_state` needs besides the exported weights (collective).

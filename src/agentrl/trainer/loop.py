@@ -24,6 +24,7 @@ from agentrl.errors import StoreError, TrainingError
 from agentrl.schema import Task
 from agentrl.store import DEFAULT_CONSUMER, TrajectoryStore
 from agentrl.trainer.batches import step_batch
+from agentrl.trainer.device import SharedDevice
 from agentrl.trainer.evaluation import evaluate
 from agentrl.trainer.groups import GroupReader, StepControl, StepGroups
 from agentrl.trainer.history import EvalMetrics, History, StepMetrics
@@ -40,7 +41,7 @@ from agentrl.trainer.reporting import (
 from agentrl.trainer.saver import Saver
 from agentrl.trainer.team import Team
 from agentrl.trainer.trackers import Trackers
-from agentrl.weight_sync import PolicyFiles, PolicyPublisher, PublishReport
+from agentrl.weight_sync import PolicyFiles, PolicyPublisher, PublishReport, WriteFiles
 
 logger = logging.getLogger(__name__)
 
@@ -81,6 +82,7 @@ class TrainLoop:
         self._store = store
         self._team = team
         self._publisher = publisher
+        self._device = SharedDevice.of(config, store, publisher, team)
         self._history = history
         self._trackers = trackers
         self._eval_tasks = eval_tasks
@@ -129,7 +131,7 @@ class TrainLoop:
         await self._store.recover(self._trainer.consumer, step)
         with self._phase("publish"):
             await self._team.export(self._publisher.directory(step))
-            self._log_publish(await self._publisher.announce(step))
+            self._log_publish(await self._announce(step))
         await self._admit()
         if self._leads:
             await self._store.set_run_status("training")
@@ -167,6 +169,9 @@ class TrainLoop:
             return found.end
         with self._phase("prepare", seconds):
             batch = await asyncio.to_thread(self._build, found, self._trainer.merge)
+        if self._device is not None:
+            with self._phase("take_device", seconds):
+                await self._device.take()
         merge_error = None
         if self._trainer.verify_merge and step % self._trainer.verify_merge == 0:
             with self._phase("verify", seconds):
@@ -218,10 +223,11 @@ class TrainLoop:
         if saves:
             with self._phase("checkpoint", seconds):
                 await self._saver.save(directory, self._history)
+        if self._device is not None:
+            with self._phase("leave_device", seconds):
+                await self._device.leave()
         with self._phase("publish", seconds):
-            report = await self._publisher.announce(
-                step, None if writes_first else self._team.export
-            )
+            report = await self._announce(step, None if writes_first else self._team.export)
             await self._admit()
         self._history.steps[-1] = metrics.model_copy(
             update={"seconds": seconds, "time": time.time()}
@@ -231,6 +237,13 @@ class TrainLoop:
         self._log_publish(report)
         self._log_step(self._history.steps[-1])
         await self._evaluate_if_due(step)
+
+    async def _announce(self, step: int, write: WriteFiles | None = None) -> PublishReport:
+        """Publish a version. Servers that gave the trainer their device wake up on it."""
+        report = await self._publisher.announce(step, write)
+        if self._device is not None:
+            await self._device.hand_back()
+        return report
 
     async def _finish(self, status: str) -> TrainResult:
         """Save what is not saved yet, evaluate, and leave the reports."""

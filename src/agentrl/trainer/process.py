@@ -25,7 +25,7 @@ from agentrl.distributed import MeshShape, Ranks, joined_ranks
 from agentrl.errors import ConfigError
 from agentrl.models.load import read_config
 from agentrl.models.parallel import check_parallel_support
-from agentrl.models.resolve import check_router_replay, resolve_model
+from agentrl.models.resolve import check_adapter_targets, check_router_replay, resolve_model
 from agentrl.observability.logs import setup_logging
 from agentrl.observability.prometheus import metrics_endpoint
 from agentrl.observability.trackers import check_trackers
@@ -117,8 +117,9 @@ async def lead(config: RootConfig, ranks: Ranks, *, stop: asyncio.Event) -> Trai
             ranks.broadcast(_Start(None))
             raise
         ranks.broadcast(_Start(weights))
+        colocated = config.inference.colocated
         team = await stack.enter_async_context(
-            Team(ranks, lambda: make_learner(config, ranks, weights))
+            Team(ranks, lambda: make_learner(config, ranks, weights, shares_device=colocated))
         )
         if state is not None:
             await team.load_state(state)
@@ -161,6 +162,11 @@ def mesh_shape(config: RootConfig, world_size: int) -> MeshShape:
             "--cpu_offload is FSDP2's, which one process alone does not use; start several ranks "
             "(--num_processes), or save memory with --gradient_checkpointing true"
         )
+    if config.inference.colocated and world_size > 1:
+        raise ConfigError(
+            f"--colocated is for one device, with one trainer process, not {world_size}; start one, "
+            "or give the servers devices of their own"
+        )
     return MeshShape.of(
         world_size,
         dp_replicate=trainer.dp_replicate_size,
@@ -178,6 +184,8 @@ def check_mesh(config: RootConfig, ranks: Ranks, model_path: Path) -> None:
     """
     if config.model.router_replay:
         check_router_replay(model_path)
+    if config.model.lora_rank:
+        check_adapter_targets(model_path, config.model.lora_target_modules)
     trust_remote_code = config.model.trust_remote_code
     check_parallel_support(
         read_config(model_path, trust_remote_code=trust_remote_code), ranks.shape
@@ -263,8 +271,10 @@ async def read_beside(tasks: Iterator[Task]) -> AsyncIterator[Task]:
             yield task
 
 
-def make_learner(config: RootConfig, ranks: Ranks, weights: StartWeights) -> Learner:
-    """Load this rank's model (collective)."""
+def make_learner(
+    config: RootConfig, ranks: Ranks, weights: StartWeights, *, shares_device: bool = False
+) -> Learner:
+    """Load this rank's model (collective); into host memory, where the device is others' by turns."""
     return Learner(
         weights,
         ranks=ranks,
@@ -273,6 +283,7 @@ def make_learner(config: RootConfig, ranks: Ranks, weights: StartWeights) -> Lea
         algorithm=config.algorithm,
         seed=config.run.seed,
         reference_path=_reference_path(config),
+        starts_in_host_memory=shares_device,
     )
 
 

@@ -15,7 +15,7 @@ from typing import Self, TypeVar
 
 from agentrl.data import MicroBatch
 from agentrl.distributed import Ranks
-from agentrl.distributed.broadcast import Bucket
+from agentrl.distributed.buckets import Bucket
 from agentrl.trainer.learner import Learner, StepOutcome
 from agentrl.trainer.merge_check import MergeCheck
 
@@ -184,6 +184,13 @@ class Team:
     async def load_state(self, directory: Path) -> None:
         """Restore what `save_state` wrote."""
         await self._do(_LoadState(directory), lambda: self._learner.load_state(directory))
+
+    async def move(self, *, to_device: bool) -> None:
+        """Bring model and optimizer to the device, or take them to host memory (one rank only)."""
+        assert self.num_ranks == 1, "other ranks would have to be told"
+        await asyncio.get_running_loop().run_in_executor(
+            self._thread, lambda: self._learner.move(to_device=to_device)
+        )
 
     async def _do(self, command: _Command, operation: Callable[[], T]) -> T:
         def lead() -> T:

@@ -7,7 +7,7 @@ together with the records it was trained on.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +20,7 @@ from agentrl.inference.client import SGLangClient
 from agentrl.schema import InferenceService, Policy
 from agentrl.store import TrajectoryStore
 from agentrl.weight_sync.adapters import AdapterNames
-from agentrl.weight_sync.delivery import Delivery, FileDelivery
+from agentrl.weight_sync.delivery import Delivery, FileDelivery, Settled
 from agentrl.weight_sync.files import (
     checksum,
     clear_leftovers,
@@ -28,6 +28,7 @@ from agentrl.weight_sync.files import (
     version_dir,
     weight_bytes,
 )
+from agentrl.weight_sync.sleep import put_to_sleep, wake
 
 logger = logging.getLogger(__name__)
 
@@ -118,6 +119,17 @@ class PolicyPublisher:
         self._filing = asyncio.create_task(self._file(policy, write))
         return report
 
+    async def put_to_sleep(self) -> None:
+        """Have every server that is not down give its memory up; `announce` wakes it.
+
+        A server that fails or is too slow is set down with its error, as by `announce`.
+
+        Raises:
+            StoreError: the store could not be told.
+        """
+        services = [s for s in await self._store.services() if s.status in ("up", "updating")]
+        await asyncio.gather(*map(self._put_to_sleep, services))
+
     async def settle(self) -> None:
         """Wait until the last version has its checksum and old versions are gone.
 
@@ -139,10 +151,12 @@ class PolicyPublisher:
         await self._remove_old()
 
     async def _hand_out(self, policy: Policy) -> PublishReport:
-        """Deliver a version to every server that is not down."""
-        services = {s.id: s for s in await self._store.services() if s.status != "down"}
-        updating = (self._store.set_service(name, status="updating") for name in services)
+        """Deliver a version to every server that is not down, and wake those that sleep."""
+        registered = [s for s in await self._store.services() if s.status != "down"]
+        awake = {s.id: s for s in registered if s.status != "asleep"}
+        updating = (self._store.set_service(name, status="updating") for name in awake)
         await asyncio.gather(*updating)
+        services = awake | await self._claim_sleeping(registered)
         outcomes: dict[str, float | InferenceError] = {}
 
         async def settled(name: str, outcome: float | InferenceError) -> None:
@@ -160,7 +174,13 @@ class PolicyPublisher:
                 name: await stack.enter_async_context(self._client(service))
                 for name, service in services.items()
             }
-            await self._delivery.deliver(policy, clients, settled)
+            await asyncio.gather(
+                self._delivery.deliver(policy, {name: clients[name] for name in awake}, settled),
+                *(
+                    self._wake(name, clients[name], policy, settled)
+                    for name in services.keys() - awake.keys()
+                ),
+            )
         paused = {name: value for name, value in outcomes.items() if isinstance(value, float)}
         return PublishReport(
             version=policy.version,
@@ -168,6 +188,42 @@ class PolicyPublisher:
             failed={name: str(value) for name, value in outcomes.items() if name not in paused},
             paused_seconds=paused,
         )
+
+    async def _claim_sleeping(
+        self, services: Iterable[InferenceService]
+    ) -> dict[str, InferenceService]:
+        """Return the sleeping ones that are this publisher's to wake, and not their keepers'."""
+        return {
+            s.id: s
+            for s in services
+            if s.status == "asleep" and await self._store.claim_sleeping_service(s.id)
+        }
+
+    async def _wake(
+        self, name: str, client: SGLangClient, policy: Policy, settled: Settled
+    ) -> None:
+        outcome: float | InferenceError
+        try:
+            outcome = await wake(
+                client, policy, timeout_seconds=self._publish.publish_timeout_seconds
+            )
+        except InferenceError as error:
+            outcome = error
+        await settled(name, outcome)
+
+    async def _put_to_sleep(self, service: InferenceService) -> None:
+        # Told first: a server that is asleep and said to be up would stay asleep for ever.
+        await self._store.set_service(service.id, status="asleep")
+        try:
+            async with self._client(service) as client:
+                await put_to_sleep(
+                    client,
+                    mode=self._publish.publish_mode,
+                    timeout_seconds=self._publish.publish_timeout_seconds,
+                )
+        except InferenceError as error:
+            logger.warning("server %s is taken out: %s", service.base_url, error)
+            await self._store.set_service(service.id, status="down", error=str(error))
 
     def _client(self, service: InferenceService) -> SGLangClient:
         return SGLangClient(

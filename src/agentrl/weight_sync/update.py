@@ -111,7 +111,7 @@ async def update_server(
             started = time.monotonic()
             try:
                 await client.pause(mode)
-                await _load(client, path, version, flush_cache=mode != "in_place")
+                await load_weights(client, path, version, flush_cache=mode != "in_place")
             except BaseException:
                 # Also when the pause itself failed: its answer may have been lost, not the request.
                 with contextlib.suppress(TimeoutError, InferenceError):
@@ -125,7 +125,14 @@ async def update_server(
         ) from None
 
 
-async def _load(client: SGLangClient, path: Path, version: int, *, flush_cache: bool) -> None:
+async def load_weights(
+    client: SGLangClient, path: Path, version: int, *, flush_cache: bool
+) -> None:
+    """Have a paused server load weights, and their version with them.
+
+    Raises:
+        InferenceError: it has the former weights still.
+    """
     try:
         await client.update_weights_from_disk(
             str(path), weight_version=str(version), flush_cache=flush_cache

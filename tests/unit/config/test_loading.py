@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 
 import pytest
@@ -45,10 +46,13 @@ def test_the_last_of_two_values_counts() -> None:
         (["--max_steps", "0"], "--max_steps: Input should be greater than or equal to 1, got '0'"),
         (["demo"], "unexpected argument 'demo'"),
         (["--pp_size", "2"], "--pp_size 2: token trees are not trained in a pipeline"),
-        (["--lora_rank", "4", "--ep_size", "2"], "--ep_size 2: not with adapters"),
-        (["--lora_rank", "4", "--tp_size", "2"], "--tp_size 2: not with adapters"),
         (["--weight_sync=distributed", "--lora_rank", "4"], "--lora_rank) go by disk"),
         (["--weight_sync=distributed", "--sglang_args=--dp 2"], "--dp 2: such a server"),
+        (
+            ["--mcp_servers", '{"a": {"url": "http://h", "headers": {"X-Api-Key": "k"}}}'],
+            "--mcp_servers holds a secret (X-Api-Key)",
+        ),
+        (["--mcp_manager_url", "http://u:pw@h/mcp"], "--mcp_manager_url holds a password"),
         (["--inference_gateway", "http://h:1"], "--inference_gateway needs --inference_urls"),
         (
             [
@@ -60,6 +64,22 @@ def test_the_last_of_two_values_counts() -> None:
             ],
             "--inference_gateway and --lora_rank exclude each other",
         ),
+        (
+            ["--colocated", "--enable_sampling", "false"],
+            "--colocated goes with servers that sample",
+        ),
+        (["--colocated", "--inference_urls", "http://h:2"], "leave --inference_urls out"),
+        (
+            ["--colocated", "--num_processes", "2"],
+            "--num_processes 2: --colocated is for one device",
+        ),
+        (
+            ["--colocated", "--consumer", "other"],
+            "--consumer other: only the trainer that publishes",
+        ),
+        (["--colocated", "--publish_mode", "in_place"], "which --colocated gives up; use retract"),
+        (["--colocated", "--weight_sync", "distributed"], "NCCL takes no two processes of one"),
+        (["--colocated", "--lora_rank", "4"], "adapters (--lora_rank) do not bring them back"),
         (["--cpu_ram_efficient_loading", "false"], "every rank reads its own parts only"),
         (["--enable_repetition_compress"], "--enable_repetition_compress needs --new_context"),
         (
@@ -71,7 +91,7 @@ def test_the_last_of_two_values_counts() -> None:
         (["--eval_strategy", "ends"], "--eval_strategy ends needs --eval_file"),
         (["--config", "/nonexistent.yaml"], "--config /nonexistent.yaml: No such file"),
         (["--inference_host", "0.0.0.0"], "--inference_host 0.0.0.0 is reachable from outside"),
-        (["--run_name", "../x"], "--run_name: String should match"),
+        (["--run_name", "../x"], "--run_name: up to 63 letters"),
         (["--delete_existing"], "--delete_existing goes with --fresh"),
         (["--agent_gateway_host", "0.0.0.0"], "name the address itself"),
         (["--agent_routes", '{"m": {"base_url": "http://a/v1"}}'], "--agent_routes goes with"),
@@ -164,6 +184,11 @@ def test_groups_per_step_follow_from_batch_sizes_when_not_given() -> None:
     assert groups_per_step(build_config({"gradient_accumulation_steps": 9})) == 2
 
 
+def test_an_answer_schema_that_is_no_tag_is_refused() -> None:
+    with pytest.raises(ConfigError, match="without its angle brackets"):
+        parse_flags(["--default_answer_schema", "<answer>"])
+
+
 def test_synchronous_sampling_means_no_staleness() -> None:
     assert build_config({"sync_sampling": True}).algorithm.max_staleness == 0
 
@@ -180,3 +205,9 @@ def test_synchronous_sampling_means_no_staleness() -> None:
 def test_losses_that_contradict_themselves_are_refused(flags, problem):
     with pytest.raises(ConfigError, match=problem):
         parse_flags(flags)
+
+
+def test_servers_may_be_given_as_json_that_names_its_secrets():
+    servers = {"url": "http://h", "headers": {"Authorization": "Bearer ${T}", "MCP_SERVERS": "a"}}
+    text = json.dumps({"mcpServers": {"a": servers}})
+    assert parse_flags(["--mcp_servers", text]).tools.mcp_servers == text

@@ -4,12 +4,15 @@ Nothing is deployed here: there is no Docker engine and no cluster.
 """
 
 import json
+import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +20,15 @@ import kubernetes_validate
 import pytest
 import yaml
 from compose_spec import PyCompose
-from pymongo import AsyncMongoClient
+from pymongo import AsyncMongoClient, MongoClient
+from pymongo.errors import OperationFailure
 from support.stored import make_task
 
 from agentrl.config.loading import parse_flags
+from agentrl.processes.ports import free_port
 from agentrl.schema import Run
 from agentrl.store import TrajectoryStore
-from agentrl.store.embedded import EmbeddedMongo
+from agentrl.store.embedded import EmbeddedMongo, find_mongod
 from agentrl.tools import load_mcp_servers
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
@@ -103,6 +108,129 @@ def test_nothing_is_reachable_from_outside_by_default() -> None:
     for service in compose()["services"].values():
         for port in service.get("ports", []):
             assert str(port).startswith("127.0.0.1:"), port
+
+
+NEEDED_FLOWS = {
+    *(("sampler", "mongo", 27017), ("trainer", "mongo", 27017), ("inference", "mongo", 27017)),
+    *(("mongo-init", "mongo", 27017), ("keda", "mongo", 27017)),
+    *(("sampler", "inference", 30000), ("trainer", "inference", 30000)),
+    ("inference", "inference", 30000),  # a keeper asks its server by the name that all know it by
+    ("sampler", "environment", 8000),
+}
+
+
+def lets_in(peer: dict[str, Any], source: str) -> bool:
+    """Whether a peer of a network policy means the pods of this kind."""
+    if source == "keda":
+        namespace = peer.get("namespaceSelector", {}).get("matchLabels", {})
+        return namespace == {"kubernetes.io/metadata.name": "keda"}
+    if "podSelector" not in peer:
+        return False
+    (labels,) = (
+        document["spec"]["template"]["metadata"]["labels"]
+        for _, document in documents()
+        if "template" in document.get("spec", {}) and document["metadata"]["name"] == source
+    )
+    return peer["podSelector"]["matchLabels"].items() <= labels.items()
+
+
+def test_the_network_lets_pass_what_is_needed_and_nothing_else() -> None:
+    policies = [d["spec"] for _, d in documents() if d["kind"] == "NetworkPolicy"]
+    rules = [
+        (spec["podSelector"]["matchLabels"]["app"], rule)
+        for spec in policies
+        for rule in spec.get("ingress", [])
+    ]
+    open_flows = {
+        (source, target, port["port"])
+        for source, (target, rule) in product([*dict(pods()), "keda"], rules)
+        for port in rule["ports"]
+        if any(lets_in(peer, source) for peer in rule["from"])
+    }
+    assert open_flows == NEEDED_FLOWS
+    ports = {
+        (name, port["containerPort"])
+        for name, spec in pods()
+        for container in spec["containers"]
+        for port in container.get("ports", [])
+    }
+    assert {(target, port) for _, target, port in NEEDED_FLOWS} == ports
+
+
+def mongod_script(kind: str) -> tuple[str, str]:
+    """The shell script that starts mongod, and the folder in which it finds its secrets."""
+    if kind == "compose":
+        (script,) = compose()["services"]["mongo"]["command"]
+        return script, "/run/secrets"
+    (container,) = dict(pods())["mongo"]["containers"]
+    (script,) = container["args"]
+    return script, "/etc/mongo"
+
+
+@pytest.mark.parametrize("kind", ["compose", "kubernetes"])
+def test_the_database_starts_as_a_replica_set_with_a_key_file_that_others_may_read(
+    kind: str, tmp_path: Path
+) -> None:
+    """What the containers run, with a stand-in for the image's entrypoint, which makes the user."""
+    script, secrets = mongod_script(kind)
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "given").mkdir()
+    (tmp_path / "db").mkdir()
+    port = free_port()
+    entrypoint = tmp_path / "bin/docker-entrypoint.sh"
+    entrypoint.write_text(f'#!/bin/sh\nexec "$@" --dbpath {tmp_path}/db --port {port}\n')
+    entrypoint.chmod(0o755)
+    (tmp_path / "bin/mongod").symlink_to(find_mongod())
+    for name in ("mongo_keyfile", "mongo_password", "keyfile"):
+        (tmp_path / "given" / name).write_text("c2VjcmV0" * 20)
+        (tmp_path / "given" / name).chmod(0o444)
+    script = script.replace(secrets, f"{tmp_path}/given").replace("/run/mongo", f"{tmp_path}/own")
+    script = script.replace("-o mongodb -g mongodb", "").replace("--bind_ip_all", "")
+    environment = os.environ | {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}"}
+    with (
+        (tmp_path / "log").open("wb") as log,
+        subprocess.Popen(
+            ["/bin/sh", "-ec", script], env=environment, stdout=log, stderr=log
+        ) as mongod,
+        MongoClient[Any](
+            "127.0.0.1", port, directConnection=True, serverSelectionTimeoutMS=20_000
+        ) as client,
+    ):
+        try:
+            assert client.admin.command("ping")["ok"] == 1, (tmp_path / "log").read_text()
+            with pytest.raises(OperationFailure, match="no replset config"):
+                client.admin.command("replSetGetStatus")
+        finally:
+            mongod.kill()
+
+
+def test_a_trainer_may_write_to_its_volume() -> None:
+    """It runs as nobody in particular, and a fresh volume belongs to root."""
+    recipe = (DEPLOY / "images/agentrl.Dockerfile").read_text()
+    assert "install -d -o agentrl -g agentrl output logs" in recipe
+    (user,) = re.findall(r"^USER (\d+)$", recipe, re.MULTILINE)
+    security = dict(pods())["trainer"]["securityContext"]
+    assert security["fsGroup"] == security["runAsUser"] == int(user)
+    writers = [
+        name
+        for name, service in compose()["services"].items()
+        if "output:/opt/agentrl/output" in service.get("volumes", [])
+    ]
+    assert writers == ["keeper", "sampler", "trainer"]
+
+
+def test_a_pause_does_not_make_a_server_look_ill() -> None:
+    (container, _) = dict(pods())["inference"]["containers"]
+    given = {variable["name"]: variable.get("value") for variable in container["env"]}
+    named = {"SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "false"}
+    assert given.items() >= named.items()
+    assert compose()["services"]["inference"]["environment"].items() >= named.items()
+    service = next(
+        document
+        for _, document in documents()
+        if document["kind"] == "Service" and document["metadata"]["name"] == "inference"
+    )
+    assert service["spec"]["publishNotReadyAddresses"] is True
 
 
 def test_the_tools_environment_reaches_neither_the_database_nor_the_cluster() -> None:
@@ -206,8 +334,7 @@ async def test_samplers_are_scaled_by_the_slots_that_they_play_or_could_claim(
 
 
 @pytest.mark.parametrize("path", sorted(DEPLOY.glob("slurm/*")), ids=lambda path: path.name)
-def test_batch_scripts_parse_and_say_what_they_need(path: Path) -> None:
-    subprocess.run(["bash", "-n", str(path)], check=True, timeout=10)
+def test_a_batch_script_says_what_it_needs(path: Path) -> None:
     done = subprocess.run(
         ["bash", str(path)],
         capture_output=True,
@@ -217,6 +344,54 @@ def test_batch_scripts_parse_and_say_what_they_need(path: Path) -> None:
     )
     assert done.returncode != 0
     assert "RUN_NAME" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("path", "command"),
+    [("train.sbatch", "train"), ("serve.sbatch", "serve"), ("sample.sbatch", "sample")],
+)
+def test_a_batch_script_starts_a_command_that_the_program_takes(
+    path: str, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slurm and the launchers are stand-ins that write down what they were told."""
+    heard = tmp_path / "heard"
+    tools = {
+        "scontrol": "printf 'node7\\nnode8\\n'",
+        "srun": 'while [[ "$1" == --* ]]; do shift; done; exec "$@"',
+        ".venv/bin/agentrl": f'printf "%s\\n" agentrl "$@" > {heard}',
+        ".venv/bin/torchrun": f'printf "%s\\n" torchrun "$@" > {heard}',
+    }
+    for name, body in tools.items():
+        tool = tmp_path / name
+        tool.parent.mkdir(parents=True, exist_ok=True)
+        tool.write_text(f"#!/usr/bin/env bash\n{body}\n")
+        tool.chmod(0o755)
+    (tmp_path / "run.yaml").write_text("groups_per_step: 16\n")
+    told = {"RUN_NAME": "big", "CONFIG": "run.yaml", "MONGODB_URI": "mongodb://db/big"}
+    slurm = {"SLURM_JOB_NODELIST": "node[7-8]", "SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_ID": "11"}
+    subprocess.run(
+        ["bash", str(DEPLOY / "slurm" / path)],
+        check=True,
+        timeout=10,
+        cwd=tmp_path,
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_LOCALID": "3", **told, **slurm},
+    )
+    program, *words = heard.read_text().splitlines()
+    if command == "train":
+        assert program == "torchrun"
+        launcher = shlex.join(words[: words.index("-m")])
+        assert launcher == (
+            "--nnodes 2 --nproc_per_node 8 --rdzv_id 11 --rdzv_backend c10d "
+            "--rdzv_endpoint node7:29500"
+        )
+        words = words[words.index("-m") + 2 :]
+    assert words[0] == command
+    monkeypatch.setenv("AGENTRL_API_KEY", "key")
+    monkeypatch.chdir(tmp_path)
+    config = parse_flags(words[1:])
+    assert (config.run.run_name, config.trainer.groups_per_step) == ("big", 16)
+    if command == "serve":
+        assert config.inference.inference_port == 30030
 
 
 def test_the_documented_commands_are_ones_that_the_program_takes(

@@ -10,7 +10,7 @@ import pytest
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from support.stub_server import StubServer, generation, stub_server
 
-from agentrl.errors import NoServerAvailable
+from agentrl.errors import InferenceError, NoServerAvailable
 from agentrl.inference.faults import ServerRefused
 from agentrl.inference.pool import ServerPool
 from agentrl.inference.wire import GenerateRequest, GenerateResult
@@ -118,6 +118,13 @@ async def test_a_prompt_of_a_million_bytes_is_sent_whole(
     pool.update([service(pair[0].url)])
     await pool.generate("record", long)
     assert pair[0].bodies[0]["input_ids"] == list(range(300_000))
+
+
+async def test_a_request_with_half_a_surrogate_pair_fails_in_one_line(pool: ServerPool) -> None:
+    pool.update([service("http://127.0.0.1:9")])
+    request = GenerateRequest(input_ids=[1], sampling=SamplingParams(stop=("\ud800",)))
+    with pytest.raises(InferenceError, match=r"/generate cannot be asked: the request is no JSON"):
+        await pool.generate("record", request)
 
 
 async def test_cut_generation_is_resumed_from_its_tokens(

@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import re
 from typing import Any
@@ -8,12 +9,13 @@ from hypothesis import strategies as st
 
 from agentrl.errors import ConfigError
 from agentrl.renderers import Reply, ToolCallFormat, register_tool_call_format
+from agentrl.renderers.call_values import Section
 from agentrl.renderers.reply import parse_reply
 from agentrl.renderers.tool_calls import get_tool_call_format
 
 FORMATS = [
     *("hermes", "qwen3_coder", "llama3", "mistral", "kimi_k2", "pythonic"),
-    *("deepseekv3", "minicpm", "openai"),
+    *("deepseekv3", "minicpm", "openai", "glm45"),
 ]
 TOOLS = [
     {
@@ -30,6 +32,15 @@ TOOLS = [
                     "tags": {"type": "array"},
                     "ship": {"anyOf": [{"type": "object"}, {"type": "string"}]},
                     "size": {"enum": ["1", "2"]},
+                    "shop": {"$ref": "#/$defs/Shop"},
+                    "part": {"allOf": [{"$ref": "#/$defs/a~1b"}]},
+                    "loop": {"$ref": "#/$defs/Loop"},
+                    "away": {"$ref": "https://example.org/schema"},
+                },
+                "$defs": {
+                    "Shop": {"properties": {"id": {"type": "integer"}}, "type": "object"},
+                    "a/b": {"type": "integer"},
+                    "Loop": {"$ref": "#/$defs/Loop"},
                 },
             },
         },
@@ -69,6 +80,13 @@ def written(format_: str, name: str, arguments: dict[str, Any]) -> str:
         "deepseekv3": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>"  # noqa: RUF001
         f"{name}\n```json\n{value}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",  # noqa: RUF001
         "minicpm": f"<|tool_call_start|>\n```python\n{python}\n```\n<|tool_call_end|>",
+        "glm45": f"<tool_call>{name}\n"
+        + "".join(
+            f"<arg_key>{key}</arg_key>\n"
+            f"<arg_value>{item if isinstance(item, str) else json.dumps(item)}</arg_value>\n"
+            for key, item in arguments.items()
+        )
+        + "</tool_call>",
         "openai": json.dumps(
             {
                 "tool_calls": [
@@ -186,6 +204,30 @@ def test_qwen3_coder_values_are_what_the_schema_says() -> None:
     )
     expected = {"item": "12", "count": 12, "limit": None, "rush": True, "ship": "by air"}
     assert calls("qwen3_coder", text) == [("price", {**expected, "size": "2", "extra": "7"}, None)]
+
+
+@pytest.mark.parametrize("format_", ["qwen3_coder", "glm45"])
+def test_types_are_looked_up_where_the_schema_refers_to(format_: str) -> None:
+    given = {"shop": {"id": 7}, "part": 3, "loop": "x", "away": "1"}
+    assert calls(format_, written(format_, "price", given)) == [("price", given, None)]
+    wrong = calls(format_, written(format_, "price", {"part": "three"}))[0]
+    assert wrong[2] == "parameter 'part': 'three' is not of type integer"
+
+
+@pytest.mark.parametrize("arguments", [{}, {"arguments": None}, {"arguments": " "}])
+def test_a_call_without_arguments_may_be_written_in_any_way(arguments: dict[str, Any]) -> None:
+    text = block({"name": "list_items", **arguments})
+    assert calls("hermes", text) == [("list_items", {}, None)]
+
+
+def test_a_deepseek_call_without_a_name_does_not_swallow_the_next_one() -> None:
+    begin, end = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"  # noqa: RUF001
+    text = f'{begin}oops{end}{begin}price<｜tool▁sep｜>{{"item": "x"}}{end}'  # noqa: RUF001
+    found = calls("deepseekv31", text)
+    assert [(name, arguments) for name, arguments, _ in found] == [
+        ("", {}),
+        ("price", {"item": "x"}),
+    ]
 
 
 def test_qwen3_coder_values_may_hold_its_tags() -> None:
@@ -395,6 +437,39 @@ def test_no_text_makes_a_parser_raise(format_: str, text: str, inside: bool) -> 
         json.dumps(call.model_dump(), ensure_ascii=False).encode()
 
 
+@pytest.mark.parametrize("format_", FORMATS)
+def test_a_reply_may_break_off_anywhere(format_: str) -> None:
+    text = written(format_, "price", {"item": "a </x> b", "count": 3, "tags": ["]"]})
+    for end in range(len(text)):
+        for call in read(format_, text[:end] + "\n").tool_calls:
+            assert (
+                call.format_error is not None
+                or call.arguments == read(format_, text).tool_calls[0].arguments
+            )
+
+
+@pytest.mark.parametrize("format_", FORMATS)
+@pytest.mark.parametrize(
+    "piece", ["<tool_call>", "</think>", "<think>", "[TOOL_CALLS]", '<tool_call>{"name": "f"']
+)
+def test_a_reply_is_looked_through_once_however_a_model_stammers(format_: str, piece: str) -> None:
+    known = get_tool_call_format(format_)
+    text = piece * 500
+    looked_through = 0
+
+    def counting(text: str, start: int, tools: Any) -> Section | None:
+        nonlocal looked_through
+        assert known.scan is not None
+        section = known.scan(text, start, tools)
+        looked_through += (len(text) if section is None else section.end) - start
+        return section
+
+    scan = None if known.scan is None else counting
+    reply = parse_reply(text, dataclasses.replace(known, scan=scan), tools=TOOLS)
+    assert looked_through <= 2 * len(text)
+    assert reply == parse_reply(text, known, tools=TOOLS)
+
+
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**62), 2**62) | st.floats(-1e9, 1e9) | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner),
@@ -403,7 +478,7 @@ VALUES = st.recursive(
 
 
 @given(
-    st.sampled_from([name for name in FORMATS if name != "qwen3_coder"]),
+    st.sampled_from([name for name in FORMATS if name not in ("qwen3_coder", "glm45")]),
     st.dictionaries(st.from_regex(r"[a-z_]{1,8}", fullmatch=True), VALUES, max_size=3),
 )
 def test_whatever_is_written_well_is_read_as_it_was_meant(

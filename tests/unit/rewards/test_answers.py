@@ -2,8 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.errors import ConfigError
-from agentrl.rewards import check_answer_schema, extract_answer
+from agentrl.rewards import extract_answer
 
 
 @pytest.mark.parametrize(
@@ -44,6 +43,11 @@ def test_any_tag_can_hold_the_answer() -> None:
         (r"\boxed {4}", "4"),
         (r"<think>\boxed{1}</think>", None),
         (r"\boxed", None),
+        (r"\boxed{x = \boxed{5}}", "5"),
+        (r"\fbox{\boxed{6}}", "6"),
+        (r"\boxed{\fbox{7}}", r"\fbox{7}"),
+        (r"\fbox{a\fbox{b}c}", "b"),
+        (r"\boxed{\text{a {b} c}}", r"\text{a {b} c}"),
     ],
 )
 def test_the_last_complete_box_is_the_answer(text: str, expected: str | None) -> None:
@@ -63,14 +67,3 @@ def test_the_last_complete_box_is_the_answer(text: str, expected: str | None) ->
 def test_answers_are_parts_of_the_text(text: str, schema: str) -> None:
     answer = extract_answer(text, schema)
     assert answer is None or answer in text.replace("<think>", "")
-
-
-@pytest.mark.parametrize("schema", ["", "a b", "<answer>", "1st"])
-def test_names_that_are_no_tags_are_refused(schema: str) -> None:
-    with pytest.raises(ConfigError, match="answer_schema"):
-        check_answer_schema(schema)
-
-
-def test_tag_names_are_accepted() -> None:
-    for schema in ("boxed", "answer", "final-answer", "a.b"):
-        check_answer_schema(schema)

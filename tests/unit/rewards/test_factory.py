@@ -1,6 +1,7 @@
 import asyncio
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -97,3 +98,53 @@ def test_files_that_cannot_be_imported_are_named(tmp_path: Path) -> None:
     broken.write_text("1 / 0")
     with pytest.raises(ConfigError, match=r"broken\.py: ZeroDivisionError"):
         load_scorer_module(broken)
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Puts a package on the path that brings scorers by entry points."""
+
+    def write(code: str, **entries: str) -> None:
+        (tmp_path / "their_scorers.py").write_text(code)
+        info = tmp_path / "their_scorers-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: their-scorers\nVersion: 1.0\n")
+        lines = [f"{name} = {place}\n" for name, place in entries.items()]
+        (info / "entry_points.txt").write_text("[agentrl.scorers]\n" + "".join(lines))
+        monkeypatch.syspath_prepend(str(tmp_path))
+        monkeypatch.delitem(sys.modules, "their_scorers", raising=False)
+
+    return write
+
+
+async def test_an_installed_package_brings_scorers_by_entry_points(
+    install: Callable[..., None],
+) -> None:
+    install(
+        "from agentrl.rewards import MCPScorerFactory\n"
+        "def half(answer, truth): return 0.5\n"
+        "@MCPScorerFactory.register_scorer('versioned', version='7')\n"
+        "async def versioned(answer, truth, config): return 0.75\n",
+        half="their_scorers:half",
+        versioned="their_scorers:versioned",
+    )
+    assert {"half", "versioned"} <= set(MCPScorerFactory.names())
+    assert (await MCPScorerFactory.get_scorer("half").score("x", TRUTH)).value == 0.5
+    score = await MCPScorerFactory.get_scorer("versioned").score("x", TRUTH)
+    assert (score.value, score.version) == (0.75, "7")
+
+
+def test_an_entry_point_that_is_no_scorer_is_named(install: Callable[..., None]) -> None:
+    install(
+        "number = 3\ndef one(answer): return 1.0\n",
+        number="their_scorers:number",
+        one="their_scorers:one",
+        gone="their_scorers:gone",
+    )
+    for name, problem in (
+        ("number", "'number': 3 is no function"),
+        ("one", r"'one': a scoring function takes \(answer, truth\)"),
+        ("gone", "'gone': AttributeError"),
+    ):
+        with pytest.raises(ConfigError, match=problem):
+            MCPScorerFactory.get_scorer(name)

@@ -123,6 +123,17 @@ def test_an_unknown_scorer_is_refused_before_sampling(tmp_path: Path) -> None:
         load_questions(path, DEFAULTS, {"exact", "math"})
 
 
+@pytest.mark.parametrize("schema", ["a b", "<answer>", "1st"])
+def test_an_answer_schema_that_is_no_tag_is_refused_before_sampling(
+    tmp_path: Path, schema: str
+) -> None:
+    path = write_lines(tmp_path / "d.jsonl", {"q": "A", "answer_schema": schema})
+    with pytest.raises(DatasetError, match=r"line 1: answer_schema .*: expected `boxed`"):
+        load_questions(path, DEFAULTS)
+    write_lines(path, *({"q": "A", "answer_schema": s} for s in ("boxed", "final-answer", "a.b")))
+    assert len(load_questions(path, DEFAULTS)) == 3
+
+
 def test_a_missing_and_an_empty_file_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DatasetError, match="No such file"):
         load_questions(tmp_path / "none.jsonl", DEFAULTS)

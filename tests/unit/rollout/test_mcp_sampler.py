@@ -2,16 +2,17 @@ import asyncio
 import itertools
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from support.play import TOOL_SERVER, begin_run, claim, open_play, tool_call
+from support.play import TOOL_SERVER, ExactScoring, begin_run, claim, open_play, tool_call
 from support.scripted_engine import ScriptedEngine, serve_script
 from support.tool_server import INJECTION
 
 from agentrl.config.sections import RolloutSection, SamplingSection
-from agentrl.errors import InferenceError, ToolError
+from agentrl.errors import ConfigError, InferenceError, ToolError
 from agentrl.renderers.renderer import Renderer
 from agentrl.rollout import MCPSampler, RolloutContext, RolloutResult
 from agentrl.schema import DispatchedSamplingTask, MCPTask, rebuild_prompts
@@ -67,6 +68,26 @@ async def test_a_tool_call_leads_to_its_result_and_then_to_an_answer(
     assert first.output_ids[-1] == renderer.stop_token_ids[0]
     assert first.version_spans[0].version == 3
     assert_prompts_as_sent(turns, engine)
+
+
+async def test_a_task_that_could_not_be_scored_is_not_played(
+    store: TrajectoryStore, renderer: Renderer
+) -> None:
+    class Unknown(ExactScoring):
+        def check(self, scorer: str) -> None:
+            raise ConfigError(f"unknown scorer {scorer!r}")
+
+    with serve_script(renderer, lambda _: "<answer>7</answer>") as engine:
+        await begin_run(store, engine, TASK)
+        async with open_play(store, engine, None, scoring=Unknown()) as context:
+            record, claimed = await claim(store)
+            with pytest.raises(ConfigError, match="unknown scorer 'agentcpm'"):
+                await MCPSampler(claimed, record, context).run()
+            elsewhere = context.rollout.model_copy(update={"scoring": "elsewhere"})
+            context = replace(context, rollout=elsewhere)
+            result = await MCPSampler(claimed, record, context).run()
+    assert result == RolloutResult("answered", "7")
+    assert len(engine.requests) == 1
 
 
 async def test_calls_of_one_turn_run_in_order_and_share_one_message(
@@ -160,6 +181,14 @@ async def test_a_reply_without_call_or_answer_is_reminded_and_given_up_after_thr
         (["CALL"], {"max_turns": 9}, {"max_prompt_tokens": 1041}, None, "length_limit", 1),
         (["CALL"], {"max_turns": 9}, {}, 1041, "length_limit", 1),
         (["CALL"], {"max_turns": 9, "max_tool_calls": 2}, {}, None, "tool_calls_limit", 3),
+        (
+            ["<tool_call>" * 9],
+            {"max_turns": 9, "max_tool_calls": 8},
+            {},
+            None,
+            "tool_calls_limit",
+            1,
+        ),
         (["CALL"], {"max_turns": 9, "repetition_early_stop_times": 3}, {}, None, "repetition", 3),
     ],
 )

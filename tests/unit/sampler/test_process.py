@@ -271,6 +271,18 @@ async def test_two_samplers_share_the_slots_without_playing_any_twice(
     assert sum(info.num_finished for info in await store.samplers()) == 20
 
 
+async def test_an_unknown_scorer_ends_a_sampler_before_it_plays_anything(
+    store: TrajectoryStore, start: Callable[..., Any], engine: ScriptedEngine, tmp_path: Path
+) -> None:
+    unknown = tasks(1)[0].model_copy(update={"scorer": "exakt"})
+    await begin_run(store, engine, *tasks(2), unknown.model_copy(update={"id": "train/0/x"}))
+    assert await ended(start()) == 1
+    log = (tmp_path / "sampler-0.log").read_text()
+    assert "ConfigError: unknown scorer 'exakt'; did you mean 'exact'?" in log
+    assert engine.requests == []
+    assert {record.attempt for record in await records(store)} == {0}
+
+
 def test_a_sampler_starts_without_torch() -> None:
     program = """
 import sys

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from support.stored import claim, fill, make_task, make_turn, play
+from support.stored import claim, fill, make_task, make_turn, play, read_back
 
 from agentrl.errors import StoreError
 from agentrl.schema import (
@@ -49,7 +49,8 @@ async def play_with_a_tool(store: TrajectoryStore) -> Record:
         record.id, record.fence, outcome="answered", final_answer="4", lease_seconds=60
     )
     score = Score(scorer="exact", version="2", value=1.0)
-    return await store.set_score(record.id, record.fence, score)
+    await store.set_score(record.id, record.fence, score)
+    return await read_back(store, record)
 
 
 async def test_a_step_leads_to_its_tool_calls_and_a_record_back_to_its_steps(

@@ -3,7 +3,7 @@
 import pytest
 from support.stored import claim, fill, make_task, play
 
-from agentrl.errors import ConfigError, StoreError
+from agentrl.errors import ConfigError, LeaseLost, StoreError
 from agentrl.schema import Control, InferenceService, Policy, Run, SamplerInfo
 from agentrl.store import TrajectoryStore
 
@@ -178,3 +178,16 @@ async def test_views_show_a_person_what_happened(store: TrajectoryStore) -> None
     assert (group["mean_score"], group["num_tries"]) == (1.0, 2)
     (failure,) = await store._db["v_failures"].find().to_list()
     assert (failure["_id"], failure["error"]) == ("train/0/q0/1", "tools are down")
+
+
+async def test_a_device_is_a_living_trainers_alone(store: TrajectoryStore) -> None:
+    await store.create_run(Run(name="run"))
+    with pytest.raises(LeaseLost):
+        await store.set_trainer_has_device(True)
+    assert not await store.trainer_has_device()
+    await store.acquire_trainer("trainer", "host:1:a", 30)
+    assert not await store.trainer_has_device()
+    await store.set_trainer_has_device(True)
+    assert await store.trainer_has_device()
+    await store.release_trainer("trainer")  # as when it died and its lease ran out
+    assert not await store.trainer_has_device()

@@ -1,7 +1,7 @@
 """Attempts that another sampler takes up at their last durable turn."""
 
 import pytest
-from support.stored import make_task, make_turn, play
+from support.stored import make_task, make_turn, play, read_back
 
 from agentrl.errors import LeaseLost
 from agentrl.schema import Record
@@ -46,9 +46,10 @@ async def test_a_dead_holders_attempt_is_taken_up_behind_its_last_durable_turn(
     with pytest.raises(LeaseLost):
         await store.append_turn(make_turn(dead, 2), dead.fence)
     await store.append_turn(make_turn(record, 2), record.fence)
-    done = await store.finish_rollout(
+    await store.finish_rollout(
         record.id, record.fence, outcome="answered", final_answer="4", lease_seconds=60
     )
+    done = await read_back(store, record)
     assert [attempt.ended_by for attempt in done.attempts] == ["expired", "finished"]
     turns = await store.turns_of(record.id)
     assert [turn.index for turn in turns] == [0, 1, 2]

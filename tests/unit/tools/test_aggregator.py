@@ -139,6 +139,7 @@ async def test_tools_of_all_servers_behind_it_are_offered_and_called(
         ({"data": 1}, "Error: the tool's result is invalid: the answer has no content", True),
         ([[1]], "Error: the tool's result is invalid: the answer is not an object", True),
         ("<html>", "Error: the tool's result is invalid: the answer is not JSON", True),
+        (r'{"content": "cut \ud83d"}', "cut \ufffd", False),
         (404, "status 404", True),
         (400, "status 400", True),
     ],

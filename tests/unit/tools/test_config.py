@@ -42,6 +42,48 @@ def test_addresses_in_messages_carry_no_secrets() -> None:
     assert server.address == "https://example.org/mcp"
 
 
+def test_commands_in_messages_carry_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHOP_KEY", "s3cret")
+    server = load_mcp_servers(
+        {
+            "shop": {
+                "command": "npx",
+                "args": ["-y", "shop", "${SHOP_KEY}", "--api-key", "s3cret", "--TOKEN=s3cret", "x"],
+            },
+            "path": {"url": "https://example.org/${env:SHOP_KEY}/mcp"},
+        }
+    )
+    assert server["shop"].address == "npx -y shop ${SHOP_KEY} --api-key *** --TOKEN=*** x"
+    assert server["shop"].args[2] == "s3cret"
+    assert server["path"].address == "https://example.org/${env:SHOP_KEY}/mcp"
+    assert server["path"].url == "https://example.org/s3cret/mcp"
+
+
+def test_files_of_other_clients_are_read_as_they_are(tmp_path: Path) -> None:
+    path = tmp_path / "mcp.json"
+    servers = {
+        "cline": {
+            "command": "npx",
+            "args": ["-y", "files"],
+            "disabled": False,
+            "autoApprove": ["read"],
+            "alwaysAllow": [],
+        },
+        "off": {"command": "npx", "disabled": True},
+        "windsurf": {"serverUrl": "http://example.org/mcp"},
+        "gemini": {"httpUrl": "http://example.org/mcp", "trust": True, "description": "x"},
+        "code": {"type": "stdio", "command": "uvx", "env": {"A": "1"}, "cwd": "/"},
+    }
+    path.write_text(json.dumps({"servers": servers, "inputs": []}))
+    read = load_mcp_servers(path)
+    assert {name: server.transport for name, server in read.items()} == {
+        "cline": "stdio",
+        "windsurf": "http",
+        "gemini": "http",
+        "code": "stdio",
+    }
+
+
 @pytest.mark.parametrize(
     ("source", "expected"),
     [
@@ -52,8 +94,14 @@ def test_addresses_in_messages_carry_no_secrets() -> None:
         ({"a": {}}, r"mcpServers\.a: a http server needs `url`"),
         ({"a": {"url": "example.org"}}, r"mcpServers\.a: url 'example.org' is not an http"),
         ({"a": {"url": "http://x", "command": "y"}}, "a stdio server needs `command` and no `url`"),
-        ({"a": {"url": "http://x", "colour": 1}}, r"mcpServers\.a\.colour: Extra inputs"),
+        (
+            {"a": {"url": "http://x", "colour": 1}},
+            r"mcpServers\.a\.colour: unknown setting \(known: tr",
+        ),
         ({"a": {"url": "http://x", "type": "carrier pigeon"}}, "unknown transport"),
+        ({"a": {"url": "http://x", "disabled": True}}, "every server in it is disabled"),
+        ({"a": {"url": "http://x/${input:key}"}}, r"\$\{input:key\} is known to another client"),
+        ({"a": {"url": "http://x/${N0_SUCH}"}}, "the environment variable N0_SUCH is not set"),
         ({"a": {"url": "http://x", "timeout": -1}}, r"mcpServers\.a\.call_timeout_seconds"),
     ],
 )

@@ -35,6 +35,6 @@ def test_the_formats_in_the_table_exist() -> None:
     _, _, table = (DOCS / "tools.md").read_text().partition("| name | calls look like |")
     first_cells = re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)
     named = {name for cell in first_cells for name in re.findall(r"`(\w+)`", cell)}
-    assert len(named) == 12
+    assert len(named) == 13
     for name in named:
         get_tool_call_format(name)

@@ -276,15 +276,35 @@ async def test_servers_with_state_give_every_rollout_a_session_of_its_own(
         assert (await second.call("note", {"text": "d"})).content == "b d"
 
 
-async def test_an_ended_session_is_opened_again(
+async def test_a_session_that_ended_with_its_state_fails_the_rollout_and_is_opened_again(
     start_server: Callable[..., Any], config_for: ConfigFor
 ) -> None:
     server = start_server("stateful")
-    async with connect_tools(config_for({"s": {"url": server.url, "per_rollout": True}})) as box:
-        assert (await box.call("note", {"text": "a"})).content == "a"
+    config = config_for({"s": {"url": server.url, "per_rollout": True}})
+    async with connect_tools(config) as box, box.for_rollout() as rollout:
+        assert (await rollout.call("note", {"text": "a"})).content == "a"
         server.kill()
         start_server("stateful", port=server.port)
-        assert (await box.call("note", {"text": "b"})).content == "b"
+        with pytest.raises(ToolError, match="lost its session, and with it the state"):
+            await rollout.call("note", {"text": "b"})
+        async with box.for_rollout() as next_rollout:
+            assert (await next_rollout.call("note", {"text": "c"})).content == "c"
+
+
+async def test_an_ended_session_without_state_is_opened_again(
+    start_server: Callable[..., Any], config_for: ConfigFor
+) -> None:
+    server = start_server("sse")
+    url = server.url.replace("/mcp", "/sse")
+    async with connect_tools(config_for({"s": {"url": url, "type": "sse"}})) as box:
+        assert (await box.call("add", {"a": 1, "b": 2})).content == "3"
+        waiting = asyncio.create_task(box.call("slow", {"seconds": 60}))
+        assert (await box.call("add", {"a": 1, "b": 2})).content == "3"
+        server.kill()
+        with pytest.raises(ToolError, match="was lost during a call"):
+            await waiting
+        start_server("sse", port=server.port)
+        assert (await box.call("add", {"a": 1, "b": 2})).content == "3"
 
 
 async def test_a_cancelled_call_leaves_the_connection_usable(

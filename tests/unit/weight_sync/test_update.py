@@ -1,17 +1,12 @@
-"""Updates against a small real HTTP server whose answers each test decides."""
+"""Updates of servers whose answers each test decides."""
 
 import asyncio
-import contextlib
 import hashlib
-from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
-import uvicorn
-from starlette.applications import Starlette
-from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from support.control_server import ControlServer, refuse, serve
 
 from agentrl.config.sections import InferenceSection, PublishSection
 from agentrl.errors import InferenceError
@@ -20,58 +15,6 @@ from agentrl.schema import InferenceService, Run
 from agentrl.store import TrajectoryStore
 from agentrl.weight_sync import PolicyPublisher, update_server
 from agentrl.weight_sync.update import release_of
-
-Answer = Callable[[dict], Awaitable[Response] | Response]
-
-
-class ControlServer:
-    """Answers control routes with success, unless a test put another answer in `answers`."""
-
-    def __init__(self, version: str = "0.5.23") -> None:
-        self.calls: list[tuple[str, dict]] = []
-        self.answers: dict[str, Answer] = {}
-        self.info = {"version": version}
-        self.base_url = ""
-
-    def names(self) -> list[str]:
-        return [name for name, _ in self.calls]
-
-    async def handle(self, request: Request) -> Response:
-        name = request.url.path.lstrip("/")
-        if name == "server_info":
-            return JSONResponse(self.info)
-        body = await request.json() if await request.body() else {}
-        self.calls.append((name, body))
-        answer = self.answers.get(name)
-        if answer is None:
-            return JSONResponse({"success": True, "message": "ok"})
-        result = answer(body)
-        return await result if isinstance(result, Awaitable) else result
-
-
-@contextlib.asynccontextmanager
-async def serve(version: str = "0.5.23") -> AsyncIterator[ControlServer]:
-    control = ControlServer(version)
-    app = Starlette(routes=[Route("/{path:path}", control.handle, methods=["GET", "POST"])])
-    server = uvicorn.Server(
-        uvicorn.Config(app, port=0, log_level="error", lifespan="off", timeout_graceful_shutdown=0)
-    )
-    server.install_signal_handlers = lambda: None
-    serving = asyncio.create_task(server.serve())
-    async with asyncio.timeout(10):
-        while not server.started:
-            await asyncio.sleep(0.01)
-    port = server.servers[0].sockets[0].getsockname()[1]
-    control.base_url = f"http://127.0.0.1:{port}"
-    try:
-        yield control
-    finally:
-        server.should_exit = True
-        await serving
-
-
-def refuse(status: int, message: str) -> Answer:
-    return lambda _: JSONResponse({"success": False, "message": message}, status_code=status)
 
 
 async def update(control: ControlServer, **options) -> None:

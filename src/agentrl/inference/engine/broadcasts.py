@@ -1,28 +1,14 @@
 """Weights that come over broadcast groups, as SGLang takes them."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Sequence
 
-import torch
-
-from agentrl.distributed.broadcast import BroadcastGroup, Bucket, Seat, take_seat
+from agentrl.distributed.broadcast import BroadcastGroup, Seat, take_seat
 from agentrl.errors import InferenceError, PublishError
+from agentrl.inference.engine.landing import Landing
 
 _JOIN_SECONDS = 300.0
 _RECEIVE_SECONDS = 1800.0
 """What SGLang waits at most; a sender that ends closes the connection before."""
-
-
-@dataclass(frozen=True)
-class Announced:
-    """What is going to come over a group, in order."""
-
-    group: str
-    names: list[str]
-    dtypes: list[str]
-    shapes: list[list[int]]
-    is_flattened: bool
-    """One broadcast of all bytes; else one of every tensor."""
 
 
 class BroadcastReceiver:
@@ -50,22 +36,35 @@ class BroadcastReceiver:
             group.leave()
         return group is not None
 
-    async def receive(self, announced: Announced) -> Mapping[str, torch.Tensor]:
-        """Return the tensors that come over a group.
+    def check(self, name: str) -> None:
+        """Check that this engine is in a group.
 
         Raises:
-            InferenceError: they did not come; the group is of no use any more.
+            InferenceError: it is not.
         """
-        group = self._groups.get(announced.group)
-        if group is None:
-            raise InferenceError(f"the group {announced.group} is not known here")
+        if name not in self._groups:
+            raise InferenceError(f"Failed to receive weights: the group {name} is not known here")
+
+    async def receive(self, name: str, landings: Sequence[Landing]) -> None:
+        """Receive announced tensors over a group, each to where it belongs.
+
+        Raises:
+            InferenceError: they did not come, and never will over this group; or some are not
+                finite.
+        """
+        self.check(name)
+        problems: list[str] = []
+
+        def arrived(number: int) -> None:
+            problem = landings[number].settle()
+            if problem is not None:
+                problems.append(problem)
+
+        buffers = [landing.buffer for landing in landings]
         try:
-            bucket = Bucket.empty(announced.names, announced.dtypes, announced.shapes)
-            parts = [bucket.data]
-            if not announced.is_flattened:
-                parts = [tensor.view(-1).view(torch.uint8) for tensor in bucket.tensors().values()]
-            for part in parts:
-                await group.broadcast(part, _RECEIVE_SECONDS)
+            await self._groups[name].broadcast(buffers, _RECEIVE_SECONDS, arrived)
         except PublishError as error:
-            raise InferenceError(str(error)) from error
-        return bucket.tensors()
+            self._groups[name].leave()
+            raise InferenceError(f"Failed to receive weights: {error}") from error
+        if problems:
+            raise InferenceError(problems[0])

@@ -4,6 +4,7 @@ import asyncio
 import random
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Sequence as Many
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
@@ -12,12 +13,12 @@ from typing import Any, TypeVar
 import torch
 from transformers import PreTrainedModel
 
-from agentrl.errors import InferenceError
 from agentrl.inference.engine.adapters import LoadedAdapters
 from agentrl.inference.engine.answers import answer
-from agentrl.inference.engine.broadcasts import Announced, BroadcastReceiver
+from agentrl.inference.engine.broadcasts import BroadcastReceiver
 from agentrl.inference.engine.config import EngineConfig
 from agentrl.inference.engine.grammars import Grammars, Held
+from agentrl.inference.engine.landing import Announced, landings
 from agentrl.inference.engine.loop import EngineLoop
 from agentrl.inference.engine.parsing import (
     BadRequest,
@@ -34,7 +35,8 @@ from agentrl.inference.engine.scheduler import (
 )
 from agentrl.inference.engine.sequence import Sequence
 from agentrl.inference.engine.text import Text, end_of_text_ids
-from agentrl.inference.engine.weights import arrange_weights, read_weights
+from agentrl.inference.engine.weights import read_weights
+from agentrl.inference.wire import MIXED_LABEL
 from agentrl.schema.grammars import Grammar
 
 T = TypeVar("T")
@@ -295,6 +297,22 @@ class FrontEnd:
         """Forget the prefix cache; False when sequences hold it."""
         return await self._call(self._scheduler.flush)
 
+    async def release(self, tags: Many[str]) -> None:
+        """Give memory back; requests wait until it is there again.
+
+        Raises:
+            InferenceError: sequences are running; nothing has changed.
+        """
+        await self._call(partial(self._scheduler.release, tags))
+
+    async def take_again(self, tags: Many[str]) -> None:
+        """Take memory again. Weights come without their values, which have to be loaded.
+
+        Raises:
+            InferenceError: some of it was not released; nothing has changed.
+        """
+        await self._call(partial(self._scheduler.take_again, tags))
+
     @property
     def is_paused(self) -> bool:
         """Whether sampling is paused."""
@@ -342,6 +360,7 @@ class FrontEnd:
             NotFlushed: they are loaded, but sequences hold the cache.
         """
         async with self._updating:
+            await self._call(self._scheduler.check_weights)
             tensors = await asyncio.to_thread(read_weights, path, self._model)
             if abort_all:
                 await self._call(self._scheduler.abort_all)
@@ -353,22 +372,34 @@ class FrontEnd:
     async def update_weights_from_group(
         self, announced: Announced, label: str | None, *, flush: bool, abort_all: bool
     ) -> None:
-        """Take some weights from a broadcast; unless paused, after all in flight have ended.
+        """Take some weights from broadcasts; unless paused, after all in flight have ended.
+
+        They come straight into the model's memory, and nothing is sampled meanwhile. Where they
+        come in part only, what the model holds has the label of no policy.
 
         Raises:
-            InferenceError: they did not come, or do not fit; none of them is used.
+            InferenceError: they do not fit, and nothing has changed; or they did not come, or are
+                not finite.
             NotFlushed: they are loaded, but sequences hold the cache.
         """
+        self.broadcasts.check(announced.group)
         if abort_all:
             await self._call(self._scheduler.abort_all)
-        try:
-            received = await self.broadcasts.receive(announced)
-        except InferenceError as error:
-            raise InferenceError(f"Failed to receive weights: {error}") from error
         async with self._updating:
-            tensors = await asyncio.to_thread(arrange_weights, received, self._model)
-            _, is_flushed = await self._install(tensors, label, flush=flush)
-            self._note(label, is_flushed=is_flushed)
+            await self._call(self._scheduler.hold, when_idle=True)
+            left = self._scheduler.label
+            loaded: list[torch.Tensor] = []
+            try:
+                awaited = landings(announced, self._model)
+                left = MIXED_LABEL
+                await self.broadcasts.receive(announced.group, awaited)
+                left = label or self._scheduler.label
+                loaded = [landing.place for landing in awaited]
+            finally:
+                await self._call(partial(self._scheduler.weights_changed, left, loaded))
+                if left == MIXED_LABEL:
+                    self.weight_version = MIXED_LABEL
+            self._note(label, is_flushed=not flush or await self.flush())
 
     async def _install(
         self, tensors: Mapping[str, torch.Tensor], label: str | None, *, flush: bool

@@ -89,6 +89,10 @@ class KVCache:
         self.tensor[:, :, :rows, :, :room] = old[:, :, :rows, :, :room]
         return True
 
+    def release(self) -> None:
+        """Give the memory back; `ensure` takes as much again as is needed."""
+        self.tensor = self._allocate(0, 0)
+
     def move(self, source: int, target: int, length: int) -> None:
         """Copy the leading positions of one row to another."""
         self.tensor[:, :, target, :, :length] = self.tensor[:, :, source, :, :length]

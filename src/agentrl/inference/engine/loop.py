@@ -71,8 +71,8 @@ class EngineLoop:
 
         Args:
             run: what to do; its result or exception becomes the future's.
-            when_idle: wait for all sequences that are in flight now to end, unless sampling is
-                paused; sequences that come after the call wait for it.
+            when_idle: wait for all sequences that are in flight now to end, unless nothing can be
+                computed anyway; sequences that come after the call wait for it.
         """
         future: Future[T] = Future()
         self._calls.append(_Call(run, future, when_idle))
@@ -116,7 +116,7 @@ class EngineLoop:
 
     def _may_answer_idle_call(self) -> bool:
         scheduler = self._scheduler
-        return bool(self._when_idle) and (scheduler.is_idle or scheduler.is_paused)
+        return bool(self._when_idle) and (scheduler.is_idle or scheduler.is_halted)
 
 
 def _answer(call: _Call) -> None:

@@ -1,8 +1,9 @@
 """The HTTP routes: the part of SGLang's that samplers and publishers use.
 
 Deliberate differences: seeds always count, `/health` never samples, a request that waits at a pause
-can be aborted, and what SGLang answers with 500 or dies of (token ids beyond the vocabulary) is
-refused.
+can be aborted, what SGLang answers with 500 or dies of (token ids beyond the vocabulary) is
+refused, and so are broadcasts as one flattened bucket. Broadcast weights are received in place, so
+that a broadcast which fails leaves the label of no policy.
 """
 
 import hmac
@@ -18,8 +19,8 @@ from starlette.routing import Route
 
 from agentrl.distributed.broadcast import Seat
 from agentrl.errors import InferenceError
-from agentrl.inference.engine.broadcasts import Announced
 from agentrl.inference.engine.frontend import BadRequest, FrontEnd, NotFlushed, Refused
+from agentrl.inference.engine.landing import Announced
 from agentrl.inference.engine.replies import (
     answer_frames,
     error_frames,
@@ -52,6 +53,8 @@ _CONTROL_PATHS = frozenset(
         "/init_weights_update_group",
         "/load_lora_adapter",
         "/pause_generation",
+        "/release_memory_occupation",
+        "/resume_memory_occupation",
         "/unload_lora_adapter",
         "/update_weight_version",
         "/update_weights_from_disk",
@@ -88,6 +91,8 @@ def make_app(front_end: FrontEnd) -> Starlette:
             Route("/flush_cache", routes.flush, methods=both),
             Route("/update_weights_from_disk", routes.update_weights, methods=post),
             Route("/update_weight_version", routes.update_label, methods=post),
+            Route("/release_memory_occupation", routes.release_memory, methods=both),
+            Route("/resume_memory_occupation", routes.resume_memory, methods=both),
             Route("/load_lora_adapter", routes.load_adapter, methods=post),
             Route("/unload_lora_adapter", routes.unload_adapter, methods=post),
             Route("/begin_weight_update", routes.begin_update, methods=post),
@@ -179,6 +184,7 @@ class _Routes:
                 "max_total_num_tokens": engine.max_tokens,
                 "max_running_requests": engine.config.max_running_requests,
                 "incremental_streaming_output": False,
+                "enable_memory_saver": True,
                 "internal_states": [{}],
                 **engine.counters(),
             }
@@ -280,6 +286,12 @@ class _Routes:
             {"success": True, "message": "Version was updated.", "new_version": label}
         )
 
+    async def release_memory(self, http: Request) -> Response:
+        return await _null_after(self._engine.release(await _tags(http)))
+
+    async def resume_memory(self, http: Request) -> Response:
+        return await _null_after(self._engine.take_again(await _tags(http)))
+
     async def load_adapter(self, http: Request) -> Response:
         body = await json_object(http)
         name, path = (typed(body, field, str, None) for field in ("lora_name", "lora_path"))
@@ -344,8 +356,10 @@ class _Routes:
             names=required(body, "names", list),
             dtypes=required(body, "dtypes", list),
             shapes=required(body, "shapes", list),
-            is_flattened=typed(body, "load_format", str, None) == "flattened_bucket",
         )
+        load_format = typed(body, "load_format", str, None)
+        if load_format is not None:
+            return failed(f"the embedded engine takes tensors one by one, not as {load_format}")
         if not self._is_session_open:
             return failed("weights come between begin_weight_update and end_weight_update only")
         try:
@@ -367,3 +381,24 @@ class _Routes:
             return failed(message)
         self._is_session_open = opens
         return JSONResponse({"success": True, "message": "ok"})
+
+
+async def _tags(http: Request) -> list[str]:
+    """Return which parts of the memory are meant; none means all."""
+    tags = typed(await json_object(http), "tags", list, [])
+    if not all(isinstance(tag, str) for tag in tags):
+        raise HTTPException(400, "tags has to be a list of strings")
+    return list(tags)
+
+
+async def _null_after(change: Awaitable[None]) -> Response:
+    """Answer a change of the memory; SGLang has no word for success here.
+
+    Raises:
+        BadRequest: it was refused.
+    """
+    try:
+        await change
+    except InferenceError as error:
+        raise BadRequest(str(error)) from error
+    return JSONResponse(None)

@@ -8,11 +8,12 @@ first those that decode, then at most one whose prompt is not yet computed in fu
                   └─────retract──────┘   (short of memory, or paused for new weights)
 
 While sampling is paused, or new weights wait for the engine to be idle, new sequences are held
-apart and start waiting afterwards.
+apart and start waiting afterwards. Nothing is computed while memory is released.
 """
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from typing import Literal
 
@@ -20,6 +21,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from agentrl.errors import InferenceError
 from agentrl.inference.engine.adapters import AdapterLayers
 from agentrl.inference.engine.attention import Chunk, plan_step
 from agentrl.inference.engine.kv import (
@@ -30,6 +32,7 @@ from agentrl.inference.engine.kv import (
     PrefixStore,
     common_prefix,
 )
+from agentrl.inference.engine.memory import Memory
 from agentrl.inference.engine.routers import RouterWatch
 from agentrl.inference.engine.sampling import SamplingBatch
 from agentrl.inference.engine.sequence import Finish, Sequence
@@ -102,12 +105,14 @@ class Scheduler:
         )
         self._kv = KVCache(shape, limits.max_running, limits.context_length, limits.kv_cache_bytes)
         self._prefixes = PrefixStore(shape, limits.prefix_cache_bytes)
+        self._memory = Memory(model, self._kv, self._prefixes)
         self._running: list[Sequence] = []
         self._waiting: deque[Sequence] = deque()
         self._held: deque[Sequence] = deque()
         self._live: dict[str, Sequence] = {}
         self._paused: PauseMode | None = None
         self._is_draining = False
+        self._is_held = False
         self._epoch = 0
         self._batch: SamplingBatch | None = None
         self._finished: list[Sequence] = []
@@ -122,7 +127,7 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         """Whether `step` would compute something."""
-        return self._paused is None and bool(self._running or self._waiting)
+        return not self.is_halted and bool(self._running or self._waiting)
 
     @property
     def is_idle(self) -> bool:
@@ -133,6 +138,11 @@ class Scheduler:
     def is_paused(self) -> bool:
         """Whether sampling is paused."""
         return self._paused is not None
+
+    @property
+    def is_halted(self) -> bool:
+        """Whether nothing can be computed: paused, short of memory, or weights are coming."""
+        return self.is_paused or self._is_held or not self._memory.is_whole
 
     @property
     def num_in_flight(self) -> int:
@@ -232,13 +242,64 @@ class Scheduler:
         self._prefixes.clear()
         return True
 
+    def check_weights(self) -> None:
+        """Refuse new weights while there is no memory for them.
+
+        Raises:
+            InferenceError: it is released.
+        """
+        self._memory.check_weights()
+
+    def release(self, tags: Many[str]) -> None:
+        """Give memory back, see `Memory.release`.
+
+        Sequences that wait are in nobody's way while sampling is paused, so that a pause that
+        retracts, and resuming everything, makes them go on.
+
+        Raises:
+            InferenceError: sequences are running, or about to; nothing has changed.
+        """
+        if self._is_held:
+            raise InferenceError("memory is not released while new weights come")
+        if self._running or (self._waiting and not self.is_paused):
+            raise InferenceError("memory is released by an idle server only; pause it first")
+        self._batch = None
+        self._memory.release(tags)
+
+    def take_again(self, tags: Many[str]) -> None:
+        """Take memory again, see `Memory.resume`."""
+        self._memory.resume(tags)
+
     def install(self, tensors: Mapping[str, torch.Tensor], label: str | None) -> None:
-        """Swap checked weights in. Nothing computed before is used for a new sequence."""
-        swap_weights(self.model, tensors)
+        """Swap checked weights in.
+
+        Raises:
+            InferenceError: there is no memory for them.
+        """
+        self.check_weights()
+        self.weights_changed(label or self.label, swap_weights(self.model, tensors))
+
+    def hold(self) -> None:
+        """Compute nothing until `weights_changed`: somebody writes to the model's memory.
+
+        Raises:
+            InferenceError: there is no memory for weights.
+        """
+        self.check_weights()
+        self._is_held = True
+
+    def weights_changed(self, label: str, loaded: Iterable[torch.Tensor]) -> None:
+        """Go on under a label. Nothing computed before is used for a new sequence.
+
+        Args:
+            label: version of what the model holds.
+            loaded: the model's tensors, or parts of them, that have new values.
+        """
+        self._is_held = False
+        self._memory.note_loaded(loaded)
         self._epoch += 1
         self._prefixes.clear()
-        if label is not None:
-            self.label = label
+        self.label = label
 
     # One step.
 

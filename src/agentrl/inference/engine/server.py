@@ -45,6 +45,13 @@ def serve(config: EngineConfig) -> int:
         model = load_model(config.model_path, getattr(torch, config.dtype))
         if config.num_threads is None and model.num_parameters() < _TINY_MODEL_PARAMETERS:
             config = config.model_copy(update={"num_threads": 1})
+        logger.info(
+            "the weights take %.2f GB; running sequences take up to %.2f GB as they grow "
+            "(--kv-cache-bytes), kept prefixes up to %.2f GB (--prefix-cache-bytes)",
+            model.num_parameters() * model.dtype.itemsize / 1e9,
+            config.kv_cache_bytes / 1e9,
+            config.prefix_cache_bytes / 1e9,
+        )
         return uvloop.run(_serve(FrontEnd(config, model), listener))
     finally:
         listener.close()

@@ -1,14 +1,15 @@
 """The model and its weights: loading, checking a checkpoint whole, swapping it in."""
 
+import copy
 import re
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
+import psutil
 import torch
 from safetensors import SafetensorError, safe_open
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from agentrl.errors import ConfigError, InferenceError
@@ -17,13 +18,15 @@ from agentrl.inference.engine.attention import ENGINE_ATTENTION
 SUPPORTED_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe")
 
 _EXPERT = re.compile(r"(.+\.experts)\.(\d+)\.(gate_proj|up_proj|down_proj)\.weight")
+_DOWN = "down_proj"
 
 
 def load_model(path: str | Path, dtype: torch.dtype) -> PreTrainedModel:
     """Load a model for generation.
 
     Raises:
-        ConfigError: the directory is not a checkpoint, or of an unsupported architecture.
+        ConfigError: the directory is not a checkpoint, or of an unsupported architecture; its
+            weights are not those of its config.json.
     """
     if not Path(path).is_dir():
         raise ConfigError(f"--model-path {path}: no such directory")
@@ -45,21 +48,45 @@ def load_model(path: str | Path, dtype: torch.dtype) -> PreTrainedModel:
             f"--model-path {path}: the embedded engine serves full attention only, "
             f"not {', '.join(sorted(layer_types))}; use SGLang for it"
         )
+    _check_weights(path, config, dtype)
     try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            path,
-            config=config,
-            dtype=dtype,
-            attn_implementation=ENGINE_ATTENTION,
-            output_loading_info=True,
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+            path, config=config, dtype=dtype, attn_implementation=ENGINE_ATTENTION
         )
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise ConfigError(f"--model-path {path}: {_first_line(error)}") from error
-    model: PreTrainedModel = loaded[0]
-    missing = sorted(loaded[1]["missing_keys"])
-    if missing:
-        raise ConfigError(f"--model-path {path}: the tensor {missing[0]} is missing")
     return model
+
+
+def _check_weights(path: str | Path, config: PretrainedConfig, dtype: torch.dtype) -> None:
+    """Compare the files' headers with what config.json asks for, before any memory is taken.
+
+    transformers would first make up what is missing or of another shape: tens of gigabytes where
+    config.json is that of a larger model.
+    """
+    from_config: Callable[[PretrainedConfig], PreTrainedModel] = AutoModelForCausalLM.from_config
+    with torch.device("meta"):
+        model = from_config(copy.deepcopy(config))
+    state = model.state_dict()
+    found = set()
+    try:
+        for file in _weight_files(path):
+            with safe_open(file, framework="pt") as opened:
+                for name in opened.keys():  # noqa: SIM118
+                    if name in state or _EXPERT.fullmatch(name):
+                        place_of(name, opened.get_slice(name).get_shape(), state)
+                        found.add(name)
+        _check_complete(path, found, model)
+    except (InferenceError, OSError, SafetensorError) as error:
+        raise ConfigError(
+            f"--model-path {path}: weights and config.json do not fit: {_first_line(error)}"
+        ) from error
+    needed, free = model.num_parameters() * dtype.itemsize, psutil.virtual_memory().available
+    if needed > free:
+        raise ConfigError(
+            f"--model-path {path}: the weights take {needed / 1e9:.1f} GB in --dtype "
+            f"{str(dtype).removeprefix('torch.')}, and {free / 1e9:.1f} GB of memory are free"
+        )
 
 
 def read_weights(path: str | Path, model: PreTrainedModel) -> dict[str, torch.Tensor]:
@@ -70,31 +97,66 @@ def read_weights(path: str | Path, model: PreTrainedModel) -> dict[str, torch.Te
         model: says which tensors of which shapes there have to be.
 
     Returns:
-        The tensors under the model's own names; tied ones may stand under one name only.
+        The tensors under their names in the files; tied ones may stand under one name only.
 
     Raises:
         InferenceError: a file or tensor is missing, unknown, malformed or not finite.
     """
-    files = sorted(Path(path).glob("*.safetensors"))
-    if not files:
-        raise InferenceError(f"no safetensors files in {path}")
     state = model.state_dict()
-    tensors = _arranged(_tensors_of(files), state)
-    for names in _tied_names(state):
-        if not any(name in tensors for name in names):
-            raise InferenceError(f"{path} lacks the tensor {names[0]}")
+    tensors: dict[str, torch.Tensor] = {}
+    for name, tensor in _tensors_of(_weight_files(path)):
+        place_of(name, tensor.shape, state)
+        if problem := not_finite(name, tensor):
+            raise InferenceError(problem)
+        tensors[name] = tensor
+    _check_complete(path, tensors.keys(), model)
     return tensors
 
 
-def arrange_weights(
-    tensors: Mapping[str, torch.Tensor], model: PreTrainedModel
-) -> dict[str, torch.Tensor]:
-    """Check some new weights for a model and return them under the model's own names.
+def swap_weights(model: PreTrainedModel, tensors: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
+    """Copy checked weights into the model; return the model's own tensors that have them now."""
+    state = model.state_dict()
+    return [place_of(name, it.shape, state).copy_(it) for name, it in tensors.items()]
+
+
+def place_of(name: str, shape: Sequence[int], state: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """Return the part of a model's state that a tensor of a checkpoint is, as a view.
+
+    Files hold every expert by itself; transformers computes with `down_proj` [experts, hidden,
+    width] and `gate_up_proj` [experts, 2 * width, hidden], the gates above.
 
     Raises:
-        InferenceError: a tensor is unknown, malformed or not finite, or experts are missing.
+        InferenceError: the model has no such tensor, or of another shape.
     """
-    return _arranged(tensors.items(), model.state_dict())
+    place = state.get(name)
+    if match := _EXPERT.fullmatch(name):
+        stack, number = state.get(_stack_of(match)), int(match[2])
+        if stack is not None and number < len(stack):
+            rows = stack[number]
+            place = rows if match[3] == _DOWN else rows.chunk(2)[match[3] == "up_proj"]
+    if place is None:
+        raise InferenceError(f"the model has no tensor {name}")
+    if tuple(place.shape) != tuple(shape):
+        raise InferenceError(
+            f"{name} has shape {tuple(shape)}, the model wants {tuple(place.shape)}"
+        )
+    return place
+
+
+def not_finite(name: str, tensor: torch.Tensor) -> str | None:
+    """Return what to say of a tensor with NaN or infinities, and None of any other."""
+    # One pass without a temporary of the tensor's size; NaN comes out of minimum and maximum.
+    low, high = torch.aminmax(tensor)
+    if bool(torch.isfinite(low) & torch.isfinite(high)):
+        return None
+    return f"{name} has values that are not finite"
+
+
+def _weight_files(path: str | Path) -> list[Path]:
+    files = sorted(Path(path).glob("*.safetensors"))
+    if not files:
+        raise InferenceError(f"no safetensors files in {path}")
+    return files
 
 
 def _tensors_of(files: Iterable[Path]) -> Iterator[tuple[str, torch.Tensor]]:
@@ -107,78 +169,29 @@ def _tensors_of(files: Iterable[Path]) -> Iterator[tuple[str, torch.Tensor]]:
             raise InferenceError(f"{file} cannot be read: {_first_line(error)}") from error
 
 
-def _arranged(
-    named: Iterable[tuple[str, torch.Tensor]], state: Mapping[str, torch.Tensor]
-) -> dict[str, torch.Tensor]:
-    tensors: dict[str, torch.Tensor] = {}
-    stacks: dict[str, torch.Tensor] = {}
-    for name, tensor in named:
-        if _EXPERT.fullmatch(name):
-            _put_into_stack(stacks, name, tensor, state)
-        else:
-            tensors[name] = _checked(name, tensor, state)
-    for name, stack in stacks.items():
-        if stack.isnan().any():
-            raise InferenceError(f"experts of {name} are missing, or have NaN in them")
-        tensors[name] = _checked(name, stack, state)
-    return tensors
+def _check_complete(path: str | Path, found: Collection[str], model: PreTrainedModel) -> None:
+    """Check that a checkpoint has every tensor, or every expert of a stack."""
+    experts = Counter(_stack_of(match) for name in found if (match := _EXPERT.fullmatch(name)))
+    for names, parameter in _tied(model):
+        if any(name in found for name in names):
+            continue
+        if not experts[names[0]]:
+            raise InferenceError(f"{path} lacks the tensor {names[0]}")
+        per_expert = 1 if names[0].endswith(_DOWN) else 2
+        if experts[names[0]] < per_expert * len(parameter):
+            raise InferenceError(f"experts of {names[0]} are missing")
 
 
-def swap_weights(model: PreTrainedModel, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Copy checked weights into the model."""
-    state = model.state_dict()
-    with torch.no_grad():
-        for name, tensor in tensors.items():
-            state[name].copy_(tensor)
+def _stack_of(expert: re.Match[str]) -> str:
+    """Return the name of the tensor in which a model has an expert's."""
+    return f"{expert[1]}.{_DOWN if expert[3] == _DOWN else 'gate_up_proj'}"
 
 
-def _put_into_stack(
-    stacks: dict[str, torch.Tensor],
-    name: str,
-    tensor: torch.Tensor,
-    state: Mapping[str, torch.Tensor],
-) -> None:
-    """Put an expert's weights where the model has those of all experts of a layer.
-
-    Files hold every expert by itself; transformers computes with `down_proj` [experts, hidden,
-    width] and `gate_up_proj` [experts, 2 * width, hidden], the gates above.
-    """
-    match = _EXPERT.fullmatch(name)
-    assert match is not None
-    owner, number, kind = match[1], int(match[2]), match[3]
-    target = f"{owner}.{'down_proj' if kind == 'down_proj' else 'gate_up_proj'}"
-    whole = state.get(target)
-    if whole is None or number >= len(whole):
-        raise InferenceError(f"the model has no tensor {name}")
-    if target not in stacks:
-        stacks[target] = torch.full_like(whole, torch.nan)
-    stack = stacks[target]
-    rows = stack[number] if kind == "down_proj" else stack[number].chunk(2)[kind == "up_proj"]
-    if tensor.shape != rows.shape:
-        raise InferenceError(
-            f"{name} has shape {tuple(tensor.shape)}, the model wants {tuple(rows.shape)}"
-        )
-    rows.copy_(tensor)
-
-
-def _checked(name: str, tensor: torch.Tensor, state: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    if name not in state:
-        raise InferenceError(f"the model has no tensor {name}")
-    if tensor.shape != state[name].shape:
-        raise InferenceError(
-            f"{name} has shape {tuple(tensor.shape)}, the model wants {tuple(state[name].shape)}"
-        )
-    # One pass without a temporary of the tensor's size; NaN comes out of minimum and maximum.
-    low, high = torch.aminmax(tensor)
-    if not bool(torch.isfinite(low) & torch.isfinite(high)):
-        raise InferenceError(f"{name} has values that are not finite")
-    return tensor
-
-
-def _tied_names(state: Mapping[str, torch.Tensor]) -> list[list[str]]:
-    groups: defaultdict[int, list[str]] = defaultdict(list)
-    for name, tensor in state.items():
-        groups[tensor.data_ptr()].append(name)
+def _tied(model: PreTrainedModel) -> list[tuple[list[str], torch.nn.Parameter]]:
+    """Return every parameter with the names it has."""
+    groups: dict[int, tuple[list[str], torch.nn.Parameter]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        groups.setdefault(id(parameter), ([], parameter))[0].append(name)
     return list(groups.values())
 
 

@@ -184,6 +184,18 @@ def test_versions_change_exactly_at_the_update(
     np.testing.assert_allclose(item.output_logprobs[10:], new[10:], atol=1e-4)
 
 
+def test_nothing_is_computed_while_somebody_writes_to_the_weights(model: PreTrainedModel) -> None:
+    engine = scheduler(model)
+    engine.pause("retract")
+    engine.hold()
+    engine.submit(item := sequence(1))
+    engine.resume()
+    assert not engine.has_work
+    engine.weights_changed("2", [])
+    run(engine)
+    assert item.versions == [("2", 0)]
+
+
 def test_full_queue_refuses_with_503(model: PreTrainedModel) -> None:
     engine = scheduler(model, max_queued=2)
     sequences = [sequence(n) for n in range(3)]

@@ -1,6 +1,7 @@
 """The engine's process: keys, bounds, bad starts."""
 
 import asyncio
+import json
 import shutil
 import socket
 from collections.abc import AsyncIterator
@@ -12,6 +13,7 @@ from pydantic import SecretStr
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
+from agentrl.inference.engine import weights
 from agentrl.inference.engine.__main__ import main
 from agentrl.inference.engine.config import EngineConfig
 from agentrl.inference.engine.frontend import FrontEnd
@@ -162,6 +164,30 @@ def test_checkpoint_without_a_tensor_is_not_served(
     del tensors["model.norm.weight"]
     save_file(tensors, copy / "model.safetensors", metadata={"format": "pt"})
     assert "model.norm.weight" in refused(capsys, "--model-path", str(copy), "--port", "0")
+
+
+def test_config_of_a_larger_model_is_refused_before_its_memory_is_taken(
+    capsys: pytest.CaptureFixture[str], checkpoint: Path, tmp_path: Path
+) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(checkpoint, copy)
+    config = json.loads((copy / "config.json").read_text())
+    larger = config | {"hidden_size": 1 << 20, "intermediate_size": 1 << 20}
+    (copy / "config.json").write_text(json.dumps(larger))
+    line = refused(capsys, "--model-path", str(copy), "--port", "0")
+    assert "weights and config.json do not fit" in line
+    assert "the model wants" in line
+
+
+def test_weights_that_do_not_fit_in_memory_are_refused(
+    capsys: pytest.CaptureFixture[str], checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Little:
+        available = 1000
+
+    monkeypatch.setattr(weights.psutil, "virtual_memory", Little)
+    line = refused(capsys, "--model-path", str(checkpoint), "--port", "0")
+    assert "GB of memory are free" in line
 
 
 def test_taken_port_is_one_line_and_status_2(

@@ -1,0 +1,112 @@
+"""Which of the servers' tools are shown, and under which names. Pure functions."""
+
+import logging
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from mcp.types import Tool
+
+from agentrl.errors import ConfigError
+from agentrl.tools.base import ToolSpec
+from agentrl.tools.config import ToolsConfig
+
+logger = logging.getLogger(__name__)
+
+Listed = Mapping[str, Sequence[Tool]]
+"""The tools that every server lists, by the server's name."""
+
+# What every format of tool calls can write down in a name.
+_UNWRITABLE = re.compile(r"[^\w.-]")
+
+
+def select_tools(listed: Listed, config: ToolsConfig) -> list[ToolSpec]:
+    """Name the tools so that every name is unique, and keep those that were asked for."""
+    wanted, blocked = config.tool_names, set(config.blocked_tools)
+    return [
+        spec
+        for spec in _named(listed)
+        if (wanted is None or not _names_of(spec).isdisjoint(wanted))
+        and _names_of(spec).isdisjoint(blocked)
+    ]
+
+
+def check_filters(listed: Listed, config: ToolsConfig) -> None:
+    """Report clashing names.
+
+    Raises:
+        ConfigError: a tool named in the configuration does not exist.
+    """
+    specs = _named(listed)
+    clashing = sorted({spec.remote_name for spec in specs if spec.name != spec.remote_name})
+    if clashing:
+        logger.warning(
+            "several MCP servers offer the same tools, shown as server.tool: %s",
+            ", ".join(clashing),
+        )
+    known = {name for spec in specs for name in _names_of(spec)}
+    for name in (*(config.tool_names or ()), *config.blocked_tools):
+        if name not in known:
+            offered = ", ".join(spec.name for spec in specs)
+            raise ConfigError(f"no MCP server offers a tool {name!r} (offered: {offered})")
+
+
+def unique_names(tools: Sequence[tuple[str, str]]) -> list[str]:
+    """Return a name for each (server, tool) under which no other is known.
+
+    That is the tool's own name, or `server.tool` where it is not unique.
+    """
+    names = [tool for _, tool in tools]
+    while True:
+        uses = Counter(names)
+        plain = [
+            at for at, (_, tool) in enumerate(tools) if uses[names[at]] > 1 and names[at] == tool
+        ]
+        if not plain:
+            break
+        for at in plain:
+            server, tool = tools[at]
+            names[at] = f"{_UNWRITABLE.sub('_', server)}.{tool}"
+    taken: set[str] = set()
+    for at, name in enumerate(names):
+        number = 2
+        while names[at] in taken:
+            names[at] = f"{name}_{number}"
+            number += 1
+        taken.add(names[at])
+    return names
+
+
+def is_repeatable(tool: Tool) -> bool:
+    """Return whether a tool declares that calling it twice does no harm."""
+    hints = tool.annotations
+    return hints is not None and bool(hints.read_only_hint or hints.idempotent_hint)
+
+
+def _named(listed: Listed) -> list[ToolSpec]:
+    # A server that lists a name twice means one tool by it.
+    tools = [
+        (server, tool)
+        for server, offered in listed.items()
+        for tool in {tool.name: tool for tool in offered}.values()
+    ]
+    names = unique_names([(server, tool.name) for server, tool in tools])
+    return [_spec(name, server, tool) for name, (server, tool) in zip(names, tools, strict=True)]
+
+
+def _spec(name: str, server: str, tool: Tool) -> ToolSpec:
+    schema = tool.input_schema
+    return ToolSpec(
+        name=name,
+        description=tool.description or "",
+        # Chat templates look into the properties, also where a tool takes no arguments.
+        parameters={**schema, "properties": schema.get("properties") or {}},
+        server=server,
+        remote_name=tool.name,
+        repeatable=is_repeatable(tool),
+    )
+
+
+def _names_of(spec: ToolSpec) -> set[str]:
+    """Return the names by which a user may mean a tool."""
+    return {spec.name, spec.remote_name, f"{spec.server}.{spec.remote_name}"}

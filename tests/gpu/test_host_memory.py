@@ -1,0 +1,35 @@
+"""The trainer's way to the device and back, which it takes twice a step with `--colocated`."""
+
+import pytest
+import torch
+from support.trees import tiny_policy
+from torch.optim import AdamW
+
+from agentrl.trainer.host_memory import move_state
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
+
+
+def test_steps_go_on_after_a_stay_in_host_memory_and_nothing_is_left_on_the_device():
+    host, device = torch.device("cpu"), torch.device("cuda")
+    weights = {}
+    for moves in (False, True):
+        torch.manual_seed(0)
+        policy = tiny_policy("qwen3", torch.float32)
+        optimizer = AdamW(policy.parameters(), lr=0.01)
+        move_state([policy], optimizer, device)
+        parameters = list(policy.parameters())
+        for step in range(3):
+            for parameter in policy.parameters():
+                parameter.grad = torch.full_like(parameter, 0.1 * step + 0.1)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            if moves:
+                move_state([policy], optimizer, host)
+                assert torch.cuda.memory_allocated() == 0
+                move_state([policy], optimizer, device)
+        # The optimizer goes on with the same parameters, and those that are tied stay so.
+        assert all(a is b for a, b in zip(policy.parameters(), parameters, strict=True))
+        move_state([policy], optimizer, host)
+        weights[moves] = [parameter.clone() for parameter in policy.parameters()]
+    assert all(map(torch.equal, weights[False], weights[True]))

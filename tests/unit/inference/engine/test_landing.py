@@ -1,0 +1,72 @@
+"""Where announced weights arrive, without a group."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from support.training import write_moe_model
+from transformers import PreTrainedModel
+
+from agentrl.errors import InferenceError
+from agentrl.inference.engine.landing import Announced, Landing, landings
+from agentrl.inference.engine.weights import load_model
+
+
+def announced(tensors: dict[str, torch.Tensor], dtype: str = "float32") -> Announced:
+    shapes = [list(tensor.shape) for tensor in tensors.values()]
+    return Announced("group", list(tensors), [dtype] * len(tensors), shapes)
+
+
+def arrive(awaited: list[Landing], tensors: dict[str, torch.Tensor]) -> list[str | None]:
+    for landing in awaited:
+        landing.buffer.copy_(tensors[landing.name])
+    return [landing.settle() for landing in awaited]
+
+
+@pytest.fixture(scope="module")
+def experts(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("experts")
+    return write_moe_model(folder / "first"), write_moe_model(folder / "second", seed=5)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_every_tensor_lands_where_the_model_has_it_in_its_own_precision(
+    experts: tuple[Path, Path], dtype: str
+) -> None:
+    model = load_model(experts[0], torch.float32)
+    sent = load_file(experts[1] / "model.safetensors")
+    awaited = landings(announced(sent, dtype), model)
+    in_place = [landing.buffer is landing.place for landing in awaited]
+    assert in_place == [dtype == "float32"] * len(sent)
+    assert arrive(awaited, sent) == [None] * len(sent)
+    wanted = load_model(experts[1], torch.float32).state_dict()
+    assert all(torch.equal(tensor, wanted[name]) for name, tensor in model.state_dict().items())
+
+
+def test_values_that_are_not_finite_are_told(model: PreTrainedModel) -> None:
+    name = "model.norm.weight"
+    kept = model.state_dict()[name].clone()
+    (landing,) = landings(announced({name: kept}), model)
+    for value in (torch.nan, torch.inf):
+        landing.buffer[3] = value
+        assert landing.settle() == f"{name} has values that are not finite"
+    landing.buffer.copy_(kept)
+    assert landing.settle() is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"names": ["model.nothing.weight"]}, "the model has no tensor"),
+        ({"shapes": [[65]]}, r"has shape \(65,\), the model wants \(64,\)"),
+        ({"dtypes": ["float33"]}, "there is no dtype float33"),
+        ({"shapes": []}, "lists of one length"),
+    ],
+)
+def test_an_announcement_that_does_not_fit_is_refused(
+    model: PreTrainedModel, changes: dict[str, list[object]], message: str
+) -> None:
+    fitting = {"names": ["model.norm.weight"], "dtypes": ["float32"], "shapes": [[64]]}
+    with pytest.raises(InferenceError, match=message):
+        landings(Announced("group", **(fitting | changes)), model)

@@ -1,0 +1,128 @@
+"""An MCP server over pipes that says what the SDK would not: `python odd_server.py`.
+
+Each tool is named after what it answers. Over HTTP: `python odd_server.py json` or `sse`, which
+prints its port; that one keeps no session.
+"""
+
+import json
+import sys
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+GOOD = '{"content": [{"type": "text", "text": "ok"}]}'
+# Written as they go over the wire.
+RESULTS = {
+    "half": r'{"content": [{"type": "text", "text": "a\ud83d b \ud83d\ude00 \\ud83d"}]}',
+    "half_structured": r'{"content": [], "structuredContent": {"cut": "\udc00"}}',
+    "null": "null",
+    "garbage": '{"content": [{',
+    "chatter": GOOD,
+    "asks": GOOD,
+    "grow": GOOD,
+    "huge": json.dumps({"content": [{"type": "text", "text": "z" * (70 << 20)}]})
+    if sys.argv[1:]
+    else GOOD,
+}
+ERRORS = {"own_closed": -32000, "own_timeout": -32001}
+REQUESTS = ("sampling/createMessage", "roots/list", "elicitation/create")
+tools = [*RESULTS, *ERRORS, "html"]
+
+
+def answer(request: dict[str, Any]) -> str:
+    """Return the response to a request, as JSON text."""
+    method, params = request["method"], request.get("params", {})
+    if method == "initialize":
+        result = {
+            "protocolVersion": params["protocolVersion"],
+            "capabilities": {"tools": {}},
+            "serverInfo": {"name": "odd", "version": "1"},
+        }
+        return wire(request, json.dumps(result))
+    if method == "tools/list":
+        listed = [{"name": name, "inputSchema": {"type": "object"}} for name in tools]
+        return wire(request, json.dumps({"tools": [*listed, listed[0]]}))
+    if method == "tools/call" and params["name"] in RESULTS:
+        return wire(request, RESULTS[params["name"]])
+    code = ERRORS.get(params.get("name"), -32601)
+    error = {"code": code, "message": f"no {method}: code {code}"}
+    return json.dumps({"jsonrpc": "2.0", "id": request["id"], "error": error})
+
+
+def wire(request: dict[str, Any], result: str) -> str:
+    return f'{{"jsonrpc": "2.0", "id": {json.dumps(request["id"])}, "result": {result}}}'
+
+
+def say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def serve_pipes() -> None:
+    say("odd server, version 1")
+    for line in sys.stdin:
+        request = json.loads(line)
+        name = request.get("params", {}).get("name")
+        if request.get("method") is None or "id" not in request:
+            continue
+        if name == "chatter":
+            say('{"level": "info", "id": 1, "message": "a log line"}')
+            sys.stdout.buffer.write(b"\xff\xfe\n")
+        if name == "asks":
+            for method in REQUESTS:
+                params = {"messages": [], "maxTokens": 1, "message": "?", "requestedSchema": {}}
+                say(
+                    json.dumps({"jsonrpc": "2.0", "id": method, "method": method, "params": params})
+                )
+                assert "error" in json.loads(sys.stdin.readline())
+        if name == "grow":
+            tools.append("grown")
+            tools.remove("half")
+        say(answer(request))
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self) -> None:
+        request = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        if "id" not in request:
+            return self.reply(202, "", b"")
+        if request.get("params", {}).get("name") == "html":
+            return self.reply(200, "text/html", b"<h1>It works!</h1>")
+        text = answer(request).encode()
+        if sys.argv[1] == "sse":
+            return self.reply(200, "text/event-stream", b"event: message\ndata: " + text + b"\n\n")
+        return self.reply(200, "application/json", text)
+
+    def do_GET(self) -> None:
+        self.reply(405, "", b"")
+
+    def reply(self, status: int, kind: str, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("content-type", kind)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        # In two pieces that part in the middle of what is odd about it.
+        cut = body.find(rb"\ud83d b") + 3
+        self.wfile.write(body[:cut])
+        self.wfile.flush()
+        try:
+            self.wfile.write(body[cut:])
+        except OSError:
+            self.close_connection = True
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def main() -> None:
+    if not sys.argv[1:]:
+        serve_pipes()
+        return
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    say(str(server.server_port))
+    server.serve_forever()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,123 @@
+"""Servers as they are found: they print, say what is no JSON, and change their tools."""
+
+import asyncio
+import random
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from agentrl.errors import ToolError
+from agentrl.tools import ToolsConfig, connect_tools
+from agentrl.tools.faults import describe
+from agentrl.tools.mending import mended, mended_lines
+
+SERVER = str(Path(__file__).parent / "odd_server.py")
+ConfigFor = Callable[..., ToolsConfig]
+
+
+@pytest.fixture
+def odd_pipe() -> dict[str, object]:
+    return {"command": sys.executable, "args": [SERVER]}
+
+
+@pytest.fixture(params=["json", "sse"])
+def odd_url(request: pytest.FixtureRequest) -> Iterator[str]:
+    process = subprocess.Popen([sys.executable, SERVER, request.param], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    port = int(process.stdout.readline())
+    yield f"http://127.0.0.1:{port}/mcp"
+    process.kill()
+    process.wait()
+    process.stdout.close()
+
+
+async def test_over_pipes_odd_answers_cost_one_call_at_most(
+    odd_pipe: dict[str, object], config_for: ConfigFor, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with connect_tools(config_for({"odd": odd_pipe}, call_timeout_seconds=3.0)) as box:
+        assert len({spec.name for spec in box.specs}) == len(box.specs)
+        assert (await box.call("half", {})).content == "a\ufffd b \U0001f600 \\ud83d"
+        assert (await box.call("half_structured", {})).content == '{"cut": "\ufffd"}'
+        for name in ("chatter", "asks"):
+            result = await box.call(name, {})
+            assert (result.content, result.is_error) == ("ok", False)
+        for name in ("null", "garbage"):
+            with pytest.raises(ToolError, match=r"'odd' at .* answered with garbage"):
+                await box.call(name, {})
+        for name, code in (("own_closed", -32000), ("own_timeout", -32001)):
+            result = await box.call(name, {})
+            assert (result.is_error, result.seconds < 2) == (True, True)
+            assert result.content == f"Error: no tools/call: code {code}"
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 1
+    assert "prints what is no MCP message and is skipped: 'odd server, version 1'" in said[0]
+
+
+async def test_over_http_odd_answers_cost_one_call_at_most(
+    odd_url: str, config_for: ConfigFor
+) -> None:
+    async with connect_tools(config_for(odd_url, max_result_chars=100)) as box:
+        assert (await box.call("half", {})).content == "a\ufffd b \U0001f600 \\ud83d"
+        with pytest.raises(ToolError, match="answered with garbage"):
+            await box.call("null", {})
+        with pytest.raises(ToolError, match="was lost during a call: answered with text/html"):
+            await box.call("html", {})
+        assert (await box.call("own_closed", {})).content == "Error: no tools/call: code -32000"
+
+
+@pytest.mark.slow
+async def test_a_result_of_many_megabytes_is_an_observation(
+    odd_url: str, config_for: ConfigFor
+) -> None:
+    async with connect_tools(config_for(odd_url)) as box:
+        result = await box.call("huge", {})
+        assert result.is_error
+        assert "64 MiB" in result.content or "67108864 byte" in result.content
+        assert (await box.call("asks", {})).content == "ok"
+
+
+async def test_tools_that_a_server_adds_are_shown_to_the_next_rollouts(
+    odd_pipe: dict[str, object], config_for: ConfigFor, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with (
+        connect_tools(config_for({"odd": odd_pipe}, refresh_seconds=0.05)) as box,
+        box.for_rollout() as begun,
+    ):
+        before = begun.specs
+        await begun.call("grow", {})
+        async with asyncio.timeout(10):
+            while "the tools have changed" not in caplog.text:
+                await begun.call("half_structured", {})
+        assert begun.specs == before
+        assert (await begun.call("half", {})).content.startswith("a")
+        async with box.for_rollout() as later:
+            names = {spec.name for spec in later.specs}
+            assert names - {spec.name for spec in before} == {"grown"}
+            assert "half" not in names
+            assert "there is no tool named 'half'" in (await later.call("half", {})).content
+
+
+async def test_lines_are_mended_however_they_are_cut_up() -> None:
+    text = rb'{"a": "\ud83d\ude00 \ud83d \\ud83d \\\ud83d \ude00"}' + b"\r\ndata: \\udc00\n\nrest"
+    expected = mended(text)
+    assert expected.count(rb"\ufffd") == 4
+    assert rb"\ud83d\ude00 \ufffd \\ud83d \\\ufffd \ufffd" in expected
+    dice = random.Random(0)
+    for _ in range(200):
+        cuts = sorted(dice.sample(range(len(text)), dice.randrange(8)))
+        bounds = zip([0, *cuts], [*cuts, len(text)], strict=True)
+
+        async def chunks(bounds: Iterator[tuple[int, int]] = bounds) -> AsyncIterator[bytes]:
+            for begin, end in bounds:
+                yield text[begin:end]
+
+        assert b"".join([line async for line in mended_lines(chunks(), 1000)]) == expected
+
+
+def test_errors_are_described_in_a_short_line_that_terminals_do_not_act_upon() -> None:
+    said = describe(ValueError("\x1b[2J gone\n" + "x" * 10_000))
+    assert said.startswith("ValueError: \ufffd[2J gone xxx")
+    assert len(said) < 600

@@ -1,0 +1,131 @@
+"""Turns on one device: what is told to servers and keepers when, and that nothing else changes."""
+
+import asyncio
+import shlex
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from support.control_server import serve
+from support.doc_blocks import DOCS
+from support.training import Player, train_tasks
+from torch.optim import AdamW
+
+from agentrl.config.loading import parse_flags
+from agentrl.distributed import Ranks
+from agentrl.errors import ConfigError
+from agentrl.models.load import load_policy
+from agentrl.schema import InferenceService, Run
+from agentrl.trainer.host_memory import move_state
+from agentrl.trainer.process import lead, mesh_shape
+from agentrl.trainer.team import Team
+
+pytestmark = pytest.mark.timeout(90)
+
+
+@pytest.fixture
+def trained(model_path):
+    """A policy whose optimizer has made a step."""
+    policy = load_policy(model_path)
+    optimizer = AdamW(policy.parameters(), lr=0.1)
+    for parameter in policy.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    optimizer.zero_grad()
+    return policy, optimizer
+
+
+def test_nothing_of_the_trainer_stays_behind(trained):
+    policy, optimizer = trained
+    # No device that holds data is sure to be here; what is moved to this one is seen all the same.
+    move_state([policy], optimizer, torch.device("meta"))
+    assert {p.device.type for p in policy.parameters()} == {"meta"}
+    states = optimizer.state.values()
+    assert {state[name].device.type for state in states for name in ("exp_avg", "exp_avg_sq")} == {
+        "meta"
+    }
+    assert {state["step"].device.type for state in states} == {"cpu"}
+
+
+def test_moving_to_where_it_is_copies_nothing(trained):
+    policy, optimizer = trained
+    before = [p.data_ptr() for p in policy.parameters()]
+    before += [state["exp_avg"].data_ptr() for state in optimizer.state.values()]
+    move_state([policy], optimizer, torch.device("cpu"))
+    after = [p.data_ptr() for p in policy.parameters()]
+    after += [state["exp_avg"].data_ptr() for state in optimizer.state.values()]
+    assert after == before
+
+
+def test_the_command_of_the_page_is_one_that_is_taken():
+    page = (DOCS / "colocated.md").read_text()
+    block = page.partition("```bash\n")[2].partition("```")[0].replace("\\\n", " ")
+    program, command, *flags = shlex.split(block)
+    assert (program, command) == ("agentrl", "run")
+    config = parse_flags(flags)
+    assert config.inference.colocated
+    mesh_shape(config, config.trainer.num_processes)
+
+
+def test_one_device_is_for_one_trainer_process(make_config):
+    config = make_config(colocated="true", enable_sampling="true")
+    mesh_shape(config, 1)
+    with pytest.raises(ConfigError, match="--colocated is for one device"):
+        mesh_shape(config, 2)
+
+
+async def test_servers_sleep_while_the_trainer_computes_and_wake_on_its_weights(
+    make_config, store, model_path, monkeypatch, tmp_path
+):
+    # The tasks there are have been played, so that the run ends with them.
+    await store.add_tasks(train_tasks(4, 3))
+    await Player(model_path).play_groups(store, [[1.0, 0.0, 0.0]] * 4)
+    seen = []
+    train_step, move = Team.train, Team.move
+
+    async def note(what):
+        statuses = {service.status for service in await store.services()}
+        seen.append((what, *statuses, await store.trainer_has_device()))
+
+    async def noting_train(team, shares):
+        await note("train")
+        return await train_step(team, shares)
+
+    async def noting_move(team, *, to_device):
+        await note("to device" if to_device else "to host")
+        await move(team, to_device=to_device)
+
+    monkeypatch.setattr(Team, "train", noting_train)
+    monkeypatch.setattr(Team, "move", noting_move)
+    async with serve() as control:
+        await store.create_run(Run(name=store.database_name))
+        await store.register_service(
+            InferenceService(id="s", base_url=control.base_url, backend="embedded", model_path="m")
+        )
+        config = make_config(colocated="true", enable_sampling="true")
+        result = await lead(config, Ranks(), stop=asyncio.Event())
+    assert (result.status, result.step) == ("completed", 2)
+    turn = [("to device", "asleep", True), ("train", "asleep", True), ("to host", "asleep", True)]
+    assert seen == turn * 2
+    (service,) = await store.services()
+    assert (service.status, service.policy_version) == ("up", 2)
+    assert not await store.trainer_has_device()
+    sleeping = ["pause_generation", "flush_cache", "release_memory_occupation"]
+    waking = [
+        *("resume_memory_occupation", "update_weights_from_disk", "resume_memory_occupation"),
+        "continue_generation",
+    ]
+    first = ["pause_generation", "update_weights_from_disk", "continue_generation"]
+    assert control.names() == first + (sleeping + waking) * 2
+    # The same run with a device for each makes the same weights.
+    await store.drop_database()
+    await store.ensure_schema()
+    await store.add_tasks(train_tasks(4, 3))
+    await Player(model_path).play_groups(store, [[1.0, 0.0, 0.0]] * 4)
+    alone = make_config(output_dir=tmp_path / "alone")
+    await lead(alone, Ranks(), stop=asyncio.Event())
+    ours, theirs = (
+        load_file(folder / "policy/000002/model.safetensors")
+        for folder in (result.output_path, tmp_path / "alone")
+    )
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
