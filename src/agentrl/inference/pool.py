@@ -12,6 +12,7 @@ import numpy as np
 from agentrl.errors import InferenceError, NoServerAvailable
 from agentrl.inference.balance import Balance, Pressure
 from agentrl.inference.client import OnPartial, SGLangClient
+from agentrl.inference.clock import SamplingClock
 from agentrl.inference.faults import ServerRefused, ServerUnreachable
 from agentrl.inference.wire import GenerateRequest, GenerateResult, join_results, new_rid
 from agentrl.schema import InferenceService
@@ -48,6 +49,8 @@ class ServerPool:
         self._adapters: dict[str, str | None] = {}
         self._downs: dict[str, asyncio.Future[None]] = {}
         self.pressure = Pressure()
+        self.clock = SamplingClock()
+        """Stands still while all servers sleep."""
         self._balance = Balance(self.pressure)
         self._shunned_until: dict[str, float] = {}
         self._changed = asyncio.Event()
@@ -72,6 +75,7 @@ class ServerPool:
         missing from `services` keeps them: its keeper may be slow.
         """
         self.pressure.note(services)
+        self.clock.note(services)
         self._usable = {s.base_url.rstrip("/") for s in services if s.status != "down"}
         self._adapters = {s.base_url.rstrip("/"): s.adapter for s in services}
         asked = {self._gateway} if self._gateway else self._usable
