@@ -1,18 +1,22 @@
 """Checks that span several flags, and clear refusals of what is not supported yet."""
 
 import ipaddress
+import json
 import os
+import re
 import shlex
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from urllib.parse import urlsplit
 
-from agentrl.config.sections import AgentSection, AlgorithmSection, RootConfig
+from agentrl.config.sections import AgentSection, AlgorithmSection, RootConfig, ToolsSection
 from agentrl.errors import ConfigError
 from agentrl.schema.tasks import is_answer_schema
 
 _ROUTE_KEYS = {"base_url", "model", "api_key_env"}
 _DP_FLAGS = ("--dp", "--dp-size", "--data-parallel-size")
 _PP_FLAGS = ("--pp", "--pp-size", "--pipeline-parallel-size")
+_SECRET_NAME = re.compile("auth|key|token|secret|passw|cookie|credential", re.IGNORECASE)
 BUILT_IN_REPORTS = ("none", "console", "jsonl")
 """Names in `--report_to` that ask for nothing more than what is always written."""
 REPORT_TO = (*BUILT_IN_REPORTS, "tensorboard", "wandb", "swanlab")
@@ -60,13 +64,6 @@ def _unsupported(config: RootConfig) -> Iterator[str]:
             f"--pp_size {trainer.pp_size}: token trees are not trained in a pipeline; use 1, and "
             "--tp_size, --cp_size, --ep_size or more ranks (FSDP2) instead"
         )
-    for name in ("tp_size", "ep_size"):
-        size = getattr(trainer, name)
-        if config.model.lora_rank and size != 1:
-            yield (
-                f"--{name} {size}: not with adapters (--lora_rank); use more ranks (FSDP2) or "
-                "--cp_size instead"
-            )
     if not config.model.cpu_ram_efficient_loading:
         yield "--cpu_ram_efficient_loading false: every rank reads its own parts only; leave it out"
 
@@ -77,12 +74,44 @@ def _unknown_trackers(report_to: Sequence[str]) -> Iterator[str]:
             yield f"--report_to {name} is not known; known are {', '.join(REPORT_TO)}"
 
 
+def _secrets_in_flags(tools: ToolsSection) -> Iterator[str]:
+    """Find secrets that would end in the run's files: flags are written there as they are given."""
+    url, text = tools.mcp_manager_url or "", tools.mcp_servers or ""
+    if urlsplit(url).password is not None:
+        yield "--mcp_manager_url holds a password; give it as MCP_SERVER_TOKEN in the environment"
+    if not text.lstrip().startswith("{"):
+        return
+    try:
+        servers = json.loads(text)
+    except ValueError:
+        return  # said, with the place, where the servers are read
+    for name, value in _named_texts(servers):
+        if _SECRET_NAME.search(name) and "${" not in value:
+            yield (
+                f"--mcp_servers holds a secret ({name}), which would be written to the run's files; "
+                "give the JSON as a file, or the secret as ${VARIABLE}"
+            )
+
+
+def _named_texts(value: object) -> Iterator[tuple[str, str]]:
+    """Yield every text in `headers` and `env` of a JSON value, with its name."""
+    if not isinstance(value, dict):
+        return
+    for key, inner in value.items():
+        if key in ("headers", "env") and isinstance(inner, dict):
+            yield from ((name, text) for name, text in inner.items() if isinstance(text, str))
+        else:
+            yield from _named_texts(inner)
+
+
 def _contradictions(config: RootConfig) -> Iterator[str]:
     yield from _loss_contradictions(config.algorithm)
     yield from _agent_contradictions(config.agents)
     yield from _gateway_contradictions(config)
+    yield from _rollout_contradictions(config)
     yield from _broadcast_contradictions(config)
     yield from _colocation_contradictions(config)
+    yield from _secrets_in_flags(config.tools)
     trainer, tools = config.trainer, config.tools
     if tools.mcp_manager_url and tools.tool_server_command:
         yield "--mcp_manager_url and --tool_server_command exclude each other; give one"
@@ -90,17 +119,6 @@ def _contradictions(config: RootConfig) -> Iterator[str]:
         yield f"--groups_per_step must be at least 1, got {trainer.groups_per_step}"
     if trainer.eval_strategy != "no" and config.data.eval_file is None:
         yield f"--eval_strategy {trainer.eval_strategy} needs --eval_file"
-    if not is_answer_schema(config.data.default_answer_schema):
-        yield (
-            f"--default_answer_schema {config.data.default_answer_schema!r}: give `boxed`, or the "
-            "name of a tag without its angle brackets"
-        )
-    rollout = config.rollout
-    if rollout.enable_repetition_compress:
-        if rollout.new_context == "disabled":
-            yield "--enable_repetition_compress needs --new_context discard_all_tools or discard_all"
-        if rollout.repetition_early_stop_times <= 0:
-            yield "--enable_repetition_compress needs --repetition_early_stop_times above 0"
     if config.run.delete_existing and not config.run.fresh:
         yield "--delete_existing goes with --fresh"
     host = config.inference.inference_host
@@ -109,6 +127,23 @@ def _contradictions(config: RootConfig) -> Iterator[str]:
             f"--inference_host {host} is reachable from outside; set AGENTRL_API_KEY "
             "(and AGENTRL_ADMIN_KEY), or listen on 127.0.0.1"
         )
+
+
+def _rollout_contradictions(config: RootConfig) -> Iterator[str]:
+    if not is_answer_schema(config.data.default_answer_schema):
+        yield (
+            f"--default_answer_schema {config.data.default_answer_schema!r}: give `boxed`, or the "
+            "name of a tag without its angle brackets"
+        )
+    rollout = config.rollout
+    for network in rollout.image_networks:
+        if not _is_network(network):
+            yield f"--image_networks {network}: give networks like 10.1.0.0/16 or fd00::/8"
+    if rollout.enable_repetition_compress:
+        if rollout.new_context == "disabled":
+            yield "--enable_repetition_compress needs --new_context discard_all_tools or discard_all"
+        if rollout.repetition_early_stop_times <= 0:
+            yield "--enable_repetition_compress needs --repetition_early_stop_times above 0"
 
 
 def _gateway_contradictions(config: RootConfig) -> Iterator[str]:
@@ -217,6 +252,14 @@ def _agent_contradictions(agents: AgentSection) -> Iterator[str]:
             f"--agent_gateway_host {agents.agent_gateway_host}: name the address itself, agents are "
             "told it"
         )
+
+
+def _is_network(text: str) -> bool:
+    try:
+        ipaddress.ip_network(text)
+    except ValueError:
+        return False
+    return True
 
 
 def is_loopback(host: str) -> bool:

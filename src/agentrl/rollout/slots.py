@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -75,6 +76,8 @@ class SlotCounts:
     taken_up: int = 0
     """Rollouts that another process had begun."""
     num_output_tokens: int = 0
+    branches: Counter[str] = field(default_factory=Counter)
+    """Turns whose prompts do not extend their parents in full, by reason (`drift`, ...)."""
     trouble: Trouble = field(default_factory=Trouble)
 
 
@@ -181,6 +184,9 @@ class Slot:
         self._counts.finished += 1
         self._counts.trouble.clear()
         self._counts.num_output_tokens += sum(len(turn.output_ids) for turn in sampler.turns)
+        self._counts.branches.update(
+            turn.branch_reason for turn in sampler.turns if turn.branch_reason is not None
+        )
         return result
 
     async def _score_again(self) -> None:

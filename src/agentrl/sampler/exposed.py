@@ -24,6 +24,14 @@ def sampler_metrics(state: LoopState | None) -> Iterator[Metric]:
     yield CounterMetricFamily(
         "agentrl_sampler_output_tokens", "Tokens sampled.", value=counts.num_output_tokens
     )
+    branches = CounterMetricFamily(
+        "agentrl_sampler_branches",
+        "Turns whose prompts do not extend their parents in full, by reason.",
+        labels=["reason"],
+    )
+    for reason, number in tuple(counts.branches.items()):
+        branches.add_metric([reason], number)
+    yield branches
     yield _gauge(
         "failures_in_a_row",
         "Rollouts that the infrastructure failed since the last good one.",

@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 
 import pytest
@@ -45,10 +46,13 @@ def test_the_last_of_two_values_counts() -> None:
         (["--max_steps", "0"], "--max_steps: Input should be greater than or equal to 1, got '0'"),
         (["demo"], "unexpected argument 'demo'"),
         (["--pp_size", "2"], "--pp_size 2: token trees are not trained in a pipeline"),
-        (["--lora_rank", "4", "--ep_size", "2"], "--ep_size 2: not with adapters"),
-        (["--lora_rank", "4", "--tp_size", "2"], "--tp_size 2: not with adapters"),
         (["--weight_sync=distributed", "--lora_rank", "4"], "--lora_rank) go by disk"),
         (["--weight_sync=distributed", "--sglang_args=--dp 2"], "--dp 2: such a server"),
+        (
+            ["--mcp_servers", '{"a": {"url": "http://h", "headers": {"X-Api-Key": "k"}}}'],
+            "--mcp_servers holds a secret (X-Api-Key)",
+        ),
+        (["--mcp_manager_url", "http://u:pw@h/mcp"], "--mcp_manager_url holds a password"),
         (["--inference_gateway", "http://h:1"], "--inference_gateway needs --inference_urls"),
         (
             [
@@ -87,7 +91,7 @@ def test_the_last_of_two_values_counts() -> None:
         (["--eval_strategy", "ends"], "--eval_strategy ends needs --eval_file"),
         (["--config", "/nonexistent.yaml"], "--config /nonexistent.yaml: No such file"),
         (["--inference_host", "0.0.0.0"], "--inference_host 0.0.0.0 is reachable from outside"),
-        (["--run_name", "../x"], "--run_name: String should match"),
+        (["--run_name", "../x"], "--run_name: up to 63 letters"),
         (["--delete_existing"], "--delete_existing goes with --fresh"),
         (["--agent_gateway_host", "0.0.0.0"], "name the address itself"),
         (["--agent_routes", '{"m": {"base_url": "http://a/v1"}}'], "--agent_routes goes with"),
@@ -201,3 +205,9 @@ def test_synchronous_sampling_means_no_staleness() -> None:
 def test_losses_that_contradict_themselves_are_refused(flags, problem):
     with pytest.raises(ConfigError, match=problem):
         parse_flags(flags)
+
+
+def test_servers_may_be_given_as_json_that_names_its_secrets():
+    servers = {"url": "http://h", "headers": {"Authorization": "Bearer ${T}", "MCP_SERVERS": "a"}}
+    text = json.dumps({"mcpServers": {"a": servers}})
+    assert parse_flags(["--mcp_servers", text]).tools.mcp_servers == text

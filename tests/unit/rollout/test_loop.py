@@ -11,9 +11,11 @@ from agentrl.errors import ToolError
 from agentrl.inference import pool
 from agentrl.renderers.renderer import Renderer
 from agentrl.rollout import AsyncSampler, MCPSampler, RolloutContext, RolloutResult, slots
+from agentrl.rollout.context_edits import WORK_DISCARDED
 from agentrl.rollout.leases import LeaseKeeper
 from agentrl.rollout.loop import LoopTimes, SamplingLoop
 from agentrl.rollout.slots import Slot, SlotCounts
+from agentrl.sampler.exposed import sampler_metrics
 from agentrl.schema import MCPTask, Run, Score, rebuild_prompts, utc_now
 from agentrl.store import TrajectoryStore
 
@@ -103,6 +105,31 @@ async def test_slots_are_claimed_played_and_scored_until_nothing_is_left(
             assert bytes(str(prompt.tolist()), "ascii") in sent
     (info,) = await store.samplers()
     assert (info.status, info.num_finished, info.num_running) == ("stopped", 10, 0)
+
+
+async def test_branches_are_counted_by_reason_and_exposed(
+    store: TrajectoryStore, renderer: Renderer, tools_url: str
+) -> None:
+    def stammer(prompt: str) -> str:
+        return ANSWER if WORK_DISCARDED in prompt else tool_call("look", key="lamp")
+
+    rollout = RolloutSection(
+        exit_when_done=True,
+        new_context="discard_all",
+        repetition_early_stop_times=2,
+        enable_repetition_compress=True,
+    )
+    with serve_script(renderer, stammer) as engine:
+        await begin_run(store, engine, task(0))
+        async with open_play(store, engine, tools_url, rollout=rollout) as context:
+            loop = make_loop(context)
+            async with asyncio.timeout(20):
+                await loop.run(asyncio.Event(), asyncio.Event())
+    assert loop.counts.branches == {"repetition_discard_all": 2}
+    (family,) = [one for one in sampler_metrics(loop.state) if one.name.endswith("branches")]
+    (sample,) = family.samples
+    assert (sample.name, sample.value) == ("agentrl_sampler_branches_total", 2)
+    assert sample.labels == {"reason": "repetition_discard_all"}
 
 
 async def test_no_more_rollouts_run_at_once_than_the_servers_are_to_get(
