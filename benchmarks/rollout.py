@@ -21,7 +21,10 @@ costs 3 ms a turn, and what is measured with it is mostly the sampler. In life a
 tokens. The headline is the ratio at `HEADLINE_DEPTH`.
 
 The engine has a core to itself, as a server in life has its own machine; the sampler, the database
-and the tool server share what is left. Its caches hold everything that is played at once, also
+and the tool server share what is left. That does not keep them apart altogether: cores share caches,
+and virtual ones may be two threads of one real core. So the requests are also sent straight beside
+work that keeps the other cores as busy as the sampler's side does (`rollout_neighbour.py`), and
+`beside_equal_work` has the ratio to these, and what such work alone takes from the engine. Its caches hold everything that is played at once, also
 while tools work: otherwise a deep model's prefixes would be thrown out between two turns, and what
 is measured would be prefills.
 
@@ -41,6 +44,7 @@ import os
 import platform
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack, ExitStack, contextmanager
 from dataclasses import dataclass
@@ -52,6 +56,7 @@ import uvloop
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
+from rollout_neighbour import busy
 from rollout_play import MODEL, deepened, kept_registered, open_store, play
 from rollout_rounds import (
     CONCURRENCY,
@@ -121,11 +126,11 @@ async def throughput(
             ),
             num_rollouts,
         )
-        asked = (await bench.play()).asked
-        await bench.replay(asked)
+        warm_up = await bench.play()
+        await bench.replay(warm_up.asked)
         for number in range(num_rounds):
-            rounds.append(await bench.round(asked, sampler_first=number % 2 == 0))
-            print(f"round {number + 1}: {said(rounds[-1])}", flush=True)
+            rounds.append(await bench.round(warm_up, sampler_first=number % 2 == 0))
+            print(f"round {number + 1}: {rounds[-1]}", flush=True)
     return {
         **figures(rounds),
         "concurrency": CONCURRENCY,
@@ -141,6 +146,8 @@ class Played:
     asked: Chains
     calls: list[Call]
     cpu_ms_a_turn: dict[str, float]
+    busy_share: float
+    """Of the time, in which a core that all but the engine share had work."""
 
 
 @dataclass(frozen=True)
@@ -153,18 +160,22 @@ class Bench:
     service: InferenceService
     num_rollouts: int
 
-    async def round(self, asked: Chains, *, sampler_first: bool) -> Round:
-        """Measure all sides once, those sides that are asked straight with these requests."""
+    async def round(self, warm_up: Played, *, sampler_first: bool) -> Round:
+        """Measure all sides once, those that are asked straight with what was asked before."""
+        asked = warm_up.asked
         if sampler_first:
-            played, straight = await self.play(), await self.replay(asked)
-            again = await self.replay(asked)
+            played = await self.play()
+            beside = await self.replay_beside(played.busy_share, asked)
+            straight, again = await self.replay(asked), await self.replay(asked)
         else:
             again, straight = await self.replay(asked), await self.replay(asked)
+            beside = await self.replay_beside(warm_up.busy_share, asked)
             played = await self.play()
         return Round(
             sampled=Middle.of(played.calls),
             straight=straight,
             again=again,
+            beside=beside,
             cpu_ms_a_turn=played.cpu_ms_a_turn,
             num_same=num_same(played.asked, asked),
             num_turns=len(played.calls),
@@ -175,17 +186,27 @@ class Bench:
         async with open_store(self.mongo) as store, RecordingPool() as pool:
             await store.add_tasks(tasks(self.num_rollouts))
             await self.engine.flush_cache()
-            before = cpu_seconds()
+            before, began = cpu_seconds(), time.perf_counter()
             async with kept_registered(store, self.service):
                 await play(store, rollout_context(store, pool, self.toolbox))
             spent = {name: after - before[name] for name, after in cpu_seconds().items()}
-        cpu_ms = {name: seconds * 1000 / len(pool.calls) for name, seconds in spent.items()}
-        return Played(pool.asked, pool.calls, cpu_ms)
+            seconds = time.perf_counter() - began
+        return Played(
+            asked=pool.asked,
+            calls=pool.calls,
+            cpu_ms_a_turn={name: cpu * 1000 / len(pool.calls) for name, cpu in spent.items()},
+            busy_share=sum(spent.values()) / seconds,
+        )
 
     async def replay(self, asked: Chains) -> Middle:
         """Ask the engine straight."""
         await self.engine.flush_cache()
         return Middle.of(await replay(self.engine.base_url, asked))
+
+    async def replay_beside(self, busy_share: float, asked: Chains) -> Middle:
+        """Ask the engine straight while the other cores are busy for this share of the time."""
+        with busy(busy_share):
+            return await self.replay(asked)
 
 
 def cpu_seconds() -> dict[str, float]:
@@ -198,17 +219,6 @@ def cpu_seconds() -> dict[str, float]:
             if mark in command and "agentrl.inference" not in command:
                 processes[name] = child
     return {name: sum(process.cpu_times()[:2]) for name, process in processes.items()}
-
-
-def said(measured: Round) -> str:
-    """Return a round in a line."""
-    cpu = ", ".join(f"{name} {ms:.2f}" for name, ms in measured.cpu_ms_a_turn.items())
-    return (
-        f"{measured.sampled.tokens_per_second:.0f} tokens/s with "
-        f"{measured.sampled.in_flight:.1f} in flight, straight "
-        f"{measured.straight.tokens_per_second:.0f} and {measured.again.tokens_per_second:.0f}; "
-        f"{measured.ratio:.3f} (equals: {measured.straight_ratio:.3f}); CPU ms a turn: {cpu}"
-    )
 
 
 def tasks(num_rollouts: int) -> list[MCPTask]:
@@ -264,7 +274,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--out", type=Path, help="JSON file for the figures")
     parser.add_argument("--rollouts", type=int, default=256, help="rollouts a side")
-    parser.add_argument("--rounds", type=int, default=6, help="best an even number")
+    parser.add_argument("--rounds", type=int, default=4, help="best an even number")
     parser.add_argument("--depths", type=int, nargs="+", default=DEPTHS)
     parser.add_argument("--waiting", type=int, default=WAITING)
     args = parser.parse_args()

@@ -1,8 +1,9 @@
 """Both sides of the rollout benchmark's comparison, and the clock that is held to them.
 
-Every round has three sides: the sampler, the same requests straight, and those once more. The order
-turns round from one to the next, so that what drifts (a clock, a cache, a neighbour) weighs on all
-alike. What the two straight sides differ by is the noise of the measurement.
+Every round has four sides: the sampler, the same requests straight, those once more, and those
+beside a busy neighbour. The order turns round from one round to the next, so that what drifts (a
+clock, a cache, another process) weighs on all alike. What the two straight sides differ by is the
+noise of the measurement.
 
 A side plays chains of requests, `CONCURRENCY` at once. What counts of it is its middle: from the
 moment when as many chains have ended as are played at once to the moment when the last chain
@@ -81,22 +82,48 @@ class Round:
     sampled: Middle
     straight: Middle
     again: Middle
+    beside: Middle
+    """Straight, with the other cores as busy as on the sampler's side."""
     cpu_ms_a_turn: Mapping[str, float]
     """By process, of the sampler's side."""
     num_same: int
     """Requests of the sampler's side that were those of the straight sides, to the last token."""
     num_turns: int
 
+    def __str__(self) -> str:
+        """Return the round in a line."""
+        cpu = ", ".join(f"{name} {ms:.2f}" for name, ms in self.cpu_ms_a_turn.items())
+        return (
+            f"{self.sampled.tokens_per_second:.0f} tokens/s with {self.sampled.in_flight:.1f} in "
+            f"flight, straight {self.straight.tokens_per_second:.0f} and "
+            f"{self.again.tokens_per_second:.0f}, beside work {self.beside.tokens_per_second:.0f}; "
+            f"{self.ratio:.3f} (equals: {self.straight_ratio:.3f}, beside equal work: "
+            f"{self.ratio_beside_work:.3f}); CPU ms a turn: {cpu}"
+        )
+
     @property
     def ratio(self) -> float:
         """The sampler's tokens a second over those of the straight sides."""
-        straight = (self.straight.tokens_per_second + self.again.tokens_per_second) / 2
-        return self.sampled.tokens_per_second / straight
+        return self.sampled.tokens_per_second / self._straight_tokens_per_second
+
+    @property
+    def ratio_beside_work(self) -> float:
+        """The sampler's tokens a second over those of the straight side with busy neighbours."""
+        return self.sampled.tokens_per_second / self.beside.tokens_per_second
+
+    @property
+    def neighbour_ratio(self) -> float:
+        """What a busy neighbour leaves of the engine's tokens a second."""
+        return self.beside.tokens_per_second / self._straight_tokens_per_second
 
     @property
     def straight_ratio(self) -> float:
         """What the ratio is of equals."""
         return self.again.tokens_per_second / self.straight.tokens_per_second
+
+    @property
+    def _straight_tokens_per_second(self) -> float:
+        return (self.straight.tokens_per_second + self.again.tokens_per_second) / 2
 
 
 def figures(rounds: Sequence[Round]) -> dict[str, Any]:
@@ -117,6 +144,11 @@ def figures(rounds: Sequence[Round]) -> dict[str, Any]:
             "median": statistics.median(straight_ratios),
             "standard_deviation": statistics.stdev(straight_ratios) if len(rounds) > 1 else None,
             "ratios": straight_ratios,
+        },
+        "beside_equal_work": {
+            "throughput_ratio": statistics.median(each.ratio_beside_work for each in rounds),
+            "ratios": [each.ratio_beside_work for each in rounds],
+            "left_by_work_alone": statistics.median(each.neighbour_ratio for each in rounds),
         },
         "engine_ms_a_turn": engine_ms,
         "cpu_ms_a_turn": cpu_ms,

@@ -30,6 +30,7 @@ def load(
     return [json.loads((output / f"rank{rank}.json").read_text()) for rank in range(num_ranks)]
 
 
+@pytest.mark.distributed
 def test_a_rank_takes_memory_for_its_part_and_one_tensor(tmp_path: Path) -> None:
     torch.manual_seed(0)
     config = Qwen3Config(

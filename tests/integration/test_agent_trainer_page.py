@@ -104,6 +104,7 @@ async def test_agents_of_other_frameworks_use_their_tools_and_answer(
     assert answer == "<answer>13</answer>"
 
 
+@pytest.mark.slow
 def test_three_steps_lead_from_an_agent_to_a_training_run(folder: Path) -> None:
     printed = run(folder, "train.py")
     assert re.search(r"mean reward: [01]\.\d+\n", printed)

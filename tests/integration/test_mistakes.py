@@ -47,6 +47,36 @@ def test_an_unknown_flag(tmp_path: Path) -> None:
     assert_one_line(done, tmp_path, "--learning_rat", "did you mean --learning_rate?")
 
 
+def test_a_flag_like_no_other(tmp_path: Path) -> None:
+    done = run(tmp_path, "--loss_type", "grpo")
+    assert_one_line(done, tmp_path, "--loss_type", "see --help")
+
+
+def test_no_questions_at_all(tmp_path: Path) -> None:
+    done = run(tmp_path, "--train_file", "none")
+    assert_one_line(done, tmp_path, "nothing to train on", "--train_file")
+
+
+def test_a_variable_of_the_shell_that_was_never_set(tmp_path: Path) -> None:
+    done = run(tmp_path, "--train_file", "")
+    assert_one_line(done, tmp_path, "--train_file is empty")
+
+
+def test_one_try_a_question(tmp_path: Path) -> None:
+    done = run(tmp_path, "--num_generations", "1")
+    assert_one_line(done, tmp_path, "--num_generations 1", "give 2 or more")
+
+
+def test_a_run_name_with_a_slash(tmp_path: Path) -> None:
+    done = run(tmp_path, "--run_name", "../other")
+    assert_one_line(done, tmp_path, "--run_name", "letters, digits")
+
+
+def test_a_missing_file_of_servers_beside_a_server_to_be_started(tmp_path: Path) -> None:
+    done = run(tmp_path, "--mcp_servers", "nowhere.json")
+    assert_one_line(done, tmp_path, "nowhere.json")
+
+
 def test_a_missing_dataset(tmp_path: Path) -> None:
     done = run(tmp_path, "--train_file", "nowhere.jsonl")
     assert_one_line(done, tmp_path, "nowhere.jsonl", "No such file")
@@ -65,6 +95,17 @@ def test_an_unknown_scorer(tmp_path: Path) -> None:
     path.write_text(json.dumps({"id": "a", "query": "q", "answer": 1, "scorer": "exakt"}) + "\n")
     done = run(tmp_path, "--train_file", str(path))
     assert_one_line(done, tmp_path, "line 1", "unknown scorer 'exakt'", "exact")
+
+
+def test_an_adapter_for_experts(tmp_path: Path) -> None:
+    model = tmp_path / "mixture"
+    model.mkdir()
+    (model / "config.json").write_text('{"model_type": "qwen3_moe", "num_experts_per_tok": 2}')
+    for name in ("tokenizer.json", "model.safetensors"):
+        (model / name).touch()
+    folder = tmp_path / "run"
+    done = run(folder, "--model_name_or_path", str(model), "--lora_rank", "4")
+    assert_one_line(done, folder, "--lora_target_modules gate_proj", "give q_proj,k_proj")
 
 
 def test_questions_with_images_are_not_trained_on(tmp_path: Path) -> None:

@@ -1,12 +1,13 @@
 """Three optimizer steps of a learner on a mesh of gloo ranks, for a test to look at.
 
-    torchrun --nproc_per_node N tests/support/mesh_run.py MODEL OUTPUT JSON-LIST-OF-SIZES
+    torchrun --nproc_per_node N tests/support/mesh_run.py MODELS OUTPUT JSON-LIST-OF-CASES
 
 The steps have token trees, shares of unequal size, a share with nothing in it, and rows in chunks.
 """
 
 import json
 import sys
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -40,36 +41,77 @@ def step_batch(number: int, num_shares: int, *, routed: bool = False) -> StepBat
     return build_step(groups, policy_version=3, token_budget=token_budget, num_ranks=num_shares)
 
 
-def make_learner(
-    model_path: Path,
-    ranks: Ranks,
-    dtype: str = "float32",
-    *,
-    lora_rank: int = 0,
-    **flags: Any,
-) -> Learner:
+@dataclass(frozen=True)
+class MeshCase:
+    """A model, what is asked of its trainer, and the mesh that the ranks make."""
+
+    architecture: str = "dense"
+    """`dense` or `moe`: the model of that name beside the others."""
+    dp_replicate: int = 1
+    cp: int = 1
+    ep: int = 1
+    tp: int = 1
+    dtype: str = "float32"
+    lora_rank: int = 0
+    gradient_checkpointing: bool = False
+    cpu_offload: bool = False
+    routed: bool = False
+    """With choices of experts to replay."""
+
+    def shape(self, num_ranks: int) -> MeshShape:
+        return MeshShape.of(
+            num_ranks, dp_replicate=self.dp_replicate, cp=self.cp, ep=self.ep, tp=self.tp
+        )
+
+    def mesh_name(self, num_ranks: int) -> str:
+        """The sizes of the mesh, as `dp_shard 2 x tp 2`."""
+        sizes = asdict(self.shape(num_ranks))
+        return " x ".join(f"{name} {size}" for name, size in sizes.items() if size > 1)
+
+    @property
+    def bound(self) -> float:
+        """How far anything may be from what one process computes."""
+        return 1e-5 if self.dtype == "float32" else 1e-12
+
+    @property
+    def alone(self) -> "MeshCase":
+        """What one process does for comparison."""
+        return MeshCase(
+            self.architecture, dtype=self.dtype, lora_rank=self.lora_rank, routed=self.routed
+        )
+
+
+def make_learner(models: Path, ranks: Ranks, case: MeshCase) -> Learner:
+    model_path = models / case.architecture
     # With an adapter, also the reference policy that needs no second model.
-    update = {"kl_coefficient": 0.1 if lora_rank else 0.0}
+    update = {"kl_coefficient": 0.1 if case.lora_rank else 0.0}
+    targets = ModelSection().lora_target_modules
     return Learner(
         StartWeights(model_path),
         ranks=ranks,
         model=ModelSection(
-            model_name_or_path=str(model_path), torch_dtype=dtype, lora_rank=lora_rank
+            model_name_or_path=str(model_path),
+            torch_dtype=case.dtype,
+            lora_rank=case.lora_rank,
+            lora_target_modules=targets[:4] if case.architecture == "moe" else targets,
         ),
-        trainer=TRAINER.model_copy(update=flags),
+        trainer=TRAINER.model_copy(
+            update={
+                "gradient_checkpointing": case.gradient_checkpointing,
+                "cpu_offload": case.cpu_offload,
+            }
+        ),
         algorithm=ALGORITHM.model_copy(update=update),
         seed=1,
     )
 
 
-def three_steps(
-    model_path: Path, ranks: Ranks, dtype: str = "float32", *, routed: bool = False, **flags: Any
-) -> dict[str, Any]:
+def three_steps(models: Path, ranks: Ranks, case: MeshCase) -> dict[str, Any]:
     """Losses, gradient norms, logged means and (on rank 0) weights after the steps."""
-    learner = make_learner(model_path, ranks, dtype, **flags)
+    learner = make_learner(models, ranks, case)
     outcomes = []
     for number in range(len(STEPS)):
-        shares = step_batch(number, ranks.shape.num_shares, routed=routed).micro_batches
+        shares = step_batch(number, ranks.shape.num_shares, routed=case.routed).micro_batches
         outcomes.append(learner.train(ranks.scatter(shares if ranks.is_main else None)))
     return {
         "losses": torch.tensor([outcome.loss for outcome in outcomes]),
@@ -83,18 +125,13 @@ def three_steps(
 
 def main() -> None:
     torch.set_num_threads(1)
-    model_path, output = map(Path, sys.argv[1:3])
-    with joined_ranks() as world_ranks:
-        for number, sizes in enumerate(json.loads(sys.argv[3])):
-            dtype = sizes.pop("dtype", "float32")
-            flags = {
-                flag: sizes.pop(flag)
-                for flag in ("gradient_checkpointing", "cpu_offload", "routed", "lora_rank")
-                if flag in sizes
-            }
-            shape = MeshShape.of(world_ranks.world_size, **sizes)
-            ranks = Ranks(world_ranks.rank, world_ranks.world_size, world_ranks.local_rank, shape)
-            found = three_steps(model_path, ranks, dtype, **flags)
+    models, output = map(Path, sys.argv[1:3])
+    with joined_ranks() as world:
+        for number, described in enumerate(json.loads(sys.argv[3])):
+            case = MeshCase(**described)
+            shape = case.shape(world.world_size)
+            ranks = Ranks(world.rank, world.world_size, world.local_rank, shape)
+            found = three_steps(models, ranks, case)
             if ranks.is_main:
                 torch.save(found, output / f"{number}.pt")
 

@@ -64,13 +64,6 @@ def _unsupported(config: RootConfig) -> Iterator[str]:
             f"--pp_size {trainer.pp_size}: token trees are not trained in a pipeline; use 1, and "
             "--tp_size, --cp_size, --ep_size or more ranks (FSDP2) instead"
         )
-    for name in ("tp_size", "ep_size"):
-        size = getattr(trainer, name)
-        if config.model.lora_rank and size != 1:
-            yield (
-                f"--{name} {size}: not with adapters (--lora_rank); use more ranks (FSDP2) or "
-                "--cp_size instead"
-            )
     if not config.model.cpu_ram_efficient_loading:
         yield "--cpu_ram_efficient_loading false: every rank reads its own parts only; leave it out"
 

@@ -13,7 +13,7 @@ from agentrl.gateway import load_agent
 from agentrl.inference import SGLangClient
 from agentrl.inference.faults import ServerRefused
 from agentrl.launcher.commands import tool_server_command
-from agentrl.models.resolve import check_router_replay, resolve_model
+from agentrl.models.resolve import check_adapter_targets, check_router_replay, resolve_model
 from agentrl.observability.trackers import check_trackers
 from agentrl.renderers.renderer import Renderer
 from agentrl.rewards import AgentConfig, MCPScorerFactory, load_scorer_module
@@ -37,6 +37,8 @@ async def check_inputs(config: RootConfig) -> None:
     model_path = resolve_model(config.model.model_name_or_path)
     if config.model.router_replay:
         check_router_replay(model_path)
+    if config.model.lora_rank:
+        check_adapter_targets(model_path, config.model.lora_target_modules)
     renderer = Renderer.load(model_path, tool_call_parser=config.inference.tool_call_parser)
     check_trackers(config.trainer.report_to)
     _check_questions(config, renderer)
@@ -54,6 +56,11 @@ def _check_questions(config: RootConfig, renderer: Renderer) -> None:
     agent = (
         None if rollout.agent_config_path is None else AgentConfig.load(rollout.agent_config_path)
     )
+    if data.train_file is not None and data.num_generations == 1:
+        raise ConfigError(
+            "--num_generations 1: a try is judged against the others of its question, so nothing "
+            "would be learned; give 2 or more"
+        )
     known = MCPScorerFactory.names()
     for path in (data.train_file, data.eval_file):
         if path is None:
@@ -86,19 +93,38 @@ async def _check_store(config: RootConfig) -> None:
     uri = config.store.db_connection_string
     if uri is None:
         find_mongod()
+        if config.data.train_file is None and not config.private_mongo_dir.exists():
+            raise _no_questions(config)
         return
-    async with TrajectoryStore.connect(uri.get_secret_value(), config.run.run_name):
-        pass
+    async with TrajectoryStore.connect(uri.get_secret_value(), config.run.run_name) as store:
+        await check_has_questions(config, store)
+
+
+async def check_has_questions(config: RootConfig, store: TrajectoryStore) -> None:
+    """Refuse a run that brings no questions and whose database holds none.
+
+    Raises:
+        ConfigError: there is nothing to train on.
+    """
+    if config.data.train_file is None and await store.count_tasks(split="train") == 0:
+        raise _no_questions(config)
+
+
+def _no_questions(config: RootConfig) -> ConfigError:
+    return ConfigError(
+        f"nothing to train on: database {config.run.run_name!r} holds no questions; give "
+        "--train_file questions.jsonl"
+    )
 
 
 async def _check_tools(config: RootConfig, renderer: Renderer) -> None:
+    tools = tools_config(config.tools)
     command = config.tools.tool_server_command
     if command is not None:
         words = tool_server_command(command, port=0)
         if not words or shutil.which(words[0]) is None:
             raise ConfigError(f"--tool_server_command {command!r}: no such program")
         return
-    tools = tools_config(config.tools)
     if tools.servers and config.rollout.enable_sampling:
         check_template(renderer, await probe(tools))
 

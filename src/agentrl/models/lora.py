@@ -28,6 +28,8 @@ from agentrl.models.adapter_files import WEIGHTS_FILE, AdapterShape
 from agentrl.models.export import appears_whole, read_tokenizer_files
 from agentrl.models.policy import PolicyModel, TermLogprobs
 
+BASE = "base_layer"
+"""What PEFT calls the linear layer that an adapter was put on."""
 _NAME = "default"
 """What PEFT calls an adapter that is the only one; part of the parameters' names."""
 _WRAPPER_PREFIX = "model."
@@ -70,6 +72,11 @@ def add_adapter(model: PreTrainedModel, shape: AdapterShape, *, dtype: torch.dty
 def has_adapter(policy: PolicyModel) -> bool:
     """Return whether `add_adapter` was called for a policy's model."""
     return hasattr(policy.model, "peft_config")
+
+
+def adapter_parts(module: nn.Module) -> tuple[str, str] | None:
+    """Return the names of A and B within a module; None where it is no layer with an adapter."""
+    return (f"lora_A.{_NAME}", f"lora_B.{_NAME}") if hasattr(module, "lora_A") else None
 
 
 def start_adapter(policy: PolicyModel, seed: int) -> None:
@@ -204,7 +211,7 @@ def base_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     """Yield a model's parameters but the adapter's, by their names without an adapter."""
     for name, parameter in model.named_parameters():
         if ".lora_A." not in name and ".lora_B." not in name:
-            yield name.replace(".base_layer.", "."), parameter
+            yield name.replace(f".{BASE}.", "."), parameter
 
 
 def _check_targets(model: PreTrainedModel, wanted: tuple[str, ...]) -> None:

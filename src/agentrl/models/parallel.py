@@ -29,6 +29,7 @@ from transformers import PretrainedConfig
 from agentrl.distributed import MeshShape
 from agentrl.distributed.collectives import all_to_all
 from agentrl.errors import ConfigError
+from agentrl.models.lora import BASE, adapter_parts
 from agentrl.models.policy import PolicyModel
 from agentrl.models.routing import is_mixture
 from agentrl.models.split import RowSplit
@@ -80,12 +81,15 @@ def parallelize(policy: PolicyModel, mesh: DeviceMesh | None) -> PolicyModel:
         return policy
     model = policy.model
     policy.split = RowSplit(mesh)
+    frozen = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
     if mesh["tp"].size() > 1:
         _split_tensors(model, mesh["tp"])
     if mesh["experts"].size() > 1:
         for module in model.modules():
             if is_mixture(module):
                 _deal_out(module.experts, mesh["experts"])
+    for name in frozen:  # torch makes trained parameters of norms
+        model.get_parameter(name).requires_grad = False
     return policy
 
 
@@ -96,7 +100,8 @@ def _split_tensors(model: Any, mesh: DeviceMesh) -> None:
         "norm": SequenceParallel(use_local_output=True),
     }
     for number, layer in enumerate(base.layers):
-        plan |= {f"layers.{number}.{name}": style for name, style in _layer_plan(layer).items()}
+        layer_plan = _with_adapters(layer, _layer_plan(layer), mesh)
+        plan |= {f"layers.{number}.{name}": style for name, style in layer_plan.items()}
         if is_mixture(layer.mlp):
             _replicate(layer.mlp.gate, mesh)
     parallelize_module(base, mesh, plan, src_data_rank=None)
@@ -137,16 +142,44 @@ def _layer_plan(layer: Any) -> dict[str, ParallelStyle]:
     return plan
 
 
-def _replicate(router: nn.Module, mesh: DeviceMesh) -> None:
-    """Keep a router whole on every rank, each of which shows it different tokens."""
-    _distribute(router, mesh, Replicate())
-    forward = router.forward
+def _with_adapters(
+    layer: nn.Module, plan: dict[str, ParallelStyle], mesh: DeviceMesh
+) -> dict[str, ParallelStyle]:
+    """Return a layer's plan with adapters split as the linear layers are that they belong to.
+
+    Where W is split by columns, A is whole and B is split by columns; where W is split by rows, so
+    is A, and B is whole. What goes between A and B is small, rank instead of width.
+    """
+    found: dict[str, ParallelStyle] = {}
+    for name, style in plan.items():
+        module = layer.get_submodule(name)
+        parts = adapter_parts(module)
+        if parts is None:
+            found[name] = style
+            continue
+        found[f"{name}.{BASE}"] = style
+        down, up = parts
+        if isinstance(style, ColwiseParallel):
+            # Every rank computes A for all tokens, in DTensors: they know that the gradient which
+            # comes back is that of this rank's columns alone.
+            _distribute(module.get_submodule(down), mesh, Replicate())
+            found[f"{name}.{up}"] = ColwiseParallel()
+        else:
+            found[f"{name}.{down}"] = style
+            _replicate(module.get_submodule(up), mesh)
+    return found
+
+
+def _replicate(module: nn.Module, mesh: DeviceMesh) -> None:
+    """Keep a module whole on every rank, each of which shows it different tokens."""
+    _distribute(module, mesh, Replicate())
+    forward = module.forward
 
     def on_own_tokens(*arguments: Any) -> Any:
-        with _local_parameters(router, Partial()):
+        with _local_parameters(module, Partial()):
             return forward(*arguments)
 
-    router.forward = on_own_tokens
+    module.forward = on_own_tokens
 
 
 def _deal_out(experts: Any, mesh: DeviceMesh) -> None:
@@ -203,7 +236,8 @@ def _local_parameters(module: nn.Module, gradient: Placement) -> Iterator[None]:
         module: its own parameters are DTensors over one mesh dimension.
         gradient: what a rank's gradient is to the whole one.
     """
-    kept: dict[str, Any] = dict(module._parameters)
+    # A linear layer without a bias has None for one.
+    kept: dict[str, Any] = {name: p for name, p in module._parameters.items() if p is not None}
     for name, parameter in kept.items():
         module._parameters[name] = parameter.to_local(grad_placements=[gradient])
     try:

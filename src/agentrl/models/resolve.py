@@ -2,12 +2,14 @@
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from agentrl.errors import ConfigError
 
 _HUB_ID = re.compile(r"^[\w.-]+/[\w.-]+$")
 _NEEDED = ("config.json", "tokenizer.json")
+_ATTENTION_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj")
 
 
 def resolve_model(name_or_path: str) -> Path:
@@ -36,6 +38,21 @@ def check_router_replay(model_path: Path) -> None:
         raise ConfigError(
             f"--router_replay needs a mixture-of-experts model; {config.get('model_type')} at "
             f"{model_path} is dense (leave the flag out)"
+        )
+
+
+def check_adapter_targets(model_path: Path, targets: Sequence[str]) -> None:
+    """Refuse adapters on experts, which are no linear layers of their own.
+
+    Raises:
+        ConfigError: the model is a mixture of experts, and a target is not of its attention.
+    """
+    config = json.loads((model_path / "config.json").read_text())
+    refused = [name for name in targets if name not in _ATTENTION_TARGETS]
+    if config.get("num_experts_per_tok") and refused:
+        raise ConfigError(
+            f"--lora_target_modules {','.join(refused)}: the experts of {model_path} get no adapter; "
+            f"give {','.join(_ATTENTION_TARGETS)} or some of these"
         )
 
 

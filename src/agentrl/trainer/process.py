@@ -25,7 +25,7 @@ from agentrl.distributed import MeshShape, Ranks, joined_ranks
 from agentrl.errors import ConfigError
 from agentrl.models.load import read_config
 from agentrl.models.parallel import check_parallel_support
-from agentrl.models.resolve import check_router_replay, resolve_model
+from agentrl.models.resolve import check_adapter_targets, check_router_replay, resolve_model
 from agentrl.observability.logs import setup_logging
 from agentrl.observability.prometheus import metrics_endpoint
 from agentrl.observability.trackers import check_trackers
@@ -184,6 +184,8 @@ def check_mesh(config: RootConfig, ranks: Ranks, model_path: Path) -> None:
     """
     if config.model.router_replay:
         check_router_replay(model_path)
+    if config.model.lora_rank:
+        check_adapter_targets(model_path, config.model.lora_target_modules)
     trust_remote_code = config.model.trust_remote_code
     check_parallel_support(
         read_config(model_path, trust_remote_code=trust_remote_code), ranks.shape

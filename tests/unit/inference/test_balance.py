@@ -1,5 +1,7 @@
 """Which server a generation goes to, and when servers count as pressed."""
 
+import heapq
+import random
 from collections import Counter
 from datetime import timedelta
 
@@ -99,6 +101,31 @@ def test_conversation_leaves_a_server_that_is_far_busier_than_the_idlest() -> No
     assert balance.choose("record", None, URLS) == first
     balance.in_flight[first] = 9
     assert balance.choose("record", None, URLS) != first
+
+
+@pytest.mark.parametrize("times_as_fast", [1.0, 2.0, 5.0])
+def test_servers_get_work_in_proportion_to_their_speed(times_as_fast: float) -> None:
+    """Conversations of four turns, one after the other in each of 32 places, on a virtual clock."""
+    fast, slow = URLS[:2]
+    seconds = {fast: 1.0, slow: times_as_fast}
+    balance, random_ = Balance(Pressure()), random.Random(0)
+    done: Counter[str] = Counter()
+    ends: list[tuple[float, int, int, str]] = []  # time, place, turn, server
+
+    def begin(now: float, place: int, turn: int) -> None:
+        url = balance.choose(f"{place}/{turn // 4}", None, (fast, slow))
+        balance.in_flight[url] += 1
+        taken = seconds[url] * random_.uniform(0.5, 1.5)
+        heapq.heappush(ends, (now + taken, place, turn, url))
+
+    for place in range(32):
+        begin(0.0, place, 0)
+    while (event := heapq.heappop(ends))[0] < 200.0:
+        now, place, turn, url = event
+        balance.in_flight[url] -= 1
+        done[url] += 1
+        begin(now, place, turn + 1)
+    assert done[fast] / done[slow] == pytest.approx(times_as_fast, rel=0.1)
 
 
 def test_processes_agree_on_the_server_of_a_group() -> None:

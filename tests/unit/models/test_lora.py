@@ -1,6 +1,7 @@
 """Adapters: exact on token trees, PEFT's own on disk, and nothing without them."""
 
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 import torch
 from peft import PeftModel
 from support.separate import sampled_by, separate_gradient
-from support.training import write_model
+from support.training import write_model, write_moe_model
 from support.trees import NO_AUTOCAST, gradient, random_group, relative_error, tiny_policy
 from transformers import AutoModelForCausalLM
 
@@ -27,6 +28,7 @@ from agentrl.models.lora import (
     start_adapter,
 )
 from agentrl.models.policy import PolicyModel
+from agentrl.models.resolve import check_adapter_targets
 from agentrl.trainer.passes import forward_backward, frozen_logprobs
 
 torch.set_num_threads(1)
@@ -71,8 +73,13 @@ def logprobs(policy) -> np.ndarray:
     return frozen_logprobs(policy, batch, chunk_size=64, autocast=NO_AUTOCAST).numpy()
 
 
-@pytest.mark.parametrize("targets", [(), ("q_proj",), ("down_proj", "v_proj")])
-@pytest.mark.parametrize("architecture", ["qwen3", "llama"])
+@pytest.mark.parametrize(
+    ("architecture", "targets"),
+    [
+        *product(("qwen3", "llama"), ((), ("q_proj",), ("down_proj", "v_proj"))),
+        ("qwen3_moe", ("q_proj", "o_proj")),
+    ],
+)
 def test_gradients_of_merged_turns_equal_those_of_separate_turns(architecture, targets):
     policy = adapted(tiny_policy(architecture), *targets)
     loss, expected = separate_gradient(policy, GROUPS)
@@ -179,3 +186,14 @@ def test_a_target_that_the_model_lacks_is_refused_with_those_that_it_has():
         add_adapter(tiny_policy().model, shape("qkv_proj"), dtype=torch.float64)
     with pytest.raises(ConfigError, match="lm_head"):
         add_adapter(tiny_policy("llama").model, shape("lm_head"), dtype=torch.float64)
+
+
+def test_experts_get_no_adapter(model_path: Path, tmp_path: Path) -> None:
+    mixture = write_moe_model(tmp_path)
+    every = ModelSection().lora_target_modules
+    check_adapter_targets(model_path, every)
+    check_adapter_targets(mixture, every[:4])
+    with pytest.raises(
+        ConfigError, match=r"gate_proj,up_proj,down_proj: the experts of .* q_proj,"
+    ):
+        check_adapter_targets(mixture, every)

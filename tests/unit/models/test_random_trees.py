@@ -54,7 +54,7 @@ def check(architecture: str, group: SelectedGroup) -> None:
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-@settings(max_examples=8, derandomize=True, deadline=None, phases=[Phase.explicit, Phase.generate])
+@settings(max_examples=4, derandomize=True, deadline=None, phases=[Phase.explicit, Phase.generate])
 @given(group=groups)
 @example(group=FULL_SIZE)
 def test_merged_gradients_are_those_of_separate_turns(architecture, group):

@@ -53,7 +53,11 @@ def kill_after_steps(config: RootConfig, num_steps: int, log: Path) -> None:
 @pytest.mark.timeout(110)
 @pytest.mark.parametrize(
     ("dtype", "async_save", "lora_rank"),
-    [("float32", "false", 0), ("bfloat16", "true", 0), ("bfloat16", "false", 4)],
+    [
+        ("float32", "false", 0),
+        ("bfloat16", "true", 0),
+        pytest.param("bfloat16", "false", 4, marks=pytest.mark.slow),
+    ],
     ids=["plain", "async", "adapter"],
 )
 async def test_killed_and_resumed_equals_uninterrupted_bit_for_bit(

@@ -34,8 +34,9 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return make_model(folder / "first", seed=1), make_model(folder / "second", seed=2)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def urls(models: tuple[Path, Path]) -> Iterator[list[str]]:
+    """Two engines, which later tests find with whatever weights earlier ones gave them."""
     with ExitStack() as stack:
         yield [stack.enter_context(engine_process(models[0])) for _ in range(2)]
 
@@ -120,31 +121,36 @@ async def test_all_servers_serve_what_was_broadcast_and_files_follow(
         assert (policy.is_written, policy.num_bytes) == (True, len(b"weights"))
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)]
+)
 async def test_a_server_that_is_lost_in_the_middle_holds_nobody_longer_than_the_bound(
-    store: TrajectoryStore, tmp_path: Path, models: tuple[Path, Path], number: signal.Signals
+    store: TrajectoryStore,
+    tmp_path: Path,
+    urls: list[str],
+    models: tuple[Path, Path],
+    number: signal.Signals,
 ) -> None:
-    trainer = Trainer(models[1])
-    lost = engine_process(models[0], is_sacrificed=True)
-    with engine_process(models[0]) as good, lost as bad:
+    trainer, good = Trainer(models[0]), urls[0]
+    with engine_process(models[0], is_sacrificed=True) as bad:
         process = process_on(bad)
         trainer.in_the_middle = lambda: os.kill(process.pid, number)
         publisher = await publisher_of(
             store, tmp_path, [good, bad], trainer.send, publish_timeout_seconds=BOUND_SECONDS
         )
         started = time.monotonic()
-        report = await publisher.announce(1)
+        report = await publisher.announce(2)
         assert time.monotonic() - started < BOUND_SECONDS + 4
         assert (report.updated, list(report.failed)) == (("0",), ["1"])
         services = {service.id: service for service in await store.services()}
-        assert (services["0"].status, services["0"].policy_version) == ("up", 1)
+        assert (services["0"].status, services["0"].policy_version) == ("up", 2)
         assert services["1"].status == "down"
-        await check_serves(good, models[1], 1)
+        await check_serves(good, models[0], 2)
         await publisher.settle()
 
 
 async def test_a_server_that_is_gone_before_costs_no_attempt(
-    store: TrajectoryStore, tmp_path: Path, models: tuple[Path, Path]
+    store: TrajectoryStore, tmp_path: Path, urls: list[str], models: tuple[Path, Path]
 ) -> None:
     trainer = Trainer(models[1])
     num_sent = 0
@@ -154,10 +160,9 @@ async def test_a_server_that_is_gone_before_costs_no_attempt(
         num_sent += 1
         await trainer.send(max_bytes, sink)
 
-    with engine_process(models[0]) as good:
-        publisher = await publisher_of(store, tmp_path, [good, "http://127.0.0.1:9"], counted)
-        report = await publisher.announce(1)
-        await publisher.settle()
+    publisher = await publisher_of(store, tmp_path, [urls[0], "http://127.0.0.1:9"], counted)
+    report = await publisher.announce(3)
+    await publisher.settle()
     assert (report.updated, list(report.failed), num_sent) == (("0",), ["1"], 1)
 
 
