@@ -18,7 +18,7 @@ from agentrl.observability.trackers import check_trackers
 from agentrl.renderers.renderer import Renderer
 from agentrl.rewards import AgentConfig, MCPScorerFactory, load_scorer_module
 from agentrl.rollout.datasets import QuestionFile
-from agentrl.rollout.resources import check_template, tools_config
+from agentrl.rollout.resources import check_tools, tools_config
 from agentrl.server.commands import sglang_python
 from agentrl.store import TrajectoryStore
 from agentrl.store.embedded import find_mongod
@@ -45,7 +45,7 @@ async def check_inputs(config: RootConfig) -> None:
     if config.agents.agent is not None:
         load_agent(config.agents.agent)
     await _check_store(config)
-    await _check_tools(config, renderer)
+    await _check_tools(config, model_path, renderer)
     await _check_servers(config)
 
 
@@ -117,7 +117,7 @@ def _no_questions(config: RootConfig) -> ConfigError:
     )
 
 
-async def _check_tools(config: RootConfig, renderer: Renderer) -> None:
+async def _check_tools(config: RootConfig, model_path: Path, renderer: Renderer) -> None:
     tools = tools_config(config.tools)
     command = config.tools.tool_server_command
     if command is not None:
@@ -126,7 +126,7 @@ async def _check_tools(config: RootConfig, renderer: Renderer) -> None:
             raise ConfigError(f"--tool_server_command {command!r}: no such program")
         return
     if tools.servers and config.rollout.enable_sampling:
-        check_template(renderer, await probe(tools))
+        check_tools(config, model_path, renderer, await probe(tools))
 
 
 async def _check_servers(config: RootConfig) -> None:

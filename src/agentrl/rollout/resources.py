@@ -43,7 +43,7 @@ async def open_context(
         sees = renderer.shows_images_of("tool") and config.rollout.max_images > 0
         tools = tools_config(config.tools).model_copy(update={"show_images": sees})
         toolbox = await stack.enter_async_context(connect_tools(tools))
-        check_template(renderer, toolbox.specs)
+        check_tools(config, model_dir, renderer, toolbox.specs)
         servers = await stack.enter_async_context(
             ServerPool(
                 api_key=None if key is None else key.get_secret_value(),
@@ -101,11 +101,13 @@ def tools_config(section: ToolsSection) -> ToolsConfig:
     )
 
 
-def check_template(renderer: Renderer, specs: Sequence[ToolSpec]) -> None:
-    """Check that a model with these tools learns of them and of what they return.
+def check_tools(
+    config: RootConfig, model_dir: Path, renderer: Renderer, specs: Sequence[ToolSpec]
+) -> None:
+    """Check that the model learns of its tools and of what they return.
 
     Raises:
-        ConfigError: its chat template shows no results of tools.
+        ConfigError: its chat template shows no results, or the tools leave no room in a prompt.
     """
     if not specs:
         return
@@ -118,6 +120,18 @@ def check_template(renderer: Renderer, specs: Sequence[ToolSpec]) -> None:
     if not renderer.traits.shows_tools:
         log.warning(
             "the model's chat template does not say which tools there are; the system prompt has to"
+        )
+    tools = [spec.openai() for spec in specs]
+    num_tokens = len(renderer.render([{"role": "user", "content": "x"}], tools))
+    room = config.sampling.max_prompt_tokens
+    context_length = config.inference.context_length or _context_length(model_dir)
+    if context_length is not None:
+        room = min(room, context_length - 1)
+    if num_tokens >= room:
+        raise ConfigError(
+            f"{len(specs)} tools take {num_tokens} tokens to describe, and a prompt may have {room} "
+            "(--max_prompt_tokens, --context_length, the model's own limit); show fewer with "
+            "--mcp_tool_names"
         )
 
 
