@@ -304,9 +304,9 @@ class Renderer:
 
     @property
     def _thinking(self) -> Thinking:
-        if self._starts_inside:
+        if self.traits.starts_inside_thinking:
             return "begun"
-        is_over = "</think>" in self._prompt_text
+        is_over = "</think>" in self.traits.prompt_text
         knows_thinking = self._tokenizer.token_to_id("</think>") is not None
         return "optional" if knows_thinking and not is_over else "none"
 
