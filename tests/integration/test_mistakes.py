@@ -47,6 +47,36 @@ def test_an_unknown_flag(tmp_path: Path) -> None:
     assert_one_line(done, tmp_path, "--learning_rat", "did you mean --learning_rate?")
 
 
+def test_a_flag_like_no_other(tmp_path: Path) -> None:
+    done = run(tmp_path, "--loss_type", "grpo")
+    assert_one_line(done, tmp_path, "--loss_type", "see --help")
+
+
+def test_no_questions_at_all(tmp_path: Path) -> None:
+    done = run(tmp_path, "--train_file", "none")
+    assert_one_line(done, tmp_path, "nothing to train on", "--train_file")
+
+
+def test_a_variable_of_the_shell_that_was_never_set(tmp_path: Path) -> None:
+    done = run(tmp_path, "--train_file", "")
+    assert_one_line(done, tmp_path, "--train_file is empty")
+
+
+def test_one_try_a_question(tmp_path: Path) -> None:
+    done = run(tmp_path, "--num_generations", "1")
+    assert_one_line(done, tmp_path, "--num_generations 1", "give 2 or more")
+
+
+def test_a_run_name_with_a_slash(tmp_path: Path) -> None:
+    done = run(tmp_path, "--run_name", "../other")
+    assert_one_line(done, tmp_path, "--run_name", "letters, digits")
+
+
+def test_a_missing_file_of_servers_beside_a_server_to_be_started(tmp_path: Path) -> None:
+    done = run(tmp_path, "--mcp_servers", "nowhere.json")
+    assert_one_line(done, tmp_path, "nowhere.json")
+
+
 def test_a_missing_dataset(tmp_path: Path) -> None:
     done = run(tmp_path, "--train_file", "nowhere.jsonl")
     assert_one_line(done, tmp_path, "nowhere.jsonl", "No such file")

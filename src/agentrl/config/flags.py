@@ -2,6 +2,7 @@
 
 import difflib
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, get_args
 
 from pydantic.fields import FieldInfo
@@ -53,6 +54,11 @@ class Flag:
         return getattr(self.field.annotation, "__origin__", None) is tuple
 
     @property
+    def is_path(self) -> bool:
+        """Whether the flag names a file or a directory."""
+        return Path in (self.field.annotation, *get_args(self.field.annotation))
+
+    @property
     def is_mapping(self) -> bool:
         """Whether the flag takes a JSON object."""
         kinds = (self.field.annotation, *get_args(self.field.annotation))
@@ -82,5 +88,5 @@ def canonical_name(flag: str) -> str:
 def nearest_name(name: str) -> str | None:
     """Return the known flag that a misspelt one most resembles, if any does."""
     known = [*FLAGS, *ALIASES, *NO_EFFECT]
-    matches = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    matches = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
     return matches[0] if matches else None

@@ -152,6 +152,8 @@ def _convert(name: str, value: Any) -> Any:
             raise ConfigError(f"--{name} is not valid JSON: {error}") from None
     if value.lower() in ("none", "null") and not flag.field.is_required():
         return flag.field.default if flag.field.default is None else value
+    if not value and flag.is_path:
+        raise ConfigError(f"--{name} is empty: name a file, or leave the flag out")
     return value
 
 
@@ -204,4 +206,7 @@ def _first_problem(error: ValidationError) -> str:
     for part in first["loc"]:
         if part in FLAGS:
             name = part
-    return f"--{name}: {first['msg']}, got {given!r}{more}"
+    said = first["msg"]
+    if first["type"] == "string_pattern_mismatch" and name == "run_name":
+        said = "up to 63 letters, digits, - and _, the first a letter or digit"
+    return f"--{name}: {said}, got {given!r}{more}"

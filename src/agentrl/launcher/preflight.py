@@ -27,8 +27,12 @@ from agentrl.tools import probe
 _ANSWER_SECONDS = 10.0
 
 
-async def check_inputs(config: RootConfig) -> None:
+async def check_inputs(config: RootConfig, *, trains: bool = True) -> None:
     """Check model, questions, scorers, agent, database, tool servers and inference servers.
+
+    Args:
+        config: the checked configuration.
+        trains: whether training questions are going to be asked, too.
 
     Raises:
         ConfigError: something that the user gave cannot be used.
@@ -41,26 +45,35 @@ async def check_inputs(config: RootConfig) -> None:
         check_adapter_targets(model_path, config.model.lora_target_modules)
     renderer = Renderer.load(model_path, tool_call_parser=config.inference.tool_call_parser)
     check_trackers(config.trainer.report_to)
-    _check_questions(config, renderer)
+    if trains:
+        _check_training_questions(config)
+    _check_questions(config, renderer, trains=trains)
     if config.agents.agent is not None:
         load_agent(config.agents.agent)
-    await _check_store(config)
+    await _check_store(config, trains=trains)
     await _check_tools(config)
     await _check_servers(config)
 
 
-def _check_questions(config: RootConfig, renderer: Renderer) -> None:
+def _check_training_questions(config: RootConfig) -> None:
+    if config.data.train_file is not None and config.data.num_generations == 1:
+        raise ConfigError(
+            "--num_generations 1: a try is judged against the others of its question, so nothing "
+            "would be learned; give 2 or more"
+        )
+
+
+def _check_questions(config: RootConfig, renderer: Renderer, *, trains: bool) -> None:
     rollout, data = config.rollout, config.data
     if rollout.scorer_module is not None:
         load_scorer_module(rollout.scorer_module)
     agent = (
         None if rollout.agent_config_path is None else AgentConfig.load(rollout.agent_config_path)
     )
-    known = MCPScorerFactory.names()
-    for path in (data.train_file, data.eval_file):
+    for path in (data.train_file if trains else None, data.eval_file):
         if path is None:
             continue
-        with QuestionFile(path, data, known) as questions:
+        with QuestionFile(path, data, MCPScorerFactory.check_question) as questions:
             for scorer in questions.scorers:
                 MCPScorerFactory.get_scorer(scorer).check(agent)
             if questions.has_images:
@@ -84,23 +97,43 @@ def _check_images(config: RootConfig, path: Path, renderer: Renderer) -> None:
         )
 
 
-async def _check_store(config: RootConfig) -> None:
+async def _check_store(config: RootConfig, *, trains: bool) -> None:
     uri = config.store.db_connection_string
     if uri is None:
         find_mongod()
+        if trains and config.data.train_file is None and not config.private_mongo_dir.exists():
+            raise _no_questions(config)
         return
-    async with TrajectoryStore.connect(uri.get_secret_value(), config.run.run_name):
-        pass
+    async with TrajectoryStore.connect(uri.get_secret_value(), config.run.run_name) as store:
+        if trains:
+            await check_has_questions(config, store)
+
+
+async def check_has_questions(config: RootConfig, store: TrajectoryStore) -> None:
+    """Refuse a run that brings no questions and whose database holds none.
+
+    Raises:
+        ConfigError: there is nothing to train on.
+    """
+    if config.data.train_file is None and await store.count_tasks(split="train") == 0:
+        raise _no_questions(config)
+
+
+def _no_questions(config: RootConfig) -> ConfigError:
+    return ConfigError(
+        f"nothing to train on: database {config.run.run_name!r} holds no questions; give "
+        "--train_file questions.jsonl"
+    )
 
 
 async def _check_tools(config: RootConfig) -> None:
+    tools = tools_config(config.tools)
     command = config.tools.tool_server_command
     if command is not None:
         words = tool_server_command(command, port=0)
         if not words or shutil.which(words[0]) is None:
             raise ConfigError(f"--tool_server_command {command!r}: no such program")
         return
-    tools = tools_config(config.tools)
     if tools.servers and config.rollout.enable_sampling:
         await probe(tools)
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from agentrl.config.sections import RootConfig
 from agentrl.errors import AgentRLError
 from agentrl.launcher.display import Display
-from agentrl.launcher.preflight import check_inputs, check_name_is_free
+from agentrl.launcher.preflight import check_has_questions, check_inputs, check_name_is_free
 from agentrl.launcher.report import print_places
 from agentrl.launcher.stage import Stage
 from agentrl.store import TrajectoryStore
@@ -33,6 +33,7 @@ async def run_training(config: RootConfig) -> int:
         store = await stage.open_store()
         if config.run.fresh:
             await check_name_is_free(stage.config, store)
+        await check_has_questions(config, store)
         done = await _already_done(config, store)
         if done is not None:
             console.print(done)

@@ -17,10 +17,12 @@ import numpy as np
 from agentrl.errors import ConfigError, RenderError
 from agentrl.renderers.chat_template import ChatTemplate
 from agentrl.renderers.foreign import ForeignText, MarkedConversation, Tools
+from agentrl.renderers.held_replies import Thinking, reply_grammar
 from agentrl.renderers.model_files import ModelFiles, read_model_files
 from agentrl.renderers.reply import Reply, parse_reply
 from agentrl.renderers.tool_calls import AUTO, get_tool_call_format
 from agentrl.schema import Message
+from agentrl.schema.grammars import Grammar
 
 _PROBE = "\U000f0000"
 _EMPTY_THINKING = re.compile(r"<think>\s*</think>\s*")
@@ -280,6 +282,35 @@ class Renderer:
             )
         closed = "\n</think>\n\n" if self._starts_inside else ""
         return _int32(self._foreign.encode(closed + self._format.begin(tool), {}, after_token=True))
+
+    def json_grammar(self, schema: Mapping[str, Any], *, may_call: bool = False) -> Grammar:
+        """Return what a reply is held to that has to be JSON, thinking aside.
+
+        Args:
+            schema: the JSON schema.
+            may_call: a reply may call tools instead.
+
+        Raises:
+            RenderError: the format of the model's calls does not say how one begins.
+        """
+        mark = None
+        if may_call:
+            if self._format.begin is None:
+                raise RenderError(
+                    "in this model's format of tool calls a reply cannot be held to either JSON or "
+                    "a call; leave response_format out where there are tools, or say tool_choice "
+                    "none"
+                )
+            mark = self._format.begin(None).partition("\n")[0]
+        return reply_grammar(schema, thinking=self._thinking, call_mark=mark)
+
+    @property
+    def _thinking(self) -> Thinking:
+        if self._starts_inside:
+            return "begun"
+        is_over = "</think>" in self._prompt_text
+        knows_thinking = self._tokenizer.token_to_id("</think>") is not None
+        return "optional" if knows_thinking and not is_over else "none"
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         """Return the text of ids, special tokens included as their literals."""

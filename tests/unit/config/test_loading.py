@@ -91,7 +91,7 @@ def test_the_last_of_two_values_counts() -> None:
         (["--eval_strategy", "ends"], "--eval_strategy ends needs --eval_file"),
         (["--config", "/nonexistent.yaml"], "--config /nonexistent.yaml: No such file"),
         (["--inference_host", "0.0.0.0"], "--inference_host 0.0.0.0 is reachable from outside"),
-        (["--run_name", "../x"], "--run_name: String should match"),
+        (["--run_name", "../x"], "--run_name: up to 63 letters"),
         (["--delete_existing"], "--delete_existing goes with --fresh"),
         (["--agent_gateway_host", "0.0.0.0"], "name the address itself"),
         (["--agent_routes", '{"m": {"base_url": "http://a/v1"}}'], "--agent_routes goes with"),
