@@ -18,7 +18,6 @@ from safetensors.torch import load_file, save_file
 from support.demo_run import ROOT, config_path, database_uri, logs, run_command
 from support.versions import check_versions
 
-from agentrl.errors import StoreError
 from agentrl.schema import DispatchedSamplingTask, Record
 from agentrl.store import TrajectoryStore
 from agentrl.store.embedded import EmbeddedMongo
@@ -80,11 +79,16 @@ async def watch(folder: Path, run: "subprocess.Popen[str]", seen: Watched) -> No
     while run.poll() is None and not config_path(folder).exists():
         await asyncio.sleep(POLL_SECONDS)
     async with TrajectoryStore.connect(database_uri(folder)) as store:
-        while run.poll() is None:
-            # The database ends with the run.
-            with contextlib.suppress(StoreError, psutil.NoSuchProcess):
+        # The database goes soon after the trainer's last word.
+        while run.poll() is None and not await is_completed(store):
+            with contextlib.suppress(psutil.NoSuchProcess):
                 await look(store, psutil.Process(run.pid), seen)
             await asyncio.sleep(POLL_SECONDS)
+
+
+async def is_completed(store: TrajectoryStore) -> bool:
+    run = await store.get_run()
+    return run is not None and run.status == "completed"
 
 
 async def look(store: TrajectoryStore, run: psutil.Process, seen: Watched) -> None:

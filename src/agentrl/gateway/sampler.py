@@ -1,6 +1,7 @@
 """`AgentSampler`: a slot played by somebody else's agent."""
 
 import asyncio
+import contextlib
 import inspect
 import logging
 import socket
@@ -50,7 +51,9 @@ class AgentSampler(AsyncSampler[MCPTask]):
         async with self._gateway.session(self) as session:
             playing = asyncio.create_task(self._play(self._gateway.endpoint(session)))
             try:
-                await asyncio.wait({playing}, timeout=self.seconds_left())
+                with contextlib.suppress(TimeoutError):
+                    async with self.context.servers.clock.timeout_at(self.deadline):
+                        await asyncio.wait({playing})
             finally:
                 in_time = playing.done()
                 await self._end(playing)

@@ -2,7 +2,6 @@
 
 import asyncio
 import hashlib
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -86,7 +85,8 @@ class AsyncSampler(ABC, Generic[TaskType]):
         self.record = record
         self.context = context
         self.turns: list[DispatchedSamplingTask] = []
-        self.deadline = time.monotonic() + context.rollout.rollout_timeout_seconds
+        self.deadline = context.servers.clock.now() + context.rollout.rollout_timeout_seconds
+        """When the rollout's time is up, by the clock of the servers."""
         self._num_requests = 0
         self._appending = asyncio.Lock()
         self._appends: set[asyncio.Task[DispatchedSamplingTask]] = set()
@@ -352,7 +352,7 @@ class AsyncSampler(ABC, Generic[TaskType]):
 
     async def _within_time(self, work: Awaitable[GenerateResult]) -> GenerateResult:
         try:
-            async with asyncio.timeout(self.seconds_left()):
+            async with self.context.servers.clock.timeout_at(self.deadline):
                 return await work
         except TimeoutError:
             if not self.turns:
@@ -361,10 +361,6 @@ class AsyncSampler(ABC, Generic[TaskType]):
                     f"no reply to {self.record.id} within rollout_timeout_seconds={seconds:g}"
                 ) from None
             raise LimitReached("time_limit") from None
-
-    def seconds_left(self) -> float:
-        """Return how much of the rollout's wall clock is left, at least 0."""
-        return max(0.0, self.deadline - time.monotonic())
 
     def _params(self, prompt_len: int, min_room: int, overrides: dict[str, Any]) -> SamplingParams:
         context = self.context

@@ -1,6 +1,5 @@
 """`MCPSampler`: a question, tools called over several turns, an answer that a scorer judges."""
 
-import asyncio
 from collections import Counter
 from collections.abc import Awaitable
 from typing import TypeVar
@@ -208,7 +207,7 @@ class MCPSampler(AsyncSampler[MCPTask]):
 
     async def _in_time(self, work: Awaitable[_T]) -> _T:
         try:
-            async with asyncio.timeout(self.seconds_left()):
+            async with self.context.servers.clock.timeout_at(self.deadline):
                 return await work
         except TimeoutError:
             raise LimitReached("time_limit") from None
