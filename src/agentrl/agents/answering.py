@@ -65,6 +65,13 @@ class AnsweringSession(Session):
         Raises:
             Refusal: the request cannot be answered.
         """
+        if request.json_schema is not None:
+            raise Refusal(
+                "response_format: this engine does not hold replies to a schema; ask for the form "
+                "in words",
+                code="unsupported_value",
+                param="response_format",
+            )
         try:
             reply = await self._answer([*request.messages], [*request.tools])
         except ConversationTooLong as error:

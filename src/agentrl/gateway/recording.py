@@ -2,7 +2,8 @@
 
 import json
 import secrets
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -14,14 +15,16 @@ from agentrl.gateway.completion import Completion, FinishReason, as_delivered, c
 from agentrl.gateway.deltas import Listen, Telling
 from agentrl.gateway.faults import Refusal
 from agentrl.gateway.history import History, Plan, Tools
-from agentrl.gateway.messages import meaning, text_of, with_addresses
-from agentrl.gateway.requests import ChatRequest, CompletionRequest
+from agentrl.gateway.messages import text_of, with_addresses
+from agentrl.gateway.requests import ChatRequest, CompletionRequest, unusable_schema
+from agentrl.gateway.routed import RoutedCalls
 from agentrl.gateway.session import Session
 from agentrl.gateway.upstream import Upstream
 from agentrl.inference import OnPartial
+from agentrl.inference.faults import ServerRefused
 from agentrl.renderers import Reply
 from agentrl.rollout import AsyncSampler, LimitReached
-from agentrl.schema import DispatchedSamplingTask, Message, Outcome, ToolResult, utc_now
+from agentrl.schema import DispatchedSamplingTask, Message, Outcome, ToolResult
 from agentrl.schema.images import image_addresses
 
 _LIMIT_CODES: dict[Outcome, str] = {"length_limit": "context_length_exceeded"}
@@ -51,16 +54,15 @@ class RecordingSession(Session):
         self._call_mark = secrets.token_hex(6)
         self._sampler = sampler
         self._section = section
-        self._upstream = upstream
+        self._routed = RoutedCalls(sampler, upstream)
         self._history = History(sampler.context.renderer)
-        self._upstream_turns: dict[tuple[str, ...], int] = {}
         self._num_calls = 0
         self._failures: dict[str, Exception] = {}
 
     @property
     def models(self) -> tuple[str, ...]:
         """Names that a request may ask for."""
-        return self.model, *self._upstream.models
+        return self.model, *self._routed.models
 
     @property
     def failure(self) -> Exception | None:
@@ -91,6 +93,19 @@ class RecordingSession(Session):
             self._require_route(request.model)
             raise Refusal(f"{request.model!r} is routed for /v1/chat/completions only")
         return await self._guarded(f"{request.prompt}", self._complete(request, listen))
+
+    def _require_route(self, model: str) -> None:
+        if model not in self._routed.models:
+            raise Refusal(
+                f"the model {model!r} is not served here (served: {', '.join(self.models)}); ask "
+                "for one of these, or give it a route with --agent_routes",
+                status=404,
+                code="model_not_found",
+                param="model",
+            )
+
+    async def _forward(self, request: ChatRequest) -> Completion:
+        return await self._routed.ask(request, await self._with_kept_images(request.messages))
 
     async def _guarded(self, call_key: str, call: Coroutine[Any, Any, Completion]) -> Completion:
         """Await a call; turn errors into refusals and keep the infrastructure's in mind."""
@@ -165,27 +180,52 @@ class RecordingSession(Session):
         telling: Telling | None,
         tools: Tools = (),
     ) -> tuple[DispatchedSamplingTask, Reply]:
-        context = self._sampler.context
-        if self._num_calls >= context.rollout.max_turns:
-            raise LimitReached("turns_limit")
-        self._num_calls += 1
-        asked = request.sampling
-        sampling: dict[str, Any] = {"stop": asked.stop}
+        may_call = isinstance(request, ChatRequest) and request.may_call
+        drawn = self._drawing(request)
+        try:
+            with self._counted():
+                return await self._sampler.sample(
+                    plan.prompt,
+                    messages=plan.added,
+                    tools=tools,
+                    judge=_format_errors_earn_nothing if may_call else None,
+                    on_partial=None if telling is None else _to(telling),
+                    **drawn,
+                )
+        except ServerRefused as error:
+            if "grammar" in drawn and error.status == 400 and not error.is_transient:
+                raise unusable_schema(f"no reply can be held to it: {error}") from None
+            raise
+
+    def _drawing(self, request: ChatRequest | CompletionRequest) -> dict[str, Any]:
+        """Return the fields of `SamplingParams` that a request decides."""
+        context, asked = self._sampler.context, request.sampling
+        drawn: dict[str, Any] = {"stop": asked.stop}
         if self._section.agent_sampling == "agent":
-            sampling |= asked.params
-            sampling["seed"] = asked.seed
+            drawn |= asked.params
+            drawn["seed"] = asked.seed
         if asked.max_tokens is not None:
             most = context.sampling_params(self._sampler.record.split).max_new_tokens
-            sampling["max_new_tokens"] = min(most, asked.max_tokens)
-        may_call = isinstance(request, ChatRequest) and request.may_call
-        return await self._sampler.sample(
-            plan.prompt,
-            messages=plan.added,
-            tools=tools,
-            judge=_format_errors_earn_nothing if may_call else None,
-            on_partial=None if telling is None else _to(telling),
-            **sampling,
-        )
+            drawn["max_new_tokens"] = min(most, asked.max_tokens)
+        # A call that has to be made takes the place of the answer that has to be JSON.
+        if isinstance(request, ChatRequest) and not request.must_call:
+            schema = request.json_schema
+            if schema is not None:
+                grammar = context.renderer.json_grammar(schema, may_call=request.may_call)
+                drawn["grammar"] = grammar
+        return drawn
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        """Count a call; one that fails is not counted, as the framework may make it again."""
+        if self._num_calls >= self._sampler.context.rollout.max_turns:
+            raise LimitReached("turns_limit")
+        self._num_calls += 1
+        try:
+            yield
+        except Exception:
+            self._num_calls -= 1
+            raise
 
     async def _with_kept_images(self, messages: Sequence[Message]) -> tuple[Message, ...]:
         """Return messages that name their images by where they are stored."""
@@ -250,44 +290,6 @@ class RecordingSession(Session):
             num_output_tokens=len(turn.output_ids),
             num_cached_tokens=turn.cached_tokens,
             token_logprobs=tuple((decode([id_]), float(logprob)) for id_, logprob in pairs),
-        )
-
-    def _require_route(self, model: str) -> None:
-        if model not in self._upstream.models:
-            raise Refusal(
-                f"the model {model!r} is not served here (served: {', '.join(self.models)}); ask "
-                "for one of these, or give it a route with --agent_routes",
-                status=404,
-                code="model_not_found",
-                param="model",
-            )
-
-    async def _forward(self, request: ChatRequest) -> Completion:
-        """Ask another model, and store the call beside the policy's: without tokens or loss."""
-        started_at = utc_now()
-        messages = await self._with_kept_images(request.messages)
-        answer = await self._upstream.ask(request.model, request.raw)
-        said = (request.model, *map(meaning, messages))
-        known = next((n for n in range(len(said), 1, -1) if said[:n] in self._upstream_turns), 1)
-        turn = await self._sampler.note_call(
-            parent=self._upstream_turns.get(said[:known]),
-            added_messages=messages[known - 1 :],
-            output_text=answer.message["content"],
-            tool_calls=answer.tool_calls,
-            finish_reason="length" if answer.finish_reason == "length" else "stop",
-            model=request.model,
-            server=answer.server,
-            started_at=started_at,
-        )
-        self._upstream_turns[(*said, meaning(answer.message))] = turn.index
-        return Completion(
-            id=request.id,
-            created=request.created,
-            model=request.model,
-            message=answer.message,
-            finish_reason=answer.finish_reason,
-            num_prompt_tokens=answer.num_prompt_tokens,
-            num_output_tokens=answer.num_output_tokens,
         )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from jsonschema import Draft202012Validator, SchemaError
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from agentrl.gateway.faults import Refusal
@@ -104,6 +105,8 @@ class ChatRequest:
     """The reply has to be a call."""
     called_tool: str | None
     """The tool that it has to call, where it has to be this one."""
+    json_schema: Mapping[str, Any] | None
+    """What the reply has to be, calls aside; None: any text."""
     sampling: Sampling
     raw: Mapping[str, Any]
     """The request in the form of `/v1/chat/completions`."""
@@ -136,13 +139,6 @@ def read_chat(body: Mapping[str, Any]) -> ChatRequest:
     """
     parsed = _parse(_ChatBody, body)
     _refuse_unless(not parsed.top_logprobs, "top_logprobs", "alternatives are not kept; use 0")
-    kind = (parsed.response_format or {}).get("type", "text")
-    _refuse_unless(
-        kind == "text",
-        "response_format",
-        f"{kind!r} is not supported: the policy is not held to a grammar; ask for the format in "
-        "words",
-    )
     tools = tuple(_read_tool(tool, i) for i, tool in enumerate(parsed.tools or ()))
     must_call, called_tool = _forced(parsed.tool_choice, [t["function"]["name"] for t in tools])
     return ChatRequest(
@@ -152,6 +148,7 @@ def read_chat(body: Mapping[str, Any]) -> ChatRequest:
         may_call=bool(tools) and parsed.tool_choice != "none",
         must_call=must_call,
         called_tool=called_tool,
+        json_schema=_json_schema(parsed.response_format),
         sampling=_sampling(parsed, parsed.max_completion_tokens or parsed.max_tokens),
         raw=body,
         logprobs=bool(parsed.logprobs),
@@ -223,6 +220,37 @@ def _forced(
     )
     _refuse_unless(bool(names), "tool_choice", "there are no tools of which one could be called")
     return True, names[0] if len(names) == 1 else None
+
+
+def _json_schema(response_format: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """Return the schema that a reply has to follow, if it has to follow any."""
+    kind = (response_format or {}).get("type", "text")
+    if kind == "text" or response_format is None:
+        return None
+    if kind == "json_object":
+        return {"type": "object"}
+    _refuse_unless(
+        kind == "json_schema",
+        "response_format",
+        f"there is no type {kind!r}; say text, json_object or json_schema",
+    )
+    inner = response_format.get("json_schema")
+    schema = inner.get("schema") if isinstance(inner, Mapping) else None
+    param = "response_format.json_schema.schema"
+    _refuse_unless(isinstance(schema, dict), param, "has to be a JSON schema, an object")
+    assert isinstance(schema, dict)
+    try:
+        Draft202012Validator.check_schema(schema)
+    except SchemaError as error:
+        place = "/".join(map(str, error.absolute_path))
+        raise unusable_schema(f"{place or 'the schema'}: {error.message}") from None
+    return schema
+
+
+def unusable_schema(why: str) -> Refusal:
+    """Return the answer to a request whose schema no reply can be held to."""
+    param = "response_format"
+    return Refusal(f"{param}: {why}", code="invalid_json_schema", param=param)
 
 
 def _read_tool(tool: Mapping[str, Any], position: int) -> dict[str, Any]:

@@ -34,7 +34,6 @@ def as_chat(body: Mapping[str, Any], before: Sequence[Mapping[str, Any]]) -> dic
     for name in _REFUSED:
         if body.get(name):
             raise Refusal(f"{name} is not supported", code="unsupported_value", param=name)
-    kind = ((body.get("text") or {}).get("format") or {}).get("type", "text")
     chat: dict[str, Any] = {name: body[name] for name in _SHARED if body.get(name) is not None}
     messages: Items = []
     if body.get("instructions"):
@@ -43,13 +42,15 @@ def as_chat(body: Mapping[str, Any], before: Sequence[Mapping[str, Any]]) -> dic
     messages += _messages(body.get("input"))
     chat["messages"] = messages
     if body.get("tools"):
+        if not isinstance(body["tools"], list):
+            raise Refusal("tools: has to be a list", param="tools")
         chat["tools"] = [_tool(tool, i) for i, tool in enumerate(body["tools"])]
     if body.get("tool_choice") is not None:
         chat["tool_choice"] = body["tool_choice"]
     if body.get("max_output_tokens") is not None:
         chat["max_completion_tokens"] = body["max_output_tokens"]
-    if kind != "text":
-        chat["response_format"] = {"type": kind}
+    if isinstance(body.get("text"), Mapping) and body["text"].get("format"):
+        chat["response_format"] = _response_format(body["text"]["format"])
     if body.get("top_logprobs"):
         chat["top_logprobs"] = body["top_logprobs"]
     return chat
@@ -147,6 +148,15 @@ class ResponseFrames:
             yield f"event: {event['type']}\ndata: {data}\n\n"
 
 
+def _response_format(given: object) -> Mapping[str, Any]:
+    """Return the form of a reply as chat requests ask for it."""
+    if not isinstance(given, Mapping):
+        raise Refusal("text.format: has to be an object", param="text.format")
+    if given.get("type") != "json_schema":
+        return given
+    return {"type": "json_schema", "json_schema": {k: v for k, v in given.items() if k != "type"}}
+
+
 def _messages(given: object) -> Items:
     if isinstance(given, str):
         return [{"role": "user", "content": given}]
@@ -187,10 +197,11 @@ def _add_call(messages: Items, item: Mapping[str, Any]) -> None:
     messages[-1].setdefault("tool_calls", []).append(call)
 
 
-def _tool(tool: Mapping[str, Any], position: int) -> dict[str, Any]:
-    if tool.get("type") != "function":
+def _tool(tool: object, position: int) -> dict[str, Any]:
+    kind = tool.get("type") if isinstance(tool, Mapping) else tool
+    if not isinstance(tool, Mapping) or kind != "function":
         raise Refusal(
-            f"tools[{position}]: {tool.get('type')!r} runs at OpenAI's; give the policy functions",
+            f"tools[{position}]: {kind!r} runs at OpenAI's; give the policy functions",
             code="unsupported_value",
             param=f"tools[{position}]",
         )
@@ -210,6 +221,7 @@ def _head(body: Mapping[str, Any], call: Completion | ChatRequest) -> dict[str, 
         "parallel_tool_calls": True,
         "previous_response_id": body.get("previous_response_id"),
         "temperature": body.get("temperature"),
+        "text": body.get("text") or {"format": {"type": "text"}},
         "tool_choice": body.get("tool_choice") or "auto",
         "tools": body.get("tools") or [],
         "top_p": body.get("top_p"),

@@ -7,6 +7,7 @@ key a request carries.
 import asyncio
 import hmac
 import json
+import re
 import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
@@ -34,6 +35,7 @@ from agentrl.gateway.session import Session, session_over
 SESSION_HEADER = "x-agentrl-session"
 _BACKLOG = 1024
 _GRACE_SECONDS = 1
+_HALF_A_CHARACTER = re.compile(rb"\\u[dD][89a-fA-F]")
 
 _Handler = Callable[[Request, Session], Awaitable[Response]]
 _Call = Callable[[Listen | None], Coroutine[Any, Any, Completion]]
@@ -299,10 +301,19 @@ async def _disconnect(http: Request) -> None:
 
 
 async def _json_object(http: Request) -> Mapping[str, Any]:
+    raw = await http.body()
     try:
-        body = json.loads(await http.body())
+        body = json.loads(raw)
     except ValueError as error:
         raise Refusal(f"the body has to be JSON: {error}") from None
+    if _HALF_A_CHARACTER.search(raw):
+        try:
+            json.dumps(body, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise Refusal(
+                "the body holds half of a character (a lone \\ud800 to \\udfff), which is no text; "
+                "leave it out"
+            ) from None
     if not isinstance(body, dict):
         raise Refusal("the body has to be a JSON object")
     return body

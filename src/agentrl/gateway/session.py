@@ -70,14 +70,14 @@ class Session(ABC):
         """
         if response_id is None:
             return ()
-        if response_id not in self._responses:
+        if not isinstance(response_id, str) or response_id not in self._responses:
             raise Refusal(
                 f"previous_response_id: there is no response {response_id!r} in this rollout",
                 status=404,
                 code="previous_response_not_found",
                 param="previous_response_id",
             )
-        return self._responses[str(response_id)]
+        return self._responses[response_id]
 
     def start(self, call: Coroutine[Any, Any, _T]) -> asyncio.Task[_T]:
         """Run a call so that it ends with the session.

@@ -104,6 +104,8 @@ class ServerPool:
 
         A generation that a server cut (for an update, say) is resumed where it was cut. One whose
         server is lost is started again elsewhere; if somebody was told how far it got, from there.
+        One that is held to a grammar starts from its beginning each time, because a server's grammar
+        begins with the request; nobody is told how far it got.
 
         Args:
             key: of the conversation; its generations prefer the server that has its prefix.
@@ -124,7 +126,8 @@ class ServerPool:
             if on_partial is not None:
                 on_partial(told[0])
 
-        listen = None if on_partial is None else tell
+        is_held = request.sampling.grammar is not None
+        listen = None if on_partial is None or is_held else tell
         while True:
             remaining = _rest_of(request, so_far)
             told.clear()
@@ -145,7 +148,7 @@ class ServerPool:
             if not len(result.output_ids):
                 error_text = f"{result.server} keeps cutting the generation"
                 failures = await self._after_failure(InferenceError(error_text), failures)
-            so_far = merged if len(merged.output_ids) else None
+            so_far = merged if len(merged.output_ids) and not is_held else None
 
     async def _generate_once(
         self, key: str, group: str | None, request: GenerateRequest, listen: OnPartial | None

@@ -113,6 +113,8 @@ def request_body(request: GenerateRequest, *, stream: bool = False) -> dict[str,
         params["stop"] = list(sampling.stop)
     if sampling.seed is not None:
         params["sampling_seed"] = sampling.seed
+    if sampling.grammar is not None:
+        params[sampling.grammar.kind] = sampling.grammar.text
     body: dict[str, Any] = {
         "rid": request.rid,
         "input_ids": request.input_ids.tolist(),

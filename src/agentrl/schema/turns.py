@@ -13,6 +13,7 @@ import numpy as np
 from pydantic import Field
 
 from agentrl.schema.base import Logprobs, Message, TokenIds, Value, utc_now
+from agentrl.schema.grammars import Grammar
 
 FinishReason = Literal["stop", "length", "abort"]
 
@@ -40,6 +41,11 @@ class SamplingParams(Value):
     stop: tuple[str, ...] = ()
     """Texts that end the generation; what was sampled of them stays part of the output."""
     seed: int | None = None
+    grammar: Grammar | None = None
+    """What the reply was held to. Its behavior logprobs are then those of the tokens that the
+    grammar allowed, and a policy that is not held gives each of them less: with the
+    same weights, the importance ratio of a token is the share of the policy's probability that was
+    allowed there."""
 
 
 class ToolCall(Value):

@@ -3,11 +3,13 @@
 import asyncio
 import itertools
 import json
+import re
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+import httpx
 import openai
 import pytest
 import uvicorn
@@ -372,7 +374,7 @@ async def test_texts_and_token_ids_are_completed_and_continued(
     [
         ({"n": 2}, 400, "unsupported_value", "n"),
         ({"top_logprobs": 3}, 400, "unsupported_value", "top_logprobs"),
-        ({"response_format": {"type": "json_object"}}, 400, "unsupported_value", "response_format"),
+        ({"response_format": {"type": "xml"}}, 400, "unsupported_value", "response_format"),
         ({"temperature": 9}, 400, None, "temperature"),
         ({"messages": []}, 400, None, "messages"),
         ({"messages": [{"role": "robot", "content": ""}]}, 400, None, "messages[0]"),
@@ -575,3 +577,85 @@ async def test_no_two_rollouts_give_their_calls_the_same_ids(
             await stage.play(agent)
             await stage.play(agent)
     assert len(ids) == len(set(ids)) == 2
+
+
+@pytest.mark.parametrize(
+    ("route", "more", "problem"),
+    [
+        ("chat/completions", {"messages": [{"role": "user", "content": "\ud83d"}]}, "half of a"),
+        ("responses", {"input": "x", "tools": ["look"]}, "tools\\[0\\]: 'look'"),
+        ("responses", {"input": "x", "tools": {"look": 1}}, "tools: has to be a list"),
+        ("responses", {"input": "x", "previous_response_id": ["a"]}, "there is no response"),
+        ("responses", {"input": "x", "text": {"format": "json"}}, "text.format: has to be"),
+    ],
+)
+async def test_a_malformed_body_is_refused_and_is_no_failure_of_the_infrastructure(
+    store: TrajectoryStore, renderer: Renderer, route: str, more: dict[str, Any], problem: str
+) -> None:
+    async def agent(task: MCPTask, endpoint: AgentEndpoint) -> str:
+        async with httpx.AsyncClient(trust_env=False) as client:
+            answer = await client.post(
+                f"{endpoint.base_url}/{route}",
+                content=json.dumps({"model": MODEL, **more}),
+                headers={"Content-Type": "application/json"},
+            )
+        assert answer.status_code in (400, 404)
+        assert re.search(problem, answer.json()["error"]["message"])
+        async with client_of(endpoint) as sdk:
+            await sdk.chat.completions.create(
+                model=MODEL, messages=[{"role": "user", "content": "x"}]
+            )
+        return "7"
+
+    with serve_script(renderer, lambda prompt: "hm") as engine:
+        await begin_run(store, engine, TASK)
+        async with open_stage(store, engine) as stage:
+            result, turns = await stage.play(agent)
+    assert result == RolloutResult("answered", "7")
+    assert len(turns) == 1
+
+
+async def test_a_header_says_whose_call_it_is_at_the_shared_address(
+    store: TrajectoryStore, renderer: Renderer
+) -> None:
+    async def agent(task: MCPTask, endpoint: AgentEndpoint) -> str:
+        root, _, rest = endpoint.base_url.partition("/s/")
+        session = rest.partition("/")[0]
+        async with openai.AsyncOpenAI(
+            base_url=f"{root}/v1", api_key="any", default_headers={"X-AgentRL-Session": session}
+        ) as client:
+            await client.chat.completions.create(
+                model=MODEL, messages=[{"role": "user", "content": "x"}]
+            )
+        return "7"
+
+    with serve_script(renderer, lambda prompt: "hm") as engine:
+        await begin_run(store, engine, TASK)
+        async with open_stage(store, engine) as stage:
+            _, turns = await stage.play(agent)
+    assert len(turns) == 1
+
+
+async def test_a_call_that_failed_and_was_made_again_is_one_of_max_turns(
+    store: TrajectoryStore, renderer: Renderer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agentrl.inference.pool._RETRY_SECONDS", (0.01,))
+
+    async def agent(task: MCPTask, endpoint: AgentEndpoint) -> str:
+        ask: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "x"}]}
+        async with client_of(endpoint) as client:
+            engine.down = True
+            with pytest.raises(openai.InternalServerError):
+                await client.chat.completions.create(**ask)
+            engine.down = False
+            await client.chat.completions.create(**ask)
+            with pytest.raises(openai.BadRequestError, match="max_turns"):
+                await client.chat.completions.create(**ask)
+        return "7"
+
+    with serve_script(renderer, lambda prompt: "hm") as engine:
+        await begin_run(store, engine, TASK)
+        async with open_stage(store, engine, rollout=RolloutSection(max_turns=1)) as stage:
+            result, turns = await stage.play(agent)
+    assert result == RolloutResult("answered", "7")
+    assert len(turns) == 1

@@ -13,8 +13,9 @@ from support.stub_server import StubServer, generation, stub_server
 from agentrl.errors import InferenceError, NoServerAvailable
 from agentrl.inference.faults import ServerRefused
 from agentrl.inference.pool import ServerPool
-from agentrl.inference.wire import GenerateRequest
+from agentrl.inference.wire import GenerateRequest, GenerateResult
 from agentrl.schema import InferenceService, SamplingParams, ServiceStatus
+from agentrl.schema.grammars import Grammar
 
 REQUEST = GenerateRequest(input_ids=[1, 2, 3], sampling=SamplingParams(max_new_tokens=10))
 
@@ -297,3 +298,23 @@ async def test_a_refusal_within_a_stream_is_not_repeated(
     with pytest.raises(ServerRefused, match="too long"):
         await pool.generate("record", REQUEST, lambda _: None)
     assert len(pair[0].bodies) == 1
+
+
+async def test_a_reply_held_to_a_grammar_begins_anew_when_it_was_cut(pool: ServerPool) -> None:
+    bodies: list[dict[str, Any]] = []
+
+    async def cuts_once(body: dict[str, Any]) -> Response:
+        bodies.append(body)
+        return JSONResponse(generation([7, 8], "abort" if len(bodies) == 1 else "stop"))
+
+    grammar = Grammar(kind="regex", text="[0-9]+")
+    sampling = REQUEST.sampling.model_copy(update={"grammar": grammar})
+    told: list[GenerateResult] = []
+    async with stub_server(cuts_once) as stub:
+        pool.update([service(stub.url)])
+        held = REQUEST.model_copy(update={"sampling": sampling})
+        got = await pool.generate("record", held, told.append)
+    assert [body["input_ids"] for body in bodies] == [[1, 2, 3]] * 2
+    assert {body["sampling_params"]["regex"] for body in bodies} == {"[0-9]+"}
+    assert got.output_ids.tolist() == [7, 8]
+    assert told == []  # what was told of could not be taken back

@@ -17,6 +17,7 @@ from agentrl.inference.engine.adapters import LoadedAdapters
 from agentrl.inference.engine.answers import answer
 from agentrl.inference.engine.broadcasts import BroadcastReceiver
 from agentrl.inference.engine.config import EngineConfig
+from agentrl.inference.engine.grammars import Grammars, Held
 from agentrl.inference.engine.landing import Announced, landings
 from agentrl.inference.engine.loop import EngineLoop
 from agentrl.inference.engine.parsing import (
@@ -36,6 +37,7 @@ from agentrl.inference.engine.sequence import Sequence
 from agentrl.inference.engine.text import Text, end_of_text_ids
 from agentrl.inference.engine.weights import read_weights
 from agentrl.inference.wire import MIXED_LABEL
+from agentrl.schema.grammars import Grammar
 
 T = TypeVar("T")
 
@@ -76,6 +78,7 @@ class FrontEnd:
             eos_ids=end_of_text_ids(config.model_path, model.config, self.text),
             has_experts=getattr(model.config, "num_experts_per_tok", None) is not None,
         )
+        self._grammars: Grammars | None = None
         self._model = model
         self._seeds = random.Random(config.seed)
         self._scheduler = Scheduler(
@@ -182,7 +185,13 @@ class FrontEnd:
             encode=self.text.encode,
             new_seed=lambda: self._seeds.getrandbits(63),
             adapters=self.adapters,
+            hold=self._hold,
         )
+
+    def _hold(self, grammar: Grammar) -> Held:
+        if self._grammars is None:
+            self._grammars = self.text.grammars(self.limits.vocab_size, self.limits.eos_ids)
+        return self._grammars.hold(grammar)
 
     def submit(self, request: ParsedRequest) -> list[asyncio.Future[None]]:
         """Hand the sequences to the engine; the futures are done as they end."""

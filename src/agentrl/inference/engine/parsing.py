@@ -5,13 +5,15 @@ Unknown keys beside the prompt are ignored; unknown sampling parameters are refu
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
 from agentrl.inference.engine.adapters import Adapter
+from agentrl.inference.engine.grammars import BadGrammar, Held
 from agentrl.inference.engine.sequence import DrawParams, Sequence
 from agentrl.inference.wire import new_rid
+from agentrl.schema.grammars import Grammar, GrammarKind
 
 DEFAULT_NEW_TOKENS = 128
 
@@ -112,14 +114,11 @@ _SAMPLING_FIELDS: dict[str, tuple[str, Callable[[object], bool]]] = {
     "stream_interval": ("an integer", _is_int),
     "sampling_seed": ("an integer", _is_int),
     "logit_bias": ("an object of numbers", _is_bias),
+    **dict.fromkeys(get_args(GrammarKind), ("a string", _is_text)),
     "choice": ("anything", _is_anything),
     "custom_params": ("anything", _is_anything),
 }
 _UNSUPPORTED = (
-    "json_schema",
-    "regex",
-    "ebnf",
-    "structural_tag",
     "stop_regex",
     "beam_width",
     "watermark",
@@ -146,6 +145,7 @@ def parse_generate(
     encode: Callable[[str], list[int]],
     new_seed: Callable[[], int],
     adapters: Mapping[str, Adapter],
+    hold: Callable[[Grammar], Held],
 ) -> ParsedRequest:
     """Check a request and make its sequences.
 
@@ -155,6 +155,7 @@ def parse_generate(
         encode: makes token ids of text; raises `BadRequest` where there is no tokenizer.
         new_seed: gives seeds to sequences that come without.
         adapters: those that are loaded, by name.
+        hold: compiles a grammar; raises `BadRequest` where there is no tokenizer, and `BadGrammar`.
 
     Raises:
         BadRequest: says what is wrong.
@@ -177,6 +178,7 @@ def parse_generate(
         if return_logprob and logprob_start > len(prompt):
             raise BadRequest("logprob_start_len is beyond the end of the prompt")
         params, count = _draw_params(sampling, len(prompt), limits, new_seed)
+        held = _held(sampling, hold)
         for number in range(count):
             seeded = params if number == 0 else _reseeded(params, number)
             sequences.append(
@@ -187,6 +189,7 @@ def parse_generate(
                     namespace="\0".join([*keys, adapter.namespace] if adapter else keys),
                     adapter=adapter,
                     stream=stream,
+                    held=None if held is None else held.fresh(),
                     prompt_logprobs_from=logprob_start if return_logprob else -1,
                 )
             )
@@ -346,6 +349,20 @@ def _draw_params(
         seed=new_seed() if seed is None else seed,
     )
     return params, given("n", 1)
+
+
+def _held(sampling: Mapping[str, Any], hold: Callable[[Grammar], Held]) -> Held | None:
+    given = [Grammar(kind=k, text=sampling[k]) for k in get_args(GrammarKind) if sampling.get(k)]
+    if not given:
+        return None
+    if len(given) > 1:
+        raise BadRequest(f"only one of {', '.join(get_args(GrammarKind))} can be given")
+    if sampling.get("min_new_tokens"):
+        raise BadRequest("min_new_tokens: a grammar says where a reply may end")
+    try:
+        return hold(given[0])
+    except BadGrammar as error:
+        raise BadRequest(f"Failed to compile the {given[0].kind}: {error}") from error
 
 
 def _bias(value: Mapping[str, float], limits: ModelLimits) -> dict[int, float]:

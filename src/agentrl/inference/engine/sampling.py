@@ -1,7 +1,9 @@
 """Draw the next token of every sequence of a step at once.
 
 Logprobs are `log_softmax(logits / temperature)` after penalties and before truncation, which is
-what importance ratios need; a greedy sequence reports the raw `log_softmax`.
+what importance ratios need; a greedy sequence reports the raw `log_softmax`. Of a sequence that is
+held to a grammar they are those of the tokens that the grammar allows, as in SGLang: what was drawn
+was drawn from these alone.
 
 Shape legend: B sequences, V vocabulary.
 """
@@ -11,6 +13,7 @@ from collections.abc import Sequence as Many
 import numpy as np
 import torch
 
+from agentrl.inference.engine.grammars import Held
 from agentrl.inference.engine.sequence import Sequence
 
 
@@ -34,6 +37,8 @@ class SamplingBatch:
         self._min_p = torch.tensor([p.min_p for p in cut])
         edited = [row for row, p in enumerate(params) if p.is_edited]
         self._edits = LogitEdits(sequences, edited, vocab_size) if edited else None
+        held = [(row, s.held) for row, s in enumerate(sequences) if s.held is not None]
+        self._grammars = GrammarMasks(held, vocab_size) if held else None
 
     def draw(self, logits: torch.Tensor) -> tuple[list[int], list[float]]:
         """Draw one token a sequence.
@@ -47,6 +52,8 @@ class SamplingBatch:
         logits = logits.float()
         if self._edits is not None:
             self._edits.apply(logits)
+        if self._grammars is not None:
+            self._grammars.apply(logits)
         scaled = logits / self._temperatures if self._is_scaled else logits
         logprobs = torch.log_softmax(scaled, dim=-1)
         if self._all_greedy:
@@ -158,6 +165,26 @@ class LogitEdits:
         """Take note of the tokens [B] that were drawn."""
         drawn = tokens[self._rows]
         self._counts[torch.arange(len(drawn)), drawn] += 1
+
+
+class GrammarMasks:
+    """Takes from some rows of a batch the tokens that their grammars do not allow."""
+
+    def __init__(self, held: Many[tuple[int, Held]], vocab_size: int) -> None:
+        self._held = [grammar for _, grammar in held]
+        self._rows = torch.tensor([row for row, _ in held])
+        self._vocab_size = vocab_size
+        self._bits = np.zeros((len(held), (vocab_size + 31) // 32), dtype="<i4")
+
+    def apply(self, logits: torch.Tensor) -> None:
+        """Set the logits [B, V] of tokens that may not come next to -inf, in place."""
+        for row, grammar in enumerate(self._held):
+            grammar.allow_next(self._bits, row)
+        allowed = np.unpackbits(
+            self._bits.view(np.uint8), axis=1, bitorder="little", count=self._vocab_size
+        )
+        barred = torch.from_numpy(allowed == 0)
+        logits[self._rows] = logits[self._rows].masked_fill(barred, float("-inf"))
 
 
 def _counts(ids: list[int], vocab_size: int) -> torch.Tensor:

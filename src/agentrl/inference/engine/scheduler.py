@@ -383,6 +383,11 @@ class Scheduler:
         params = sequence.params
         if token in params.stop_ids:
             return Finish("stop", matched=token)
+        if sequence.held is not None:
+            if sequence.held.fault is not None:
+                return Finish("abort", message=sequence.held.fault, status=400)
+            if sequence.held.is_over:
+                return Finish("stop", matched=token)
         if params.stop_strings and self._find_stop is not None:
             matched = self._find_stop(sequence)
             if matched is not None:

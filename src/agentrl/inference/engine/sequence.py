@@ -7,6 +7,7 @@ from typing import Literal
 import numpy as np
 
 from agentrl.inference.engine.adapters import Adapter
+from agentrl.inference.engine.grammars import Held
 
 MIN_TEMPERATURE = 1e-6
 """Below it, sampling is greedy and logprobs are those of the raw logits."""
@@ -79,6 +80,8 @@ class Sequence:
     adapter: Adapter | None = None
     """What it is sampled from beside the model; never changes."""
     stream: bool = False
+    held: Held | None = None
+    """The grammar that the output is held to."""
     prompt_logprobs_from: int = -1
     """First prompt position whose logprob is wanted; -1: none."""
     length: int = 0
@@ -110,6 +113,7 @@ class Sequence:
         namespace: str = "",
         adapter: Adapter | None = None,
         stream: bool = False,
+        held: Held | None = None,
         prompt_logprobs_from: int = -1,
     ) -> "Sequence":
         """Return a sequence that has not been scheduled yet."""
@@ -123,6 +127,7 @@ class Sequence:
             namespace=namespace,
             adapter=adapter,
             stream=stream,
+            held=held,
             prompt_logprobs_from=prompt_logprobs_from,
             length=len(prompt),
         )
@@ -140,6 +145,8 @@ class Sequence:
         self.length += 1
         self.output_ids.append(token)
         self.output_logprobs.append(logprob)
+        if self.held is not None:
+            self.held.take(token)
 
     def forget_cache(self) -> None:
         """Note that the sequence has no cache row any more."""

@@ -8,6 +8,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from agentrl.errors import ConfigError
+from agentrl.inference.engine.grammars import Grammars
 from agentrl.inference.engine.parsing import BadRequest
 from agentrl.inference.engine.sequence import Finish, Sequence
 
@@ -62,6 +63,12 @@ class Text:
             return None
         found: int | None = self._tokenizer.token_to_id(token)
         return found
+
+    def grammars(self, vocab_size: int, end_ids: frozenset[int]) -> Grammars:
+        """Return what compiles grammars for this tokenizer; see there."""
+        if self._tokenizer is None or not end_ids:
+            raise BadRequest("a reply cannot be held to a grammar without tokenizer and eos_token")
+        return Grammars(self._tokenizer, vocab_size, end_ids)
 
     def of_output(
         self, ids: Many[int], finish: Finish | None, *, skip_special: bool, trim: bool
