@@ -19,9 +19,18 @@ def run_command(folder: Path, **flags: object) -> list[str]:
 
 def script_command(folder: Path, **flags: object) -> list[str]:
     """Return the same as a user types it; the script needs the environment of `scripts/setup`."""
+    return [_script("grpo"), RUN_NAME, *_words(folder, flags)]
+
+
+def eval_script_command(folder: Path, **flags: object) -> list[str]:
+    """Return how a user evaluates what a run left in `folder`."""
+    return [_script("eval"), RUN_NAME, *_words(folder, flags)]
+
+
+def _script(name: str) -> str:
     if not (ROOT / ".venv/bin/agentrl").exists():
-        pytest.skip("grpo_example.sh would install AgentRL first; scripts/setup does it")
-    return [str(ROOT / "grpo_example.sh"), RUN_NAME, *_words(folder, flags)]
+        pytest.skip(f"{name}_example.sh would install AgentRL first; scripts/setup does it")
+    return str(ROOT / f"{name}_example.sh")
 
 
 def _words(folder: Path, flags: Mapping[str, object]) -> list[str]:

@@ -166,6 +166,7 @@ class Player:
         *,
         version: int = 0,
         num_turns: int = 2,
+        step_scores: Sequence[float | None] = (),
     ) -> Record:
         """Play a claimed slot to its end and score it."""
         for turn in self.turns(record, version=version, num_turns=num_turns):
@@ -173,7 +174,8 @@ class Player:
         await store.finish_rollout(
             record.id, record.fence, outcome="answered", final_answer="1", lease_seconds=30
         )
-        await store.set_score(record.id, record.fence, Score(scorer="exact", value=score))
+        verdict = Score(scorer="exact", value=score, step_scores=tuple(step_scores))
+        await store.set_score(record.id, record.fence, verdict)
         return await read_back(store, record)
 
     async def play_groups(

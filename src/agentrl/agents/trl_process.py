@@ -70,7 +70,7 @@ async def _train(running: Stage, store: Any, checked: Any) -> int:
     await running.start_servers()
     await running.start_samplers()
     assert config.data.train_file is not None, "the engine checks this"
-    questions = load_questions(config.data.train_file, config.data, MCPScorerFactory.names())
+    questions = load_questions(config.data.train_file, config.data, MCPScorerFactory.check_question)
     publisher = PolicyPublisher(
         store, output / "policy", publish=config.publish, inference=config.inference
     )

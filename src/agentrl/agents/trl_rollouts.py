@@ -7,7 +7,8 @@ from typing import Any
 
 from agentrl.agents.sequences import RolloutSequence, longest_sequence
 from agentrl.errors import TrainingError
-from agentrl.rollout.datasets import Question, tasks_from_questions
+from agentrl.rollout.datasets import tasks_from_questions
+from agentrl.rollout.questions import Question
 from agentrl.schema import DBRecordData
 from agentrl.store import DEFAULT_CONSUMER, TrajectoryStore
 from agentrl.trainer.evaluation import stopped_within

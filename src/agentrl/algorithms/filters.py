@@ -29,6 +29,8 @@ class RecordFacts:
     score: float | None
     num_turns: int
     outcome: str | None
+    has_step_scores: bool = False
+    """Some of its turns have scores of their own."""
 
     @property
     def is_right(self) -> bool:
@@ -49,6 +51,13 @@ class GroupFacts:
         return tuple(record.score for record in self.records)
 
 
+def _teaches(group: GroupFacts, min_score_spread: float) -> bool:
+    if any(record.has_step_scores and record.score is not None for record in group.records):
+        return True
+    scores = [score for score in group.scores if score is not None]
+    return bool(scores) and max(scores) - min(scores) >= min_score_spread - _ROUNDING
+
+
 def filter_group(
     group: GroupFacts,
     *,
@@ -61,7 +70,8 @@ def filter_group(
     """Return for each record the reason to leave it out, or None to train on it.
 
     Records without a score are always left out. A group whose scores spread by less than
-    `min_score_spread` teaches nothing and is left out whole. Then either `balance_sample` applies
+    `min_score_spread` teaches nothing and is left out whole, unless turns of it have scores of their
+    own. Then either `balance_sample` applies
     (with n = min(wrong, right), n + 1 wrong and n + 2 right records stay, drawn by `seed`), or
     both of the others do.
 
@@ -76,8 +86,7 @@ def filter_group(
     reasons: list[RecordDrop | None] = [
         "no_score" if record.score is None else None for record in group.records
     ]
-    scores = [score for score in group.scores if score is not None]
-    if not scores or max(scores) - min(scores) < min_score_spread - _ROUNDING:
+    if not _teaches(group, min_score_spread):
         return tuple(reason or "zero_variance" for reason in reasons)
     rng = np.random.default_rng([seed, *group.task_id.encode()])
     open_ = [index for index, reason in enumerate(reasons) if reason is None]

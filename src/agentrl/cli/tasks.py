@@ -8,7 +8,7 @@ from itertools import takewhile
 from agentrl.cli.uri import store_uri
 from agentrl.config.loading import parse_flags
 from agentrl.config.sections import RootConfig
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, StoreError
 from agentrl.schema import Split, Task
 from agentrl.store import TrajectoryStore
 
@@ -19,12 +19,12 @@ def main(argv: Sequence[str]) -> int:
     """Add questions to a run, list or count what it has, or ask again what had failed."""
     words = list(takewhile(lambda word: not word.startswith("--"), argv[:2]))
     action, wanted = (*words, "", "")[:2]
-    config = parse_flags(argv[len(words) :])
     if action not in _ACTIONS or (action == "add" and wanted):
         raise ConfigError(
             "say `agentrl tasks add --train_file FILE ...`, or `agentrl tasks list|retry|stats "
             f"[{'|'.join(SPLITS)}] ...`"
         )
+    config = parse_flags(argv[len(words) :])
     splits = tuple(split for split in SPLITS if wanted in ("", split))
     if not splits:
         raise ConfigError(f"unknown split {wanted!r}; one of {', '.join(SPLITS)}")
@@ -33,12 +33,17 @@ def main(argv: Sequence[str]) -> int:
 
 async def _with_store(config: RootConfig, splits: Sequence[Split], action: "_Action") -> int:
     async with TrajectoryStore.connect(store_uri(config), config.run.run_name) as store:
+        if action is not _add and not await store.count_tasks():
+            known = await store.run_names()
+            hint = f"; there are {', '.join(known)}" if known else ""
+            raise StoreError(f"{store.uri_for_people()} holds no tasks (--run_name){hint}")
         await action(config, store, splits)
     return 0
 
 
 async def _add(config: RootConfig, store: TrajectoryStore, splits: Sequence[Split]) -> None:
     from agentrl.rewards import MCPScorerFactory, load_scorer_module
+    from agentrl.rollout.additions import add_to_stream
     from agentrl.rollout.datasets import train_tasks
 
     if config.data.train_file is None:
@@ -46,8 +51,9 @@ async def _add(config: RootConfig, store: TrajectoryStore, splits: Sequence[Spli
     if config.rollout.scorer_module is not None:
         load_scorer_module(config.rollout.scorer_module)
     await store.ensure_schema()
-    tasks = train_tasks(config.data, config.run.seed, MCPScorerFactory.names())
-    print(f"{await store.add_tasks(tasks)} new tasks in {store.database_name!r}")
+    tasks = train_tasks(config.data, config.run.seed, MCPScorerFactory.check_question)
+    num_new, num_known = await add_to_stream(store, tasks)
+    print(f"{num_new} new tasks in {store.database_name!r}, {num_known} were there before")
 
 
 async def _list(config: RootConfig, store: TrajectoryStore, splits: Sequence[Split]) -> None:

@@ -108,6 +108,7 @@ def _contradictions(config: RootConfig) -> Iterator[str]:
     yield from _loss_contradictions(config.algorithm)
     yield from _agent_contradictions(config.agents)
     yield from _gateway_contradictions(config)
+    yield from _rollout_contradictions(config)
     yield from _broadcast_contradictions(config)
     yield from _colocation_contradictions(config)
     yield from _secrets_in_flags(config.tools)
@@ -118,17 +119,6 @@ def _contradictions(config: RootConfig) -> Iterator[str]:
         yield f"--groups_per_step must be at least 1, got {trainer.groups_per_step}"
     if trainer.eval_strategy != "no" and config.data.eval_file is None:
         yield f"--eval_strategy {trainer.eval_strategy} needs --eval_file"
-    if not is_answer_schema(config.data.default_answer_schema):
-        yield (
-            f"--default_answer_schema {config.data.default_answer_schema!r}: give `boxed`, or the "
-            "name of a tag without its angle brackets"
-        )
-    rollout = config.rollout
-    if rollout.enable_repetition_compress:
-        if rollout.new_context == "disabled":
-            yield "--enable_repetition_compress needs --new_context discard_all_tools or discard_all"
-        if rollout.repetition_early_stop_times <= 0:
-            yield "--enable_repetition_compress needs --repetition_early_stop_times above 0"
     if config.run.delete_existing and not config.run.fresh:
         yield "--delete_existing goes with --fresh"
     host = config.inference.inference_host
@@ -137,6 +127,23 @@ def _contradictions(config: RootConfig) -> Iterator[str]:
             f"--inference_host {host} is reachable from outside; set AGENTRL_API_KEY "
             "(and AGENTRL_ADMIN_KEY), or listen on 127.0.0.1"
         )
+
+
+def _rollout_contradictions(config: RootConfig) -> Iterator[str]:
+    if not is_answer_schema(config.data.default_answer_schema):
+        yield (
+            f"--default_answer_schema {config.data.default_answer_schema!r}: give `boxed`, or the "
+            "name of a tag without its angle brackets"
+        )
+    rollout = config.rollout
+    for network in rollout.image_networks:
+        if not _is_network(network):
+            yield f"--image_networks {network}: give networks like 10.1.0.0/16 or fd00::/8"
+    if rollout.enable_repetition_compress:
+        if rollout.new_context == "disabled":
+            yield "--enable_repetition_compress needs --new_context discard_all_tools or discard_all"
+        if rollout.repetition_early_stop_times <= 0:
+            yield "--enable_repetition_compress needs --repetition_early_stop_times above 0"
 
 
 def _gateway_contradictions(config: RootConfig) -> Iterator[str]:
@@ -245,6 +252,14 @@ def _agent_contradictions(agents: AgentSection) -> Iterator[str]:
             f"--agent_gateway_host {agents.agent_gateway_host}: name the address itself, agents are "
             "told it"
         )
+
+
+def _is_network(text: str) -> bool:
+    try:
+        ipaddress.ip_network(text)
+    except ValueError:
+        return False
+    return True
 
 
 def is_loopback(host: str) -> bool:

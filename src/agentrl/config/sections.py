@@ -200,6 +200,8 @@ class RolloutSection(Section):
     """Images of tool results that one rollout shows a model that sees; further ones are described."""
     max_image_megabytes: float = Field(default=10.0, gt=0)
     """Largest image that is fetched or taken from a tool."""
+    image_networks: tuple[str, ...] = ()
+    """Networks (10.0.0.0/8) that images are fetched from beside the public internet."""
     scorer_module: Path | None = None
     """Python file that registers scorers with MCPScorerFactory."""
     scoring: Literal["own", "elsewhere", "only"] = "own"

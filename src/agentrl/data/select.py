@@ -169,6 +169,8 @@ def _facts(record: DBRecordData) -> RecordFacts:
         score=None if record.score is None else record.score.value,
         num_turns=len(record.turns),
         outcome=record.outcome,
+        has_step_scores=record.score is not None
+        and any(step is not None for step in record.score.step_scores),
     )
 
 

@@ -5,15 +5,19 @@ all ranks see.
 """
 
 import warnings
+from collections.abc import Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save, save
 
 from agentrl.distributed.ranks import Ranks
+from agentrl.errors import PublishError
 
 State = dict[str, Any]
 """Nested dicts of tensors (sharded ones too) and plain values; alike in structure on all ranks."""
@@ -27,7 +31,7 @@ class StateWriter:
         self._is_alone = ranks.world_size == 1
         # What happens in the background must not get between the collectives of training.
         self._group = None if self._is_alone else dist.new_group(backend="gloo")
-        self._pending: Future[Any] | None = None
+        self._pending: tuple[Future[Any], Path] | None = None
 
     def write(self, state: State, directory: Path, *, in_background: bool) -> None:
         """Write a state (collective).
@@ -37,6 +41,9 @@ class StateWriter:
                 caller may change it.
             directory: made if it is not there.
             in_background: return when the copy is made; `wait` says when the state is written.
+
+        Raises:
+            PublishError: a rank could not write its part of this state, or of the one before it.
         """
         self.wait()
         _expect_one_process()
@@ -48,19 +55,22 @@ class StateWriter:
         if in_background:
             pending = async_save(state, **options)
             assert isinstance(pending, Future)
-            self._pending = pending
+            self._pending = pending, directory
         else:
-            save(state, **options)
+            with _said_in_one_line(directory):
+                save(state, **options)
 
     def wait(self) -> None:
         """Return when everything is written, on rank 0 also what the other ranks write.
 
         Raises:
-            CheckpointException: a rank could not write its part.
+            PublishError: a rank could not write its part.
         """
         pending, self._pending = self._pending, None
         if pending is not None:
-            pending.result()
+            future, directory = pending
+            with _said_in_one_line(directory):
+                future.result()
 
 
 def read_state(state: State, directory: Path, ranks: Ranks) -> None:
@@ -71,6 +81,15 @@ def read_state(state: State, directory: Path, ranks: Ranks) -> None:
     """
     _expect_one_process()
     load(state, checkpoint_id=directory, no_dist=ranks.world_size == 1)
+
+
+@contextmanager
+def _said_in_one_line(directory: Path) -> Iterator[None]:
+    try:
+        yield
+    except CheckpointException as error:
+        rank, (reason, _) = min(error.failures.items())
+        raise PublishError(f"rank {rank} cannot write {directory}: {reason}") from error
 
 
 def _expect_one_process() -> None:

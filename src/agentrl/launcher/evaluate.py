@@ -57,7 +57,7 @@ async def run_evaluation(config: RootConfig, checkpoint: Path | None) -> int:
     if checkpoint is not None:
         config = config.model_copy(update={"model": serving(config.model, checkpoint)})
     adapter = checkpoint if checkpoint is not None and is_adapter(checkpoint) else None
-    await check_inputs(config)
+    await check_inputs(config, trains=False)
     console = Console()
     output = config.run.output_path
     name = f"{config.run.run_name}-eval"
@@ -96,7 +96,7 @@ async def _evaluate(console: Console, stage: Stage, result_path: Path, adapter: 
     stage.write_config()
     await stage.start_servers()
     await stage.start_samplers()
-    tasks = eval_tasks(config.data, 0, MCPScorerFactory.names())
+    tasks = eval_tasks(config.data, 0, MCPScorerFactory.check_question)
     model = str(adapter or config.model.model_name_or_path)
     console.print(f"{len(tasks)} questions for {model}")
     metrics = await stage.watch(
@@ -147,7 +147,7 @@ def _table(metrics: EvalMetrics) -> Table:
             str(row.num_tasks),
             str(row.num_tries),
             f"{row.mean:.3f}",
-            f"{row.low:.3f} - {row.high:.3f}",
+            row.interval_text,
             *("-" if share is None else f"{share:.3f}" for share in passes),
         )
     return table

@@ -18,7 +18,7 @@ from agentrl.observability.trackers import check_trackers
 from agentrl.renderers.renderer import Renderer
 from agentrl.rewards import AgentConfig, MCPScorerFactory, load_scorer_module
 from agentrl.rollout.datasets import QuestionFile
-from agentrl.rollout.resources import tools_config
+from agentrl.rollout.resources import check_tools, tools_config
 from agentrl.server.commands import sglang_python
 from agentrl.store import TrajectoryStore
 from agentrl.store.embedded import find_mongod
@@ -27,8 +27,12 @@ from agentrl.tools import probe
 _ANSWER_SECONDS = 10.0
 
 
-async def check_inputs(config: RootConfig) -> None:
+async def check_inputs(config: RootConfig, *, trains: bool = True) -> None:
     """Check model, questions, scorers, agent, database, tool servers and inference servers.
+
+    Args:
+        config: the checked configuration.
+        trains: whether training questions are going to be asked, too.
 
     Raises:
         ConfigError: something that the user gave cannot be used.
@@ -41,31 +45,35 @@ async def check_inputs(config: RootConfig) -> None:
         check_adapter_targets(model_path, config.model.lora_target_modules)
     renderer = Renderer.load(model_path, tool_call_parser=config.inference.tool_call_parser)
     check_trackers(config.trainer.report_to)
-    _check_questions(config, renderer)
+    if trains:
+        _check_training_questions(config)
+    _check_questions(config, renderer, trains=trains)
     if config.agents.agent is not None:
         load_agent(config.agents.agent)
-    await _check_store(config)
-    await _check_tools(config)
+    await _check_store(config, trains=trains)
+    await _check_tools(config, model_path, renderer)
     await _check_servers(config)
 
 
-def _check_questions(config: RootConfig, renderer: Renderer) -> None:
+def _check_training_questions(config: RootConfig) -> None:
+    if config.data.train_file is not None and config.data.num_generations == 1:
+        raise ConfigError(
+            "--num_generations 1: a try is judged against the others of its question, so nothing "
+            "would be learned; give 2 or more"
+        )
+
+
+def _check_questions(config: RootConfig, renderer: Renderer, *, trains: bool) -> None:
     rollout, data = config.rollout, config.data
     if rollout.scorer_module is not None:
         load_scorer_module(rollout.scorer_module)
     agent = (
         None if rollout.agent_config_path is None else AgentConfig.load(rollout.agent_config_path)
     )
-    if data.train_file is not None and data.num_generations == 1:
-        raise ConfigError(
-            "--num_generations 1: a try is judged against the others of its question, so nothing "
-            "would be learned; give 2 or more"
-        )
-    known = MCPScorerFactory.names()
-    for path in (data.train_file, data.eval_file):
+    for path in (data.train_file if trains else None, data.eval_file):
         if path is None:
             continue
-        with QuestionFile(path, data, known) as questions:
+        with QuestionFile(path, data, MCPScorerFactory.check_question) as questions:
             for scorer in questions.scorers:
                 MCPScorerFactory.get_scorer(scorer).check(agent)
             if questions.has_images:
@@ -89,15 +97,16 @@ def _check_images(config: RootConfig, path: Path, renderer: Renderer) -> None:
         )
 
 
-async def _check_store(config: RootConfig) -> None:
+async def _check_store(config: RootConfig, *, trains: bool) -> None:
     uri = config.store.db_connection_string
     if uri is None:
         find_mongod()
-        if config.data.train_file is None and not config.private_mongo_dir.exists():
+        if trains and config.data.train_file is None and not config.private_mongo_dir.exists():
             raise _no_questions(config)
         return
     async with TrajectoryStore.connect(uri.get_secret_value(), config.run.run_name) as store:
-        await check_has_questions(config, store)
+        if trains:
+            await check_has_questions(config, store)
 
 
 async def check_has_questions(config: RootConfig, store: TrajectoryStore) -> None:
@@ -117,7 +126,7 @@ def _no_questions(config: RootConfig) -> ConfigError:
     )
 
 
-async def _check_tools(config: RootConfig) -> None:
+async def _check_tools(config: RootConfig, model_path: Path, renderer: Renderer) -> None:
     tools = tools_config(config.tools)
     command = config.tools.tool_server_command
     if command is not None:
@@ -126,7 +135,7 @@ async def _check_tools(config: RootConfig) -> None:
             raise ConfigError(f"--tool_server_command {command!r}: no such program")
         return
     if tools.servers and config.rollout.enable_sampling:
-        await probe(tools)
+        check_tools(config, model_path, renderer, await probe(tools))
 
 
 async def _check_servers(config: RootConfig) -> None:

@@ -7,8 +7,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from transformers.core_model_loading import revert_weight_conversion
 
+from agentrl.errors import PublishError
 from agentrl.models.policy import PolicyModel
 
 # What `save_pretrained` does not write and inference servers read.
@@ -66,6 +68,9 @@ def save_hf(
 
     Returns:
         The directory.
+
+    Raises:
+        PublishError: it could not be written, as on a full disk.
     """
     with appears_whole(Path(path)) as partial:
         policy.model.save_pretrained(partial, state_dict=state_dict)
@@ -81,24 +86,34 @@ def appears_whole(target: Path) -> Iterator[Path]:
     Its files are flushed to disk before that, and may be read by whoever may look into the
     directory: safetensors' writer leaves them to their owner alone, and a server may run as
     another user. What stood at `target` is replaced.
+
+    What a killed process leaves has the names that `weight_sync.files.clear_leftovers` looks for.
+
+    Raises:
+        PublishError: a file could not be written; nothing of the new ones is left.
     """
-    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    yield partial
-    permissions = partial.stat().st_mode & 0o666
-    for file in sorted(partial.iterdir()):
-        file.chmod(permissions)
-        _flush(file)
-    _flush(partial)
-    if target.exists():
-        outgoing = target.with_name(f".{target.name}.{os.getpid()}.outgoing")
-        target.rename(outgoing)
-        partial.rename(target)
-        shutil.rmtree(outgoing)
-    else:
-        partial.rename(target)
-    _flush(target.parent)
+    partial = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        yield partial
+        permissions = partial.stat().st_mode & 0o666
+        for file in sorted(partial.iterdir()):
+            file.chmod(permissions)
+            _flush(file)
+        _flush(partial)
+        if target.exists():
+            outgoing = target.with_name(f".{target.name}.{os.getpid()}.old")
+            target.rename(outgoing)
+            partial.rename(target)
+            shutil.rmtree(outgoing)
+        else:
+            partial.rename(target)
+        _flush(target.parent)
+    except (OSError, SafetensorError) as error:
+        raise PublishError(f"cannot write {target}: {error}") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 def _flush(path: Path) -> None:

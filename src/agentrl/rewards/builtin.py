@@ -14,14 +14,14 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _math_pool = MathPool()
 
 
-@MCPScorerFactory.register_scorer("exact")
+@MCPScorerFactory.register_scorer("exact", needs_answer=True)
 async def exact(answer: str, truth: GroundTruth) -> Verdict:
     """Return 1 if the answer is a right one, character by character, outer space aside."""
     given = answer.strip()
     return Verdict(float(any(given == right.strip() for right in truth.accepted)))
 
 
-@MCPScorerFactory.register_scorer("em")
+@MCPScorerFactory.register_scorer("em", needs_answer=True)
 async def exact_match(answer: str, truth: GroundTruth) -> Verdict:
     """Return 1 if the answer is a right one, case, punctuation, articles and spacing aside."""
     given = normalise(answer)
@@ -29,7 +29,7 @@ async def exact_match(answer: str, truth: GroundTruth) -> Verdict:
     return Verdict(float(correct), detail=given)
 
 
-@MCPScorerFactory.register_scorer("math")
+@MCPScorerFactory.register_scorer("math", needs_answer=True)
 async def math(answer: str, truth: GroundTruth) -> Verdict:
     """Return 1 if the answer is mathematically equal to a right one (math-verify)."""
     given = answer.strip()
@@ -38,8 +38,8 @@ async def math(answer: str, truth: GroundTruth) -> Verdict:
     return await _math_pool.compare(given, truth.accepted)
 
 
-MCPScorerFactory.register_scorer("agentcpm", judge, needs_judge=True)
-MCPScorerFactory.register_scorer("asearcher", judge, needs_judge=True)
+for _name in ("agentcpm", "asearcher"):
+    MCPScorerFactory.register_scorer(_name, judge, needs_judge=True, needs_answer=True)
 
 
 def normalise(text: str) -> str:

@@ -50,6 +50,7 @@ class Scorer:
     function: ScoringFunction
     takes_config: bool
     needs_judge: bool = False
+    needs_answer: bool = False
 
     def check(self, config: AgentConfig | None) -> None:
         """Raise ConfigError if the scorer cannot work with this configuration."""
@@ -129,13 +130,25 @@ class MCPScorerFactory:
     @overload
     @classmethod
     def register_scorer(
-        cls, name: str, function: _Function, *, version: str = ..., needs_judge: bool = ...
+        cls,
+        name: str,
+        function: _Function,
+        *,
+        version: str = ...,
+        needs_judge: bool = ...,
+        needs_answer: bool = ...,
     ) -> _Function: ...
 
     @overload
     @classmethod
     def register_scorer(
-        cls, name: str, function: None = ..., *, version: str = ..., needs_judge: bool = ...
+        cls,
+        name: str,
+        function: None = ...,
+        *,
+        version: str = ...,
+        needs_judge: bool = ...,
+        needs_answer: bool = ...,
     ) -> Callable[[_Function], _Function]: ...
 
     @classmethod
@@ -146,6 +159,7 @@ class MCPScorerFactory:
         *,
         version: str = "1",
         needs_judge: bool = False,
+        needs_answer: bool = False,
     ) -> _Function | Callable[[_Function], _Function]:
         """Make a scoring function known under `name`; a decorator when given no function.
 
@@ -157,6 +171,7 @@ class MCPScorerFactory:
                 returns a number or a `Verdict`. Plain functions run in a thread.
             version: stored with every score; change it when the function changes.
             needs_judge: the function uses `agent_config.scorer_agent`.
+            needs_answer: it compares; a question without a reference answer is refused.
 
         Raises:
             ConfigError: the function takes another number of arguments.
@@ -169,6 +184,7 @@ class MCPScorerFactory:
                 function=function,
                 takes_config=_takes_config(name, function),
                 needs_judge=needs_judge,
+                needs_answer=needs_answer,
             )
             return function
 
@@ -189,6 +205,16 @@ class MCPScorerFactory:
         near = get_close_matches(name, cls.names(), n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise ConfigError(f"unknown scorer {name!r}{hint} (known: {', '.join(cls.names())})")
+
+    @classmethod
+    def check_question(cls, name: str, has_answer: bool) -> None:
+        """Refuse a question that its scorer cannot judge.
+
+        Raises:
+            ConfigError: there is no scorer of that name, or it needs a reference answer.
+        """
+        if cls.get_scorer(name).needs_answer and not has_answer:
+            raise ConfigError(f"scorer {name!r} compares with an answer, and there is none")
 
     @classmethod
     def names(cls) -> list[str]:

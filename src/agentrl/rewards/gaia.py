@@ -32,7 +32,7 @@ _SPACE = re.compile(r"\s")
 _FIRST_ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 
 
-@MCPScorerFactory.register_scorer("gaia")
+@MCPScorerFactory.register_scorer("gaia", needs_answer=True)
 async def gaia(answer: str, truth: GroundTruth) -> Verdict:
     """Return 1 if the answer is a right one by GAIA's rules."""
     correct = any(gaia_equal(answer, right) for right in truth.accepted)

@@ -14,6 +14,7 @@ from agentrl.rewards.agent_config import AgentConfig, ModelEndpoint, ScorerAgent
 from agentrl.rewards.chat import GiveUp, Retryable, ask, open_client
 from agentrl.rewards.factory import Verdict
 from agentrl.rewards.truth import GroundTruth
+from agentrl.rewards.verdicts import parse_verdict
 
 JUDGE_PROMPT = """\
 You compare an answer with a reference answer to the same question. Everything between the tags \
@@ -40,19 +41,6 @@ reference lists several answers, agreement with any one of them is enough.
 Reply with one word and nothing else: Correct or Incorrect."""
 
 _PLACEHOLDER = re.compile(r"\{(question|labeled_answer|pred_answer)\}")
-_THINK = re.compile(r"<think>.*?</think>", re.DOTALL)
-_VERDICTS = {
-    ("correct",): True,
-    ("incorrect",): False,
-    ("not", "correct"): False,
-}
-
-
-def parse_verdict(reply: str) -> bool | None:
-    """Return the verdict of a judge's reply, or None if it is not one clear verdict."""
-    visible = _THINK.sub("", reply).rpartition("</think>")[2]
-    words = re.findall(r"[^\W_]+", visible.casefold())
-    return _VERDICTS.get(tuple(words))
 
 
 async def judge(answer: str, truth: GroundTruth, config: AgentConfig | None) -> Verdict:

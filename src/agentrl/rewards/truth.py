@@ -1,5 +1,6 @@
 """What an answer is held against."""
 
+import json
 from typing import Any
 
 from agentrl.schema import MCPTask
@@ -28,6 +29,8 @@ class GroundTruth(Value):
 
 
 def _as_text(answer: object) -> str:
-    if isinstance(answer, bool):
-        return "true" if answer else "false"
-    return str(answer)
+    if isinstance(answer, str):
+        return answer
+    if isinstance(answer, float) and answer.is_integer():
+        answer = int(answer)  # tables turn a column of integers with a gap in it into floats
+    return json.dumps(answer, ensure_ascii=False)

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from ipaddress import ip_network
 from typing import Any, Protocol
 
 from agentrl.config.sections import RolloutSection, SamplingSection
@@ -100,7 +101,9 @@ class RolloutContext:
     @cached_property
     def images(self) -> ImageLibrary:
         """The images that rollouts show."""
-        return ImageLibrary(self.store, int(self.rollout.max_image_megabytes * 2**20))
+        rollout = self.rollout
+        max_bytes = int(rollout.max_image_megabytes * 2**20)
+        return ImageLibrary(self.store, max_bytes, tuple(map(ip_network, rollout.image_networks)))
 
     def check_scorer(self, task: MCPTask) -> None:
         """Refuse a task that could be played here, but not scored.

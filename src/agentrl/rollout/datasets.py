@@ -1,7 +1,7 @@
 """Question files to tasks.
 
-The field names of `MCPDataset` and its synonyms are accepted. A file with a bad entry is refused as
-a whole, before anything is sampled, with the numbers of its bad lines.
+A file with a bad entry is refused as a whole, before anything is sampled, with the numbers of its
+bad lines.
 
 Files may be far larger than memory: they are read once into a spool on disk, and what stays in
 memory is 16 bytes a question.
@@ -12,75 +12,47 @@ import pickle
 import random
 import tempfile
 from array import array
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, overload
+from typing import Self, overload
 
 import numpy as np
 
 from agentrl.config.sections import DataSection
-from agentrl.errors import DatasetError
+from agentrl.errors import ConfigError, DatasetError
 from agentrl.rollout.entries import BadEntry, read_entries
-from agentrl.rollout.entry_images import entry_images, first_user_content
+from agentrl.rollout.questions import Question, ScorerCheck, question_of
 from agentrl.schema import MCPTask, Split
-from agentrl.schema.tasks import is_answer_schema
 
-_QUERY_KEYS = (
-    *("query", "question", "Question", "q", "query_prompt"),
-    *("content", "instruction", "traj_question"),
-)
-_ANSWER_KEYS = (
-    *("answer", "a", "Final answer", "Final Answer", "Final sample answer", "expected_answer"),
-)
-_AUG_ANSWER_KEYS = ("aug_answers", "aug_answer")
-_ID_KEYS = ("id", "task_id", "tid")
-_TAG_KEYS = ("tags", "tag", "category")
 _NAMED_PROBLEMS = 3
-_MISSING = object()
-
-
-@dataclass(frozen=True)
-class Question:
-    """One entry of a question file."""
-
-    id: str
-    query: str
-    answer: Any
-    aug_answers: tuple[Any, ...]
-    scorer: str
-    answer_schema: str
-    system_prompt: str
-    tags: tuple[str, ...] = ()
-    images: tuple[str, ...] = ()
 
 
 class QuestionFile(Sequence[Question]):
     """The questions of a file, on disk in the order of the file; a context manager.
 
     Example:
-        with QuestionFile(path, config.data, MCPScorerFactory.names()) as questions:
+        with QuestionFile(path, config.data, MCPScorerFactory.check_question) as questions:
             print(len(questions), questions.scorers, questions[0].query)
     """
 
     def __init__(
-        self, path: Path, defaults: DataSection, known_scorers: Collection[str] | None = None
+        self, path: Path, defaults: DataSection, check_scorer: ScorerCheck | None = None
     ) -> None:
         """Read and check the whole file.
 
         Args:
             path: what `read_entries` takes.
             defaults: scorer, answer schema and system prompt of entries that name none.
-            known_scorers: names that may stand in `scorer`; None accepts all.
+            check_scorer: refuses what cannot be scored; None accepts all.
 
         Raises:
-            DatasetError: the file is missing or empty, or entries of it are malformed, name an
-                unknown scorer or repeat an id; the first few are named by line, row or position.
+            DatasetError: the file is missing or empty, or entries of it are malformed, cannot be
+                scored or repeat an id; the first few are named by line, row or position.
         """
         self._path = path
         self._defaults = defaults
-        self._known_scorers = known_scorers
+        self._check_scorer = check_scorer
         self._offsets = array("Q")
         self._scorers: set[str] = set()
         self.has_images = False
@@ -133,14 +105,18 @@ class QuestionFile(Sequence[Question]):
         digests = array("Q")
         for where, entry in read_entries(self._path):
             try:
-                question = _question(entry, self._defaults, where, self._path.parent)
-                self._check_scorer(question)
-            except BadEntry as problem:
+                question = question_of(entry, self._defaults, where, self._path.parent)
+                if self._check_scorer is not None:
+                    has_answer = question.answer is not None or bool(question.aug_answers)
+                    self._check_scorer(question.scorer, has_answer)
+            except (BadEntry, ConfigError) as problem:
                 problems.add(where, str(problem))
                 continue
             self._offsets.append(self._spool.tell())
             pickle.dump((where, question), self._spool, protocol=pickle.HIGHEST_PROTOCOL)
-            digest = hashlib.blake2b(question.id.encode(), digest_size=8).digest()
+            digest = hashlib.blake2b(
+                question.id.encode("utf-8", "backslashreplace"), digest_size=8
+            ).digest()
             digests.append(int.from_bytes(digest))
             self._scorers.add(question.scorer)
             self.has_images = self.has_images or bool(question.images)
@@ -148,13 +124,6 @@ class QuestionFile(Sequence[Question]):
         problems.raise_if_any()
         if not self._offsets:
             raise DatasetError(f"{self._path}: holds no questions")
-
-    def _check_scorer(self, question: Question) -> None:
-        known = self._known_scorers
-        if known is not None and question.scorer not in known:
-            raise BadEntry(
-                f"unknown scorer {question.scorer!r} (known: {', '.join(sorted(known))})"
-            )
 
     def _find_repeated_ids(self, digests: "array[int]", problems: "_Problems") -> None:
         values = np.frombuffer(digests, dtype=np.uint64) if digests else np.empty(0, np.uint64)
@@ -198,14 +167,14 @@ class _Problems:
 
 
 def load_questions(
-    path: Path, defaults: DataSection, known_scorers: Collection[str] | None = None
+    path: Path, defaults: DataSection, check_scorer: ScorerCheck | None = None
 ) -> list[Question]:
     """Return all questions of a file that fits into memory; see `QuestionFile`.
 
     Raises:
         DatasetError: see `QuestionFile`.
     """
-    with QuestionFile(path, defaults, known_scorers) as questions:
+    with QuestionFile(path, defaults, check_scorer) as questions:
         return list(questions)
 
 
@@ -258,7 +227,7 @@ def tasks_from_questions(
 
 
 def train_tasks(
-    config: DataSection, seed: int, known_scorers: Collection[str] | None = None
+    config: DataSection, seed: int, check_scorer: ScorerCheck | None = None
 ) -> Iterator[MCPTask]:
     """Yield all training tasks of a run, in their order over all epochs; nothing without a file.
 
@@ -267,7 +236,7 @@ def train_tasks(
     """
     if config.train_file is None:
         return
-    with QuestionFile(config.train_file, config, known_scorers) as questions:
+    with QuestionFile(config.train_file, config, check_scorer) as questions:
         yield from tasks_from_questions(
             questions,
             "train",
@@ -278,7 +247,7 @@ def train_tasks(
 
 
 def eval_tasks(
-    config: DataSection, version: int, known_scorers: Collection[str] | None = None
+    config: DataSection, version: int, check_scorer: ScorerCheck | None = None
 ) -> list[MCPTask]:
     """Return the tasks of an evaluation of policy `version`; their orders overtake training's.
 
@@ -289,7 +258,7 @@ def eval_tasks(
     """
     if config.eval_file is None:
         return []
-    questions = load_questions(config.eval_file, config, known_scorers)
+    questions = load_questions(config.eval_file, config, check_scorer)
     return list(
         tasks_from_questions(
             questions,
@@ -300,81 +269,3 @@ def eval_tasks(
             tag=f"eval@{version}",
         )
     )
-
-
-def _question(entry: Any, defaults: DataSection, where: str, folder: Path) -> Question:
-    if isinstance(entry, BadEntry):
-        raise entry
-    if not isinstance(entry, dict):
-        raise BadEntry("expected a JSON object")
-    query = _query(entry)
-    if query is None:
-        raise BadEntry(f"no question: none of {', '.join(_QUERY_KEYS[:4])}, messages is there")
-    identity = _first(entry, _ID_KEYS)
-    return Question(
-        id=where.replace(" ", "") if identity is _MISSING else _text(identity, "id"),
-        query=query,
-        answer=_answer(entry),
-        aug_answers=_aug_answers(entry),
-        scorer=_text(entry.get("scorer") or defaults.default_scorer, "scorer"),
-        answer_schema=_answer_schema(entry, defaults),
-        system_prompt=_text(entry.get("system_prompt") or defaults.system_prompt or "", "prompt"),
-        tags=_tags(entry),
-        images=entry_images(entry, folder),
-    )
-
-
-def _answer_schema(entry: Mapping[str, Any], defaults: DataSection) -> str:
-    given = _text(entry.get("answer_schema") or defaults.default_answer_schema, "answer_schema")
-    if not is_answer_schema(given):
-        raise BadEntry(f"answer_schema {given!r}: expected `boxed` or the name of a tag")
-    return given
-
-
-def _query(entry: Mapping[str, Any]) -> str | None:
-    value = _first(entry, _QUERY_KEYS)
-    if value is not _MISSING:
-        return _text(value, "query") or None
-    content = first_user_content(entry)
-    if isinstance(content, list):
-        parts = [part for part in content if isinstance(part, dict) and part.get("type") == "text"]
-        return "".join(_text(part.get("text"), "text part") for part in parts) or None
-    return None if content is None else _text(content, "user message") or None
-
-
-def _answer(entry: Mapping[str, Any]) -> Any:
-    value = _first(entry, _ANSWER_KEYS)
-    raw = entry.get("raw")
-    if value is _MISSING and isinstance(raw, dict):
-        value = _first(raw, ("expected_answer", "answer"))
-    return None if value is _MISSING else value
-
-
-def _aug_answers(entry: Mapping[str, Any]) -> tuple[Any, ...]:
-    value = _first(entry, _AUG_ANSWER_KEYS)
-    if value is _MISSING:
-        return ()
-    return tuple(value) if isinstance(value, list) else (value,)
-
-
-def _tags(entry: Mapping[str, Any]) -> tuple[str, ...]:
-    value = _first(entry, _TAG_KEYS)
-    if value is _MISSING or value == "":
-        return ()
-    return tuple(str(tag) for tag in value) if isinstance(value, list) else (str(value),)
-
-
-def _first(entry: Mapping[str, Any], keys: Iterable[str]) -> Any:
-    """Return the first value that is there; 0, False and "" are values, null is not."""
-    for key in keys:
-        if entry.get(key) is not None:
-            return entry[key]
-    return _MISSING
-
-
-def _text(value: Any, what: str) -> str:
-    if isinstance(value, str):
-        return value
-    if what == "id" and isinstance(value, int):
-        return str(value)
-    raise BadEntry(f"{what} must be text, found {type(value).__name__}")

@@ -1,21 +1,24 @@
 """Entries of question files, one at a time, whatever the format.
 
-JSONL and JSON lists, CSV, Parquet, Hugging Face data sets on the hub or on disk. Nothing is read
-whole, so a file may be far larger than memory.
+JSONL and JSON lists, CSV, TSV (these also compressed, `.gz`), Parquet, Hugging Face data sets on the
+hub or on disk. Nothing is read whole, so a file may be far larger than memory.
 """
 
 import csv
+import gzip
 import importlib
 import json
 import sys
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
 
 from agentrl.errors import DatasetError
 
 _CHUNK_CHARS = 1 << 16
 _WHITE = " \t\r\n"
+_DELIMITERS = {".csv": ",", ".tsv": "\t"}
 _LARGEST_CELL = 1 << 27
 
 
@@ -31,22 +34,28 @@ def read_entries(source: Path) -> Iterator[Entry]:
     """Yield the entries of a data set.
 
     Args:
-        source: a `.csv`, `.parquet` or JSON file (JSONL or one list), a directory that `datasets`
-            can load, or the hub's `owner/name`, `owner/name@config`, with `:split` behind it.
+        source: a `.csv`, `.tsv`, `.parquet` or JSON file (JSONL or one list), a directory that
+            `datasets` can load, or the hub's `owner/name`, `owner/name@config`; `:split` may stand
+            behind the last two.
 
     Raises:
         DatasetError: it is missing, unreadable, or needs a package that is not installed.
     """
-    if source.suffix == ".parquet":
+    kind = _kind(source)
+    if kind == ".parquet":
         yield from _checked(source, _parquet)
-    elif source.suffix == ".csv":
+    elif kind in _DELIMITERS:
         yield from _checked(source, _csv)
-    elif source.is_file() or source.suffix in (".json", ".jsonl"):
+    elif source.is_file() or kind in (".json", ".jsonl"):
         yield from _checked(source, _json)
-    elif source.is_dir() or _is_hub_name(source):
+    elif _folder(source).is_dir() or _is_hub_name(source):
         yield from _hub(source)
     else:
         raise DatasetError(f"{source}: No such file or directory")
+
+
+def _kind(path: Path) -> str:
+    return Path(path.stem).suffix if path.suffix == ".gz" else path.suffix
 
 
 def _checked(path: Path, read: Callable[[Path], Iterable[Entry]]) -> Iterator[Entry]:
@@ -56,10 +65,18 @@ def _checked(path: Path, read: Callable[[Path], Iterable[Entry]]) -> Iterator[En
         raise DatasetError(f"{path}: {error.strerror or error}") from None
     except UnicodeDecodeError as error:
         raise DatasetError(f"{path}: not UTF-8 text ({error.reason})") from None
+    except (EOFError, zlib.error) as error:
+        raise DatasetError(f"{path}: the compressed file is damaged ({error})") from None
+
+
+def _opened(path: Path, newline: str | None = None) -> TextIO:
+    if path.suffix == ".gz":
+        return cast(TextIO, gzip.open(path, "rt", encoding="utf-8-sig", newline=newline))
+    return path.open(encoding="utf-8-sig", newline=newline)
 
 
 def _json(path: Path) -> Iterator[Entry]:
-    with path.open(encoding="utf-8-sig") as file:
+    with _opened(path) as file:
         first = file.read(1)
         while first and first in _WHITE:
             first = file.read(1)
@@ -77,6 +94,8 @@ def _decoded(line: str) -> Any:
         return json.loads(line)
     except json.JSONDecodeError as error:
         return BadEntry(f"not valid JSON: {error.msg} (column {error.colno})")
+    except RecursionError:
+        return BadEntry("not usable JSON: nested too deeply")
 
 
 def _json_list(path: Path, file: TextIO) -> Iterator[Entry]:
@@ -147,6 +166,10 @@ def _element(path: Path, window: _Window, decode: Callable[[str], tuple[Any, int
             raise DatasetError(
                 f"{path}: line {line}: not valid JSON: {error.msg} (column {error.colno})"
             ) from None
+        except RecursionError:
+            raise DatasetError(
+                f"{path}: line {window.line}: not usable JSON: nested too deeply"
+            ) from None
         # What ends with the window may go on behind it: 12 and then 34.
         if end == len(window.text) and window.more():
             continue
@@ -157,8 +180,9 @@ def _element(path: Path, window: _Window, decode: Callable[[str], tuple[Any, int
 def _csv(path: Path) -> Iterator[Entry]:
     # The module's limit of 128 KiB a cell is shorter than many system prompts with tools.
     csv.field_size_limit(min(_LARGEST_CELL, sys.maxsize))
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        rows = csv.DictReader(file, strict=True)
+    with _opened(path, newline="") as file:
+        rows = csv.DictReader(file, strict=True, delimiter=_DELIMITERS[_kind(path)])
+        rows.fieldnames = [name.strip() for name in rows.fieldnames or ()]
         while True:
             line = rows.line_num + 1
             try:
@@ -192,19 +216,25 @@ def _is_hub_name(source: Path) -> bool:
     return not source.is_absolute() and len(source.parts) == 2 and not source.suffix
 
 
+def _folder(source: Path) -> Path:
+    return Path(str(source).partition(":")[0])
+
+
 def _hub(source: Path) -> Iterator[Entry]:
     """Stream from the hub, or read what lies on disk."""
     datasets = _extra("datasets", source)
     text, _, split = str(source).partition(":")
     name, _, config = text.partition("@")
+    split = split or "train"
     try:
-        if (source / "dataset_info.json").is_file():
-            rows = datasets.load_from_disk(str(source))
+        if (Path(text) / "dataset_dict.json").is_file():
+            rows = datasets.load_from_disk(text)[split].to_iterable_dataset()
+        elif (Path(text) / "dataset_info.json").is_file():
+            rows = datasets.load_from_disk(text).to_iterable_dataset()
         else:
-            rows = datasets.load_dataset(
-                name, config or None, split=split or "train", streaming=True
-            )
-        for number, row in enumerate(rows, start=1):
+            rows = datasets.load_dataset(name, config or None, split=split, streaming=True)
+        # Images stay the bytes that they are in the data set.
+        for number, row in enumerate(rows.decode(False), start=1):
             yield f"row {number}", row
     except (OSError, ValueError, LookupError, RuntimeError) as error:
         reason = " ".join(str(error).split())

@@ -3,13 +3,11 @@
 from collections import OrderedDict
 from collections.abc import Sequence
 
-import aiohttp
-
 from agentrl.errors import RenderError
+from agentrl.rollout.image_fetch import Network, fetch_image
 from agentrl.schema.images import Image, image_from_bytes, image_from_data_url, stored_key
 from agentrl.store import TrajectoryStore
 
-_FETCH_SECONDS = 15.0
 _REMEMBERED_BYTES = 64 * 2**20
 _REMEMBERED_ADDRESSES = 4096
 
@@ -20,11 +18,15 @@ class ImageLibrary:
     Args:
         store: keeps them.
         max_bytes: the largest image that is taken.
+        networks: networks that images are fetched from beside the public ones.
     """
 
-    def __init__(self, store: TrajectoryStore, max_bytes: int) -> None:
+    def __init__(
+        self, store: TrajectoryStore, max_bytes: int, networks: Sequence[Network] = ()
+    ) -> None:
         self._store = store
         self._max_bytes = max_bytes
+        self._networks = networks
         self._fetched: OrderedDict[str, str] = OrderedDict()
         self._inlined: OrderedDict[str, str] = OrderedDict()
         self._inlined_bytes = 0
@@ -70,32 +72,14 @@ class ImageLibrary:
         if address.startswith("data:"):
             image = image_from_data_url(address)
         elif address.startswith(("http://", "https://")):
-            image = image_from_bytes(await self._fetch(address))
+            image = image_from_bytes(
+                await fetch_image(address, max_bytes=self._max_bytes, networks=self._networks)
+            )
         else:
             raise ValueError("neither a data: URL nor an http(s) address")
         if len(image.data) > self._max_bytes:
-            raise ValueError(self._too_large())
+            raise ValueError(f"larger than max_image_megabytes={self._max_bytes / 2**20:g}")
         return image
-
-    async def _fetch(self, url: str) -> bytes:
-        timeout = aiohttp.ClientTimeout(_FETCH_SECONDS)
-        data = bytearray()
-        try:
-            async with (
-                aiohttp.ClientSession(timeout=timeout) as http,
-                http.get(url, raise_for_status=True) as response,
-            ):
-                async for chunk in response.content.iter_chunked(2**16):
-                    data += chunk
-                    if len(data) > self._max_bytes:
-                        raise ValueError(self._too_large())
-        except (aiohttp.ClientError, TimeoutError) as error:
-            reason = getattr(error, "status", None) or type(error).__name__
-            raise ValueError(f"cannot be fetched ({reason})") from error
-        return bytes(data)
-
-    def _too_large(self) -> str:
-        return f"larger than max_image_megabytes={self._max_bytes / 2**20:g}"
 
     def _remember(self, address: str, url: str) -> None:
         self._inlined[address] = url

@@ -1,7 +1,7 @@
 """Tasks and the pending Records (slots) that belong to them."""
 
 import asyncio
-from collections.abc import AsyncIterable, AsyncIterator, Collection, Iterable
+from collections.abc import AsyncIterable, AsyncIterator, Collection, Iterable, Sequence
 from itertools import islice
 from typing import Any
 
@@ -10,6 +10,7 @@ from agentrl.schema.images import image_from_data_url
 from agentrl.schema.tasks import TaskStatus
 from agentrl.store.codec import (
     Document,
+    encode,
     from_document,
     record_to_document,
     task_from_document,
@@ -45,6 +46,9 @@ class TaskDoor(ImageDoor):
         tasks = [await self._with_stored_images(task) for task in tasks]
         # Tasks first: a slot that can be claimed always finds its Task.
         num_new = await insert_new(self._tasks, [to_document(task) for task in tasks])
+        if num_new < len(tasks):
+            # Those that were there say themselves how many slots they have, and where.
+            tasks = await self._tasks_of([task.id for task in tasks])
         await insert_new(self._records, [slot for task in tasks for slot in _slots(task)])
         return num_new
 
@@ -78,6 +82,16 @@ class TaskDoor(ImageDoor):
         """Return the Task, None when there is none of that id."""
         document = await self._tasks.find_one({"_id": task_id})
         return None if document is None else task_from_document(document)
+
+    @operation("read tasks")
+    async def tasks_of(self, task_ids: Sequence[str]) -> list[Task]:
+        """Return the Tasks of these ids that there are, in no particular order."""
+        return await self._tasks_of(task_ids)
+
+    async def _tasks_of(self, task_ids: Sequence[str]) -> list[Task]:
+        ids = [encode(task_id) for task_id in task_ids]
+        cursor = self._tasks.find({"_id": {"$in": ids}})
+        return [task_from_document(document) async for document in cursor]
 
     @operation("count tasks")
     async def count_tasks(

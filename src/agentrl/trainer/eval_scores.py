@@ -27,12 +27,20 @@ class ScoreRow(BaseModel):
     num_unscored: int
     mean: float
     """Mean over the questions of the mean over each one's tries."""
-    low: float
-    high: float
-    """95 % confidence interval of `mean`, questions taken as drawn at random."""
+    low: float | None
+    high: float | None
+    """95 % confidence interval of `mean`, questions taken as drawn at random; None where one
+    question with a score beyond 0 and 1 says nothing about it."""
     pass_at: dict[int, float]
     """k -> unbiased estimate of the share of questions that k tries solve; only those k for which
     every question has at least k scored tries."""
+
+    @property
+    def interval_text(self) -> str:
+        """Return the interval for a reader."""
+        if self.low is None or self.high is None:
+            return "unknown"
+        return f"{self.low:.3f} - {self.high:.3f}"
 
 
 @dataclass(frozen=True)
@@ -116,21 +124,47 @@ def _mean_pass(scored: Sequence[Sequence[float]], k: int) -> float:
     return sum(shares) / len(shares)
 
 
-def _interval(means: Sequence[float], mean: float, *, bounded: bool) -> tuple[float, float]:
+def _interval(
+    means: Sequence[float], mean: float, *, bounded: bool
+) -> tuple[float | None, float | None]:
     """Return the 95 % interval of a mean over questions.
 
     Scores between 0 and 1 get Wilson's interval for the number of independent yes-or-no questions
-    that would scatter as much; it stays honest where all questions agree. Others get the normal
-    interval of the mean.
+    that would scatter as much; it stays honest where all questions agree. That number is itself
+    estimated from few questions, so it is reduced as Korn and Graubard (1998) do, and is never below
+    the number of questions. Others get Student's interval of the mean, and none for one question.
     """
     count = len(means)
     scatter = sum((value - mean) ** 2 for value in means) / (count - 1) if count > 1 else 0.0
     if not bounded:
-        half = _Z95 * math.sqrt(scatter / count)
+        if count == 1:
+            return None, None
+        half = _t975(count - 1) * math.sqrt(scatter / count)
         return mean - half, mean + half
     spread = mean * (1.0 - mean)
-    effective = max(float(count), spread * count / scatter) if scatter > 0 else float(count)
+    effective = float(count)
+    if scatter > 0:
+        reduction = (_Z95 / _t975(count - 1)) ** 2
+        effective = max(effective, reduction * spread * count / scatter)
     z2 = _Z95**2
     centre = (mean + z2 / (2 * effective)) / (1 + z2 / effective)
     half = _Z95 * math.sqrt(spread / effective + z2 / (4 * effective**2)) / (1 + z2 / effective)
     return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def _t975(degrees: int) -> float:
+    """Return the 97.5 % quantile of Student's t.
+
+    Exact for 1 and 2 degrees of freedom; beyond by the expansion 26.7.5 of Abramowitz and Stegun,
+    off by less than 0.3 %.
+    """
+    if degrees <= 2:
+        return (12.7062, 4.30265)[degrees - 1]
+    z = _Z95
+    terms = (
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
+    )
+    return z + math.fsum(term / degrees**power for power, term in enumerate(terms, start=1))

@@ -10,6 +10,7 @@ from agentrl.trainer.history import History, StepMetrics
 
 _LAST = {
     "reward_mean": "Mean score of the groups that the last step consumed.",
+    "reward_std": "Standard deviation of these scores.",
     "loss": "Loss of the last step.",
     "grad_norm": "Gradient norm of the last step, before clipping.",
     "learning_rate": "Learning rate of the last step.",

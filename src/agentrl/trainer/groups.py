@@ -34,6 +34,9 @@ class StepGroups:
     num_records: int = 0
     num_output_tokens: int = 0
     num_prompt_tokens: int = 0
+    num_turns: int = 0
+    max_output_tokens: int = 0
+    """Sampled tokens of the longest record."""
     staleness: Counter[int] = field(default_factory=Counter)
     """Records by policy versions behind the one that the step starts from."""
     dropped: Counter[str] = field(default_factory=Counter)
@@ -48,10 +51,9 @@ class StepGroups:
         return [group for group in self.groups if group.usable]
 
     @property
-    def reward_mean(self) -> float | None:
-        """Mean score of all scored records, dropped ones included."""
-        scores = [score for group in self.groups for score in group.scores if score is not None]
-        return sum(scores) / len(scores) if scores else None
+    def scores(self) -> list[float]:
+        """Return the scores of all scored records, dropped ones included."""
+        return [score for group in self.groups for score in group.scores if score is not None]
 
 
 @dataclass(frozen=True)
@@ -256,6 +258,8 @@ class GroupReader:
         for record in records:
             sampled = sum(len(turn.output_ids) for turn in record.turns)
             found.num_output_tokens += sampled
+            found.num_turns += len(record.turns)
+            found.max_output_tokens = max(found.max_output_tokens, sampled)
             found.num_prompt_tokens += record.num_tokens - sampled
             if record.min_version is not None:
                 found.staleness[max(0, version - record.min_version)] += 1

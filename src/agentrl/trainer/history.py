@@ -21,6 +21,10 @@ class StepMetrics(BaseModel):
     reward_mean: float | None
     """Mean score of all scored records in the groups that the step consumed, those that were
     dropped for equal scores or staleness included. None when no record had a score."""
+    reward_std: float | None = None
+    """Standard deviation of the same scores, with their number as the divisor."""
+    reward_min: float | None = None
+    reward_max: float | None = None
     num_groups: int
     """Groups consumed, dropped ones included."""
     num_records: int
@@ -74,6 +78,10 @@ class StepMetrics(BaseModel):
     """Sampled tokens in the consumed groups."""
     num_prompt_tokens: int = 0
     """Tokens from outside the model in the consumed groups, each counted once a record."""
+    max_output_tokens: int = 0
+    """Sampled tokens of the longest record."""
+    turns_mean: float | None = None
+    """Model calls a record."""
     num_trained_tokens: int = 0
     """Sampled tokens in the loss."""
     masked_tokens: dict[str, int] = Field(default_factory=dict)
@@ -116,12 +124,24 @@ class EvalMetrics(BaseModel):
     by_tag: dict[str, ScoreRow] = Field(default_factory=dict)
     seconds: float = 0.0
 
+    def figures(self) -> dict[str, Any]:
+        """Return the figures for trackers."""
+        found: dict[str, Any] = {
+            "reward_mean": self.reward_mean,
+            "num_unscored": self.num_unscored,
+            "num_off_version": self.num_off_version,
+        }
+        if self.total is not None:
+            found |= {"low": self.total.low, "high": self.total.high}
+            found["pass_at"] = {str(k): share for k, share in self.total.pass_at.items()}
+        return found
+
     def one_line(self) -> str:
         """Return the figures for a log."""
         text = f"reward {self.reward_mean:.3f} over {self.num_tasks} questions"
         if self.total is not None:
             passes = (f"pass@{k} {share:.3f}" for k, share in self.total.pass_at.items())
-            text += f" (95 %: {self.total.low:.3f} to {self.total.high:.3f}), {', '.join(passes)}"
+            text += f" (95 %: {self.total.interval_text}), {', '.join(passes)}"
         return f"{text}, {self.num_unscored} unscored, {self.num_off_version} off version"
 
 

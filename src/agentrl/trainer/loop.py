@@ -328,7 +328,7 @@ class TrainLoop:
     def _note(self, found: EvalMetrics | None) -> None:
         if found is not None:
             self._history.add_eval(found)
-            self._trackers.log({"eval": {"reward_mean": found.reward_mean}}, found.version)
+            self._trackers.log({"eval": found.figures()}, found.version)
             self._log_eval(found)
 
     async def _admit(self) -> None:

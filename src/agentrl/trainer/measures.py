@@ -3,8 +3,10 @@
 import logging
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from statistics import fmean, pstdev
 
 from agentrl.data import StepStats
 from agentrl.errors import TrainingError
@@ -42,7 +44,6 @@ def step_metrics(
     num_dropped = int(outcome.ratios.num_dropped.sum() + outcome.ratios.num_masked.sum())
     return StepMetrics(
         step=step,
-        reward_mean=found.reward_mean,
         num_groups=len(found.groups),
         num_records=found.num_records,
         num_trained_records=found.num_reserved if made else 0,
@@ -55,6 +56,8 @@ def step_metrics(
         skipped=outcome.skipped,
         num_output_tokens=found.num_output_tokens,
         num_prompt_tokens=found.num_prompt_tokens,
+        max_output_tokens=found.max_output_tokens,
+        turns_mean=_ratio(found.num_turns, found.num_records),
         num_trained_tokens=stats.num_terms - num_dropped if made else 0,
         masked_tokens=masked,
         num_forward_tokens=stats.tokens_packed,
@@ -65,10 +68,23 @@ def step_metrics(
         dropped=dict(found.dropped),
         seconds=seconds,
         time=time.time(),
+        **reward_figures(found.scores),
         **_of_terms(outcome),
         **merge_ratios(stats),
         **speeds(stats, outcome, num_ranks=num_ranks),
     )
+
+
+def reward_figures(scores: Sequence[float]) -> dict[str, float | None]:
+    """Return the scores' mean, standard deviation (divisor: their number) and extremes."""
+    if not scores:
+        return dict.fromkeys(("reward_mean", "reward_std", "reward_min", "reward_max"))
+    return {
+        "reward_mean": fmean(scores),
+        "reward_std": pstdev(scores),
+        "reward_min": min(scores),
+        "reward_max": max(scores),
+    }
 
 
 def merge_ratios(stats: StepStats) -> dict[str, float | None]:

@@ -24,6 +24,16 @@ def test_equal_scores_teach_nothing():
     assert filter_group(group((1.0, 2), (0.9, 2))) == (None, None)
 
 
+def test_equal_scores_teach_where_single_turns_are_scored():
+    records = (
+        RecordFacts("a", 1.0, 1, "answered", has_step_scores=True),
+        RecordFacts("b", 1.0, 1, "answered"),
+        RecordFacts("c", None, 1, None, has_step_scores=True),
+    )
+    assert filter_group(GroupFacts("t", records)) == (None, None, "no_score")
+    assert filter_group(GroupFacts("t", records[1:])) == ("zero_variance", "no_score")
+
+
 def test_a_group_without_scores_is_left_out():
     assert filter_group(group((None, 1), (None, 1))) == ("no_score", "no_score")
 

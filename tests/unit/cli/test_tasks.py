@@ -53,13 +53,76 @@ def test_questions_are_added_once(
     mongod: EmbeddedMongo, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "d.jsonl"
-    path.write_text(json.dumps({"q": "Why?", "scorer": "exact"}) + "\n")
+    path.write_text(json.dumps({"q": "Why?", "answer": 1, "scorer": "exact"}) + "\n")
     for _ in range(2):
         tasks_command(mongod.uri("x"), "cli_added", "add", "--train_file", str(path))
     assert [line[0] for line in capsys.readouterr().out.splitlines()] == ["1", "0"]
 
 
-@pytest.mark.parametrize("words", [[], ["drop"], ["add", "train"], ["list", "trian"]])
+async def orders(uri: str, run: str) -> list[tuple[str, int, int]]:
+    async with TrajectoryStore.connect(uri, run) as store:
+        return [
+            (task.id, task.order, len(await store.records_of(task.id)))
+            async for task in store.iter_tasks()
+        ]
+
+
+def test_questions_of_a_second_file_go_to_the_end_of_the_stream(
+    mongod: EmbeddedMongo, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    uri, run, path = mongod.uri("x"), "cli_second", tmp_path / "d.jsonl"
+
+    def add(*ids: str, num_generations: int) -> str:
+        lines = [json.dumps({"id": i, "q": i, "answer": 1, "scorer": "exact"}) for i in ids]
+        path.write_text("\n".join(lines))
+        flags = ("--train_file", str(path), "--shuffle", "false")
+        assert tasks_command(uri, run, "add", *flags, f"--num_generations={num_generations}") == 0
+        return capsys.readouterr().out
+
+    assert add("a", "b", num_generations=1).startswith("2 new tasks")
+    said = add("c", "a", "b", "d", num_generations=2)
+    assert said == "2 new tasks in 'cli_second', 2 were there before\n"
+    # What was there keeps its place and its slots; no position is left empty.
+    assert asyncio.run(orders(uri, run)) == [
+        ("train/0/a", 0, 1),
+        ("train/0/b", 1, 1),
+        ("train/0/c", 2, 2),
+        ("train/0/d", 3, 2),
+    ]
+
+
+def test_another_question_under_a_known_id_is_refused_and_nothing_is_overwritten(
+    mongod: EmbeddedMongo, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    uri, run = mongod.uri("x"), "cli_collision"
+    for name, question in (("one", "What is A?"), ("two", "What is B?")):
+        path = tmp_path / f"{name}.jsonl"
+        path.write_text(json.dumps({"q": question, "answer": 1, "scorer": "exact"}))
+        status = tasks_command(uri, run, "add", "--train_file", str(path))
+    assert status == 2
+    said = capsys.readouterr()
+    assert said.out.count("1 new tasks") == 1
+    assert "id 'line1' belongs to another question of the run, 'What is A?'" in said.err
+    assert len(asyncio.run(orders(uri, run))) == 1
+
+
+@pytest.mark.parametrize("action", ["list", "retry", "stats"])
+def test_a_run_name_without_tasks_is_one_line(
+    mongod: EmbeddedMongo, capsys: pytest.CaptureFixture[str], action: str
+) -> None:
+    assert tasks_command(mongod.uri("x"), "cli_no_such_run", action) == 1
+    said = capsys.readouterr().err
+    assert "holds no tasks (--run_name)" in said
+    assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *([], ["drop"], ["add", "train"], ["list", "trian"], ["list", "train", "eval"]),
+        *(["--run_name", "x", "list"], ["add"], ["train", "list"]),
+    ],
+)
 def test_what_tasks_cannot_do_is_one_line(
     words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -51,8 +51,9 @@ def test_gaias_metadata_become_questions_that_a_run_takes(tmp_path: Path) -> Non
     assert "2 questions" in done.stdout
     assert "1 of level1, 1 of level2" in done.stdout
     assert "1 without a published answer left out" in done.stdout
-    names = MCPScorerFactory.names()
-    with QuestionFile(tmp_path / "out.jsonl", DataSection(), names) as questions:
+    with QuestionFile(
+        tmp_path / "out.jsonl", DataSection(), MCPScorerFactory.check_question
+    ) as questions:
         first, second = questions
     assert (first.id, first.query, first.answer) == ("c61d22de", ENTRIES[0]["Question"], "7")
     assert (first.scorer, first.answer_schema, first.tags) == (

@@ -6,7 +6,7 @@ import pytest
 
 from agentrl.errors import ConfigError, ScoringError
 from agentrl.rewards import AgentConfig, GroundTruth, MCPScorerFactory
-from agentrl.rewards.judge import parse_verdict
+from agentrl.rewards.verdicts import parse_verdict
 
 TRUTH = GroundTruth(query="Capital of France?", answer="Paris", aug_answers=("Paris, France",))
 JudgedBy = Callable[..., AgentConfig]
@@ -21,7 +21,37 @@ JudgedBy = Callable[..., AgentConfig]
         ("Not correct.", False),
         ("<think>Incorrect? No.</think>Correct", True),
         ("thoughts without a beginning</think>Incorrect", False),
-        ("The answer is correct", None),
+        ("The answer is correct", True),
+        ("The answer is not correct.", False),
+        ("It isn't correct", False),
+        ("This answer isn\u2019t correct.", False),
+        ("**Verdict:** Incorrect", False),
+        ("Judgment: correct", True),
+        ("Wrong!", False),
+        ("not incorrect", None),
+        ("not wrong", None),
+        ("not at all correct", None),
+        ("no answer is correct", None),
+        ("hardly correct", None),
+        ("never correct", None),
+        ("Is it correct? No.", None),
+        ("in correct", None),
+        ("Correct.\n\nIt names Paris.", None),
+        ("正确", True),
+        ("判断\uff1a不正确。", False),
+        ("答案是正确的", True),
+        ("错误", False),
+        ("并非正确", None),
+        ("部分正确", None),
+        ('{"verdict": "Correct", "reason": "not incorrect"}', True),
+        ('```json\n{"reason": "correct", "correct": false}\n```', False),
+        ('{"is_correct": "yes"}', True),
+        ('{"judgement": "not correct"}', False),
+        ('{"verdict": "correct", "correct": false}', None),
+        ('{"correct": 1}', None),
+        ('{"correct": null}', None),
+        ('{"answer": "correct"}', None),
+        ('{"verdict": "correct"', None),
         ("Correct or Incorrect", None),
         ("correct, but incomplete", None),
         ("partially correct", None),
@@ -29,7 +59,9 @@ JudgedBy = Callable[..., AgentConfig]
         ("<think>Correct", None),
     ],
 )
-def test_only_one_clear_word_is_a_verdict(reply: str, verdict: bool | None) -> None:
+def test_only_one_clear_verdict_counts_and_a_negated_one_is_never_right(
+    reply: str, verdict: bool | None
+) -> None:
     assert parse_verdict(reply) is verdict
 
 

@@ -7,6 +7,7 @@ from support.tool_server import picture
 
 from agentrl.config.sections import DataSection
 from agentrl.errors import DatasetError
+from agentrl.rewards import MCPScorerFactory
 from agentrl.rollout.datasets import QuestionFile, eval_tasks, load_questions, train_tasks
 from agentrl.schema.images import image_from_bytes
 
@@ -105,6 +106,7 @@ def test_bad_lines_are_refused_with_their_numbers(tmp_path: Path) -> None:
     assert "\n" not in text
     assert "line 2: not valid JSON" in text
     assert "line 4: no question" in text
+    assert "(it has answer)" in text
     assert "line 5: expected a JSON object" in text
     assert "(and 1 more)" in text
 
@@ -116,11 +118,23 @@ def test_a_repeated_id_names_both_lines(tmp_path: Path) -> None:
 
 
 def test_an_unknown_scorer_is_refused_before_sampling(tmp_path: Path) -> None:
+    check = MCPScorerFactory.check_question
     path = write_lines(tmp_path / "d.jsonl", {"q": "A", "scorer": "exakt"})
-    with pytest.raises(
-        DatasetError, match=r"line 1: unknown scorer 'exakt' \(known: exact, math\)"
-    ):
-        load_questions(path, DEFAULTS, {"exact", "math"})
+    with pytest.raises(DatasetError, match=r"line 1: unknown scorer 'exakt'; did you mean 'exact'"):
+        load_questions(path, DEFAULTS, check)
+
+
+@pytest.mark.parametrize("scorer", ["exact", "em", "math", "gaia", "agentcpm", "asearcher"])
+def test_a_question_without_a_reference_is_refused_where_its_scorer_compares(
+    tmp_path: Path, scorer: str
+) -> None:
+    check = MCPScorerFactory.check_question
+    entries = [{"q": "A", "answer": 0}, {"q": "B", "aug_answers": ["b"]}, {"q": "C", "answer": ""}]
+    path = write_lines(tmp_path / "d.jsonl", *({**entry, "scorer": scorer} for entry in entries))
+    assert len(load_questions(path, DEFAULTS, check)) == 3
+    write_lines(path, {"q": "A", "answer": None, "scorer": scorer})
+    with pytest.raises(DatasetError, match=f"line 1: scorer '{scorer}' compares with an answer"):
+        load_questions(path, DEFAULTS, check)
 
 
 @pytest.mark.parametrize("schema", ["a b", "<answer>", "1st"])

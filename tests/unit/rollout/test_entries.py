@@ -1,3 +1,4 @@
+import gzip
 import importlib
 import json
 import os
@@ -5,15 +6,26 @@ import subprocess
 import sys
 import tracemalloc
 from collections.abc import Callable, Iterator
+from datetime import date
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.tool_server import picture
 
 from agentrl.config.sections import DataSection
 from agentrl.errors import DatasetError
-from agentrl.rollout.datasets import QuestionFile, load_questions, train_tasks
+from agentrl.rewards import GroundTruth
+from agentrl.rollout.datasets import (
+    QuestionFile,
+    load_questions,
+    tasks_from_questions,
+    train_tasks,
+)
 from agentrl.rollout.entries import read_entries
+from agentrl.schema.images import image_from_bytes
+from agentrl.store import TrajectoryStore
 
 DEFAULTS = DataSection()
 ROWS: list[dict[str, Any]] = [
@@ -43,19 +55,36 @@ def write_hub_folder(path: Path) -> Path:
     return path
 
 
+def write_hub_splits(path: Path) -> Path:
+    module = importlib.import_module("datasets")
+    splits = {"train": [{"q": "no"}], "test": ROWS}
+    folder = str(path).partition(":")[0]
+    module.DatasetDict({k: module.Dataset.from_list(v) for k, v in splits.items()}).save_to_disk(
+        folder
+    )
+    return path
+
+
+def write_gzip(path: Path) -> Path:
+    path.write_bytes(gzip.compress(b"".join(json.dumps(row).encode() + b"\n" for row in ROWS)))
+    return path
+
+
 @pytest.mark.parametrize(
     ("name", "write"),
     [
         ("d.jsonl", write_jsonl),
         ("d.json", write_json),
         ("d.parquet", write_parquet),
+        ("d.jsonl.gz", write_gzip),
         ("folder", write_hub_folder),
+        ("splits:test", write_hub_splits),
     ],
 )
 def test_every_format_gives_the_same_questions(
     tmp_path: Path, name: str, write: Callable[[Path], Path]
 ) -> None:
-    questions = load_questions(write(tmp_path / name), DEFAULTS, {"exact", "math"})
+    questions = load_questions(write(tmp_path / name), DEFAULTS)
     assert [(q.id, q.query, q.answer) for q in questions] == [
         ("a", "Is it?", 0),
         ("b", 'Or,\n"not"?', 1),
@@ -75,6 +104,101 @@ def test_csv_cells_are_text_and_empty_ones_no_value(tmp_path: Path) -> None:
     path.write_text("question,answer\nWhy?,1\nWho?,1,2\n,3\n")
     with pytest.raises(DatasetError, match=r"line 3: more cells .*; line 4: no question"):
         load_questions(path, DEFAULTS)
+
+
+def test_a_byte_order_mark_blank_lines_and_windows_line_ends_are_no_problem(tmp_path: Path) -> None:
+    path = tmp_path / "d.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf{"q": "A"}\r\n\r\n{"q": "B"}\r\n\n')
+    assert [(q.id, q.query) for q in load_questions(path, DEFAULTS)] == [
+        ("line1", "A"),
+        ("line3", "B"),
+    ]
+
+
+def test_tables_may_be_tabbed_compressed_and_spaced(tmp_path: Path) -> None:
+    (tmp_path / "d.tsv").write_text("question\t answer\nWhy?\t1,5\n")
+    (tmp_path / "d.csv.gz").write_bytes(gzip.compress(b'question, answer\nWhy?,"1,5"\n'))
+    for name in ("d.tsv", "d.csv.gz"):
+        (question,) = load_questions(tmp_path / name, DEFAULTS)
+        assert (question.query, question.answer) == ("Why?", "1,5")
+    (tmp_path / "d.csv").write_text("question;answer\nWhy?;1\n")
+    with pytest.raises(DatasetError, match=r"line 2: no question: .* \(it has question;answer\)"):
+        load_questions(tmp_path / "d.csv", DEFAULTS)
+
+
+def test_a_damaged_compressed_file_is_refused(tmp_path: Path) -> None:
+    whole = gzip.compress(b'{"q": "A"}\n' * 1000)
+    for content in (whole[:-20], b"no gzip", whole[:15] + b"xxxx" + whole[19:]):
+        (tmp_path / "d.jsonl.gz").write_bytes(content)
+        with pytest.raises(DatasetError, match=r"d\.jsonl\.gz: "):
+            load_questions(tmp_path / "d.jsonl.gz", DEFAULTS)
+
+
+async def test_values_of_tables_become_answers_that_can_be_stored(
+    tmp_path: Path, store: TrajectoryStore
+) -> None:
+    pa = importlib.import_module("pyarrow")
+    nan = float("nan")
+    columns: dict[str, Any] = {
+        "id": [1.0, nan, 3.0],
+        "q": ["A", "B", "C"],
+        "tag": ["x", None, ""],
+        "scorer": ["exact", None, "em"],
+    }
+    for answers, expected in (
+        (["a", "", None], (("a",), ("",), ())),
+        ([7.0, nan, 0.0], (("7",), (), ("0",))),
+        ([0, None, 2**62], (("0",), (), (str(2**62),))),
+        ([True, False, None], (("true",), ("false",), ())),
+        ([Decimal("1.50"), None, Decimal("0.00")], (("1.50",), (), ("0.00",))),
+        ([date(2020, 1, 31), None, None], (("2020-01-31",), (), ())),
+        ([["a", "ü"], [], None], (('["a", "ü"]',), ("[]",), ())),
+        ([{"k": 1}, None, None], (('{"k": 1}',), (), ())),
+    ):
+        table = pa.table({**columns, "answer": answers})
+        importlib.import_module("pyarrow.parquet").write_table(table, tmp_path / "d.parquet")
+        questions = load_questions(tmp_path / "d.parquet", DEFAULTS)
+        assert [q.id for q in questions] == ["1", "row2", "3"]
+        assert [q.tags for q in questions] == [("x",), (), ()]
+        await store.add_tasks(tasks_from_questions(questions, "train"))
+        stored = [await store.task(f"train/0/{q.id}") for q in questions]
+        assert tuple(GroundTruth.of(task).accepted for task in stored) == expected
+        await store.drop_database()
+
+
+def test_what_cannot_be_stored_is_a_bad_line(tmp_path: Path) -> None:
+    deep = "[" * 60 + "]" * 60
+    for line, problem in (
+        (f'{{"q": "A", "answer": {deep}}}', "nested deeper than 50 levels"),
+        (f'{{"q": "A", "answer": {"[" * 10**5}', "nested too deeply"),
+        (json.dumps({"q": "A" * 4_000_000}), "4,000,009 characters of text; at most 3,000,000"),
+        ('{"q": "  "}', r"no question: .*\(it has q\)"),
+    ):
+        (tmp_path / "d.jsonl").write_text(line + "\n")
+        with pytest.raises(DatasetError, match=f"line 1: .*{problem}"):
+            load_questions(tmp_path / "d.jsonl", DEFAULTS)
+
+
+async def test_text_that_is_no_unicode_is_stored_as_it_is_written(
+    tmp_path: Path, store: TrajectoryStore
+) -> None:
+    line = '{"id": "\\ud800", "q": "\\udc00 A", "answer": 1' + "0" * 30 + "}\n"
+    (tmp_path / "d.jsonl").write_text(line)
+    await store.add_tasks(
+        tasks_from_questions(load_questions(tmp_path / "d.jsonl", DEFAULTS), "train")
+    )
+    (task,) = [task async for task in store.iter_tasks()]
+    assert (task.id, task.query) == ("train/0/\\ud800", "\\udc00 A")
+    assert GroundTruth.of(task).accepted == (str(10**30),)
+
+
+def test_images_of_a_hub_data_set_are_the_bytes_that_it_holds(tmp_path: Path) -> None:
+    module = importlib.import_module("datasets")
+    image = {"bytes": picture(4), "path": None}
+    rows = module.Dataset.from_list([{"q": "A", "image": image, "n": 1}])
+    rows.cast_column("image", module.Image()).save_to_disk(str(tmp_path / "seen"))
+    (question,) = load_questions(tmp_path / "seen", DEFAULTS)
+    assert question.images == (image_from_bytes(picture(4)).data_url,)
 
 
 def test_a_directory_of_data_files_is_a_data_set(tmp_path: Path, monkeypatch: Any) -> None:

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Iterator
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ from support.scripted_engine import ScriptedEngine, serve_script
 from support.tiny_tokenizer import IMAGE_TOKEN, write_seeing_tokenizer
 from support.tool_server import picture
 
+from agentrl.config.loading import parse_flags
 from agentrl.config.sections import RolloutSection
-from agentrl.errors import RenderError
+from agentrl.errors import ConfigError, RenderError
 from agentrl.renderers.renderer import Renderer
 from agentrl.rollout import Conversation, MCPSampler, RolloutContext, RolloutResult
 from agentrl.rollout.images import ImageLibrary
@@ -30,6 +32,9 @@ from agentrl.schema.images import image_part
 from agentrl.store import TrajectoryStore
 
 ANSWER = "<answer>7</answer>"
+
+
+LOOPBACK = (ip_network("127.0.0.1/32"),)
 
 
 def url_of(number: int) -> str:
@@ -180,12 +185,26 @@ def test_a_placeholder_in_foreign_text_stays_text(seeing: Renderer) -> None:
     assert seeing.image_token_id not in seeing.render([message])
 
 
+class Pages(SimpleHTTPRequestHandler):
+    """Files, and `/away?ADDRESS`, which leads to the address."""
+
+    def do_GET(self) -> None:
+        path, _, address = self.path.partition("?")
+        if path != "/away":
+            super().do_GET()
+            return
+        self.send_response(302)
+        self.send_header("Location", address)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+
 @pytest.fixture
 def pages(tmp_path: Path) -> Iterator[str]:
     """A web server with an image and a page that is none."""
     (tmp_path / "image").write_bytes(picture(5))
     (tmp_path / "page").write_text("<html>no image</html>")
-    handler = partial(SimpleHTTPRequestHandler, directory=str(tmp_path))
+    handler = partial(Pages, directory=str(tmp_path))
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
@@ -197,7 +216,7 @@ def pages(tmp_path: Path) -> Iterator[str]:
 async def test_an_image_on_the_web_is_fetched_once_within_limits(
     store: TrajectoryStore, pages: str
 ) -> None:
-    library = ImageLibrary(store, max_bytes=1000)
+    library = ImageLibrary(store, 1000, LOOPBACK)
     twice = await library.keep([f"{pages}/image", f"{pages}/image"])
     assert twice[0] == twice[1]
     assert await library.inlined(twice) == (url_of(5), url_of(5))
@@ -211,6 +230,31 @@ async def test_an_image_on_the_web_is_fetched_once_within_limits(
         with pytest.raises(RenderError, match=expected):
             await library.keep([address])
     with pytest.raises(RenderError, match="larger than max_image_megabytes"):
-        await ImageLibrary(store, max_bytes=10).keep([f"{pages}/image"])
+        await ImageLibrary(store, 10, LOOPBACK).keep([f"{pages}/image"])
     with pytest.raises(RenderError, match="larger than max_image_megabytes"):
         await ImageLibrary(store, max_bytes=10).keep([url_of(1)])
+
+
+async def test_an_image_address_leads_to_no_private_place(
+    store: TrajectoryStore, pages: str
+) -> None:
+    port = pages.rpartition(":")[2]
+    refused = "not a public address, and not in --image_networks"
+    for host in ("127.0.0.1", "localhost", "[::1]", "[::ffff:127.0.0.1]", "0.0.0.0"):
+        with pytest.raises(RenderError, match=refused):
+            await ImageLibrary(store, 1000).keep([f"http://{host}:{port}/image"])
+    library = ImageLibrary(store, 1000, LOOPBACK)
+    metadata = "http://169.254.169.254/latest/meta-data"
+    for address in (metadata, f"{pages}/away?{metadata}", f"{pages}/away?http://127.0.0.2:{port}/"):
+        with pytest.raises(RenderError, match=refused):
+            await library.keep([address])
+    with pytest.raises(RenderError, match="cannot be fetched"):
+        await library.keep([f"{pages}/away?file:///etc/hostname"])
+    assert await num_images_stored(store) == 0
+
+
+def test_networks_of_images_are_read_from_a_flag() -> None:
+    config = parse_flags(["--image_networks", "10.0.0.0/8,fd00::/8"])
+    assert config.rollout.image_networks == ("10.0.0.0/8", "fd00::/8")
+    with pytest.raises(ConfigError, match="--image_networks intranet: give networks like"):
+        parse_flags(["--image_networks", "intranet"])

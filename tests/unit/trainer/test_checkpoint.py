@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.full_disk import full_disk
 
 from agentrl.distributed import Ranks, StateWriter, read_state
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, PublishError
 from agentrl.trainer.checkpoint import Draft, checkpoints_root, latest_checkpoint
 from agentrl.trainer.history import EvalMetrics, History, StepMetrics
 from agentrl.weight_sync.files import clear_leftovers
@@ -104,6 +105,26 @@ def test_a_writer_killed_in_the_middle_leaves_the_checkpoint_before(
     state = {f"part{i}": torch.zeros(1 << 20) for i in range(8)}
     read_state(state, found.state_path, Ranks())
     assert {float(value) for part in state.values() for value in part.unique()} == {found.step}
+
+
+@pytest.mark.parametrize("in_background", [False, True])
+def test_a_full_disk_is_named_and_leaves_the_checkpoint_before(
+    tmp_path: Path, in_background: bool
+) -> None:
+    write(tmp_path, 1, state={"momentum": torch.ones(2)})
+    draft = Draft.begin(tmp_path, step=2, model_dir=tmp_path / "model", history=history_of(2))
+    writer = StateWriter(Ranks())
+    state = {"momentum": torch.ones(1 << 20)}
+
+    def save() -> None:
+        writer.write(state, draft.state_path, in_background=in_background)
+        writer.wait()
+
+    with full_disk(100_000), pytest.raises(PublishError, match=r"rank 0 cannot write .*/state: "):
+        save()
+    found = latest_checkpoint(tmp_path)
+    assert found is not None
+    assert found.step == 1
 
 
 def test_only_so_many_checkpoints_are_kept(tmp_path: Path) -> None:

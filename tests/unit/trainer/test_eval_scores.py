@@ -5,6 +5,7 @@ import pytest
 
 from agentrl.trainer.eval_scores import (
     TaskScores,
+    _t975,
     pass_at_k,
     rows_by_scorer,
     rows_by_tag,
@@ -44,22 +45,41 @@ def test_a_row_means_over_questions_and_leaves_missing_scores_out() -> None:
     assert score_row([TaskScores([None])]) is None
 
 
-def test_intervals_hold_the_truth_about_as_often_as_they_say() -> None:
+@pytest.mark.parametrize(("num_questions", "num_tries"), [(3, 8), (5, 1), (5, 4), (60, 4)])
+def test_intervals_hold_the_truth_about_as_often_as_they_say(
+    num_questions: int, num_tries: int
+) -> None:
     rng = np.random.default_rng(1)
     held = 0
     for _ in range(400):
         # Questions differ in difficulty; their tries are not independent of each other.
-        difficulty = rng.beta(1.0, 2.0, size=60)
-        row = score_row([TaskScores(rng.binomial(1, p, size=4).astype(float)) for p in difficulty])
+        difficulty = rng.beta(1.0, 2.0, size=num_questions)
+        tries = [rng.binomial(1, p, size=num_tries).astype(float) for p in difficulty]
+        row = score_row([TaskScores(scores) for scores in tries])
         assert row is not None
+        assert row.low is not None
+        assert row.high is not None
         held += row.low <= 1 / 3 <= row.high
-    assert 0.90 < held / 400 <= 0.99
+    assert 0.92 < held / 400 <= 1.0
+
+
+def test_quantiles_are_those_of_the_tables() -> None:
+    tabled = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 9: 2.262, 29: 2.045, 999: 1.962}
+    for degrees, value in tabled.items():
+        assert _t975(degrees) == pytest.approx(value, rel=0.003)
+
+
+def test_one_question_with_a_free_score_says_nothing_about_the_others() -> None:
+    row = score_row([TaskScores([3.0, 5.0])])
+    assert row is not None
+    assert (row.mean, row.low, row.high, row.interval_text) == (4.0, None, None, "unknown")
 
 
 def test_unanimous_questions_still_leave_doubt() -> None:
     row = score_row([TaskScores([1.0])] * 5)
     assert row is not None
     assert row.mean == 1.0
+    assert row.low is not None
     assert 0.5 < row.low < 0.6
     assert row.high == 1.0
 
@@ -67,8 +87,9 @@ def test_unanimous_questions_still_leave_doubt() -> None:
 def test_scores_beyond_zero_and_one_get_an_interval_of_their_own() -> None:
     row = score_row([TaskScores([value]) for value in (-2.0, 0.0, 2.0, 4.0)])
     assert row is not None
-    assert row.low < -1.0
-    assert row.high > 3.0
+    # The mean of 1, less and more of 3.182 times 1.291.
+    assert row.low == pytest.approx(-3.108, abs=0.01)
+    assert row.high == pytest.approx(5.108, abs=0.01)
 
 
 def test_rows_by_scorer_and_by_tag() -> None:

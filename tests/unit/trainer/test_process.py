@@ -13,7 +13,7 @@ from support.training import Player, train_tasks
 from agentrl.config.sections import RootConfig, TrainerSection
 from agentrl.distributed import Ranks, read_state
 from agentrl.errors import ConfigError, LeaseLost, StoreError, TrainerBusy, TrainingError
-from agentrl.schema import Run, Score
+from agentrl.schema import Run, Score, rebuild_prompts
 from agentrl.store import TrajectoryStore
 from agentrl.trainer import loop, measures, passes
 from agentrl.trainer.checkpoint import latest_checkpoint
@@ -176,6 +176,36 @@ async def test_every_loss_moves_the_weights(make_config, store, model_path, flag
     assert json.loads(result.summary_path.read_text())["tokens"]["trained"] > 0
 
 
+async def test_scores_of_single_turns_reach_the_loss_of_their_tokens(
+    make_config, store, model_path
+):
+    """Two right tries, one of them with a good first turn and a bad second one."""
+    await store.add_tasks(train_tasks(1, 2))
+    player = Player(model_path)
+    for steps in ((1.0, -1.0), ()):
+        record, _ = await store.claim_record(
+            "player:1:0", lease_seconds=30, admitted_groups=1, max_attempts=1
+        )
+        await player.finish(store, record, 1.0, step_scores=steps)
+    await train(make_config(max_steps=1, groups_per_step=1, num_generations=2, learning_rate=1e-3))
+    trained = Player(latest_checkpoint(make_config().run.output_path).model_path)
+
+    async def change(record_id):
+        """By how much each turn's tokens became likelier."""
+        turns = await store.turns_of(record_id)
+        return [
+            float((trained.logprobs(prompt, turn.output_ids) - turn.output_logprobs).sum())
+            for prompt, turn in zip(rebuild_prompts(turns), turns, strict=True)
+        ]
+
+    good, bad = await change("train/0/q0/0")
+    assert good > 0.05
+    assert bad < -0.05
+    assert await ledger_of(store) == {
+        "train/0/q0": [("trained", 1, None), ("dropped", 1, "zero_advantage")]
+    }
+
+
 async def test_samplers_are_admitted_within_the_staleness_bound(make_config, store, model_path):
     await store.add_tasks(train_tasks(10, 3))
     player = Player(model_path)
@@ -245,6 +275,42 @@ async def test_evaluations_before_and_after_are_played_under_their_version(
     assert summary["eval_reward"]["after"] == 1.0
     assert await store.count_tasks(tag="eval@0", status="completed") == 3
     assert await store.count_tasks(tag="eval@1", status="completed") == 3
+
+
+async def test_every_eval_steps_an_evaluation_runs_to_its_end_and_means_over_questions(
+    make_config, store, model_path, tmp_path
+):
+    questions = tmp_path / "eval.jsonl"
+    questions.write_text("".join(f'{{"id":"e{n}","query":"q","answer":{n}}}\n' for n in range(2)))
+    await store.add_tasks(train_tasks(5, 2))
+    config = make_config(
+        max_steps=5,
+        groups_per_step=1,
+        num_generations=2,
+        max_staleness=0,
+        eval_strategy="steps",
+        eval_steps=2,
+        eval_file=questions,
+        eval_num_generations=2,
+        enable_sampling="true",
+    )
+
+    def score(record):
+        """Right are one try of question 0, and from version 4 on both tries of question 1."""
+        if record.split == "train" or record.task_id.endswith("e0"):
+            return float(record.traj_id == 0)
+        return float(record.task_id.startswith(("eval/4/", "eval/5/")))
+
+    async with samplers(store, Player(model_path), score):
+        result = await train(config)
+    evals = json.loads(result.summary_path.read_text())["evals"]
+    found = {e["version"]: (e["reward_mean"], e["total"]["pass_at"]) for e in evals}
+    assert found == {
+        0: (0.25, {"1": 0.25, "2": 0.5}),
+        2: (0.25, {"1": 0.25, "2": 0.5}),
+        4: (0.75, {"1": 0.75, "2": 1.0}),
+        5: (0.75, {"1": 0.75, "2": 1.0}),
+    }
 
 
 async def test_evaluations_beside_training_do_not_stop_it_and_count_what_left_their_version(
@@ -520,10 +586,17 @@ async def test_no_figure_of_a_step_is_left_empty(make_config, store, model_path)
     (line,) = (result.output_path / "metrics.jsonl").read_text().splitlines()
     figures = json.loads(line)
     assert set(StepMetrics.model_fields) - figures.keys() == {"skipped"}
+    scores = [*EQUAL, *MIXED, *MIXED]
+    assert figures["reward_mean"] == pytest.approx(sum(scores) / 9)
+    deviation = (sum((score - sum(scores) / 9) ** 2 for score in scores) / 9) ** 0.5
+    assert figures["reward_std"] == pytest.approx(deviation)
+    assert (figures["reward_min"], figures["reward_max"]) == (0.0, 1.0)
+    assert (figures["turns_mean"], figures["max_output_tokens"]) == (2.0, 8)
     # In the first step the policy is the sampler's and the reference: nothing is clipped yet.
     at_rest = {name for name in StepMetrics.model_fields if name.endswith("fraction")}
     at_rest |= {"clip_fraction_positive", "clip_fraction_negative"}
     at_rest |= {"kl", "sampler_kl_k1", "sampler_kl_k2", "sampler_kl_k3"}
+    at_rest.add("reward_min")
     at_rest.add("route_conflicts")  # the model is dense
     assert {name for name, value in figures.items() if not value} <= at_rest
 

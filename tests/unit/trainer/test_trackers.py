@@ -97,9 +97,31 @@ import sys
 from agentrl.config.loading import parse_flags
 from agentrl.trainer.trackers import open_trackers
 trackers = open_trackers(parse_flags(sys.argv[1:]))
-trackers.log({"loss": 1.25, "seconds": {"publish": 2.0}}, 1)
+trackers.log({"loss": 1.25, "seconds": {"publish": 2.0}, "skipped": "no number"}, 1)
+trackers.log({"eval": {"reward_mean": 0.5}}, 2)
 trackers.finish()
 """
+
+
+def wandb_history(folder: Path) -> list[tuple[int, dict[str, float]]]:
+    """Return what an offline run of W&B holds: steps with names and values."""
+    protocol = pytest.importorskip("wandb.proto.wandb_internal_pb2")
+    (path,) = folder.rglob("*.wandb")
+    data = path.read_bytes()
+    assert len(data) < 2**15, "longer logs are cut into blocks"
+    found = []
+    position = 7  # behind the file's own header; each record has one of checksum, length and kind
+    while position < len(data):
+        length = int.from_bytes(data[position + 4 : position + 6], "little")
+        record = protocol.Record()
+        record.ParseFromString(data[position + 7 : position + 7 + length])
+        position += 7 + length
+        if record.HasField("history"):
+            items = record.history.item
+            values = {i.key or "/".join(i.nested_key): json.loads(i.value_json) for i in items}
+            own = {name: value for name, value in values.items() if not name.startswith("_")}
+            found.append((record.history.step.num or values["_step"], own))
+    return found
 
 
 @pytest.mark.parametrize("name", ["wandb", "swanlab"])
@@ -127,6 +149,11 @@ def test_offline_runs_are_written_without_a_secret(name, tmp_path):
     assert done.returncode == 0, done.stderr[-2000:]
     files = [path for path in (tmp_path / "out" / name).rglob("*") if path.is_file()]
     assert any(b"loss" in path.read_bytes() for path in files)
+    if name == "wandb":
+        assert wandb_history(tmp_path / "out") == [
+            (1, {"loss": 1.25, "seconds/publish": 2.0}),
+            (2, {"eval/reward_mean": 0.5}),
+        ]
     assert holds_secret(tmp_path) == []
 
 
