@@ -79,4 +79,3 @@ async def test_replay_brings_the_trainers_logprobs_closer_to_the_servers(folder:
     steps = [json.loads(x) for x in (folder / "output/metrics.jsonl").read_text().splitlines()]
     assert len(steps) == NUM_STEPS
     assert steps[0]["logprob_gap"] < 0.5 * means["own"]
-    (folder / "differences.json").write_text(json.dumps({"mean": means, "largest": largest}))
