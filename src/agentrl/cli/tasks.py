@@ -19,12 +19,12 @@ def main(argv: Sequence[str]) -> int:
     """Add questions to a run, list or count what it has, or ask again what had failed."""
     words = list(takewhile(lambda word: not word.startswith("--"), argv[:2]))
     action, wanted = (*words, "", "")[:2]
+    config = parse_flags(argv[len(words) :])
     if action not in _ACTIONS or (action == "add" and wanted):
         raise ConfigError(
             "say `agentrl tasks add --train_file FILE ...`, or `agentrl tasks list|retry|stats "
             f"[{'|'.join(SPLITS)}] ...`"
         )
-    config = parse_flags(argv[len(words) :])
     splits = tuple(split for split in SPLITS if wanted in ("", split))
     if not splits:
         raise ConfigError(f"unknown split {wanted!r}; one of {', '.join(SPLITS)}")

@@ -18,7 +18,7 @@ from agentrl.observability.trackers import check_trackers
 from agentrl.renderers.renderer import Renderer
 from agentrl.rewards import AgentConfig, MCPScorerFactory, load_scorer_module
 from agentrl.rollout.datasets import QuestionFile
-from agentrl.rollout.resources import tools_config
+from agentrl.rollout.resources import check_tools, tools_config
 from agentrl.server.commands import sglang_python
 from agentrl.store import TrajectoryStore
 from agentrl.store.embedded import find_mongod
@@ -51,7 +51,7 @@ async def check_inputs(config: RootConfig, *, trains: bool = True) -> None:
     if config.agents.agent is not None:
         load_agent(config.agents.agent)
     await _check_store(config, trains=trains)
-    await _check_tools(config)
+    await _check_tools(config, model_path, renderer)
     await _check_servers(config)
 
 
@@ -126,7 +126,7 @@ def _no_questions(config: RootConfig) -> ConfigError:
     )
 
 
-async def _check_tools(config: RootConfig) -> None:
+async def _check_tools(config: RootConfig, model_path: Path, renderer: Renderer) -> None:
     tools = tools_config(config.tools)
     command = config.tools.tool_server_command
     if command is not None:
@@ -135,7 +135,7 @@ async def _check_tools(config: RootConfig) -> None:
             raise ConfigError(f"--tool_server_command {command!r}: no such program")
         return
     if tools.servers and config.rollout.enable_sampling:
-        await probe(tools)
+        check_tools(config, model_path, renderer, await probe(tools))
 
 
 async def _check_servers(config: RootConfig) -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from transformers.core_model_loading import revert_weight_conversion
 
 from agentrl.errors import PublishError
 from agentrl.models.policy import PolicyModel
@@ -35,19 +34,6 @@ def read_tokenizer_files(path: str | Path) -> dict[str, bytes]:
     return {
         name: source.read_bytes() for name in _COPIED if (source := Path(path) / name).is_file()
     }
-
-
-def checkpoint_tensors(
-    policy: PolicyModel, name: str, tensor: torch.Tensor
-) -> list[tuple[str, torch.Tensor]]:
-    """Return what a whole parameter is in a checkpoint: itself, or every expert of a stack.
-
-    Args:
-        policy: the model, wrapped.
-        name: of the parameter in the wrapped transformers model.
-        tensor: its values.
-    """
-    return list(revert_weight_conversion(policy.model, {name: tensor}).items())
 
 
 def save_hf(

@@ -117,6 +117,19 @@ def read_weights(model: PreTrainedModel, path: Path) -> None:
                 target.copy_(files.read(piece, source).view(target.shape))
 
 
+def checkpoint_tensors(name: str, tensor: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
+    """Return what a whole parameter is in a checkpoint: itself, or every expert of a stack.
+
+    Args:
+        name: of the parameter in the transformers model.
+        tensor: its values; what is returned shares its memory.
+    """
+    return [
+        (piece.name, tensor[piece.box.seen_from((0,) * tensor.dim())].view(piece.shape))
+        for piece in _pieces(name, tuple(tensor.shape))
+    ]
+
+
 class _WeightFiles:
     """The safetensors files of a checkpoint; tensors are read a piece at a time."""
 

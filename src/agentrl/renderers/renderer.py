@@ -6,7 +6,6 @@ Where the template rewrites history instead (or the context was edited), the pro
 anew and shares with its parent what it still has in common.
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,18 +13,17 @@ from typing import Any
 
 import numpy as np
 
-from agentrl.errors import ConfigError, RenderError
+from agentrl.errors import RenderError
+from agentrl.renderers.appending import Appending
 from agentrl.renderers.chat_template import ChatTemplate
 from agentrl.renderers.foreign import ForeignText, MarkedConversation, Tools
 from agentrl.renderers.held_replies import Thinking, reply_grammar
 from agentrl.renderers.model_files import ModelFiles, read_model_files
 from agentrl.renderers.reply import Reply, parse_reply
+from agentrl.renderers.template_traits import answered_call, template_traits
 from agentrl.renderers.tool_calls import AUTO, get_tool_call_format
 from agentrl.schema import Message
 from agentrl.schema.grammars import Grammar
-
-_PROBE = "\U000f0000"
-_EMPTY_THINKING = re.compile(r"<think>\s*</think>\s*")
 
 
 @dataclass(frozen=True)
@@ -67,6 +65,8 @@ class Renderer:
     ) -> None:
         """Build a renderer; `load` is the usual way to one."""
         self._tokenizer = files.tokenizer
+        # Not by the token: a tokenizer may have that of relatives that think.
+        self._knows_thinking = "<think>" in files.chat_template
         self._template = ChatTemplate(
             files.chat_template, {**files.named_tokens, **(template_variables or {})}
         )
@@ -81,11 +81,10 @@ class Renderer:
             for id_ in files.stop_token_ids
             if (text := files.tokenizer.id_to_token(id_)) is not None
         }
-        self._prompt_text, self._close_text = self._probe_template()
-        self._structured = self._wants_structured_calls()
+        self.traits = template_traits(self._template, self._format.call_id(0, 0))
+        """What the chat template does with tools, calls and thinking."""
+        self._appending = Appending(self._template, self.traits, self._format)
         self._image_roles = frozenset(filter(self._places_image, ("user", "tool")))
-        opened = self._prompt_text.rfind("<think>")
-        self._starts_inside = opened > self._prompt_text.rfind("</think>")
 
     @classmethod
     def load(
@@ -169,12 +168,12 @@ class Renderer:
         prompt = self._text(conversation, len(history), add_generation_prompt=True)
         if closed.startswith(prompt):
             spoken = closed[len(prompt) :]
-        elif conversation.messages[-1].get("tool_calls") or self._close_text is None:
+        elif conversation.messages[-1].get("tool_calls") or self.traits.close_text is None:
             raise RenderError("the template writes a reply otherwise than it asks for one")
         else:  # the generation prompt begins a thought, which the template takes out of replies
             spoken = str(conversation.messages[-1].get("content") or "")
             opened = "<think>" + prompt.rpartition("<think>")[2]
-            spoken = spoken.removeprefix(opened) + self._close_text
+            spoken = spoken.removeprefix(opened) + self.traits.close_text
         found = [
             (spoken.find(literal), literal)
             for literal in self._stop_literals.values()
@@ -210,10 +209,11 @@ class Renderer:
             raise RenderError("a bridge starts from the assistant message of the parent's reply")
         messages = [*messages_before, *new_messages]
         conversation, text = self._marked(messages, tools, True)
-        behind = self._text_behind_reply(conversation, text, len(messages_before))
+        behind = self._appending.text_behind_reply(conversation, text, len(messages_before))
         if behind is None:
             return self._branch(parent_full_ids, conversation, text, "drift")
-        rest, num_dropped = self._unsampled(parent_full_ids, behind)
+        last = int(parent_full_ids[-1]) if len(parent_full_ids) else -1
+        rest, num_dropped = self._appending.text_behind_stop(behind, last, self._stop_literals)
         added = self._foreign.encode(rest, conversation.literals, after_token=True)
         return Bridge(
             added_ids=_int32(added),
@@ -255,10 +255,10 @@ class Renderer:
         return parse_reply(
             self.decode(ids),
             self._format,
-            starts_inside=self._starts_inside,
+            starts_inside=self.traits.starts_inside_thinking,
             turn=turn,
             tools=tools,
-            structured=self._structured,
+            structured=self.traits.wants_structured_calls,
         )
 
     def call_beginning(self, tool: str | None = None) -> np.ndarray:
@@ -280,7 +280,7 @@ class Renderer:
                 "a call cannot be forced in this model's format of tool calls; leave tool_choice "
                 "to the model"
             )
-        closed = "\n</think>\n\n" if self._starts_inside else ""
+        closed = "\n</think>\n\n" if self.traits.starts_inside_thinking else ""
         return _int32(self._foreign.encode(closed + self._format.begin(tool), {}, after_token=True))
 
     def json_grammar(self, schema: Mapping[str, Any], *, may_call: bool = False) -> Grammar:
@@ -306,11 +306,10 @@ class Renderer:
 
     @property
     def _thinking(self) -> Thinking:
-        if self._starts_inside:
+        if self.traits.starts_inside_thinking:
             return "begun"
-        is_over = "</think>" in self._prompt_text
-        knows_thinking = self._tokenizer.token_to_id("</think>") is not None
-        return "optional" if knows_thinking and not is_over else "none"
+        is_over = "</think>" in self.traits.prompt_text
+        return "optional" if self._knows_thinking and not is_over else "none"
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         """Return the text of ids, special tokens included as their literals."""
@@ -373,76 +372,6 @@ class Renderer:
                 return literal
         raise RenderError("the template ends a reply with none of the model's stop tokens")
 
-    def _text_behind_reply(
-        self, conversation: MarkedConversation, text: str, num_before: int
-    ) -> str | None:
-        """Return what the template puts behind the parent's closed reply, or None.
-
-        None means that appending does not hold: with the new messages, the template renders the
-        parent's prompt or reply otherwise than before.
-        """
-        prompt = self._text(conversation, num_before - 1, add_generation_prompt=True)
-        if self._close_text is None or not prompt.endswith(self._prompt_text):
-            return None
-        context = prompt[: len(prompt) - len(self._prompt_text)]
-        if not text.startswith(context):
-            return None
-        if conversation.messages[num_before - 1].get("tool_calls"):
-            return self._text_behind_calls(conversation, text, num_before, context)
-        reply = str(conversation.messages[num_before - 1].get("content") or "")
-        spoken = self._prompt_text + reply
-        # Templates leave out thinking that says nothing: nobody's words change by that.
-        for expected in dict.fromkeys((spoken, _EMPTY_THINKING.sub("", spoken))):
-            end = _match_spaced(text, len(context), expected + self._close_text)
-            if end is not None:
-                return text[end:]
-        return None
-
-    def _text_behind_calls(
-        self, conversation: MarkedConversation, text: str, num_before: int, context: str
-    ) -> str | None:
-        """Return what stands behind a reply whose calls the template writes by itself, or None.
-
-        It may write them with other spaces than the model did. Appending holds if what it wrote
-        means the same: read like a reply, it gives the same prose and the same calls.
-        """
-        assert self._close_text is not None
-        message = conversation.messages[num_before - 1]
-        closed = self._text(conversation, num_before, add_generation_prompt=False)
-        begin = context + self._prompt_text
-        if not (closed.startswith(begin) and closed.endswith(self._close_text)):
-            return None
-        written = parse_reply(
-            closed[len(begin) : len(closed) - len(self._close_text)],
-            self._format,
-            starts_inside=self._starts_inside,
-            tools=conversation.tools,
-        )
-        functions = [call["function"] for call in message["tool_calls"]]
-        same = written.prose.split() == str(message.get("content") or "").split() and [
-            (call.name, call.arguments) for call in written.tool_calls
-        ] == [(function["name"], function["arguments"]) for function in functions]
-        return text[len(closed) :] if same and text.startswith(closed) else None
-
-    def _unsampled(self, parent_full_ids: np.ndarray, behind: str) -> tuple[str, int]:
-        """Return what is to follow the parent's ids, and how many of them to give up first.
-
-        `behind` follows the closed reply. The model closes its own turn by a stop token, which
-        the template writes too: in the closing text, or (GLM) as the beginning of what follows.
-        """
-        assert self._close_text is not None
-        last = int(parent_full_ids[-1]) if len(parent_full_ids) else -1
-        literal = self._stop_literals.get(last)
-        if literal is None:
-            return self._close_text + behind, 0
-        _, found, rest = self._close_text.partition(literal)
-        if found:
-            return rest + behind, 0
-        if (self._close_text + behind).startswith(literal):
-            return (self._close_text + behind).removeprefix(literal), 0
-        # It stopped with another token than the template ends turns with.
-        return self._close_text + behind, 1
-
     def _branch(
         self,
         parent_full_ids: np.ndarray,
@@ -462,19 +391,6 @@ class Renderer:
             reason=None if exact else reason,
         )
 
-    def _probe_template(self) -> tuple[str, str | None]:
-        """Return the generation prompt and the text that closes an assistant turn, if any."""
-        question: Message = {"role": "user", "content": "x"}
-        probe: Message = {"role": "assistant", "content": _PROBE}
-        try:
-            open_ = self._template.render([question], (), add_generation_prompt=False)
-            prompt = self._template.render([question], (), add_generation_prompt=True)
-            reply = self._template.render([question, probe], (), add_generation_prompt=False)
-        except RenderError as error:
-            raise ConfigError(f"a plain question cannot be rendered: {error}") from error
-        _, found, close = reply.partition(_PROBE)
-        return prompt.removeprefix(open_), close if found else None
-
     def _places_image(self, role: str) -> bool:
         """Whether the template writes the placeholder, once, for an image in such a message."""
         if self.image_token_id is None:
@@ -485,67 +401,16 @@ class Renderer:
         }
         messages: list[Message] = [{"role": "user", "content": "x"}, image]
         if role == "tool":
-            call = {"type": "function", "function": {"name": "f", "arguments": {}}}
-            call_id = self._format.call_id(0, 0)
-            messages[1:] = [
-                {"role": "assistant", "content": "", "tool_calls": [{**call, "id": call_id}]},
-                {**image, "name": "f", "tool_call_id": call_id},
-            ]
+            messages = answered_call(self._format.call_id(0, 0), image)
         try:
             ids = self.render(messages)
         except RenderError:
             return False
         return int((ids == self.image_token_id).sum()) == 1
 
-    def _wants_structured_calls(self) -> bool:
-        """Whether the template refuses calls inside an assistant's text, but not beside it.
-
-        Mistral's templates do: to them, an answered call that is not marked as one is an
-        assistant's message out of turn.
-        """
-        call_id = self._format.call_id(0, 0)
-        call = {"id": call_id, "type": "function", "function": {"name": "f", "arguments": {}}}
-        written: Message = {"role": "assistant", "content": "x"}
-        rest: list[Message] = [
-            {"role": "tool", "name": "f", "tool_call_id": call_id, "content": "x"},
-            {"role": "assistant", "content": "x"},
-        ]
-
-        def refuses(reply: Message) -> bool:
-            messages: list[Message] = [{"role": "user", "content": "x"}, reply, *rest]
-            try:
-                self._template.render(messages, (), add_generation_prompt=False)
-            except RenderError:
-                return True
-            return False
-
-        return refuses(written) and not refuses({**written, "content": "", "tool_calls": [call]})
-
 
 def _shows_images(message: Message) -> bool:
     return isinstance(message.get("content"), list)
-
-
-def _match_spaced(text: str, start: int, expected: str) -> int | None:
-    """Return where `expected` ends in `text` if it stands at `start`, else None.
-
-    White space inside `expected` may differ: templates trim and pad replies, while the sampled
-    tokens stay as they are.
-    """
-    if text.startswith(expected, start):
-        return start + len(expected)
-    visible = expected.rstrip()
-    position = start
-    for char in visible:
-        if char.isspace():
-            continue
-        while position < len(text) and text[position].isspace():
-            position += 1
-        if not text.startswith(char, position):
-            return None
-        position += 1
-    tail = expected[len(visible) :]
-    return position + len(tail) if text.startswith(tail, position) else None
 
 
 def _int32(ids: Sequence[int]) -> np.ndarray:

@@ -80,7 +80,9 @@ _QWEN3_CODER = ToolCallFormat(
     begin=lambda tool: "<tool_call>\n<function=" + ("" if tool is None else f"{tool}>\n"),
 )
 _GLM = ToolCallFormat(
-    scan_glm, begin=lambda tool: "<tool_call>" + ("" if tool is None else f"{tool}\n")
+    scan_glm,
+    control=("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
+    begin=lambda tool: "<tool_call>" + ("" if tool is None else f"{tool}\n"),
 )
 _LLAMA3 = ToolCallFormat(
     scan_llama3,

@@ -1,7 +1,8 @@
 """Builds what all rollouts of a process share from the configuration."""
 
 import json
-from collections.abc import AsyncIterator
+import logging
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,9 @@ from agentrl.renderers.renderer import Renderer
 from agentrl.rollout.context import RolloutContext, Scoring, Summaries
 from agentrl.schema import MCPTask, Score
 from agentrl.store import TrajectoryStore
-from agentrl.tools import ToolsConfig, connect_tools, load_mcp_servers
+from agentrl.tools import ToolsConfig, ToolSpec, connect_tools, load_mcp_servers
+
+log = logging.getLogger(__name__)
 
 
 @asynccontextmanager
@@ -40,6 +43,7 @@ async def open_context(
         sees = renderer.shows_images_of("tool") and config.rollout.max_images > 0
         tools = tools_config(config.tools).model_copy(update={"show_images": sees})
         toolbox = await stack.enter_async_context(connect_tools(tools))
+        check_tools(config, model_dir, renderer, toolbox.specs)
         servers = await stack.enter_async_context(
             ServerPool(
                 api_key=None if key is None else key.get_secret_value(),
@@ -95,6 +99,40 @@ def tools_config(section: ToolsSection) -> ToolsConfig:
         auth_token=section.mcp_auth_token,
         call_timeout_seconds=section.tool_timeout_seconds,
     )
+
+
+def check_tools(
+    config: RootConfig, model_dir: Path, renderer: Renderer, specs: Sequence[ToolSpec]
+) -> None:
+    """Check that the model learns of its tools and of what they return.
+
+    Raises:
+        ConfigError: its chat template shows no results, or the tools leave no room in a prompt.
+    """
+    if not specs:
+        return
+    if not renderer.traits.shows_results:
+        raise ConfigError(
+            "the model's chat template shows no results of tools (it refuses or leaves out messages "
+            "of the role `tool`); take a model, or put a chat_template.jinja into its folder, that "
+            "does, or leave the tool servers out"
+        )
+    if not renderer.traits.shows_tools:
+        log.warning(
+            "the model's chat template does not say which tools there are; the system prompt has to"
+        )
+    tools = [spec.openai() for spec in specs]
+    num_tokens = len(renderer.render([{"role": "user", "content": "x"}], tools))
+    room = config.sampling.max_prompt_tokens
+    context_length = config.inference.context_length or _context_length(model_dir)
+    if context_length is not None:
+        room = min(room, context_length - 1)
+    if num_tokens >= room:
+        raise ConfigError(
+            f"{len(specs)} tools take {num_tokens} tokens to describe, and a prompt may have {room} "
+            "(--max_prompt_tokens, --context_length, the model's own limit); show fewer with "
+            "--mcp_tool_names"
+        )
 
 
 def tokenizer_dir(name_or_path: str) -> Path:

@@ -75,6 +75,8 @@ class ToolsConfig(BaseModel):
     auth_token: SecretStr | None = None
     """Bearer token sent to every HTTP server that has no `Authorization` header of its own."""
     connect_timeout_seconds: float = Field(default=10.0, gt=0)
+    start_timeout_seconds: float = Field(default=60.0, gt=0)
+    """How long a command may take until it answers: `npx` and `uvx` fetch it first."""
     call_timeout_seconds: float = Field(default=120.0, gt=0)
     """Longest tool call; a longer one is answered by an error that the model sees."""
     max_call_seconds: float = Field(default=600.0, gt=0)

@@ -41,11 +41,19 @@ class Session:
 
     async def opened(self) -> Client:
         """Wait until the handshake is done, and raise what went wrong with it."""
+        limit = (
+            self._config.start_timeout_seconds
+            if self._server.transport == "stdio"
+            else self._config.connect_timeout_seconds
+        )
+        waiting = asyncio.timeout(limit)
         try:
-            async with asyncio.timeout(self._config.connect_timeout_seconds):
+            async with waiting:
                 return await asyncio.shield(self._opened)
-        except BaseException:
+        except BaseException as error:
             await self.close()
+            if isinstance(error, TimeoutError) and waiting.expired():
+                raise TimeoutError(f"no answer within {limit:g} s") from None
             raise
 
     async def close(self) -> None:

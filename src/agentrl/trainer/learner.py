@@ -37,7 +37,7 @@ from agentrl.distributed import (
 from agentrl.distributed.buckets import Bucket, in_buckets
 from agentrl.errors import ConfigError
 from agentrl.models.adapter_files import AdapterShape
-from agentrl.models.export import checkpoint_tensors, read_tokenizer_files, save_hf
+from agentrl.models.export import read_tokenizer_files, save_hf
 from agentrl.models.flops import FlopCount, peak_tflops
 from agentrl.models.load import ATTENTION, load_policy
 from agentrl.models.lora import (
@@ -51,6 +51,7 @@ from agentrl.models.lora import (
 )
 from agentrl.models.parallel import parallelize
 from agentrl.models.policy import PolicyModel
+from agentrl.models.weights import checkpoint_tensors
 from agentrl.trainer.host_memory import move_state
 from agentrl.trainer.merge_check import STEP_TOLERANCE, MergeCheck, check_merge
 from agentrl.trainer.optimizer import learning_rate, make_optimizer
@@ -315,7 +316,7 @@ class Learner:
         for name, part in sharded_state_dict(self._policy).items():
             whole = whole_tensor(part.to(self._ranks.device, self._precision.compute))
             if self._ranks.is_main:
-                yield checkpoint_tensors(self._policy, name.removeprefix(_WRAPPER_PREFIX), whole)
+                yield checkpoint_tensors(name.removeprefix(_WRAPPER_PREFIX), whole)
 
     def move(self, *, to_device: bool) -> None:
         """Bring weights and optimizer state to the device, or take them to host memory."""

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.chat_families import write_family
+from support.chat_families import FAMILIES, write_family
 
 from agentrl.errors import ConfigError, RenderError
 from agentrl.renderers import Renderer
@@ -505,3 +505,58 @@ def test_a_template_that_wants_calls_beside_the_text_gets_them_there(tmp_path: P
     assert renderer.decode(bridge.added_ids) == (
         f'[TOOL_RESULTS]{{"content": "21</s>", "call_id": "{call["id"]}"}}[/TOOL_RESULTS]'
     )
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "shows_tools", "shows_results"),
+    [
+        ("x", "x", True, True),
+        ("if tools", "if false", False, True),
+        ("message.role == 'tool'", "message.role == 'nobody'", True, False),
+        ("message.role == 'tool'", "raise_exception('user and assistant only')", True, False),
+    ],
+)
+def test_it_is_known_whether_a_template_shows_tools_and_their_results(
+    tmp_path: Path, old: str, new: str, shows_tools: bool, shows_results: bool
+) -> None:
+    source = write_family(tmp_path / "source", "qwen25")
+    (tmp_path / "changed").mkdir()
+    traits = Renderer.load(with_template(source, tmp_path / "changed", old, new)).traits
+    assert (traits.shows_tools, traits.shows_results) == (shows_tools, shows_results)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_templates_of_well_known_families_show_tools_and_their_results(
+    tmp_path: Path, family: str
+) -> None:
+    traits = Renderer.load(write_family(tmp_path, family)).traits
+    assert (traits.shows_tools, traits.shows_results) == (True, True)
+    assert traits.wants_structured_calls == (family == "mistral")
+
+
+def test_a_template_that_changes_what_stands_before_a_reply_is_drift(
+    tmp_path: Path, model_dir: Path
+) -> None:
+    source = with_template(model_dir, tmp_path, "", "")
+    template = (source / "chat_template.jinja").read_text()
+    (source / "chat_template.jinja").write_text("{{- messages | length }}" + template)
+    renderer = Renderer.load(source)
+    full = np.concatenate([renderer.render(QUESTION), sample(renderer, "21")])
+    history = [*QUESTION, {"role": "assistant", "content": "21"}]
+    bridge = renderer.bridge(full, history, [{"role": "user", "content": "And the desk?"}])
+    assert (bridge.exact, bridge.reason, bridge.shared_len) == (False, "drift", 0)
+
+
+def test_text_that_a_tokenizer_normalises_into_a_control_token_is_refused(tmp_path: Path) -> None:
+    write_family(tmp_path, "qwen25")
+    path = tmp_path / "tokenizer.json"
+    definition = json.loads(path.read_text())
+    definition["normalizer"] = {"type": "NFKC"}
+    for token in definition["added_tokens"]:
+        token["normalized"] = True
+    path.write_text(json.dumps(definition))
+    renderer = Renderer.load(tmp_path)
+    wide = "\uff1c|im_end|\uff1e"
+    with pytest.raises(RenderError, match="would turn into control tokens under this tokenizer"):
+        renderer.render([{"role": "user", "content": wide}])
+    assert renderer.render([{"role": "user", "content": "\uff1c|im_en"}]).size

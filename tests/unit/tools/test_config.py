@@ -2,9 +2,11 @@ import json
 from pathlib import Path
 
 import pytest
+from pydantic import SecretStr
 
 from agentrl.errors import ConfigError
 from agentrl.tools import ToolsConfig, load_mcp_servers
+from agentrl.tools.config import http_headers
 
 MAPPING = {
     "web": {"url": "https://example.org/mcp", "headers": {"X-Key": "k3y"}, "timeout": 30},
@@ -113,6 +115,21 @@ def test_malformed_servers_are_named(source: object, expected: str) -> None:
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"absent\.json"):
         load_mcp_servers(tmp_path / "absent.json")
+
+
+def test_a_servers_own_authorization_is_the_only_one_sent() -> None:
+    servers = load_mcp_servers(
+        {
+            "own": {"url": "http://x", "headers": {"authorization": "Basic x"}},
+            "other": {"url": "http://y", "headers": {"MCP_SERVERS": "a"}},
+        }
+    )
+    config = ToolsConfig(servers=servers, auth_token=SecretStr("t"))
+    assert http_headers(servers["own"], config) == {"authorization": "Basic x"}
+    assert http_headers(servers["other"], config) == {
+        "MCP_SERVERS": "a",
+        "Authorization": "Bearer t",
+    }
 
 
 def test_unknown_server_names_are_refused() -> None:

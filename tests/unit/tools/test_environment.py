@@ -170,11 +170,12 @@ async def test_clients_have_children_of_their_own_that_start_lazily_and_again_af
     assert environment.health()["sessions"] == 0
 
 
-async def test_fifty_clients_at_once_stay_apart(
-    start_environment: StartEnvironment, start_server: Callable[..., Any]
+@pytest.mark.parametrize("num_clients", [10, pytest.param(50, marks=pytest.mark.slow)])
+async def test_many_clients_at_once_stay_apart(
+    start_environment: StartEnvironment, start_server: Callable[..., Any], num_clients: int
 ) -> None:
     environment = start_environment({"notes": {"url": start_server("stateful").url}})
-    all_here = asyncio.Barrier(50)
+    all_here = asyncio.Barrier(num_clients)
 
     async def take_notes(number: int) -> str:
         async with environment.client() as client:
@@ -182,8 +183,8 @@ async def test_fifty_clients_at_once_stay_apart(
             await all_here.wait()
             return await said(client, "note", text=f"second{number}")
 
-    answers = await asyncio.gather(*(take_notes(number) for number in range(50)))
-    assert answers == [f"first{n} second{n}" for n in range(50)]
+    answers = await asyncio.gather(*(take_notes(number) for number in range(num_clients)))
+    assert answers == [f"first{n} second{n}" for n in range(num_clients)]
 
 
 async def test_samplers_use_it_by_the_printed_json_and_tell_its_failures_from_a_tools(

@@ -1,4 +1,5 @@
 import asyncio
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -180,6 +181,13 @@ async def test_probing_names_the_address_of_a_server_that_is_not_there(
         await probe(config_for({"x": {"command": "/no/such/command"}}))
     with pytest.raises(ConfigError, match="at true cannot be reached: Connection closed"):
         await probe(config_for({"x": {"command": "true"}}))
+
+
+async def test_a_command_may_take_long_to_answer_but_not_for_ever(config_for: ConfigFor) -> None:
+    silent = {"command": sys.executable, "args": ["-c", "import sys; sys.stdin.read()"]}
+    config = config_for({"x": silent}, start_timeout_seconds=0.2, connect_timeout_seconds=60)
+    with pytest.raises(ConfigError, match=r"cannot be reached: .*no answer within 0\.2 s"):
+        await probe(config)
 
 
 async def test_probing_names_an_address_that_is_no_mcp_server(

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -95,8 +96,13 @@ async def check_serves(url: str, checkpoint: Path, version: int) -> None:
 
 
 async def test_all_servers_serve_what_was_broadcast_and_files_follow(
-    store: TrajectoryStore, tmp_path: Path, urls: list[str], models: tuple[Path, Path]
+    store: TrajectoryStore,
+    tmp_path: Path,
+    urls: list[str],
+    models: tuple[Path, Path],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    caplog.set_level("INFO")
     publisher = await publisher_of(store, tmp_path, urls, Trainer(models[1]).send)
     is_released = asyncio.Event()
 
@@ -112,6 +118,8 @@ async def test_all_servers_serve_what_was_broadcast_and_files_follow(
         policy = await store.latest_policy()
         assert policy is not None
         assert (policy.version, policy.is_written, policy.num_bytes) == (version, False, 0)
+        phases = "form .* open .* gather .* send .* install .* close"
+        assert re.search(f"version {version} was broadcast to 2 servers: {phases}", caplog.text)
         for url in urls:
             await check_serves(url, models[1], version)
         is_released.set()
