@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -18,9 +18,10 @@ from agents import (
     Runner,
     set_tracing_disabled,
 )
-from langchain_core.messages import ToolMessage
+from langchain_core.messages import AIMessage, ToolMessage
 from langchain_openai import ChatOpenAI
 from langgraph.graph import END, START, MessagesState, StateGraph
+from pydantic import BaseModel, Field
 from support.agents import assert_prompts_as_sent, client_of, open_stage
 from support.engines import Oracle, engine_process
 from support.play import begin_run
@@ -241,6 +242,100 @@ async def test_a_stop_text_ends_a_reply_and_stays_in_the_tokens(
     assert choice.message.content == turn.output_text.partition("arguments")[0]
     assert "arguments" in turn.output_text
     assert turn.finish_reason == "stop"
+
+
+class Order(BaseModel):
+    item: Literal["candles", "lamps"]
+    amount: int = Field(ge=0, le=99)
+
+
+ORDER = "candles: how many if we buy 7?"
+
+
+async def order_by_openai(endpoint: AgentEndpoint) -> Order | None:
+    async with client_of(endpoint) as client:
+        completion = await client.chat.completions.parse(
+            model=endpoint.model,
+            messages=[{"role": "user", "content": ORDER}],
+            response_format=Order,
+        )
+    return completion.choices[0].message.parsed
+
+
+async def order_by_responses(endpoint: AgentEndpoint) -> Order | None:
+    async with client_of(endpoint) as client:
+        response = await client.responses.parse(
+            model=endpoint.model, input=ORDER, text_format=Order
+        )
+    return response.output_parsed
+
+
+def order_by_agents_sdk(model_class: Callable[..., Any]) -> Callable[..., Any]:
+    async def order(endpoint: AgentEndpoint) -> Order:
+        async with client_of(endpoint) as client:
+            model = model_class(model=endpoint.model, openai_client=client)
+            agent = Agent(name="clerk", model=model, output_type=Order)
+            return (await Runner.run(agent, ORDER)).final_output
+
+    return order
+
+
+async def order_by_langgraph(endpoint: AgentEndpoint) -> Order:
+    model = ChatOpenAI(
+        model=endpoint.model, base_url=endpoint.base_url, api_key=endpoint.api_key
+    ).with_structured_output(Order)
+
+    async def think(state: MessagesState) -> dict[str, Any]:
+        order = await model.ainvoke(state["messages"])
+        return {"messages": [AIMessage(order.model_dump_json())]}
+
+    graph = StateGraph(MessagesState)
+    graph.add_node("think", think)
+    graph.add_edge(START, "think")
+    state = await graph.compile().ainvoke({"messages": [("user", ORDER)]})
+    return Order.model_validate_json(state["messages"][-1].content)
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        pytest.param(order_by_openai, id="openai"),
+        pytest.param(order_by_responses, id="openai-responses", marks=pytest.mark.slow),
+        pytest.param(
+            order_by_agents_sdk(OpenAIResponsesModel),
+            id="agents-responses",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            order_by_agents_sdk(OpenAIChatCompletionsModel),
+            id="agents-chat",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(order_by_langgraph, id="langgraph", marks=pytest.mark.slow),
+    ],
+)
+async def test_a_frameworks_structured_output_is_what_a_real_policy_was_held_to(
+    store: TrajectoryStore, engine: Engine, ask: Callable[[AgentEndpoint], Any]
+) -> None:
+    set_tracing_disabled(True)
+    orders = []
+
+    async def play(task: MCPTask, endpoint: AgentEndpoint) -> str:
+        orders.append(await ask(endpoint))
+        return "55"
+
+    # The model was never taught to write this; its tokens that are no JSON are not drawn.
+    await begin_run(store, engine, MCPTask(id="train/0/q", query=ORDER, answer="55"))
+    async with open_stage(store, engine, sampling=SamplingSection(max_new_tokens=600)) as stage:
+        result, (turn,) = await stage.play(play)
+    assert result.outcome == "answered"
+    assert isinstance(orders[0], Order)
+    (tokens,) = turn_tokens([turn])
+    alone = Oracle().logprobs(MODEL_DIR, tokens.prompt_ids, tokens.output_ids)
+    ratios = np.exp(alone - tokens.behavior_logprobs)
+    # The share of the model's own probability that was allowed: none is above 1.
+    assert ratios.max() <= 1.0 + 1e-3
+    assert ratios.min() < 0.5
 
 
 def assert_prompts_as_sent_by_any(played: list[Any], prompts: list[list[int]]) -> None:

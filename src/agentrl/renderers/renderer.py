@@ -65,6 +65,8 @@ class Renderer:
     ) -> None:
         """Build a renderer; `load` is the usual way to one."""
         self._tokenizer = files.tokenizer
+        # Not by the token: a tokenizer may have that of relatives that think.
+        self._knows_thinking = "<think>" in files.chat_template
         self._template = ChatTemplate(
             files.chat_template, {**files.named_tokens, **(template_variables or {})}
         )
@@ -307,8 +309,7 @@ class Renderer:
         if self.traits.starts_inside_thinking:
             return "begun"
         is_over = "</think>" in self.traits.prompt_text
-        knows_thinking = self._tokenizer.token_to_id("</think>") is not None
-        return "optional" if knows_thinking and not is_over else "none"
+        return "optional" if self._knows_thinking and not is_over else "none"
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         """Return the text of ids, special tokens included as their literals."""

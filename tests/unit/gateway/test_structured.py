@@ -72,14 +72,10 @@ async def test_a_reply_asked_for_by_schema_is_held_to_it_and_parsed_by_openais_c
         async with open_stage(store, engine) as stage:
             _, (turn,) = await stage.play(agent)
     params = engine.requests[0]["sampling_params"]
-    form = StructuralTag.model_validate_json(params["structural_tag"]).model_dump()
-    thinking, answer = form["format"]["elements"]
-    assert thinking["type"] == "optional"
-    assert answer["json_schema"]["required"] == ["coins", "kind"]
-    assert "json_schema" not in params
+    assert json.loads(params["json_schema"])["required"] == ["coins", "kind"]
     # What the behavior logprobs are of can be read from the turn.
     assert turn.sampling_params.grammar is not None
-    assert turn.sampling_params.grammar.text == params["structural_tag"]
+    assert turn.sampling_params.grammar.text == params["json_schema"]
 
 
 async def test_a_reply_that_may_call_tools_is_json_or_a_call(
@@ -115,7 +111,7 @@ async def test_a_reply_that_may_call_tools_is_json_or_a_call(
     assert [turn.parent for turn in turns[:2]] == [None, 0]
     params = [body["sampling_params"] for body in engine.requests]
     form = StructuralTag.model_validate_json(params[0]["structural_tag"]).model_dump()
-    answer, call = form["format"]["elements"][1]["elements"]
+    answer, call = form["format"]["elements"]
     assert answer["type"] == "json_schema"
     assert call["elements"][0]["value"] == "<tool_call>"
     # A call that has to be made is begun for the policy instead.
@@ -160,8 +156,8 @@ async def test_a_schema_that_a_server_cannot_compile_is_the_agents_mistake_and_t
     store: TrajectoryStore, renderer: Renderer
 ) -> None:
     async def picky(body: dict[str, Any]) -> Response:
-        if "structural_tag" in body["sampling_params"]:
-            problem = {"message": "Failed to compile structural_tag grammar: no 'not'\n"}
+        if "json_schema" in body["sampling_params"]:
+            problem = {"message": "Failed to compile json grammar: no 'not'\n"}
             return JSONResponse({"error": problem}, 400)
         return JSONResponse(generation([*b"ok", renderer.stop_token_ids[0]]))
 
@@ -197,6 +193,10 @@ def test_a_grammar_says_what_the_models_own_template_leaves_open(tmp_path: Path)
     begun = Renderer.load(write_tokenizer(tmp_path / "opens", opens)).json_grammar({})
     tag = StructuralTag.model_validate_json(begun.text).model_dump()
     assert [tag["format"]["elements"][0][name] for name in ("begin", "end")] == ["", "</think>"]
+    either = CHAT_TEMPLATE + "{# <think> #}"
+    optional = Renderer.load(write_tokenizer(tmp_path / "either", either)).json_grammar({})
+    tag = StructuralTag.model_validate_json(optional.text).model_dump()
+    assert tag["format"]["elements"][0]["type"] == "optional"
     plain = Renderer.load(write_tokenizer(tmp_path / "closed", closed))
     grammar = plain.json_grammar({"type": "object"})
     assert (grammar.kind, json.loads(grammar.text)) == ("json_schema", {"type": "object"})
