@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from support.demo_run import ROOT, config_path, database_uri, logs, run_command
 
+from agentrl.config.checks import is_loopback
 from agentrl.data import TokenTree
 from agentrl.models.load import load_policy
 from agentrl.models.policy import term_logprobs
@@ -36,6 +38,8 @@ class FinishedRun:
     folder: Path
     output: str
     killed_pid: int | None
+    listeners: dict[str, set[str]]
+    """Programs that listened while it ran -> the addresses that they listened on."""
 
     @property
     def summary(self) -> dict[str, object]:
@@ -95,6 +99,21 @@ def kill_a_busy_sampler(folder: Path, process: "subprocess.Popen[str]") -> int:
     raise AssertionError("the run ended, or took too long, before a busy sampler could be killed")
 
 
+def listeners(run: psutil.Process) -> dict[str, set[str]]:
+    """Return the addresses that the processes of a run listen on, by their command lines."""
+    found: dict[str, set[str]] = {}
+    for process in run.children(recursive=True):
+        try:
+            name = " ".join(process.cmdline())
+            sockets = process.net_connections("tcp")
+        except psutil.NoSuchProcess:  # it was the one that was killed
+            continue
+        for socket in sockets:
+            if socket.status == psutil.CONN_LISTEN:
+                found.setdefault(name, set()).add(socket.laddr.ip)
+    return found
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
     folder = tmp_path_factory.mktemp("short")
@@ -103,13 +122,14 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
     )
     try:
         killed = kill_a_busy_sampler(folder, process)
+        found = listeners(psutil.Process(process.pid))
         output, _ = process.communicate(timeout=150)
     finally:
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
             process.communicate(timeout=30)
     assert process.returncode == 0, output + logs(folder)
-    return FinishedRun(folder, output, killed)
+    return FinishedRun(folder, output, killed, found)
 
 
 @pytest.fixture
@@ -137,6 +157,13 @@ def test_the_summary_holds_one_reward_a_step(run: FinishedRun) -> None:
     assert all(0.0 <= reward <= 1.0 for reward in rewards if reward is not None)
     for key in ("eval_reward", "tokens", "seconds", "staleness", "versions"):
         assert key in summary
+
+
+def test_nothing_listens_beyond_this_machine(run: FinishedRun) -> None:
+    for program in ("mongod", "agentrl.inference.engine", "shop.server"):
+        assert any(program in name for name in run.listeners), (program, list(run.listeners))
+    addresses = set().union(*run.listeners.values())
+    assert all(is_loopback(address) for address in addresses), run.listeners
 
 
 def test_no_process_of_the_run_is_left(run: FinishedRun) -> None:

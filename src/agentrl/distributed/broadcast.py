@@ -28,6 +28,9 @@ T = TypeVar("T")
 BackendName = Literal["gloo", "nccl"]
 SENDER = 0
 """Rank of the sender in every group."""
+_GLOO_THREADS = 4
+"""Broadcasts under way at a time. With torch's own 2, tensors of a few megabytes wait for each other's
+handshakes: 300 of 2 MB to two processes on two cores took 0.75 s with 2, 0.57 s with 4 or 8."""
 
 
 @dataclass(frozen=True)
@@ -192,6 +195,7 @@ def _form(
         return BroadcastGroup(dist.ProcessGroupNCCL(prefixed, rank, world_size, nccl), store)
     gloo = dist.ProcessGroupGloo._Options()
     gloo._timeout = store.timeout
+    gloo._threads = _GLOO_THREADS
     # By itself it would listen on whatever address the machine's name stands for.
     gloo._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
     return BroadcastGroup(dist.ProcessGroupGloo(prefixed, rank, world_size, gloo), store)
