@@ -34,9 +34,9 @@ Listen = Callable[[Delta], None]
 class Telling:
     """Tells a listener of a reply as far as it will stay as it is.
 
-    Calls, and what follows them, are not told of: only the whole reply says whether they are any. Where the whole reply
-    turns out to be another one after all (a stray `</think>` makes thinking of what was said, a
-    call ends thinking that never did), the words that were told of stay in it.
+    Calls, and what follows them, are not told of: only the whole reply says whether they are any.
+    Where the whole reply turns out to be another one after all (a stray `</think>` makes thinking
+    of what was said, a call ends thinking that never did), the words that were told of stay in it.
 
     Args:
         read: takes ids apart.

@@ -10,23 +10,24 @@ import json
 import re
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Self
 
 import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from agentrl.config.checks import is_loopback
 from agentrl.errors import ConfigError
+from agentrl.gateway.calls import streamed, whole
 from agentrl.gateway.chat import ChatFrames, TextFrames, chat_body, text_body
 from agentrl.gateway.completion import Completion
-from agentrl.gateway.deltas import Delta, Listen, Remainder
+from agentrl.gateway.deltas import Listen
 from agentrl.gateway.faults import Refusal
 from agentrl.gateway.requests import read_chat, read_completion
 from agentrl.gateway.responses import ResponseFrames, as_chat, chat_messages, response_body
@@ -38,8 +39,6 @@ _GRACE_SECONDS = 1
 _HALF_A_CHARACTER = re.compile(rb"\\u[dD][89a-fA-F]")
 
 _Handler = Callable[[Request, Session], Awaitable[Response]]
-_Call = Callable[[Listen | None], Coroutine[Any, Any, Completion]]
-_T = TypeVar("_T")
 
 
 class OpenAIServer:
@@ -184,16 +183,16 @@ async def _chat(http: Request, session: Session) -> Response:
     request = read_chat(await _json_object(http))
     call = partial(session.chat, request)
     if request.stream:
-        return await _streamed(http, session, call, ChatFrames(request))
-    return JSONResponse(chat_body(await _whole(http, session, call)))
+        return await streamed(http, session, call, ChatFrames(request))
+    return JSONResponse(chat_body(await whole(http, session, call)))
 
 
 async def _completion(http: Request, session: Session) -> Response:
     request = read_completion(await _json_object(http))
     call = partial(session.complete, request)
     if request.stream:
-        return await _streamed(http, session, call, TextFrames(request))
-    return JSONResponse(text_body(await _whole(http, session, call)))
+        return await streamed(http, session, call, TextFrames(request))
+    return JSONResponse(text_body(await whole(http, session, call)))
 
 
 async def _response(http: Request, session: Session) -> Response:
@@ -207,97 +206,8 @@ async def _response(http: Request, session: Session) -> Response:
         return completion
 
     if request.stream:
-        return await _streamed(http, session, call, ResponseFrames(body, request))
-    return JSONResponse(response_body(body, await _whole(http, session, call)))
-
-
-class _Frames(Protocol):
-    """Server-sent events in one of OpenAI's forms."""
-
-    def words(self, delta: Delta) -> Iterator[str]: ...
-
-    def end(self, completion: Completion) -> Iterator[str]: ...
-
-    def failed(self, refusal: Refusal) -> Iterator[str]: ...
-
-
-async def _whole(http: Request, session: Session, call: _Call) -> Completion:
-    """Run a call; it is cancelled when the client goes away or the rollout ends."""
-    working = session.start(call(None))
-    try:
-        await _while_connected(http, asyncio.wait({working}))
-        return _result(working)
-    finally:
-        working.cancel()
-
-
-async def _streamed(http: Request, session: Session, call: _Call, frames: _Frames) -> Response:
-    """Answer with a stream. It begins with the first words, so that refusals have a status."""
-    said: asyncio.Queue[Delta | None] = asyncio.Queue()
-    working = session.start(call(said.put_nowait))
-    working.add_done_callback(lambda _: said.put_nowait(None))
-    try:
-        first = await _while_connected(http, said.get())
-        if first is None:
-            _result(working)
-    except BaseException:
-        working.cancel()
-        raise
-    sending = _frames_of(working, first, said, frames)
-    return StreamingResponse(sending, media_type="text/event-stream")
-
-
-async def _frames_of(
-    working: asyncio.Task[Completion],
-    delta: Delta | None,
-    said: asyncio.Queue[Delta | None],
-    frames: _Frames,
-) -> AsyncIterator[str]:
-    remainder = Remainder()
-    try:
-        while delta is not None:
-            remainder.count(delta)
-            for frame in frames.words(delta):
-                yield frame
-            delta = await said.get()
-        try:
-            completion = _result(working)
-        except Refusal as refusal:
-            for frame in frames.failed(refusal):
-                yield frame
-            return
-        for rest in remainder.of(completion.message):
-            for frame in frames.words(rest):
-                yield frame
-        for frame in frames.end(completion):
-            yield frame
-    finally:
-        working.cancel()
-
-
-async def _while_connected(http: Request, awaited: Coroutine[Any, Any, _T]) -> _T:
-    """Wait for something unless the client goes away."""
-    waiting = asyncio.create_task(awaited)
-    leaving = asyncio.create_task(_disconnect(http))
-    try:
-        await asyncio.wait({waiting, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        if not waiting.done():
-            raise HTTPException(499, "the client is gone")
-        return waiting.result()
-    finally:
-        leaving.cancel()
-        waiting.cancel()
-
-
-def _result(working: asyncio.Task[Completion]) -> Completion:
-    if working.cancelled():
-        raise session_over()
-    return working.result()
-
-
-async def _disconnect(http: Request) -> None:
-    while (await http.receive())["type"] != "http.disconnect":
-        pass
+        return await streamed(http, session, call, ResponseFrames(body, request))
+    return JSONResponse(response_body(body, await whole(http, session, call)))
 
 
 async def _json_object(http: Request) -> Mapping[str, Any]:
