@@ -5,7 +5,7 @@ Each is a child of its own with a log file of its own; all of them end with the 
 
 import asyncio
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Collection, Coroutine, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from types import TracebackType
@@ -30,6 +30,15 @@ TOOL_SERVER_START_SECONDS = 30.0
 SAMPLER_RESTARTS = 20
 SAMPLER_END_SECONDS = 25.0
 TOOL_SERVER_RESTARTS = 5
+STOP_SECONDS = 15.0
+"""How long a child may take to end after SIGTERM before it is killed."""
+KEEPER_STOP_SECONDS = 2 * STOP_SECONDS
+"""It gives its server as long."""
+TRAINER_STOP_SECONDS = 120.0
+"""It finishes its step and saves."""
+_NOT_FOR_SAMPLERS = ("AGENTRL_ADMIN_KEY",)
+_NOT_FOR_TOOLS = ("MONGODB_URI", "AGENTRL_API_KEY", "AGENTRL_ADMIN_KEY")
+"""A model may have its tools read their environment."""
 
 
 class Stage:
@@ -87,7 +96,12 @@ class Stage:
         if command is None:
             return
         port = free_port()
-        child = self._child("tools", tool_server_command(command, port), TOOL_SERVER_RESTARTS)
+        child = self._child(
+            "tools",
+            tool_server_command(command, port),
+            TOOL_SERVER_RESTARTS,
+            withheld=_NOT_FOR_TOOLS,
+        )
         await self._supervisor.start(child)
         tools = self.config.tools.model_copy(
             update={"mcp_manager_url": f"http://127.0.0.1:{port}/mcp", "tool_server_command": None}
@@ -113,19 +127,25 @@ class Stage:
     async def start_servers(self) -> None:
         """Start a keeper a server, which chooses its port by itself; given URLs share one."""
         inference = self.config.inference
-        if inference.inference_urls:
-            await self._start_agentrl("serve_0", "serve")
-            return
-        for number in range(inference.num_inference_servers):
-            await self._start_agentrl(f"serve_{number}", "serve")
+        num_keepers = 1 if inference.inference_urls else inference.num_inference_servers
+        argv = agentrl_command("serve", self.config_path)
+        for number in range(num_keepers):
+            child = self._child(f"serve_{number}", argv, 0, stop_seconds=KEEPER_STOP_SECONDS)
+            await self._supervisor.start(child)
 
     async def start_samplers(self) -> None:
         """Start the sampler processes; they wait for servers and tasks by themselves."""
         for number in range(self.config.rollout.num_samplers):
             flags = self._metrics_flags(number + 1)
-            await self._start_agentrl(
-                f"sampler_{number}", "sample", *flags, restarts=SAMPLER_RESTARTS
+            argv = agentrl_command("sample", self.config_path, *flags)
+            child = self._child(
+                f"sampler_{number}",
+                argv,
+                SAMPLER_RESTARTS,
+                withheld=_NOT_FOR_SAMPLERS,
+                stop_seconds=self.config.rollout.drain_seconds + STOP_SECONDS,
             )
+            await self._supervisor.start(child)
 
     async def let_samplers_end(self) -> None:
         """Wait until the samplers have played out the groups that they began, within a bound.
@@ -141,7 +161,8 @@ class Stage:
 
     async def start_trainer(self) -> Child:
         """Start the trainer, under `accelerate launch` when it has several ranks."""
-        child = self._child("train_0", trainer_command(self.config, self.config_path), 0)
+        argv = trainer_command(self.config, self.config_path)
+        child = self._child("train_0", argv, 0, stop_seconds=TRAINER_STOP_SECONDS)
         await self._supervisor.start(child)
         return child
 
@@ -182,18 +203,26 @@ class Stage:
         port = self.config.run.metrics_port
         return () if not port else ("--metrics_port", str(port + offset))
 
-    async def _start_agentrl(self, name: str, command: str, *flags: str, restarts: int = 0) -> None:
-        argv = agentrl_command(command, self.config_path, *flags)
-        await self._supervisor.start(self._child(name, argv, restarts))
-
-    def _child(self, name: str, argv: Sequence[str], restarts: int) -> Child:
+    def _child(
+        self,
+        name: str,
+        argv: Sequence[str],
+        restarts: int,
+        *,
+        withheld: Collection[str] = (),
+        stop_seconds: float = STOP_SECONDS,
+    ) -> Child:
         run = self.config.run
         return Child(
             name=name,
             argv=argv,
             log_path=run.logs_dir / f"{run.run_name}_{self._role}{name}.log",
-            environment=secret_environment(self.config) | _thread_settings(),
+            # Empty, not left out: the child would find them in what it inherits.
+            environment=secret_environment(self.config)
+            | dict.fromkeys(withheld, "")
+            | _thread_settings(),
             max_restarts=restarts,
+            stop_seconds=stop_seconds,
         )
 
 
