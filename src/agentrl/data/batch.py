@@ -76,8 +76,6 @@ class StepStats:
     """Policy versions behind -> loss terms."""
     scores: tuple[float, ...]
     """Of every scored record of the groups, trained on or not."""
-    mean_advantage: float
-    """Over loss terms."""
     num_route_conflicts: int = 0
     """Tokens whose experts were chosen in several ways, of which one is replayed."""
 
@@ -250,9 +248,6 @@ def _stats(
         dropped_terms=dict(_total(group.dropped_terms for group in groups)),
         staleness_histogram=dict(sorted(staleness.items())),
         scores=tuple(score for group in groups for score in group.scores if score is not None),
-        mean_advantage=(
-            sum(turn.advantage * turn.num_terms for turn in turns) / num_terms if num_terms else 0.0
-        ),
     )
 
 
