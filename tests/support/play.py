@@ -14,8 +14,8 @@ from agentrl.config.sections import RolloutSection, SamplingSection
 from agentrl.errors import ScoringError
 from agentrl.inference import ServerPool
 from agentrl.renderers.renderer import Renderer
-from agentrl.rollout import RolloutContext
-from agentrl.schema import InferenceService, MCPTask, Record, Run, Score
+from agentrl.rollout import MCPSampler, RolloutContext, RolloutResult
+from agentrl.schema import DispatchedSamplingTask, InferenceService, MCPTask, Record, Run, Score
 from agentrl.store import TrajectoryStore
 from agentrl.tools import ToolsConfig, connect_tools, load_mcp_servers
 
@@ -113,3 +113,14 @@ async def claim(store: TrajectoryStore) -> tuple[Record, MCPTask]:
     record, task = claimed
     assert isinstance(task, MCPTask)
     return record, task
+
+
+async def play(
+    store: TrajectoryStore, context: RolloutContext
+) -> tuple[RolloutResult, list[DispatchedSamplingTask]]:
+    """Play the next slot with an `MCPSampler`; return its result and its turns."""
+    record, task = await claim(store)
+    sampler = MCPSampler(task, record, context)
+    result = await sampler.run()
+    await sampler.finish()
+    return result, await store.turns_of(record.id)

@@ -6,6 +6,7 @@ conversations. It keeps every request, so that stored prompts can be compared wi
 """
 
 import asyncio
+import itertools
 import json
 import threading
 import time
@@ -148,3 +149,9 @@ def serve_script(renderer: Renderer, script: Script, **options: Any) -> Iterator
     finally:
         server.should_exit = True
         thread.join(timeout=10)
+
+
+def replies(*texts: str) -> Script:
+    """A script that gives these replies one after the other, the last one for ever."""
+    asked = itertools.count()
+    return lambda prompt: texts[min(next(asked), len(texts) - 1)]

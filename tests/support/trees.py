@@ -199,3 +199,8 @@ def gradient(
 def relative_error(gradient_a: torch.Tensor, gradient_b: torch.Tensor) -> float:
     """Norm of the difference over the norm of b."""
     return ((gradient_a - gradient_b).norm() / gradient_b.norm()).item()
+
+
+def num_chunked(batch: StepBatch) -> int:
+    """Return how many rows are computed in chunks."""
+    return sum(row.num_chunks > 1 for share in batch.micro_batches for row in share)

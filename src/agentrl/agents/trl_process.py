@@ -18,6 +18,7 @@ from rich.console import Console
 from agentrl.agents.trl_rollouts import Rollouts, reward_of_rollout, save_model
 from agentrl.config.loading import flat_values, parse_flags
 from agentrl.config.sections import RootConfig
+from agentrl.directories import appears_whole
 from agentrl.errors import AgentRLError, ConfigError
 from agentrl.launcher.preflight import check_inputs, check_name_is_free
 from agentrl.launcher.run import until_interrupted
@@ -30,7 +31,7 @@ from agentrl.store import DEFAULT_CONSUMER
 from agentrl.trainer.checkpoint import checkpoints_root
 from agentrl.trainer.lease import trainer_lease
 from agentrl.weight_sync import PolicyPublisher
-from agentrl.weight_sync.files import put_in_place, stage, version_dir
+from agentrl.weight_sync.files import version_dir
 
 
 async def run(config: RootConfig, arguments: dict[str, Any]) -> int:
@@ -86,9 +87,8 @@ async def _train(running: Stage, store: Any, checked: Any) -> int:
             rollouts.end()
         step = int(trainer.state.global_step)
         target = version_dir(checkpoints_root(output), step)
-        staging = stage(target)
-        await asyncio.to_thread(save_model, trainer, staging / "model")
-        put_in_place(staging, target)
+        with appears_whole(target) as staging:
+            await asyncio.to_thread(save_model, trainer, staging / "model")
         await store.commit(DEFAULT_CONSUMER, step)
         await publisher.settle()
     summary = {

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from agentrl.agents.sequences import RolloutSequence, longest_sequence
+from agentrl.directories import appears_whole
 from agentrl.errors import TrainingError
 from agentrl.rollout.datasets import tasks_from_questions
 from agentrl.rollout.questions import Question
@@ -13,7 +14,6 @@ from agentrl.schema import DBRecordData
 from agentrl.store import DEFAULT_CONSUMER, TrajectoryStore
 from agentrl.trainer.evaluation import stopped_within
 from agentrl.weight_sync import PolicyPublisher
-from agentrl.weight_sync.files import put_in_place, stage
 
 _POLL_SECONDS = 0.1
 
@@ -85,10 +85,8 @@ class Rollouts:
         self._ended.set()
 
     def _write_weights(self, trainer: Any, step: int) -> None:
-        target = self._publisher.directory(step)
-        staging = stage(target)
-        save_model(trainer, staging)
-        put_in_place(staging, target)
+        with appears_whole(self._publisher.directory(step)) as staging:
+            save_model(trainer, staging)
 
     async def _play(self, asked: Sequence[int], step: int, *, is_new: bool) -> list[Row]:
         store = self._store

@@ -9,15 +9,22 @@ from agentrl.config.sections import SECTIONS
 
 _USED_SECTIONS = {
     "run": tuple(SECTIONS),
-    "sample": ("run", "model", "store", "data", "sampling", "rollout", "tools"),
-    "train": ("run", "model", "store", "data", "sampling", "algorithm", "trainer", "publish"),
+    "sample": (
+        *("run", "model", "store", "data", "sampling", "rollout", "tools", "agents", "inference"),
+    ),
+    "train": (
+        *("run", "model", "store", "data", "sampling", "rollout", "inference"),
+        *("algorithm", "trainer", "publish"),
+    ),
     "sft": ("run", "model", "store", "data", "algorithm", "trainer"),
-    "serve": ("run", "model", "store", "inference"),
-    "eval": ("run", "model", "store", "data", "sampling", "rollout", "tools", "inference"),
+    "serve": ("run", "model", "store", "inference", "publish"),
+    "eval": (
+        *("run", "model", "store", "data", "sampling", "rollout", "tools", "agents", "inference"),
+    ),
     "export": ("run", "model"),
-    "tasks": ("run", "store", "data"),
+    "tasks": ("run", "store", "data", "rollout"),
     "inspect": ("run", "store"),
-    "store": ("run", "store"),
+    "store": ("run", "store", "rollout"),
     "verify": ("run", "model"),
     "env": ("tools",),
 }

@@ -1,9 +1,8 @@
 """`StepBatch`: everything that one optimizer step trains on, as arrays that can travel."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import get_args
 
 import numpy as np
 
@@ -15,8 +14,6 @@ from agentrl.data.tokens import TurnTokens
 from agentrl.data.tree import Merge, TokenTree, lay_out
 from agentrl.models.blocks import BLOCK, plan_blocks
 from agentrl.models.rows import PackedRow, empty_row
-
-_MERGES: tuple[Merge, ...] = get_args(Merge)
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,19 +40,12 @@ class MicroBatch:
 
 @dataclass(frozen=True)
 class StepStats:
-    """What went into a step, and what did not."""
+    """How much went into a step."""
 
-    num_groups: int
-    num_records: int
-    """Records with at least one trained turn."""
-    num_turns: int
     num_terms: int
+    """Sampled tokens in the loss."""
     tokens_flat: int
     """Tokens with every turn in a row of its own."""
-    tokens_linear: int
-    """Tokens with turns merged within a record."""
-    tokens_tree: int
-    """Tokens with the whole group merged."""
     tokens_packed: int
     """Tokens that go through the model: merged as asked, cut prefixes repeated, and not counting
     that rows in chunks are computed again for the backward pass."""
@@ -67,17 +57,8 @@ class StepStats:
     """Blocks of 128 x 128 pairs that attention visits, with every turn in a row of its own."""
     blocks_packed: int
     """The same in the rows as packed."""
-    num_chunked: int
-    """Rows that are computed in chunks because a path is longer than the budget."""
-    dropped_records: dict[str, int]
-    dropped_turns: dict[str, int]
-    dropped_terms: dict[str, int]
     staleness_histogram: dict[int, int]
     """Policy versions behind -> loss terms."""
-    scores: tuple[float, ...]
-    """Of every scored record of the groups, trained on or not."""
-    mean_advantage: float
-    """Over loss terms."""
     num_route_conflicts: int = 0
     """Tokens whose experts were chosen in several ways, of which one is replayed."""
 
@@ -107,7 +88,7 @@ def build_step(
     """Merge, weigh and pack the groups of one optimizer step.
 
     Args:
-        groups: of the step; unusable ones only add to the statistics.
+        groups: of the step; unusable ones add nothing.
         policy_version: version of the weights that the step starts from.
         token_budget: tokens of one forward pass.
         reduction: how terms are averaged, see `term_weights`; a sequence is a Record.
@@ -156,9 +137,7 @@ def build_step(
         turn_ids=tuple(turn.turn_id for turn in turns),
         record_ids=record_ids,
         stats=replace(
-            _stats(
-                groups, turns, policy_version, [bin_ for share in shares for bin_ in share], rows
-            ),
+            _stats(turns, policy_version, [bin_ for share in shares for bin_ in share], rows),
             num_route_conflicts=num_route_conflicts,
         ),
     )
@@ -215,54 +194,26 @@ def _empty(num_chunks: int) -> MicroBatch:
 
 
 def _stats(
-    groups: Sequence[SelectedGroup],
     turns: Sequence[TurnTokens],
     policy_version: int,
     bins: Sequence[Bin],
     rows: Sequence[PackedRow],
 ) -> StepStats:
-    usable = [group for group in groups if group.usable]
-    trees = {
-        merge: [TokenTree.from_tokens(group.turns, merge=merge) for group in usable]
-        for merge in _MERGES
-    }
-    sizes = {merge: sum(tree.num_tokens for tree in trees[merge]) for merge in _MERGES}
-    num_terms = sum(turn.num_terms for turn in turns)
     staleness = Counter(
         int(behind) for turn in turns for behind in (policy_version - turn.versions).tolist()
     )
     return StepStats(
-        num_groups=len(groups),
-        num_records=len({turn.record_id for turn in turns}),
-        num_turns=len(turns),
-        num_terms=num_terms,
-        tokens_flat=sizes["none"],
-        tokens_linear=sizes["linear"],
-        tokens_tree=sizes["tree"],
+        num_terms=sum(turn.num_terms for turn in turns),
+        tokens_flat=sum(len(turn.path) for turn in turns),
         tokens_packed=sum(bin_.num_tokens for bin_ in bins),
         pairs_flat=sum(len(turn.path) * (len(turn.path) + 1) // 2 for turn in turns),
         pairs_packed=sum(int(row.positions.sum()) + row.num_tokens for row in rows),
         blocks_flat=sum(_causal_blocks(len(turn.path)) for turn in turns),
         blocks_packed=sum(plan_blocks(row.subtree_ends).num_visited for row in rows),
-        num_chunked=sum(bin_.num_chunks > 1 for bin_ in bins),
-        dropped_records=dict(Counter(r for g in groups for r in g.dropped_records.values())),
-        dropped_turns=dict(_total(group.dropped_turns for group in groups)),
-        dropped_terms=dict(_total(group.dropped_terms for group in groups)),
         staleness_histogram=dict(sorted(staleness.items())),
-        scores=tuple(score for group in groups for score in group.scores if score is not None),
-        mean_advantage=(
-            sum(turn.advantage * turn.num_terms for turn in turns) / num_terms if num_terms else 0.0
-        ),
     )
 
 
 def _causal_blocks(num_tokens: int) -> int:
     num_blocks = -(-num_tokens // BLOCK)
     return num_blocks * (num_blocks + 1) // 2
-
-
-def _total(counters: Iterable[Counter[str]]) -> Counter[str]:
-    total: Counter[str] = Counter()
-    for counter in counters:
-        total.update(counter)
-    return total

@@ -64,10 +64,6 @@ class SelectedGroup:
     """With their advantages, in record order."""
     dropped_records: dict[str, str] = field(default_factory=dict)
     """Record id -> reason, for every record without a turn in `turns`."""
-    dropped_turns: Counter[str] = field(default_factory=Counter)
-    """Reason (`TurnDrop`) -> turns."""
-    dropped_terms: Counter[str] = field(default_factory=Counter)
-    """Reason (`TurnDrop`) -> sampled tokens."""
     left_out: tuple[LeftOutTurn, ...] = ()
     """Turns that are not in `turns`, in record order."""
 
@@ -114,8 +110,6 @@ def select_group(
     )
     kept: list[TurnTokens] = []
     dropped_records: dict[str, str] = {}
-    dropped_turns: Counter[str] = Counter()
-    dropped_terms: Counter[str] = Counter()
     left_out: list[LeftOutTurn] = []
     for record, reason, advantage in zip(ordered, reasons, advantages.tolist(), strict=True):
         if reason is None:
@@ -128,9 +122,7 @@ def select_group(
                 kept.append(turn)
             else:
                 lost[verdict] += 1
-                dropped_terms[verdict] += turn.num_terms
                 left_out.append(_left_out(turn, reason or verdict, policy_version))
-        dropped_turns += lost
         if reason is not None:
             dropped_records[record.record_id] = reason
         elif sum(lost.values()) == len(verdicts):
@@ -142,8 +134,6 @@ def select_group(
         scores=group.scores,
         turns=tuple(kept),
         dropped_records=dropped_records,
-        dropped_turns=dropped_turns,
-        dropped_terms=dropped_terms,
         left_out=tuple(left_out),
     )
 

@@ -1,7 +1,5 @@
 """Write a policy as a Hugging Face checkpoint: safetensors, config, tokenizer, chat template."""
 
-import os
-import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,6 +7,7 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 
+from agentrl.directories import appears_whole
 from agentrl.errors import PublishError
 from agentrl.models.policy import PolicyModel
 
@@ -58,7 +57,7 @@ def save_hf(
     Raises:
         PublishError: it could not be written, as on a full disk.
     """
-    with appears_whole(Path(path)) as partial:
+    with weights_appear_whole(Path(path)) as partial:
         policy.model.save_pretrained(partial, state_dict=state_dict)
         for name, content in (tokenizer_files or {}).items():
             (partial / name).write_bytes(content)
@@ -66,45 +65,20 @@ def save_hf(
 
 
 @contextmanager
-def appears_whole(target: Path) -> Iterator[Path]:
-    """Yield an empty directory to fill, which becomes `target` when the block ends without error.
+def weights_appear_whole(target: Path) -> Iterator[Path]:
+    """Yield an empty directory for weights, which becomes `target` when the block ends.
 
-    Its files are flushed to disk before that, and may be read by whoever may look into the
-    directory: safetensors' writer leaves them to their owner alone, and a server may run as
-    another user. What stood at `target` is replaced.
-
-    What a killed process leaves has the names that `weight_sync.files.clear_leftovers` looks for.
+    Whoever may look into the directory may read its files: safetensors' writer leaves them to
+    their owner alone, and a server may run as another user.
 
     Raises:
         PublishError: a file could not be written; nothing of the new ones is left.
     """
-    partial = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    try:
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-        yield partial
+    with appears_whole(target) as partial:
+        try:
+            yield partial
+        except SafetensorError as error:
+            raise PublishError(f"cannot write {target}: {error}") from error
         permissions = partial.stat().st_mode & 0o666
-        for file in sorted(partial.iterdir()):
+        for file in partial.iterdir():
             file.chmod(permissions)
-            _flush(file)
-        _flush(partial)
-        if target.exists():
-            outgoing = target.with_name(f".{target.name}.{os.getpid()}.old")
-            target.rename(outgoing)
-            partial.rename(target)
-            shutil.rmtree(outgoing)
-        else:
-            partial.rename(target)
-        _flush(target.parent)
-    except (OSError, SafetensorError) as error:
-        raise PublishError(f"cannot write {target}: {error}") from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -25,7 +25,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from agentrl.distributed import load_full_state_dict
 from agentrl.errors import ConfigError
 from agentrl.models.adapter_files import WEIGHTS_FILE, AdapterShape
-from agentrl.models.export import appears_whole, read_tokenizer_files
+from agentrl.models.export import read_tokenizer_files, weights_appear_whole
 from agentrl.models.policy import PolicyModel, TermLogprobs
 
 BASE = "base_layer"
@@ -120,7 +120,7 @@ def save_adapter(
         The directory.
     """
     peft_config: Any = policy.model.peft_config
-    with appears_whole(path) as partial:
+    with weights_appear_whole(path) as partial:
         peft_config[_NAME].save_pretrained(partial)
         contents = {name: tensor.to("cpu", dtype).contiguous() for name, tensor in tensors.items()}
         save_file(contents, partial / WEIGHTS_FILE, metadata={"format": "pt"})
@@ -200,7 +200,7 @@ def merge_adapter(adapter: Path, base: Path, target: Path) -> Path:
     dtype = AutoConfig.from_pretrained(base).dtype or torch.float32
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
     merged: Any = PeftModel.from_pretrained(model, adapter).merge_and_unload()
-    with appears_whole(target) as partial:
+    with weights_appear_whole(target) as partial:
         merged.to(dtype).save_pretrained(partial)
         for name, content in read_tokenizer_files(base).items():
             (partial / name).write_bytes(content)

@@ -53,12 +53,22 @@ def scan_qwen3_coder(text: str, start: int, tools: Tools) -> Section | None:
 
     Values are plain text; the tool's schema says what they mean.
     """
+    return _tagged_call(text, start, tools, _xml_call)
+
+
+def _tagged_call(
+    text: str,
+    start: int,
+    tools: Tools,
+    read: Callable[[str, int, Tools], tuple[ParsedCall, int]],
+) -> Section | None:
+    """Find the next `<tool_call>`; `read` says what call stands behind it, and where that ends."""
     begin = text.find(_OPEN, start)
     if begin < 0:
         return None
     inside = begin + len(_OPEN)
     try:
-        call, end = _xml_call(text, inside, tools)
+        call, end = read(text, inside, tools)
     except FormatError as error:
         return Section(begin, [refused(error)], block_end(text, inside, _OPEN, _CLOSE))
     return Section(begin, [call], end)
@@ -92,15 +102,7 @@ def scan_glm(text: str, start: int, tools: Tools) -> Section | None:
 
     Values are plain text; the tool's schema says what they mean.
     """
-    begin = text.find(_OPEN, start)
-    if begin < 0:
-        return None
-    inside = begin + len(_OPEN)
-    try:
-        call, end = _glm_call(text, inside, tools)
-    except FormatError as error:
-        return Section(begin, [refused(error)], block_end(text, inside, _OPEN, _CLOSE))
-    return Section(begin, [call], end)
+    return _tagged_call(text, start, tools, _glm_call)
 
 
 def _glm_call(text: str, position: int, tools: Tools) -> tuple[ParsedCall, int]:

@@ -3,7 +3,7 @@
 from pydantic import Field
 
 from agentrl.errors import StoreError
-from agentrl.schema import RecordStatus, RunStatus
+from agentrl.schema import RecordStatus
 from agentrl.schema.base import Value
 from agentrl.store.door import operation
 from agentrl.store.ledger import DEFAULT_CONSUMER, LedgerDoor
@@ -12,7 +12,6 @@ from agentrl.store.ledger import DEFAULT_CONSUMER, LedgerDoor
 class Progress(Value):
     """Counts of a run. Training and evaluation are told apart by the sign of `order`."""
 
-    run_status: RunStatus
     policy_version: int
     admitted_groups: int
     records: dict[RecordStatus, int] = Field(default_factory=dict)
@@ -57,7 +56,6 @@ class ProgressDoor(LedgerDoor):
         )
         sampled = next(iter(await cursor.to_list()), {"num": 0, "tokens": 0})
         return Progress(
-            run_status=run["status"],
             policy_version=run["policy_version"],
             admitted_groups=run["admitted_groups"],
             records=await self._count_by_status({"$gte": 0}),

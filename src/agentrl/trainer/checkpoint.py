@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from agentrl.directories import put_in_place, stage
 from agentrl.errors import ConfigError, PublishError
 from agentrl.trainer.history import History
-from agentrl.weight_sync.files import put_in_place, remove_old_versions, stage, version_dir
+from agentrl.weight_sync.files import remove_old_versions, version_dir
 
 MODEL_DIR = "model"
 _STATE_DIR = "state"

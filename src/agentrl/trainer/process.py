@@ -21,6 +21,7 @@ from agentrl.algorithms.losses import checked_kind
 from agentrl.config.checks import groups_per_step
 from agentrl.config.loading import flat_values
 from agentrl.config.sections import RootConfig
+from agentrl.directories import clear_leftovers
 from agentrl.distributed import MeshShape, Ranks, joined_ranks
 from agentrl.errors import ConfigError
 from agentrl.models.load import read_config
@@ -45,7 +46,6 @@ from agentrl.trainer.team import Team, follow
 from agentrl.trainer.trackers import open_trackers
 from agentrl.weight_sync import AdapterNames, PolicyFiles, PolicyPublisher
 from agentrl.weight_sync.broadcast import BroadcastDelivery
-from agentrl.weight_sync.files import clear_leftovers
 
 logger = logging.getLogger(__name__)
 

@@ -15,19 +15,14 @@ from pathlib import Path
 from pydantic import SecretStr
 
 from agentrl.config.sections import InferenceSection, PublishSection
+from agentrl.directories import clear_leftovers
 from agentrl.errors import InferenceError
 from agentrl.inference.client import SGLangClient
 from agentrl.schema import InferenceService, Policy
 from agentrl.store import TrajectoryStore
 from agentrl.weight_sync.adapters import AdapterNames
 from agentrl.weight_sync.delivery import Delivery, FileDelivery, Settled
-from agentrl.weight_sync.files import (
-    checksum,
-    clear_leftovers,
-    remove_old_versions,
-    version_dir,
-    weight_bytes,
-)
+from agentrl.weight_sync.files import checksum, remove_old_versions, version_dir, weight_bytes
 from agentrl.weight_sync.sleep import put_to_sleep, wake
 
 logger = logging.getLogger(__name__)

@@ -1,10 +1,29 @@
+import re
+import shlex
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 
 import pytest
+from support.doc_blocks import DOCS
 
+from agentrl.cli.help import command_help
 from agentrl.cli.main import COMMANDS, main
+from agentrl.config.flags import canonical_name
+
+_FENCED = re.compile(r"^```\w*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def documented_flags() -> Iterator[tuple[str, str, str]]:
+    """Yield page, command and flag of every command line that the README and the docs show."""
+    for page in (DOCS.parent / "README.md", *sorted(DOCS.glob("*.md"))):
+        for block in _FENCED.findall(page.read_text()):
+            for line in block.replace("\\\n", " ").splitlines():
+                found = re.search(rf"\bagentrl ({'|'.join(COMMANDS)})\b(.*)", line)
+                for word in shlex.split(found[2], comments=True) if found else ():
+                    if word.startswith("--"):
+                        yield page.name, found[1], word
 
 
 def test_help_takes_less_than_a_second_and_names_every_command() -> None:
@@ -23,6 +42,18 @@ def test_every_command_explains_its_flags(command: str, capsys: pytest.CaptureFi
     # The tools' environment belongs to no run.
     flag = "--mcp_servers" if command == "env" else "--run_name"
     assert flag in capsys.readouterr().out
+
+
+def test_the_docs_show_only_flags_that_the_command_explains() -> None:
+    shown = set(documented_flags())
+    assert len(shown) > 40
+    texts = {command: command_help(command, "") for command in {one for _, one, _ in shown}}
+    unknown = [
+        (page, command, flag)
+        for page, command, flag in sorted(shown)
+        if not re.search(rf"--{canonical_name(flag)}\b", texts[command])
+    ]
+    assert not unknown
 
 
 def test_an_unknown_command_is_named_with_the_known_ones(

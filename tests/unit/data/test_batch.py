@@ -5,7 +5,7 @@ import pytest
 from support.trees import make_record, make_turn, random_group
 
 from agentrl.config.sections import AlgorithmSection
-from agentrl.data import build_step, select_group
+from agentrl.data import TokenTree, build_step, select_group
 
 GROUPS = [random_group(seed) for seed in range(3)]
 
@@ -41,7 +41,7 @@ def test_weights_of_a_step_add_up():
         assert sum(weights) == pytest.approx(total)
 
 
-def test_a_step_of_nothing_has_statistics_only():
+def test_a_step_of_nothing_has_no_rows():
     records = [
         make_record([make_turn(f"t/{n}", 0, [1], [2])], 1.0, task_id="t", traj_id=n)
         for n in range(2)
@@ -49,15 +49,16 @@ def test_a_step_of_nothing_has_statistics_only():
     group = select_group(records, AlgorithmSection(), policy_version=0)
     batch = build_step([group], policy_version=0, token_budget=10, num_ranks=2)
     assert batch.micro_batches == ((), ())
-    assert batch.stats.dropped_records == {"zero_variance": 2}
-    assert batch.stats.scores == (1.0, 1.0)
     assert (batch.stats.num_terms, batch.stats.tokens_packed) == (0, 0)
 
 
-def test_statistics_count_tokens_three_ways():
+def test_statistics_count_tokens_before_and_after_packing():
     stats = build_step(GROUPS, policy_version=3, token_budget=50).stats
-    assert stats.tokens_tree < stats.tokens_packed < stats.tokens_flat
-    assert stats.tokens_tree < stats.tokens_linear < stats.tokens_flat
+    merged, apart = (
+        sum(TokenTree.from_tokens(group.turns, merge=merge).num_tokens for group in GROUPS)
+        for merge in ("tree", "none")
+    )
+    assert merged < stats.tokens_packed < stats.tokens_flat == apart
     assert sum(stats.staleness_histogram.values()) == stats.num_terms
     assert set(stats.staleness_histogram) == {0, 1}
 

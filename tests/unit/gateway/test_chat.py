@@ -1,7 +1,6 @@
 """OpenAI's own client against the gateway, before an engine that keeps what it was sent."""
 
 import asyncio
-import itertools
 import json
 import re
 import socket
@@ -19,7 +18,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from support.agents import LOOK, MODEL, assert_prompts_as_sent, client_of, open_stage
 from support.play import begin_run, service, tool_call
-from support.scripted_engine import ScriptedEngine, serve_script
+from support.scripted_engine import ScriptedEngine, replies, serve_script
 
 from agentrl.config.sections import AgentSection, RolloutSection, SamplingSection
 from agentrl.data import TokenTree
@@ -34,12 +33,6 @@ from agentrl.store import TrajectoryStore
 TASK = MCPTask(id="train/0/q1", query="What does the lamp cost?", num_generations=2, answer="7")
 CALL = f"<think>look it up</think>Let me see.\n{tool_call('look', key='lamp')}"
 ANSWER = "<answer>7</answer>"
-
-
-def replies(*texts: str) -> Callable[[str], str]:
-    """A script that gives these replies one after the other, the last one for ever."""
-    asked = itertools.count()
-    return lambda prompt: texts[min(next(asked), len(texts) - 1)]
 
 
 def sent(engine: ScriptedEngine) -> list[list[int]]:

@@ -1,5 +1,4 @@
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -21,10 +20,9 @@ from transformers.utils import logging
 
 from agentrl.data.tree import TokenTree
 from agentrl.errors import ConfigError, PublishError
-from agentrl.models.export import appears_whole, read_tokenizer_files, save_hf
+from agentrl.models.export import read_tokenizer_files, save_hf
 from agentrl.models.load import check_tree_support, load_policy
 from agentrl.models.policy import term_logprobs
-from agentrl.weight_sync.files import clear_leftovers
 
 logging.disable_progress_bar()
 torch.set_num_threads(1)
@@ -74,18 +72,6 @@ def test_a_full_disk_is_named_and_leaves_what_was_there(tmp_path: Path) -> None:
         save_hf(policy, tmp_path / "policy")
     assert [path.name for path in tmp_path.iterdir()] == ["policy"]
     assert weights.read_bytes() == before
-
-
-def test_what_a_killed_writer_leaves_is_cleared(tmp_path: Path) -> None:
-    writer = os.fork()
-    if writer == 0:
-        with appears_whole(tmp_path / "000001") as partial:
-            (partial / "model.safetensors").write_text("half")
-            os._exit(9)
-    assert os.waitstatus_to_exitcode(os.waitpid(writer, 0)[1]) == 9
-    assert len(list(tmp_path.iterdir())) == 1
-    clear_leftovers(tmp_path)
-    assert not list(tmp_path.iterdir())
 
 
 def test_given_weights_are_written_instead_of_the_policys(tmp_path):

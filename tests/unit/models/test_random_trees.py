@@ -6,11 +6,19 @@ import torch
 from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 from support.separate import sampled_by, separate_gradient
-from support.trees import VOCABULARY, gradient, random_group, relative_error, tiny_policy
+from support.trees import (
+    VOCABULARY,
+    gradient,
+    num_chunked,
+    random_group,
+    relative_error,
+    tiny_policy,
+)
 
 from agentrl.data.batch import StepBatch, build_step
 from agentrl.data.random_groups import MAX_BACK, MOVES, group_of_moves
 from agentrl.data.select import SelectedGroup
+from agentrl.data.tree import TokenTree
 
 torch.set_num_threads(1)
 MAX_RECORDS, MAX_TURNS = 8, 20
@@ -82,10 +90,12 @@ def test_the_full_size_has_all_that_makes_trees_branch():
     shared = [facts for facts in sampled.values() if len(facts) > 1]
     assert any(len({advantage for advantage, _ in facts}) > 1 for facts in shared)
     assert any(len({version for _, version in facts}) > 1 for facts in shared)
-    stats = packings(FULL_SIZE)["bins"].stats
-    assert stats.tokens_tree < 0.5 * stats.tokens_flat
-    assert stats.tokens_tree < stats.tokens_linear < stats.tokens_flat
-    assert packings(FULL_SIZE)["chunks"].stats.num_chunked > 1
+    tree, linear, flat = (
+        TokenTree.from_tokens(turns, merge=merge).num_tokens for merge in ("tree", "linear", "none")
+    )
+    assert tree < 0.5 * flat
+    assert tree < linear < flat
+    assert num_chunked(packings(FULL_SIZE)["chunks"]) > 1
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

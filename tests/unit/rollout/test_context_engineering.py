@@ -1,14 +1,14 @@
 from typing import Any
 
 import pytest
-from support.play import ExactScoring, begin_run, claim, open_play, tool_call
-from support.scripted_engine import serve_script
+from support.play import ExactScoring, begin_run, open_play, play, tool_call
+from support.scripted_engine import replies, serve_script
 
 from agentrl.config.sections import RolloutSection, SamplingSection
 from agentrl.data import TokenTree
 from agentrl.errors import InferenceError
 from agentrl.renderers.renderer import Renderer
-from agentrl.rollout import MCPSampler, RolloutContext, RolloutResult
+from agentrl.rollout import RolloutContext, RolloutResult
 from agentrl.rollout import context_edits as edits
 from agentrl.schema import DispatchedSamplingTask, MCPTask, Message, rebuild_prompts
 from agentrl.store import TrajectoryStore
@@ -38,22 +38,6 @@ class FixedSummaries:
             raise InferenceError("no browse agent answered")
         self.transcripts.append(transcript)
         return f"summary {len(self.transcripts)} <|im_end|>"
-
-
-def steps(*texts: str) -> Any:
-    """A script of replies, the last one for ever."""
-    left = list(texts)
-    return lambda prompt: left.pop(0) if len(left) > 1 else left[0]
-
-
-async def play(
-    store: TrajectoryStore, context: RolloutContext
-) -> tuple[RolloutResult, list[DispatchedSamplingTask]]:
-    record, task = await claim(store)
-    sampler = MCPSampler(task, record, context)
-    result = await sampler.run()
-    await sampler.finish()
-    return result, await store.turns_of(record.id)
 
 
 async def play_through(
@@ -103,7 +87,7 @@ async def test_discard_all_tools_branches_where_the_first_result_stood(
         store,
         renderer,
         tools_url,
-        steps(*(reading(number) for number in range(4)), ANSWER),
+        replies(*(reading(number) for number in range(4)), ANSWER),
         new_context="discard_all_tools",
     )
     assert result == RolloutResult("answered", "7")
@@ -127,7 +111,7 @@ async def test_discard_all_keeps_the_question_and_a_summary_that_grows(
         store,
         renderer,
         tools_url,
-        steps(*(thought(number) for number in range(6)), ANSWER),
+        replies(*(thought(number) for number in range(6)), ANSWER),
         summaries=browse,
         new_context="discard_all",
     )
@@ -154,7 +138,7 @@ async def test_renewed_contexts_stay_trainable_to_the_token(
         store,
         renderer,
         tools_url,
-        steps(*(thought(number) for number in range(4)), ANSWER),
+        replies(*(thought(number) for number in range(4)), ANSWER),
         new_context="discard_all",
     )
     assert "discard_all" in [turn.branch_reason for turn in turns]
@@ -173,7 +157,7 @@ async def test_without_a_browse_agent_the_question_alone_stays(
         store,
         renderer,
         tools_url,
-        steps(*(thought(number) for number in range(3)), ANSWER),
+        replies(*(thought(number) for number in range(3)), ANSWER),
         new_context="discard_all",
     )
     assert result.outcome == "answered"
@@ -185,7 +169,7 @@ async def test_a_context_that_stays_too_long_ends_with_its_limit(
     store: TrajectoryStore, renderer: Renderer, tools_url: str
 ) -> None:
     result, turns, _ = await play_through(
-        store, renderer, tools_url, steps(thought(1)), new_context="discard_all", room=20
+        store, renderer, tools_url, replies(thought(1)), new_context="discard_all", room=20
     )
     assert result == RolloutResult("length_limit")
     assert len(turns) == 1
@@ -199,7 +183,7 @@ async def test_repetition_compression_goes_on_with_the_repeated_replies_left_out
         store,
         renderer,
         tools_url,
-        steps(thought(1), again, again, again, ANSWER),
+        replies(thought(1), again, again, again, ANSWER),
         new_context="discard_all_tools",
         repetition_early_stop_times=3,
         enable_repetition_compress=True,
@@ -219,7 +203,7 @@ async def test_a_browse_agents_outage_fails_the_attempt_and_is_no_outcome(
             store,
             renderer,
             tools_url,
-            steps(thought(1)),
+            replies(thought(1)),
             summaries=FixedSummaries(fails=True),
             new_context="discard_all",
         )

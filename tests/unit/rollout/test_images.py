@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.play import begin_run, claim, open_play, tool_call
+from support.play import begin_run, open_play, play, tool_call
 from support.scripted_engine import ScriptedEngine, serve_script
 from support.tiny_tokenizer import IMAGE_TOKEN, write_seeing_tokenizer
 from support.tool_server import picture
@@ -20,7 +20,7 @@ from agentrl.config.loading import parse_flags
 from agentrl.config.sections import RolloutSection
 from agentrl.errors import ConfigError, RenderError
 from agentrl.renderers.renderer import Renderer
-from agentrl.rollout import Conversation, MCPSampler, RolloutContext, RolloutResult
+from agentrl.rollout import Conversation, RolloutResult
 from agentrl.rollout.images import ImageLibrary
 from agentrl.schema import (
     DispatchedSamplingTask,
@@ -48,16 +48,6 @@ def task_with(*images: str) -> MCPTask:
 @pytest.fixture(scope="module")
 def seeing(tmp_path_factory: pytest.TempPathFactory) -> Renderer:
     return Renderer.load(write_seeing_tokenizer(tmp_path_factory.mktemp("seeing")))
-
-
-async def play(
-    store: TrajectoryStore, context: RolloutContext
-) -> tuple[RolloutResult, list[DispatchedSamplingTask]]:
-    record, task = await claim(store)
-    sampler = MCPSampler(task, record, context)
-    result = await sampler.run()
-    await sampler.finish()
-    return result, await store.turns_of(record.id)
 
 
 def assert_as_sent(turns: list[DispatchedSamplingTask], engine: ScriptedEngine) -> None:

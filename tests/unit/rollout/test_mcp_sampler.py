@@ -1,20 +1,19 @@
 import asyncio
-import itertools
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from support.play import TOOL_SERVER, ExactScoring, begin_run, claim, open_play, tool_call
-from support.scripted_engine import ScriptedEngine, serve_script
+from support.play import TOOL_SERVER, ExactScoring, begin_run, claim, open_play, play, tool_call
+from support.scripted_engine import ScriptedEngine, replies, serve_script
 from support.tool_server import INJECTION
 
 from agentrl.config.sections import RolloutSection, SamplingSection
 from agentrl.errors import ConfigError, InferenceError, ToolError
 from agentrl.renderers.renderer import Renderer
-from agentrl.rollout import MCPSampler, RolloutContext, RolloutResult
+from agentrl.rollout import MCPSampler, RolloutResult
 from agentrl.schema import DispatchedSamplingTask, MCPTask, rebuild_prompts
 from agentrl.store import TrajectoryStore
 
@@ -22,22 +21,6 @@ TASK = MCPTask(
     id="train/0/q1", query="What does the lamp cost?", system_prompt="Use tools.", answer="7"
 )
 ANSWER = "<answer>7</answer>"
-
-
-def replies(*texts: str) -> Callable[[str], str]:
-    """A script that gives these replies one after the other, the last one for ever."""
-    asked = itertools.count()
-    return lambda prompt: texts[min(next(asked), len(texts) - 1)]
-
-
-async def play(
-    store: TrajectoryStore, context: RolloutContext
-) -> tuple[RolloutResult, list[DispatchedSamplingTask]]:
-    record, task = await claim(store)
-    sampler = MCPSampler(task, record, context)
-    result = await sampler.run()
-    await sampler.finish()
-    return result, await store.turns_of(record.id)
 
 
 def assert_prompts_as_sent(turns: Sequence[DispatchedSamplingTask], engine: ScriptedEngine) -> None:

@@ -7,11 +7,11 @@ import pytest
 import torch
 from support.full_disk import full_disk
 
+from agentrl.directories import clear_leftovers
 from agentrl.distributed import Ranks, StateWriter, read_state
 from agentrl.errors import ConfigError, PublishError
 from agentrl.trainer.checkpoint import Draft, checkpoints_root, latest_checkpoint
 from agentrl.trainer.history import EvalMetrics, History, StepMetrics
-from agentrl.weight_sync.files import clear_leftovers
 
 
 def history_of(num_steps: int) -> History:

@@ -297,21 +297,21 @@ class FrontEnd:
         """Forget the prefix cache; False when sequences hold it."""
         return await self._call(self._scheduler.flush)
 
-    async def release(self, tags: Many[str]) -> None:
+    async def release_memory(self, tags: Many[str]) -> None:
         """Give memory back; requests wait until it is there again.
 
         Raises:
             InferenceError: sequences are running; nothing has changed.
         """
-        await self._call(partial(self._scheduler.release, tags))
+        await self._call(partial(self._scheduler.release_memory, tags))
 
-    async def take_again(self, tags: Many[str]) -> None:
+    async def resume_memory(self, tags: Many[str]) -> None:
         """Take memory again. Weights come without their values, which have to be loaded.
 
         Raises:
             InferenceError: some of it was not released; nothing has changed.
         """
-        await self._call(partial(self._scheduler.take_again, tags))
+        await self._call(partial(self._scheduler.resume_memory, tags))
 
     @property
     def is_paused(self) -> bool:
@@ -386,7 +386,7 @@ class FrontEnd:
         if abort_all:
             await self._call(self._scheduler.abort_all)
         async with self._updating:
-            await self._call(self._scheduler.hold, when_idle=True)
+            await self._call(self._scheduler.begin_weights, when_idle=True)
             left = self._scheduler.label
             loaded: list[torch.Tensor] = []
             try:

@@ -287,10 +287,10 @@ class _Routes:
         )
 
     async def release_memory(self, http: Request) -> Response:
-        return await _null_after(self._engine.release(await _tags(http)))
+        return await _null_after(self._engine.release_memory(await _tags(http)))
 
     async def resume_memory(self, http: Request) -> Response:
-        return await _null_after(self._engine.take_again(await _tags(http)))
+        return await _null_after(self._engine.resume_memory(await _tags(http)))
 
     async def load_adapter(self, http: Request) -> Response:
         body = await json_object(http)

@@ -112,7 +112,7 @@ class Scheduler:
         self._live: dict[str, Sequence] = {}
         self._paused: PauseMode | None = None
         self._is_draining = False
-        self._is_held = False
+        self._are_weights_coming = False
         self._epoch = 0
         self._batch: SamplingBatch | None = None
         self._finished: list[Sequence] = []
@@ -142,7 +142,7 @@ class Scheduler:
     @property
     def is_halted(self) -> bool:
         """Whether nothing can be computed: paused, short of memory, or weights are coming."""
-        return self.is_paused or self._is_held or not self._memory.is_whole
+        return self.is_paused or self._are_weights_coming or not self._memory.is_whole
 
     @property
     def num_in_flight(self) -> int:
@@ -250,7 +250,7 @@ class Scheduler:
         """
         self._memory.check_weights()
 
-    def release(self, tags: Many[str]) -> None:
+    def release_memory(self, tags: Many[str]) -> None:
         """Give memory back, see `Memory.release`.
 
         Sequences that wait are in nobody's way while sampling is paused, so that a pause that
@@ -259,14 +259,14 @@ class Scheduler:
         Raises:
             InferenceError: sequences are running, or about to; nothing has changed.
         """
-        if self._is_held:
+        if self._are_weights_coming:
             raise InferenceError("memory is not released while new weights come")
         if self._running or (self._waiting and not self.is_paused):
             raise InferenceError("memory is released by an idle server only; pause it first")
         self._batch = None
         self._memory.release(tags)
 
-    def take_again(self, tags: Many[str]) -> None:
+    def resume_memory(self, tags: Many[str]) -> None:
         """Take memory again, see `Memory.resume`."""
         self._memory.resume(tags)
 
@@ -279,14 +279,14 @@ class Scheduler:
         self.check_weights()
         self.weights_changed(label or self.label, swap_weights(self.model, tensors))
 
-    def hold(self) -> None:
+    def begin_weights(self) -> None:
         """Compute nothing until `weights_changed`: somebody writes to the model's memory.
 
         Raises:
             InferenceError: there is no memory for weights.
         """
         self.check_weights()
-        self._is_held = True
+        self._are_weights_coming = True
 
     def weights_changed(self, label: str, loaded: Iterable[torch.Tensor]) -> None:
         """Go on under a label. Nothing computed before is used for a new sequence.
@@ -295,7 +295,7 @@ class Scheduler:
             label: version of what the model holds.
             loaded: the model's tensors, or parts of them, that have new values.
         """
-        self._is_held = False
+        self._are_weights_coming = False
         self._memory.note_loaded(loaded)
         self._epoch += 1
         self._prefixes.clear()

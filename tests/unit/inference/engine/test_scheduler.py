@@ -187,7 +187,7 @@ def test_versions_change_exactly_at_the_update(
 def test_nothing_is_computed_while_somebody_writes_to_the_weights(model: PreTrainedModel) -> None:
     engine = scheduler(model)
     engine.pause("retract")
-    engine.hold()
+    engine.begin_weights()
     engine.submit(item := sequence(1))
     engine.resume()
     assert not engine.has_work

@@ -1,0 +1,113 @@
+"""Directories that are there whole or not at all, never half written.
+
+They are filled beside their place under a hidden name, flushed to disk, and renamed.
+"""
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from agentrl.errors import PublishError
+
+
+@contextmanager
+def appears_whole(target: Path) -> Iterator[Path]:
+    """Yield an empty directory to fill, which becomes `target` when the block ends without error.
+
+    What stood at `target` is replaced.
+
+    Raises:
+        PublishError: it could not be written; nothing of it is left, and what stood at `target` is
+            still there.
+    """
+    staging = stage(target)
+    try:
+        yield staging
+        put_in_place(staging, target)
+    except OSError as error:
+        raise _cannot_write(target, error) from error
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def stage(target: Path) -> Path:
+    """Return an empty directory in which to write what `put_in_place` moves to `target`.
+
+    For directories that several functions or processes fill; others use `appears_whole`.
+
+    Raises:
+        PublishError: it could not be made.
+    """
+    staging = _beside(target, "tmp")
+    try:
+        shutil.rmtree(staging, ignore_errors=True)
+        staging.mkdir(parents=True)
+    except OSError as error:
+        raise _cannot_write(target, error) from error
+    return staging
+
+
+def put_in_place(staging: Path, target: Path) -> None:
+    """Make a directory durable and move it to `target`.
+
+    A directory that stood at `target` before is replaced, and is there until the new one is whole.
+
+    Raises:
+        PublishError: it could not be moved; what stood at `target` is still there.
+    """
+    outgoing = _beside(target, "old")
+    try:
+        _flush_tree(staging)
+        if target.exists():
+            shutil.rmtree(outgoing, ignore_errors=True)
+            target.rename(outgoing)
+        staging.rename(target)
+        _flush(target.parent)
+        shutil.rmtree(outgoing, ignore_errors=True)
+    except OSError as error:
+        shutil.rmtree(staging, ignore_errors=True)
+        if outgoing.exists() and not target.exists():
+            outgoing.rename(target)
+        raise _cannot_write(target, error) from error
+
+
+def clear_leftovers(root: Path) -> None:
+    """Remove what killed processes left below `root` of directories that they were writing.
+
+    A replaced directory whose successor never arrived is moved back to its place.
+    """
+    if not root.is_dir():
+        return
+    for path in sorted(root.iterdir()):
+        parts = path.name.split(".")
+        if len(parts) != 4 or parts[0] or parts[3] not in ("tmp", "old"):
+            continue
+        target = root / parts[1]
+        if parts[3] == "old" and not target.exists():
+            path.rename(target)
+        else:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _beside(target: Path, ending: str) -> Path:
+    return target.with_name(f".{target.name}.{os.getpid()}.{ending}")
+
+
+def _cannot_write(target: Path, error: OSError) -> PublishError:
+    return PublishError(f"cannot write {target}: {error.strerror or error}")
+
+
+def _flush_tree(directory: Path) -> None:
+    for path in directory.rglob("*"):
+        _flush(path)
+    _flush(directory)
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
