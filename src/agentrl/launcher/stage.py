@@ -35,7 +35,7 @@ STOP_SECONDS = 15.0
 KEEPER_STOP_SECONDS = 2 * STOP_SECONDS
 """It gives its server as long."""
 TRAINER_STOP_SECONDS = 120.0
-"""It finishes its step and saves."""
+"""It finishes its step and saves. What other machines do without rank 0 is of no use."""
 _NOT_FOR_SAMPLERS = ("AGENTRL_ADMIN_KEY",)
 _NOT_FOR_TOOLS = ("MONGODB_URI", "AGENTRL_API_KEY", "AGENTRL_ADMIN_KEY")
 """A model may have its tools read their environment."""
@@ -160,9 +160,15 @@ class Stage:
                 task.cancel()
 
     async def start_trainer(self) -> Child:
-        """Start the trainer, under `accelerate launch` when it has several ranks."""
+        """Start this machine's trainer ranks, under `accelerate launch` when there are several.
+
+        Its log file has the number of the first of them, as the rank itself would name it.
+        """
+        trainer = self.config.trainer
+        first = trainer.machine_rank * trainer.num_processes // trainer.num_machines
         argv = trainer_command(self.config, self.config_path)
-        child = self._child("train_0", argv, 0, stop_seconds=TRAINER_STOP_SECONDS)
+        stop_seconds = STOP_SECONDS if trainer.machine_rank else TRAINER_STOP_SECONDS
+        child = self._child(f"train_{first}", argv, 0, stop_seconds=stop_seconds)
         await self._supervisor.start(child)
         return child
 
@@ -220,15 +226,17 @@ class Stage:
             # Empty, not left out: the child would find them in what it inherits.
             environment=secret_environment(self.config)
             | dict.fromkeys(withheld, "")
-            | _thread_settings(),
+            | _child_settings(stop_seconds),
             max_restarts=restarts,
             stop_seconds=stop_seconds,
         )
 
 
-def _thread_settings() -> dict[str, str]:
-    """Return environment for children: none of them may spin on cores that others need."""
+def _child_settings(stop_seconds: float) -> dict[str, str]:
+    """Return environment for children: no spinning on cores that others need, an end in time."""
     return {
+        # Ranks are in sessions of their own: their launcher has to end them before it is killed.
+        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(int(stop_seconds) - 3),
         "TOKENIZERS_PARALLELISM": "false",
         "OMP_WAIT_POLICY": "PASSIVE",
         "PYTHONUNBUFFERED": "1",
