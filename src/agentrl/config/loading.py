@@ -3,7 +3,7 @@
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -24,15 +24,25 @@ SECRET_ENVIRONMENT = {
 }
 """Environment variables that give a secret when no flag does; children get secrets this way."""
 
-_ONE_SHOT = {"fresh", "delete_existing"}
+MACHINE_ENVIRONMENT = {
+    "num_machines": "NUM_MACHINES",
+    "machine_rank": "MACHINE_RANK",
+    "main_process_ip": "MASTER_ADDR",
+    "main_process_port": "MASTER_PORT",
+}
+"""Environment variables that say which of several machines this is, when no flag does."""
+
+_ENVIRONMENT = SECRET_ENVIRONMENT | MACHINE_ENVIRONMENT
+
+_ONE_SHOT = {"fresh", "delete_existing", *MACHINE_ENVIRONMENT}
 """Flags that speak of one start and not of the run; they are not written down."""
 
 
 def parse_flags(argv: Sequence[str]) -> RootConfig:
     """Build the configuration of a process from its command line.
 
-    A `--config FILE` gives values that the other flags override; secrets that neither gives are
-    read from the environment.
+    A `--config FILE` gives values that the other flags override; secrets and the machine's place
+    among several are read from the environment where neither gives them.
 
     Raises:
         ConfigError: an unknown flag (the nearest known one is named), a missing or impossible
@@ -57,14 +67,16 @@ def build_config(values: Mapping[str, Any]) -> RootConfig:
         if name not in FLAGS:
             raise ConfigError(_unknown(name))
         sections[FLAGS[name].section][name] = _convert(name, value)
-    for name, variable in SECRET_ENVIRONMENT.items():
+    from_environment = set()
+    for name, variable in _ENVIRONMENT.items():
         section = sections[FLAGS[name].section]
         if name not in section and os.environ.get(variable):
             section[name] = os.environ[variable]
+            from_environment.add(name)
     try:
         config = RootConfig.model_validate(sections)
     except ValidationError as error:
-        raise ConfigError(_first_problem(error)) from None
+        raise ConfigError(_first_problem(error, from_environment)) from None
     return check_config(_apply_preferred_sampling(config))
 
 
@@ -197,7 +209,7 @@ def _unknown(name: str) -> str:
     return f"unknown flag --{name}{hint}"
 
 
-def _first_problem(error: ValidationError) -> str:
+def _first_problem(error: ValidationError, from_environment: Collection[str] = ()) -> str:
     problems = error.errors(include_url=False)
     first = problems[0]
     given = first.get("input")
@@ -209,4 +221,5 @@ def _first_problem(error: ValidationError) -> str:
     said = first["msg"]
     if first["type"] == "string_pattern_mismatch" and name == "run_name":
         said = "up to 63 letters, digits, - and _, the first a letter or digit"
-    return f"--{name}: {said}, got {given!r}{more}"
+    source = _ENVIRONMENT[str(name)] if name in from_environment else f"--{name}"
+    return f"{source}: {said}, got {given!r}{more}"

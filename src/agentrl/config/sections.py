@@ -462,8 +462,18 @@ class TrainerSection(Section):
     cp_size: int = Field(default=1, ge=1)
     """Ranks that share the tokens of every row (context parallel)."""
     num_processes: int = Field(default=1, ge=1)
-    """Trainer ranks that `agentrl run` starts on this machine; more than one go through
+    """Trainer ranks that `agentrl run` starts, over all machines; more than one go through
     `accelerate launch` with assets/fsdp2_dst.yml."""
+    num_machines: int = Field(default=1, ge=1)
+    """Machines on which the same `agentrl run` is started, each with its share of the ranks;
+    `NUM_MACHINES` when not given (see docs/deploy.md)."""
+    machine_rank: int = Field(default=0, ge=0)
+    """Number of this machine; `MACHINE_RANK` when not given. Machine 0 starts everything, the others
+    trainer ranks only."""
+    main_process_ip: str | None = None
+    """Address of machine 0 for the other machines; `MASTER_ADDR` when not given."""
+    main_process_port: int = Field(default=29500, ge=1, le=65535)
+    """Port at which the trainer's ranks find each other; `MASTER_PORT` when not given."""
     trainer_threads: int | None = None
     """CPU threads of the trainer."""
     save_steps: int = Field(default=3, ge=1)

@@ -15,15 +15,21 @@ def agentrl_command(command: str, config_path: Path, *flags: str) -> list[str]:
 
 
 def trainer_command(config: RootConfig, config_path: Path) -> list[str]:
-    """Return the trainer's argv: plain Python for one rank, `accelerate launch` for several."""
-    if config.trainer.num_processes == 1:
+    """Return this machine's trainer argv: plain Python for one rank, else `accelerate launch`."""
+    trainer = config.trainer
+    if trainer.num_processes == 1:
         return agentrl_command("train", config_path)
-    return [
+    argv = [
         *(sys.executable, "-m", "accelerate.commands.launch"),
         *("--config_file", str(FSDP_CONFIG)),
-        *("--num_processes", str(config.trainer.num_processes)),
-        *("-m", "agentrl", "train", "--config", str(config_path)),
+        *("--num_processes", str(trainer.num_processes)),
+        *("--num_machines", str(trainer.num_machines)),
+        *("--machine_rank", str(trainer.machine_rank)),
+        *("--main_process_port", str(trainer.main_process_port)),
     ]
+    if trainer.main_process_ip is not None:
+        argv += ["--main_process_ip", trainer.main_process_ip]
+    return [*argv, "-m", "agentrl", "train", "--config", str(config_path)]
 
 
 def tool_server_command(template: str, port: int) -> list[str]:

@@ -2,12 +2,13 @@
 
 import asyncio
 import shutil
+import socket
 from pathlib import Path
 
 import httpx
 from pydantic import SecretStr
 
-from agentrl.config.sections import RootConfig
+from agentrl.config.sections import ModelSection, RootConfig, TrainerSection
 from agentrl.errors import ConfigError, InferenceError, StoreError
 from agentrl.gateway import load_agent
 from agentrl.inference import SGLangClient
@@ -38,21 +39,50 @@ async def check_inputs(config: RootConfig, *, trains: bool = True) -> None:
         ConfigError: something that the user gave cannot be used.
         StoreError: the database does not answer.
     """
-    model_path = resolve_model(config.model.model_name_or_path)
-    if config.model.router_replay:
-        check_router_replay(model_path)
-    if config.model.lora_rank:
-        check_adapter_targets(model_path, config.model.lora_target_modules)
+    model_path = _check_model(config.model)
     renderer = Renderer.load(model_path, tool_call_parser=config.inference.tool_call_parser)
     check_trackers(config.trainer.report_to)
     if trains:
         _check_training_questions(config)
+        _check_main_port(config.trainer)
     _check_questions(config, renderer, trains=trains)
     if config.agents.agent is not None:
         load_agent(config.agents.agent)
     await _check_store(config, trains=trains)
     await _check_tools(config, model_path, renderer)
     await _check_servers(config)
+
+
+async def check_ranks(config: RootConfig) -> None:
+    """Check what a machine needs that has nothing but trainer ranks: model and database.
+
+    Raises:
+        ConfigError: the model cannot be used.
+        StoreError: the database does not answer.
+    """
+    _check_model(config.model)
+    await _check_store(config, trains=False)
+
+
+def _check_model(model: ModelSection) -> Path:
+    path = resolve_model(model.model_name_or_path)
+    if model.router_replay:
+        check_router_replay(path)
+    if model.lora_rank:
+        check_adapter_targets(path, model.lora_target_modules)
+    return path
+
+
+def _check_main_port(trainer: TrainerSection) -> None:
+    """Refuse a port that is taken; on one machine the ranks find another one by themselves."""
+    if trainer.num_machines == 1:
+        return
+    with socket.socket() as probe:
+        if probe.connect_ex(("127.0.0.1", trainer.main_process_port)) == 0:
+            raise ConfigError(
+                f"--main_process_port {trainer.main_process_port} is taken here; give all machines "
+                "another one"
+            )
 
 
 def _check_training_questions(config: RootConfig) -> None:

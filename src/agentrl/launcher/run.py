@@ -1,4 +1,4 @@
-"""`agentrl run`: a whole training run on one machine."""
+"""`agentrl run`: a whole training run, but for the trainer's ranks on other machines."""
 
 import asyncio
 import contextlib
@@ -9,6 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
+from agentrl.config.checks import check_machines
 from agentrl.config.sections import RootConfig
 from agentrl.errors import AgentRLError
 from agentrl.launcher.display import Display
@@ -26,6 +27,7 @@ async def run_training(config: RootConfig) -> int:
     Raises:
         AgentRLError: a mistake of the user (before anything starts), or a child that failed.
     """
+    check_machines(config)
     await check_inputs(config)
     console = Console()
     started = time.monotonic()
@@ -34,7 +36,7 @@ async def run_training(config: RootConfig) -> int:
         if config.run.fresh:
             await check_name_is_free(stage.config, store)
         await check_has_questions(config, store)
-        done = await _already_done(config, store)
+        done = await already_done(config, store)
         if done is not None:
             console.print(done)
             print_places(console, stage.config, store)
@@ -63,6 +65,13 @@ async def _train(console: Console, stage: Stage, store: TrajectoryStore) -> int:
         stage.write_config()
     trainer = await stage.start_trainer()
     console.print(f"logs in {config.run.logs_dir}/, the trainer's is {trainer.log_path}")
+    if config.trainer.num_machines > 1:
+        console.print(
+            f"machine 0 of {config.trainer.num_machines}: the trainer begins when the same command "
+            "runs on the others",
+            highlight=False,
+            soft_wrap=True,
+        )
     display = Display(
         console,
         store,
@@ -106,7 +115,7 @@ async def until_interrupted(work: Coroutine[Any, Any, int]) -> int | None:
     return None
 
 
-async def _already_done(config: RootConfig, store: TrajectoryStore) -> str | None:
+async def already_done(config: RootConfig, store: TrajectoryStore) -> str | None:
     """Say that there is nothing left to do, if so."""
     run = await store.get_run()
     if run is None or run.status != "completed" or run.policy_version < config.trainer.max_steps:

@@ -29,6 +29,8 @@ T = TypeVar("T")
 TOOL_SERVER_START_SECONDS = 30.0
 SAMPLER_RESTARTS = 20
 SAMPLER_END_SECONDS = 25.0
+RANK_END_SECONDS = 12
+"""Ranks are in sessions of their own, so their launcher has to end them before it is killed."""
 TOOL_SERVER_RESTARTS = 5
 
 
@@ -45,7 +47,7 @@ class Stage:
         self.config = config
         self._role = f"{role}_" if role else ""
         self._stack = AsyncExitStack()
-        self._supervisor = Supervisor()
+        self._supervisor = Supervisor(stop_seconds=RANK_END_SECONDS + 3.0)
 
     async def __aenter__(self) -> Self:
         await self._stack.__aenter__()
@@ -140,8 +142,14 @@ class Stage:
                 task.cancel()
 
     async def start_trainer(self) -> Child:
-        """Start the trainer, under `accelerate launch` when it has several ranks."""
-        child = self._child("train_0", trainer_command(self.config, self.config_path), 0)
+        """Start this machine's trainer ranks, under `accelerate launch` when there are several.
+
+        Its log file has the number of the first of them, as the rank itself would name it.
+        """
+        trainer = self.config.trainer
+        first = trainer.machine_rank * trainer.num_processes // trainer.num_machines
+        argv = trainer_command(self.config, self.config_path)
+        child = self._child(f"train_{first}", argv, 0)
         await self._supervisor.start(child)
         return child
 
@@ -192,14 +200,15 @@ class Stage:
             name=name,
             argv=argv,
             log_path=run.logs_dir / f"{run.run_name}_{self._role}{name}.log",
-            environment=secret_environment(self.config) | _thread_settings(),
+            environment=secret_environment(self.config) | _child_settings(),
             max_restarts=restarts,
         )
 
 
-def _thread_settings() -> dict[str, str]:
-    """Return environment for children: none of them may spin on cores that others need."""
+def _child_settings() -> dict[str, str]:
+    """Return environment for children: no spinning on cores that others need, an end in time."""
     return {
+        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(RANK_END_SECONDS),
         "TOKENIZERS_PARALLELISM": "false",
         "OMP_WAIT_POLICY": "PASSIVE",
         "PYTHONUNBUFFERED": "1",

@@ -1,0 +1,154 @@
+"""`agentrl run` on two machines, as its scripts start it: here both are this machine."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+import yaml
+from support.training import Player, train_tasks
+
+from agentrl.processes.ports import free_port
+from agentrl.store import TrajectoryStore
+from agentrl.store.embedded import EmbeddedMongo
+
+pytestmark = [pytest.mark.distributed, pytest.mark.timeout(280)]
+
+REPOSITORY = Path(__file__).parents[2]
+SCORES = [[1.0, 0.0, 0.0], [1.0, 1.0, 0.0]] * 2
+
+
+async def filled_run(mongod: EmbeddedMongo, model_path: Path, *, num_unplayed: int = 0) -> str:
+    """The URI of a database with two steps' worth of the same finished groups."""
+    uri = mongod.uri(f"machines_{uuid.uuid4().hex[:8]}")
+    async with TrajectoryStore.connect(uri) as store:
+        await store.ensure_schema()
+        await store.add_tasks(train_tasks(len(SCORES) + num_unplayed, 3))
+        await Player(model_path).play_groups(store, SCORES)
+    return uri
+
+
+def command(uri: str, model_path: Path, folder: Path, **flags: object) -> list[str]:
+    settings = {
+        "run_name": uri.partition("?")[0].rpartition("/")[2],
+        "output_dir": folder / "output",
+        "logs_dir": folder / "logs",
+        "db_connection_string": uri,
+        "model_name_or_path": model_path,
+        "enable_sampling": "false",
+        "num_generations": 3,
+        "groups_per_step": 2,
+        "learning_rate": 0.001,
+        "max_staleness": 100,
+        "max_steps": 2,
+        "num_processes": 2,
+        "trainer_threads": 1,
+        **flags,
+    }
+    words = [str(word) for name, value in settings.items() for word in (f"--{name}", value)]
+    return [sys.executable, "-m", "agentrl", "run", *words]
+
+
+@contextmanager
+def started(
+    argv: list[str], folder: Path, **variables: object
+) -> Iterator["subprocess.Popen[str]"]:
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"machine{variables.get('MACHINE_RANK', 0)}.out"
+    with path.open("w") as out:
+        process = subprocess.Popen(
+            argv,
+            cwd=REPOSITORY,
+            env=os.environ | {name: str(value) for name, value in variables.items()},
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.wait()
+
+
+def machines(port: int, rank: int) -> dict[str, object]:
+    return {
+        "NUM_MACHINES": 2,
+        "MACHINE_RANK": rank,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+    }
+
+
+def said(folder: Path) -> str:
+    texts = [*folder.glob("*.out"), *(folder / "logs").glob("*.log")]
+    return "".join(f"== {path.name}\n{path.read_text()[-3000:]}\n" for path in sorted(texts))
+
+
+def figures(folder: Path) -> list[tuple[float, float]]:
+    lines = (folder / "output/metrics.jsonl").read_text().splitlines()
+    return [(step["loss"], step["grad_norm"]) for step in map(json.loads, lines)]
+
+
+async def test_two_machines_train_what_two_ranks_of_one_train(
+    mongod: EmbeddedMongo, model_path: Path, tmp_path: Path
+) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    uri = await filled_run(mongod, model_path)
+    port = free_port()
+    with started(command(uri, model_path, one, main_process_port=port), one) as alone:
+        assert alone.wait(120) == 0, said(one)
+
+    uri = await filled_run(mongod, model_path)
+    argv, port = command(uri, model_path, two), free_port()
+    with ExitStack() as stack:
+        # The further machine comes first and waits.
+        processes = [
+            stack.enter_context(started(argv, two, **machines(port, rank))) for rank in (1, 0)
+        ]
+        assert [process.wait(120) for process in processes] == [0, 0], said(two)
+    assert len(figures(two)) == 2
+    for here, there in zip(figures(two), figures(one), strict=True):
+        assert here == pytest.approx(there, rel=1e-5, abs=1e-7)
+    written = yaml.safe_load((two / "output/config.yaml").read_text())
+    assert written["num_processes"] == 2
+    assert not {"num_machines", "machine_rank", "main_process_port"} & written.keys()
+    names = {path.name.partition("_train_")[2] for path in (two / "logs").glob("*_train_*")}
+    assert names == {"0.log", "1.log"}
+    assert "the trainer ended" in (two / "machine1.out").read_text()
+
+
+async def test_an_interrupted_machine_ends_its_own_processes_only(
+    mongod: EmbeddedMongo, model_path: Path, tmp_path: Path
+) -> None:
+    uri = await filled_run(mongod, model_path, num_unplayed=2)
+    argv, port = command(uri, model_path, tmp_path, max_steps=9), free_port()
+    with (
+        started(argv, tmp_path, **machines(port, 0)) as first,
+        started(argv, tmp_path, **machines(port, 1)) as second,
+    ):
+        deadline = time.monotonic() + 120
+        while not (tmp_path / "output/metrics.jsonl").exists():
+            assert first.poll() is second.poll() is None, said(tmp_path)
+            assert time.monotonic() < deadline, said(tmp_path)
+            await asyncio.sleep(0.2)
+        here, there = (
+            psutil.Process(machine.pid).children(recursive=True) for machine in (second, first)
+        )
+        second.send_signal(signal.SIGINT)
+        assert second.wait(40) == 130, said(tmp_path)
+        assert psutil.wait_procs(here, timeout=1)[1] == []
+        assert "interrupted after" in (tmp_path / "machine1.out").read_text()
+        assert first.poll() is None, said(tmp_path)
+        first.send_signal(signal.SIGINT)
+        assert first.wait(40) == 130, said(tmp_path)
+        assert psutil.wait_procs(there, timeout=1)[1] == []
