@@ -1,29 +1,34 @@
 """Data and control have keys of their own; who has only the one may not do the other."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 from support.engines import engine_process, make_model
 from support.sglang import sglang_process
 
-DATA, ADMIN = "data-key", "admin-key"
+DATA, ADMIN = "the-data-key", "the-admin-key"
 KINDS = [
     "embedded",
     pytest.param("sglang", marks=[pytest.mark.slow, pytest.mark.timeout(240)]),
 ]
 
 
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("keys") / "server.log"
+
+
 @pytest.fixture(scope="module", params=KINDS)
-def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    folder = tmp_path_factory.mktemp("keys")
-    model = make_model(folder / "model", seed=1)
+def url(request: pytest.FixtureRequest, log: Path) -> Iterator[str]:
+    model = make_model(log.parent / "model", seed=1)
     keys = {"AGENTRL_API_KEY": DATA, "AGENTRL_ADMIN_KEY": ADMIN}
-    flags = ("--api-key", DATA, "--admin-api-key", ADMIN)
     running = (
         engine_process(model, environment=keys)
         if request.param == "embedded"
-        else sglang_process(model, folder / "sglang.log", *flags)
+        else sglang_process(model, log, environment=keys)
     )
     with running as address:
         yield address
@@ -65,3 +70,23 @@ def test_each_route_takes_its_own_key_and_no_other(
 
 def test_whoever_comes_may_ask_whether_the_server_is_well(url: str) -> None:
     assert httpx.get(f"{url}/health", timeout=20, trust_env=False).status_code == 200
+
+
+def test_the_key_for_generation_does_not_give_the_other_away(url: str) -> None:
+    headers = {"Authorization": f"Bearer {DATA}"}
+    told = httpx.get(f"{url}/server_info", headers=headers, timeout=20, trust_env=False)
+    assert told.status_code == 200
+    assert ADMIN not in told.text
+
+
+def test_no_key_is_among_the_arguments_of_a_process_or_in_a_log(url: str, log: Path) -> None:
+    httpx.get(f"{url}/health", timeout=20, trust_env=False)
+    lines = [
+        " ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])
+    ]
+    assert any(str(log.parent) in line for line in lines), "the server is among them"
+    assert not [line for line in lines if DATA in line or ADMIN in line]
+    if log.exists():  # SGLang's, which begins with all of its arguments
+        assert "server_args=" in log.read_text()
+        assert DATA not in log.read_text()
+        assert ADMIN not in log.read_text()

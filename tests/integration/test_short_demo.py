@@ -15,6 +15,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from pymongo import MongoClient
 from support.demo_run import ROOT, config_path, database_uri, logs, run_command
 
 from agentrl.config.checks import is_loopback
@@ -27,6 +28,7 @@ from agentrl.store.embedded import EmbeddedMongo
 
 NUM_STEPS = 3
 GROUPS_PER_STEP = 4
+KEYS = {"AGENTRL_API_KEY": "the-data-key", "AGENTRL_ADMIN_KEY": "the-admin-key"}
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -40,6 +42,8 @@ class FinishedRun:
     killed_pid: int | None
     listeners: dict[str, set[str]]
     """Programs that listened while it ran -> the addresses that they listened on."""
+    environments: dict[str, dict[str, str]]
+    """What its processes found in their environment, by their command lines."""
 
     @property
     def summary(self) -> dict[str, object]:
@@ -114,22 +118,39 @@ def listeners(run: psutil.Process) -> dict[str, set[str]]:
     return found
 
 
+def environments(run: psutil.Process) -> dict[str, dict[str, str]]:
+    """Return the environments of the processes of a run, by their command lines."""
+    found: dict[str, dict[str, str]] = {}
+    for process in run.children(recursive=True):
+        try:
+            found[" ".join(process.cmdline())] = process.environ()
+        except psutil.NoSuchProcess:
+            continue
+    return found
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
     folder = tmp_path_factory.mktemp("short")
     process = subprocess.Popen(
-        command(folder), cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        command(folder),
+        cwd=ROOT,
+        text=True,
+        env=os.environ | KEYS,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
     )
     try:
         killed = kill_a_busy_sampler(folder, process)
         found = listeners(psutil.Process(process.pid))
+        surroundings = environments(psutil.Process(process.pid))
         output, _ = process.communicate(timeout=150)
     finally:
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
             process.communicate(timeout=30)
     assert process.returncode == 0, output + logs(folder)
-    return FinishedRun(folder, output, killed, found)
+    return FinishedRun(folder, output, killed, found, surroundings)
 
 
 @pytest.fixture
@@ -164,6 +185,42 @@ def test_nothing_listens_beyond_this_machine(run: FinishedRun) -> None:
         assert any(program in name for name in run.listeners), (program, list(run.listeners))
     addresses = set().union(*run.listeners.values())
     assert all(is_loopback(address) for address in addresses), run.listeners
+
+
+def test_only_those_who_control_servers_have_the_key_for_it(run: FinishedRun) -> None:
+    programs = {
+        "train": "agentrl train",
+        "serve": "agentrl serve",
+        "sample": "agentrl sample",
+        "engine": "agentrl.inference.engine",
+        "tools": "shop.server",
+    }
+    given = {
+        role: {key for key, text in KEYS.items() if environment.get(key) == text}
+        for role, program in programs.items()
+        for line, environment in run.environments.items()
+        if program in line
+    }
+    both = set(KEYS)
+    assert given == {
+        "train": both,
+        "serve": both,
+        "engine": both,
+        "sample": {"AGENTRL_API_KEY"},
+        "tools": set(),
+    }
+
+
+def test_no_key_is_among_arguments_or_in_a_file_or_document(run: FinishedRun) -> None:
+    keys = [key.encode() for key in KEYS.values()]
+    texts = {line: line.encode() for line in run.environments}
+    texts |= {str(path): path.read_bytes() for path in run.folder.rglob("*") if path.is_file()}
+    with EmbeddedMongo(run.folder / "mongo") as mongo, MongoClient(mongo.uri("short")) as client:
+        database = client.get_default_database()
+        for name in database.list_collection_names():
+            texts[name] = repr(list(database[name].find())).encode()
+    assert {"runs", "inference_services"} <= set(texts)
+    assert not [name for name, text in texts.items() if any(key in text for key in keys)]
 
 
 def test_no_process_of_the_run_is_left(run: FinishedRun) -> None:

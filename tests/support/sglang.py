@@ -4,7 +4,7 @@ import os
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -30,18 +30,23 @@ def sglang_args() -> str:
 
 
 @contextmanager
-def sglang_process(model: Path, log: Path, *flags: str) -> Iterator[str]:
+def sglang_process(
+    model: Path, log: Path, *, environment: Mapping[str, str] | None = None
+) -> Iterator[str]:
     """Run SGLang on a free port; yields its address."""
     sglang_bin()
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-    command = [_SCRIPT, "serve", model, "--port", str(port), "--weight-version", "1", *flags]
+    command = [_SCRIPT, "serve", model, "--port", str(port), "--weight-version", "1"]
     # The health route is to say whether the server is there; by default it samples a token, which
     # takes as long as a pause.
-    environment = os.environ | {"SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "false"}
+    health = {"SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "false"}
     with log.open("wb") as output:
         process = subprocess.Popen(
-            command, stdout=output, stderr=subprocess.STDOUT, env=environment
+            command,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=os.environ | health | (environment or {}),
         )
     url = f"http://127.0.0.1:{port}"
     try:

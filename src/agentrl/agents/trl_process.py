@@ -24,6 +24,7 @@ from agentrl.launcher.preflight import check_inputs, check_name_is_free
 from agentrl.launcher.run import until_interrupted
 from agentrl.launcher.stage import Stage
 from agentrl.models.resolve import resolve_model
+from agentrl.processes.signals import INTERRUPTED
 from agentrl.rewards import MCPScorerFactory
 from agentrl.rollout.datasets import load_questions
 from agentrl.schema import Run
@@ -47,7 +48,7 @@ async def run(config: RootConfig, arguments: dict[str, Any]) -> int:
         store = await running.open_store()
         await check_name_is_free(running.config, store)
         status = await until_interrupted(_train(running, store, checked))
-        return 130 if status is None else status
+        return INTERRUPTED if status is None else status
 
 
 def _grpo_config(arguments: dict[str, Any]) -> Any:

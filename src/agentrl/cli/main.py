@@ -68,4 +68,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"agentrl {command}: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        return 130
+        from agentrl.processes.signals import INTERRUPTED
+
+        return INTERRUPTED

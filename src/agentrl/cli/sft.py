@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from agentrl.cli.train import log_by_rank
 from agentrl.cli.uri import served_uri
 from agentrl.config.loading import parse_flags
+from agentrl.processes.signals import INTERRUPTED
 
 
 def main(argv: Sequence[str]) -> int:
@@ -23,4 +24,4 @@ def main(argv: Sequence[str]) -> int:
         result = fine_tune(config, uri)
     if result is not None:
         print(f"{result.status} after step {result.step}; the model is in {result.model_path}")
-    return 0
+    return INTERRUPTED if result is not None and result.status == "stopped" else 0

@@ -7,6 +7,7 @@ from pathlib import Path
 from agentrl.cli.uri import store_uri
 from agentrl.config.loading import parse_flags
 from agentrl.config.sections import RootConfig
+from agentrl.processes.signals import INTERRUPTED
 
 
 def main(argv: Sequence[str]) -> int:
@@ -16,8 +17,8 @@ def main(argv: Sequence[str]) -> int:
     log_by_rank(config)
     from agentrl.trainer.process import train
 
-    train(config)
-    return 0
+    result = train(config)
+    return INTERRUPTED if result is not None and result.status == "stopped" else 0
 
 
 def log_by_rank(config: RootConfig) -> None:

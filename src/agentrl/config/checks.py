@@ -9,13 +9,24 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from urllib.parse import urlsplit
 
-from agentrl.config.sections import AgentSection, AlgorithmSection, RootConfig, ToolsSection
+from agentrl.config.sections import (
+    AgentSection,
+    AlgorithmSection,
+    InferenceSection,
+    RootConfig,
+    ToolsSection,
+)
 from agentrl.errors import ConfigError
 from agentrl.schema.tasks import is_answer_schema
 
 _ROUTE_KEYS = {"base_url", "model", "api_key_env"}
 _DP_FLAGS = ("--dp", "--dp-size", "--data-parallel-size")
 _PP_FLAGS = ("--pp", "--pp-size", "--pipeline-parallel-size")
+_SGLANG_KEY_FLAGS = {"--api-key": "AGENTRL_API_KEY", "--admin-api-key": "AGENTRL_ADMIN_KEY"}
+_SGLANG_OPEN_FLAGS = frozenset(
+    {"--tokenizer-worker-num", "--grpc-mode", "--smg-grpc-mode", "--grpc-port", "--encoder-only"}
+)
+"""What has SGLang listen in a way that its check of keys does not cover."""
 _SECRET_NAME = re.compile("auth|key|token|secret|passw|cookie|credential", re.IGNORECASE)
 BUILT_IN_REPORTS = ("none", "console", "jsonl")
 """Names in `--report_to` that ask for nothing more than what is always written."""
@@ -150,6 +161,7 @@ def _contradictions(config: RootConfig) -> Iterator[str]:
     yield from _rollout_contradictions(config)
     yield from _broadcast_contradictions(config)
     yield from _colocation_contradictions(config)
+    yield from _key_contradictions(config.inference)
     yield from _secrets_in_flags(config.tools)
     trainer, tools = config.trainer, config.tools
     if tools.mcp_manager_url and tools.tool_server_command:
@@ -160,12 +172,28 @@ def _contradictions(config: RootConfig) -> Iterator[str]:
         yield f"--eval_strategy {trainer.eval_strategy} needs --eval_file"
     if config.run.delete_existing and not config.run.fresh:
         yield "--delete_existing goes with --fresh"
-    host = config.inference.inference_host
-    if not is_loopback(host) and config.inference.inference_api_key is None:
+
+
+def _key_contradictions(inference: InferenceSection) -> Iterator[str]:
+    host, key = inference.inference_host, inference.inference_api_key
+    if not is_loopback(host) and key is None:
         yield (
             f"--inference_host {host} is reachable from outside; set AGENTRL_API_KEY "
-            "(and AGENTRL_ADMIN_KEY), or listen on 127.0.0.1"
+            "and AGENTRL_ADMIN_KEY, or listen on 127.0.0.1"
         )
+    if key is not None and key == inference.inference_admin_key:
+        yield (
+            "AGENTRL_API_KEY and AGENTRL_ADMIN_KEY are the same; samplers have the first and may "
+            "not exchange weights: make up another one"
+        )
+    for word in shlex.split(inference.sglang_args.replace("=", " ")):
+        if word in _SGLANG_KEY_FLAGS:
+            yield (
+                f"--sglang_args {word}: every user of the machine can read arguments; set "
+                f"{_SGLANG_KEY_FLAGS[word]} in the environment"
+            )
+        if word in _SGLANG_OPEN_FLAGS and (key or inference.inference_admin_key):
+            yield f"--sglang_args {word}: such a server asks for no key; leave it out"
 
 
 def _rollout_contradictions(config: RootConfig) -> Iterator[str]:

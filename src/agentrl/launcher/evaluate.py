@@ -19,6 +19,7 @@ from agentrl.launcher.preflight import check_inputs
 from agentrl.launcher.run import until_interrupted
 from agentrl.launcher.stage import Stage
 from agentrl.models.adapter_files import is_adapter, read_shape
+from agentrl.processes.signals import INTERRUPTED
 from agentrl.rewards import MCPScorerFactory
 from agentrl.rollout.datasets import eval_tasks
 from agentrl.schema import Policy, Run
@@ -64,7 +65,7 @@ async def run_evaluation(config: RootConfig, checkpoint: Path | None) -> int:
     section = config.run.model_copy(update={"run_name": name, "output_dir": output})
     async with Stage(config.model_copy(update={"run": section}), role="eval") as stage:
         status = await until_interrupted(_evaluate(console, stage, output / "eval.json", adapter))
-        return 130 if status is None else status
+        return INTERRUPTED if status is None else status
 
 
 def serving(model: ModelSection, checkpoint: Path) -> ModelSection:

@@ -18,6 +18,7 @@ from agentrl.launcher.preflight import check_ranks
 from agentrl.launcher.report import last_error
 from agentrl.launcher.run import already_done, until_interrupted
 from agentrl.launcher.stage import Stage
+from agentrl.processes.signals import INTERRUPTED
 
 # As long as torch waits for the last machine.
 _FIRST_MACHINE_SECONDS = 900.0
@@ -51,7 +52,7 @@ async def join_training(config: RootConfig) -> int:
                 f"interrupted after {seconds:.0f} s; the ranks of this machine have ended, and the "
                 "same command on all machines resumes the run"
             )
-            return 130
+            return INTERRUPTED
         console.print(f"the trainer ended after {seconds:.0f} s; machine 0 says with what result")
         return 0
 

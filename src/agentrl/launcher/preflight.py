@@ -20,7 +20,7 @@ from agentrl.renderers.renderer import Renderer
 from agentrl.rewards import AgentConfig, MCPScorerFactory, load_scorer_module
 from agentrl.rollout.datasets import QuestionFile
 from agentrl.rollout.resources import check_tools, tools_config
-from agentrl.server.commands import sglang_python
+from agentrl.server.commands import check_keys, sglang_python
 from agentrl.store import TrajectoryStore
 from agentrl.store.embedded import find_mongod
 from agentrl.tools import probe
@@ -173,6 +173,7 @@ async def _check_servers(config: RootConfig) -> None:
     if not config.rollout.enable_sampling:
         return
     if not inference.inference_urls:
+        check_keys(inference)
         if inference.inference_backend == "sglang":
             sglang_python()
         return

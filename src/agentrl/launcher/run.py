@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import signal
 import time
 from collections.abc import Coroutine
 from typing import Any
@@ -16,6 +15,7 @@ from agentrl.launcher.display import Display
 from agentrl.launcher.preflight import check_has_questions, check_inputs, check_name_is_free
 from agentrl.launcher.report import last_error, print_places
 from agentrl.launcher.stage import Stage
+from agentrl.processes.signals import INTERRUPTED, stop_on_signals
 from agentrl.store import TrajectoryStore
 
 
@@ -42,12 +42,12 @@ async def run_training(config: RootConfig) -> int:
             print_places(console, stage.config, store)
             return 0
         status = await until_interrupted(_train(console, stage, store))
-        if status is None:
+        if status in (None, INTERRUPTED):
             console.print(
                 f"interrupted after {time.monotonic() - started:.0f} s; "
                 "all data are kept, and the same command resumes the run"
             )
-            return 130
+            return INTERRUPTED
         console.print(f"finished in {time.monotonic() - started:.0f} s")
         print_places(console, stage.config, store)
         return 0
@@ -87,6 +87,8 @@ async def _train(console: Console, stage: Stage, store: TrajectoryStore) -> int:
         following.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await following
+    if status == INTERRUPTED:
+        return status
     if status != 0:
         raise AgentRLError(
             f"the trainer failed (exit {status}); the end of {trainer.log_path} says: "
@@ -98,12 +100,12 @@ async def _train(console: Console, stage: Stage, store: TrajectoryStore) -> int:
 
 
 async def until_interrupted(work: Coroutine[Any, Any, int]) -> int | None:
-    """Return the work's result, or None when SIGINT or SIGTERM came first."""
+    """Return the work's result, or None when SIGINT or SIGTERM came first.
+
+    The next one ends the process at once, and with it, by the kernel, what it started.
+    """
     working = asyncio.create_task(work)
-    interrupted = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for signum in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(signum, interrupted.set)
+    interrupted = stop_on_signals("all processes are ended first")
     waiting = asyncio.create_task(interrupted.wait())
     await asyncio.wait({working, waiting}, return_when=asyncio.FIRST_COMPLETED)
     waiting.cancel()

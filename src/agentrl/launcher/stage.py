@@ -5,7 +5,7 @@ Each is a child of its own with a log file of its own; all of them end with the 
 
 import asyncio
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Collection, Coroutine, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from types import TracebackType
@@ -29,9 +29,16 @@ T = TypeVar("T")
 TOOL_SERVER_START_SECONDS = 30.0
 SAMPLER_RESTARTS = 20
 SAMPLER_END_SECONDS = 25.0
-RANK_END_SECONDS = 12
-"""Ranks are in sessions of their own, so their launcher has to end them before it is killed."""
 TOOL_SERVER_RESTARTS = 5
+STOP_SECONDS = 15.0
+"""How long a child may take to end after SIGTERM before it is killed."""
+KEEPER_STOP_SECONDS = 2 * STOP_SECONDS
+"""It gives its server as long."""
+TRAINER_STOP_SECONDS = 120.0
+"""It finishes its step and saves. What other machines do without rank 0 is of no use."""
+_NOT_FOR_SAMPLERS = ("AGENTRL_ADMIN_KEY",)
+_NOT_FOR_TOOLS = ("MONGODB_URI", "AGENTRL_API_KEY", "AGENTRL_ADMIN_KEY")
+"""A model may have its tools read their environment."""
 
 
 class Stage:
@@ -47,7 +54,7 @@ class Stage:
         self.config = config
         self._role = f"{role}_" if role else ""
         self._stack = AsyncExitStack()
-        self._supervisor = Supervisor(stop_seconds=RANK_END_SECONDS + 3.0)
+        self._supervisor = Supervisor()
 
     async def __aenter__(self) -> Self:
         await self._stack.__aenter__()
@@ -89,7 +96,12 @@ class Stage:
         if command is None:
             return
         port = free_port()
-        child = self._child("tools", tool_server_command(command, port), TOOL_SERVER_RESTARTS)
+        child = self._child(
+            "tools",
+            tool_server_command(command, port),
+            TOOL_SERVER_RESTARTS,
+            withheld=_NOT_FOR_TOOLS,
+        )
         await self._supervisor.start(child)
         tools = self.config.tools.model_copy(
             update={"mcp_manager_url": f"http://127.0.0.1:{port}/mcp", "tool_server_command": None}
@@ -115,19 +127,25 @@ class Stage:
     async def start_servers(self) -> None:
         """Start a keeper a server, which chooses its port by itself; given URLs share one."""
         inference = self.config.inference
-        if inference.inference_urls:
-            await self._start_agentrl("serve_0", "serve")
-            return
-        for number in range(inference.num_inference_servers):
-            await self._start_agentrl(f"serve_{number}", "serve")
+        num_keepers = 1 if inference.inference_urls else inference.num_inference_servers
+        argv = agentrl_command("serve", self.config_path)
+        for number in range(num_keepers):
+            child = self._child(f"serve_{number}", argv, 0, stop_seconds=KEEPER_STOP_SECONDS)
+            await self._supervisor.start(child)
 
     async def start_samplers(self) -> None:
         """Start the sampler processes; they wait for servers and tasks by themselves."""
         for number in range(self.config.rollout.num_samplers):
             flags = self._metrics_flags(number + 1)
-            await self._start_agentrl(
-                f"sampler_{number}", "sample", *flags, restarts=SAMPLER_RESTARTS
+            argv = agentrl_command("sample", self.config_path, *flags)
+            child = self._child(
+                f"sampler_{number}",
+                argv,
+                SAMPLER_RESTARTS,
+                withheld=_NOT_FOR_SAMPLERS,
+                stop_seconds=self.config.rollout.drain_seconds + STOP_SECONDS,
             )
+            await self._supervisor.start(child)
 
     async def let_samplers_end(self) -> None:
         """Wait until the samplers have played out the groups that they began, within a bound.
@@ -149,7 +167,8 @@ class Stage:
         trainer = self.config.trainer
         first = trainer.machine_rank * trainer.num_processes // trainer.num_machines
         argv = trainer_command(self.config, self.config_path)
-        child = self._child(f"train_{first}", argv, 0)
+        stop_seconds = STOP_SECONDS if trainer.machine_rank else TRAINER_STOP_SECONDS
+        child = self._child(f"train_{first}", argv, 0, stop_seconds=stop_seconds)
         await self._supervisor.start(child)
         return child
 
@@ -190,25 +209,34 @@ class Stage:
         port = self.config.run.metrics_port
         return () if not port else ("--metrics_port", str(port + offset))
 
-    async def _start_agentrl(self, name: str, command: str, *flags: str, restarts: int = 0) -> None:
-        argv = agentrl_command(command, self.config_path, *flags)
-        await self._supervisor.start(self._child(name, argv, restarts))
-
-    def _child(self, name: str, argv: Sequence[str], restarts: int) -> Child:
+    def _child(
+        self,
+        name: str,
+        argv: Sequence[str],
+        restarts: int,
+        *,
+        withheld: Collection[str] = (),
+        stop_seconds: float = STOP_SECONDS,
+    ) -> Child:
         run = self.config.run
         return Child(
             name=name,
             argv=argv,
             log_path=run.logs_dir / f"{run.run_name}_{self._role}{name}.log",
-            environment=secret_environment(self.config) | _child_settings(),
+            # Empty, not left out: the child would find them in what it inherits.
+            environment=secret_environment(self.config)
+            | dict.fromkeys(withheld, "")
+            | _child_settings(stop_seconds),
             max_restarts=restarts,
+            stop_seconds=stop_seconds,
         )
 
 
-def _child_settings() -> dict[str, str]:
+def _child_settings(stop_seconds: float) -> dict[str, str]:
     """Return environment for children: no spinning on cores that others need, an end in time."""
     return {
-        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(RANK_END_SECONDS),
+        # Ranks are in sessions of their own: their launcher has to end them before it is killed.
+        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(int(stop_seconds) - 3),
         "TOKENIZERS_PARALLELISM": "false",
         "OMP_WAIT_POLICY": "PASSIVE",
         "PYTHONUNBUFFERED": "1",

@@ -51,6 +51,8 @@ class Child:
     environment: Mapping[str, str] = field(default_factory=dict)
     max_restarts: int = 0
     """How often it is started again after it failed; 0: a failure is final."""
+    stop_seconds: float = 15.0
+    """How long it may take to end after SIGTERM before it is killed."""
     process: asyncio.subprocess.Process | None = None
     restarts: int = 0
     stopping: bool = False
@@ -77,8 +79,7 @@ class Child:
 class Supervisor:
     """Starts children, restarts those that may be, and ends them all on exit (async context)."""
 
-    def __init__(self, *, stop_seconds: float = 15.0, restart_delay_seconds: float = 1.0) -> None:
-        self._stop_seconds = stop_seconds
+    def __init__(self, *, restart_delay_seconds: float = 1.0) -> None:
         self._restart_delay_seconds = restart_delay_seconds
         self._children: dict[str, Child] = {}
         self._watchers: dict[str, asyncio.Task[int]] = {}
@@ -136,7 +137,7 @@ class Supervisor:
                 with contextlib.suppress(ProcessLookupError):
                     process.terminate()
             try:
-                await asyncio.wait_for(process.wait(), 0 if at_once else self._stop_seconds)
+                await asyncio.wait_for(process.wait(), 0 if at_once else child.stop_seconds)
             except TimeoutError:
                 _kill_group(process.pid)
                 await process.wait()

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from agentrl.config.sections import RootConfig
+from agentrl.processes.signals import INTERRUPTED, SAME_SIGNAL_SECONDS
 from agentrl.rollout.base import AsyncSampler
 from agentrl.rollout.context import RolloutContext, Scoring, Summaries
 from agentrl.rollout.loop import LoopState, SamplingLoop
@@ -22,9 +23,6 @@ from agentrl.schema import Record, Split, Task
 from agentrl.store import TrajectoryStore
 
 log = logging.getLogger(__name__)
-
-SAME_SIGNAL_SECONDS = 0.5
-"""Signals this close together are one: supervisors signal a process and its group."""
 
 
 class SamplingScheduler:
@@ -86,7 +84,7 @@ class SamplingScheduler:
                 await self._check_scorers(context.store)
                 self._loop = SamplingLoop(context, self.owner, self._make_sampler, self._splits)
                 await self._loop.run(self._stop, self._abandoned)
-        return 130 if self._abandoned.is_set() else 0
+        return INTERRUPTED if self._abandoned.is_set() else 0
 
     async def _check_scorers(self, store: TrajectoryStore) -> None:
         """Refuse what could be played but not scored; tasks that come later are looked at then."""

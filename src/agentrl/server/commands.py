@@ -6,8 +6,10 @@ import shutil
 import sys
 from pathlib import Path
 
+from agentrl.config.checks import is_loopback
 from agentrl.config.sections import InferenceSection, ModelSection
 from agentrl.errors import ConfigError
+from agentrl.server.starters import sglang_server
 
 _SGLANG_TOOL_CALL_PARSERS = frozenset(
     {
@@ -28,12 +30,25 @@ def server_command(
 ) -> list[str]:
     """Return the argv of an inference server that starts on the weights of `model_path`.
 
-    Keys are not on the command line, where every user of the machine could read them, except for
-    SGLang, which takes them from nowhere else.
+    Keys are not on the command line, where every user of the machine could read them; both kinds
+    of server take `AGENTRL_API_KEY` and `AGENTRL_ADMIN_KEY` from their environment.
     """
     if inference.inference_backend == "embedded":
         return _embedded(inference, model_path=model_path, port=port, version=version, seed=seed)
     return _sglang(inference, model, model_path=model_path, port=port, version=version, seed=seed)
+
+
+def check_keys(inference: InferenceSection) -> None:
+    """Refuse to start servers for others that everyone who may generate could also control.
+
+    Raises:
+        ConfigError: they listen beyond this machine and have no key of their own for control.
+    """
+    if not is_loopback(inference.inference_host) and inference.inference_admin_key is None:
+        raise ConfigError(
+            f"--inference_host {inference.inference_host} is reachable from outside, and whoever "
+            "has the API key could exchange the weights; set AGENTRL_ADMIN_KEY as well"
+        )
 
 
 def sglang_python() -> str:
@@ -80,7 +95,7 @@ def _sglang(
     version: int,
     seed: int,
 ) -> list[str]:
-    argv = [sglang_python(), "-m", "sglang.launch_server", "--model-path", str(model_path)]
+    argv = [sglang_python(), sglang_server.__file__, "--model-path", str(model_path)]
     argv += ["--served-model-name", model.model_name, "--host", inference.inference_host]
     argv += ["--port", str(port), "--weight-version", str(version), "--random-seed", str(seed)]
     argv += ["--tp-size", str(inference.inf_tp_size)]
@@ -104,8 +119,4 @@ def _sglang(
         argv += ["--lora-target-modules", *model.lora_target_modules]
     if model.trust_remote_code:
         argv.append("--trust-remote-code")
-    if inference.inference_api_key is not None:
-        argv += ["--api-key", inference.inference_api_key.get_secret_value()]
-    if inference.inference_admin_key is not None:
-        argv += ["--admin-api-key", inference.inference_admin_key.get_secret_value()]
     return argv + shlex.split(inference.sglang_args)

@@ -2,11 +2,12 @@
 
 import asyncio
 import logging
-import signal
 from pathlib import Path
 
 from agentrl.config.sections import RootConfig
 from agentrl.models.resolve import resolve_model
+from agentrl.processes.signals import stop_on_signals
+from agentrl.server.commands import check_keys
 from agentrl.server.keeper import ServerKeeper, ServerPlan
 from agentrl.store import TrajectoryStore
 
@@ -17,17 +18,14 @@ START_SECONDS = {"embedded": 120.0, "sglang": 1800.0}
 
 
 async def run_server(config: RootConfig, uri: str) -> None:
-    """Keep this process's servers until SIGTERM or SIGINT.
+    """Keep this process's servers until SIGTERM or SIGINT; a second one ends the process at once.
 
     Raises:
-        ConfigError: the model is not there, or no port is free.
+        ConfigError: the model is not there, no port is free, or a key is missing.
         InferenceError: a server did not start, or died too often.
         StoreError: the store is unreachable.
     """
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for signum in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(signum, stop.set)
+    stop = stop_on_signals("the server is ended first")
     plans = _plans(config)
     async with TrajectoryStore.connect(uri, database=config.run.run_name) as store:
         keepers = [
@@ -54,6 +52,8 @@ async def run_server(config: RootConfig, uri: str) -> None:
 def _plans(config: RootConfig) -> list[ServerPlan]:
     run, given = config.run, config.inference.inference_urls
     name = config.model.model_name_or_path
+    if not given:
+        check_keys(config.inference)
     # Who only watches servers needs no weights, which may be large and not here.
     model_path = Path(name) if given else resolve_model(name)
     urls: tuple[str | None, ...] = given or (None,)

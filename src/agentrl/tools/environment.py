@@ -8,6 +8,7 @@ another. A child that died is started again at the next call.
 import asyncio
 import contextlib
 import hmac
+import signal
 import socket
 import time
 from collections.abc import AsyncIterator, Callable
@@ -52,6 +53,8 @@ FILTER_HEADER = "MCP_SERVERS"
 _SESSION_HEADER = "mcp-session-id"
 _VERSION_HEADER = "mcp-protocol-version"
 _REAP_SECONDS = 5.0
+_CLOSE_SECONDS = 1
+"""How long calls may go on once the environment is to end."""
 
 
 @dataclass
@@ -307,7 +310,7 @@ def _unavailable(error: ToolError) -> MCPError:
 async def serve(
     environment: Environment, *, host: str, port: int, when_ready: Callable[[], None]
 ) -> None:
-    """Serve until SIGINT or SIGTERM.
+    """Serve until SIGINT or SIGTERM; calls that are under way then are given up.
 
     Raises:
         ConfigError: the address is taken or not this machine's.
@@ -318,9 +321,17 @@ async def serve(
         raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}") from error
     with listener:
         server = _Announcing(
-            uvicorn.Config(environment.app(host=host), log_level="warning", lifespan="on"),
+            uvicorn.Config(
+                environment.app(host=host),
+                log_level="warning",
+                lifespan="on",
+                timeout_graceful_shutdown=_CLOSE_SECONDS,
+            ),
             when_ready,
         )
+        # uvicorn ends on these and then raises them again; the exit status is to be 0.
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: None)
         await server.serve(sockets=[listener])
 
 

@@ -7,7 +7,6 @@ servers; the other ranks compute what it tells them.
 import asyncio
 import logging
 import os
-import signal
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass
@@ -30,6 +29,7 @@ from agentrl.models.resolve import check_adapter_targets, check_router_replay, r
 from agentrl.observability.logs import setup_logging
 from agentrl.observability.prometheus import metrics_endpoint
 from agentrl.observability.trackers import check_trackers
+from agentrl.processes.signals import stop_on_signals
 from agentrl.rollout.datasets import eval_tasks, train_tasks
 from agentrl.schema import Control, Run, Task
 from agentrl.store import DEFAULT_CONSUMER, TrajectoryStore
@@ -49,6 +49,7 @@ from agentrl.weight_sync.broadcast import BroadcastDelivery
 
 logger = logging.getLogger(__name__)
 
+STOPS_WITH = "the step is finished and saved first"
 _TASKS_AT_A_TIME = 500
 
 
@@ -87,7 +88,7 @@ class _Start:
 
 
 async def _lead_until_signalled(config: RootConfig, ranks: Ranks) -> TrainResult:
-    return await lead(config, ranks, stop=stop_on_signals())
+    return await lead(config, ranks, stop=stop_on_signals(STOPS_WITH))
 
 
 async def lead(config: RootConfig, ranks: Ranks, *, stop: asyncio.Event) -> TrainResult:
@@ -323,18 +324,3 @@ def _check(config: RootConfig) -> None:
             f"--consumer {consumer} publishes no weights, so that they cannot be evaluated on "
             "the run's servers; use --eval_strategy no, and `agentrl eval` later"
         )
-
-
-def stop_on_signals() -> asyncio.Event:
-    """Return an event that the first SIGTERM or SIGINT sets; the second ends the process."""
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-
-    def on_signal(number: signal.Signals) -> None:
-        logger.warning("%s: the step is finished and saved first", number.name)
-        stop.set()
-        loop.remove_signal_handler(number)
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, on_signal, number)
-    return stop

@@ -23,6 +23,7 @@ from agentrl.errors import ConfigError
 from agentrl.observability.logs import setup_logging
 from agentrl.observability.prometheus import metrics_endpoint
 from agentrl.observability.trackers import check_trackers
+from agentrl.processes.signals import stop_on_signals
 from agentrl.renderers.renderer import Renderer
 from agentrl.store import TrajectoryStore
 from agentrl.trainer.checkpoint import Checkpoint, latest_checkpoint
@@ -31,7 +32,7 @@ from agentrl.trainer.history import History, StepMetrics
 from agentrl.trainer.learner import StepOutcome
 from agentrl.trainer.measures import check_finite, finite, merge_ratios, speeds
 from agentrl.trainer.optimizer import parse_optim_args
-from agentrl.trainer.process import check_mesh, make_learner, mesh_shape, stop_on_signals
+from agentrl.trainer.process import STOPS_WITH, check_mesh, make_learner, mesh_shape
 from agentrl.trainer.reporting import append_metrics, rewind_metrics, write_summary
 from agentrl.trainer.saver import Saver
 from agentrl.trainer.sft_data import (
@@ -98,7 +99,7 @@ def fine_tune(config: RootConfig, records_uri: str | None = None) -> SftResult |
 async def _lead_until_signalled(
     config: RootConfig, ranks: Ranks, records_uri: str | None
 ) -> SftResult:
-    return await lead_sft(config, ranks, records_uri=records_uri, stop=stop_on_signals())
+    return await lead_sft(config, ranks, records_uri=records_uri, stop=stop_on_signals(STOPS_WITH))
 
 
 async def lead_sft(

@@ -91,6 +91,15 @@ def test_the_last_of_two_values_counts() -> None:
         (["--eval_strategy", "ends"], "--eval_strategy ends needs --eval_file"),
         (["--config", "/nonexistent.yaml"], "--config /nonexistent.yaml: No such file"),
         (["--inference_host", "0.0.0.0"], "--inference_host 0.0.0.0 is reachable from outside"),
+        (["--sglang_args=--api-key k"], "--sglang_args --api-key: every user of the machine"),
+        (
+            ["--inference_api_key", "k", "--sglang_args=--tokenizer-worker-num=2"],
+            "--sglang_args --tokenizer-worker-num: such a server asks for no key",
+        ),
+        (
+            ["--inference_api_key", "k", "--inference_admin_key", "k"],
+            "AGENTRL_API_KEY and AGENTRL_ADMIN_KEY are the same",
+        ),
         (["--run_name", "../x"], "--run_name: up to 63 letters"),
         (["--delete_existing"], "--delete_existing goes with --fresh"),
         (["--agent_gateway_host", "0.0.0.0"], "name the address itself"),

@@ -244,6 +244,31 @@ def test_the_tools_environment_reaches_neither_the_database_nor_the_cluster() ->
     assert "MONGODB_URI" not in services["environment"]["environment"]
 
 
+def test_only_those_who_exchange_weights_have_the_key_for_it() -> None:
+    holders = {
+        container["name"]
+        for _, spec in pods()
+        for container in [*spec.get("initContainers", []), *spec["containers"]]
+        if any(variable["name"] == "AGENTRL_ADMIN_KEY" for variable in container.get("env", []))
+    }
+    assert holders == {"sglang", "keeper", "trainer"}
+    services = compose()["services"]
+    holders = {
+        name for name, one in services.items() if "AGENTRL_ADMIN_KEY" in one.get("environment", {})
+    }
+    assert holders == {"inference", "keeper", "trainer"}
+
+
+def test_sglang_is_started_without_a_key_among_its_arguments() -> None:
+    spec = dict(pods())["inference"]
+    scripts = [*spec["containers"][0]["args"], *compose()["services"]["inference"]["command"]]
+    for script in scripts:
+        assert "python3 /opt/starters/sglang_server.py" in script
+        assert "KEY" not in script
+    (starter,) = spec["initContainers"]
+    assert "sglang_server" in starter["command"][-1]
+
+
 def compose_text() -> str:
     """The compose file with its variables filled in, as Docker does before it parses."""
     text = (DEPLOY / "compose/compose.yaml").read_text()
@@ -399,7 +424,7 @@ def test_the_documented_commands_are_ones_that_the_program_takes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("AGENTRL_API_KEY", "AGENTRL_ADMIN_KEY"):
-        monkeypatch.setenv(name, "key")
+        monkeypatch.setenv(name, f"the key of {name}")
     page = (DEPLOY.parent / "docs/deploy.md").read_text().replace("\\\n", " ")
     (tmp_path / "run.yaml").write_text("run_name: big\ngroups_per_step: 16\n")
     commands = re.findall(r"agentrl (serve|sample|train)( --[^\n`]*)$", page, re.MULTILINE)

@@ -46,8 +46,8 @@ async def test_a_child_that_ignores_sigterm_is_killed_after_the_bound(tmp_path: 
         "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
         "print('ready', flush=True); time.sleep(60)"
     )
-    child = Child("stubborn", [sys.executable, "-c", stubborn], tmp_path / "log")
-    async with Supervisor(stop_seconds=0.3) as supervisor:
+    child = Child("stubborn", [sys.executable, "-c", stubborn], tmp_path / "log", stop_seconds=0.3)
+    async with Supervisor() as supervisor:
         await supervisor.start(child)
         async with asyncio.timeout(10):
             while "ready" not in child.log_tail():

@@ -13,8 +13,8 @@ from support.scripted_engine import ScriptedEngine, serve_script
 from support.tiny_tokenizer import write_tokenizer
 
 from agentrl.processes.ports import free_port
+from agentrl.processes.signals import SAME_SIGNAL_SECONDS
 from agentrl.renderers.renderer import Renderer
-from agentrl.rollout.scheduler import SAME_SIGNAL_SECONDS
 from agentrl.schema import MCPTask, Record, rebuild_prompts
 from agentrl.store import TrajectoryStore
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 import httpx2
+import psutil
 import pytest
 from mcp import Client, MCPError
 from mcp.client.streamable_http import streamable_http_client
@@ -232,6 +233,31 @@ async def test_a_client_that_left_without_a_word_is_forgotten(
                 break
             await asyncio.sleep(0.05)
         assert environment.health()["sessions"] == 0
+
+
+async def test_it_ends_within_seconds_while_clients_and_a_call_are_there(
+    start_environment: StartEnvironment, child: dict[str, Any]
+) -> None:
+    environment = start_environment({"files": child})
+    under_way = asyncio.Event()
+
+    async def note(*_: object) -> None:
+        under_way.set()
+
+    async def call() -> None:
+        async with environment.client() as client:
+            slow = {"seconds": 50.0, "reports": 1000}
+            await client.call_tool("steady", slow, progress_callback=note)
+
+    calling = asyncio.create_task(call())
+    await asyncio.wait_for(under_way.wait(), 10)
+    children = psutil.Process(environment.process.pid).children(recursive=True)
+    assert children
+    environment.process.send_signal(signal.SIGTERM)
+    assert await asyncio.to_thread(environment.process.wait, 12) == 0
+    assert not psutil.wait_procs(children, timeout=5)[1]
+    calling.cancel()
+    await asyncio.wait({calling})
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,6 @@
 import asyncio
 import contextlib
 import json
-import os
-import signal
 import threading
 
 import pytest
@@ -19,7 +17,7 @@ from agentrl.trainer import loop, measures, passes
 from agentrl.trainer.checkpoint import latest_checkpoint
 from agentrl.trainer.history import StepMetrics
 from agentrl.trainer.lease import process_owner
-from agentrl.trainer.process import lead, mesh_shape, read_beside, stop_on_signals
+from agentrl.trainer.process import lead, mesh_shape, read_beside
 
 # The first test that runs pays for importing torch, transformers and matplotlib.
 pytestmark = pytest.mark.timeout(90)
@@ -387,14 +385,6 @@ async def test_a_stop_finishes_the_step_and_saves(make_config, store, model_path
     # What was reserved for the step that was not made is ready again.
     assert (await ledger_of(store))["train/0/q2"] == [None] * 3
     assert (await store.get_run()).status == "training"
-
-
-async def test_the_first_signal_asks_for_an_orderly_end():
-    stop = stop_on_signals()
-    os.kill(os.getpid(), signal.SIGTERM)
-    await asyncio.wait_for(stop.wait(), 5)
-    # The next one ends the process as if nobody listened.
-    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
 async def test_a_second_trainer_is_refused(make_config, store, model_path):
