@@ -49,7 +49,7 @@ from agentrl.store import TrajectoryStore
 from agentrl.store.embedded import EmbeddedMongo
 from agentrl.store.expressions import held
 from agentrl.store.slots import CLAIM_ORDER, claim_filter, claim_update
-from agentrl.store.turns import _record_update, blob_keys, pack
+from agentrl.store.turns import ToolsPacker, _record_update, blob_keys, pack
 
 PROCESSES = (1, 8, 32)
 IN_FLIGHT = (1, 8)
@@ -223,7 +223,8 @@ def turns(
     the document that it becomes.
     """
     made = [make_turn(records[0], index) for index in range(1, TURNS_A_RECORD + 1)]
-    packed = [pack(turn)[0] for turn in made]
+    tools = ToolsPacker()
+    packed = [pack(turn, tools)[0] for turn in made]
     number = 0
 
     def place() -> tuple[Record, int, str]:

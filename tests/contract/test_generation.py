@@ -7,7 +7,8 @@ from itertools import pairwise
 import httpx
 import numpy as np
 import pytest
-from support.engines import Oracle, Served, prompt, request, until_waiting
+from support.engines import Oracle, Served, prompt, request
+from support.in_flight import in_flight
 
 from agentrl.inference.client import SGLangClient
 from agentrl.inference.faults import ServerRefused
@@ -119,17 +120,16 @@ async def test_long_prompt_does_not_disturb_others(
         np.testing.assert_allclose(got.output_logprobs, expected, atol=1e-4)
 
 
-async def test_live_request_id_is_not_taken_twice(client: SGLangClient) -> None:
-    long = GenerateRequest(
-        input_ids=prompt(30), sampling=SamplingParams(max_new_tokens=600, stop_token_ids=())
-    )
-    running = asyncio.create_task(client.generate(long))
-    await until_waiting(client, 1)
-    with pytest.raises(ServerRefused) as refused:
-        await client.generate(long)
-    assert refused.value.status == 400
-    await client.abort(long.rid)
-    assert (await running).finish_reason in ("abort", "stop")
+async def test_live_request_id_is_not_taken_twice(
+    client: SGLangClient, http: httpx.AsyncClient
+) -> None:
+    async with in_flight(client, http, 1) as (running,):
+        again = request(30).model_copy(update={"rid": "0" * 32})
+        with pytest.raises(ServerRefused) as refused:
+            await client.generate(again)
+        assert refused.value.status == 400
+        await client.abort(again.rid)
+        assert (await running).finish_reason == "abort"
 
 
 RULE, PARAMETER, SHAPE = "error.message", "error", "object"

@@ -20,6 +20,9 @@ from support.training import Player, train_tasks
 from agentrl.processes.ports import free_port
 from agentrl.store import TrajectoryStore
 from agentrl.store.embedded import EmbeddedMongo
+from agentrl.trainer.checkpoint import latest_checkpoint
+
+Machine = subprocess.Popen[str]
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(280)]
 
@@ -59,9 +62,7 @@ def command(uri: str, model_path: Path, folder: Path, **flags: object) -> list[s
 
 
 @contextmanager
-def started(
-    argv: list[str], folder: Path, **variables: object
-) -> Iterator["subprocess.Popen[str]"]:
+def started(argv: list[str], folder: Path, **variables: object) -> Iterator[Machine]:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"machine{variables.get('MACHINE_RANK', 0)}.out"
     with path.open("w") as out:
@@ -127,28 +128,62 @@ async def test_two_machines_train_what_two_ranks_of_one_train(
     assert "the trainer ended" in (two / "machine1.out").read_text()
 
 
-async def test_an_interrupted_machine_ends_its_own_processes_only(
+def waiting_command(uri: str, model_path: Path, folder: Path) -> list[str]:
+    """A run whose trainer waits for samples after two steps: there is a server and no sampler."""
+    flags = {"enable_sampling": "true", "num_samplers": 0, "inference_threads": 1, "max_steps": 9}
+    return command(uri, model_path, folder, **flags)
+
+
+async def two_steps(first: Machine, second: Machine, folder: Path) -> None:
+    """Return when the machines have made two steps together."""
+    deadline = time.monotonic() + 120
+    metrics = folder / "output/metrics.jsonl"
+    while not metrics.exists() or metrics.read_text().count("\n") < 2:
+        assert first.poll() is second.poll() is None, said(folder)
+        assert time.monotonic() < deadline, said(folder)
+        await asyncio.sleep(0.2)
+
+
+async def test_an_interrupted_machine_ends_its_own_processes_and_the_trainer_says_so(
     mongod: EmbeddedMongo, model_path: Path, tmp_path: Path
 ) -> None:
     uri = await filled_run(mongod, model_path, num_unplayed=2)
-    argv, port = command(uri, model_path, tmp_path, max_steps=9), free_port()
+    argv, port = waiting_command(uri, model_path, tmp_path), free_port()
     with (
         started(argv, tmp_path, **machines(port, 0)) as first,
         started(argv, tmp_path, **machines(port, 1)) as second,
     ):
-        deadline = time.monotonic() + 120
-        while not (tmp_path / "output/metrics.jsonl").exists():
-            assert first.poll() is second.poll() is None, said(tmp_path)
-            assert time.monotonic() < deadline, said(tmp_path)
-            await asyncio.sleep(0.2)
-        here, there = (
-            psutil.Process(machine.pid).children(recursive=True) for machine in (second, first)
-        )
+        await two_steps(first, second, tmp_path)
+        processes = psutil.Process(second.pid).children(recursive=True)
         second.send_signal(signal.SIGINT)
         assert second.wait(40) == 130, said(tmp_path)
-        assert psutil.wait_procs(here, timeout=1)[1] == []
+        assert psutil.wait_procs(processes, timeout=1)[1] == []
         assert "interrupted after" in (tmp_path / "machine1.out").read_text()
         assert first.poll() is None, said(tmp_path)
+        async with TrajectoryStore.connect(uri) as store:
+            await Player(model_path).play_groups(store, SCORES[:2])
+        assert first.wait(60) == 1, said(tmp_path)
+        last = (tmp_path / "machine0.out").read_text().splitlines()[-1]
+        assert "the trainer failed (exit 1)" in last
+        assert "Connection closed by peer" in last
+
+
+async def test_interrupting_the_first_machine_ends_the_trainer_on_all(
+    mongod: EmbeddedMongo, model_path: Path, tmp_path: Path
+) -> None:
+    uri = await filled_run(mongod, model_path, num_unplayed=2)
+    argv, port = waiting_command(uri, model_path, tmp_path), free_port()
+    with (
+        started(argv, tmp_path, **machines(port, 0)) as first,
+        started(argv, tmp_path, **machines(port, 1)) as second,
+    ):
+        await two_steps(first, second, tmp_path)
+        machines_of = [psutil.Process(machine.pid) for machine in (first, second)]
+        processes = [child for one in machines_of for child in one.children(recursive=True)]
         first.send_signal(signal.SIGINT)
         assert first.wait(40) == 130, said(tmp_path)
-        assert psutil.wait_procs(there, timeout=1)[1] == []
+        assert second.wait(40) == 0, said(tmp_path)
+        assert psutil.wait_procs(processes, timeout=1)[1] == []
+    checkpoint = latest_checkpoint(tmp_path / "output")
+    assert checkpoint is not None
+    assert checkpoint.step == len(figures(tmp_path))

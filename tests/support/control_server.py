@@ -45,7 +45,6 @@ async def serve(version: str = "0.5.23") -> AsyncIterator[ControlServer]:
     server = uvicorn.Server(
         uvicorn.Config(app, port=0, log_level="error", lifespan="off", timeout_graceful_shutdown=0)
     )
-    server.install_signal_handlers = lambda: None
     serving = asyncio.create_task(server.serve())
     async with asyncio.timeout(10):
         while not server.started:

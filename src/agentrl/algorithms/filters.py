@@ -70,10 +70,9 @@ def filter_group(
     """Return for each record the reason to leave it out, or None to train on it.
 
     Records without a score are always left out. A group whose scores spread by less than
-    `min_score_spread` teaches nothing and is left out whole, unless turns of it have scores of their
-    own. Then either `balance_sample` applies
-    (with n = min(wrong, right), n + 1 wrong and n + 2 right records stay, drawn by `seed`), or
-    both of the others do.
+    `min_score_spread` teaches nothing and is left out whole, unless turns of it have scores of
+    their own. Then either `balance_sample` applies (with n = min(wrong, right), n + 1 wrong and
+    n + 2 right records stay, drawn by `seed`), or both of the others do.
 
     Args:
         group: the facts.

@@ -15,6 +15,7 @@ from agentrl.config.loading import MACHINE_ENVIRONMENT, parse_flags
 from agentrl.config.sections import RootConfig, TrainerSection
 from agentrl.errors import AgentRLError, ConfigError
 from agentrl.launcher.preflight import check_ranks
+from agentrl.launcher.report import last_error
 from agentrl.launcher.run import already_done, until_interrupted
 from agentrl.launcher.stage import Stage
 from agentrl.processes.signals import INTERRUPTED
@@ -79,7 +80,7 @@ async def _train(console: Console, stage: Stage) -> int:
     if status != 0:
         raise AgentRLError(
             f"the trainer failed (exit {status}), see machine 0; the end of {ranks.log_path} says: "
-            f"{ranks.log_tail(1)}"
+            f"{last_error(ranks)}"
         )
     return status
 

@@ -1,11 +1,27 @@
-"""Where a run left what."""
+"""Where a run left what, and what went wrong."""
 
 import json
+import re
 
 from rich.console import Console
 
 from agentrl.config.sections import RootConfig
+from agentrl.processes.supervisor import Child
 from agentrl.store import TrajectoryStore
+
+# What a command says to its user, or the last line of a traceback.
+_ERROR = re.compile(r"(?:\[rank\d+\]: )?(agentrl \w+: .+|[\w.]*(?:Error|Exception): .+)")
+_TAIL_LINES = 200
+
+
+def last_error(child: Child) -> str:
+    """Return the line of a failed child's log that says why; its last one if none does.
+
+    The launcher of several ranks writes a report of its own, without a reason, behind theirs.
+    """
+    errors = [_ERROR.fullmatch(line) for line in child.log_tail(_TAIL_LINES).splitlines()]
+    said = [error[1] for error in errors if error is not None]
+    return said[-1] if said else child.log_tail(1)
 
 
 def print_places(console: Console, config: RootConfig, store: TrajectoryStore) -> None:

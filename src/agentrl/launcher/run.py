@@ -13,7 +13,7 @@ from agentrl.config.sections import RootConfig
 from agentrl.errors import AgentRLError
 from agentrl.launcher.display import Display
 from agentrl.launcher.preflight import check_has_questions, check_inputs, check_name_is_free
-from agentrl.launcher.report import print_places
+from agentrl.launcher.report import last_error, print_places
 from agentrl.launcher.stage import Stage
 from agentrl.processes.signals import INTERRUPTED, stop_on_signals
 from agentrl.store import TrajectoryStore
@@ -92,7 +92,7 @@ async def _train(console: Console, stage: Stage, store: TrajectoryStore) -> int:
     if status != 0:
         raise AgentRLError(
             f"the trainer failed (exit {status}); the end of {trainer.log_path} says: "
-            f"{trainer.log_tail(1)}"
+            f"{last_error(trainer)}"
         )
     if config.rollout.enable_sampling:
         await stage.let_samplers_end()

@@ -56,6 +56,8 @@ class Child:
     process: asyncio.subprocess.Process | None = None
     restarts: int = 0
     stopping: bool = False
+    log_offset: int = 0
+    """Bytes that its log file held before it was first started: what earlier runs left."""
 
     @property
     def pid(self) -> int | None:
@@ -63,9 +65,11 @@ class Child:
         return self.process.pid if self.process else None
 
     def log_tail(self, num_lines: int = 5) -> str:
-        """Return the last lines of the child's log, for error messages."""
+        """Return the last lines that the child wrote to its log, for error messages."""
         try:
-            text = self.log_path.read_text(errors="replace")
+            with self.log_path.open("rb") as log:
+                log.seek(self.log_offset)
+                text = log.read().decode(errors="replace")
         except OSError:
             return ""
         lines = [line for line in text.splitlines() if line.strip()]
@@ -99,6 +103,8 @@ class Supervisor:
         """
         if child.name in self._children:
             raise ValueError(f"a child named {child.name!r} is already running")
+        if child.log_path.exists():
+            child.log_offset = child.log_path.stat().st_size
         await self._spawn(child)
         self._children[child.name] = child
         self._watchers[child.name] = asyncio.create_task(self._watch(child))

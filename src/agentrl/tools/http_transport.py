@@ -115,15 +115,17 @@ class _Stream(httpx2.AsyncByteStream):
 
 
 async def _content(answer: aiohttp.ClientResponse) -> bytes | None:
-    """Return the body of an answer; None, and close the connection, when it is too long."""
+    """Return the body of an answer, or None when it is too long."""
     chunks: list[bytes] = []
     size = 0
-    async for chunk in answer.content.iter_any():
-        size += len(chunk)
-        if size > MAX_MESSAGE_BYTES:
-            answer.close()
-            return None
-        chunks.append(chunk)
+    try:
+        async for chunk in answer.content.iter_any():
+            size += len(chunk)
+            if size > MAX_MESSAGE_BYTES:
+                return None
+            chunks.append(chunk)
+    finally:
+        answer.close()  # an answer that was read to its end has given its connection back
     return b"".join(chunks)
 
 

@@ -67,6 +67,17 @@ async def test_a_failing_child_is_restarted_so_often_and_then_reported(tmp_path:
     assert child.log_tail() == "boom\nboom\nboom"
 
 
+async def test_what_an_earlier_run_left_in_the_log_is_not_quoted(tmp_path: Path) -> None:
+    log = tmp_path / "child.log"
+    log.write_text("an old error\n")
+    async with Supervisor() as supervisor:
+        child = Child("child", [sys.executable, "-c", "print('new')"], log)
+        await supervisor.start(child)
+        assert await supervisor.wait("child") == 0
+    assert child.log_tail() == "new"
+    assert log.read_text() == "an old error\nnew\n"
+
+
 async def test_a_killed_child_comes_back_under_another_pid(tmp_path: Path) -> None:
     child = Child("sleeper", SLEEPER, tmp_path / "log", max_restarts=1)
     async with Supervisor(restart_delay_seconds=0.01) as supervisor:

@@ -136,6 +136,11 @@ class PrefixStore:
         self._prefixes: OrderedDict[int, Prefix] = OrderedDict()
         self.num_tokens = 0
 
+    @property
+    def keeps_any(self) -> bool:
+        """Whether there is room for a single token."""
+        return self._max_tokens > 0
+
     def find(
         self, namespace: str, tokens: np.ndarray, longer_than: int
     ) -> tuple[int, Prefix | None]:

@@ -1,7 +1,6 @@
 """`Scheduler`: continuous batching. Who is computed next, who waits, who ended.
 
-Used from one thread only. Running sequences occupy cache rows 0, 1, ... in the order of `_running`:
-first those that decode, then at most one whose prompt is not yet computed in full.
+Used from one thread only. Where running sequences lie in the cache is the business of `Rows`.
 
     submit ──> waiting ──admit──> running ──stop, length, abort──> finished
                   ^                  │
@@ -17,23 +16,16 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
 import torch
 from transformers import PreTrainedModel
 
 from agentrl.errors import InferenceError
 from agentrl.inference.engine.adapters import AdapterLayers
 from agentrl.inference.engine.attention import Chunk, plan_step
-from agentrl.inference.engine.kv import (
-    MIN_PREFIX,
-    KVCache,
-    KVShape,
-    Prefix,
-    PrefixStore,
-    common_prefix,
-)
+from agentrl.inference.engine.kv import KVCache, KVShape, PrefixStore
 from agentrl.inference.engine.memory import Memory
 from agentrl.inference.engine.routers import RouterWatch
+from agentrl.inference.engine.rows import Rows
 from agentrl.inference.engine.sampling import SamplingBatch
 from agentrl.inference.engine.sequence import Finish, Sequence
 from agentrl.inference.engine.weights import swap_weights
@@ -106,21 +98,20 @@ class Scheduler:
         self._kv = KVCache(shape, limits.max_running, limits.context_length, limits.kv_cache_bytes)
         self._prefixes = PrefixStore(shape, limits.prefix_cache_bytes)
         self._memory = Memory(model, self._kv, self._prefixes)
-        self._running: list[Sequence] = []
+        self._rows = Rows(self._kv, self._prefixes)
+        self._running = self._rows.running
         self._waiting: deque[Sequence] = deque()
         self._held: deque[Sequence] = deque()
         self._live: dict[str, Sequence] = {}
         self._paused: PauseMode | None = None
         self._is_draining = False
         self._are_weights_coming = False
-        self._epoch = 0
         self._batch: SamplingBatch | None = None
         self._finished: list[Sequence] = []
         self._streamed: list[Sequence] = []
         self._adapters = AdapterLayers(model)
         self.num_sampled = 0
         self.num_prefilled = 0
-        self.num_cached = 0
 
     # What the loop asks.
 
@@ -153,6 +144,11 @@ class Scheduler:
     def max_tokens(self) -> int:
         """Tokens of running sequences that there is room for. May be read from any thread."""
         return self._kv.max_tokens
+
+    @property
+    def num_cached(self) -> int:
+        """Prompt tokens that did not have to be computed, so far. May be read from any thread."""
+        return self._rows.num_cached
 
     def load(self) -> SchedulerLoad:
         """Return how busy the engine is."""
@@ -297,8 +293,7 @@ class Scheduler:
         """
         self._are_weights_coming = False
         self._memory.note_loaded(loaded)
-        self._epoch += 1
-        self._prefixes.clear()
+        self._rows.forget_computed()
         self.label = label
 
     # One step.
@@ -332,7 +327,7 @@ class Scheduler:
                 self._streamed.append(sequence)
         self.num_sampled += len(tokens)
         for sequence in ended:
-            self._leave(sequence)
+            self._rows.leave(sequence)
             self._end(sequence)
 
     def _forward(
@@ -413,7 +408,7 @@ class Scheduler:
             if not self._kv.ensure(len(self._running) + 1, room if self._running else length):
                 break
             self._waiting.popleft()
-            if self._admit(sequence, fresh):
+            if self._rows.admit(sequence, fresh):
                 fresh.append(sequence)
                 budget -= self._add_chunk(chunks, len(self._running) - 1, budget)
             else:
@@ -427,53 +422,6 @@ class Scheduler:
         chunks.append(Chunk(row, sequence.num_computed, end))
         return end - sequence.num_computed
 
-    def _admit(self, sequence: Sequence, fresh: list[Sequence]) -> bool:
-        """Give a sequence the next row, with the longest known prefix in it.
-
-        Returns False for one that shares more with a prompt which this very step computes: it
-        waits for the next step and copies that.
-        """
-        # At least one token has to be computed, to have logits.
-        wanted = sequence.tokens[: sequence.length - 1]
-        if sequence.prompt_logprobs_from >= 0:
-            wanted = wanted[: sequence.prompt_logprobs_from]
-        num_known, known = self._find_prefix(sequence.namespace, wanted)
-        worth_waiting = num_known + MIN_PREFIX
-        for other in fresh:
-            if other.namespace == sequence.namespace:
-                coming = other.tokens[: other.length]
-                if common_prefix(coming, wanted, longer_than=worth_waiting) > worth_waiting:
-                    return False
-        row = len(self._running)
-        routes = None
-        if isinstance(known, Prefix):
-            self._kv.fill(row, known.kv, num_known)
-            routes = known.routes
-        elif known is not None:
-            self._kv.move(known, row, num_known)
-            routes = self._running[known].routes
-        if sequence.routes is not None and routes is not None:
-            sequence.routes[:num_known] = routes[:num_known]
-        sequence.num_computed = num_known
-        sequence.epoch = self._epoch
-        if sequence.num_cached is None:
-            sequence.num_cached = num_known
-            self.num_cached += num_known
-        self._running.append(sequence)
-        return True
-
-    def _find_prefix(self, namespace: str, wanted: np.ndarray) -> tuple[int, Prefix | int | None]:
-        """Return the length of the longest prefix that is known and where: kept, or in a row."""
-        found: Prefix | int | None
-        best, found = self._prefixes.find(namespace, wanted, MIN_PREFIX - 1)
-        for row, other in enumerate(self._running):
-            if other.epoch == self._epoch and other.namespace == namespace:
-                computed = other.tokens[: other.num_computed]
-                length = common_prefix(computed, wanted, longer_than=best)
-                if length > best:
-                    best, found = length, row
-        return (0, None) if found is None else (best, found)
-
     def _make_room(self) -> None:
         """Make the cache long enough for the tokens of this step, retracting where it cannot be."""
         while self._running:
@@ -484,40 +432,15 @@ class Scheduler:
 
     def _retract_last(self) -> None:
         sequence = self._running[-1]
-        self._leave(sequence)
+        self._rows.leave(sequence)
         sequence.num_retractions += 1
         if not sequence.output_ids:
             sequence.prompt_logprobs.clear()  # its prompt is computed again from the start
         self._waiting.appendleft(sequence)
 
-    def _leave(self, sequence: Sequence) -> None:
-        """Free the row of a running sequence and keep what it computed."""
-        row = self._running.index(sequence)
-        if sequence.epoch == self._epoch and self.limits.prefix_cache_bytes:
-            count = sequence.num_computed
-            known = sequence.tokens[:count]
-            routes = None if sequence.routes is None else sequence.routes[:count]
-            self._prefixes.add(sequence.namespace, known, self._kv.prefix(row, count), routes)
-        sequence.forget_cache()
-        last = len(self._running) - 1
-        if row < last and not self._running[last].is_prefilled:
-            # The one that is still being prefilled stays behind all that decode.
-            last_decoding = last - 1
-            if row < last_decoding:
-                self._move_row(last_decoding, row)
-                row = last_decoding
-        if row < last:
-            self._move_row(last, row)
-        self._running.pop()
-
-    def _move_row(self, source: int, target: int) -> None:
-        sequence = self._running[source]
-        self._kv.move(source, target, sequence.num_computed)
-        self._running[target] = sequence
-
     def _abort(self, sequence: Sequence) -> None:
         if sequence in self._running:
-            self._leave(sequence)
+            self._rows.leave(sequence)
         elif sequence in self._waiting:
             self._waiting.remove(sequence)
         else:

@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from agentrl.errors import InferenceError
 from agentrl.inference.engine.answers import answer
+from agentrl.inference.engine.grammars import Held
 from agentrl.inference.engine.parsing import (
     BadRequest,
     ModelLimits,
@@ -24,6 +25,7 @@ from agentrl.inference.engine.scheduler import Scheduler, SchedulerLimits
 from agentrl.inference.engine.sequence import Sequence
 from agentrl.inference.engine.text import Text
 from agentrl.inference.engine.weights import load_model, read_weights, swap_weights
+from agentrl.schema.grammars import Grammar
 
 LIMITS = ModelLimits(256, 272, frozenset(), has_experts=True)
 
@@ -46,8 +48,14 @@ def scheduler(checkpoint: Path, **limits: int) -> Scheduler:
     return Scheduler(model, SchedulerLimits(**(given | limits)), "1")
 
 
+def no_grammars(grammar: Grammar) -> Held:
+    raise AssertionError("no request here has one")
+
+
 def parse(body: dict[str, Any], limits: ModelLimits) -> ParsedRequest:
-    return parse_generate(body, limits, encode=lambda _: [], new_seed=lambda: 0, adapters={})
+    return parse_generate(
+        body, limits, encode=lambda _: [], new_seed=lambda: 0, adapters={}, hold=no_grammars
+    )
 
 
 def play(
