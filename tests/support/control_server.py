@@ -18,6 +18,8 @@ class ControlServer:
 
     def __init__(self, version: str = "0.5.23") -> None:
         self.calls: list[tuple[str, dict]] = []
+        self.keys: dict[str, set[str | None]] = {}
+        """What came in the header `Authorization`, by route."""
         self.answers: dict[str, Answer] = {}
         self.info = {"version": version, "enable_memory_saver": True}
         self.base_url = ""
@@ -27,6 +29,7 @@ class ControlServer:
 
     async def handle(self, request: Request) -> Response:
         name = request.url.path.lstrip("/")
+        self.keys.setdefault(name, set()).add(request.headers.get("Authorization"))
         if name == "server_info":
             return JSONResponse(self.info)
         body = await request.json() if await request.body() else {}
