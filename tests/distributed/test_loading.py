@@ -1,6 +1,8 @@
 """Ranks load their parts of a model, take memory for no more, and hold what one process loads."""
 
 import json
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +55,36 @@ def test_a_rank_takes_memory_for_its_part_and_one_tensor(tmp_path: Path) -> None
             assert found["taken"] < found["held"] + found["largest"] + SLACK
             assert found["taken"] < alone["held"]
         assert alone["taken"] > 0.95 * alone["held"], "what is measured is memory"
+
+
+@pytest.mark.distributed
+@pytest.mark.slow
+def test_a_model_of_a_billion_parameters_is_nowhere_whole(
+    tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
+    config = Qwen3Config(
+        vocab_size=100_000,
+        hidden_size=2048,
+        intermediate_size=6144,
+        num_hidden_layers=16,
+        num_attention_heads=16,
+        num_key_value_heads=8,
+        head_dim=128,
+        tie_word_embeddings=True,
+        dtype="bfloat16",
+    )
+    torch.manual_seed(0)
+    Qwen3ForCausalLM(config).to(torch.bfloat16).save_pretrained(
+        tmp_path / "model", max_shard_size="500MB"
+    )
+    ranks = load(tmp_path / "model", tmp_path, 2, [{}])
+    shutil.rmtree(tmp_path / "model")
+    for rank, (found, alone) in enumerate(ranks):
+        record_property(f"rank {rank}", {"rank": found, "alone": alone})
+        assert alone["held"] > 2 * 10**9
+        assert found["held"] < alone["held"] * 0.51
+        assert found["taken"] < found["held"] + found["largest"] + SLACK
+        assert found["taken"] < alone["taken"] * 0.75
 
 
 @pytest.mark.distributed
