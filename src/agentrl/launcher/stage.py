@@ -35,7 +35,7 @@ STOP_SECONDS = 15.0
 KEEPER_STOP_SECONDS = 2 * STOP_SECONDS
 """It gives its server as long."""
 TRAINER_STOP_SECONDS = 120.0
-"""It finishes its step and saves. What other machines do without rank 0 is of no use."""
+"""It finishes its step and saves; on several machines it cannot, as they end one by one."""
 _NOT_FOR_SAMPLERS = ("AGENTRL_ADMIN_KEY",)
 _NOT_FOR_TOOLS = ("MONGODB_URI", "AGENTRL_API_KEY", "AGENTRL_ADMIN_KEY")
 """A model may have its tools read their environment."""
@@ -167,7 +167,7 @@ class Stage:
         trainer = self.config.trainer
         first = trainer.machine_rank * trainer.num_processes // trainer.num_machines
         argv = trainer_command(self.config, self.config_path)
-        stop_seconds = STOP_SECONDS if trainer.machine_rank else TRAINER_STOP_SECONDS
+        stop_seconds = TRAINER_STOP_SECONDS if trainer.num_machines == 1 else STOP_SECONDS
         child = self._child(f"train_{first}", argv, 0, stop_seconds=stop_seconds)
         await self._supervisor.start(child)
         return child

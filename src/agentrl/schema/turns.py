@@ -43,9 +43,9 @@ class SamplingParams(Value):
     seed: int | None = None
     grammar: Grammar | None = None
     """What the reply was held to. Its behavior logprobs are then those of the tokens that the
-    grammar allowed, and a policy that is not held gives each of them less: with the
-    same weights, the importance ratio of a token is the share of the policy's probability that was
-    allowed there."""
+    grammar allowed, and a policy that is not held gives each of them less: with the same weights,
+    the importance ratio of a token is the share of the policy's probability that was allowed
+    there."""
 
 
 class ToolCall(Value):

@@ -22,7 +22,7 @@ from agentrl.inference.faults import ServerRefused
 from agentrl.processes.supervisor import Supervisor
 from agentrl.schema import InferenceService, Policy, ServerLoad, ServiceStatus
 from agentrl.server.engine import EngineProcess
-from agentrl.server.turns import Turns, Unusable
+from agentrl.server.shared_device import DeviceShare, Unusable
 from agentrl.store import TrajectoryStore
 from agentrl.weight_sync.adapters import is_of_same_run
 from agentrl.weight_sync.update import Served, bring_to, served
@@ -85,8 +85,8 @@ class ServerKeeper:
         """The newest adapter that the server was seen with."""
         self._retiring: set[asyncio.Task[None]] = set()
         self._load: ServerLoad | None = None
-        self._turns = (
-            Turns(store, self._latest_files, publish.publish_timeout_seconds)
+        self._share = (
+            DeviceShare(store, self._latest_files, publish.publish_timeout_seconds)
             if inference.colocated
             else None
         )
@@ -109,8 +109,8 @@ class ServerKeeper:
                 num_deaths = 0
                 while num_deaths <= max_restarts:
                     started = time.monotonic()
-                    if self._turns is not None:
-                        await self._turns.until_device_is_free(stop)
+                    if self._share is not None:
+                        await self._share.until_device_is_free(stop)
                     self._address = await self._start(engine, start_seconds)
                     async with self._client() as client:
                         died = await self._live(client, engine, stop, start_seconds)
@@ -199,10 +199,10 @@ class ServerKeeper:
         start_seconds: float,
     ) -> None:
         await self._until_healthy(client, engine, start_seconds)
-        if self._turns is not None:
+        if self._share is not None:
             # The trainer may have taken the device while the server started.
-            await self._turns.until_device_is_free(stop)
-            self._turns.start_anew()
+            await self._share.until_device_is_free(stop)
+            self._share.start_anew()
         found = await self._catch_up(client)
         await self._store.register_service(
             InferenceService(
@@ -237,7 +237,7 @@ class ServerKeeper:
             await self._bear_silence(service, error, is_own=is_own)
             return
         self._answered_at = time.monotonic()
-        if self._turns is not None and not await self._turns.is_awake(client, service):
+        if self._share is not None and not await self._share.is_awake(client, service):
             return
         try:
             if self._was_missed(service, found, policy):
@@ -255,8 +255,8 @@ class ServerKeeper:
 
     async def _take_out(self, service: InferenceService, error: InferenceError) -> None:
         await self._set_status("down", error=str(error))
-        if self._turns is not None and service.status == "up":
-            self._turns.note_taken_out()
+        if self._share is not None and service.status == "up":
+            self._share.note_taken_out()
 
     async def _bear_silence(
         self, service: InferenceService, error: InferenceError, *, is_own: bool

@@ -1,8 +1,8 @@
 """What a keeper does for a server that takes turns with the trainer on one device (`--colocated`).
 
-The trainer puts servers to sleep and wakes them. One that sleeps while no trainer has the device is
-woken here. One that failed on the way is started again, since nobody knows what memory it holds, and
-nothing is started while the trainer has the device.
+The trainer puts servers to sleep and wakes them. One that sleeps while no trainer has the device
+is woken here. One that failed on the way is started again, since nobody knows what memory it holds,
+and nothing is started while the trainer has the device.
 """
 
 import asyncio
@@ -27,8 +27,8 @@ class Unusable(InferenceError):
     """The own server is there, and nothing but a new start can help it."""
 
 
-class Turns:
-    """One server's turns.
+class DeviceShare:
+    """One server's share of a device: when it may start, when it sleeps, and who wakes it.
 
     Args:
         store: says who has the device, and what the server was told to do.

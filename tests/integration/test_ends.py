@@ -1,0 +1,185 @@
+"""How each process of a run ends when it is told to: in order, within a bound, nothing left."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+from support.demo_run import ROOT, RUN_NAME, logs, run_command
+
+from agentrl.processes.signals import INTERRUPTED, SAME_SIGNAL_SECONDS
+from agentrl.store import TrajectoryStore
+from agentrl.store.embedded import EmbeddedMongo
+from agentrl.trainer.checkpoint import latest_checkpoint
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+
+START_SECONDS = 120
+END_SECONDS = 60
+
+
+class Started:
+    """A process of the command line and what it writes."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]", output: Path) -> None:
+        self.process = process
+        self._output = output
+
+    def said(self) -> str:
+        return self._output.read_text()
+
+    def until(self, happened: Callable[[], object]) -> None:
+        deadline = time.monotonic() + START_SECONDS
+        while not happened():
+            assert self.process.poll() is None, self.said()
+            assert time.monotonic() < deadline, self.said()
+            time.sleep(0.1)
+
+    def children(self) -> list[psutil.Process]:
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+    def child(self, words: str) -> psutil.Process:
+        (found,) = [one for one in self.children() if words in " ".join(one.cmdline())]
+        return found
+
+    def end(self, number: signal.Signals) -> int:
+        """Send one signal; return the exit status once it and all that it started have ended."""
+        children = self.children()
+        self.process.send_signal(number)
+        status = self.process.wait(END_SECONDS)
+        assert psutil.wait_procs(children, timeout=5)[1] == []
+        return status
+
+
+@contextmanager
+def started(command: list[str], folder: Path) -> Iterator[Started]:
+    with (folder / "said").open("wb") as output:
+        process = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT)
+    running = Started(process, folder / "said")
+    children: list[psutil.Process] = []
+    try:
+        yield running
+    finally:
+        if process.poll() is None:
+            children = running.children()
+        process.kill()
+        process.wait()
+        for child in children:
+            if child.is_running():
+                child.kill()
+
+
+def metrics(folder: Path) -> list[dict[str, object]]:
+    path = folder / "output/metrics.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def words_of(command: str, folder: Path, **flags: object) -> list[str]:
+    named = {"output_dir": folder / "output", "logs_dir": folder / "logs"} | flags
+    argv = [sys.executable, "-m", "agentrl", command, "--run_name", RUN_NAME]
+    return [*argv, *(str(word) for name, value in named.items() for word in (f"--{name}", value))]
+
+
+async def test_a_run_saves_the_step_hands_its_slots_back_and_can_be_resumed(tmp_path: Path) -> None:
+    command = run_command(tmp_path, max_steps=40, save_steps=1000)
+    with started(command, tmp_path) as run:
+        run.until(lambda: metrics(tmp_path))
+        assert run.end(signal.SIGTERM) == INTERRUPTED
+        assert "the same command resumes the run" in run.said()
+    assert "Traceback" not in run.said() + logs(tmp_path)
+    saved = latest_checkpoint(tmp_path / "output")
+    assert saved is not None
+    assert saved.step == len(metrics(tmp_path))
+    with EmbeddedMongo(tmp_path / "mongo") as mongo:
+        async with TrajectoryStore.connect(mongo.uri(RUN_NAME)) as store:
+            assert [one.id async for one in store.iter_records(status="running")] == []
+            assert {service.status for service in await store.services()} == {"down"}
+
+
+def test_a_second_signal_ends_a_run_at_once_that_waits_for_its_trainer(tmp_path: Path) -> None:
+    with started(run_command(tmp_path, max_steps=40), tmp_path) as run:
+        run.until(lambda: metrics(tmp_path))
+        children, trainer = run.children(), run.child("agentrl train")
+        trainer.suspend()
+        run.process.send_signal(signal.SIGINT)
+        with pytest.raises(subprocess.TimeoutExpired):
+            run.process.wait(2 * SAME_SIGNAL_SECONDS)
+        run.process.send_signal(signal.SIGINT)
+        assert run.process.wait(5) == -signal.SIGINT
+        trainer.resume()
+        assert psutil.wait_procs(children, timeout=END_SECONDS)[1] == []
+    assert "another one ends it at once" in run.said()
+    assert "Traceback" not in run.said()
+
+
+def test_a_trainer_that_is_ended_alone_does_not_pass_for_one_that_is_done(tmp_path: Path) -> None:
+    with started(run_command(tmp_path, max_steps=40), tmp_path) as run:
+        run.until(lambda: metrics(tmp_path))
+        run.child("agentrl train").send_signal(signal.SIGTERM)
+        assert run.process.wait(END_SECONDS) == INTERRUPTED
+    assert "the same command resumes the run" in run.said()
+
+
+@pytest.mark.parametrize("when", ["starting", "up"])
+async def test_a_server_is_taken_out_and_ended(
+    store: TrajectoryStore, mongo_uri: str, tmp_path: Path, when: str
+) -> None:
+    flags = {"model_name_or_path": ROOT / "assets/demo/model", "inference_threads": 1}
+    database = {"db_connection_string": mongo_uri}
+    command = words_of("serve", tmp_path, **flags, **database)
+    with started(command, tmp_path) as serve:
+        words = {"starting": "agentrl.inference.engine", "up": " is up"}[when]
+        serve.until(
+            lambda: (
+                words in serve.said()
+                or any(words in " ".join(one.cmdline()) for one in serve.children())
+            )
+        )
+        assert serve.end(signal.SIGTERM) == 0
+    assert "Traceback" not in serve.said() + logs(tmp_path)
+
+
+def test_an_evaluation_ends_with_all_that_it_started(tmp_path: Path) -> None:
+    command = words_of(
+        "eval",
+        tmp_path,
+        config=ROOT / "assets/demo/grpo.yaml",
+        mongo_data_dir=tmp_path / "mongo",
+        mongo_port=0,
+        model_name_or_path=ROOT / "assets/demo/model",
+        eval_num_generations=64,
+    )
+    log = tmp_path / "logs" / f"{RUN_NAME}-eval_eval_serve_0.log"
+    with started(command, tmp_path) as evaluation:
+        evaluation.until(lambda: log.exists() and " is up" in log.read_text())
+        assert evaluation.end(signal.SIGINT) == INTERRUPTED
+    assert "Traceback" not in evaluation.said() + logs(tmp_path)
+
+
+def test_fine_tuning_saves_the_step_that_it_made_last(tmp_path: Path) -> None:
+    talk = {
+        "messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
+    }
+    (tmp_path / "talks.jsonl").write_text(200 * (json.dumps(talk) + "\n"))
+    command = words_of(
+        "sft",
+        tmp_path,
+        model_name_or_path=ROOT / "assets/demo/model",
+        train_file=tmp_path / "talks.jsonl",
+        num_train_epochs=1000,
+        trainer_threads=1,
+    )
+    with started(command, tmp_path) as tuning:
+        tuning.until(lambda: metrics(tmp_path))
+        assert tuning.end(signal.SIGTERM) == INTERRUPTED
+        assert "stopped after step" in tuning.said()
+    assert "Traceback" not in tuning.said()
+    saved = latest_checkpoint(tmp_path / "output")
+    assert saved is not None
+    assert saved.step == len(metrics(tmp_path))
