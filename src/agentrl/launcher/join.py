@@ -46,15 +46,15 @@ async def join_training(config: RootConfig) -> int:
             console.print(done)
             return 0
         status = await until_interrupted(_train(console, stage))
-        seconds = time.monotonic() - started
-        if status is None:
-            console.print(
-                f"interrupted after {seconds:.0f} s; the ranks of this machine have ended, and the "
-                "same command on all machines resumes the run"
-            )
-            return INTERRUPTED
-        console.print(f"the trainer ended after {seconds:.0f} s; machine 0 says with what result")
-        return 0
+    seconds = time.monotonic() - started
+    if status is None:
+        console.print(
+            f"interrupted after {seconds:.0f} s; the ranks of this machine have ended, and the "
+            "same command on all machines resumes the run"
+        )
+        return INTERRUPTED
+    console.print(f"the trainer ended after {seconds:.0f} s; machine 0 says with what result")
+    return 0
 
 
 async def _train(console: Console, stage: Stage) -> int:
