@@ -16,6 +16,7 @@ from agentrl.distributed import Ranks
 from agentrl.errors import ConfigError
 from agentrl.observability.trackers import check_trackers
 from agentrl.processes.ports import free_port
+from agentrl.processes.signals import INTERRUPTED
 from agentrl.trainer.process import lead
 from agentrl.trainer.trackers import (
     Trackers,
@@ -192,7 +193,7 @@ async def test_prometheus_sees_what_a_trainer_does(
         assert masked == step["masked_tokens"]["few_turns"] == 8
     finally:
         trainer.terminate()
-        assert await asyncio.to_thread(trainer.wait, 30) == 0
+        assert await asyncio.to_thread(trainer.wait, 30) == INTERRUPTED
 
 
 def test_without_trackers_nothing_is_started(make_config):
