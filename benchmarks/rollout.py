@@ -18,7 +18,7 @@ The engine is the embedded one with the demo's model below layers that add nothi
 stream: the same replies, for as many times the work as it is deep. The demo's model alone (depth 1)
 costs 3 ms a turn, and what is measured with it is mostly the sampler. In life a turn costs more: an
 8B model that is decoded 64 requests at a time at 3,000 tokens a second spends 80 ms on a turn of 250
-tokens. The headline is the ratio at `HEADLINE_DEPTH`, whose turns cost half of that.
+tokens. The headline is the ratio at `HEADLINE_DEPTH`, whose turns cost a quarter of that.
 
 The engine has a core to itself, as a server in life has its own machine; the sampler, the database
 and the tool server share what is left. That does not keep them apart altogether: cores share caches,
@@ -89,7 +89,7 @@ from agentrl.tools import McpToolBox, ToolsConfig, connect_tools, load_mcp_serve
 
 ROOT = Path(__file__).resolve().parents[1]
 DEPTHS = (1, 10, 20)
-HEADLINE_DEPTH = 20
+HEADLINE_DEPTH = 10
 CACHES = ("--kv-cache-bytes", str(6 << 30), "--prefix-cache-bytes", str(6 << 30))
 TOOL_SERVER = (sys.executable, "-m", "examples.shop.server", "--port", "{port}")
 WAITING = 512
