@@ -153,3 +153,32 @@ def test_groups_stay_where_they_are_as_another_server_goes() -> None:
     after = {n: Balance(Pressure()).choose("k", f"task {n}", URLS[:2]) for n in range(100)}
     moved = [n for n in before if before[n] != after[n]]
     assert all(before[n] == URLS[2] for n in moved)
+
+
+def servers_of_a_group(*, are_groups: bool) -> float:
+    """Play groups of 8 tries on 16 servers, 256 tries at a time, on a virtual clock.
+
+    Returns:
+        How many servers a group's tries came to, on average: each computes the question anew.
+    """
+    balance, random_ = Balance(Pressure()), random.Random(0)
+    urls = [f"http://server{number}" for number in range(16)]
+    ends: list[tuple[float, str]] = []
+    met: set[tuple[int, str]] = set()
+    now = 0.0
+    for number in range(8 * 200):
+        if len(ends) == 256:
+            now, ended = heapq.heappop(ends)
+            balance.in_flight[ended] -= 1
+        group = number // 8
+        url = balance.choose(f"try {number}", f"group {group}" if are_groups else None, urls)
+        balance.in_flight[url] += 1
+        assert balance.in_flight[url] <= 1.25 * 256 / 16 + 1
+        met.add((group, url))
+        heapq.heappush(ends, (now + random_.expovariate(1), url))
+    return len(met) / 200
+
+
+def test_tries_of_a_question_share_servers() -> None:
+    assert servers_of_a_group(are_groups=False) > 6
+    assert servers_of_a_group(are_groups=True) < 2.5
