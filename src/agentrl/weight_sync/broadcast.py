@@ -17,7 +17,6 @@ import time
 import uuid
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
-from concurrent.futures import wait
 from contextlib import aclosing, contextmanager
 
 from agentrl.config.sections import PublishSection
@@ -186,20 +185,22 @@ class BroadcastDelivery:
     async def _gathered(self) -> AsyncGenerator[Bucket]:
         """Yield the weights as they come; at most one bucket waits while one is used."""
         loop = asyncio.get_running_loop()
-        buckets: asyncio.Queue[Bucket | None] = asyncio.Queue(1)
+        buckets: asyncio.Queue[Bucket | None] = asyncio.Queue()
+        room = threading.Semaphore(1)
         is_over = threading.Event()
 
         def put(bucket: Bucket) -> None:
             ready = bucket if self._backend == "nccl" else bucket.on_cpu()
-            putting = asyncio.run_coroutine_threadsafe(buckets.put(ready), loop)
-            while not is_over.is_set() and not wait([putting], timeout=1).done:
-                pass
+            while not is_over.is_set():
+                if room.acquire(timeout=1):
+                    loop.call_soon_threadsafe(buckets.put_nowait, ready)
+                    return
 
         async def produce() -> None:
             try:
                 await self._send(self._publish.weight_sync_bucket_mb << 20, put)
             finally:
-                await buckets.put(None)
+                buckets.put_nowait(None)
 
         producing = asyncio.create_task(produce())
         try:
@@ -208,6 +209,7 @@ class BroadcastDelivery:
                     bucket = await buckets.get()
                 if bucket is None:
                     break
+                room.release()
                 yield bucket
         finally:
             is_over.set()

@@ -6,12 +6,13 @@ import re
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, aclosing
 from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
+import torch
 from safetensors.torch import load_file
 from support.engines import Oracle, engine_process, make_model, prompt, request
 
@@ -189,3 +190,20 @@ async def test_nothing_sampled_with_weights_of_two_versions_is_used() -> None:
     with pytest.raises(ServerRefused, match="two versions") as refused:
         parse_result(body, "server")
     assert refused.value.is_transient
+
+
+async def test_gathering_ends_when_nobody_takes_the_weights_any_more() -> None:
+    async def send(_: int, put: Callable[[Bucket], None]) -> None:
+        def work() -> None:
+            for number in range(4):
+                put(Bucket(((str(number), torch.zeros(1)),), is_last=number == 3))
+
+        await asyncio.to_thread(work)
+
+    delivery = BroadcastDelivery(PublishSection(), send, "gloo")
+    delivery.phases["gather"] = 0.0
+    before = asyncio.all_tasks()
+    async with aclosing(delivery._gathered()) as buckets:
+        await anext(buckets)
+        (gathering,) = asyncio.all_tasks() - before
+    await asyncio.wait_for(gathering, 5)
