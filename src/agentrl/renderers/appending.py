@@ -40,7 +40,7 @@ class Appending:
             num_before: how many messages there are up to the parent's reply, itself included.
         """
         prompt_text, close_text = self._traits.prompt_text, self._traits.close_text
-        prompt = self._render(conversation, num_before - 1, add_generation_prompt=True)
+        prompt = conversation.rendered(self._template, num_before - 1, add_generation_prompt=True)
         if close_text is None or not prompt.endswith(prompt_text):
             return None
         context = prompt[: len(prompt) - len(prompt_text)]
@@ -94,7 +94,7 @@ class Appending:
         close_text = self._traits.close_text
         assert close_text is not None
         message = conversation.messages[num_before - 1]
-        closed = self._render(conversation, num_before, add_generation_prompt=False)
+        closed = conversation.rendered(self._template, num_before, add_generation_prompt=False)
         begin = context + self._traits.prompt_text
         if not (closed.startswith(begin) and closed.endswith(close_text)):
             return None
@@ -109,15 +109,6 @@ class Appending:
             (call.name, call.arguments) for call in written.tool_calls
         ] == [(function["name"], function["arguments"]) for function in functions]
         return text[len(closed) :] if same and text.startswith(closed) else None
-
-    def _render(
-        self, conversation: MarkedConversation, stop: int, *, add_generation_prompt: bool
-    ) -> str:
-        return self._template.render(
-            conversation.messages[:stop],
-            conversation.tools,
-            add_generation_prompt=add_generation_prompt,
-        )
 
 
 def _match_spaced(text: str, start: int, expected: str) -> int | None:

@@ -20,6 +20,7 @@ from typing import Any, TypeVar, cast
 from tokenizers import Tokenizer
 
 from agentrl.errors import RenderError
+from agentrl.renderers.chat_template import ChatTemplate
 from agentrl.schema import Message
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -70,6 +71,16 @@ class MarkedConversation:
     """Marker -> the literal that it stands for."""
     dangling: bool
     """A text begins or ends with a part of a literal, so that a template could complete it."""
+
+    def rendered(self, template: ChatTemplate, stop: int, *, add_generation_prompt: bool) -> str:
+        """Return the text that a template makes of the first `stop` messages.
+
+        Raises:
+            RenderError: the template refuses them.
+        """
+        return template.render(
+            self.messages[:stop], self.tools, add_generation_prompt=add_generation_prompt
+        )
 
 
 class ForeignText:

@@ -165,7 +165,7 @@ class Renderer:
                 ends it with none of the model's stop tokens.
         """
         conversation, closed = self._marked([*history, reply], tools, False)
-        prompt = self._text(conversation, len(history), add_generation_prompt=True)
+        prompt = conversation.rendered(self._template, len(history), add_generation_prompt=True)
         if closed.startswith(prompt):
             spoken = closed[len(prompt) :]
         elif conversation.messages[-1].get("tool_calls") or self.traits.close_text is None:
@@ -326,15 +326,6 @@ class Renderer:
         content = str(marked.messages[0]["content"])
         return _int32(self._foreign.encode(content, marked.literals))
 
-    def _text(
-        self, conversation: MarkedConversation, stop: int, *, add_generation_prompt: bool
-    ) -> str:
-        return self._template.render(
-            conversation.messages[:stop],
-            conversation.tools,
-            add_generation_prompt=add_generation_prompt,
-        )
-
     def _marked(
         self, messages: Sequence[Message], tools: Tools, add_generation_prompt: bool
     ) -> tuple[MarkedConversation, str]:
@@ -342,14 +333,16 @@ class Renderer:
         conversation = self._foreign.mark(messages, tools)
         if self.image_token_id is None and any(map(_shows_images, conversation.messages)):
             raise RenderError("the model reads text only, and a message shows an image")
-        text = self._text(conversation, len(messages), add_generation_prompt=add_generation_prompt)
+        text = conversation.rendered(
+            self._template, len(messages), add_generation_prompt=add_generation_prompt
+        )
         if not conversation.dangling:
             return conversation, text
         # The template may set foreign texts side by side so that a literal arises. If taking the
         # loose ends away takes a literal away, one did.
         guarded = self._foreign.mark(messages, tools, edges=True)
-        guarded_text = self._text(
-            guarded, len(messages), add_generation_prompt=add_generation_prompt
+        guarded_text = guarded.rendered(
+            self._template, len(messages), add_generation_prompt=add_generation_prompt
         )
         if self._foreign.count(guarded_text) < self._foreign.count(text):
             return guarded, guarded_text
@@ -363,7 +356,7 @@ class Renderer:
         following: Sequence[Message],
     ) -> str:
         """Return the stop token with which the message after these begins."""
-        closed = self._text(conversation, len(messages), add_generation_prompt=False)
+        closed = conversation.rendered(self._template, len(messages), add_generation_prompt=False)
         after: Message = {"role": "user", "content": "x"}
         _, text = self._marked([*messages, *(following[:1] or [after])], tools, False)
         behind = text[len(closed) :] if text.startswith(closed) else ""
