@@ -218,8 +218,5 @@ def _first_problem(error: ValidationError, from_environment: Collection[str] = (
     for part in first["loc"]:
         if part in FLAGS:
             name = part
-    said = first["msg"]
-    if first["type"] == "string_pattern_mismatch" and name == "run_name":
-        said = "up to 63 letters, digits, - and _, the first a letter or digit"
     source = _ENVIRONMENT[str(name)] if name in from_environment else f"--{name}"
-    return f"{source}: {said}, got {given!r}{more}"
+    return f"{source}: {first['msg']}, got {given!r}{more}"

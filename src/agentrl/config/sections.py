@@ -3,10 +3,14 @@
 A component receives its own section, never the whole. Field docstrings are the flags' help texts.
 """
 
+import re
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
+from pydantic_core import PydanticCustomError
+
+_RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
 
 
 class Section(BaseModel):
@@ -27,7 +31,7 @@ class RunSection(Section):
 
     title: ClassVar[str] = "run"
 
-    run_name: str = Field(default="run", pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$")
+    run_name: str = "run"
     """Name of the run: also of its database, output and log files."""
     output_dir: Path | None = None
     """Checkpoints, published weights, metrics and summary; `output/RUN_NAME` when not given."""
@@ -45,6 +49,16 @@ class RunSection(Section):
     unless `--delete_existing` is given too."""
     delete_existing: bool = False
     """With `--fresh`: delete the run's database and output directory first."""
+
+    @field_validator("run_name")
+    @classmethod
+    def _check_run_name(cls, name: str) -> str:
+        if not _RUN_NAME.fullmatch(name):
+            # Databases, directories and files are called after it.
+            raise PydanticCustomError(
+                "run_name", "up to 63 letters, digits, - and _, the first a letter or digit"
+            )
+        return name
 
     @property
     def output_path(self) -> Path:
