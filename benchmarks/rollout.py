@@ -24,9 +24,10 @@ The engine has a core to itself, as a server in life has its own machine; the sa
 and the tool server share what is left. That does not keep them apart altogether: cores share caches,
 and virtual ones may be two threads of one real core. So the requests are also sent straight beside
 work that keeps the other cores as busy as the sampler's side does (`rollout_neighbour.py`), and
-`beside_equal_work` has the ratio to these, and what such work alone takes from the engine. Its caches hold everything that is played at once, also
-while tools work: otherwise a deep model's prefixes would be thrown out between two turns, and what
-is measured would be prefills.
+`beside_equal_work` has the ratio to these, and what such work alone takes from the engine.
+
+The engine's caches hold everything that is played at once, also while tools work: otherwise a deep
+model's prefixes would be thrown out between two turns, and what is measured would be prefills.
 
 `cpu_ms_a_turn`: processor time of the sampler, the database and the tool server for a model call
 and what it leads to. Where they share one core, their sum bounds the ratio
