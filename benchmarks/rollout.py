@@ -76,13 +76,13 @@ from support.listening import listening_process
 
 from agentrl import __version__
 from agentrl.config.sections import DataSection, RolloutSection, SamplingSection
+from agentrl.datasets.question_files import load_questions, tasks_from_questions
 from agentrl.inference import ServerPool
-from agentrl.inference.client import SGLangClient
+from agentrl.inference.client.http_client import SGLangClient
 from agentrl.renderers.renderer import Renderer
 from agentrl.rollout import RolloutContext
-from agentrl.rollout.datasets import load_questions, tasks_from_questions
-from agentrl.sampler.process import collect_less_garbage
-from agentrl.sampler.scoring import RegisteredScoring
+from agentrl.rollout.worker.registered_scoring import RegisteredScoring
+from agentrl.rollout.worker.sampler_process import collect_less_garbage
 from agentrl.schema import InferenceService, MCPTask
 from agentrl.store import TrajectoryStore
 from agentrl.store.embedded import EmbeddedMongo

@@ -13,7 +13,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from agentrl.rollout import MCPSampler, RolloutContext
-from agentrl.rollout.loop import SamplingLoop
+from agentrl.rollout.worker.sampling_loop import SamplingLoop
 from agentrl.schema import InferenceService, Run, utc_now
 from agentrl.store import TrajectoryStore
 from agentrl.store.embedded import EmbeddedMongo

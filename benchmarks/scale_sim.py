@@ -47,12 +47,12 @@ from agentrl.config.sections import (
     SamplingSection,
 )
 from agentrl.inference import GenerateRequest, ServerPool
-from agentrl.rollout.base import AsyncSampler, RolloutResult
+from agentrl.inference.weight_sync import PolicyPublisher
+from agentrl.rollout.async_sampler import AsyncSampler, RolloutResult
 from agentrl.rollout.context import RolloutContext
-from agentrl.rollout.loop import SamplingLoop
+from agentrl.rollout.worker.sampling_loop import SamplingLoop
 from agentrl.schema import InferenceService, MCPTask, SamplingParams, Score
-from agentrl.trainer.groups import GroupReader, StepControl
-from agentrl.weight_sync import PolicyPublisher
+from agentrl.trainer.rl.step_groups import GroupReader, StepControl
 
 _PROMPT = np.zeros(1, np.int32)
 _WARM_STEPS = 1
@@ -288,8 +288,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     result: dict[str, Any] = {}
     started = time.perf_counter()
     with (
-        mock.patch("agentrl.inference.pool.SGLangClient", SimClient),
-        mock.patch("agentrl.weight_sync.publisher.SGLangClient", SimClient),
+        mock.patch("agentrl.inference.client.pool.SGLangClient", SimClient),
+        mock.patch("agentrl.inference.weight_sync.publisher.SGLangClient", SimClient),
     ):
         for name, setting in settings.items():
             random.seed(0)

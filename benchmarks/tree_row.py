@@ -17,14 +17,14 @@ from agentrl.config.sections import AlgorithmSection, TrainerSection
 from agentrl.data import MicroBatch, StepBatch, build_step
 from agentrl.data.tree import Merge
 from agentrl.distributed import clip_gradients
-from agentrl.models.attention import TREE_ATTENTION
-from agentrl.models.flex import FLEX_ATTENTION
+from agentrl.models.attention.flex import FLEX_ATTENTION
+from agentrl.models.attention.tree_attention import TREE_ATTENTION
+from agentrl.models.attention.varlen import VARLEN_ATTENTION
 from agentrl.models.flops import FlopCount, peak_tflops
 from agentrl.models.load import wrap_policy
 from agentrl.models.policy import PolicyModel
-from agentrl.models.varlen import VARLEN_ATTENTION
-from agentrl.trainer.optimizer import make_optimizer
-from agentrl.trainer.passes import forward_backward
+from agentrl.trainer.learner.optimizer import make_optimizer
+from agentrl.trainer.learner.passes import forward_backward
 
 UNBOUNDED = 10**9
 HEAD_CHUNK = 2048

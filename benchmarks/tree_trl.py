@@ -26,7 +26,7 @@ from trl import GRPOConfig, GRPOTrainer
 from agentrl.config.sections import TrainerSection
 from agentrl.data.tokens import TurnTokens
 from agentrl.distributed import clip_gradients
-from agentrl.trainer.optimizer import make_optimizer
+from agentrl.trainer.learner.optimizer import make_optimizer
 
 BATCH_ROWS = 8
 

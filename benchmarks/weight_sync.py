@@ -58,7 +58,9 @@ from support.tiny_tokenizer import write_tokenizer
 from agentrl.config.sections import InferenceSection, PublishSection
 from agentrl.distributed.broadcast import Rendezvous, Seat, take_seat
 from agentrl.distributed.buckets import Bucket, in_buckets
-from agentrl.inference.client import SGLangClient
+from agentrl.inference.client.http_client import SGLangClient
+from agentrl.inference.weight_sync import AdapterNames, PolicyPublisher
+from agentrl.inference.weight_sync.broadcast_delivery import BroadcastDelivery, SendWeights
 from agentrl.inference.wire import GenerateRequest
 from agentrl.models.adapter_files import AdapterShape
 from agentrl.models.export import save_hf
@@ -74,8 +76,6 @@ from agentrl.models.weights import checkpoint_tensors
 from agentrl.schema import InferenceService, Run
 from agentrl.store import TrajectoryStore
 from agentrl.store.embedded import EmbeddedMongo
-from agentrl.weight_sync import AdapterNames, PolicyPublisher
-from agentrl.weight_sync.broadcast import BroadcastDelivery, SendWeights
 
 _CHUNK = 1 << 22
 _LINK_SECONDS = 120.0

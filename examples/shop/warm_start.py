@@ -15,10 +15,10 @@ from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from agentrl.algorithms.losses import CROSS_ENTROPY
 from agentrl.config.sections import AlgorithmSection
-from agentrl.models.attention import TREE_ATTENTION
+from agentrl.models.attention.tree_attention import TREE_ATTENTION
 from agentrl.models.load import wrap_policy
-from agentrl.trainer.passes import forward_backward
-from agentrl.trainer.sft_data import Example, sft_batch
+from agentrl.trainer.learner.passes import forward_backward
+from agentrl.trainer.sft.curriculum import Example, sft_batch
 from examples.shop.episodes import Codec, Habits, demonstrate, episode_turns
 from examples.shop.questions import Question
 from examples.shop.tokenizer import END_OF_TEXT

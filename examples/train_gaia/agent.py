@@ -5,7 +5,7 @@ from pathlib import Path
 from aworld.agents.llm_agent import Agent
 from aworld.config import AgentConfig
 
-from agentrl.agents import AworldAgentLoop
+from agentrl.integrations import AworldAgentLoop
 from agentrl.tools import get_agent_tool_env_and_servers
 
 PROMPT = (Path(__file__).parent / "system_prompt.txt").read_text(encoding="utf-8")

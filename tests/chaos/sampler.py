@@ -12,8 +12,8 @@ from typing import Any
 from chaos.journal import Journal
 
 from agentrl.config.loading import parse_flags
-from agentrl.observability.logs import setup_logging
-from agentrl.sampler.process import run_sampler
+from agentrl.rollout.worker.sampler_process import run_sampler
+from agentrl.runtime.logs import setup_logging
 from agentrl.schema import DispatchedSamplingTask
 from agentrl.store import TrajectoryStore
 

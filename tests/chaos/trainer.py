@@ -10,11 +10,11 @@ from typing import Any
 from chaos.journal import Journal
 
 from agentrl.config.loading import parse_flags
-from agentrl.trainer import process
-from agentrl.trainer.checkpoint import Checkpoint, latest_checkpoint
-from agentrl.trainer.groups import GroupReader, StepGroups
-from agentrl.trainer.learner import StepOutcome
-from agentrl.trainer.team import Team
+from agentrl.trainer import train_process as process
+from agentrl.trainer.checkpoint.checkpoint import Checkpoint, latest_checkpoint
+from agentrl.trainer.learner.learner import StepOutcome
+from agentrl.trainer.rl.step_groups import GroupReader, StepGroups
+from agentrl.trainer.worker_group import Team
 
 
 def note_steps(journal: Journal) -> None:

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from support.engines import EOS, Oracle, Served, prompt, request
 
-from agentrl.inference.client import SGLangClient
-from agentrl.inference.faults import ServerRefused
-from agentrl.renderers.held_replies import reply_grammar
+from agentrl.inference.client.http_client import SGLangClient
+from agentrl.inference.failures import ServerRefused
+from agentrl.renderers.constrained_replies import reply_grammar
 from agentrl.renderers.renderer import Renderer
-from agentrl.schema.grammars import Grammar
+from agentrl.schema.grammar import Grammar
 
 SCHEMA = {
     "type": "object",

@@ -11,11 +11,11 @@ import pytest
 from support.engines import Oracle, engine_process, prompt, request
 from support.training import Player, train_tasks
 
-from agentrl.inference.client import SGLangClient
+from agentrl.inference.client.http_client import SGLangClient
 from agentrl.schema import InferenceService
 from agentrl.store import TrajectoryStore
 from agentrl.store.embedded import EmbeddedMongo
-from agentrl.trainer.checkpoint import latest_checkpoint
+from agentrl.trainer.checkpoint.checkpoint import latest_checkpoint
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(240)]
 

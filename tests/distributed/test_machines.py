@@ -17,10 +17,10 @@ import pytest
 import yaml
 from support.training import Player, train_tasks
 
-from agentrl.processes.ports import free_port
+from agentrl.runtime.ports import free_port
 from agentrl.store import TrajectoryStore
 from agentrl.store.embedded import EmbeddedMongo
-from agentrl.trainer.checkpoint import latest_checkpoint
+from agentrl.trainer.checkpoint.checkpoint import latest_checkpoint
 
 Machine = subprocess.Popen[str]
 

@@ -29,8 +29,8 @@ from support.play import begin_run
 from agentrl.config.sections import RolloutSection, SamplingSection
 from agentrl.data import TokenTree
 from agentrl.data.tokens import turn_tokens
-from agentrl.gateway import AgentEndpoint, AgentFunction
 from agentrl.renderers.renderer import Renderer
+from agentrl.rollout.agent import AgentEndpoint, AgentFunction
 from agentrl.schema import MCPTask
 from agentrl.store import TrajectoryStore
 

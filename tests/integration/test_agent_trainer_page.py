@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from support.demo_run import ROOT
 
-from agentrl.agents.answering import AnsweringSession, Reply
-from agentrl.agents.building import Endpoint
-from agentrl.agents.describe import describe
-from agentrl.agents.hosts import AgentHosts, HostSettings
-from agentrl.gateway import OpenAIServer
+from agentrl.integrations.agent_worker.answering import AnsweringSession, Reply
+from agentrl.integrations.agent_worker.describe import describe
+from agentrl.integrations.agent_worker.worker_pool import AgentHosts, HostSettings
+from agentrl.integrations.aworld.building import Endpoint
+from agentrl.rollout.agent import OpenAIServer
 from agentrl.schema import MCPTask, Message
 
 BLOCK = re.compile(r"^```(python|yaml)\n# (\S+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from support.demo_run import ROOT, RUN_NAME, eval_script_command, logs
 
+from agentrl.rollout.evaluation.eval_scores import pass_at_k
 from agentrl.store import TrajectoryStore
 from agentrl.store.embedded import EmbeddedMongo
-from agentrl.trainer.eval_scores import pass_at_k
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

@@ -11,12 +11,12 @@ import torch
 from support.demo_run import ROOT, RUN_NAME, logs, run_command
 from support.mixtures import write_demo_mixture
 
-from agentrl.data.routes import with_routes
+from agentrl.data.expert_routes import with_routes
+from agentrl.data.rows import PackedRow
 from agentrl.data.tokens import turn_tokens
 from agentrl.data.tree import TokenTree
 from agentrl.models.load import load_policy
 from agentrl.models.policy import term_logprobs
-from agentrl.models.rows import PackedRow
 from agentrl.store import TrajectoryStore
 from agentrl.store.embedded import EmbeddedMongo
 

@@ -16,8 +16,10 @@ VIRTUAL_SECONDS = 12_000
 def scale_sim(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     scale_sim, virtual_world = map(importlib.import_module, ("scale_sim", "virtual_world"))
-    monkeypatch.setattr("agentrl.inference.pool.SGLangClient", virtual_world.SimClient)
-    monkeypatch.setattr("agentrl.weight_sync.publisher.SGLangClient", virtual_world.SimClient)
+    monkeypatch.setattr("agentrl.inference.client.pool.SGLangClient", virtual_world.SimClient)
+    monkeypatch.setattr(
+        "agentrl.inference.weight_sync.publisher.SGLangClient", virtual_world.SimClient
+    )
     return scale_sim
 
 

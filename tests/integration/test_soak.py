@@ -18,8 +18,8 @@ from agentrl.config.sections import RolloutSection, SamplingSection
 from agentrl.inference import ServerPool
 from agentrl.renderers.renderer import Renderer
 from agentrl.rollout import MCPSampler, RolloutContext
-from agentrl.rollout import slots as slots_module
-from agentrl.rollout.loop import LoopTimes, SamplingLoop
+from agentrl.rollout.worker import attempt as slots_module
+from agentrl.rollout.worker.sampling_loop import LoopTimes, SamplingLoop
 from agentrl.schema import MCPTask, Outcome, Record, rebuild_prompts
 from agentrl.store import TrajectoryStore
 from agentrl.tools import ToolsConfig, connect_tools, load_mcp_servers

@@ -11,8 +11,8 @@ import torch
 from support.function_agents import CATALOGUE, contains_answer, shop_agent
 from transformers import AutoModelForCausalLM
 
-from agentrl.agents import AgentTrainer
 from agentrl.data.tokens import TurnTokens, turn_tokens
+from agentrl.integrations import AgentTrainer
 from agentrl.schema import DBRecordData
 from agentrl.store import TrajectoryStore
 from agentrl.store.embedded import EmbeddedMongo

@@ -15,7 +15,7 @@ import pytest
 from support.engines import engine_process, make_model, prompt, request
 
 from agentrl.inference import GenerateResult, ServerPool, SGLangClient
-from agentrl.processes.ports import free_port, listens
+from agentrl.runtime.ports import free_port, listens
 from agentrl.schema import InferenceService
 
 SLOWED_SHARE = 0.75

@@ -11,8 +11,8 @@ from support.play import claim, open_play
 from support.scripted_engine import ScriptedEngine
 
 from agentrl.config.sections import AgentSection
-from agentrl.gateway import AgentEndpoint, AgentFunction, AgentSampler, Gateway
 from agentrl.rollout import RolloutContext, RolloutResult
+from agentrl.rollout.agent import AgentEndpoint, AgentFunction, AgentSampler, Gateway
 from agentrl.schema import DispatchedSamplingTask, Record, rebuild_prompts
 from agentrl.store import TrajectoryStore
 

@@ -14,9 +14,9 @@ from aworld.core.agent.swarm import Swarm, TeamSwarm
 from support.nasty_agent import agent_arguments, write_agent
 
 from agentrl import AgentTrainer
-from agentrl.agents.building import Endpoint, build
-from agentrl.agents.describe import describe
 from agentrl.errors import ConfigError
+from agentrl.integrations.agent_worker.describe import describe
+from agentrl.integrations.aworld.building import Endpoint, build
 
 
 def nasty_agent() -> Agent:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from agentrl.processes.ports import free_port
+from agentrl.runtime.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 _START_SECONDS = 30.0

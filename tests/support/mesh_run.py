@@ -18,8 +18,8 @@ from agentrl.config.sections import AlgorithmSection, ModelSection, TrainerSecti
 from agentrl.data.batch import StepBatch, build_step
 from agentrl.distributed import MeshShape, Ranks, joined_ranks
 from agentrl.distributed.sharding import full_state_dict
-from agentrl.trainer.learner import Learner
-from agentrl.trainer.start import StartWeights
+from agentrl.trainer.learner.learner import Learner
+from agentrl.trainer.start_weights import StartWeights
 
 TRAINER = TrainerSection(learning_rate=1e-3, max_grad_norm=0.05, max_steps=8, warmup_steps=2)
 ALGORITHM = AlgorithmSection(loss_calculator="GSPO", max_staleness=9)

@@ -11,7 +11,7 @@ from torch import nn
 
 from agentrl.config.sections import TrainerSection
 from agentrl.distributed import clip_gradients, joined_ranks, shard_model
-from agentrl.trainer.optimizer import make_optimizer
+from agentrl.trainer.learner.optimizer import make_optimizer
 
 
 class Scale(nn.Module):

@@ -31,7 +31,7 @@ from agentrl.schema import (
     Score,
     VersionSpan,
 )
-from agentrl.trainer.passes import forward_backward
+from agentrl.trainer.learner.passes import forward_backward
 
 NO_AUTOCAST = torch.autocast("cpu", enabled=False)
 VOCABULARY = 40

@@ -33,7 +33,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 async def _up(asked: Asked) -> int:
-    from agentrl.processes.ports import free_port
+    from agentrl.runtime.ports import free_port
     from agentrl.tools import ToolsConfig, load_mcp_servers
     from agentrl.tools.agent_environment import TOKEN_VARIABLE, get_agent_tool_env_and_servers
     from agentrl.tools.environment import Environment, serve

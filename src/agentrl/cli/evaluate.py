@@ -10,7 +10,7 @@ from agentrl.config.loading import parse_flags
 def main(argv: Sequence[str]) -> int:
     """Score a checkpoint: the run's newest, unless another model is named on the command line."""
     config = parse_flags(argv)
-    from agentrl.launcher.evaluate import newest_checkpoint, run_evaluation
+    from agentrl.launcher.evaluation_run import newest_checkpoint, run_evaluation
 
     flags = {canonical_name(word.partition("=")[0]) for word in argv if word.startswith("--")}
     is_named = "model_name_or_path" in flags

@@ -12,7 +12,7 @@ def main(argv: Sequence[str]) -> int:
     config = parse_flags(argv)
     from transformers.utils.logging import disable_progress_bar
 
-    from agentrl.launcher.evaluate import newest_checkpoint
+    from agentrl.launcher.evaluation_run import newest_checkpoint
     from agentrl.models.adapter_files import is_adapter, read_shape
     from agentrl.models.lora import merge_adapter
     from agentrl.models.resolve import resolve_model

@@ -68,6 +68,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"agentrl {command}: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        from agentrl.processes.signals import INTERRUPTED
+        from agentrl.runtime.signals import INTERRUPTED
 
         return INTERRUPTED

@@ -10,8 +10,8 @@ def main(argv: Sequence[str]) -> int:
     """Run one sampler process."""
     config = parse_flags(argv)
     store_uri(config)
-    from agentrl.observability.logs import setup_logging
-    from agentrl.sampler.process import run_sampler
+    from agentrl.rollout.worker.sampler_process import run_sampler
+    from agentrl.runtime.logs import setup_logging
 
     setup_logging("sampler")
     return run_sampler(config)

@@ -11,8 +11,8 @@ def main(argv: Sequence[str]) -> int:
     """Keep an inference server."""
     config = parse_flags(argv)
     uri = store_uri(config)
-    from agentrl.observability.logs import setup_logging
-    from agentrl.server.process import run_server
+    from agentrl.inference.supervisor.serve_process import run_server
+    from agentrl.runtime.logs import setup_logging
 
     setup_logging("serve")
     asyncio.run(run_server(config, uri))

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from agentrl.cli.train import log_by_rank
 from agentrl.cli.uri import served_uri
 from agentrl.config.loading import parse_flags
-from agentrl.processes.signals import INTERRUPTED
+from agentrl.runtime.signals import INTERRUPTED
 
 
 def main(argv: Sequence[str]) -> int:
@@ -19,7 +19,7 @@ def main(argv: Sequence[str]) -> int:
         if config.data.records_of is not None and os.environ.get("RANK", "0") == "0":
             run = config.run.model_copy(update={"run_name": config.data.records_of})
             uri = stack.enter_context(served_uri(config.model_copy(update={"run": run})))
-        from agentrl.trainer.sft import fine_tune
+        from agentrl.trainer.sft.sft_process import fine_tune
 
         result = fine_tune(config, uri)
     if result is not None:

@@ -42,9 +42,9 @@ async def _with_store(config: RootConfig, splits: Sequence[Split], action: "_Act
 
 
 async def _add(config: RootConfig, store: TrajectoryStore, splits: Sequence[Split]) -> None:
+    from agentrl.datasets.additions import add_to_stream
+    from agentrl.datasets.question_files import train_tasks
     from agentrl.rewards import MCPScorerFactory, load_scorer_module
-    from agentrl.rollout.additions import add_to_stream
-    from agentrl.rollout.datasets import train_tasks
 
     if config.data.train_file is None:
         raise ConfigError("`agentrl tasks add` needs --train_file")
@@ -72,7 +72,7 @@ async def _line(store: TrajectoryStore, task: Task) -> str:
 
 
 async def _retry(config: RootConfig, store: TrajectoryStore, splits: Sequence[Split]) -> None:
-    from agentrl.rollout.retries import retry_parked
+    from agentrl.datasets.retries import retry_parked
 
     num_added = sum([await retry_parked(store, split) for split in splits])
     print(f"{num_added} questions are asked again")

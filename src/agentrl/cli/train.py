@@ -7,7 +7,7 @@ from pathlib import Path
 from agentrl.cli.uri import store_uri
 from agentrl.config.loading import parse_flags
 from agentrl.config.sections import RootConfig
-from agentrl.processes.signals import INTERRUPTED
+from agentrl.runtime.signals import INTERRUPTED
 
 
 def main(argv: Sequence[str]) -> int:
@@ -15,7 +15,7 @@ def main(argv: Sequence[str]) -> int:
     config = parse_flags(argv)
     store_uri(config)
     log_by_rank(config)
-    from agentrl.trainer.process import train
+    from agentrl.trainer.train_process import train
 
     result = train(config)
     return INTERRUPTED if result is not None and result.status == "stopped" else 0

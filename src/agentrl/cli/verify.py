@@ -61,7 +61,7 @@ def _verify_merge(config: RootConfig, options: _Options) -> int:
     from agentrl.distributed import Ranks
     from agentrl.models.load import load_policy
     from agentrl.models.resolve import resolve_model
-    from agentrl.trainer.merge_check import check_random_trees, small_random_policies
+    from agentrl.trainer.learner.merge_check import check_random_trees, small_random_policies
 
     disable_progress_bar()  # type: ignore[no-untyped-call]
     if config.trainer.trainer_threads is not None:

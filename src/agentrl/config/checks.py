@@ -17,7 +17,7 @@ from agentrl.config.sections import (
     ToolsSection,
 )
 from agentrl.errors import ConfigError
-from agentrl.schema.tasks import is_answer_schema
+from agentrl.schema.task import is_answer_schema
 
 _ROUTE_KEYS = {"base_url", "model", "api_key_env"}
 _DP_FLAGS = ("--dp", "--dp-size", "--data-parallel-size")

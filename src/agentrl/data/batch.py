@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from agentrl.algorithms.reductions import Reduction, term_weights
+from agentrl.data.blocks import BLOCK, plan_blocks
+from agentrl.data.expert_routes import agreed
 from agentrl.data.packing import Bin, plan_bins
-from agentrl.data.routes import agreed
+from agentrl.data.rows import PackedRow, empty_row
 from agentrl.data.select import SelectedGroup
 from agentrl.data.tokens import TurnTokens
 from agentrl.data.tree import Merge, TokenTree, lay_out
-from agentrl.models.blocks import BLOCK, plan_blocks
-from agentrl.models.rows import PackedRow, empty_row
 
 
 @dataclass(frozen=True, eq=False)

@@ -25,7 +25,7 @@ from agentrl.algorithms.filters import (
     filter_group,
 )
 from agentrl.config.sections import AlgorithmSection
-from agentrl.data.routes import with_routes
+from agentrl.data.expert_routes import with_routes
 from agentrl.data.tokens import TurnTokens, turn_tokens
 from agentrl.schema import DBRecordData
 

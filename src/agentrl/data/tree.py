@@ -18,8 +18,8 @@ from typing import Literal
 
 import numpy as np
 
+from agentrl.data.rows import PackedRow
 from agentrl.data.tokens import TurnTokens, turn_tokens
-from agentrl.models.rows import PackedRow
 from agentrl.schema import DispatchedSamplingTask
 
 Merge = Literal["tree", "linear", "none"]

@@ -13,7 +13,7 @@ import numpy as np
 from pydantic import Field
 
 from agentrl.errors import InferenceError
-from agentrl.inference.faults import ServerRefused
+from agentrl.inference.failures import ServerRefused
 from agentrl.schema import FinishReason, Logprobs, SamplingParams, TokenIds, VersionSpan
 from agentrl.schema.base import Value
 

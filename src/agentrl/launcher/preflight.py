@@ -9,18 +9,18 @@ import httpx
 from pydantic import SecretStr
 
 from agentrl.config.sections import ModelSection, RootConfig, TrainerSection
+from agentrl.datasets.question_files import QuestionFile
 from agentrl.errors import ConfigError, InferenceError, StoreError
-from agentrl.gateway import load_agent
 from agentrl.inference import SGLangClient
-from agentrl.inference.faults import ServerRefused
-from agentrl.launcher.commands import tool_server_command
+from agentrl.inference.failures import ServerRefused
+from agentrl.inference.supervisor.server_commands import check_keys, sglang_python
+from agentrl.launcher.child_commands import tool_server_command
 from agentrl.models.resolve import check_adapter_targets, check_router_replay, resolve_model
-from agentrl.observability.trackers import check_trackers
 from agentrl.renderers.renderer import Renderer
 from agentrl.rewards import AgentConfig, MCPScorerFactory, load_scorer_module
-from agentrl.rollout.datasets import QuestionFile
-from agentrl.rollout.resources import check_tools, tools_config
-from agentrl.server.commands import check_keys, sglang_python
+from agentrl.rollout.agent import load_agent
+from agentrl.rollout.worker.resources import check_tools, tools_config
+from agentrl.runtime.tracker_packages import check_trackers
 from agentrl.store import TrajectoryStore
 from agentrl.store.embedded import find_mongod
 from agentrl.tools import probe

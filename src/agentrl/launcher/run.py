@@ -12,10 +12,10 @@ from agentrl.config.checks import check_machines
 from agentrl.config.sections import RootConfig
 from agentrl.errors import AgentRLError
 from agentrl.launcher.display import Display
+from agentrl.launcher.local_cluster import Stage
 from agentrl.launcher.preflight import check_has_questions, check_inputs, check_name_is_free
-from agentrl.launcher.report import last_error, print_places
-from agentrl.launcher.stage import Stage
-from agentrl.processes.signals import INTERRUPTED, stop_on_signals
+from agentrl.launcher.run_report import last_error, print_places
+from agentrl.runtime.signals import INTERRUPTED, stop_on_signals
 from agentrl.store import TrajectoryStore
 
 

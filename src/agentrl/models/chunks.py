@@ -18,9 +18,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from agentrl.models.attention import ChunkStates
+from agentrl.data.rows import PackedRow, empty_row
+from agentrl.models.attention.tree_attention import ChunkStates
 from agentrl.models.policy import TermLogprobs
-from agentrl.models.rows import PackedRow, empty_row
 
 _Layer = tuple[torch.Tensor, torch.Tensor]
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 
-from agentrl.directories import appears_whole
 from agentrl.errors import PublishError
 from agentrl.models.policy import PolicyModel
+from agentrl.runtime.atomic_directory import appears_whole
 
 # What `save_pretrained` does not write and inference servers read.
 _COPIED = (

@@ -10,8 +10,8 @@ from typing import Any, Self
 import numpy as np
 import torch
 
+from agentrl.data.rows import PackedRow
 from agentrl.models.policy import PolicyModel
-from agentrl.models.rows import PackedRow
 
 _DENSE_BF16_TFLOPS = {
     "B200": 2250.0,

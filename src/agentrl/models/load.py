@@ -16,11 +16,11 @@ from transformers import (
 )
 
 from agentrl.errors import ConfigError
-from agentrl.models.attention import TREE_ATTENTION
-from agentrl.models.flex import FLEX_ATTENTION
+from agentrl.models.attention.flex import FLEX_ATTENTION
+from agentrl.models.attention.tree_attention import TREE_ATTENTION
+from agentrl.models.attention.varlen import VARLEN_ATTENTION
 from agentrl.models.policy import PolicyModel
-from agentrl.models.routing import make_routers_replay
-from agentrl.models.varlen import VARLEN_ATTENTION
+from agentrl.models.router_replay import make_routers_replay
 from agentrl.models.weights import materialize, read_weights
 
 SUPPORTED_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe")

@@ -31,7 +31,7 @@ from agentrl.distributed.collectives import all_to_all
 from agentrl.errors import ConfigError
 from agentrl.models.lora import BASE, adapter_parts
 from agentrl.models.policy import PolicyModel
-from agentrl.models.routing import is_mixture
+from agentrl.models.router_replay import is_mixture
 from agentrl.models.split import RowSplit
 
 

@@ -19,14 +19,14 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
+from agentrl.data.rows import PackedRow
 from agentrl.errors import ConfigError, TrainingError
-from agentrl.models.attention import TREE_ATTENTION, ChunkStates, DeviceLayout
-from agentrl.models.flex import FLEX_ATTENTION, FlexLayout
-from agentrl.models.layout import visibility
-from agentrl.models.routing import CHOICES
-from agentrl.models.rows import PackedRow
+from agentrl.models.attention.flex import FLEX_ATTENTION, FlexLayout
+from agentrl.models.attention.layout import visibility
+from agentrl.models.attention.tree_attention import TREE_ATTENTION, ChunkStates, DeviceLayout
+from agentrl.models.attention.varlen import VARLEN_ATTENTION, VarlenLayout
+from agentrl.models.router_replay import CHOICES
 from agentrl.models.split import RowShare, RowSplit
-from agentrl.models.varlen import VARLEN_ATTENTION, VarlenLayout
 from agentrl.models.vocabulary import Vocabulary
 
 

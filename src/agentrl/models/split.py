@@ -23,8 +23,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.nn.functional import pad
 
+from agentrl.data.rows import PackedRow
 from agentrl.distributed.collectives import all_to_all, combine
-from agentrl.models.rows import PackedRow
 
 Attention = Callable[..., tuple[torch.Tensor, None]]
 

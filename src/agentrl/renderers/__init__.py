@@ -2,6 +2,6 @@
 
 from agentrl.renderers.renderer import Bridge, Renderer
 from agentrl.renderers.reply import Reply
-from agentrl.renderers.tool_calls import ToolCallFormat, register_tool_call_format
+from agentrl.renderers.tool_calls.formats import ToolCallFormat, register_tool_call_format
 
 __all__ = ["Bridge", "Renderer", "Reply", "ToolCallFormat", "register_tool_call_format"]

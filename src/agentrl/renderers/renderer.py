@@ -14,16 +14,16 @@ from typing import Any
 import numpy as np
 
 from agentrl.errors import RenderError
-from agentrl.renderers.appending import Appending
 from agentrl.renderers.chat_template import ChatTemplate
-from agentrl.renderers.foreign import ForeignText, MarkedConversation, Tools
-from agentrl.renderers.held_replies import Thinking, reply_grammar
+from agentrl.renderers.constrained_replies import Thinking, reply_grammar
+from agentrl.renderers.incremental import Appending
 from agentrl.renderers.model_files import ModelFiles, read_model_files
 from agentrl.renderers.reply import Reply, parse_reply
 from agentrl.renderers.template_traits import answered_call, template_traits
-from agentrl.renderers.tool_calls import AUTO, get_tool_call_format
+from agentrl.renderers.tool_calls.formats import AUTO, get_tool_call_format
+from agentrl.renderers.untrusted_text import ForeignText, MarkedConversation, Tools
 from agentrl.schema import Message
-from agentrl.schema.grammars import Grammar
+from agentrl.schema.grammar import Grammar
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from agentrl.renderers.call_values import ParsedCall, Section, Tools
-from agentrl.renderers.tool_calls import ToolCallFormat
+from agentrl.renderers.tool_calls.call_values import ParsedCall, Section, Tools
+from agentrl.renderers.tool_calls.formats import ToolCallFormat
 from agentrl.schema import Message, ToolCall
 
 _OPEN, _CLOSE = "<think>", "</think>"

@@ -8,12 +8,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from agentrl.rollout.base import AsyncSampler, LimitReached, RolloutResult
+    from agentrl.rollout.async_sampler import AsyncSampler, LimitReached, RolloutResult
     from agentrl.rollout.context import RolloutContext, Scoring
     from agentrl.rollout.conversation import Conversation, Prompt
     from agentrl.rollout.mcp_sampler import MCPSampler
     from agentrl.rollout.registry import register_sampler, sampler_class_for
-    from agentrl.rollout.scheduler import SamplingScheduler
+    from agentrl.rollout.worker.scheduler import SamplingScheduler
     from agentrl.schema import register_task_type
 
 __all__ = [
@@ -32,14 +32,14 @@ __all__ = [
 ]
 
 _PLACES = {
-    "AsyncSampler": "agentrl.rollout.base",
+    "AsyncSampler": "agentrl.rollout.async_sampler",
     "Conversation": "agentrl.rollout.conversation",
-    "LimitReached": "agentrl.rollout.base",
+    "LimitReached": "agentrl.rollout.async_sampler",
     "MCPSampler": "agentrl.rollout.mcp_sampler",
     "Prompt": "agentrl.rollout.conversation",
     "RolloutContext": "agentrl.rollout.context",
-    "RolloutResult": "agentrl.rollout.base",
-    "SamplingScheduler": "agentrl.rollout.scheduler",
+    "RolloutResult": "agentrl.rollout.async_sampler",
+    "SamplingScheduler": "agentrl.rollout.worker.scheduler",
     "Scoring": "agentrl.rollout.context",
     "register_sampler": "agentrl.rollout.registry",
     "register_task_type": "agentrl.schema",

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from agentrl.config.sections import RolloutSection, SamplingSection
 from agentrl.inference import ServerPool
 from agentrl.renderers.renderer import Renderer
-from agentrl.rollout.images import ImageLibrary
+from agentrl.rollout.image_library import ImageLibrary
 from agentrl.schema import Control, MCPTask, SamplingParams, Score, Split
 from agentrl.store import TrajectoryStore
 from agentrl.tools import McpToolBox

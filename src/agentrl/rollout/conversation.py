@@ -9,7 +9,7 @@ import numpy as np
 from agentrl.errors import RenderError
 from agentrl.renderers.renderer import Renderer
 from agentrl.schema import Message
-from agentrl.schema.images import image_addresses
+from agentrl.schema.image import image_addresses
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from agentrl.errors import RenderError
 from agentrl.renderers.reply import Reply
-from agentrl.rollout.base import AsyncSampler, LimitReached, RolloutResult
+from agentrl.rollout.async_sampler import AsyncSampler, LimitReached, RolloutResult
 from agentrl.rollout.context import RolloutContext
 from agentrl.rollout.context_edits import (
     as_text,
@@ -24,7 +24,7 @@ from agentrl.schema import (
     ToolCall,
     ToolResult,
 )
-from agentrl.schema.images import content_with_images
+from agentrl.schema.image import content_with_images
 from agentrl.tools import ToolBox
 
 _T = TypeVar("_T")

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from agentrl.errors import ConfigError
-from agentrl.rollout.base import AsyncSampler
+from agentrl.rollout.async_sampler import AsyncSampler
 from agentrl.rollout.mcp_sampler import MCPSampler
 from agentrl.schema import MCPTask, Task
 

@@ -1,7 +1,7 @@
 """The documents and values of AgentRL: frozen, validated, without I/O."""
 
 from agentrl.schema.base import Logprobs, Message, TokenIds, utc_now
-from agentrl.schema.records import (
+from agentrl.schema.record import (
     RECORD_TRANSITIONS,
     TERMINAL_STATUSES,
     Attempt,
@@ -13,7 +13,7 @@ from agentrl.schema.records import (
     score_of,
     task_of_record,
 )
-from agentrl.schema.runs import (
+from agentrl.schema.run import (
     SCHEMA_VERSION,
     Control,
     ControlChange,
@@ -24,7 +24,7 @@ from agentrl.schema.runs import (
     ServerLoad,
     ServiceStatus,
 )
-from agentrl.schema.tasks import TASK_TYPES, MCPTask, Split, Task, register_task_type
+from agentrl.schema.task import TASK_TYPES, MCPTask, Split, Task, register_task_type
 from agentrl.schema.training import (
     DBRecordData,
     LedgerEntry,
@@ -33,7 +33,7 @@ from agentrl.schema.training import (
     RatioStats,
     TurnTraining,
 )
-from agentrl.schema.turns import (
+from agentrl.schema.turn import (
     DispatchedSamplingTask,
     FinishReason,
     SamplingParams,

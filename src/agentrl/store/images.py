@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from agentrl.errors import StoreError
-from agentrl.schema.images import Image, stored_address, stored_key
+from agentrl.schema.image import Image, stored_address, stored_key
 from agentrl.store.blobs import Blob
 from agentrl.store.door import Door, operation
 

@@ -7,7 +7,7 @@ from pymongo.errors import OperationFailure
 
 from agentrl.errors import StoreError
 from agentrl.schema.base import Value
-from agentrl.schema.images import stored_key
+from agentrl.schema.image import stored_key
 from agentrl.store.codec import Document
 from agentrl.store.door import Door, operation
 from agentrl.store.turns import blob_keys

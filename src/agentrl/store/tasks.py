@@ -6,8 +6,8 @@ from itertools import islice
 from typing import Any
 
 from agentrl.schema import MCPTask, Record, RecordStatus, Split, Task
-from agentrl.schema.images import image_from_data_url
-from agentrl.schema.tasks import TaskStatus
+from agentrl.schema.image import image_from_data_url
+from agentrl.schema.task import TaskStatus
 from agentrl.store.codec import (
     Document,
     encode,

@@ -10,7 +10,7 @@ from pymongo.asynchronous.database import AsyncDatabase
 
 from agentrl.errors import LeaseLost, StoreError
 from agentrl.schema import DispatchedSamplingTask, ToolResult
-from agentrl.schema.images import stored_key
+from agentrl.schema.image import stored_key
 from agentrl.store.blobs import Blob
 from agentrl.store.coalesce import Coalescer
 from agentrl.store.codec import (

@@ -1,10 +1,10 @@
 """Tools over MCP."""
 
 from agentrl.tools.agent_environment import get_agent_tool_env_and_servers
-from agentrl.tools.base import ToolBox, ToolSpec
-from agentrl.tools.config import McpServer, ToolsConfig
-from agentrl.tools.mcp import McpToolBox, connect_tools, probe
 from agentrl.tools.mcp_servers import load_mcp_servers
+from agentrl.tools.mcp_toolbox import McpToolBox, connect_tools, probe
+from agentrl.tools.server_config import McpServer, ToolsConfig
+from agentrl.tools.toolbox import ToolBox, ToolSpec
 
 __all__ = [
     "McpServer",

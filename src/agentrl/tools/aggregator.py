@@ -22,10 +22,10 @@ import httpx
 from mcp.types import CallToolResult, ContentBlock, ImageContent, TextContent, Tool
 
 from agentrl.errors import ToolError
-from agentrl.tools.breaker import CircuitBreaker
-from agentrl.tools.config import McpServer, ToolsConfig, http_headers
-from agentrl.tools.faults import CallTimedOut, InvalidResult, describe
-from agentrl.tools.mending import mended
+from agentrl.tools.call_failures import CallTimedOut, InvalidResult, describe
+from agentrl.tools.circuit_breaker import CircuitBreaker
+from agentrl.tools.json_repair import mended
+from agentrl.tools.server_config import McpServer, ToolsConfig, http_headers
 
 logger = logging.getLogger(__name__)
 

@@ -11,11 +11,11 @@ from mcp.types import CONNECTION_CLOSED, PARSE_ERROR, CallToolResult, Tool
 from pydantic import ValidationError
 
 from agentrl.errors import ToolError
-from agentrl.tools.breaker import CircuitBreaker
-from agentrl.tools.config import McpServer, ToolsConfig
-from agentrl.tools.faults import CallTimedOut, InvalidResult, describe
+from agentrl.tools.call_failures import CallTimedOut, InvalidResult, describe
+from agentrl.tools.circuit_breaker import CircuitBreaker
+from agentrl.tools.client_session import Session
 from agentrl.tools.http_transport import FAILURE_KEY
-from agentrl.tools.session import Session
+from agentrl.tools.server_config import McpServer, ToolsConfig
 
 logger = logging.getLogger(__name__)
 

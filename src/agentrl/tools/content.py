@@ -15,7 +15,7 @@ from mcp.types import (
     TextResourceContents,
 )
 
-from agentrl.schema.images import image_from_bytes
+from agentrl.schema.image import image_from_bytes
 
 
 def result_text(result: CallToolResult, max_chars: int, *, show_images: bool = False) -> str:

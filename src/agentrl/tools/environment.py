@@ -42,11 +42,11 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from agentrl.errors import ConfigError, ToolError
-from agentrl.tools.config import McpServer, ToolsConfig
+from agentrl.tools.call_failures import CallTimedOut, InvalidResult
 from agentrl.tools.connection import ServerConnection
-from agentrl.tools.faults import CallTimedOut, InvalidResult
 from agentrl.tools.http_transport import FAILURE_KEY
 from agentrl.tools.selection import is_repeatable, unique_names
+from agentrl.tools.server_config import McpServer, ToolsConfig
 
 FILTER_HEADER = "MCP_SERVERS"
 """Request header with the names of the servers that a client wants to see, comma separated."""

@@ -15,8 +15,8 @@ import aiohttp
 import httpx2
 from yarl import URL
 
-from agentrl.tools.faults import describe
-from agentrl.tools.mending import mended, mended_lines
+from agentrl.tools.call_failures import describe
+from agentrl.tools.json_repair import mended, mended_lines
 
 FAILURE_KEY: Final = "agentrl_failure"
 Failure = Literal["not_sent", "lost", "refused", "session_ended", "too_large"]

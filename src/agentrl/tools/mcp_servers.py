@@ -9,7 +9,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from agentrl.errors import ConfigError
-from agentrl.tools.config import McpServer, Transport
+from agentrl.tools.server_config import McpServer, Transport
 
 _TRANSPORT_NAMES: dict[str, Transport] = {
     "http": "http",

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from mcp.types import Tool
 
 from agentrl.errors import ConfigError
-from agentrl.tools.base import ToolSpec
-from agentrl.tools.config import ToolsConfig
+from agentrl.tools.server_config import ToolsConfig
+from agentrl.tools.toolbox import ToolSpec
 
 logger = logging.getLogger(__name__)
 

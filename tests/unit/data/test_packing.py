@@ -6,7 +6,7 @@ from support.trees import make_turn, random_group
 from agentrl.data.packing import plan_bins
 from agentrl.data.tokens import turn_tokens
 from agentrl.data.tree import TokenTree, lay_out
-from agentrl.models.layout import visibility
+from agentrl.models.attention.layout import visibility
 
 TREES = [TokenTree.from_tokens(random_group(seed, num_turns=5).turns) for seed in range(4)]
 BRANCHES = [branch for tree in TREES for branch in tree.branches]

@@ -5,7 +5,7 @@ import pytest
 from support.trees import make_record, make_turn
 
 from agentrl.config.sections import AlgorithmSection
-from agentrl.data.routes import with_routes
+from agentrl.data.expert_routes import with_routes
 from agentrl.data.select import select_group
 from agentrl.data.tokens import turn_tokens
 from agentrl.schema import DispatchedSamplingTask

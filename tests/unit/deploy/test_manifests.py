@@ -26,7 +26,7 @@ from support.stored import make_task
 
 from agentrl.config.checks import check_machines
 from agentrl.config.loading import parse_flags
-from agentrl.processes.ports import free_port
+from agentrl.runtime.ports import free_port
 from agentrl.schema import Run
 from agentrl.store import TrajectoryStore
 from agentrl.store.embedded import EmbeddedMongo, find_mongod
@@ -263,10 +263,10 @@ def test_sglang_is_started_without_a_key_among_its_arguments() -> None:
     spec = dict(pods())["inference"]
     scripts = [*spec["containers"][0]["args"], *compose()["services"]["inference"]["command"]]
     for script in scripts:
-        assert "python3 /opt/starters/sglang_server.py" in script
+        assert "python3 /opt/starters/sglang_starter.py" in script
         assert "KEY" not in script
     (starter,) = spec["initContainers"]
-    assert "sglang_server" in starter["command"][-1]
+    assert "sglang_starter" in starter["command"][-1]
 
 
 def compose_text() -> str:

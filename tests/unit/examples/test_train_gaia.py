@@ -9,8 +9,8 @@ import pytest
 
 from agentrl.config.loading import parse_flags
 from agentrl.config.sections import DataSection
+from agentrl.datasets.question_files import QuestionFile
 from agentrl.rewards import MCPScorerFactory
-from agentrl.rollout.datasets import QuestionFile
 from agentrl.tools import load_mcp_servers
 
 ROOT = Path(__file__).parents[3]

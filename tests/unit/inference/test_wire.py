@@ -5,7 +5,7 @@ import pytest
 from support.stub_server import generation
 
 from agentrl.errors import InferenceError
-from agentrl.inference.faults import ServerRefused, error_message
+from agentrl.inference.failures import ServerRefused, error_message
 from agentrl.inference.wire import (
     GenerateRequest,
     fit_spans,

@@ -10,10 +10,10 @@ from agentrl.config.checks import check_machines
 from agentrl.config.loading import parse_flags, write_config
 from agentrl.config.sections import TrainerSection
 from agentrl.errors import AgentRLError, ConfigError
-from agentrl.launcher.commands import trainer_command
-from agentrl.launcher.join import check_same_flags, wait_for_first
+from agentrl.launcher.child_commands import trainer_command
+from agentrl.launcher.multi_node import check_same_flags, wait_for_first
 from agentrl.launcher.preflight import check_inputs
-from agentrl.processes.ports import free_port
+from agentrl.runtime.ports import free_port
 
 TWO = {
     "num_machines": "2",

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.launcher.report import last_error
-from agentrl.processes.supervisor import Child
+from agentrl.launcher.run_report import last_error
+from agentrl.runtime.child_processes import Child
 
 LAUNCHERS_REPORT = """\
     raise ChildFailedError(

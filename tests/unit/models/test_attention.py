@@ -4,11 +4,11 @@ import pytest
 import torch
 from support.trees import make_turn, random_group, relative_error, tiny_policy
 
+from agentrl.data.rows import PackedRow
 from agentrl.data.tokens import turn_tokens
 from agentrl.data.tree import TokenTree
-from agentrl.models import attention
+from agentrl.models.attention import tree_attention as attention
 from agentrl.models.policy import PolicyModel, term_logprobs
-from agentrl.models.rows import PackedRow
 
 torch.set_num_threads(1)
 

@@ -5,12 +5,12 @@ import pytest
 import torch
 from support.trees import random_group, relative_error, tiny_policy
 
+from agentrl.data.rows import PackedRow
 from agentrl.data.tree import TokenTree
-from agentrl.models.attention import DeviceLayout
+from agentrl.models.attention.tree_attention import DeviceLayout
 from agentrl.models.chunks import ChunkedPass, cut_row
 from agentrl.models.load import wrap_policy
 from agentrl.models.policy import PolicyModel, term_logprobs
-from agentrl.models.rows import PackedRow
 
 torch.set_num_threads(1)
 ROW = TokenTree.from_tokens(random_group(5).turns).row

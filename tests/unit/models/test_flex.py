@@ -6,12 +6,12 @@ import torch
 from support.trees import random_group, tiny_policy
 from torch.nn.attention.flex_attention import flex_attention
 
+from agentrl.data.blocks import BLOCK, key_ends, plan_blocks
 from agentrl.data.tree import TokenTree
 from agentrl.errors import ConfigError
-from agentrl.models.blocks import BLOCK, key_ends, plan_blocks
+from agentrl.models.attention.flex import FlexLayout
+from agentrl.models.attention.layout import visibility
 from agentrl.models.chunks import ChunkedPass, cut_row
-from agentrl.models.flex import FlexLayout
-from agentrl.models.layout import visibility
 from agentrl.models.load import load_policy
 from agentrl.models.policy import term_logprobs
 
@@ -97,7 +97,7 @@ def test_the_kernel_gets_all_in_the_precision_of_autocast(architecture, monkeypa
         met.update(states.dtype for states in (query, key, value))
         return flex_attention(query, key, value, **options)
 
-    monkeypatch.setattr("agentrl.models.flex.flex_attention", noted)
+    monkeypatch.setattr("agentrl.models.attention.flex.flex_attention", noted)
     policy = tiny_policy(architecture, torch.float32, attention="agentrl_flex")
     with torch.autocast("cpu", dtype=torch.bfloat16):
         term_logprobs(policy, ROWS[0])

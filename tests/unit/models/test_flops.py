@@ -5,8 +5,8 @@ import pytest
 import torch
 from support.trees import SHAPE, tiny_policy
 
+from agentrl.data.rows import PackedRow, empty_row
 from agentrl.models.flops import FlopCount, peak_tflops
-from agentrl.models.rows import PackedRow, empty_row
 
 
 def star():

@@ -10,8 +10,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from agentrl.algorithms.losses import policy_loss, weighted_sum
+from agentrl.data.rows import PackedRow
 from agentrl.models.policy import term_logprobs
-from agentrl.models.rows import PackedRow
 
 torch.set_num_threads(1)
 HIDDEN, VOCABULARY, CHUNK = 4, 640, 2048

@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 from support.trees import random_group
 
+from agentrl.data.rows import empty_row
 from agentrl.data.tree import TokenTree
-from agentrl.models.layout import attention_layout, run_starts, visibility
-from agentrl.models.rows import empty_row
+from agentrl.models.attention.layout import attention_layout, run_starts, visibility
 
 
 @pytest.mark.parametrize("max_block", [3, None])

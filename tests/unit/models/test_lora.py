@@ -29,7 +29,7 @@ from agentrl.models.lora import (
 )
 from agentrl.models.policy import PolicyModel
 from agentrl.models.resolve import check_adapter_targets
-from agentrl.trainer.passes import forward_backward, frozen_logprobs
+from agentrl.trainer.learner.passes import forward_backward, frozen_logprobs
 
 torch.set_num_threads(1)
 GROUPS = sampled_by(tiny_policy(), [random_group(seed) for seed in range(2)])

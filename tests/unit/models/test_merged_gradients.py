@@ -12,7 +12,7 @@ from transformers import AttentionInterface
 
 from agentrl.data.batch import MicroBatch, StepBatch, build_step
 from agentrl.data.tree import TokenTree
-from agentrl.models.attention import DeviceLayout
+from agentrl.models.attention.tree_attention import DeviceLayout
 from agentrl.models.load import SUPPORTED_MODEL_TYPES, wrap_policy
 
 torch.set_num_threads(1)

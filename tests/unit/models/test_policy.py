@@ -4,9 +4,9 @@ import numpy as np
 import torch
 from support.trees import random_group, tiny_policy
 
+from agentrl.data.rows import empty_row
 from agentrl.data.tree import TokenTree
 from agentrl.models.policy import term_logprobs
-from agentrl.models.rows import empty_row
 
 torch.set_num_threads(1)
 

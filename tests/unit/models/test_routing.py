@@ -16,13 +16,13 @@ from support.trees import (
 )
 
 from agentrl.data.batch import build_step
-from agentrl.data.routes import agreed
+from agentrl.data.expert_routes import agreed
+from agentrl.data.rows import PackedRow
 from agentrl.data.tokens import TurnTokens
 from agentrl.data.tree import Merge, TokenTree
 from agentrl.errors import TrainingError
 from agentrl.models.load import wrap_policy
 from agentrl.models.policy import PolicyModel, term_logprobs
-from agentrl.models.rows import PackedRow
 
 torch.set_num_threads(1)
 

@@ -15,8 +15,8 @@ from agentrl.errors import ConfigError
 from agentrl.models.chunks import ChunkedPass
 from agentrl.models.load import load_policy
 from agentrl.models.policy import PolicyModel, term_logprobs
-from agentrl.trainer.learner import Learner
-from agentrl.trainer.start import StartWeights
+from agentrl.trainer.learner.learner import Learner
+from agentrl.trainer.start_weights import StartWeights
 
 torch.set_num_threads(1)
 ROW = TokenTree.from_tokens(random_group(5).turns).row
@@ -54,7 +54,7 @@ def gradient(policy: PolicyModel, num_chunks: int = 1) -> torch.Tensor:
 @pytest.mark.parametrize("architecture", ["qwen3", "llama"])
 @pytest.mark.parametrize("num_chunks", [1, 3])
 def test_gradients_are_those_of_the_oracle(architecture, num_chunks, monkeypatch):
-    monkeypatch.setattr("agentrl.models.varlen.varlen_attn", as_documented)
+    monkeypatch.setattr("agentrl.models.attention.varlen.varlen_attn", as_documented)
     expected = gradient(tiny_policy(architecture, attention="sdpa"))
     found = gradient(tiny_policy(architecture, attention="agentrl_varlen"), num_chunks)
     assert relative_error(found, expected) <= 1e-12

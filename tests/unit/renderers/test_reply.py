@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.renderers.reply import parse_reply, split_reasoning
-from agentrl.renderers.tool_calls import ToolCallFormat
+from agentrl.renderers.tool_calls.formats import ToolCallFormat
 
 
 @pytest.mark.parametrize(

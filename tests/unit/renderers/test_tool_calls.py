@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from agentrl.errors import ConfigError
 from agentrl.renderers import Reply, ToolCallFormat, register_tool_call_format
-from agentrl.renderers.call_values import Section
 from agentrl.renderers.reply import parse_reply
-from agentrl.renderers.tool_calls import get_tool_call_format
+from agentrl.renderers.tool_calls.call_values import Section
+from agentrl.renderers.tool_calls.formats import get_tool_call_format
 
 FORMATS = [
     *("hermes", "qwen3_coder", "llama3", "mistral", "kimi_k2", "pythonic"),

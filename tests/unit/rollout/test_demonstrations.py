@@ -10,7 +10,7 @@ from support.chat_families import FAMILIES, Family, write_family
 from agentrl.data.tokens import turn_tokens
 from agentrl.errors import DatasetError, RenderError
 from agentrl.renderers import Renderer
-from agentrl.rollout.demonstrations import (
+from agentrl.rollout.demonstrations.demonstration import (
     Demonstration,
     demonstration_turns,
     read_demonstrations,

@@ -21,14 +21,14 @@ from agentrl.config.sections import RolloutSection
 from agentrl.errors import ConfigError, RenderError
 from agentrl.renderers.renderer import Renderer
 from agentrl.rollout import Conversation, RolloutResult
-from agentrl.rollout.images import ImageLibrary
+from agentrl.rollout.image_library import ImageLibrary
 from agentrl.schema import (
     DispatchedSamplingTask,
     MCPTask,
     rebuild_images,
     rebuild_prompts,
 )
-from agentrl.schema.images import image_part
+from agentrl.schema.image import image_part
 from agentrl.store import TrajectoryStore
 
 ANSWER = "<answer>7</answer>"

@@ -16,7 +16,7 @@ from support.stub_server import generation, stub_server
 from support.training import write_model, write_moe_model
 
 from agentrl.config.sections import RolloutSection, SamplingSection
-from agentrl.data.routes import with_routes
+from agentrl.data.expert_routes import with_routes
 from agentrl.data.tokens import turn_tokens
 from agentrl.data.tree import TokenTree
 from agentrl.errors import ConfigError, InferenceError

@@ -12,9 +12,9 @@ from agentrl.config.sections import AlgorithmSection
 from agentrl.data import select_group
 from agentrl.errors import ConfigError, DatasetError
 from agentrl.renderers import Renderer
-from agentrl.rollout.upload import UploadConfig, Uploader
+from agentrl.rollout.demonstrations.upload import UploadConfig, Uploader
 from agentrl.schema import MCPTask, rebuild_prompts
-from agentrl.trainer.sft_data import record_examples
+from agentrl.trainer.sft.curriculum import record_examples
 from examples import upload_sft_data
 
 

@@ -6,7 +6,7 @@ from pydantic import SecretStr
 
 from agentrl.errors import ConfigError
 from agentrl.tools import ToolsConfig, load_mcp_servers
-from agentrl.tools.config import http_headers
+from agentrl.tools.server_config import http_headers
 
 MAPPING = {
     "web": {"url": "https://example.org/mcp", "headers": {"X-Key": "k3y"}, "timeout": 30},

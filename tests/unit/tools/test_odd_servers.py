@@ -11,8 +11,8 @@ import pytest
 
 from agentrl.errors import ToolError
 from agentrl.tools import ToolsConfig, connect_tools
-from agentrl.tools.faults import describe
-from agentrl.tools.mending import mended, mended_lines
+from agentrl.tools.call_failures import describe
+from agentrl.tools.json_repair import mended, mended_lines
 
 SERVER = str(Path(__file__).parent / "odd_server.py")
 ConfigFor = Callable[..., ToolsConfig]

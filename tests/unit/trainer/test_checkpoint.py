@@ -7,11 +7,12 @@ import pytest
 import torch
 from support.full_disk import full_disk
 
-from agentrl.directories import clear_leftovers
 from agentrl.distributed import Ranks, StateWriter, read_state
 from agentrl.errors import ConfigError, PublishError
-from agentrl.trainer.checkpoint import Draft, checkpoints_root, latest_checkpoint
-from agentrl.trainer.history import EvalMetrics, History, StepMetrics
+from agentrl.rollout.evaluation.eval_scores import EvalMetrics
+from agentrl.runtime.atomic_directory import clear_leftovers
+from agentrl.trainer.checkpoint.checkpoint import Draft, checkpoints_root, latest_checkpoint
+from agentrl.trainer.metrics.history import History, StepMetrics
 
 
 def history_of(num_steps: int) -> History:
@@ -64,8 +65,8 @@ import sys
 from pathlib import Path
 import torch
 from agentrl.distributed import Ranks, StateWriter
-from agentrl.trainer.checkpoint import Draft
-from agentrl.trainer.history import History
+from agentrl.trainer.checkpoint.checkpoint import Draft
+from agentrl.trainer.metrics.history import History
 output, in_background = Path(sys.argv[1]), sys.argv[2] == "background"
 writer = StateWriter(Ranks())
 for step in range(1, 10_000):

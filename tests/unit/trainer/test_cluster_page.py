@@ -10,7 +10,7 @@ from transformers import PretrainedConfig, Qwen3Config, Qwen3MoeConfig
 
 from agentrl.config.loading import parse_flags
 from agentrl.models.parallel import check_parallel_support
-from agentrl.trainer.process import mesh_shape
+from agentrl.trainer.train_process import mesh_shape
 
 # What the models' own config.json says.
 COMMON = {"vocab_size": 151936, "head_dim": 128, "num_key_value_heads": 8}

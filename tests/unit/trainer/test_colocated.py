@@ -16,9 +16,9 @@ from agentrl.distributed import Ranks
 from agentrl.errors import ConfigError
 from agentrl.models.load import load_policy
 from agentrl.schema import InferenceService, Run
-from agentrl.trainer.host_memory import move_state
-from agentrl.trainer.process import lead, mesh_shape
-from agentrl.trainer.team import Team
+from agentrl.trainer.learner.host_memory import move_state
+from agentrl.trainer.train_process import lead, mesh_shape
+from agentrl.trainer.worker_group import Team
 
 pytestmark = pytest.mark.timeout(90)
 

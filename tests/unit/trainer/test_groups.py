@@ -6,7 +6,7 @@ import pytest
 from support.training import Player, train_tasks
 
 from agentrl.config.sections import AlgorithmSection
-from agentrl.trainer.groups import GroupReader, StepControl
+from agentrl.trainer.rl.step_groups import GroupReader, StepControl
 
 pytestmark = pytest.mark.timeout(90)
 CONTROL = StepControl(groups_per_step=1, max_staleness=1)

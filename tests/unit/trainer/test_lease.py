@@ -8,7 +8,7 @@ import pytest
 from agentrl.errors import TrainerBusy
 from agentrl.schema import Run
 from agentrl.store import TrajectoryStore
-from agentrl.trainer.lease import is_alive, is_dead, process_owner, trainer_lease
+from agentrl.trainer.trainer_lease import is_alive, is_dead, process_owner, trainer_lease
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ from support.training import Player, train_tasks
 from agentrl.algorithms.losses import LossTerms
 from agentrl.distributed import Ranks
 from agentrl.errors import StoreError
-from agentrl.trainer.lineage import beside
-from agentrl.trainer.process import lead
-from agentrl.trainer.ratios import joined, measure
+from agentrl.trainer.learner.turn_ratios import joined, measure
+from agentrl.trainer.rl.step_lineage import beside
+from agentrl.trainer.train_process import lead
 
 pytestmark = pytest.mark.timeout(90)
 

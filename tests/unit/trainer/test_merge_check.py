@@ -11,9 +11,13 @@ from transformers import AttentionInterface
 from agentrl.config.sections import AlgorithmSection
 from agentrl.data import build_step
 from agentrl.distributed import Ranks
-from agentrl.models.attention import tree_attention
-from agentrl.trainer.merge_check import check_merge, check_random_trees, small_random_policies
-from agentrl.trainer.passes import forward_backward
+from agentrl.models.attention.tree_attention import tree_attention
+from agentrl.trainer.learner.merge_check import (
+    check_merge,
+    check_random_trees,
+    small_random_policies,
+)
+from agentrl.trainer.learner.passes import forward_backward
 
 torch.set_num_threads(1)
 GROUP = random_group(3)

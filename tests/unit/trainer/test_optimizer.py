@@ -2,7 +2,7 @@ import pytest
 
 from agentrl.config.sections import TrainerSection
 from agentrl.errors import ConfigError
-from agentrl.trainer.optimizer import OptimizerArguments, learning_rate, parse_optim_args
+from agentrl.trainer.learner.optimizer import OptimizerArguments, learning_rate, parse_optim_args
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from support.trees import NO_AUTOCAST, random_group, relative_error, tiny_policy
 from agentrl.config.sections import AlgorithmSection
 from agentrl.data import build_step, normalized_over_step
 from agentrl.models.load import wrap_policy
-from agentrl.trainer.passes import forward_backward
+from agentrl.trainer.learner.passes import forward_backward
 
 torch.set_num_threads(1)
 GROUPS = [random_group(seed) for seed in range(2)]

@@ -13,11 +13,13 @@ from agentrl.distributed import Ranks, read_state
 from agentrl.errors import ConfigError, LeaseLost, StoreError, TrainerBusy, TrainingError
 from agentrl.schema import Run, Score, rebuild_prompts
 from agentrl.store import TrajectoryStore
-from agentrl.trainer import loop, measures, passes
-from agentrl.trainer.checkpoint import latest_checkpoint
-from agentrl.trainer.history import StepMetrics
-from agentrl.trainer.lease import process_owner
-from agentrl.trainer.process import lead, mesh_shape, read_beside
+from agentrl.trainer.checkpoint.checkpoint import latest_checkpoint
+from agentrl.trainer.learner import passes
+from agentrl.trainer.metrics import measures
+from agentrl.trainer.metrics.history import StepMetrics
+from agentrl.trainer.rl import training_loop as loop
+from agentrl.trainer.train_process import lead, mesh_shape, read_beside
+from agentrl.trainer.trainer_lease import process_owner
 
 # The first test that runs pays for importing torch, transformers and matplotlib.
 pytestmark = pytest.mark.timeout(90)

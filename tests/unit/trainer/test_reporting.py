@@ -1,8 +1,9 @@
 import json
 from pathlib import Path
 
-from agentrl.trainer.history import EvalMetrics, History, StepMetrics
-from agentrl.trainer.reporting import (
+from agentrl.rollout.evaluation.eval_scores import EvalMetrics
+from agentrl.trainer.metrics.history import History, StepMetrics
+from agentrl.trainer.metrics.reporting import (
     append_metrics,
     draw_rewards,
     rewind_metrics,

@@ -17,10 +17,10 @@ from agentrl.distributed import Ranks
 from agentrl.errors import ConfigError
 from agentrl.models.load import load_policy
 from agentrl.renderers import Renderer
-from agentrl.trainer.passes import forward_backward
-from agentrl.trainer.process import lead
-from agentrl.trainer.sft import lead_sft
-from agentrl.trainer.sft_data import Curriculum, file_examples, sft_batch
+from agentrl.trainer.learner.passes import forward_backward
+from agentrl.trainer.sft.curriculum import Curriculum, file_examples, sft_batch
+from agentrl.trainer.sft.sft_process import lead_sft
+from agentrl.trainer.train_process import lead
 
 pytestmark = pytest.mark.timeout(90)
 torch.set_num_threads(1)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from agentrl.algorithms.losses import LossTerms
-from agentrl.trainer.term_stats import TermStats, TermTrace, term_stats
+from agentrl.trainer.learner.term_stats import TermStats, TermTrace, term_stats
 
 
 def trace(ratios, advantages, clipped, kept):

@@ -14,16 +14,16 @@ from support.training import Player, train_tasks
 from agentrl.config.loading import build_config, write_config
 from agentrl.distributed import Ranks
 from agentrl.errors import ConfigError
-from agentrl.observability.trackers import check_trackers
-from agentrl.processes.ports import free_port
-from agentrl.processes.signals import INTERRUPTED
-from agentrl.trainer.process import lead
-from agentrl.trainer.trackers import (
+from agentrl.runtime.ports import free_port
+from agentrl.runtime.signals import INTERRUPTED
+from agentrl.runtime.tracker_packages import check_trackers
+from agentrl.trainer.metrics.trackers import (
     Trackers,
     flat_figures,
     open_trackers,
     open_values,
 )
+from agentrl.trainer.train_process import lead
 
 pytestmark = pytest.mark.timeout(90)
 SECRET = "hunter2"
@@ -96,7 +96,7 @@ def test_a_tracker_that_fails_stops_nothing(caplog):
 _OFFLINE = """
 import sys
 from agentrl.config.loading import parse_flags
-from agentrl.trainer.trackers import open_trackers
+from agentrl.trainer.metrics.trackers import open_trackers
 trackers = open_trackers(parse_flags(sys.argv[1:]))
 trackers.log({"loss": 1.25, "seconds": {"publish": 2.0}, "skipped": "no number"}, 1)
 trackers.log({"eval": {"reward_mean": 0.5}}, 2)

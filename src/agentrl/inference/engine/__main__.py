@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from pydantic import ValidationError
 
 from agentrl.errors import ConfigError
-from agentrl.inference.engine.config import EngineConfig
-from agentrl.inference.engine.server import serve
+from agentrl.inference.engine.engine_config import EngineConfig
+from agentrl.inference.engine.http.engine_server import serve
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -7,9 +7,9 @@ import pytest
 from support.tiny_tokenizer import write_tokenizer
 from tokenizers import Tokenizer
 
-from agentrl.inference.engine.grammars import BadGrammar, Grammars
-from agentrl.renderers.held_replies import reply_grammar
-from agentrl.schema.grammars import Grammar, GrammarKind
+from agentrl.inference.engine.generation.grammars import BadGrammar, Grammars
+from agentrl.renderers.constrained_replies import reply_grammar
+from agentrl.schema.grammar import Grammar, GrammarKind
 
 SPARE = 20
 SCHEMA = {

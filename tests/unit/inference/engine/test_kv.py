@@ -4,7 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from agentrl.inference.engine.kv import KVCache, KVShape, PrefixStore, common_prefix
+from agentrl.inference.engine.generation.kv_cache import (
+    KVCache,
+    KVShape,
+    PrefixStore,
+    common_prefix,
+)
 
 SHAPE = KVShape(num_layers=2, num_heads=1, head_dim=4, dtype=torch.float32)
 

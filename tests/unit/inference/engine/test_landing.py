@@ -9,8 +9,8 @@ from support.training import write_moe_model
 from transformers import PreTrainedModel
 
 from agentrl.errors import InferenceError
-from agentrl.inference.engine.landing import Announced, Landing, landings
-from agentrl.inference.engine.weights import load_model
+from agentrl.inference.engine.weights.live_weights import load_model
+from agentrl.inference.engine.weights.weight_receiver import Announced, Landing, landings
 
 
 def announced(tensors: dict[str, torch.Tensor], dtype: str = "float32") -> Announced:

@@ -5,9 +5,9 @@ import torch
 from transformers import PreTrainedModel
 
 from agentrl.errors import InferenceError
-from agentrl.inference.engine.kv import KVCache, KVShape, PrefixStore
-from agentrl.inference.engine.memory import Memory
-from agentrl.inference.engine.weights import read_weights, swap_weights
+from agentrl.inference.engine.generation.kv_cache import KVCache, KVShape, PrefixStore
+from agentrl.inference.engine.generation.memory_saver import Memory
+from agentrl.inference.engine.weights.live_weights import read_weights, swap_weights
 
 SHAPE = KVShape(num_layers=2, num_heads=2, head_dim=16, dtype=torch.float32)
 

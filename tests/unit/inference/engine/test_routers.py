@@ -13,19 +13,19 @@ from support.training import write_moe_model
 from transformers import AutoModelForCausalLM
 
 from agentrl.errors import InferenceError
-from agentrl.inference.engine.answers import answer
-from agentrl.inference.engine.grammars import Held
-from agentrl.inference.engine.parsing import (
+from agentrl.inference.engine.generation.batch_scheduler import Scheduler, SchedulerLimits
+from agentrl.inference.engine.generation.grammars import Held
+from agentrl.inference.engine.generation.sequence import Sequence
+from agentrl.inference.engine.http.request_parsing import (
     BadRequest,
     ModelLimits,
     ParsedRequest,
     parse_generate,
 )
-from agentrl.inference.engine.scheduler import Scheduler, SchedulerLimits
-from agentrl.inference.engine.sequence import Sequence
-from agentrl.inference.engine.text import Text
-from agentrl.inference.engine.weights import load_model, read_weights, swap_weights
-from agentrl.schema.grammars import Grammar
+from agentrl.inference.engine.http.response_bodies import answer
+from agentrl.inference.engine.http.text import Text
+from agentrl.inference.engine.weights.live_weights import load_model, read_weights, swap_weights
+from agentrl.schema.grammar import Grammar
 
 LIMITS = ModelLimits(256, 272, frozenset(), has_experts=True)
 

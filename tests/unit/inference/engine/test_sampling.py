@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from agentrl.inference.engine.sampling import SamplingBatch, truncate, uniforms
-from agentrl.inference.engine.sequence import DrawParams, Sequence
+from agentrl.inference.engine.generation.sequence import DrawParams, Sequence
+from agentrl.inference.engine.generation.token_sampling import SamplingBatch, truncate, uniforms
 
 VOCAB = 5
 PROBS = [0.4, 0.3, 0.2, 0.06, 0.04]

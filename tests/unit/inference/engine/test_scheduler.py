@@ -7,9 +7,9 @@ import pytest
 from support.engines import Oracle, prompt
 from transformers import PreTrainedModel
 
-from agentrl.inference.engine.scheduler import Scheduler, SchedulerLimits
-from agentrl.inference.engine.sequence import DrawParams, Sequence
-from agentrl.inference.engine.weights import read_weights
+from agentrl.inference.engine.generation.batch_scheduler import Scheduler, SchedulerLimits
+from agentrl.inference.engine.generation.sequence import DrawParams, Sequence
+from agentrl.inference.engine.weights.live_weights import read_weights
 
 TOKEN_BYTES = 2 * 2 * 2 * 16 * 4
 

@@ -13,11 +13,11 @@ from pydantic import SecretStr
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
-from agentrl.inference.engine import weights
 from agentrl.inference.engine.__main__ import main
-from agentrl.inference.engine.config import EngineConfig
-from agentrl.inference.engine.frontend import FrontEnd
-from agentrl.inference.engine.routes import make_app
+from agentrl.inference.engine.engine_config import EngineConfig
+from agentrl.inference.engine.http.frontend import FrontEnd
+from agentrl.inference.engine.http.http_routes import make_app
+from agentrl.inference.engine.weights import live_weights as weights
 
 BODY = {"input_ids": [1, 2, 3], "sampling_params": {"max_new_tokens": 2}}
 

@@ -1,0 +1,230 @@
+"""Generations over all registered servers, some of which may fail or be updated meanwhile."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from agentrl.errors import InferenceError, NoServerAvailable
+from agentrl.inference.client.http_client import OnPartial, SGLangClient
+from agentrl.inference.client.load_balancing import Balance, Pressure
+from agentrl.inference.client.sampling_clock import SamplingClock
+from agentrl.inference.failures import ServerRefused, ServerUnreachable
+from agentrl.inference.wire import GenerateRequest, GenerateResult, join_results, new_rid
+from agentrl.schema import InferenceService
+
+logger = logging.getLogger(__name__)
+
+_SHUN_SECONDS = 3.0
+"""How long a server that failed is left out while others are fine; the store takes longer to
+notice a server that is gone."""
+_RETRY_SECONDS = (0.1, 0.3, 1.0, 3.0, 5.0, 5.0)
+
+
+class ServerPool:
+    """Async context manager over the clients of all registered servers."""
+
+    def __init__(
+        self,
+        *,
+        api_key: str | None = None,
+        gateway: str | None = None,
+        no_server_seconds: float = 60.0,
+    ) -> None:
+        """Make an empty pool; `update` fills it.
+
+        Args:
+            api_key: bearer key of the data routes.
+            gateway: address that is asked instead of the servers, and chooses among them.
+            no_server_seconds: how long a generation waits for a server before it fails.
+        """
+        self._api_key = api_key
+        self._no_server_seconds = no_server_seconds
+        self._clients: dict[str, SGLangClient] = {}
+        self._usable: set[str] = set()
+        self._adapters: dict[str, str | None] = {}
+        self._downs: dict[str, asyncio.Future[None]] = {}
+        self.pressure = Pressure()
+        self.clock = SamplingClock()
+        """Stands still while all servers sleep."""
+        self._balance = Balance(self.pressure)
+        self._shunned_until: dict[str, float] = {}
+        self._changed = asyncio.Event()
+        self._gateway = gateway.rstrip("/") if gateway else None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for client in self._clients.values():
+            await client.close()
+
+    def update(self, services: Sequence[InferenceService]) -> None:
+        """Take over the registered servers. One that is being updated holds requests, but is there.
+
+        Generations on a server that is down are given up, since it may hang. One that is merely
+        missing from `services` keeps them: its keeper may be slow.
+        """
+        self.pressure.note(services)
+        self.clock.note(services)
+        self._usable = {s.base_url.rstrip("/") for s in services if s.status != "down"}
+        self._adapters = {s.base_url.rstrip("/"): s.adapter for s in services}
+        asked = {self._gateway} if self._gateway else self._usable
+        for url in asked - self._clients.keys():
+            self._clients[url] = SGLangClient(url, api_key=self._api_key)
+        for service in services:
+            url = service.base_url.rstrip("/")
+            if service.status == "down" and url in self._downs:
+                self._downs.pop(url).set_result(None)
+        self._changed.set()
+
+    @property
+    def num_servers(self) -> int:
+        """Servers that take generations."""
+        return len(self._usable)
+
+    async def generate(
+        self,
+        key: str,
+        request: GenerateRequest,
+        on_partial: OnPartial | None = None,
+        *,
+        group: str | None = None,
+    ) -> GenerateResult:
+        """Sample a continuation on some server.
+
+        A generation that a server cut (for an update, say) is resumed where it was cut. One whose
+        server is lost is started again elsewhere; if somebody was told how far it got, from there.
+        One that is held to a grammar starts from its beginning each time, because a server's grammar
+        begins with the request; nobody is told how far it got.
+
+        Args:
+            key: of the conversation; its generations prefer the server that has its prefix.
+            request: what to sample.
+            on_partial: is told how far it got while it goes on. Tokens it was told of stay.
+            group: of conversations that begin alike, and so prefer the same server to begin with.
+
+        Raises:
+            NoServerAvailable: no server was up in time.
+            InferenceError: servers failed repeatedly, or refused the request as such.
+        """
+        so_far: GenerateResult | None = None
+        told: list[GenerateResult] = []
+        failures = 0
+
+        def tell(partial: GenerateResult) -> None:
+            told[:] = [_joined(so_far, partial)]
+            if on_partial is not None:
+                on_partial(told[0])
+
+        is_held = request.sampling.grammar is not None
+        listen = None if on_partial is None or is_held else tell
+        while True:
+            remaining = _rest_of(request, so_far)
+            told.clear()
+            try:
+                result = await self._generate_once(key, group, remaining, listen)
+                merged = _joined(so_far, result)
+            except (ServerRefused, ServerUnreachable) as error:
+                if isinstance(error, ServerRefused) and not error.is_transient:
+                    raise
+                failures = await self._after_failure(error, failures)
+                if not told:
+                    continue
+                result = merged = told[0]
+            if result.finish_reason != "abort":
+                return merged
+            if len(merged.output_ids) >= request.sampling.max_new_tokens:
+                return merged.model_copy(update={"finish_reason": "length"})
+            if not len(result.output_ids):
+                error_text = f"{result.server} keeps cutting the generation"
+                failures = await self._after_failure(InferenceError(error_text), failures)
+            so_far = merged if len(merged.output_ids) and not is_held else None
+
+    async def _generate_once(
+        self, key: str, group: str | None, request: GenerateRequest, listen: OnPartial | None
+    ) -> GenerateResult:
+        url = self._balance.choose(key, group, await self._candidates())
+        self._balance.in_flight[url] += 1
+        try:
+            return await self._generate_unless_down(url, request, listen)
+        except (ServerUnreachable, ServerRefused) as error:
+            if isinstance(error, ServerUnreachable) or error.is_transient:
+                self._shunned_until[url] = time.monotonic() + _SHUN_SECONDS
+                self._balance.forget(key)
+            raise
+        finally:
+            self._balance.in_flight[url] -= 1
+
+    async def _generate_unless_down(
+        self, url: str, request: GenerateRequest, listen: OnPartial | None
+    ) -> GenerateResult:
+        if url not in self._downs:
+            self._downs[url] = asyncio.get_running_loop().create_future()
+        down = self._downs[url]
+        request = request.model_copy(update={"adapter": self._adapters.get(url)})
+        generating = asyncio.create_task(self._clients[url].generate(request, listen))
+        try:
+            ends: set[asyncio.Future[Any]] = {generating, down}
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            if not generating.done():
+                raise ServerUnreachable(f"{url} is down")
+            return generating.result()
+        finally:
+            generating.cancel()
+
+    async def _after_failure(self, error: InferenceError, failures: int) -> int:
+        if failures >= len(_RETRY_SECONDS):
+            raise error
+        logger.warning("%s; trying again", error)
+        await asyncio.sleep(_RETRY_SECONDS[failures])
+        return failures + 1
+
+    async def _candidates(self) -> set[str]:
+        """Return the addresses to choose from, once a server is up."""
+        try:
+            async with asyncio.timeout(self._no_server_seconds):
+                while not self._usable:
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            raise NoServerAvailable(
+                f"no inference server was up for {self._no_server_seconds:g} s; start one with "
+                "`agentrl serve`, or look at its log"
+            ) from None
+        if self._gateway is not None:
+            return {self._gateway}
+        now = time.monotonic()
+        fine = {url for url in self._usable if self._shunned_until.get(url, 0.0) <= now}
+        # Where no server is fine, the next try is as good with any of them.
+        return fine or self._usable
+
+
+def _joined(so_far: GenerateResult | None, result: GenerateResult) -> GenerateResult:
+    return result if so_far is None else join_results((so_far, result))
+
+
+def _rest_of(request: GenerateRequest, so_far: GenerateResult | None) -> GenerateRequest:
+    """Return the request that goes on after `so_far`, under an id of its own."""
+    if so_far is None:
+        return request.model_copy(update={"rid": new_rid()})
+    sampling = request.sampling
+    done = len(so_far.output_ids)
+    rest = sampling.model_copy(
+        update={
+            "max_new_tokens": sampling.max_new_tokens - done,
+            # The same seed would draw the same numbers again for other positions.
+            "seed": None if sampling.seed is None else sampling.seed + done,
+        }
+    )
+    ids = np.concatenate([request.input_ids, so_far.output_ids])
+    return request.model_copy(update={"rid": new_rid(), "input_ids": ids, "sampling": rest})

@@ -1,0 +1,469 @@
+"""`Scheduler`: continuous batching. Who is computed next, who waits, who ended.
+
+Used from one thread only. Where running sequences lie in the cache is the business of `Rows`.
+
+    submit ──> waiting ──admit──> running ──stop, length, abort──> finished
+                  ^                  │
+                  └─────retract──────┘   (short of memory, or paused for new weights)
+
+While sampling is paused, or new weights wait for the engine to be idle, new sequences are held
+apart and start waiting afterwards. Nothing is computed while memory is released.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from transformers import PreTrainedModel
+
+from agentrl.errors import InferenceError
+from agentrl.inference.engine.generation.cached_attention import Chunk, plan_step
+from agentrl.inference.engine.generation.kv_cache import KVCache, KVShape, PrefixStore
+from agentrl.inference.engine.generation.memory_saver import Memory
+from agentrl.inference.engine.generation.router_capture import RouterWatch
+from agentrl.inference.engine.generation.running_batch import Rows
+from agentrl.inference.engine.generation.sequence import Finish, Sequence
+from agentrl.inference.engine.generation.token_sampling import SamplingBatch
+from agentrl.inference.engine.weights.live_weights import swap_weights
+from agentrl.inference.engine.weights.lora_adapters import AdapterLayers
+
+PauseMode = Literal["abort", "retract", "in_place"]
+
+# Positions that running sequences may grow by before one more is worth letting in.
+_HEADROOM = 64
+_ABORTED = Finish("abort", message="aborted on request")
+
+
+@dataclass(frozen=True)
+class SchedulerLimits:
+    """Bounds of a scheduler."""
+
+    max_running: int
+    max_queued: int
+    context_length: int
+    prefill_tokens_per_step: int
+    kv_cache_bytes: int
+    prefix_cache_bytes: int
+
+
+@dataclass(frozen=True)
+class SchedulerLoad:
+    """How busy a scheduler is."""
+
+    num_running: int
+    num_waiting: int
+    num_waiting_tokens: int
+    num_used_tokens: int
+    num_prefix_tokens: int
+    max_tokens: int
+    token_usage: float
+    """Share of the room that the rows of running sequences take. All rows are as long as the
+    longest, so that this is what decides whether one more fits."""
+
+
+class Scheduler:
+    """Continuous batching over one model.
+
+    Args:
+        model: loaded with the engine's attention.
+        limits: bounds.
+        label: version of the weights that the model holds.
+        find_stop: says which stop string the output of a sequence ends with, if any.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        limits: SchedulerLimits,
+        label: str,
+        find_stop: Callable[[Sequence], str | None] | None = None,
+    ) -> None:
+        config = model.config
+        self.model = model
+        self.limits = limits
+        self.label = label
+        self._find_stop = find_stop
+        self._router_watch = RouterWatch.of(model)
+        self._vocab_size = int(config.vocab_size)
+        head_dim = getattr(config, "head_dim", None)
+        shape = KVShape(
+            num_layers=config.num_hidden_layers,
+            num_heads=config.num_key_value_heads,
+            head_dim=head_dim or config.hidden_size // config.num_attention_heads,
+            dtype=model.dtype,
+        )
+        self._kv = KVCache(shape, limits.max_running, limits.context_length, limits.kv_cache_bytes)
+        self._prefixes = PrefixStore(shape, limits.prefix_cache_bytes)
+        self._memory = Memory(model, self._kv, self._prefixes)
+        self._rows = Rows(self._kv, self._prefixes)
+        self._running = self._rows.running
+        self._waiting: deque[Sequence] = deque()
+        self._held: deque[Sequence] = deque()
+        self._live: dict[str, Sequence] = {}
+        self._paused: PauseMode | None = None
+        self._is_draining = False
+        self._are_weights_coming = False
+        self._batch: SamplingBatch | None = None
+        self._finished: list[Sequence] = []
+        self._streamed: list[Sequence] = []
+        self._adapters = AdapterLayers(model)
+        self.num_sampled = 0
+        self.num_prefilled = 0
+
+    # What the loop asks.
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `step` would compute something."""
+        return not self.is_halted and bool(self._running or self._waiting)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing that counts as in flight is left."""
+        return not self._running and not self._waiting
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether sampling is paused."""
+        return self._paused is not None
+
+    @property
+    def is_halted(self) -> bool:
+        """Whether nothing can be computed: paused, short of memory, or weights are coming."""
+        return self.is_paused or self._are_weights_coming or not self._memory.is_whole
+
+    @property
+    def num_in_flight(self) -> int:
+        """Sequences that have not ended, held ones included."""
+        return len(self._live)
+
+    @property
+    def max_tokens(self) -> int:
+        """Tokens of running sequences that there is room for. May be read from any thread."""
+        return self._kv.max_tokens
+
+    @property
+    def num_cached(self) -> int:
+        """Prompt tokens that did not have to be computed, so far. May be read from any thread."""
+        return self._rows.num_cached
+
+    def load(self) -> SchedulerLoad:
+        """Return how busy the engine is."""
+        queued = [*self._waiting, *self._held]
+        longest = max((sequence.length for sequence in self._running), default=0)
+        return SchedulerLoad(
+            num_running=len(self._running),
+            num_waiting=len(queued),
+            num_waiting_tokens=sum(sequence.length for sequence in queued),
+            num_used_tokens=sum(sequence.num_computed for sequence in self._running),
+            num_prefix_tokens=self._prefixes.num_tokens,
+            max_tokens=self.max_tokens,
+            token_usage=min(1.0, len(self._running) * longest / self.max_tokens),
+        )
+
+    def take_events(self) -> tuple[list[Sequence], list[Sequence]]:
+        """Return sequences that ended and streams that grew since the last call."""
+        events = self._finished, self._streamed
+        self._finished, self._streamed = [], []
+        return events
+
+    # What the front end asks.
+
+    def submit_all(self, sequences: Iterable[Sequence]) -> None:
+        """Queue sequences; one that cannot be queued ends at once, with the status to answer."""
+        for sequence in sequences:
+            self.submit(sequence)
+
+    def submit(self, sequence: Sequence) -> None:
+        """Queue one sequence."""
+        if sequence.rid in self._live:
+            message = f"request id {sequence.rid} is in use by a live request"
+            sequence.finish = Finish("abort", message=message, status=400)
+            self._finished.append(sequence)
+            return
+        if len(self._waiting) + len(self._held) >= self.limits.max_queued:
+            message = f"the queue is full ({self.limits.max_queued} requests)"
+            sequence.finish = Finish("abort", message=message, status=503)
+            self._finished.append(sequence)
+            return
+        if self._router_watch is not None:
+            sequence.routes = self._router_watch.room_for(len(sequence.tokens))
+        self._live[sequence.rid] = sequence
+        queue = self._held if self._paused is not None or self._is_draining else self._waiting
+        queue.append(sequence)
+
+    def abort(self, rid: str) -> None:
+        """End the sequence with this id, wherever it is; unknown ids are ignored."""
+        sequence = self._live.get(rid)
+        if sequence is not None:
+            self._abort(sequence)
+
+    def abort_all_of(self, sequences: Iterable[Sequence]) -> None:
+        """End these very sequences, as far as they have not ended."""
+        for sequence in sequences:
+            if self._live.get(sequence.rid) is sequence:
+                self._abort(sequence)
+
+    def abort_all(self) -> None:
+        """End all sequences in flight; those held at a pause stay."""
+        for sequence in [*self._running, *self._waiting]:
+            self._abort(sequence)
+
+    def pause(self, mode: PauseMode) -> None:
+        """Stop sampling until `resume`."""
+        if mode == "abort":
+            self.abort_all()
+        elif mode == "retract":
+            while self._running:
+                self._retract_last()
+        self._paused = mode
+
+    def resume(self) -> None:
+        """Go on sampling; harmless when not paused."""
+        self._paused = None
+        self._let_in()
+
+    def drain(self, draining: bool) -> None:
+        """Hold new sequences back until all others have ended, or stop doing so."""
+        self._is_draining = draining
+        self._let_in()
+
+    def flush(self) -> bool:
+        """Forget the prefixes of ended sequences; refused while sequences hold rows."""
+        if self._running:
+            return False
+        self._prefixes.clear()
+        return True
+
+    def check_weights(self) -> None:
+        """Refuse new weights while there is no memory for them.
+
+        Raises:
+            InferenceError: it is released.
+        """
+        self._memory.check_weights()
+
+    def release_memory(self, tags: Many[str]) -> None:
+        """Give memory back, see `Memory.release`.
+
+        Sequences that wait are in nobody's way while sampling is paused, so that a pause that
+        retracts, and resuming everything, makes them go on.
+
+        Raises:
+            InferenceError: sequences are running, or about to; nothing has changed.
+        """
+        if self._are_weights_coming:
+            raise InferenceError("memory is not released while new weights come")
+        if self._running or (self._waiting and not self.is_paused):
+            raise InferenceError("memory is released by an idle server only; pause it first")
+        self._batch = None
+        self._memory.release(tags)
+
+    def resume_memory(self, tags: Many[str]) -> None:
+        """Take memory again, see `Memory.resume`."""
+        self._memory.resume(tags)
+
+    def install(self, tensors: Mapping[str, torch.Tensor], label: str | None) -> None:
+        """Swap checked weights in.
+
+        Raises:
+            InferenceError: there is no memory for them.
+        """
+        self.check_weights()
+        self.weights_changed(label or self.label, swap_weights(self.model, tensors))
+
+    def begin_weights(self) -> None:
+        """Compute nothing until `weights_changed`: somebody writes to the model's memory.
+
+        Raises:
+            InferenceError: there is no memory for weights.
+        """
+        self.check_weights()
+        self._are_weights_coming = True
+
+    def weights_changed(self, label: str, loaded: Iterable[torch.Tensor]) -> None:
+        """Go on under a label. Nothing computed before is used for a new sequence.
+
+        Args:
+            label: version of what the model holds.
+            loaded: the model's tensors, or parts of them, that have new values.
+        """
+        self._are_weights_coming = False
+        self._memory.note_loaded(loaded)
+        self._rows.forget_computed()
+        self.label = label
+
+    # One step.
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Compute one token for every decoding sequence and the next part of prompts."""
+        self._make_room()
+        num_decoding = sum(1 for sequence in self._running if sequence.is_prefilled)
+        chunks = self._prefill(num_decoding)
+        decoding = self._running[:num_decoding]
+        if not self._running:
+            return
+        logits, sampled = self._forward(decoding, chunks)
+        if not sampled:
+            return
+        if self._batch is None or self._batch.sequences != sampled:
+            self._batch = SamplingBatch(sampled, self._vocab_size)
+        tokens, logprobs = self._batch.draw(logits)
+        ended = []
+        for sequence, token, logprob in zip(sampled, tokens, logprobs, strict=True):
+            if sequence.params.max_new_tokens == 0:  # only its prompt was to be scored
+                sequence.finish = Finish("length")
+                ended.append(sequence)
+                continue
+            sequence.append(token, logprob, self.label)
+            sequence.finish = self._finish_of(sequence, token)
+            if sequence.finish is not None:
+                ended.append(sequence)
+            elif sequence.stream:
+                self._streamed.append(sequence)
+        self.num_sampled += len(tokens)
+        for sequence in ended:
+            self._rows.leave(sequence)
+            self._end(sequence)
+
+    def _forward(
+        self, decoding: list[Sequence], chunks: list[Chunk]
+    ) -> tuple[torch.Tensor, list[Sequence]]:
+        """Run the model; return logits [B, V] of the sequences that get a token, and these."""
+        plan = plan_step(self._kv, [sequence.length for sequence in decoding], chunks)
+        input_ids = [int(sequence.tokens[sequence.length - 1]) for sequence in decoding]
+        positions = [sequence.length - 1 for sequence in decoding]
+        adapters = [sequence.adapter for sequence in decoding]
+        wanted = list(range(len(decoding)))
+        sampled = list(decoding)
+        scored: list[tuple[Sequence, Chunk, int]] = []
+        for chunk in chunks:
+            sequence = self._running[chunk.row]
+            offset = len(input_ids)
+            input_ids += sequence.tokens[chunk.start : chunk.end].tolist()
+            positions += range(chunk.start, chunk.end)
+            adapters += [sequence.adapter] * chunk.size
+            sequence.num_computed = chunk.end
+            self.num_prefilled += chunk.end - chunk.start
+            if sequence.prompt_logprobs_from >= 0:
+                scored.append((sequence, chunk, offset))
+            if chunk.end == sequence.length:
+                wanted.append(len(input_ids) - 1)
+                sampled.append(sequence)
+        for sequence in decoding:
+            sequence.num_computed = sequence.length
+        # Only where prompt logprobs are asked for are the logits of all positions needed.
+        keep = torch.arange(len(input_ids)) if scored else torch.tensor(wanted, dtype=torch.int64)
+        self._adapters.choose(adapters)
+        logits: torch.Tensor = self.model(
+            input_ids=torch.tensor([input_ids]),
+            position_ids=torch.tensor([positions]),
+            use_cache=False,
+            logits_to_keep=keep,
+            step_plan=plan,
+        ).logits[0]
+        if self._router_watch is not None:
+            owners = [(sequence, sequence.length - 1, sequence.length) for sequence in decoding]
+            owners += [(self._running[chunk.row], chunk.start, chunk.end) for chunk in chunks]
+            self._router_watch.note(owners)
+        for sequence, chunk, offset in scored:
+            _score_prompt(sequence, chunk, logits[offset : offset + chunk.end - chunk.start])
+        return (logits[wanted] if scored else logits), sampled
+
+    def _finish_of(self, sequence: Sequence, token: int) -> Finish | None:
+        params = sequence.params
+        if token in params.stop_ids:
+            return Finish("stop", matched=token)
+        if sequence.held is not None:
+            if sequence.held.fault is not None:
+                return Finish("abort", message=sequence.held.fault, status=400)
+            if sequence.held.is_over:
+                return Finish("stop", matched=token)
+        if params.stop_strings and self._find_stop is not None:
+            matched = self._find_stop(sequence)
+            if matched is not None:
+                return Finish("stop", matched=matched)
+        if len(sequence.output_ids) >= params.max_new_tokens:
+            return Finish("length")
+        return None
+
+    # Rows.
+
+    def _prefill(self, num_decoding: int) -> list[Chunk]:
+        """Choose prompt tokens for this step; lets sequences in as far as there is room."""
+        budget = self.limits.prefill_tokens_per_step
+        chunks: list[Chunk] = []
+        for row in range(num_decoding, len(self._running)):
+            budget -= self._add_chunk(chunks, row, budget)
+        skipped: list[Sequence] = []
+        fresh = self._running[num_decoding:]
+        while self._waiting and budget > 0:
+            sequence = self._waiting[0]
+            length = max([sequence.length, *(other.length for other in self._running)])
+            room = min(length + _HEADROOM, self.limits.context_length)
+            if not self._kv.ensure(len(self._running) + 1, room if self._running else length):
+                break
+            self._waiting.popleft()
+            if self._rows.admit(sequence, fresh):
+                fresh.append(sequence)
+                budget -= self._add_chunk(chunks, len(self._running) - 1, budget)
+            else:
+                skipped.append(sequence)
+        self._waiting.extendleft(reversed(skipped))
+        return chunks
+
+    def _add_chunk(self, chunks: list[Chunk], row: int, budget: int) -> int:
+        sequence = self._running[row]
+        end = min(sequence.length, sequence.num_computed + budget)
+        chunks.append(Chunk(row, sequence.num_computed, end))
+        return end - sequence.num_computed
+
+    def _make_room(self) -> None:
+        """Make the cache long enough for the tokens of this step, retracting where it cannot be."""
+        while self._running:
+            length = max(sequence.length for sequence in self._running)
+            if self._kv.ensure(len(self._running), length):
+                return
+            self._retract_last()
+
+    def _retract_last(self) -> None:
+        sequence = self._running[-1]
+        self._rows.leave(sequence)
+        sequence.num_retractions += 1
+        if not sequence.output_ids:
+            sequence.prompt_logprobs.clear()  # its prompt is computed again from the start
+        self._waiting.appendleft(sequence)
+
+    def _abort(self, sequence: Sequence) -> None:
+        if sequence in self._running:
+            self._rows.leave(sequence)
+        elif sequence in self._waiting:
+            self._waiting.remove(sequence)
+        else:
+            self._held.remove(sequence)
+        sequence.finish = _ABORTED
+        self._end(sequence)
+
+    def _end(self, sequence: Sequence) -> None:
+        del self._live[sequence.rid]
+        self._finished.append(sequence)
+
+    def _let_in(self) -> None:
+        if self._paused is None and not self._is_draining:
+            self._waiting.extend(self._held)
+            self._held.clear()
+
+
+def _score_prompt(sequence: Sequence, chunk: Chunk, logits: torch.Tensor) -> None:
+    """Note the logprobs of prompt tokens that the logits [chunk, V] of a chunk predict."""
+    first = max(chunk.start, sequence.prompt_logprobs_from)
+    last = min(chunk.end, sequence.num_prompt - 1)
+    if first >= last or len(sequence.prompt_logprobs) >= last - sequence.prompt_logprobs_from:
+        return
+    logprobs = torch.log_softmax(logits[first - chunk.start : last - chunk.start].float(), dim=-1)
+    targets = torch.from_numpy(sequence.tokens[first + 1 : last + 1].astype("int64"))
+    sequence.prompt_logprobs += logprobs.gather(1, targets.unsqueeze(1)).squeeze(1).tolist()

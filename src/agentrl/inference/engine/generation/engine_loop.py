@@ -1,0 +1,128 @@
+"""`EngineLoop`: the thread that owns the scheduler, and the only way into it.
+
+Calls are carried out between two steps, so whatever a call changes (weights and their version, a
+pause) changes for all sequences at the same token.
+"""
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+
+from agentrl.inference.engine.generation.batch_scheduler import Scheduler
+from agentrl.inference.engine.generation.sequence import Sequence
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class _Call:
+    run: Callable[[], Any]
+    future: "Future[Any]"
+    when_idle: bool
+
+
+class EngineLoop:
+    """Runs a scheduler in a thread of its own.
+
+    Args:
+        scheduler: touched by the thread only, from `start` on.
+        on_events: called in the thread with sequences that ended and streams that grew.
+        on_death: called in the thread when it cannot go on.
+        num_threads: CPU threads of torch; None leaves it alone.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        on_events: Callable[[list[Sequence], list[Sequence]], None],
+        on_death: Callable[[], None],
+        num_threads: int | None,
+    ) -> None:
+        self._scheduler = scheduler
+        self._on_events = on_events
+        self._on_death = on_death
+        self._num_threads = num_threads
+        self._calls: deque[_Call] = deque()
+        self._when_idle: deque[_Call] = deque()
+        self._wake = threading.Event()
+        self._is_stopping = False
+        self._thread = threading.Thread(target=self._main, name="engine", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread after the step it is in; waiting calls are cancelled."""
+        self._is_stopping = True
+        self._wake.set()
+        self._thread.join()
+
+    def call(self, run: Callable[[], T], *, when_idle: bool = False) -> "Future[T]":
+        """Carry out a call between two steps.
+
+        Args:
+            run: what to do; its result or exception becomes the future's.
+            when_idle: wait for all sequences that are in flight now to end, unless nothing can be
+                computed anyway; sequences that come after the call wait for it.
+        """
+        future: Future[T] = Future()
+        self._calls.append(_Call(run, future, when_idle))
+        self._wake.set()
+        return future
+
+    def _main(self) -> None:
+        if self._num_threads is not None:
+            torch.set_num_threads(self._num_threads)
+        try:
+            while not self._is_stopping:
+                self._wake.clear()
+                self._answer_calls()
+                if self._scheduler.has_work:
+                    self._scheduler.step()
+                finished, streamed = self._scheduler.take_events()
+                if finished or streamed:
+                    self._on_events(finished, streamed)
+                if not self._scheduler.has_work and not self._may_answer_idle_call():
+                    self._wake.wait()
+        except Exception:
+            logger.exception("the engine cannot go on")
+            self._on_death()
+        finally:
+            self._is_stopping = True
+            for call in [*self._calls, *self._when_idle]:
+                call.future.cancel()
+
+    def _answer_calls(self) -> None:
+        while self._calls:
+            call = self._calls.popleft()
+            if call.when_idle:
+                self._when_idle.append(call)
+                self._scheduler.drain(True)
+            else:
+                _answer(call)
+        while self._may_answer_idle_call():
+            _answer(self._when_idle.popleft())
+            if not self._when_idle:
+                self._scheduler.drain(False)
+
+    def _may_answer_idle_call(self) -> bool:
+        scheduler = self._scheduler
+        return bool(self._when_idle) and (scheduler.is_idle or scheduler.is_halted)
+
+
+def _answer(call: _Call) -> None:
+    if not call.future.set_running_or_notify_cancel():
+        return
+    try:
+        call.future.set_result(call.run())
+    except Exception as error:  # noqa: BLE001 - it belongs to the caller
+        call.future.set_exception(error)

@@ -1,0 +1,207 @@
+"""Replies held to a grammar: which tokens may come next.
+
+llguidance keeps track of what was written and allows what may follow. As in SGLang, what ends a
+reply is an end-of-text token, allowed where the grammar is satisfied.
+"""
+
+import json
+import re
+from functools import lru_cache
+from typing import assert_never
+
+import numpy as np
+from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper, grammar_from
+from llguidance.numpy import fill_next_token_bitmask
+from pydantic import ValidationError
+from tokenizers import Tokenizer
+
+from agentrl.schema.grammar import (
+    AnyText,
+    ConstString,
+    Form,
+    Grammar,
+    InOrder,
+    JSONSchema,
+    Maybe,
+    OneOf,
+    Regex,
+    StructuralTag,
+    Tag,
+)
+
+_NUM_KEPT = 128
+"""Compiled grammars that are kept for the next request."""
+_SILENT = 0
+_ANY_TEXT = r"/(.|\n)*/"
+_ESCAPED_OR_SLASH = re.compile(r"\\.|/", re.DOTALL)
+
+
+class BadGrammar(Exception):
+    """The grammar cannot be compiled; the text says why, in one line."""
+
+
+class Held:
+    """Where one reply stands in its grammar."""
+
+    def __init__(self, matcher: LLMatcher, end_ids: frozenset[int]) -> None:
+        self._matcher = matcher
+        self._end_ids = end_ids
+        self.is_over = False
+        """Whether the token that ends the reply was taken."""
+
+    def fresh(self) -> "Held":
+        """Return a reply of its own that stands at the same place."""
+        return Held(self._matcher.deep_copy(), self._end_ids)
+
+    def allow_next(self, bits: np.ndarray, row: int) -> None:
+        """Set the bits of the tokens that may come next.
+
+        Args:
+            bits: int32 [R, ceil(V / 32)], the lowest bit of a word first.
+            row: which row to write.
+        """
+        fill_next_token_bitmask(self._matcher, bits, row)
+
+    def take(self, token: int) -> None:
+        """Take note of a token that was drawn."""
+        if token in self._end_ids and self._matcher.is_accepting():
+            self.is_over = True
+        else:
+            self._matcher.consume_token(token)
+
+    @property
+    def fault(self) -> str | None:
+        """Why the reply cannot go on, where it cannot: it met a bound of the library."""
+        return _one_line(self._matcher.get_error()) if self._matcher.is_error() else None
+
+
+class Grammars:
+    """Compiles grammars for one tokenizer.
+
+    Args:
+        tokenizer: of the model.
+        vocab_size: rows of the model's embedding; ids that the tokenizer lacks are never allowed.
+        end_ids: ids that end a reply.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, end_ids: frozenset[int]) -> None:
+        self._end_ids = end_ids
+        self._tokenizer = _tokenizer_of(tokenizer, vocab_size, end_ids)
+        self._compiled = lru_cache(_NUM_KEPT)(self._compile)
+
+    def hold(self, grammar: Grammar) -> Held:
+        """Return the beginning of a reply that is held to a grammar.
+
+        Raises:
+            BadGrammar: it cannot be compiled.
+        """
+        return self._compiled(grammar).fresh()
+
+    def _compile(self, grammar: Grammar) -> Held:
+        try:
+            source = _source(grammar)
+        except ValueError as error:
+            raise BadGrammar(_one_line(str(error))) from None
+        matcher = LLMatcher(self._tokenizer, source, log_level=_SILENT)
+        if matcher.is_error():
+            raise BadGrammar(_one_line(matcher.get_error()))
+        return Held(matcher, self._end_ids)
+
+
+class _Vocabulary:
+    """Tokens as bytes, for llguidance.
+
+    Its own reading of a tokenizer takes every added token in angle brackets for a control token;
+    `<think>` and `<tool_call>` are text where the tokenizer says so.
+    """
+
+    bos_token_id = None
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, end_ids: frozenset[int]) -> None:
+        self._tokenizer = tokenizer
+        as_read = LLTokenizer(tokenizer.to_str(), n_vocab=vocab_size)
+        size = tokenizer.get_vocab_size(with_added_tokens=True)
+        added = json.loads(tokenizer.to_str())["added_tokens"]
+        control = {token["id"] for token in added if token["special"]}
+        self.tokens = [as_read.decode_bytes([id_]) for id_ in range(vocab_size)]
+        self.special_token_ids = sorted(control | end_ids | set(range(size, vocab_size)))
+        self.eos_token_id = min(end_ids)
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        words = text.decode() if isinstance(text, bytes) else text
+        ids: list[int] = self._tokenizer.encode(words, add_special_tokens=False).ids
+        return ids
+
+
+def _tokenizer_of(tokenizer: Tokenizer, vocab_size: int, end_ids: frozenset[int]) -> LLTokenizer:
+    vocabulary = TokenizerWrapper(_Vocabulary(tokenizer, vocab_size, end_ids))
+    return LLTokenizer(vocabulary, n_vocab=vocab_size, eos_token=sorted(end_ids))
+
+
+def _source(grammar: Grammar) -> str:
+    """Return a grammar in llguidance's form.
+
+    Raises:
+        ValueError: it is malformed.
+    """
+    kind = grammar.kind
+    if kind == "structural_tag":
+        try:
+            tag = StructuralTag.model_validate_json(grammar.text)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            place = ".".join(map(str, first["loc"])) or "structural_tag"
+            raise ValueError(f"{place}: {first['msg']}") from None
+        return LLMatcher.grammar_from_lark(_Lark(tag.format).text)
+    if kind == "json_schema":
+        json.loads(grammar.text)  # the library pastes it into a larger text
+    return grammar_from(kind, grammar.text)
+
+
+class _Lark:
+    """A structural tag as a grammar of llguidance's Lark, one rule a form."""
+
+    def __init__(self, form: Form) -> None:
+        self._rules: list[str] = []
+        self.text = f"start: {self._rule(form)}\n"
+        self.text += "".join(f"{rule}\n" for rule in self._rules)
+
+    def _rule(self, form: Form) -> str:
+        body, attributes = self._body(form), ""
+        if isinstance(form, Tag) and isinstance(form.content, AnyText):
+            # The first end that comes is the end.
+            attributes = "[lazy]"
+        name = f"form{len(self._rules)}"
+        self._rules.append(f"{name}{attributes}: {body}")
+        return name
+
+    def _body(self, form: Form) -> str:
+        match form:
+            case ConstString():
+                return json.dumps(form.value)
+            case AnyText():
+                return _ANY_TEXT
+            case Regex():
+                return f"/{_ESCAPED_OR_SLASH.sub(_escape_slash, form.pattern)}/"
+            case JSONSchema():
+                return f"%json {json.dumps(form.json_schema)}"
+            case Tag():
+                content = (
+                    _ANY_TEXT if isinstance(form.content, AnyText) else self._rule(form.content)
+                )
+                return f"{json.dumps(form.begin)} {content} {json.dumps(form.end)}"
+            case InOrder():
+                return " ".join(map(self._rule, form.elements))
+            case OneOf():
+                return " | ".join(map(self._rule, form.elements))
+            case Maybe():
+                return f"{self._rule(form.content)}?"
+        assert_never(form)
+
+
+def _escape_slash(found: re.Match[str]) -> str:
+    return r"\/" if found[0] == "/" else found[0]
+
+
+def _one_line(message: str) -> str:
+    return " ".join(message.split())[:300]

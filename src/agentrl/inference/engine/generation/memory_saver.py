@@ -1,0 +1,102 @@
+"""`Memory`: what the engine gives back to the machine for a while, and takes again.
+
+Weights come back without their values, as they do from a GPU: nothing is computed until new ones
+were loaded. What a sequence has sampled is kept, and its prompt is computed again.
+"""
+
+import ctypes
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from agentrl.errors import InferenceError
+from agentrl.inference.engine.generation.kv_cache import KVCache, PrefixStore
+
+WEIGHTS, KV_CACHE, CUDA_GRAPH = "weights", "kv_cache", "cuda_graph"
+_ALL = (KV_CACHE, WEIGHTS, CUDA_GRAPH)
+"""What no tags at all stand for. Of CUDA graphs there are none, so that nothing comes of theirs."""
+
+
+class Memory:
+    """Which parts of the engine's memory are there. Used by the scheduler, from its thread.
+
+    Args:
+        model: has the weights.
+        kv: has the keys and values of running sequences.
+        prefixes: has those of ended ones.
+    """
+
+    def __init__(self, model: PreTrainedModel, kv: KVCache, prefixes: PrefixStore) -> None:
+        self._model = model
+        self._kv = kv
+        self._prefixes = prefixes
+        self._released: set[str] = set()
+        self._shapes: dict[nn.Parameter, torch.Size] = {}
+        self._without_values: set[int] = set()
+        """Addresses of the parameters that were taken again and not loaded yet."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether everything is there that computing needs."""
+        return not (self._released & {WEIGHTS, KV_CACHE} or self._without_values)
+
+    def check_weights(self) -> None:
+        """Refuse to load weights for which there is no memory.
+
+        Raises:
+            InferenceError: they were released.
+        """
+        if WEIGHTS in self._released:
+            raise InferenceError(
+                "the weights' memory is released; resume it before loading weights"
+            )
+
+    def release(self, tags: Sequence[str]) -> None:
+        """Give memory back; what was given back already stays so.
+
+        Args:
+            tags: which parts; all of them when empty.
+        """
+        wanted = set(tags or _ALL) - self._released
+        if KV_CACHE in wanted:
+            self._kv.release()
+            self._prefixes.clear()
+        if WEIGHTS in wanted:
+            for parameter in self._model.parameters():
+                self._shapes[parameter] = parameter.shape
+                parameter.data = parameter.data.new_empty(0)
+            self._without_values.clear()
+        self._released |= wanted
+        _return_freed()
+
+    def resume(self, tags: Sequence[str]) -> None:
+        """Take memory again.
+
+        Args:
+            tags: which parts; all of them when empty.
+
+        Raises:
+            InferenceError: one of them was not released; nothing has changed.
+        """
+        wanted = set(tags or _ALL)
+        if unknown := sorted(wanted - self._released):
+            raise InferenceError(f"the memory of {', '.join(unknown)} was not released")
+        if WEIGHTS in wanted:
+            for parameter, shape in self._shapes.items():
+                parameter.data = torch.empty(shape, dtype=parameter.dtype)
+                self._without_values.add(parameter.data_ptr())
+            self._shapes.clear()
+        self._released -= wanted
+
+    def note_loaded(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Take note of parameters that have values now."""
+        self._without_values -= {tensor.data_ptr() for tensor in tensors}
+
+
+def _return_freed() -> None:
+    """Return freed memory to the system, where the allocator keeps it (glibc's does)."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)

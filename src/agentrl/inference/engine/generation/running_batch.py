@@ -1,0 +1,113 @@
+"""`Rows`: the running sequences, and what the cache holds of them."""
+
+import numpy as np
+
+from agentrl.inference.engine.generation.kv_cache import (
+    MIN_PREFIX,
+    KVCache,
+    Prefix,
+    PrefixStore,
+    common_prefix,
+)
+from agentrl.inference.engine.generation.sequence import Sequence
+
+
+class Rows:
+    """Running sequences occupy cache rows 0, 1, ... in the order of `running`.
+
+    First those that decode, then at most one whose prompt is not yet computed in full.
+
+    Args:
+        kv: has a row a running sequence.
+        prefixes: takes what ended sequences computed.
+    """
+
+    def __init__(self, kv: KVCache, prefixes: PrefixStore) -> None:
+        self._kv = kv
+        self._prefixes = prefixes
+        self._epoch = 0
+        self.running: list[Sequence] = []
+        self.num_cached = 0
+        """Prompt tokens that did not have to be computed, so far."""
+
+    def forget_computed(self) -> None:
+        """Use nothing that was computed so far for a new sequence: the weights are others now."""
+        self._epoch += 1
+        self._prefixes.clear()
+
+    def admit(self, sequence: Sequence, fresh: list[Sequence]) -> bool:
+        """Give a sequence the next row, with the longest known prefix in it.
+
+        Args:
+            sequence: one that waits, for whose row there is room.
+            fresh: running ones whose prompts are computed in this step.
+
+        Returns:
+            False for one that shares more with such a prompt: it is to wait for the next step, and
+            copies it then.
+        """
+        # At least one token has to be computed, to have logits.
+        wanted = sequence.tokens[: sequence.length - 1]
+        if sequence.prompt_logprobs_from >= 0:
+            wanted = wanted[: sequence.prompt_logprobs_from]
+        num_known, known = self._find_prefix(sequence.namespace, wanted)
+        worth_waiting = num_known + MIN_PREFIX
+        for other in fresh:
+            if other.namespace == sequence.namespace:
+                coming = other.tokens[: other.length]
+                if common_prefix(coming, wanted, longer_than=worth_waiting) > worth_waiting:
+                    return False
+        row = len(self.running)
+        routes = None
+        if isinstance(known, Prefix):
+            self._kv.fill(row, known.kv, num_known)
+            routes = known.routes
+        elif known is not None:
+            self._kv.move(known, row, num_known)
+            routes = self.running[known].routes
+        if sequence.routes is not None and routes is not None:
+            sequence.routes[:num_known] = routes[:num_known]
+        sequence.num_computed = num_known
+        sequence.epoch = self._epoch
+        if sequence.num_cached is None:
+            sequence.num_cached = num_known
+            self.num_cached += num_known
+        self.running.append(sequence)
+        return True
+
+    def leave(self, sequence: Sequence) -> None:
+        """Free the row of a running sequence and keep what it computed."""
+        row = self.running.index(sequence)
+        if sequence.epoch == self._epoch and self._prefixes.keeps_any:
+            count = sequence.num_computed
+            known = sequence.tokens[:count]
+            routes = None if sequence.routes is None else sequence.routes[:count]
+            self._prefixes.add(sequence.namespace, known, self._kv.prefix(row, count), routes)
+        sequence.forget_cache()
+        last = len(self.running) - 1
+        if row < last and not self.running[last].is_prefilled:
+            # The one that is still being prefilled stays behind all that decode.
+            last_decoding = last - 1
+            if row < last_decoding:
+                self._move_row(last_decoding, row)
+                row = last_decoding
+        if row < last:
+            self._move_row(last, row)
+        self.running.pop()
+
+    def _find_prefix(self, namespace: str, wanted: np.ndarray) -> tuple[int, Prefix | int | None]:
+        """Return the length of the longest prefix that is known and where: kept, or in a row."""
+        found: Prefix | int | None
+        best, found = self._prefixes.find(namespace, wanted, MIN_PREFIX - 1)
+        for row, other in enumerate(self.running):
+            if other.epoch == self._epoch and other.namespace == namespace:
+                computed = other.tokens[: other.num_computed]
+                length = common_prefix(computed, wanted, longer_than=best)
+                if length > best:
+                    best, found = length, row
+        return (0, None) if found is None else (best, found)
+
+    def _move_row(self, source: int, target: int) -> None:
+        sequence = self.running[source]
+        self._kv.move(source, target, sequence.num_computed)
+        self.running[target] = sequence

@@ -1,0 +1,154 @@
+"""`Sequence`: one generation from its request to its end. Plain state; the scheduler moves it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from agentrl.inference.engine.generation.grammars import Held
+from agentrl.inference.engine.weights.lora_adapters import Adapter
+
+MIN_TEMPERATURE = 1e-6
+"""Below it, sampling is greedy and logprobs are those of the raw logits."""
+
+
+@dataclass(frozen=True)
+class DrawParams:
+    """How the tokens of one sequence are drawn and when it ends."""
+
+    max_new_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    min_p: float = 0.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    min_new_tokens: int = 0
+    stop_ids: frozenset[int] = frozenset()
+    """Ids that end the sequence, end-of-text ids included."""
+    stop_strings: tuple[str, ...] = ()
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    seed: int = 0
+    """Seed of this sequence; noise depends on it and on the position only, not on neighbours."""
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the likeliest token is always taken."""
+        return self.temperature < MIN_TEMPERATURE or self.top_k == 1
+
+    @property
+    def is_truncated(self) -> bool:
+        """Whether unlikely tokens are cut off before drawing."""
+        return not self.is_greedy and (self.top_p < 1.0 or self.top_k > 0 or self.min_p > 0.0)
+
+    @property
+    def is_edited(self) -> bool:
+        """Whether the logits are changed before anything else."""
+        return (
+            self.frequency_penalty != 0.0
+            or self.presence_penalty != 0.0
+            or self.repetition_penalty != 1.0
+            or self.min_new_tokens > 0
+            or bool(self.logit_bias)
+        )
+
+
+@dataclass(frozen=True)
+class Finish:
+    """Why a sequence ended."""
+
+    kind: Literal["stop", "length", "abort"]
+    matched: int | str | None = None
+    message: str = ""
+    status: int | None = None
+    """HTTP status of a refusal; None for an ordinary end."""
+
+
+@dataclass(eq=False, slots=True)
+class Sequence:
+    """One generation. `tokens[:length]` is the prompt followed by the output."""
+
+    rid: str
+    tokens: np.ndarray
+    """int32 [prompt + room for the output]."""
+    num_prompt: int
+    params: DrawParams
+    namespace: str = ""
+    """Prefixes are only shared within one namespace."""
+    adapter: Adapter | None = None
+    """What it is sampled from beside the model; never changes."""
+    stream: bool = False
+    held: Held | None = None
+    """The grammar that the output is held to."""
+    prompt_logprobs_from: int = -1
+    """First prompt position whose logprob is wanted; -1: none."""
+    length: int = 0
+    output_ids: list[int] = field(default_factory=list)
+    output_logprobs: list[float] = field(default_factory=list)
+    prompt_logprobs: list[float] = field(default_factory=list)
+    """Logprobs of the prompt tokens after `prompt_logprobs_from`."""
+    versions: list[tuple[str, int]] = field(default_factory=list)
+    """Weight label and index of the first output token sampled under it."""
+    num_computed: int = 0
+    """Leading tokens whose keys and values are in the sequence's cache row."""
+    epoch: int = -1
+    """Weights under which they were computed; -1 for none."""
+    num_cached: int | None = None
+    """Prompt tokens that were not computed because their prefix was known."""
+    routes: np.ndarray | None = None
+    """int16 [prompt + room for the output, W], experts that each computed token went to, layer by
+    layer; None where the model has no experts."""
+    num_retractions: int = 0
+    finish: Finish | None = None
+
+    @classmethod
+    def start(
+        cls,
+        rid: str,
+        prompt: np.ndarray,
+        params: DrawParams,
+        *,
+        namespace: str = "",
+        adapter: Adapter | None = None,
+        stream: bool = False,
+        held: Held | None = None,
+        prompt_logprobs_from: int = -1,
+    ) -> "Sequence":
+        """Return a sequence that has not been scheduled yet."""
+        tokens = np.empty(len(prompt) + params.max_new_tokens, dtype=np.int32)
+        tokens[: len(prompt)] = prompt
+        return cls(
+            rid=rid,
+            tokens=tokens,
+            num_prompt=len(prompt),
+            params=params,
+            namespace=namespace,
+            adapter=adapter,
+            stream=stream,
+            held=held,
+            prompt_logprobs_from=prompt_logprobs_from,
+            length=len(prompt),
+        )
+
+    @property
+    def is_prefilled(self) -> bool:
+        """Whether all tokens but the last sampled one are in the cache."""
+        return bool(self.output_ids) and self.num_computed == self.length - 1
+
+    def append(self, token: int, logprob: float, label: str) -> None:
+        """Take a sampled token."""
+        if not self.versions or self.versions[-1][0] != label:
+            self.versions.append((label, len(self.output_ids)))
+        self.tokens[self.length] = token
+        self.length += 1
+        self.output_ids.append(token)
+        self.output_logprobs.append(logprob)
+        if self.held is not None:
+            self.held.take(token)
+
+    def forget_cache(self) -> None:
+        """Note that the sequence has no cache row any more."""
+        self.num_computed = 0
+        self.epoch = -1

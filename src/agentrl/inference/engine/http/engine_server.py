@@ -1,0 +1,117 @@
+"""Start an engine and serve it until a signal ends it."""
+
+import logging
+import signal
+import socket
+import sys
+
+import torch
+import uvicorn
+import uvloop
+
+from agentrl.errors import ConfigError
+from agentrl.inference.engine.engine_config import EngineConfig
+from agentrl.inference.engine.http.frontend import FrontEnd
+from agentrl.inference.engine.http.http_routes import make_app
+from agentrl.inference.engine.weights.live_weights import load_model
+
+logger = logging.getLogger(__name__)
+
+_BACKLOG = 1024
+_KEEP_ALIVE_SECONDS = 5
+_GRACE_SECONDS = 2
+# The engine's thread wants the interpreter back after every operation; at Python's own 5 ms, a
+# burst of requests would hold it up for as long at each of them.
+_SWITCH_SECONDS = 0.0005
+# Below this size the barriers between threads cost more than the threads give, and many times more
+# than that on a machine whose cores are busy.
+_TINY_MODEL_PARAMETERS = 8_000_000
+
+
+def serve(config: EngineConfig) -> int:
+    """Serve until SIGINT or SIGTERM.
+
+    Returns:
+        The exit status: 0 after a signal, 1 when the engine failed.
+
+    Raises:
+        ConfigError: the address is taken or the model cannot be served.
+    """
+    if config.num_threads is not None:
+        torch.set_num_threads(config.num_threads)
+    sys.setswitchinterval(_SWITCH_SECONDS)
+    listener = _bind(config.host, config.port)
+    try:
+        model = load_model(config.model_path, getattr(torch, config.dtype))
+        if config.num_threads is None and model.num_parameters() < _TINY_MODEL_PARAMETERS:
+            config = config.model_copy(update={"num_threads": 1})
+        logger.info(
+            "the weights take %.2f GB; running sequences take up to %.2f GB as they grow "
+            "(--kv-cache-bytes), kept prefixes up to %.2f GB (--prefix-cache-bytes)",
+            model.num_parameters() * model.dtype.itemsize / 1e9,
+            config.kv_cache_bytes / 1e9,
+            config.prefix_cache_bytes / 1e9,
+        )
+        return uvloop.run(_serve(FrontEnd(config, model), listener))
+    finally:
+        listener.close()
+
+
+async def _serve(front_end: FrontEnd, listener: socket.socket) -> int:
+    app = make_app(front_end)
+    server = _Server(
+        uvicorn.Config(
+            app,
+            log_level="warning",
+            access_log=False,
+            lifespan="off",
+            backlog=_BACKLOG,
+            timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+            timeout_graceful_shutdown=_GRACE_SECONDS,
+        ),
+        front_end,
+    )
+
+    def on_death() -> None:
+        server.should_exit = True
+
+    front_end.start(on_death)
+    host, port = listener.getsockname()[:2]
+    logger.info(
+        "serving %s (version %s) on http://%s:%d",
+        front_end.model_path,
+        front_end.weight_version,
+        host,
+        port,
+    )
+    # uvicorn ends on these and then raises them again; the exit status is to be 0.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _do_nothing)
+    try:
+        await server.serve(sockets=[listener])
+    finally:
+        front_end.stop()
+    return 1 if front_end.is_dead else 0
+
+
+class _Server(uvicorn.Server):
+    """Closes the front end as it begins to shut down, instead of waiting for generations."""
+
+    def __init__(self, config: uvicorn.Config, front_end: FrontEnd) -> None:
+        super().__init__(config)
+        self._front_end = front_end
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._front_end.close()
+        await super().shutdown(sockets)
+
+
+def _do_nothing(_number: int, _frame: object) -> None:
+    pass
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    try:
+        return socket.create_server((host, port), backlog=_BACKLOG)
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error

@@ -1,0 +1,400 @@
+"""Requests of `/generate`: strict about types and parameters, as SGLang is.
+
+Unknown keys beside the prompt are ignored; unknown sampling parameters are refused.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, get_args
+
+import numpy as np
+
+from agentrl.inference.engine.generation.grammars import BadGrammar, Held
+from agentrl.inference.engine.generation.sequence import DrawParams, Sequence
+from agentrl.inference.engine.weights.lora_adapters import Adapter
+from agentrl.inference.wire import new_rid
+from agentrl.schema.grammar import Grammar, GrammarKind
+
+DEFAULT_NEW_TOKENS = 128
+
+
+class BadRequest(Exception):
+    """The request breaks a rule; the text says which."""
+
+
+class BadType(BadRequest):
+    """A sampling parameter has the wrong JSON type, or is unknown; a flag is a number."""
+
+
+class BadShape(BadRequest):
+    """A field beside the sampling parameters has the wrong JSON type."""
+
+
+@dataclass(frozen=True)
+class ModelLimits:
+    """What requests are checked against."""
+
+    context_length: int
+    vocab_size: int
+    eos_ids: frozenset[int]
+    has_experts: bool = False
+
+
+@dataclass(frozen=True)
+class ParsedRequest:
+    """A checked request for one or several sequences."""
+
+    sequences: tuple[Sequence, ...]
+    is_batch: bool
+    """Whether the answer is a list."""
+    stream: bool
+    stream_interval: int
+    """Tokens between two frames of a stream."""
+    return_logprob: bool
+    logprob_start_len: int
+    """-1: logprobs of the output only."""
+    return_text_in_logprobs: bool
+    return_prompt_token_ids: bool
+    routed_from: int | None
+    """Position of the first token whose experts are wanted; None: of no token."""
+    skip_special_tokens: bool
+    no_stop_trim: bool
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_bool(value: object) -> bool:
+    return isinstance(value, bool)
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _is_ints(value: object) -> bool:
+    # Types are compared in C: prompts are long.
+    return isinstance(value, list) and set(map(type, value)) <= {int}
+
+
+def _is_texts(value: object) -> bool:
+    return _is_text(value) or (isinstance(value, list) and all(_is_text(item) for item in value))
+
+
+def _is_bias(value: object) -> bool:
+    return isinstance(value, dict) and all(_is_number(item) for item in value.values())
+
+
+def _is_anything(_: object) -> bool:
+    return True
+
+
+_SAMPLING_FIELDS: dict[str, tuple[str, Callable[[object], bool]]] = {
+    "max_new_tokens": ("an integer", _is_int),
+    "min_new_tokens": ("an integer", _is_int),
+    "n": ("an integer", _is_int),
+    "temperature": ("a number", _is_number),
+    "top_p": ("a number", _is_number),
+    "top_k": ("an integer", _is_int),
+    "min_p": ("a number", _is_number),
+    "frequency_penalty": ("a number", _is_number),
+    "presence_penalty": ("a number", _is_number),
+    "repetition_penalty": ("a number", _is_number),
+    "stop": ("a string or a list of strings", _is_texts),
+    "stop_token_ids": ("a list of integers", _is_ints),
+    "ignore_eos": ("a boolean", _is_bool),
+    "skip_special_tokens": ("a boolean", _is_bool),
+    "spaces_between_special_tokens": ("a boolean", _is_bool),
+    "no_stop_trim": ("a boolean", _is_bool),
+    "stream_interval": ("an integer", _is_int),
+    "sampling_seed": ("an integer", _is_int),
+    "logit_bias": ("an object of numbers", _is_bias),
+    **dict.fromkeys(get_args(GrammarKind), ("a string", _is_text)),
+    "choice": ("anything", _is_anything),
+    "custom_params": ("anything", _is_anything),
+}
+_UNSUPPORTED = (
+    "stop_regex",
+    "beam_width",
+    "watermark",
+)
+_RANGES: dict[str, tuple[str, Callable[[float], bool]]] = {
+    "max_new_tokens": ("at least 0", lambda value: value >= 0),
+    "min_new_tokens": ("at least 0", lambda value: value >= 0),
+    "n": ("at least 1", lambda value: value >= 1),
+    "stream_interval": ("at least 1", lambda value: value >= 1),
+    "temperature": ("at least 0", lambda value: value >= 0),
+    "top_p": ("in (0, 1]", lambda value: 0 < value <= 1),
+    "top_k": ("-1 or at least 1", lambda value: value == -1 or value >= 1),
+    "min_p": ("in [0, 1]", lambda value: 0 <= value <= 1),
+    "frequency_penalty": ("in [-2, 2]", lambda value: -2 <= value <= 2),
+    "presence_penalty": ("in [-2, 2]", lambda value: -2 <= value <= 2),
+    "repetition_penalty": ("in (0, 2]", lambda value: 0 < value <= 2),
+}
+
+
+def parse_generate(
+    body: Mapping[str, Any],
+    limits: ModelLimits,
+    *,
+    encode: Callable[[str], list[int]],
+    new_seed: Callable[[], int],
+    adapters: Mapping[str, Adapter],
+    hold: Callable[[Grammar], Held],
+) -> ParsedRequest:
+    """Check a request and make its sequences.
+
+    Args:
+        body: the decoded JSON object.
+        limits: what the model allows.
+        encode: makes token ids of text; raises `BadRequest` where there is no tokenizer.
+        new_seed: gives seeds to sequences that come without.
+        adapters: those that are loaded, by name.
+        hold: compiles a grammar; raises `BadRequest` where there is no tokenizer, and `BadGrammar`.
+
+    Raises:
+        BadRequest: says what is wrong.
+    """
+    prompts, is_batch = _prompts(body, encode)
+    logprob_start = _field(body, "logprob_start_len", _is_int, -1)
+    if _field(body, "top_logprobs_num", _is_int, 0) or body.get("token_ids_logprob"):
+        raise BadRequest("top_logprobs_num and token_ids_logprob are not supported here")
+    routed_from = _routed_from(body, prompts, limits)
+    stream = _flag(body, "stream", takes_null=False)
+    return_logprob = _flag(body, "return_logprob")
+    keys = [_field(body, name, _is_text, "") for name in ("extra_key", "cache_salt")]
+    chosen = _adapters(body.get("lora_path"), len(prompts), adapters)
+    samplings = _per_prompt(body.get("sampling_params"), len(prompts))
+    first = samplings[0]
+    sequences: list[Sequence] = []
+    rids = _rids(body.get("rid"), len(prompts), is_batch)
+    for prompt, sampling, rid, adapter in zip(prompts, samplings, rids, chosen, strict=True):
+        _check_prompt(prompt, limits)
+        if return_logprob and logprob_start > len(prompt):
+            raise BadRequest("logprob_start_len is beyond the end of the prompt")
+        params, count = _draw_params(sampling, len(prompt), limits, new_seed)
+        held = _held(sampling, hold)
+        for number in range(count):
+            seeded = params if number == 0 else _reseeded(params, number)
+            sequences.append(
+                Sequence.start(
+                    rid if count == 1 else new_rid(),
+                    np.asarray(prompt, dtype=np.int32),
+                    seeded,
+                    namespace="\0".join([*keys, adapter.namespace] if adapter else keys),
+                    adapter=adapter,
+                    stream=stream,
+                    held=None if held is None else held.fresh(),
+                    prompt_logprobs_from=logprob_start if return_logprob else -1,
+                )
+            )
+    return ParsedRequest(
+        sequences=tuple(sequences),
+        is_batch=is_batch or len(sequences) > 1,
+        stream=stream,
+        stream_interval=first.get("stream_interval") or 1,
+        return_logprob=return_logprob,
+        logprob_start_len=logprob_start,
+        return_text_in_logprobs=_flag(body, "return_text_in_logprobs", takes_null=False),
+        return_prompt_token_ids=_flag(body, "return_prompt_token_ids", takes_null=False),
+        routed_from=routed_from,
+        skip_special_tokens=first.get("skip_special_tokens") is not False,
+        no_stop_trim=first.get("no_stop_trim") is True,
+    )
+
+
+def _prompts(
+    body: Mapping[str, Any], encode: Callable[[str], list[int]]
+) -> tuple[list[list[int]], bool]:
+    if body.get("input_embeds") is not None:
+        raise BadRequest("input_embeds is not supported here; send input_ids")
+    for name in ("image_data", "video_data", "audio_data"):
+        if body.get(name):
+            raise BadRequest(f"{name} is not supported: this engine reads text only; use SGLang")
+    text = body.get("text")
+    if text is not None and not _is_texts(text):
+        raise BadShape("text has to be a string or a list of strings")
+    ids = body.get("input_ids")
+    if ids is not None:  # it counts where both are given
+        if _is_ints(ids):
+            return [ids], False
+        if isinstance(ids, list) and all(_is_ints(item) for item in ids):
+            return ids, True
+        raise BadShape("input_ids has to be a list of integers or a list of such lists")
+    if text is None:
+        raise BadRequest("input_ids or text has to be given")
+    texts = [text] if isinstance(text, str) else text
+    return [encode(item) for item in texts], not isinstance(text, str)
+
+
+def _routed_from(
+    body: Mapping[str, Any], prompts: list[list[int]], limits: ModelLimits
+) -> int | None:
+    start: int = _field(body, "routed_experts_start_len", _is_int, 0)
+    if not _flag(body, "return_routed_experts"):
+        return None
+    if not limits.has_experts:
+        raise BadRequest("return_routed_experts: the model has no experts")
+    if not 0 <= start <= min(map(len, prompts)):
+        raise BadRequest("routed_experts_start_len has to be in [0, number of prompt tokens]")
+    return start
+
+
+def _rids(value: object, count: int, is_batch: bool) -> list[str]:
+    if value is None:
+        return [new_rid() for _ in range(count)]
+    if isinstance(value, str):
+        return [f"{value}_{number}" for number in range(count)] if is_batch else [value]
+    if isinstance(value, list) and len(value) == count and all(map(_is_text, value)):
+        if len(set(value)) < count:
+            raise BadRequest("rid names one id twice")
+        return value
+    raise BadShape("rid has to be a string, or a list of strings, one for each prompt")
+
+
+def _adapters(value: object, count: int, loaded: Mapping[str, Adapter]) -> list[Adapter | None]:
+    names: list[Any] = value if isinstance(value, list) else [value] * count
+    if len(names) != count or not all(name is None or _is_text(name) for name in names):
+        raise BadShape("lora_path has to be a string, or a list of strings, one for each prompt")
+    for name in names:
+        if name and name not in loaded:
+            raise BadRequest(
+                f"the LoRA adapter {name} is not loaded; loaded are: {', '.join(loaded) or 'none'}"
+            )
+    return [loaded[name] if name else None for name in names]
+
+
+def _per_prompt(value: object, count: int) -> list[Mapping[str, Any]]:
+    if value is None:
+        return [{}] * count
+    if isinstance(value, dict):
+        return [_checked_sampling(value)] * count
+    if isinstance(value, list) and len(value) == count:
+        return [_checked_sampling(item) for item in value]
+    raise BadShape("sampling_params has to be an object, or a list of objects, one for each prompt")
+
+
+def _checked_sampling(value: object) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        raise BadShape("sampling_params has to be an object")
+    for name, item in value.items():
+        if name in _UNSUPPORTED:
+            if item is not None:
+                raise BadRequest(f"sampling_params.{name} is not supported here")
+            continue
+        if name not in _SAMPLING_FIELDS:
+            raise BadType(f"sampling_params.{name} is not a known parameter")
+        wanted, is_valid = _SAMPLING_FIELDS[name]
+        if item is not None and not is_valid(item):
+            raise BadType(f"sampling_params.{name} has to be {wanted}")
+    for name, (rule, holds) in _RANGES.items():
+        item = value.get(name)
+        if item is not None and not holds(item):
+            raise BadRequest(f"{name} must be {rule}, got {item}")
+    return value
+
+
+def _check_prompt(prompt: list[int], limits: ModelLimits) -> None:
+    if not prompt:
+        raise BadRequest("the prompt is empty")
+    if len(prompt) >= limits.context_length:
+        raise BadRequest(
+            f"the prompt has {len(prompt)} tokens, the context is {limits.context_length} tokens"
+        )
+    if min(prompt) < 0 or max(prompt) >= limits.vocab_size:
+        raise BadRequest(f"token ids have to be in [0, {limits.vocab_size})")
+
+
+def _draw_params(
+    sampling: Mapping[str, Any], num_prompt: int, limits: ModelLimits, new_seed: Callable[[], int]
+) -> tuple[DrawParams, int]:
+    """Return the parameters and how many sequences are to be drawn with them."""
+
+    def given(name: str, default: Any) -> Any:
+        value = sampling.get(name)
+        return default if value is None else value
+
+    room = limits.context_length - num_prompt
+    max_new = sampling.get("max_new_tokens", DEFAULT_NEW_TOKENS)
+    if max_new is None:  # said, as opposed to left out: all that fits
+        max_new = room
+    if max_new > room:
+        raise BadRequest(
+            f"{num_prompt} prompt tokens and max_new_tokens {max_new} are more than the "
+            f"context of {limits.context_length} tokens"
+        )
+    min_new = given("min_new_tokens", 0)
+    if min_new > max_new:
+        raise BadRequest(f"min_new_tokens {min_new} is more than max_new_tokens {max_new}")
+    stop_ids = frozenset(given("stop_token_ids", ()))
+    stop, seed = given("stop", ()), given("sampling_seed", None)
+    params = DrawParams(
+        max_new_tokens=max_new,
+        temperature=float(given("temperature", 1.0)),
+        top_p=float(given("top_p", 1.0)),
+        top_k=given("top_k", -1),
+        min_p=float(given("min_p", 0.0)),
+        frequency_penalty=float(given("frequency_penalty", 0.0)),
+        presence_penalty=float(given("presence_penalty", 0.0)),
+        repetition_penalty=float(given("repetition_penalty", 1.0)),
+        min_new_tokens=min_new,
+        stop_ids=stop_ids if given("ignore_eos", False) else stop_ids | limits.eos_ids,
+        stop_strings=(stop,) if isinstance(stop, str) else tuple(stop),
+        logit_bias=_bias(given("logit_bias", {}), limits),
+        seed=new_seed() if seed is None else seed,
+    )
+    return params, given("n", 1)
+
+
+def _held(sampling: Mapping[str, Any], hold: Callable[[Grammar], Held]) -> Held | None:
+    given = [Grammar(kind=k, text=sampling[k]) for k in get_args(GrammarKind) if sampling.get(k)]
+    if not given:
+        return None
+    if len(given) > 1:
+        raise BadRequest(f"only one of {', '.join(get_args(GrammarKind))} can be given")
+    if sampling.get("min_new_tokens"):
+        raise BadRequest("min_new_tokens: a grammar says where a reply may end")
+    try:
+        return hold(given[0])
+    except BadGrammar as error:
+        raise BadRequest(f"Failed to compile the {given[0].kind}: {error}") from error
+
+
+def _bias(value: Mapping[str, float], limits: ModelLimits) -> dict[int, float]:
+    bias = {}
+    for key, number in value.items():
+        if not key.isdecimal() or int(key) >= limits.vocab_size:
+            raise BadRequest(f"logit_bias: {key} is no token id")
+        bias[int(key)] = float(number)
+    return bias
+
+
+def _reseeded(params: DrawParams, number: int) -> DrawParams:
+    fields = {name: getattr(params, name) for name in params.__dataclass_fields__}
+    return DrawParams(**(fields | {"seed": params.seed + number}))
+
+
+def _field(
+    body: Mapping[str, Any], name: str, is_valid: Callable[[object], bool], default: Any
+) -> Any:
+    value = body.get(name)
+    if value is None:
+        return default
+    if not is_valid(value):
+        raise BadShape(f"{name} has the wrong type")
+    return value
+
+
+def _flag(body: Mapping[str, Any], name: str, *, takes_null: bool = True) -> bool:
+    value = body.get(name, False)
+    if value is None and takes_null:
+        return False
+    if not isinstance(value, bool):
+        fault = BadType if value in (0, 1) else BadShape
+        raise fault(f"{name} has to be a boolean")
+    return value

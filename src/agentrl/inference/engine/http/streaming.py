@@ -1,0 +1,160 @@
+"""Bodies of requests and answers: their JSON, streams, and the three forms of errors.
+
+The forms are `{"error": {"message"}}` for broken rules, `{"error": ".."}` for wrong sampling
+parameters, and `{"object": "error", ..}` for everything else.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Mapping
+from typing import Any, cast
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+
+from agentrl.inference.engine.http.frontend import FrontEnd, Refused
+from agentrl.inference.engine.http.request_parsing import BadShape, BadType, ParsedRequest
+
+
+async def answer_frames(engine: FrontEnd, request: ParsedRequest) -> AsyncIterator[str]:
+    """Server-sent events with cumulative answers."""
+    try:
+        async for index, body in engine.stream(request):
+            answer = body | {"index": index} if request.is_batch else body
+            yield f"data: {json.dumps(answer)}\n\n"
+    except Refused as error:
+        async for frame in error_frames(str(error), error.status):
+            yield frame
+        return
+    yield "data: [DONE]\n\n"
+
+
+async def error_frames(message: str, status: int) -> AsyncIterator[str]:
+    """Server-sent events that tell of an error and end the stream."""
+    fault = {
+        "message": message,
+        "type": "invalid_request_error",
+        "code": status,
+        "retryable": False,
+    }
+    yield f"data: {json.dumps({'error': fault})}\n\n"
+    yield "data: [DONE]\n\n"
+
+
+def event_stream(frames: AsyncIterator[str]) -> Response:
+    """Return the answer that sends frames as they come."""
+    return StreamingResponse(frames, media_type="text/event-stream")
+
+
+async def unless_disconnected(
+    http: Request, work: Awaitable[list[dict[str, Any]]]
+) -> list[dict[str, Any]]:
+    """Cancel the work when the client goes away."""
+    working = asyncio.ensure_future(work)
+    leaving = asyncio.ensure_future(_disconnect(http))
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise HTTPException(499, "the client is gone")
+        return working.result()
+    finally:
+        leaving.cancel()
+        working.cancel()
+
+
+async def _disconnect(http: Request) -> None:
+    while (await http.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def json_object(http: Request) -> Mapping[str, Any]:
+    """Return the body.
+
+    Raises:
+        HTTPException: it is no JSON object.
+    """
+    try:
+        body = json.loads(await http.body())
+    except ValueError as error:
+        raise HTTPException(400, f"the body has to be JSON: {error}") from error
+    if not isinstance(body, dict):
+        raise HTTPException(400, "the body has to be a JSON object")
+    return body
+
+
+def typed(body: Mapping[str, Any], name: str, kind: type, default: Any) -> Any:
+    """Return a field, or the default where it is null or left out.
+
+    Raises:
+        HTTPException: it is of another type.
+    """
+    value = body.get(name)
+    if value is None:
+        return default
+    if not isinstance(value, kind):
+        raise HTTPException(400, f"{name} has to be of type {kind.__name__}")
+    return value
+
+
+def required(body: Mapping[str, Any], name: str, kind: type) -> Any:
+    """Return a field that has to be there.
+
+    Raises:
+        HTTPException: it is missing, or of another type.
+    """
+    value = typed(body, name, kind, None)
+    if value is None:
+        raise HTTPException(400, f"{name} is missing")
+    return value
+
+
+def one_of(body: Mapping[str, Any], name: str, values: tuple[str, ...]) -> str:
+    """Return a field that has to be one of the values; the first when it is left out.
+
+    Raises:
+        HTTPException: it is something else.
+    """
+    value = body.get(name, values[0])
+    if value not in values:
+        raise HTTPException(400, f"{name} has to be one of {', '.join(values)}")
+    return str(value)
+
+
+def failed(message: str, **details: object) -> Response:
+    """Return the answer to a command that could not be carried out."""
+    return JSONResponse({"success": False, "message": message, **details}, 400)
+
+
+def json_response(content: object) -> Response:
+    """Return a body of JSON, written compactly."""
+    return Response(json.dumps(content, separators=(",", ":")), media_type="application/json")
+
+
+async def on_bad_request(_: Request, error: Exception) -> Response:
+    """Answer a `BadRequest`."""
+    message = str(error)
+    if isinstance(error, BadShape):
+        return _openai_error(message, 400)
+    return JSONResponse(
+        {"error": message if isinstance(error, BadType) else {"message": message}}, 400
+    )
+
+
+async def on_refused(_: Request, error: Exception) -> Response:
+    """Answer a `Refused`."""
+    return _openai_error(str(error), cast(Refused, error).status)
+
+
+async def on_http_exception(_: Request, error: Exception) -> Response:
+    """Answer an `HTTPException`."""
+    fault = cast(HTTPException, error)
+    if fault.status_code in (404, 405):
+        return JSONResponse({"detail": fault.detail}, fault.status_code)
+    return _openai_error(fault.detail, fault.status_code)
+
+
+def _openai_error(message: str, status: int) -> Response:
+    kind = "BadRequestError" if status < 500 else "InternalServerError"
+    body = {"object": "error", "message": message, "type": kind, "param": None, "code": status}
+    return JSONResponse(body, status)

@@ -1,0 +1,175 @@
+"""`AgentTrainer`: from an agent, data, a reward and a configuration to a training run."""
+
+import asyncio
+import importlib
+import inspect
+import logging
+from collections.abc import Coroutine
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, ClassVar
+
+from agentrl.errors import ConfigError
+from agentrl.integrations.trainer_processor import TrainerProcessor
+
+log = logging.getLogger(__name__)
+
+ENGINES = {
+    "agentrl": "agentrl.integrations.native_engine:AgentRLEngine",
+    "areal": "agentrl.integrations.areal.areal_engine:ArealEngine",
+    "trl": "agentrl.integrations.trl.trl_engine:TrlEngine",
+    "verl": "agentrl.integrations.verl.verl_engine:VerlEngine",
+}
+"""The engines that ship here. They are imported when they are asked for."""
+
+
+class AgentTrainer:
+    """Trains an agent with the engine of your choice.
+
+    Everything is checked here, in this order: agent, dataset, reward function, configuration.
+    Nothing starts before `train`.
+
+    Example:
+        trainer = AgentTrainer(agent, reward_func=my_reward, train_dataset="questions.jsonl")
+        trainer.train()
+        print(trainer.evaluate("held_out.jsonl"))
+
+    Attributes:
+        train_processor: the engine.
+        config: the configuration as the engine completed it.
+        run_path: folder of the run.
+    """
+
+    _registered: ClassVar[dict[str, type[TrainerProcessor]]] = {}
+
+    def __init__(
+        self,
+        agent: Any,
+        config: Any = None,
+        reward_func: Any = None,
+        train_dataset: Any = None,
+        test_dataset: Any = None,
+        run_path: str | Path | None = None,
+        train_engine_name: str = "agentrl",
+    ) -> None:
+        """Check everything.
+
+        Args:
+            agent: an AWorld `Agent` or `Swarm`, a function `async (task, llm_base_url) -> answer`,
+                a class with `build_agents()`, or the path of any of them: an agent's YAML file, or
+                `file.py:name`.
+            config: a mapping, an object, or the path of a YAML or JSON file. Its keys are the
+                engine's.
+            reward_func: a function, or `file.py:function`; without it the data say how they are
+                scored.
+            train_dataset: a csv, json, jsonl or parquet file, a Hugging Face `Dataset`, or a list
+                of rows.
+            test_dataset: held-out questions, in the same forms.
+            run_path: folder of the run, made when missing; `runs` in the working directory when
+                not given.
+            train_engine_name: `agentrl`, `areal`, `trl`, `verl`, or a registered one.
+
+        Raises:
+            ConfigError: an argument cannot be used; the message names it and what to do.
+        """
+        if agent is None or agent == "":
+            raise ConfigError(
+                "agent: nothing given; pass an agent object, a function, or the path of one"
+            )
+        engine_class = self._engine_class(train_engine_name)
+        self.run_path = _made_folder(Path("runs" if run_path is None else run_path).absolute())
+        processor = engine_class(self.run_path)
+        if not isinstance(processor, TrainerProcessor):
+            raise ConfigError(
+                f"train_engine_name: {train_engine_name!r} makes a {type(processor).__name__}; "
+                "an engine derives from agentrl.integrations.TrainerProcessor"
+            )
+        self.train_processor = processor
+        processor.check_agent(agent)
+        processor.check_dataset(train_dataset, test_dataset)
+        processor.check_reward(reward_func)
+        self.config = processor.check_config(config)
+        processor.mark_initialized()
+        log.info("engine %s is ready in %s", train_engine_name, self.run_path)
+
+    def train(self) -> Any:
+        """Train until the end, and return what the engine returns.
+
+        Raises:
+            ConfigError: the engine was not initialised.
+            AgentRLError: training failed.
+        """
+        return self._ready().train()
+
+    async def inference(self, dataset: Any = None) -> Any:
+        """Let the trained agent answer the questions of `dataset` (or the test data); the scores.
+
+        Raises:
+            AgentRLError: there is nothing to ask, or it failed.
+        """
+        processor = self._ready()
+        if inspect.iscoroutinefunction(processor.inference):
+            return await processor.inference(dataset)
+        return await asyncio.to_thread(processor.inference, dataset)
+
+    def evaluate(self, dataset: Any = None) -> Any:
+        """Do what `inference` does, outside of an event loop."""
+        work: Coroutine[Any, Any, Any] = self.inference(dataset)
+        return asyncio.run(work)
+
+    @classmethod
+    def register_processor(cls, train_engine_name: str, train_type: type[TrainerProcessor]) -> None:
+        """Make an engine of your own known under a name.
+
+        Raises:
+            ConfigError: the name is taken, or the class is no `TrainerProcessor`.
+        """
+        if train_engine_name in cls.engine_names():
+            raise ConfigError(
+                f"train_engine_name: {train_engine_name!r} is taken; "
+                "choose another name, or unregister_processor it first"
+            )
+        if not issubclass(train_type, TrainerProcessor):
+            raise ConfigError(
+                f"train_type: {train_type!r} does not derive from agentrl.integrations.TrainerProcessor"
+            )
+        cls._registered[train_engine_name] = train_type
+
+    @classmethod
+    def unregister_processor(cls, train_engine_name: str) -> None:
+        """Forget a registered engine; nothing happens where there is none of that name."""
+        cls._registered.pop(train_engine_name, None)
+
+    @classmethod
+    def engine_names(cls) -> list[str]:
+        """Return the names of all engines, sorted."""
+        return sorted({*ENGINES, *cls._registered})
+
+    @classmethod
+    def _engine_class(cls, name: str) -> Any:
+        if name in cls._registered:
+            return cls._registered[name]
+        if name in ENGINES:
+            module, _, attribute = ENGINES[name].partition(":")
+            return getattr(importlib.import_module(module), attribute)
+        near = get_close_matches(name, cls.engine_names(), n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ConfigError(
+            f"train_engine_name: unknown engine {name!r}{hint} "
+            f"(known: {', '.join(cls.engine_names())}; register_processor adds one)"
+        )
+
+    def _ready(self) -> TrainerProcessor:
+        if not self.train_processor.initialized:
+            raise ConfigError("train_processor: it is not initialised; build a new AgentTrainer")
+        return self.train_processor
+
+
+def _made_folder(path: Path) -> Path:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"run_path: {path} cannot be made ({error.strerror}); give another folder"
+        ) from None
+    return path

@@ -1,0 +1,123 @@
+"""Whatever a user calls an agent, as a description: objects, functions, classes and paths."""
+
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from agentrl.errors import ConfigError
+from agentrl.integrations.agent_worker.description import (
+    TOLD_BY_NAME,
+    AgentDescription,
+    FunctionAgent,
+)
+from agentrl.integrations.agent_worker.references import (
+    is_python_reference,
+    load_object,
+    reference_to,
+    resolve_reference,
+)
+from agentrl.integrations.aworld.agent_loop import AworldAgentLoop
+from agentrl.integrations.aworld.aworld_agents import (
+    agent_from_arguments,
+    describe_agent,
+    describe_swarm,
+    is_agent,
+    is_swarm,
+)
+
+
+def describe(agent: Any) -> tuple[AgentDescription, dict[str, str]]:
+    """Return the description of an agent, and the secrets that were taken out of it.
+
+    Args:
+        agent: an AWorld `Agent` or `Swarm`, a function, a class with `build_agents()`,
+            `file.py:name` of any of them, or the path of a YAML file: either the arguments of an
+            AWorld agent, or a list with one `_target_: package.module.Class`.
+
+    Returns:
+        The description, and environment variables by name.
+
+    Raises:
+        ConfigError: it is none of these, or cannot be written down.
+    """
+    if isinstance(agent, str | Path):
+        return _from_path(str(agent))
+    if is_swarm(agent):
+        return describe_swarm(agent)
+    if is_agent(agent):
+        return describe_agent(agent)
+    return _callable(agent, reference_to(agent, "agent") if callable(agent) else ""), {}
+
+
+def _callable(agent: Any, reference: str) -> FunctionAgent:
+    name = getattr(agent, "__name__", type(agent).__name__)
+    if isinstance(agent, type) and hasattr(agent, "build_agents"):
+        if not issubclass(agent, AworldAgentLoop):
+            raise ConfigError(
+                f"agent: {name}: derive it from agentrl.integrations.AworldAgentLoop, which tells it "
+                "where the model is"
+            )
+        return FunctionAgent(kind="loop", name=name, reference=reference)
+    if callable(agent) and not isinstance(agent, type):
+        _check_parameters(agent, name)
+        return FunctionAgent(kind="function", name=name, reference=reference)
+    raise ConfigError(
+        f"agent: a {type(agent).__name__} is no agent; pass an AWorld Agent or Swarm, a function "
+        "(task, llm_base_url) -> answer, a class with build_agents(), or the path of one"
+    )
+
+
+def _check_parameters(agent: Callable[..., Any], name: str) -> None:
+    signature = inspect.signature(agent)
+    told = {key: None for key in TOLD_BY_NAME if key in signature.parameters}
+    try:
+        signature.bind(None, None, **told)
+    except TypeError:
+        raise ConfigError(
+            f"agent: {name}{signature}: expected (task, llm_base_url), and llm_model_name and "
+            "llm_api_key where it asks for them"
+        ) from None
+
+
+def _from_path(text: str) -> tuple[AgentDescription, dict[str, str]]:
+    if is_python_reference(text):
+        if text.endswith(".py"):
+            raise ConfigError(f"agent: {text} names no agent; write {text}:name")
+        reference = resolve_reference(text, "agent")
+        found = load_object(reference, "agent")
+        if is_swarm(found) or is_agent(found):
+            return describe(found)
+        return _callable(found, reference), {}
+    path = Path(text).expanduser()
+    if path.suffix not in (".yaml", ".yml", ".json"):
+        raise ConfigError(
+            f"agent: {text}: expected a YAML file, or the file.py:name of an agent, a function or "
+            "a class with build_agents()"
+        )
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"agent: {path}: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"agent: {path} is not valid YAML: {' '.join(str(error).split())}"
+        ) from None
+    if isinstance(content, list) and len(content) == 1 and isinstance(content[0], dict):
+        return _from_target(content[0], path)
+    if not isinstance(content, dict):
+        raise ConfigError(f"agent: {path}: expected `name:` and the other arguments of an agent")
+    return agent_from_arguments(content, path)
+
+
+def _from_target(entry: dict[str, Any], path: Path) -> tuple[AgentDescription, dict[str, str]]:
+    """Read the entry of an agent loop, as verl's `agent_loop_config_path` has it."""
+    target = entry.get("_target_")
+    if not isinstance(target, str) or "." not in target:
+        raise ConfigError(f"agent: {path}: expected `_target_: package.module.Class`")
+    module, _, name = target.rpartition(".")
+    beside = path.absolute().parent / f"{module}.py"
+    reference = f"{beside}:{name}" if beside.is_file() else f"{module}:{name}"
+    return _callable(load_object(reference, "agent"), reference), {}

@@ -1,0 +1,164 @@
+"""The host: a process that plays and scores in the interpreter in which the agent was written.
+
+It reads one JSON request a line from stdin and writes one JSON reply a line, in any order. What
+the user's code prints goes to stderr. It ends when its stdin does.
+
+    {"id": 1, "play": {task}, "endpoint": {...}}
+    {"id": 2, "reward": {keyword arguments}}      {"id": 1, "cancel": true}
+    -> {"id": 1, "result": ...}    {"id": 1, "error": "...", "lost": false}
+"""
+
+import asyncio
+import contextlib
+import inspect
+import json
+import os
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, TextIO
+
+from agentrl.errors import AgentRLError
+from agentrl.integrations.agent_worker.description import (
+    TOLD_BY_NAME,
+    FunctionAgent,
+    parse_description,
+)
+from agentrl.integrations.agent_worker.references import load_object
+from agentrl.integrations.aworld.building import Endpoint, build, play
+from agentrl.schema import MCPTask
+
+_THREADS = 256
+"""Plain functions that may run at the same time; each waits for the model most of its time."""
+
+
+class Host:
+    """Plays the described agent, and calls the reward function."""
+
+    def __init__(self, description: dict[str, Any] | None, reward: str | None) -> None:
+        """Load what is named.
+
+        Raises:
+            ConfigError: it cannot be imported.
+        """
+        self._description = None if description is None else parse_description(description)
+        self._agent: Any = None
+        if isinstance(self._description, FunctionAgent):
+            self._agent = load_object(self._description.reference, "agent")
+        self._reward = None if reward is None else load_object(reward, "reward_func")
+
+    async def play(self, task: dict[str, Any], endpoint: Endpoint) -> str | None:
+        """Let the agent do a task; its answer."""
+        question = MCPTask.model_validate(task)
+        if self._description is None:
+            raise AgentRLError("no agent was given to this host")
+        if not isinstance(self._description, FunctionAgent):
+            return await play(build(self._description, endpoint), question.query)
+        if self._description.kind == "loop":
+            loop = self._agent(endpoint)
+            return await play(await loop.build_agents(), question.query)
+        given = dict(zip(TOLD_BY_NAME, (endpoint.model, endpoint.api_key), strict=True))
+        wanted = inspect.signature(self._agent).parameters
+        keywords = {name: value for name, value in given.items() if name in wanted}
+        answer = await _called(self._agent, question, endpoint.base_url, **keywords)
+        return None if answer is None else str(answer)
+
+    async def reward(self, arguments: dict[str, Any]) -> float:
+        """Return what the reward function says."""
+        assert self._reward is not None, "no request of this kind is made without a function"
+        positional = arguments.pop("positional", ())
+        if positional:
+            # (answer, truth): the facts of agentrl.rewards.GroundTruth, whose package is not here.
+            positional = (positional[0], SimpleNamespace(**positional[1]))
+        return float(await _called(self._reward, *positional, **arguments))
+
+
+async def _called(function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
+    if inspect.iscoroutinefunction(function):
+        return await function(*arguments, **keywords)
+    result = await asyncio.to_thread(function, *arguments, **keywords)
+    return await result if inspect.isawaitable(result) else result
+
+
+async def serve(host: Host, replies: TextIO) -> None:
+    """Answer requests until stdin ends."""
+    loop = asyncio.get_running_loop()
+    loop.set_default_executor(ThreadPoolExecutor(_THREADS, thread_name_prefix="agent"))
+    requests: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
+    threading.Thread(target=_read, args=(loop, requests), daemon=True).start()
+    running: dict[int, asyncio.Task[None]] = {}
+    while (request := await requests.get()) is not None:
+        number = request.pop("id")
+        if request.pop("cancel", False):
+            if number in running:
+                running[number].cancel()
+            continue
+        running[number] = asyncio.create_task(_answer(host, number, request, replies))
+        running[number].add_done_callback(partial(_forget, running, number))
+    for task in list(running.values()):
+        task.cancel()
+
+
+def _forget(
+    running: dict[int, "asyncio.Task[None]"], number: int, _task: "asyncio.Task[None]"
+) -> None:
+    del running[number]
+
+
+def _read(
+    loop: asyncio.AbstractEventLoop, requests: "asyncio.Queue[dict[str, Any] | None]"
+) -> None:
+    for line in sys.stdin:
+        loop.call_soon_threadsafe(requests.put_nowait, json.loads(line))
+    with contextlib.suppress(RuntimeError):  # the loop is closed already
+        loop.call_soon_threadsafe(requests.put_nowait, None)
+
+
+async def _answer(host: Host, number: int, request: dict[str, Any], replies: TextIO) -> None:
+    try:
+        if "reward" in request:
+            reply: dict[str, Any] = {"result": await host.reward(request["reward"])}
+        else:
+            endpoint = Endpoint(**request["endpoint"])
+            reply = {"result": await host.play(request["play"], endpoint)}
+    except asyncio.CancelledError:
+        return
+    except Exception as error:  # noqa: BLE001  (whatever the user's code raises is a reply)
+        reply = {"error": f"{type(error).__name__}: {error}", "lost": _is_infrastructure(error)}
+    replies.write(json.dumps({"id": number, **reply}) + "\n")
+    replies.flush()
+
+
+def _is_infrastructure(error: BaseException) -> bool:
+    """Return whether something other than the agent failed: then nothing is to be scored."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, AgentRLError | ConnectionError | TimeoutError):
+            return True
+        cause = cause.__cause__ or cause.__context__
+    return False
+
+
+def main() -> int:
+    """Serve; the argument is the JSON of what to load."""
+    settings = json.loads(sys.argv[1])
+    # Frameworks print; the pipe of replies is ours alone.
+    replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    try:
+        host = Host(settings["agent"], settings["reward"])
+    except AgentRLError as error:
+        replies.write(json.dumps({"id": 0, "error": str(error), "lost": True}) + "\n")
+        replies.flush()
+        return 2
+    asyncio.run(serve(host, replies))
+    # Threads of the user's code that still run must not keep the process.
+    sys.stderr.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,176 @@
+"""The engine `areal`: a workflow module and a configuration for AReaL, and the command to start it.
+
+In the run's folder: the workflow's module; `train_data.jsonl` and `test_data.jsonl`; `areal.yaml`.
+No secret is in them: they name environment variables.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from agentrl.errors import ConfigError
+from agentrl.integrations.external_engine import ExternalEngine
+from agentrl.integrations.question_arguments import rewrite_questions, write_questions
+from agentrl.integrations.reward_functions import check_reward_function
+from agentrl.integrations.settings import fill, load_settings, nested
+
+_DEFAULT_SAMPLES = 8
+_WORKFLOW_MODULE = '''\
+"""Made by AgentTrainer: the agent {name!a} as a rollout workflow of AReaL."""
+
+from agentrl.integrations.areal.areal_workflow import HostedWorkflow
+from agentrl.integrations.agent_worker.worker_pool import HostSettings
+
+AGENT = {agent}
+
+
+class AgentWorkflow(HostedWorkflow):
+    """Plays AGENT, in the interpreter in which it was given."""
+
+    n_samples = {n_samples}
+    hosts = HostSettings(
+        python={python!r},
+        processes={processes},
+        serial={serial},
+        takes_all=False,
+        agent=AGENT,
+        reward={reward!r},
+        reward_form="aworld",
+    )
+'''
+
+
+class ArealEngine(ExternalEngine):
+    """Trains with AReaL.
+
+    The configuration's keys are those of AReaL's `PPOConfig` (nested, or with dots), and:
+        agent_processes: host processes of one rollout worker (1 for a function; 4 for AWorld's
+            agents, which play one rollout at a time in each).
+        areal_python: the interpreter that has AReaL, where this one has not; the environment
+            variable AGENTRL_AREAL_PYTHON when not given.
+    """
+
+    framework = "AReaL"
+    package = "areal"
+
+    @property
+    def config_path(self) -> Path:
+        """The configuration that AReaL starts with."""
+        return self.run_path / "areal.yaml"
+
+    @property
+    def command(self) -> list[str]:
+        """The command that `train` runs, in an environment from `environment`."""
+        return [
+            *(self._python, "-m", "agentrl.integrations.areal.areal_process"),
+            *(f"{self._module}.AgentWorkflow", "--config", str(self.config_path)),
+        ]
+
+    def check_dataset(self, dataset: Any, test_dataset: Any = None) -> None:
+        """Write `train_data.jsonl` and `test_data.jsonl`, a question in a field of its own a row."""
+        for split, value in (("train", dataset), ("test", test_dataset)):
+            if value is not None:
+                path = self.run_path / f"{split}_data.jsonl"
+                write_questions(value, path, f"{split}_dataset")
+                # Columns have one type; what differs from row to row travels as text.
+                rewrite_questions(path, _as_text)
+                self._files[split] = path
+        if "train" not in self._files:
+            raise ConfigError("train_dataset: nothing given; pass it")
+
+    def check_reward(self, reward_func: Any) -> None:
+        """Find the reward function, which is called with four arguments."""
+        if reward_func is None:
+            raise ConfigError(
+                "reward_func: nothing given; AReaL has no scorers, so pass a function"
+            )
+        self._reward = check_reward_function(reward_func)
+        if self._reward.form != "aworld":
+            raise ConfigError(
+                f"reward_func: {self._reward.name} has to take data_source, solution_str, "
+                "ground_truth and extra_info here"
+            )
+
+    def check_config(self, config: Any) -> dict[str, Any]:
+        """Fill in what is empty, and write everything that AReaL needs."""
+        settings = nested(load_settings(config))
+        processes = self._take_own_settings(settings)
+        if not fill(settings, "actor.path", None):
+            raise ConfigError("config: actor.path: nothing given; name the model to train")
+        if (settings["actor"].get("reward_norm") or {}).get("mean_level") == "group":
+            raise ConfigError(
+                "config: actor.reward_norm: rewards are normalised over their group by the "
+                "workflow, which knows what belongs to it; leave it out"
+            )
+        # A whole group is one episode: the workflow plays all of it.
+        n_samples = fill(settings, "gconfig.n_samples", _DEFAULT_SAMPLES)
+        settings["gconfig"]["n_samples"] = 1
+        self._write_workflow(n_samples, processes)
+        self._fill(settings)
+        text = yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)
+        self.config_path.write_text(text, encoding="utf-8")
+        return settings
+
+    def train(self) -> Path:
+        """Run AReaL, and return the folder of its files.
+
+        Raises:
+            ConfigError: AReaL is not installed.
+            AgentRLError: AReaL failed; its own messages were printed.
+        """
+        self._run()
+        return self.run_path / "areal"
+
+    def inference(self, dataset: Any = None) -> Any:
+        """Refuse: AReaL evaluates while it trains.
+
+        Raises:
+            ConfigError: always.
+        """
+        raise ConfigError("AReaL evaluates while it trains: give test_dataset, and see its logs")
+
+    @property
+    def _module(self) -> str:
+        return self._module_name("workflow")
+
+    def _fill(self, settings: dict[str, Any]) -> None:
+        folder = str(self.run_path / "areal")
+        fill(settings, "experiment_name", self._module.replace("_", "-"))
+        fill(settings, "trial_name", "trial0")
+        fill(settings, "tokenizer_path", "${actor.path}")
+        fill(settings, "cluster.fileroot", folder)
+        fill(settings, "cluster.name_resolve.type", "nfs")
+        fill(settings, "cluster.name_resolve.nfs_record_root", f"{folder}/names")
+        fill(settings, "scheduler.type", "local")
+        fill(settings, "actor.backend", "fsdp:d1")
+        fill(settings, "rollout.backend", "sglang:d1")
+        fill(settings, "rollout.tokenizer_path", "${tokenizer_path}")
+        fill(settings, "sglang.model_path", "${actor.path}")
+        fill(settings, "rollout.consumer_batch_size", "${train_dataset.batch_size}")
+        for split, section in (("train", "train_dataset"), ("test", "valid_dataset")):
+            if split in self._files:
+                fill(settings, f"{section}.path", str(self._files[split]))
+                fill(settings, f"{section}.type", "rl")
+        for section in ("actor", "rollout", "saver", "recover", "evaluator", "stats_logger"):
+            fill(settings, f"{section}.experiment_name", "${experiment_name}")
+            fill(settings, f"{section}.trial_name", "${trial_name}")
+            if section not in ("actor", "rollout"):
+                fill(settings, f"{section}.fileroot", "${cluster.fileroot}")
+
+    def _write_workflow(self, n_samples: Any, processes: Any) -> None:
+        assert self._reward is not None, "the reward is checked first"
+        if not isinstance(n_samples, int) or n_samples < 2:
+            raise ConfigError(
+                f"config: gconfig.n_samples must be a whole number from 2, got {n_samples!r}"
+            )
+        text = _WORKFLOW_MODULE.format(
+            **self._host_values(processes), n_samples=n_samples, reward=self._reward.reference
+        )
+        (self.run_path / f"{self._module}.py").write_text(text, encoding="utf-8")
+
+
+def _as_text(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {"question": json.dumps(row, ensure_ascii=False)}

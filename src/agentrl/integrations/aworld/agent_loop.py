@@ -1,0 +1,86 @@
+"""`AworldAgentLoop`: agents built by a method, once for every rollout."""
+
+import asyncio
+import json
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from agentrl.errors import ConfigError
+from agentrl.integrations.aworld.building import Endpoint
+
+
+class AworldAgentLoop(ABC):
+    """Base of classes that build an AWorld `Agent` or `Swarm` themselves.
+
+    Example:
+        class GaiaAgentLoop(AworldAgentLoop):
+            async def build_agents(self):
+                llm = AgentConfig(
+                    llm_base_url=await self.get_llm_server_address(),
+                    llm_model_name=await self.get_llm_server_model_name(),
+                    llm_api_key=self.llm_api_key,
+                )
+                return Agent(name="gaia", conf=llm, system_prompt="...")
+
+    Attributes:
+        llm_api_key: key of the model's address.
+    """
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+        self.llm_api_key = endpoint.api_key
+
+    @abstractmethod
+    async def build_agents(self) -> Any:
+        """Return a new `Agent` or `Swarm`."""
+
+    async def get_llm_server_address(self) -> str:
+        """Return the OpenAI-compatible address of the trained model, this rollout's own."""
+        return self._endpoint.base_url
+
+    async def get_llm_server_model_name(self) -> str:
+        """Return the name of the trained model."""
+        return self._endpoint.model
+
+    async def get_agent_tool_config(self, config_path: str | Path) -> dict[str, Any]:
+        """Return an agent's `mcp_config` from a file.
+
+        Args:
+            config_path: a YAML file with `url`, `Authorization`, `MCP_SERVERS` and, where they
+                differ from the defaults, `server_name`, `type` and the timeouts (seconds); or the
+                JSON that an agent takes.
+
+        Raises:
+            ConfigError: the file cannot be read, or names no server.
+        """
+        path = Path(config_path)
+        try:
+            content = yaml.safe_load(await asyncio.to_thread(path.read_text, encoding="utf-8"))
+        except OSError as error:
+            raise ConfigError(f"agent: tool configuration {path}: {error.strerror}") from None
+        except yaml.YAMLError as error:
+            reason = " ".join(str(error).split())
+            raise ConfigError(f"agent: tool configuration {path}: {reason}") from None
+        if isinstance(content, dict) and "mcpServers" in content:
+            return content
+        if not isinstance(content, dict) or not content.get("url"):
+            raise ConfigError(f"agent: tool configuration {path}: `url` is missing")
+        names = content.get("MCP_SERVERS") or ""
+        headers = {
+            "Authorization": content.get("Authorization") or "",
+            "MCP_SERVERS": names if isinstance(names, str) else ",".join(map(str, names)),
+        }
+        server: dict[str, Any] = {
+            "type": content.get("type", "streamable-http"),
+            "url": content["url"],
+            "headers": {key: value for key, value in headers.items() if value},
+        }
+        for key in ("timeout", "sse_read_timeout", "client_session_timeout_seconds"):
+            server[key] = content.get(key, 600)
+        plain: dict[str, Any] = json.loads(
+            json.dumps({"mcpServers": {content.get("server_name", "aworld-mcp"): server}})
+        )
+        return plain

@@ -1,0 +1,161 @@
+"""AWorld agents from their descriptions, and one task played by them. Needs `aworld`."""
+
+import asyncio
+import importlib
+import logging
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from agentrl.errors import AgentRLError, ConfigError
+from agentrl.integrations.agent_worker.description import AWorldAgent, AWorldSwarm
+from agentrl.integrations.agent_worker.references import load_object
+from agentrl.integrations.agent_worker.secret_values import resolved
+
+log = logging.getLogger(__name__)
+
+_CLEANUP_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Where the trained model answers: one rollout's own OpenAI-compatible address."""
+
+    base_url: str
+    model: str
+    api_key: str
+    takes_all: bool = False
+    """Whether calls for other models go there too, to be forwarded and recorded."""
+
+
+class AgentFailed(Exception):
+    """AWorld reported that the agents did not end their task."""
+
+
+def build(description: AWorldAgent | AWorldSwarm, endpoint: Endpoint) -> Any:
+    """Return a new AWorld `Agent` or `Swarm` whose trained agents talk to the endpoint.
+
+    Raises:
+        ConfigError: AWorld is missing, or a secret is not in the environment.
+    """
+    if isinstance(description, AWorldAgent):
+        return _agent(description, endpoint)
+    members = [_agent(member, endpoint) for member in description.members]
+
+    def placed(part: Any) -> Any:
+        if isinstance(part, list):
+            return tuple(placed(item) for item in part)
+        return members[part]
+
+    graph = _aworld("aworld.core.agent.swarm")
+    cls = load_object(description.target, "agent")
+    arguments: dict[str, Any] = {"max_steps": description.max_steps}
+    if description.root is not None:
+        root = description.root
+        arguments["root_agent"] = placed(root) if isinstance(root, int) else [*map(placed, root)]
+    if cls is graph.Swarm:
+        arguments["build_type"] = graph.GraphBuildType(description.build_type)
+    return cls(*(placed(part) for part in description.topology), **arguments)
+
+
+async def play(agents: Any, query: str) -> str | None:
+    """Let an AWorld `Agent` or `Swarm` do a task, and return its answer.
+
+    Raises:
+        AgentFailed: AWorld reports a failure.
+    """
+    task_class = _aworld("aworld.core.task").Task
+    is_swarm = isinstance(agents, _aworld("aworld.core.agent.swarm").Swarm)
+    _keep_memory_in_process()
+    task = task_class(
+        id=secrets.token_hex(16), input=query, **{"swarm" if is_swarm else "agent": agents}
+    )
+    try:
+        responses = await _aworld("aworld.runner").Runners.run_task(task)
+    finally:
+        await _forget(agents)
+    response = responses[task.id]
+    if not response.success and response.status not in (None, "success"):
+        raise AgentFailed(str(response.msg or response.status))
+    answer: str | None = response.answer
+    return answer
+
+
+def _agent(description: AWorldAgent, endpoint: Endpoint) -> Any:
+    config = _aworld("aworld.config.conf")
+    llm = dict(description.llm)
+    if description.trained:
+        llm |= {
+            "llm_provider": "openai",
+            "llm_base_url": endpoint.base_url,
+            "llm_model_name": endpoint.model,
+            "llm_api_key": endpoint.api_key,
+        }
+    elif endpoint.takes_all:
+        # Whatever provider it had: the gateway speaks as OpenAI does, and forwards likewise.
+        llm |= {
+            "llm_provider": "openai",
+            "llm_base_url": endpoint.base_url,
+            "llm_api_key": endpoint.api_key,
+        }
+    llm = resolved(llm)
+    arguments: Mapping[str, Any] = description.arguments
+    arguments = {
+        key: resolved(value) if key in ("mcp_config", "skill_configs") else value
+        for key, value in arguments.items()
+    }
+    for key, reference in description.references.items():
+        found = load_object(reference.removesuffix("()"), "agent")
+        arguments[key] = found() if reference.endswith("()") else found
+    cls = load_object(description.target, "agent")
+    # AWorld takes the random part of an id from the clock, so that two agents may share one.
+    agent_id = description.agent_id or f"{description.name}---uuid{secrets.token_hex(3)}uuid"
+    # AWorld's other strategy waits for its own messages and goes on without those that came late.
+    memory = {**description.conf.get("memory_config", {}), "history_write_strategy": "direct"}
+    settings = {**description.conf, "memory_config": config.AgentMemoryConfig(**memory)}
+    conf = config.AgentConfig(llm_config=config.ModelConfig(**llm), **settings)
+    return cls(name=description.name, conf=conf, agent_id=agent_id, **arguments)
+
+
+def _keep_memory_in_process() -> None:
+    """Let AWorld remember in this process what it would keep in files of the user's home.
+
+    Its default store reads every conversation that any process ever left there at each access, and
+    processes overwrite each other's index. A store that the user's own code chose stays.
+    """
+    memory = _aworld("aworld.memory.main")
+    if "instance" not in memory.MEMORY_HOLDER:
+        memory.MemoryFactory.init(memory.InMemoryMemoryStore())
+
+
+async def _forget(agents: Any) -> None:
+    """Close what the agents opened; AWorld itself keeps every agent that ever ran."""
+    factory = _aworld("aworld.core.agent.base").AgentFactory
+    memory = _aworld("aworld.memory.main")
+    store = memory.MemoryFactory.instance().memory_store
+    members = list(agents.agents.values()) if hasattr(agents, "agent_graph") else [agents]
+    for agent in members:
+        for table in (factory._cls, factory._desc, factory._agent_conf, factory._agent_instance):
+            table.pop(agent.id(), None)
+        if isinstance(store, memory.InMemoryMemoryStore):
+            store.memory_items[:] = [i for i in store.memory_items if i.agent_id != agent.id()]
+        if agent.sandbox is None:
+            continue
+        try:
+            async with asyncio.timeout(_CLEANUP_SECONDS):
+                await agent.sandbox.cleanup()
+        except TimeoutError:
+            log.warning("the tools of agent %s did not close in %g s", agent.id(), _CLEANUP_SECONDS)
+
+
+def _aworld(module: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"agent: it needs the package {error.name!r}; make an environment for agents with "
+            "scripts/setup_agents aworld FOLDER and run this with its Python"
+        ) from None
+    except ImportError as error:
+        raise AgentRLError(f"agent: importing {module} failed: {error}") from error

@@ -1,0 +1,251 @@
+"""The engine `agentrl`: a run of this project, all processes on this machine.
+
+The agent is described in `hosts.json` and played by hosts in the interpreter of this process;
+training runs in an interpreter that has torch, which may be another one.
+"""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from agentrl.config.loading import build_config, secret_environment, write_config
+from agentrl.config.sections import RootConfig
+from agentrl.errors import AgentRLError, ConfigError
+from agentrl.integrations.agent_worker.describe import describe
+from agentrl.integrations.agent_worker.description import (
+    AgentDescription,
+    AWorldAgent,
+    AWorldSwarm,
+    plays_alone,
+)
+from agentrl.integrations.agent_worker.interpreters import check_can_play, checked_program
+from agentrl.integrations.dataset_rows import SCORER
+from agentrl.integrations.question_arguments import rewrite_questions, scored_by, write_questions
+from agentrl.integrations.reward_functions import RewardFunction, check_reward_function
+from agentrl.integrations.settings import load_settings
+from agentrl.integrations.trainer_processor import TrainerProcessor
+
+PYTHON_VARIABLE = "AGENTRL_PYTHON"
+_OWN_KEYS = ("agent_processes", "training_python")
+_HOSTED_MODULE = '''\
+"""Made by AgentTrainer: plays the agent of hosts.json, and makes its reward function a scorer."""
+
+from pathlib import Path
+
+from agentrl.integrations.agent_worker.hosted_scorer import register_reward
+from agentrl.integrations.agent_worker.worker_pool import hosts_of
+
+hosts = hosts_of(Path(__file__).with_name("hosts.json").resolve())
+register_reward(hosts)
+play = hosts.play
+'''
+
+
+class AgentRLEngine(TrainerProcessor):
+    """Samplers, store and trainer of this project.
+
+    The configuration's keys are the flags of `agentrl run`, and:
+        agent_processes: host processes of one sampler (1 for a function; 4 for AWorld's
+            agents, which play one rollout at a time in each).
+        training_python: the interpreter that has `agentrl[train,engine]`, where this one has not;
+            the environment variable AGENTRL_PYTHON when not given.
+    """
+
+    def __init__(self, run_path: str | Path) -> None:
+        super().__init__(run_path)
+        self._description: AgentDescription | None = None
+        self._reward: RewardFunction | None = None
+        self._files: dict[str, Path] = {}
+        self._config: RootConfig | None = None
+        self._python = sys.executable
+
+    @property
+    def config_path(self) -> Path:
+        """The flags of the run, for `agentrl` commands by hand."""
+        return self.run_path / "run.yaml"
+
+    def check_agent(self, agent: Any) -> None:
+        """Describe the agent (see `describe`); its secrets go into this process's environment."""
+        self._description, secrets = describe(agent)
+        os.environ.update(secrets)
+
+    def check_dataset(self, dataset: Any, test_dataset: Any = None) -> None:
+        """Write the questions to `train_data.jsonl` and `test_data.jsonl`."""
+        given = {"train_dataset": dataset, "test_dataset": test_dataset}
+        for argument, value in given.items():
+            if value is not None:
+                path = self.run_path / argument.replace("dataset", "data.jsonl")
+                write_questions(value, path, argument)
+                self._files[argument] = path
+
+    def check_reward(self, reward_func: Any) -> None:
+        """Find the reward function, and let it score every question."""
+        if reward_func is None:
+            return
+        self._reward = check_reward_function(reward_func)
+        for path in self._files.values():
+            rewrite_questions(path, scored_by(SCORER, self._reward.form))
+
+    def check_config(self, config: Any) -> RootConfig:
+        """Fill in what the other arguments say, check all flags, and write the run's files."""
+        settings = load_settings(config)
+        own = {key: settings.pop(key) for key in _OWN_KEYS if key in settings}
+        self._python = _training_python(own.get("training_python"))
+        settings.setdefault("run_name", "agent")
+        settings.setdefault("output_dir", self.run_path / "output")
+        settings.setdefault("logs_dir", self.run_path / "logs")
+        settings.setdefault("mongo_data_dir", self.run_path / "mongo")
+        settings["agent"] = f"{self.run_path / 'hosted.py'}:play"
+        for flag, argument in (("train_file", "train_dataset"), ("eval_file", "test_dataset")):
+            if argument in self._files and not settings.get(flag):
+                settings[flag] = self._files[argument]
+        if self._reward is not None:
+            if settings.get("scorer_module"):
+                raise ConfigError("config: scorer_module and reward_func exclude each other")
+            settings["scorer_module"] = self.run_path / "hosted.py"
+            settings["default_scorer"] = SCORER
+        settings.update(self._routes(settings))
+        try:
+            self._config = build_config(settings)
+        except ConfigError as error:
+            raise ConfigError(f"config: {str(error).removeprefix('--')}") from None
+        if self._config.data.train_file is None and self._config.data.eval_file is None:
+            raise ConfigError(
+                "train_dataset: nothing given; pass it, or `train_file` in the config"
+            )
+        self._write_hosts(own.get("agent_processes"))
+        write_config(self._config, self.config_path)
+        return self._config
+
+    def train(self) -> dict[str, Any]:
+        """Run `agentrl run`, and return what its `summary.json` says.
+
+        Raises:
+            ConfigError: AWorld is not installed where its agents are to be played.
+            AgentRLError: the run failed; its own messages were printed.
+        """
+        config = self._checked_config()
+        if config.data.train_file is None:
+            raise ConfigError("train_dataset: nothing given; pass it to AgentTrainer")
+        # These speak of one start, and are in no file.
+        once = [f"--{name}" for name in ("fresh", "delete_existing") if getattr(config.run, name)]
+        self._run(*self._training_command(), *once)
+        summary: dict[str, Any] = json.loads(
+            (config.run.output_path / "summary.json").read_text(encoding="utf-8")
+        )
+        return summary
+
+    def inference(self, dataset: Any = None) -> dict[str, Any]:
+        """Run `agentrl eval` on the newest checkpoint, or on the model before training.
+
+        Returns:
+            What `eval.json` says: mean reward, figures by tag, ...
+
+        Raises:
+            AgentRLError: the evaluation failed; its own messages were printed.
+        """
+        config = self._checked_config()
+        path = config.data.eval_file
+        if dataset is not None:
+            path = self.run_path / "inference_data.jsonl"
+            write_questions(dataset, path, "dataset")
+            if self._reward is not None:
+                rewrite_questions(path, scored_by(SCORER, self._reward.form))
+        if path is None:
+            raise ConfigError("dataset: nothing given; pass it here, or test_dataset before")
+        flags = ["--eval_file", str(path)]
+        if not list((config.run.output_path / "checkpoints").glob("*/model/config.json")):
+            flags += ["--model_name_or_path", config.model.model_name_or_path]
+        self._run("agentrl", "eval", *flags)
+        result: dict[str, Any] = json.loads(
+            (config.run.output_path / "eval.json").read_text(encoding="utf-8")
+        )
+        return result
+
+    def _checked_config(self) -> RootConfig:
+        assert self._config is not None, "AgentTrainer checks before it trains"
+        return self._config
+
+    def _training_command(self) -> list[str]:
+        """Return the module that trains, and what it is told before the flags."""
+        return ["agentrl", "run"]
+
+    def _run(self, module: str, word: str, *flags: str) -> None:
+        assert self._description is not None, "AgentTrainer checks before it trains"
+        check_can_play(self._description)
+        argv = [self._python, "-m", module, word, "--config", str(self.config_path), *flags]
+        config = self._checked_config()
+        environment = {
+            "AWORLD_LOG_PATH": str(config.run.logs_dir / "aworld"),
+            **os.environ,
+            **secret_environment(config),
+        }
+        status = subprocess.run(argv, env=environment, check=False).returncode
+        if status != 0:
+            raise AgentRLError(f"`{module} {word}` ended with status {status}; see its messages")
+
+    def _routes(self, settings: dict[str, Any]) -> dict[str, Any]:
+        """Return the flag by which the gateway forwards the other agents' calls, if any."""
+        if not isinstance(self._description, AWorldSwarm) or settings.get("agent_routes"):
+            return {}
+        routes: dict[str, Any] = {}
+        for member in self._description.members:
+            if not member.trained:
+                routes |= _route(member)
+        return {"agent_routes": routes} if routes else {}
+
+    def _write_hosts(self, processes: Any) -> None:
+        assert self._description is not None
+        serial = plays_alone(self._description)
+        if processes is None:
+            processes = 4 if serial else 1
+        if not isinstance(processes, int) or processes < 1:
+            raise ConfigError(
+                f"config: agent_processes must be a whole number from 1, got {processes!r}"
+            )
+        settings = {
+            "python": sys.executable,
+            "processes": processes,
+            "serial": serial,
+            "takes_all": True,
+            "agent": self._description.model_dump(mode="json"),
+            "reward": None if self._reward is None else self._reward.reference,
+            "reward_form": None if self._reward is None else self._reward.form,
+        }
+        text = json.dumps(settings, indent=2, ensure_ascii=False)
+        (self.run_path / "hosts.json").write_text(text + "\n", encoding="utf-8")
+        (self.run_path / "hosted.py").write_text(_HOSTED_MODULE, encoding="utf-8")
+
+
+def _route(member: AWorldAgent) -> dict[str, Any]:
+    llm = member.llm
+    name = llm.get("llm_model_name")
+    if not isinstance(name, str):
+        raise ConfigError(f"agent {member.name!r}: it has an llm_base_url but no llm_model_name")
+    route = {"base_url": llm["llm_base_url"]}
+    key = llm.get("llm_api_key")
+    if isinstance(key, str):
+        route["api_key_env"] = key.removeprefix("${").removesuffix("}")
+    return {name: route}
+
+
+def _training_python(given: Any) -> str:
+    """Return the interpreter that trains.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if given is not None or os.environ.get(PYTHON_VARIABLE):
+        return checked_program(
+            "training_python", os.environ[PYTHON_VARIABLE] if given is None else given
+        )
+    if importlib.util.find_spec("torch") is None:
+        raise ConfigError(
+            "config: this Python has no torch to train with; set AGENTRL_PYTHON (or "
+            "training_python) to the Python of an environment with agentrl[train,engine]"
+        )
+    return sys.executable

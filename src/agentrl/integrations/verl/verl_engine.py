@@ -1,0 +1,241 @@
+"""The engine `verl`: files for `verl.trainer.main_ppo`, and the command that starts it.
+
+In the run's folder: the agent loop's module and `agent.yaml`, which names it; `reward_func.py`;
+`train_data.parquet` and `test_data.parquet`; `final_trainer.yaml`, which verl's own configuration
+is completed from. No secret is in them: they name environment variables.
+"""
+
+import importlib
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from agentrl.errors import ConfigError
+from agentrl.integrations.dataset_rows import verl_row
+from agentrl.integrations.external_engine import ExternalEngine
+from agentrl.integrations.question_arguments import read_questions, write_questions
+from agentrl.integrations.reward_functions import check_reward_function
+from agentrl.integrations.settings import fill, load_settings, nested
+
+_LOOP_MODULE = '''\
+"""Made by AgentTrainer: the agent {name!a} as an agent loop of verl."""
+
+from agentrl.integrations.agent_worker.worker_pool import HostSettings
+from agentrl.integrations.verl.verl_loop import HostedAgentLoop
+
+AGENT = {agent}
+
+
+class VerlAgentLoop(HostedAgentLoop):
+    """Plays AGENT, in the interpreter in which it was given."""
+
+    hosts = HostSettings(
+        python={python!r},
+        processes={processes},
+        serial={serial},
+        takes_all=False,
+        agent=AGENT,
+        reward=None,
+        reward_form=None,
+    )
+'''
+_REWARD_MODULE = '''\
+"""Made by AgentTrainer: the reward function, called in the interpreter in which it was given."""
+
+from agentrl.integrations.agent_worker.worker_pool import AgentHosts, HostSettings
+
+hosts = AgentHosts(
+    HostSettings(
+        python={python!r},
+        processes=1,
+        serial=False,
+        takes_all=False,
+        agent=None,
+        reward={reward!r},
+        reward_form="aworld",
+    )
+)
+
+
+async def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    """Return what the function says."""
+    return await hosts.reward(
+        {{
+            "data_source": data_source,
+            "solution_str": solution_str,
+            "ground_truth": ground_truth,
+            "extra_info": extra_info,
+        }}
+    )
+'''
+
+
+class VerlEngine(ExternalEngine):
+    """Trains with verl.
+
+    The configuration's keys are verl's (nested, or dotted as on its command line), and:
+        agent_processes: host processes of one agent loop worker (1 for a function; 4
+            for AWorld's agents, which play one rollout at a time in each).
+        verl_python: the interpreter that has verl, where this one has not; the environment
+            variable AGENTRL_VERL_PYTHON when not given.
+    """
+
+    framework = "verl"
+    package = "verl"
+
+    @property
+    def config_path(self) -> Path:
+        """The configuration that verl starts with."""
+        return self.run_path / "final_trainer.yaml"
+
+    @property
+    def command(self) -> list[str]:
+        """The command that `train` runs, in an environment from `environment`."""
+        return [
+            *(self._python, "-m", "verl.trainer.main_ppo"),
+            *("--config-path", str(self.run_path), "--config-name", self.config_path.stem),
+        ]
+
+    def check_dataset(self, dataset: Any, test_dataset: Any = None) -> None:
+        """Write `train_data.parquet` and `test_data.parquet`; without the latter, train is both."""
+        given = {"train": dataset, "test": test_dataset}
+        for split, value in given.items():
+            if value is None:
+                continue
+            argument = f"{split}_dataset"
+            questions = self.run_path / f"{split}_data.jsonl"
+            write_questions(value, questions, argument)
+            rows = [
+                verl_row(row, number, split, self._loop_name)
+                for number, row in enumerate(read_questions(questions))
+            ]
+            self._files[split] = _write_parquet(rows, questions.with_suffix(".parquet"), argument)
+
+    def check_reward(self, reward_func: Any) -> None:
+        """Find the reward function, which verl calls with four arguments by name."""
+        if reward_func is None:
+            return
+        self._reward = check_reward_function(reward_func)
+        if self._reward.form != "aworld":
+            raise ConfigError(
+                f"reward_func: verl calls {self._reward.name} with data_source, solution_str, "
+                "ground_truth and extra_info; let it take these"
+            )
+
+    def check_config(self, config: Any) -> dict[str, Any]:
+        """Fill in what is empty, and write everything that verl needs."""
+        settings = nested(load_settings(config))
+        processes = self._take_own_settings(settings)
+        if any((settings.get("custom_reward_function") or {}).values()):
+            raise ConfigError(
+                "config: verl no longer reads custom_reward_function; "
+                "write reward.custom_reward_function"
+            )
+        self._write_loop(processes)
+        rollout = "actor_rollout_ref.rollout"
+        _fill_training(settings)
+        fill(settings, f"{rollout}.mode", "async")
+        fill(settings, f"{rollout}.multi_turn.format", "hermes")
+        fill(settings, f"{rollout}.agent.default_agent_loop", self._loop_name)
+        fill(
+            settings,
+            f"{rollout}.agent.agent_loop_config_path",
+            str(self.run_path / "agent.yaml"),
+        )
+        if self._reward is not None:
+            path = self.run_path / "reward_func.py"
+            text = _REWARD_MODULE.format(python=sys.executable, reward=self._reward.reference)
+            path.write_text(text, encoding="utf-8")
+            fill(settings, "reward.custom_reward_function.path", str(path))
+            fill(settings, "reward.custom_reward_function.name", "compute_score")
+        train = fill(settings, "data.train_files", self._path_of("train"))
+        if train is None:
+            raise ConfigError(
+                "train_dataset: nothing given; pass it, or data.train_files in config"
+            )
+        fill(settings, "data.val_files", self._path_of("test") or train)
+        fill(settings, "data.return_raw_chat", True)
+        fill(settings, "trainer.default_local_dir", str(self.run_path / "checkpoints"))
+        final = {
+            "defaults": ["ppo_trainer", "_self_"],
+            "hydra": {
+                "searchpath": ["pkg://verl.trainer.config"],
+                "run": {"dir": str(self.run_path / "hydra")},
+            },
+            **settings,
+        }
+        text = yaml.safe_dump(final, sort_keys=False, allow_unicode=True)
+        self.config_path.write_text(text, encoding="utf-8")
+        return settings
+
+    def train(self) -> Path:
+        """Run verl, and return the folder of its checkpoints.
+
+        Raises:
+            ConfigError: verl is not installed.
+            AgentRLError: verl failed; its own messages were printed.
+        """
+        self._run()
+        return self.run_path / "checkpoints"
+
+    def inference(self, dataset: Any = None) -> Path:
+        """Let verl validate on the test data, and return the folder of its files.
+
+        Raises:
+            ConfigError: verl is not installed, or other data are asked for.
+            AgentRLError: verl failed; its own messages were printed.
+        """
+        if dataset is not None:
+            raise ConfigError("dataset: verl validates on test_dataset; give it to AgentTrainer")
+        self._run("trainer.val_only=True", "trainer.val_before_train=True")
+        return self.run_path / "checkpoints"
+
+    @property
+    def _loop_name(self) -> str:
+        return self._module_name("loop")
+
+    def _path_of(self, split: str) -> str | None:
+        return str(self._files[split]) if split in self._files else None
+
+    def _write_loop(self, processes: Any) -> None:
+        text = _LOOP_MODULE.format(**self._host_values(processes))
+        (self.run_path / f"{self._loop_name}.py").write_text(text, encoding="utf-8")
+        entry = {"name": self._loop_name, "_target_": f"{self._loop_name}.VerlAgentLoop"}
+        (self.run_path / "agent.yaml").write_text(
+            yaml.safe_dump([entry], sort_keys=False), encoding="utf-8"
+        )
+
+
+def _fill_training(settings: dict[str, Any]) -> None:
+    """Fill in what verl's defaults leave open, or choose for single-turn tasks with a critic."""
+    fill(settings, "algorithm.adv_estimator", "grpo")
+    fill(settings, "actor_rollout_ref.rollout.n", 8)
+    actor = settings["actor_rollout_ref"].setdefault("actor", {})
+    if not (actor.get("ppo_micro_batch_size") or actor.get("ppo_micro_batch_size_per_gpu")):
+        fill(settings, "actor_rollout_ref.actor.use_dynamic_bsz", True)
+
+
+def _write_parquet(rows: list[dict[str, Any]], path: Path, argument: str) -> Path:
+    try:
+        arrow = importlib.import_module("pyarrow")
+        parquet = importlib.import_module("pyarrow.parquet")
+    except ModuleNotFoundError:
+        raise ConfigError(
+            "train_engine_name: verl reads Parquet; install pyarrow (pip install 'agentrl[data]')"
+        ) from None
+    for row in rows:
+        # Columns have one type; what differs from row to row travels as text.
+        row["extra_info"] = {
+            key: value if isinstance(value, str | int) else json.dumps(value, ensure_ascii=False)
+            for key, value in row["extra_info"].items()
+        }
+    try:
+        parquet.write_table(arrow.Table.from_pylist(rows), path)
+    except arrow.ArrowException as error:
+        raise ConfigError(
+            f"{argument}: rows differ in the types of their fields ({error})"
+        ) from None
+    return path

@@ -1,0 +1,159 @@
+"""`agentrl eval`: a checkpoint's score on held-out questions, from real rollouts, on one machine.
+
+The evaluation is a run of its own (`RUN_NAME-eval`), so that it never mixes with a training run's
+documents or weights.
+"""
+
+import asyncio
+import json
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from agentrl.config.loading import flat_values
+from agentrl.config.sections import ModelSection, RootConfig
+from agentrl.datasets.question_files import eval_tasks
+from agentrl.errors import ConfigError
+from agentrl.inference.weight_sync import AdapterNames
+from agentrl.inference.weight_sync.weight_files import weight_bytes
+from agentrl.launcher.local_cluster import Stage
+from agentrl.launcher.preflight import check_inputs
+from agentrl.launcher.run import until_interrupted
+from agentrl.models.adapter_files import is_adapter, read_shape
+from agentrl.rewards import MCPScorerFactory
+from agentrl.rollout.evaluation.eval_scores import EvalMetrics
+from agentrl.rollout.evaluation.held_out import evaluate
+from agentrl.runtime.signals import INTERRUPTED
+from agentrl.schema import Policy, Run
+
+
+def newest_checkpoint(output_path: Path) -> Path:
+    """Return the model directory of a run's newest checkpoint, or that of its adapter.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    found = sorted((output_path / "checkpoints").glob("[0-9]*/model/*config.json"))
+    if not found:
+        raise ConfigError(
+            f"{output_path} holds no checkpoint; give --model_name_or_path, or train first"
+        )
+    return found[-1].parent
+
+
+async def run_evaluation(config: RootConfig, checkpoint: Path | None) -> int:
+    """Start everything, have the questions played, print and write the score; return the status.
+
+    Args:
+        config: the checked configuration.
+        checkpoint: what is evaluated, model or adapter; the configured model when not given.
+
+    Raises:
+        AgentRLError: a mistake of the user (before anything starts), or a child that failed.
+    """
+    if config.data.eval_file is None:
+        raise ConfigError("an evaluation needs --eval_file")
+    if checkpoint is not None:
+        config = config.model_copy(update={"model": serving(config.model, checkpoint)})
+    adapter = checkpoint if checkpoint is not None and is_adapter(checkpoint) else None
+    await check_inputs(config, trains=False)
+    console = Console()
+    output = config.run.output_path
+    name = f"{config.run.run_name}-eval"
+    section = config.run.model_copy(update={"run_name": name, "output_dir": output})
+    async with Stage(config.model_copy(update={"run": section}), role="eval") as stage:
+        status = await until_interrupted(_evaluate(console, stage, output / "eval.json", adapter))
+        return INTERRUPTED if status is None else status
+
+
+def serving(model: ModelSection, checkpoint: Path) -> ModelSection:
+    """Return what servers have to be started for."""
+    if not is_adapter(checkpoint):
+        return model.model_copy(update={"model_name_or_path": str(checkpoint)})
+    shape = read_shape(checkpoint)
+    return model.model_copy(
+        update={
+            "model_name_or_path": shape.base,
+            "lora_rank": shape.rank,
+            "lora_alpha": shape.alpha,
+            "lora_target_modules": shape.target_modules,
+        }
+    )
+
+
+async def _evaluate(console: Console, stage: Stage, result_path: Path, adapter: Path | None) -> int:
+    store = await stage.open_store()
+    config = stage.config
+    await store.ensure_schema()
+    await store.create_run(Run(name=config.run.run_name, config=flat_values(config)))
+    if adapter is not None:
+        name = AdapterNames(config.run.run_name).of(0)
+        await store.publish_policy(
+            Policy(version=0, path=str(adapter), adapter=name, num_bytes=weight_bytes(adapter))
+        )
+    await stage.start_tool_server()
+    stage.write_config()
+    await stage.start_servers()
+    await stage.start_samplers()
+    tasks = eval_tasks(config.data, 0, MCPScorerFactory.check_question)
+    model = str(adapter or config.model.model_name_or_path)
+    console.print(f"{len(tasks)} questions for {model}")
+    metrics = await stage.watch(
+        evaluate(
+            store,
+            tasks,
+            version=0,
+            reuse=False,
+            timeout_seconds=config.trainer.eval_timeout_seconds,
+            stop=asyncio.Event(),
+        )
+    )
+    assert metrics is not None, "nothing sets the stop event"
+    result = {
+        "model": model,
+        "eval_file": str(config.data.eval_file),
+        "num_generations": config.data.eval_num_generations,
+        "temperature": config.sampling.eval_temperature,
+        **metrics.model_dump(mode="json", exclude={"version", "on_version"}),
+    }
+    _write_result(result_path, result)
+    console.print(_table(metrics))
+    console.print(
+        f"mean reward [bold]{metrics.reward_mean:.3f}[/] over {metrics.num_tasks} questions, "
+        f"{metrics.num_unscored} tries without a score, {metrics.seconds:.1f} s"
+    )
+    console.print(f"  result       {result_path}", highlight=False, soft_wrap=True)
+    console.print(f"  database     {store.uri_for_people()}", highlight=False, soft_wrap=True)
+    return 0
+
+
+def _table(metrics: EvalMetrics) -> Table:
+    """Return the figures, over all questions and by scorer and tag."""
+    assert metrics.total is not None, "an evaluation has a score"
+    table = Table(box=None, pad_edge=False)
+    table.add_column("")
+    for name in ("questions", "tries", "mean", "95 %"):
+        table.add_column(name, justify="right")
+    for k in metrics.total.pass_at:
+        table.add_column(f"pass@{k}", justify="right")
+    rows = {"all": metrics.total}
+    rows |= {f"scorer {name}": row for name, row in metrics.by_scorer.items()}
+    rows |= {f"tag {name}": row for name, row in metrics.by_tag.items()}
+    for name, row in rows.items():
+        passes = (row.pass_at.get(k) for k in metrics.total.pass_at)
+        table.add_row(
+            Text(name),
+            str(row.num_tasks),
+            str(row.num_tries),
+            f"{row.mean:.3f}",
+            row.interval_text,
+            *("-" if share is None else f"{share:.3f}" for share in passes),
+        )
+    return table
+
+
+def _write_result(path: Path, result: dict[str, object]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(result, indent=2) + "\n")

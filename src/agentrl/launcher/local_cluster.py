@@ -1,0 +1,243 @@
+"""The processes around a trainer or an evaluation: store, tools, servers, samplers.
+
+Each is a child of its own with a log file of its own; all of them end with the stage.
+"""
+
+import asyncio
+import time
+from collections.abc import Collection, Coroutine, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from pydantic import SecretStr
+
+from agentrl.config.loading import secret_environment, write_config
+from agentrl.config.sections import RootConfig
+from agentrl.errors import AgentRLError, ConfigError
+from agentrl.launcher.child_commands import agentrl_command, tool_server_command, trainer_command
+from agentrl.rollout.worker.resources import tools_config
+from agentrl.runtime.child_processes import Child, Supervisor
+from agentrl.runtime.ports import free_port
+from agentrl.store import TrajectoryStore
+from agentrl.store.embedded import EmbeddedMongo
+from agentrl.tools import probe
+
+T = TypeVar("T")
+
+TOOL_SERVER_START_SECONDS = 30.0
+SAMPLER_RESTARTS = 20
+SAMPLER_END_SECONDS = 25.0
+TOOL_SERVER_RESTARTS = 5
+STOP_SECONDS = 15.0
+"""How long a child may take to end after SIGTERM before it is killed."""
+KEEPER_STOP_SECONDS = 2 * STOP_SECONDS
+"""It gives its server as long."""
+TRAINER_STOP_SECONDS = 120.0
+"""It finishes its step and saves; on several machines it cannot, as they end one by one."""
+_NOT_FOR_SAMPLERS = ("AGENTRL_ADMIN_KEY",)
+_NOT_FOR_TOOLS = ("MONGODB_URI", "AGENTRL_API_KEY", "AGENTRL_ADMIN_KEY")
+"""A model may have its tools read their environment."""
+
+
+class Stage:
+    """Async context around the children; `config` gains addresses as they come up."""
+
+    def __init__(self, config: RootConfig, *, role: str = "") -> None:
+        """Prepare; nothing is started.
+
+        Args:
+            config: the checked configuration.
+            role: part of the log and configuration file names (`eval`), empty for training.
+        """
+        self.config = config
+        self._role = f"{role}_" if role else ""
+        self._stack = AsyncExitStack()
+        self._supervisor = Supervisor()
+
+    async def __aenter__(self) -> Self:
+        await self._stack.__aenter__()
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self._stack.__aexit__(exc_type, exc, traceback)
+
+    @property
+    def config_path(self) -> Path:
+        """The resolved configuration that children, and samplers started by hand, read."""
+        return self.config.run.output_path / f"{self._role}config.yaml"
+
+    async def open_store(self) -> TrajectoryStore:
+        """Start the private mongod unless a database was given, and connect."""
+        uri = self.config.store.db_connection_string
+        if uri is None:
+            mongo = EmbeddedMongo(self.config.private_mongo_dir, self.config.store.mongo_port)
+            # Entered here, in the main thread: the kernel ends it with the thread that started it.
+            self._stack.enter_context(mongo)
+            uri = SecretStr(mongo.uri(self.config.run.run_name))
+            section = self.config.store.model_copy(update={"db_connection_string": uri})
+            self.config = self.config.model_copy(update={"store": section})
+        store = await self._stack.enter_async_context(
+            TrajectoryStore.connect(uri.get_secret_value(), self.config.run.run_name)
+        )
+        # After the store: children are stopped while the store is still there.
+        await self._stack.enter_async_context(self._supervisor)
+        return store
+
+    async def start_tool_server(self) -> None:
+        """Start the user's tool server, if one is to be started, and check that it has tools."""
+        command = self.config.tools.tool_server_command
+        if command is None:
+            return
+        port = free_port()
+        child = self._child(
+            "tools",
+            tool_server_command(command, port),
+            TOOL_SERVER_RESTARTS,
+            withheld=_NOT_FOR_TOOLS,
+        )
+        await self._supervisor.start(child)
+        tools = self.config.tools.model_copy(
+            update={"mcp_manager_url": f"http://127.0.0.1:{port}/mcp", "tool_server_command": None}
+        )
+        deadline = time.monotonic() + TOOL_SERVER_START_SECONDS
+        while True:
+            try:
+                await probe(tools_config(tools))
+                break
+            except ConfigError:
+                if time.monotonic() > deadline or self._supervisor.failed() is not None:
+                    raise AgentRLError(
+                        f"the tool server did not start; the end of {child.log_path} says: "
+                        f"{child.log_tail(1)}"
+                    ) from None
+                await asyncio.sleep(0.1)
+        self.config = self.config.model_copy(update={"tools": tools})
+
+    def write_config(self) -> None:
+        """Write the configuration with all addresses for children and for people."""
+        write_config(self.config, self.config_path)
+
+    async def start_servers(self) -> None:
+        """Start a keeper a server, which chooses its port by itself; given URLs share one."""
+        inference = self.config.inference
+        num_keepers = 1 if inference.inference_urls else inference.num_inference_servers
+        argv = agentrl_command("serve", self.config_path)
+        for number in range(num_keepers):
+            child = self._child(f"serve_{number}", argv, 0, stop_seconds=KEEPER_STOP_SECONDS)
+            await self._supervisor.start(child)
+
+    async def start_samplers(self) -> None:
+        """Start the sampler processes; they wait for servers and tasks by themselves."""
+        for number in range(self.config.rollout.num_samplers):
+            flags = self._metrics_flags(number + 1)
+            argv = agentrl_command("sample", self.config_path, *flags)
+            child = self._child(
+                f"sampler_{number}",
+                argv,
+                SAMPLER_RESTARTS,
+                withheld=_NOT_FOR_SAMPLERS,
+                stop_seconds=self.config.rollout.drain_seconds + STOP_SECONDS,
+            )
+            await self._supervisor.start(child)
+
+    async def let_samplers_end(self) -> None:
+        """Wait until the samplers have played out the groups that they began, within a bound.
+
+        They end by themselves once the run is completed.
+        """
+        names = [f"sampler_{number}" for number in range(self.config.rollout.num_samplers)]
+        ending = [asyncio.create_task(self._supervisor.wait(name)) for name in names]
+        if ending:
+            await asyncio.wait(ending, timeout=SAMPLER_END_SECONDS)
+            for task in ending:
+                task.cancel()
+
+    async def start_trainer(self) -> Child:
+        """Start this machine's trainer ranks, under `accelerate launch` when there are several.
+
+        Its log file has the number of the first of them, as the rank itself would name it.
+        """
+        trainer = self.config.trainer
+        first = trainer.machine_rank * trainer.num_processes // trainer.num_machines
+        argv = trainer_command(self.config, self.config_path)
+        stop_seconds = TRAINER_STOP_SECONDS if trainer.num_machines == 1 else STOP_SECONDS
+        child = self._child(f"train_{first}", argv, 0, stop_seconds=stop_seconds)
+        await self._supervisor.start(child)
+        return child
+
+    async def wait(self, name: str) -> int:
+        """Return a child's exit status once it ended.
+
+        Raises:
+            AgentRLError: see `watch`.
+        """
+        return await self.watch(self._supervisor.wait(name), but=name)
+
+    async def watch(self, work: Coroutine[Any, Any, T], *, but: str = "") -> T:
+        """Return the result of `work`, unless a child fails for good before.
+
+        Args:
+            work: what to wait for; it is cancelled when a child failed.
+            but: a child whose failure `work` itself deals with.
+
+        Raises:
+            AgentRLError: a child failed; its log is named and quoted.
+        """
+        working = asyncio.create_task(work)
+        try:
+            while not working.done():
+                await asyncio.wait({working}, timeout=0.5)
+                failed = self._supervisor.failed()
+                if failed is not None and failed.name != but:
+                    raise AgentRLError(
+                        f"{failed.name} failed; the end of {failed.log_path} says: "
+                        f"{failed.log_tail(3)}"
+                    )
+            return working.result()
+        finally:
+            working.cancel()
+
+    def _metrics_flags(self, offset: int) -> tuple[str, ...]:
+        """Return the flags that give a child a metrics port of its own, behind the trainer's."""
+        port = self.config.run.metrics_port
+        return () if not port else ("--metrics_port", str(port + offset))
+
+    def _child(
+        self,
+        name: str,
+        argv: Sequence[str],
+        restarts: int,
+        *,
+        withheld: Collection[str] = (),
+        stop_seconds: float = STOP_SECONDS,
+    ) -> Child:
+        run = self.config.run
+        return Child(
+            name=name,
+            argv=argv,
+            log_path=run.logs_dir / f"{run.run_name}_{self._role}{name}.log",
+            # Empty, not left out: the child would find them in what it inherits.
+            environment=secret_environment(self.config)
+            | dict.fromkeys(withheld, "")
+            | _child_settings(stop_seconds),
+            max_restarts=restarts,
+            stop_seconds=stop_seconds,
+        )
+
+
+def _child_settings(stop_seconds: float) -> dict[str, str]:
+    """Return environment for children: no spinning on cores that others need, an end in time."""
+    return {
+        # Ranks are in sessions of their own: their launcher has to end them before it is killed.
+        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(int(stop_seconds) - 3),
+        "TOKENIZERS_PARALLELISM": "false",
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "PYTHONUNBUFFERED": "1",
+    }

@@ -1,0 +1,151 @@
+"""`agentrl run` on every machine but the first: this machine's share of the trainer's ranks.
+
+Machine 0 starts everything else and decides; nothing here writes a file of the run but logs.
+"""
+
+import asyncio
+import socket
+import time
+from pathlib import Path
+
+from rich.console import Console
+
+from agentrl.config.checks import check_machines
+from agentrl.config.loading import MACHINE_ENVIRONMENT, parse_flags
+from agentrl.config.sections import RootConfig, TrainerSection
+from agentrl.errors import AgentRLError, ConfigError
+from agentrl.launcher.local_cluster import Stage
+from agentrl.launcher.preflight import check_ranks
+from agentrl.launcher.run import already_done, until_interrupted
+from agentrl.launcher.run_report import last_error
+from agentrl.runtime.signals import INTERRUPTED
+
+# As long as torch waits for the last machine.
+_FIRST_MACHINE_SECONDS = 900.0
+_ANSWER_SECONDS = 5.0
+_LOOK_SECONDS = 0.5
+# Network file systems show a new file late.
+_FILE_SECONDS = 60.0
+
+
+async def join_training(config: RootConfig) -> int:
+    """Train with machine 0, once it is there, until it ends; return the exit status.
+
+    Raises:
+        AgentRLError: a mistake of the user (before anything starts), machine 0 did not come, or the
+            ranks failed.
+    """
+    check_machines(config)
+    await check_ranks(config)
+    console = Console()
+    started = time.monotonic()
+    async with Stage(config) as stage:
+        store = await stage.open_store()
+        done = None if config.run.fresh else await already_done(config, store)
+        if done is not None:
+            console.print(done)
+            return 0
+        status = await until_interrupted(_train(console, stage))
+    seconds = time.monotonic() - started
+    if status is None:
+        console.print(
+            f"interrupted after {seconds:.0f} s; the ranks of this machine have ended, and the "
+            "same command on all machines resumes the run"
+        )
+        return INTERRUPTED
+    console.print(f"the trainer ended after {seconds:.0f} s; machine 0 says with what result")
+    return 0
+
+
+async def _train(console: Console, stage: Stage) -> int:
+    config, trainer = stage.config, stage.config.trainer
+    place = f"{trainer.main_process_ip}:{trainer.main_process_port}"
+    console.print(
+        f"run [bold]{config.run.run_name}[/]: machine {trainer.machine_rank} of "
+        f"{trainer.num_machines}, waiting for machine 0 at {place}",
+        highlight=False,
+        soft_wrap=True,
+    )
+    await wait_for_first(trainer)
+    await check_same_flags(config, stage.config_path)
+    ranks = await stage.start_trainer()
+    console.print(
+        f"training with {trainer.num_processes // trainer.num_machines} of "
+        f"{trainer.num_processes} ranks; logs in {config.run.logs_dir}/, the first is "
+        f"{ranks.log_path}",
+        highlight=False,
+        soft_wrap=True,
+    )
+    status = await stage.wait(ranks.name)
+    if status != 0:
+        raise AgentRLError(
+            f"the trainer failed (exit {status}), see machine 0; the end of {ranks.log_path} says: "
+            f"{last_error(ranks)}"
+        )
+    return status
+
+
+async def wait_for_first(
+    trainer: TrainerSection, *, timeout_seconds: float = _FIRST_MACHINE_SECONDS
+) -> None:
+    """Return when machine 0 listens for the other machines' ranks.
+
+    Raises:
+        ConfigError: its address is none.
+        AgentRLError: it did not come in time.
+    """
+    host, port = trainer.main_process_ip, trainer.main_process_port
+    deadline = time.monotonic() + timeout_seconds
+    while True:
+        try:
+            async with asyncio.timeout(_ANSWER_SECONDS):
+                _, writer = await asyncio.open_connection(host, port)
+        except (socket.gaierror, UnicodeError) as error:
+            raise ConfigError(f"--main_process_ip {host} is no address: {error}") from None
+        except OSError as error:  # TimeoutError is one
+            if time.monotonic() > deadline:
+                raise AgentRLError(
+                    f"machine 0 did not begin to train within {timeout_seconds:.0f} s: "
+                    f"{host}:{port} does not answer ({type(error).__name__}); start it, or correct "
+                    "--main_process_ip and --main_process_port"
+                ) from None
+            await asyncio.sleep(_LOOK_SECONDS)
+        else:
+            writer.close()
+            return
+
+
+async def check_same_flags(
+    config: RootConfig, path: Path, *, timeout_seconds: float = _FILE_SECONDS
+) -> None:
+    """Refuse ranks that would compute something else than machine 0's.
+
+    Args:
+        config: this machine's.
+        path: the configuration that machine 0 wrote before it began to listen.
+        timeout_seconds: how long the file may take to show on this machine.
+
+    Raises:
+        ConfigError: the file cannot be seen from here, or it differs.
+    """
+    deadline = time.monotonic() + timeout_seconds
+    while not await asyncio.to_thread(path.exists):
+        if time.monotonic() > deadline:
+            raise ConfigError(
+                f"{path}, which machine 0 wrote, cannot be seen here: --output_dir has to be a "
+                "directory that all machines share, under the same path"
+            )
+        await asyncio.sleep(_LOOK_SECONDS)
+    first = parse_flags(["--config", str(path)])
+    for mine, theirs in (
+        (config.model, first.model),
+        (config.algorithm, first.algorithm),
+        (config.trainer, first.trainer),
+    ):
+        for name, value in mine:
+            other = getattr(theirs, name)
+            if name not in MACHINE_ENVIRONMENT and value != other:
+                raise ConfigError(
+                    f"--{name} is {value} here and {other} on machine 0; start all machines with "
+                    "the same flags"
+                )

@@ -1,0 +1,70 @@
+"""Where a run left what, and what went wrong."""
+
+import json
+import re
+
+from rich.console import Console
+
+from agentrl.config.sections import RootConfig
+from agentrl.runtime.child_processes import Child
+from agentrl.store import TrajectoryStore
+
+# What a command says to its user, or the last line of a traceback.
+_ERROR = re.compile(r"(?:\[rank\d+\]: )?(agentrl \w+: .+|[\w.]*(?:Error|Exception): .+)")
+_TAIL_LINES = 200
+
+
+def last_error(child: Child) -> str:
+    """Return the line of a failed child's log that says why; its last one if none does.
+
+    The launcher of several ranks writes a report of its own, without a reason, behind theirs.
+    """
+    errors = [_ERROR.fullmatch(line) for line in child.log_tail(_TAIL_LINES).splitlines()]
+    said = [error[1] for error in errors if error is not None]
+    return said[-1] if said else child.log_tail(1)
+
+
+def print_places(console: Console, config: RootConfig, store: TrajectoryStore) -> None:
+    """Print the result and every place where something of the run can be found."""
+    output = config.run.output_path
+    summary_path = output / "summary.json"
+    if summary_path.exists():
+        _print_result(console, json.loads(summary_path.read_text()))
+    rows = [
+        ("log files", f"{config.run.logs_dir}/{config.run.run_name}_*.log"),
+        ("checkpoints", f"{output}/"),
+        ("summary", str(summary_path)),
+        ("picture", str(output / "reward.png")),
+        ("database", store.uri_for_people()),
+    ]
+    for name, place in rows:
+        console.print(f"  {name:12} {place}", highlight=False, soft_wrap=True)
+    if config.store.mongo_data_dir is not None or "127.0.0.1" in store.uri_for_people():
+        console.print(
+            f"  to look into it: agentrl store up --run_name {config.run.run_name}, then open the "
+            "connection string in MongoDB Compass (New connection > paste > Connect)",
+            highlight=False,
+            soft_wrap=True,
+        )
+
+
+def _print_result(console: Console, summary: dict[str, object]) -> None:
+    rewards = _numbers(summary.get("reward_mean"))
+    if len(rewards) >= 2:
+        window = min(5, len(rewards) // 2)
+        first = sum(rewards[:window]) / window
+        last = sum(rewards[-window:]) / window
+        console.print(
+            f"mean reward {first:.3f} (first {window} steps) -> [bold]{last:.3f}[/] "
+            f"(last {window} steps)"
+        )
+    evaluation = summary.get("eval_reward")
+    if isinstance(evaluation, dict) and evaluation.get("after") is not None:
+        before = evaluation.get("before")
+        shown = "-" if before is None else f"{before:.3f}"
+        console.print(f"held-out reward {shown} -> [bold]{evaluation['after']:.3f}[/]")
+
+
+def _numbers(values: object) -> list[float]:
+    """Return the numbers of a JSON list; steps without a score have null there."""
+    return [v for v in values if isinstance(v, float | int)] if isinstance(values, list) else []

@@ -1,0 +1,133 @@
+"""Whether a template only appends, and what: the text behind a reply when more is said.
+
+Text in, text out; what it means in tokens is the renderer's business.
+"""
+
+import re
+from collections.abc import Mapping
+
+from agentrl.renderers.chat_template import ChatTemplate
+from agentrl.renderers.reply import parse_reply
+from agentrl.renderers.template_traits import TemplateTraits
+from agentrl.renderers.tool_calls.formats import ToolCallFormat
+from agentrl.renderers.untrusted_text import MarkedConversation
+
+_EMPTY_THINKING = re.compile(r"<think>\s*</think>\s*")
+
+
+class Appending:
+    """Looks at how one template goes on behind a reply."""
+
+    def __init__(
+        self, template: ChatTemplate, traits: TemplateTraits, format_: ToolCallFormat
+    ) -> None:
+        """Look at this template, whose model writes calls in this format."""
+        self._template = template
+        self._traits = traits
+        self._format = format_
+
+    def text_behind_reply(
+        self, conversation: MarkedConversation, text: str, num_before: int
+    ) -> str | None:
+        """Return what the template puts behind the parent's closed reply, or None.
+
+        None means that appending does not hold: with the new messages, the template renders the
+        parent's prompt or reply otherwise than before.
+
+        Args:
+            conversation: the messages up to the parent's reply, and the new ones.
+            text: what the template makes of all of them.
+            num_before: how many messages there are up to the parent's reply, itself included.
+        """
+        prompt_text, close_text = self._traits.prompt_text, self._traits.close_text
+        prompt = conversation.rendered(self._template, num_before - 1, add_generation_prompt=True)
+        if close_text is None or not prompt.endswith(prompt_text):
+            return None
+        context = prompt[: len(prompt) - len(prompt_text)]
+        if not text.startswith(context):
+            return None
+        if conversation.messages[num_before - 1].get("tool_calls"):
+            return self._text_behind_calls(conversation, text, num_before, context)
+        reply = str(conversation.messages[num_before - 1].get("content") or "")
+        spoken = prompt_text + reply
+        # Templates leave out thinking that says nothing: nobody's words change by that.
+        for expected in dict.fromkeys((spoken, _EMPTY_THINKING.sub("", spoken))):
+            end = _match_spaced(text, len(context), expected + close_text)
+            if end is not None:
+                return text[end:]
+        return None
+
+    def text_behind_stop(
+        self, behind: str, last_id: int, stop_literals: Mapping[int, str]
+    ) -> tuple[str, int]:
+        """Return what is to follow the parent's ids, and how many of them to give up first.
+
+        The model closes its own turn by a stop token, which the template writes too: in the closing
+        text, or (GLM) as the beginning of what follows.
+
+        Args:
+            behind: what follows the closed reply.
+            last_id: the last of the parent's ids; -1 if there is none.
+            stop_literals: the ids that end a turn, and their texts.
+        """
+        close_text = self._traits.close_text
+        assert close_text is not None
+        literal = stop_literals.get(last_id)
+        if literal is None:
+            return close_text + behind, 0
+        _, found, rest = close_text.partition(literal)
+        if found:
+            return rest + behind, 0
+        if (close_text + behind).startswith(literal):
+            return (close_text + behind).removeprefix(literal), 0
+        # It stopped with another token than the template ends turns with.
+        return close_text + behind, 1
+
+    def _text_behind_calls(
+        self, conversation: MarkedConversation, text: str, num_before: int, context: str
+    ) -> str | None:
+        """Return what stands behind a reply whose calls the template writes by itself, or None.
+
+        It may write them with other spaces than the model did. Appending holds if what it wrote
+        means the same: read like a reply, it gives the same prose and the same calls.
+        """
+        close_text = self._traits.close_text
+        assert close_text is not None
+        message = conversation.messages[num_before - 1]
+        closed = conversation.rendered(self._template, num_before, add_generation_prompt=False)
+        begin = context + self._traits.prompt_text
+        if not (closed.startswith(begin) and closed.endswith(close_text)):
+            return None
+        written = parse_reply(
+            closed[len(begin) : len(closed) - len(close_text)],
+            self._format,
+            starts_inside=self._traits.starts_inside_thinking,
+            tools=conversation.tools,
+        )
+        functions = [call["function"] for call in message["tool_calls"]]
+        same = written.prose.split() == str(message.get("content") or "").split() and [
+            (call.name, call.arguments) for call in written.tool_calls
+        ] == [(function["name"], function["arguments"]) for function in functions]
+        return text[len(closed) :] if same and text.startswith(closed) else None
+
+
+def _match_spaced(text: str, start: int, expected: str) -> int | None:
+    """Return where `expected` ends in `text` if it stands at `start`, else None.
+
+    White space inside `expected` may differ: templates trim and pad replies, while the sampled
+    tokens stay as they are.
+    """
+    if text.startswith(expected, start):
+        return start + len(expected)
+    visible = expected.rstrip()
+    position = start
+    for char in visible:
+        if char.isspace():
+            continue
+        while position < len(text) and text[position].isspace():
+            position += 1
+        if not text.startswith(char, position):
+            return None
+        position += 1
+    tail = expected[len(visible) :]
+    return position + len(tail) if text.startswith(tail, position) else None

@@ -1,0 +1,173 @@
+"""Formats that write calls as JSON: Hermes and Qwen, Llama 3, Mistral, OpenAI."""
+
+import re
+from typing import Any
+
+from agentrl.renderers.tool_calls.call_values import (
+    FormatError,
+    ParsedCall,
+    Section,
+    Tools,
+    call_of,
+    checked,
+    decode_json,
+    decode_object,
+    refused,
+    skip_space,
+)
+
+_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+_CODE, _CODE_END = "<code>", "</code>"
+_PYTHON_TAG = "<|python_tag|>"
+_TOOL_CALLS = "[TOOL_CALLS]"
+# Where a Mistral call gives name, id and arguments one after the other.
+_NAMED = re.compile(r"\s*([\w./-]+)\s*(?:\[CALL_ID\]\s*(\w+)\s*)?(?:\[ARGS\])?\s*(?=\{)")
+_OPENAI_START = re.compile(r'[{\[]\s*(?:\{\s*)?"(?:tool_calls|id|type|function)"')
+_LLAMA_START = re.compile(r'\{\s*"(?:type|name)"')
+
+
+def scan_hermes(text: str, start: int, tools: Tools) -> Section | None:
+    """Find `<tool_call>{"name": ..., "arguments": {...}}</tool_call>` (Hermes, Qwen 2.5 and 3).
+
+    The end of a call is found by reading its JSON, so that a string argument may hold
+    `</tool_call>` itself. Code may follow the JSON object inside `<code>` and becomes its argument
+    `code`.
+    """
+    begin = text.find(_OPEN, start)
+    if begin < 0:
+        return None
+    inside = begin + len(_OPEN)
+    name = ""
+    try:
+        value, end = decode_object(text, skip_space(text, inside), _OPEN)
+        nested = value.get("content")
+        call = call_of(nested if "name" not in value and isinstance(nested, dict) else value)
+        name = call.name
+        call, end = _with_code(text, call, skip_space(text, end))
+        if not text.startswith(_CLOSE, end):
+            found = "more text" if end < len(text) else "the end of the message"
+            raise FormatError(f"expected {_CLOSE} after the JSON object, found {found}")
+    except FormatError as error:
+        error.name = error.name or name
+        return Section(begin, [refused(error)], block_end(text, inside, _OPEN, _CLOSE))
+    return Section(begin, [call], end + len(_CLOSE))
+
+
+def _with_code(text: str, call: ParsedCall, start: int) -> tuple[ParsedCall, int]:
+    """Take in the `<code>` block at `start`, if there is one."""
+    if not text.startswith(_CODE, start):
+        return call, start
+    # Code may hold either closing tag; both together end the call.
+    match = re.compile(rf"{_CODE_END}\s*(?={_CLOSE})").search(text, start)
+    if match is None:
+        raise FormatError(f"expected {_CODE_END} and {_CLOSE} after {_CODE}")
+    code = text[start + len(_CODE) : match.start()].strip("\n")
+    if call.arguments.get("code"):
+        raise FormatError('code is given twice: in "arguments" and inside <code>')
+    return checked(call.name, {**call.arguments, "code": code}, call.id), match.end()
+
+
+def block_end(text: str, inside: int, open_: str, close: str) -> int:
+    """Return where to read on behind a block that cannot be read."""
+    end, again = text.find(close, inside), text.find(open_, inside)
+    if end >= 0 and (again < 0 or end < again):
+        return end + len(close)
+    return again if again >= 0 else len(text)
+
+
+def scan_llama3(text: str, start: int, tools: Tools) -> Section | None:
+    """Find `<|python_tag|>{"name": ..., "parameters": {...}}`, several divided by semicolons."""
+    begin = text.find(_PYTHON_TAG, start)
+    if begin < 0:
+        return None
+    return _llama3_calls(text, begin, begin + len(_PYTHON_TAG), _PYTHON_TAG)
+
+
+def scan_llama3_bare(text: str, start: int, tools: Tools) -> Section | None:
+    """Find the same without its tag, as Llama 3.1 and 3.2 write most of their calls."""
+    begin = skip_space(text, start)
+    if not _LLAMA_START.match(text, begin):
+        return None
+    try:
+        value, _ = decode_object(text, begin, "the beginning")
+    except FormatError:
+        return _llama3_calls(text, begin, begin, "the beginning")
+    # An answer may be JSON too.
+    if not {"parameters", "arguments"}.intersection(value):
+        return None
+    return _llama3_calls(text, begin, begin, "the beginning")
+
+
+def _llama3_calls(text: str, begin: int, position: int, behind: str) -> Section:
+    calls: list[ParsedCall] = []
+    while True:
+        try:
+            value, end = decode_object(text, skip_space(text, position), behind)
+            key = "parameters" if "parameters" in value else "arguments"
+            calls.append(call_of(value, arguments_key=key))
+        except FormatError as error:
+            calls.append(refused(error))
+            return Section(begin, calls, len(text))
+        after = skip_space(text, end)
+        if not text.startswith(";", after):
+            return Section(begin, calls, end)
+        position, behind = after + 1, "the semicolon"
+
+
+def scan_mistral(text: str, start: int, tools: Tools) -> Section | None:
+    """Find `[TOOL_CALLS][{"name": ..., "arguments": ..., "id": ...}]` (Mistral up to v7).
+
+    Later ones write `[TOOL_CALLS]name[CALL_ID]id[ARGS]{...}`, a marker for every call.
+    """
+    begin = text.find(_TOOL_CALLS, start)
+    if begin < 0:
+        return None
+    inside = begin + len(_TOOL_CALLS)
+    try:
+        named = _NAMED.match(text, inside)
+        if named is not None:
+            arguments, end = decode_object(text, named.end(), "the tool's name")
+            return Section(begin, [checked(named[1], arguments, named[2] or "")], end)
+        first = skip_space(text, inside)
+        if not text.startswith(("[", "{"), first):
+            raise FormatError(f"expected a JSON array of calls after {_TOOL_CALLS}")
+        value, end = decode_json(text, first)
+    except FormatError as error:
+        again = text.find(_TOOL_CALLS, inside)
+        return Section(begin, [refused(error)], again if again >= 0 else len(text))
+    return Section(begin, _each(value if isinstance(value, list) else [value]), end)
+
+
+def scan_openai(text: str, start: int, tools: Tools) -> Section | None:
+    """Find a reply that is OpenAI's `tool_calls`: `{"tool_calls": [...]}`, or the array alone."""
+    begin = skip_space(text, start)
+    if not _OPENAI_START.match(text, begin):
+        return None
+    try:
+        value, end = decode_json(text, begin)
+    except FormatError as error:
+        # An answer may be JSON too, and malformed.
+        meant = '"function"' in text or '"tool_calls"' in text
+        return Section(begin, [refused(error)], len(text)) if meant else None
+    calls = value.get("tool_calls", [value]) if isinstance(value, dict) else value
+    if not isinstance(calls, list) or not all(
+        isinstance(call, dict) and "function" in call for call in calls
+    ):
+        return None
+    return Section(begin, _each([_openai_call(call) for call in calls]), end)
+
+
+def _openai_call(value: dict[str, Any]) -> object:
+    function = value["function"]
+    return {**function, "id": value.get("id", "")} if isinstance(function, dict) else function
+
+
+def _each(values: list[Any]) -> list[ParsedCall]:
+    """Return a call for every value; what is wrong with one does not touch the others."""
+    calls: list[ParsedCall] = []
+    for value in values or [None]:
+        try:
+            calls.append(call_of(value))
+        except FormatError as error:
+            calls.append(refused(error))
+    return calls

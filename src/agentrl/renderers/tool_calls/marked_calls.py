@@ -1,0 +1,209 @@
+"""Formats that mark a call's parts with tags or tokens: Qwen3-Coder, GLM, Kimi K2, DeepSeek."""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+from agentrl.renderers.tool_calls.call_values import (
+    FormatError,
+    ParsedCall,
+    Section,
+    Tools,
+    checked,
+    decode_object,
+    refused,
+    skip_space,
+)
+from agentrl.renderers.tool_calls.json_calls import block_end
+from agentrl.renderers.tool_calls.typed_values import Parameters
+
+_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+_FUNCTION = re.compile(r"\s*<function=([^>\n]*)>")
+_PARAMETER = re.compile(r"\s*<parameter=([^>\n]*)>")
+# A value may hold any of these tags, but hardly two of them in the order that ends it.
+_PARAMETER_END = re.compile(r"</parameter>\s*(?=<parameter=|</function>\s*</tool_call>)")
+_FUNCTION_END = re.compile(r"\s*</function>\s*</tool_call>")
+
+_GLM_NAME = re.compile(r"\s*([^\s<][^\n<]*)")
+_GLM_KEY = re.compile(r"\s*<arg_key>([^<\n]*)</arg_key>\s*<arg_value>")
+_GLM_VALUE_END = re.compile(r"</arg_value>(?=\s*(?:<arg_key>|</tool_call>))")
+
+_KIMI_SECTION, _KIMI_SECTION_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
+_KIMI_CALL, _KIMI_END = "<|tool_call_begin|>", "<|tool_call_end|>"
+_KIMI_ARGUMENTS = "<|tool_call_argument_begin|>"
+_KIMI_HEAD = re.compile(
+    rf"\s*((?:functions\.)?([^\s:<]+?)(?::\d+)?)\s*{re.escape(_KIMI_ARGUMENTS)}\s*"
+)
+
+_DEEPSEEK_SECTION = "<｜tool▁calls▁begin｜>"  # noqa: RUF001
+_DEEPSEEK_SECTION_END = "<｜tool▁calls▁end｜>"  # noqa: RUF001
+_DEEPSEEK_CALL, _DEEPSEEK_END = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"  # noqa: RUF001
+_DEEPSEEK_SEPARATOR = "<｜tool▁sep｜>"  # noqa: RUF001
+_DEEPSEEK_HEAD = re.compile(rf"([^<\n]{{1,256}}){re.escape(_DEEPSEEK_SEPARATOR)}")
+KIMI_TOKENS = (_KIMI_SECTION, _KIMI_SECTION_END, _KIMI_CALL, _KIMI_END, _KIMI_ARGUMENTS)
+DEEPSEEK_TOKENS = (
+    *(_DEEPSEEK_SECTION, _DEEPSEEK_SECTION_END),
+    *(_DEEPSEEK_CALL, _DEEPSEEK_END, _DEEPSEEK_SEPARATOR),
+)
+_FENCED = re.compile(r"\s*([^\n`{<]+?)\s*\n\s*```(?:json)?\s*(?=\{)")
+
+
+def scan_qwen3_coder(text: str, start: int, tools: Tools) -> Section | None:
+    """Find `<tool_call><function=f><parameter=p>value</parameter></function></tool_call>`.
+
+    Values are plain text; the tool's schema says what they mean.
+    """
+    return _tagged_call(text, start, tools, _xml_call)
+
+
+def _tagged_call(
+    text: str,
+    start: int,
+    tools: Tools,
+    read: Callable[[str, int, Tools], tuple[ParsedCall, int]],
+) -> Section | None:
+    """Find the next `<tool_call>`; `read` says what call stands behind it, and where that ends."""
+    begin = text.find(_OPEN, start)
+    if begin < 0:
+        return None
+    inside = begin + len(_OPEN)
+    try:
+        call, end = read(text, inside, tools)
+    except FormatError as error:
+        return Section(begin, [refused(error)], block_end(text, inside, _OPEN, _CLOSE))
+    return Section(begin, [call], end)
+
+
+def _xml_call(text: str, position: int, tools: Tools) -> tuple[ParsedCall, int]:
+    function = _FUNCTION.match(text, position)
+    if function is None:
+        raise FormatError(f"expected <function=NAME> after {_OPEN}")
+    name, position = function[1].strip(), function.end()
+    parameters = Parameters(name, tools)
+    arguments: dict[str, Any] = {}
+    while (parameter := _PARAMETER.match(text, position)) is not None:
+        key = parameter[1].strip()
+        end = _PARAMETER_END.search(text, parameter.end())
+        if end is None:
+            raise FormatError(f"parameter {key!r} has no end", name)
+        raw = text[parameter.end() : end.start()].removeprefix("\n").removesuffix("\n")
+        if key in arguments:
+            raise FormatError(f"parameter {key!r} is given twice", name)
+        arguments[key] = parameters.value(key, raw)
+        position = end.end()
+    end = _FUNCTION_END.match(text, position)
+    if end is None:
+        raise FormatError(f"expected a parameter or </function> and {_CLOSE}", name)
+    return checked(name, arguments), end.end()
+
+
+def scan_glm(text: str, start: int, tools: Tools) -> Section | None:
+    r"""Find `<tool_call>f\n<arg_key>p</arg_key>\n<arg_value>value</arg_value></tool_call>`.
+
+    Values are plain text; the tool's schema says what they mean.
+    """
+    return _tagged_call(text, start, tools, _glm_call)
+
+
+def _glm_call(text: str, position: int, tools: Tools) -> tuple[ParsedCall, int]:
+    head = _GLM_NAME.match(text, position)
+    if head is None:
+        raise FormatError(f"expected the tool's name after {_OPEN}")
+    name, position = head[1].strip(), head.end()
+    parameters = Parameters(name, tools)
+    arguments: dict[str, Any] = {}
+    while (found := _GLM_KEY.match(text, position)) is not None:
+        key = found[1].strip()
+        end = _GLM_VALUE_END.search(text, found.end())
+        if end is None:
+            raise FormatError(f"argument {key!r} has no end", name)
+        if key in arguments:
+            raise FormatError(f"argument {key!r} is given twice", name)
+        arguments[key] = parameters.value(key, text[found.end() : end.start()])
+        position = end.end()
+    position = skip_space(text, position)
+    if not text.startswith(_CLOSE, position):
+        raise FormatError(f"expected <arg_key> or {_CLOSE}", name)
+    return checked(name, arguments), position + len(_CLOSE)
+
+
+def scan_kimi_k2(text: str, start: int, tools: Tools) -> Section | None:
+    """Find `<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{...}<|tool_call_end|>`."""
+    return _scan_calls(text, start, (_KIMI_SECTION, _KIMI_SECTION_END), _KIMI_CALL, _kimi_call)
+
+
+def _kimi_call(text: str, position: int) -> tuple[ParsedCall, int]:
+    head = _KIMI_HEAD.match(text, position)
+    if head is None:
+        raise FormatError(f"expected functions.NAME:NUMBER and {_KIMI_ARGUMENTS}")
+    try:
+        arguments, end = decode_object(text, head.end(), _KIMI_ARGUMENTS)
+        return checked(head[2], arguments, head[1]), _closed(text, end, _KIMI_END)
+    except FormatError as error:
+        raise FormatError(str(error), head[2]) from None
+
+
+def scan_deepseek(text: str, start: int, tools: Tools) -> Section | None:
+    """Find DeepSeek's calls: V3 and R1 fence the arguments, V3.1 does not."""
+    section = (_DEEPSEEK_SECTION, _DEEPSEEK_SECTION_END)
+    return _scan_calls(text, start, section, _DEEPSEEK_CALL, _deepseek_call)
+
+
+def _deepseek_call(text: str, position: int) -> tuple[ParsedCall, int]:
+    head = _DEEPSEEK_HEAD.match(text, position)
+    if head is None:
+        raise FormatError(f"expected NAME{_DEEPSEEK_SEPARATOR}")
+    name, position = head[1].strip(), head.end()
+    fence = _FENCED.match(text, position) if name == "function" else None
+    try:
+        if fence is None:
+            arguments, end = decode_object(text, skip_space(text, position), _DEEPSEEK_SEPARATOR)
+        else:
+            name = fence[1]
+            arguments, end = decode_object(text, fence.end(), "the fence")
+            end = _closed(text, end, "```")
+        return checked(name, arguments), _closed(text, end, _DEEPSEEK_END)
+    except FormatError as error:
+        raise FormatError(str(error), name) from None
+
+
+def _closed(text: str, position: int, close: str) -> int:
+    position = skip_space(text, position)
+    if not text.startswith(close, position):
+        raise FormatError(f"expected {close} after the arguments")
+    return position + len(close)
+
+
+def _scan_calls(
+    text: str,
+    start: int,
+    section: tuple[str, str],
+    open_: str,
+    read: Callable[[str, int], tuple[ParsedCall, int]],
+) -> Section | None:
+    """Read the calls of a section; its own begin and end may be missing."""
+    found = [at for mark in (section[0], open_) if (at := text.find(mark, start)) >= 0]
+    if not found:
+        return None
+    begin = position = min(found)
+    if text.startswith(section[0], begin):
+        position = skip_space(text, begin + len(section[0]))
+    calls: list[ParsedCall] = []
+    while text.startswith(open_, position):
+        inside = position + len(open_)
+        try:
+            call, position = read(text, inside)
+        except FormatError as error:
+            call = refused(error)
+            position = min(
+                at if (at := text.find(mark, inside)) >= 0 else len(text)
+                for mark in (open_, section[1])
+            )
+        calls.append(call)
+        position = skip_space(text, position)
+    if not calls:
+        calls.append(refused(FormatError(f"expected {open_} after {section[0]}")))
+    end = position
+    if text.startswith(section[1], position):
+        end = position + len(section[1])
+    return Section(begin, calls, end)

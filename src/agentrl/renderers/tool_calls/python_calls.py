@@ -1,0 +1,235 @@
+"""Formats that write calls as Python does: the pythonic list, and MiniCPM's code block.
+
+Nothing is run, and nothing but literals is read. What Python itself would not take, but models
+write, is taken: keyword arguments named like Python's own words, `-` and `.` in names, JSON's
+`true`, `false` and `null`, line breaks inside strings.
+"""
+
+import ast
+import re
+import warnings
+from collections.abc import Iterator
+
+from agentrl.renderers.tool_calls.call_values import (
+    FormatError,
+    ParsedCall,
+    Section,
+    Tools,
+    checked,
+    refused,
+    skip_space,
+)
+
+_BEGIN, _END = "<|tool_call_start|>", "<|tool_call_end|>"
+_PYTHON_START, _PYTHON_END = "<|python_start|>", "<|python_end|>"
+_NAME = re.compile(r"[^\W\d][\w.-]*")
+_LIST_START = re.compile(r"\[\s*[^\W\d][\w.-]*\s*\(")
+_NUMBER = re.compile(r"[+-]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?")
+_STRING_START = re.compile(r"[rRuU]?('''|\"\"\"|'|\")")
+_FENCE = re.compile(r"\s*```(?:python|py)?[ \t]*\n?")
+_WORDS: dict[str, bool | None] = {
+    "True": True,
+    "true": True,
+    "False": False,
+    "false": False,
+    "None": None,
+    "null": None,
+}
+_MAX_DEPTH = 40
+_MAX_DIGITS = 100
+
+
+def scan_pythonic(text: str, start: int, tools: Tools) -> Section | None:
+    """Find `<|python_start|>[f(a=1), g(b="x")]<|python_end|>` (Llama 4)."""
+    begin = text.find(_PYTHON_START, start)
+    if begin < 0:
+        return None
+    return _list_section(text, begin, skip_space(text, begin + len(_PYTHON_START)))
+
+
+def scan_pythonic_bare(text: str, start: int, tools: Tools) -> Section | None:
+    """Find a reply that begins with `[f(a=1), g(b="x")]`."""
+    begin = skip_space(text, start)
+    return _list_section(text, begin, begin) if _LIST_START.match(text, begin) else None
+
+
+def _list_section(text: str, begin: int, position: int) -> Section:
+    try:
+        reader = _Reader(text, position)
+        reader.expect("[")
+        calls = list(reader.calls("]", dividers=","))
+        reader.expect("]")
+        end = reader.position
+    except FormatError as error:
+        calls, end = [refused(error)], _behind(text, position, _PYTHON_END)
+    else:
+        after = skip_space(text, end)
+        if text.startswith(_PYTHON_END, after):
+            end = after + len(_PYTHON_END)
+    return Section(begin, calls or [refused(FormatError("the list holds no call"))], end)
+
+
+def scan_minicpm(text: str, start: int, tools: Tools) -> Section | None:
+    """Find calls, one a line, in a fence between `<|tool_call_start|>` and `<|tool_call_end|>`."""
+    begin = text.find(_BEGIN, start)
+    if begin < 0:
+        return None
+    inside = begin + len(_BEGIN)
+    try:
+        fence = _FENCE.match(text, inside)
+        reader = _Reader(text, fence.end() if fence else inside)
+        calls = list(reader.calls("```" if fence else _END, dividers=",;"))
+        if not calls:
+            raise FormatError(f"expected NAME(ARGUMENT=VALUE, ...) after {_BEGIN}")
+        if fence:
+            reader.expect("```")
+        reader.expect(_END)
+    except FormatError as error:
+        return Section(begin, [refused(error)], _behind(text, inside, _END))
+    return Section(begin, calls, reader.position)
+
+
+def _behind(text: str, start: int, mark: str) -> int:
+    at = text.find(mark, start)
+    return at + len(mark) if at >= 0 else len(text)
+
+
+class _Reader:
+    """Reads calls and literals from a position onwards."""
+
+    def __init__(self, text: str, position: int) -> None:
+        self._text = text
+        self.position = position
+
+    def expect(self, mark: str) -> None:
+        self._skip()
+        if not self._text.startswith(mark, self.position):
+            found = self._text[self.position : self.position + 12] or "the end of the message"
+            raise FormatError(f"expected {mark!r}, found {found!r}")
+        self.position += len(mark)
+
+    def calls(self, end: str, *, dividers: str) -> Iterator[ParsedCall]:
+        """Yield calls until `end` is next."""
+        while not self._at(end):
+            yield self._call()
+            while self._text[self.position : self.position + 1] in tuple(dividers):
+                self.position += 1
+
+    def _call(self) -> ParsedCall:
+        name = self._name("the name of a tool")
+        self.expect("(")
+        arguments: dict[str, object] = {}
+        while not self._at(")"):
+            try:
+                key = self._name("NAME=VALUE")
+                self.expect("=")
+                if key in arguments:
+                    raise FormatError(f"argument {key!r} is given twice")
+                arguments[key] = self._value(0)
+                if not self._at(")"):
+                    self.expect(",")
+            except FormatError as error:
+                raise FormatError(str(error), name) from None
+        self.expect(")")
+        self._skip()
+        return checked(name, arguments)
+
+    def _name(self, what: str) -> str:
+        self._skip()
+        match = _NAME.match(self._text, self.position)
+        if match is None:
+            found = self._text[self.position : self.position + 12] or "the end of the message"
+            raise FormatError(f"expected {what}, found {found!r}")
+        self.position = match.end()
+        return match[0]
+
+    def _value(self, depth: int) -> object:
+        self._skip()
+        if depth > _MAX_DEPTH:
+            raise FormatError("the arguments are nested too deeply")
+        char = self._text[self.position : self.position + 1]
+        if char in ("[", "("):
+            return self._items({"[": "]", "(": ")"}[char], depth)
+        if char == "{":
+            return self._mapping(depth)
+        if _STRING_START.match(self._text, self.position):
+            return self._string()
+        if number := _NUMBER.match(self._text, self.position):
+            return self._number(number[0])
+        word = self._name("a literal value")
+        if word not in _WORDS:
+            raise FormatError(f"expected a literal value, found {word!r}")
+        return _WORDS[word]
+
+    def _number(self, text: str) -> object:
+        if len(text) > _MAX_DIGITS:
+            raise FormatError("a number has too many digits")
+        try:
+            value: object = ast.literal_eval(text)
+        except (SyntaxError, ValueError):
+            raise FormatError(f"{text!r} is no number") from None
+        self.position += len(text)
+        return value
+
+    def _items(self, close: str, depth: int) -> list[object]:
+        self.position += 1
+        items: list[object] = []
+        while not self._at(close):
+            items.append(self._value(depth + 1))
+            if not self._at(close):
+                self.expect(",")
+        self.expect(close)
+        return items
+
+    def _mapping(self, depth: int) -> dict[str, object]:
+        self.position += 1
+        items: dict[str, object] = {}
+        while not self._at("}"):
+            key = self._value(depth + 1)
+            if not isinstance(key, str):
+                raise FormatError("the keys of an object are strings")
+            self.expect(":")
+            items[key] = self._value(depth + 1)
+            if not self._at("}"):
+                self.expect(",")
+        self.expect("}")
+        return items
+
+    def _string(self) -> str:
+        start = _STRING_START.match(self._text, self.position)
+        assert start is not None
+        quote, raw = start[1], self._text[self.position] in "rR"
+        position = start.end()
+        while not self._text.startswith(quote, position):
+            if position >= len(self._text):
+                raise FormatError("a string has no end")
+            position += 2 if self._text[position] == "\\" else 1
+        body = self._text[start.end() : position]
+        self.position = position + len(quote)
+        return body if raw else _unescaped(body)
+
+    def _at(self, mark: str) -> bool:
+        self._skip()
+        return self._text.startswith(mark, self.position)
+
+    def _skip(self) -> None:
+        self.position = skip_space(self._text, self.position)
+
+
+_ESCAPE = re.compile(
+    r"\\(?:[0-7]{1,3}|x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|N\{[^}]*\}|.)", re.S
+)
+
+
+def _unescaped(body: str) -> str:
+    return _ESCAPE.sub(_escape, body) if "\\" in body else body
+
+
+def _escape(match: re.Match[str]) -> str:
+    try:
+        with warnings.catch_warnings():
+            # An unknown escape means itself, as in Python; that it should not is nobody's business.
+            warnings.simplefilter("ignore")
+            return str(ast.literal_eval(f'"{match[0]}"'))
+    except (SyntaxError, ValueError):
+        return match[0]

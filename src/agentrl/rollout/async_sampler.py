@@ -1,0 +1,426 @@
+"""`AsyncSampler`: one instance plays one slot, and writes every model call as it happens."""
+
+import asyncio
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+
+from agentrl.errors import InferenceError, RenderError
+from agentrl.inference import GenerateRequest, GenerateResult, OnPartial
+from agentrl.renderers.reply import Reply
+from agentrl.renderers.untrusted_text import Tools
+from agentrl.rollout.context import RolloutContext
+from agentrl.rollout.conversation import Conversation, Prompt
+from agentrl.schema import (
+    DispatchedSamplingTask,
+    Message,
+    Outcome,
+    Record,
+    SamplingParams,
+    Score,
+    Task,
+    ToolResult,
+    utc_now,
+)
+from agentrl.schema.image import content_with_images
+from agentrl.schema.routing import first_routed, pack_choices
+
+TaskType = TypeVar("TaskType", bound=Task)
+Judge = Callable[[DispatchedSamplingTask, Reply], float | None]
+
+
+class LimitReached(Exception):
+    """A limit of the rollout was met; its outcome says which. Ends the rollout, not the attempt."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        super().__init__(outcome)
+        self.outcome = outcome
+
+
+@dataclass(frozen=True)
+class RolloutResult:
+    """How a rollout ended: its outcome, and the answer that the policy gave, if any."""
+
+    outcome: Outcome
+    final_answer: str | None = None
+
+
+class AsyncSampler(ABC, Generic[TaskType]):
+    """Plays one slot of a Task.
+
+    Subclasses implement `run` (talk to the model through `generate` until the rollout ends) and
+    `evaluate_record` (the score). Everything that `generate` returns is already durable in the
+    store, so a rollout that dies in the middle leaves a readable attempt behind. Errors of the
+    infrastructure (`InferenceError`, `ToolError`, `StoreError`) must be left to propagate: they end
+    the attempt and never become a score.
+
+    Where the tools are declared resumable, a rollout whose process died is taken up by another (see
+    `take_up`); a sampler that keeps state outside its turns belongs to runs without that flag.
+
+    Example:
+        ```python
+        class EchoSampler(AsyncSampler[EchoTask]):
+            async def run(self) -> RolloutResult:
+                conversation = Conversation([{"role": "user", "content": self.task.question}])
+                turn, reply = await self.generate(conversation)
+                return RolloutResult("answered", reply.content)
+
+            async def evaluate_record(self, result: RolloutResult) -> Score:
+                return Score(scorer="echo", value=float(result.final_answer == self.task.question))
+        ```
+
+    Attributes:
+        task: the question.
+        record: the claimed slot, as it was when it was claimed.
+        context: clients and settings that all rollouts of the process share.
+        turns: the acknowledged turns of this attempt, in order.
+    """
+
+    def __init__(self, task: TaskType, record: Record, context: RolloutContext) -> None:
+        self.task = task
+        self.record = record
+        self.context = context
+        self.turns: list[DispatchedSamplingTask] = []
+        self.deadline = context.servers.clock.now() + context.rollout.rollout_timeout_seconds
+        """When the rollout's time is up, by the clock of the servers."""
+        self._num_requests = 0
+        self._appending = asyncio.Lock()
+        self._appends: set[asyncio.Task[DispatchedSamplingTask]] = set()
+        self._results_written: list[asyncio.Task[None]] = []
+        self._recorded: tuple[DispatchedSamplingTask, ...] = ()
+        # By turn: what its images took in the server's prompt, beside their placeholders.
+        self._image_tokens: dict[int, int] = {}
+
+    def take_up(self, turns: Sequence[DispatchedSamplingTask]) -> None:
+        """Go on with an attempt whose holder died or handed it back.
+
+        `run` plays it again from its beginning, but `generate` gives these turns back instead of
+        asking a server, and `recorded_result` the results of their tools, until there are none
+        left. A sampler whose next step follows from those alone ends up where the other one was.
+
+        Args:
+            turns: the durable turns of the attempt, in order.
+        """
+        self._recorded = tuple(turns)
+
+    @abstractmethod
+    async def run(self) -> RolloutResult:
+        """Play the slot to its end."""
+
+    @abstractmethod
+    async def evaluate_record(self, result: RolloutResult) -> Score:
+        """Return the score of a finished rollout.
+
+        Called right after `run`, and again (on a fresh instance without turns) when the first
+        attempt at scoring failed.
+
+        Raises:
+            ScoringError: no verdict could be had; it is tried again later.
+        """
+
+    async def generate(
+        self,
+        conversation: Conversation,
+        *,
+        judge: Judge | None = None,
+        min_room: int = 1,
+        **sampling: Any,
+    ) -> tuple[DispatchedSamplingTask, Reply]:
+        """Let the model reply to a conversation, and store the turn.
+
+        The prompt is the ids of the conversation's last turn, as sampled, followed by what was
+        added since. The turn is durable when this returns.
+
+        Args:
+            conversation: what the model sees; the reply is appended to it.
+            judge: returns the turn's advantage override (0 for a format error), or None.
+            min_room: tokens that must be left for the reply; with less, the context is full.
+            **sampling: fields of `SamplingParams` that differ from the configuration.
+
+        Returns:
+            The stored turn, and what its output says.
+
+        Raises:
+            LimitReached: the prompt is too long, or the rollout's time is up; nothing was stored.
+            InferenceError: no server replied.
+            LeaseLost: another process owns the slot by now.
+            RenderError: the attempt was taken up, and what was played before does not come out.
+        """
+        prompt = conversation.next_prompt(self.context.renderer)
+        if len(self.turns) < len(self._recorded):
+            return self._play_recorded(conversation, prompt, judge)
+        turn, reply = await self.sample(
+            prompt,
+            messages=conversation.pending,
+            tools=conversation.tools,
+            judge=judge,
+            min_room=min_room,
+            **sampling,
+        )
+        full_ids = np.concatenate([prompt.ids, turn.output_ids]).astype(np.int32)
+        conversation.replied(turn.index, full_ids, reply.message)
+        return turn, reply
+
+    async def sample(
+        self,
+        prompt: Prompt,
+        *,
+        messages: Sequence[Message] = (),
+        tools: Tools = (),
+        judge: Judge | None = None,
+        min_room: int = 1,
+        on_partial: OnPartial | None = None,
+        **sampling: Any,
+    ) -> tuple[DispatchedSamplingTask, Reply]:
+        """Let the model continue a prompt, and store the turn; `generate` does it for conversations.
+
+        Several calls may be under way at the same time: each becomes a turn when it is answered. A
+        caller that is cancelled while its turn is being stored leaves the turn behind.
+
+        Args:
+            prompt: the ids, and how they follow from an earlier turn.
+            messages: what stands in the prompt and not in the turn that it continues.
+            tools: the tools that the model is shown.
+            judge: see `generate`.
+            min_room: see `generate`.
+            on_partial: is told how far the reply got while it goes on.
+            **sampling: see `generate`.
+
+        Raises:
+            LimitReached: see `generate`, like the other errors.
+        """
+        hidden = 0 if prompt.parent is None else self._image_tokens.get(prompt.parent, 0)
+        params = self._params(len(prompt.ids) + hidden, min_room, sampling)
+        number = self._num_requests
+        self._num_requests += 1
+        if params.seed is None:
+            params = params.model_copy(update={"seed": self._seed(number)})
+        started_at = utc_now()
+        request = GenerateRequest(
+            input_ids=prompt.ids,
+            sampling=params,
+            image_data=await self.context.images.inlined(prompt.images),
+            routed_from=first_routed(prompt.shared_len) if self.context.router_replay else None,
+        )
+        result = await self._within_time(
+            self.context.servers.generate(
+                self.record.id, request, on_partial, group=self.record.task_id
+            )
+        )
+        if result.finish_reason == "abort":
+            raise InferenceError(f"{result.server} gave up on a generation of {self.record.id}")
+        said = prompt.reply_ids(result.output_ids)
+        reply = self.context.renderer.parse(said, turn=number, tools=tools)
+        known = self._known_results(prompt)
+        turn = self._new_turn(
+            parent=prompt.parent,
+            shared_len=prompt.shared_len,
+            added_ids=prompt.added_ids,
+            shared_images=prompt.shared_images,
+            added_images=prompt.added_images,
+            output_ids=result.output_ids,
+            output_logprobs=result.output_logprobs,
+            version_spans=result.version_spans,
+            **_routes(request, result),
+            added_messages=tuple(m for m in messages if not _is_result(m, known)),
+            tools=tuple(dict(tool) for tool in tools) if prompt.parent is None else (),
+            output_text=reply.text,
+            tool_calls=reply.tool_calls,
+            finish_reason=result.finish_reason,
+            branch_reason=prompt.branch_reason,
+            sampling_params=params,
+            server=result.server,
+            cached_tokens=result.cached_tokens,
+            num_retractions=result.num_retractions,
+            started_at=started_at,
+        )
+        if judge is not None:
+            turn = turn.model_copy(update={"advantage": judge(turn, reply)})
+        turn = await self._append(turn)
+        if prompt.images:
+            self._image_tokens[turn.index] = max(0, result.prompt_tokens - len(prompt.ids))
+        return turn, reply
+
+    async def note_call(self, **fields: Any) -> DispatchedSamplingTask:
+        """Store a call of a model that is not trained: a turn without tokens, durable on return.
+
+        Args:
+            **fields: the fields of the turn that are known.
+        """
+        none = np.empty(0, dtype=np.int32)
+        return await self._append(
+            self._new_turn(
+                added_ids=none,
+                output_ids=none,
+                output_logprobs=none,
+                version_spans=(),
+                sampling_params=SamplingParams(),
+                trainable=False,
+                **fields,
+            )
+        )
+
+    async def _append(self, turn: DispatchedSamplingTask) -> DispatchedSamplingTask:
+        """Store a turn as the next one; the write goes on when the caller is cancelled."""
+        write = asyncio.create_task(self._append_in_turn(turn))
+        self._appends.add(write)
+        write.add_done_callback(self._forget)
+        return await asyncio.shield(write)
+
+    def _forget(self, write: asyncio.Task[DispatchedSamplingTask]) -> None:
+        self._appends.discard(write)
+        if not write.cancelled():
+            write.exception()  # looked at, so that it is not reported as forgotten
+
+    async def _append_in_turn(self, turn: DispatchedSamplingTask) -> DispatchedSamplingTask:
+        # One after the other: a turn's index is its place among the acknowledged turns.
+        async with self._appending:
+            index = len(self.turns)
+            turn_id = f"{self.record.id}/{self.record.fence}/{index}"
+            turn = turn.model_copy(update={"id": turn_id, "index": index})
+            await self._flush_results()
+            await self.context.store.append_turn(turn, self.record.fence)
+            self.turns.append(turn)
+        return turn
+
+    def _play_recorded(
+        self, conversation: Conversation, prompt: Prompt, judge: Judge | None
+    ) -> tuple[DispatchedSamplingTask, Reply]:
+        turn = self._recorded[len(self.turns)]
+        same = (turn.parent, turn.shared_len, turn.added_images) == (
+            *(prompt.parent, prompt.shared_len, prompt.added_images),
+        )
+        if not (same and np.array_equal(turn.added_ids, prompt.added_ids)):
+            raise RenderError(
+                f"{self.record.id} cannot be taken up: its turn {turn.index} was sampled from a "
+                "prompt that does not come out again (other tools, template or sampler)"
+            )
+        reply = self.context.renderer.parse(turn.output_ids, turn=turn.index)
+        if judge is not None:
+            judge(turn, reply)  # for what it remembers; its verdict is in the turn
+        self.turns.append(turn)
+        self._num_requests += 1
+        full_ids = np.concatenate([prompt.ids, turn.output_ids]).astype(np.int32)
+        conversation.replied(turn.index, full_ids, reply.message)
+        return turn, reply
+
+    def recorded_result(self, call_id: str) -> ToolResult | None:
+        """Return what a call of the last turn led to when the turn was taken up, if it is known."""
+        return next((r for r in self.turns[-1].tool_results if r.call_id == call_id), None)
+
+    def attach_results(self, results: Sequence[ToolResult], turn_index: int = -1) -> None:
+        """Store the tool results of a turn, the last one by default.
+
+        The write runs beside what follows; the next `generate` waits for it before it stores the
+        next turn, and `finish` before the Record is finished.
+        """
+        turn = self.turns[turn_index]
+        if turn.tool_results == tuple(results):
+            return  # taken up together with its turn
+        turn = turn.model_copy(update={"tool_results": tuple(results)})
+        self.turns[turn_index] = turn
+        self._results_written.append(
+            asyncio.create_task(
+                self.context.store.set_tool_results(
+                    turn.id, self.record.id, self.record.fence, turn.tool_results
+                )
+            )
+        )
+
+    async def finish(self) -> None:
+        """Wait until everything that this rollout wrote is durable."""
+        for write in tuple(self._appends):
+            await write
+        await self._flush_results()
+
+    async def discard(self) -> None:
+        """Stop writing: the attempt is over for another reason than the rollout's end."""
+        writes: list[asyncio.Task[Any]] = [*self._appends, *self._results_written]
+        self._results_written = []
+        for write in writes:
+            write.cancel()
+        await asyncio.gather(*writes, return_exceptions=True)
+
+    async def _flush_results(self) -> None:
+        writes, self._results_written = self._results_written, []
+        for write in writes:
+            await write
+
+    async def _within_time(self, work: Awaitable[GenerateResult]) -> GenerateResult:
+        try:
+            async with self.context.servers.clock.timeout_at(self.deadline):
+                return await work
+        except TimeoutError:
+            if not self.turns:
+                seconds = self.context.rollout.rollout_timeout_seconds
+                raise InferenceError(
+                    f"no reply to {self.record.id} within rollout_timeout_seconds={seconds:g}"
+                ) from None
+            raise LimitReached("time_limit") from None
+
+    def _params(self, prompt_len: int, min_room: int, overrides: dict[str, Any]) -> SamplingParams:
+        context = self.context
+        if prompt_len > context.sampling.max_prompt_tokens:
+            raise LimitReached("length_limit")
+        params = context.sampling_params(self.task.split, **overrides)
+        room = params.max_new_tokens
+        if context.context_length is not None:
+            # One less than there is: some servers refuse a request that fills the context.
+            room = min(room, context.context_length - prompt_len - 1)
+        if room < min_room:
+            raise LimitReached("length_limit")
+        return params.model_copy(update={"max_new_tokens": room})
+
+    def _seed(self, number: int) -> int:
+        """Derive a seed that differs between tries, attempts and calls, but not between runs."""
+        name = f"{self.context.seed}/{self.record.id}/{self.record.attempt}/{number}"
+        return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=4).digest()) >> 1
+
+    def _known_results(self, prompt: Prompt) -> tuple[ToolResult, ...]:
+        """Return the tool results that are stored with the turn that a prompt continues."""
+        if prompt.parent is None or prompt.rewritten:
+            return ()
+        return self.turns[prompt.parent].tool_results
+
+    def _new_turn(self, **fields: Any) -> DispatchedSamplingTask:
+        """Return a turn of this attempt; its id and index follow when it is stored."""
+        return DispatchedSamplingTask(
+            id="",
+            record_id=self.record.id,
+            task_id=self.record.task_id,
+            attempt=self.record.attempt,
+            index=len(self.turns),
+            **fields,
+        )
+
+
+def _routes(request: GenerateRequest, result: GenerateResult) -> dict[str, Any]:
+    """Return the fields of a turn that say which experts its tokens went to.
+
+    Raises:
+        InferenceError: they were asked for, and the server did not say it for every token.
+    """
+    if request.routed_from is None:
+        return {}
+    num_tokens = len(request.input_ids) + len(result.output_ids) - 1 - request.routed_from
+    choices = np.frombuffer(result.routed_experts, dtype="<i4")
+    if not len(choices) or len(choices) % num_tokens:
+        raise InferenceError(
+            f"--router_replay: {result.server} named {len(choices)} experts for {num_tokens} "
+            "tokens; SGLang says which it chose when started with --enable-return-routed-experts"
+        )
+    packed, size = pack_choices(choices)
+    return {"routed_experts": packed, "routed_bytes": size}
+
+
+def _is_result(message: Message, results: Sequence[ToolResult]) -> bool:
+    """Return whether a message is one of these tool results."""
+    return message.get("role") == "tool" and any(
+        (result.call_id, content_with_images(result.content, result.images))
+        == (message.get("tool_call_id"), message.get("content"))
+        for result in results
+    )

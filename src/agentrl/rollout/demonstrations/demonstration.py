@@ -1,0 +1,150 @@
+"""Given conversations as turns: what a model would have been asked, and would have had to sample.
+
+Every assistant message is one turn. Prompts follow from each other exactly as in a rollout
+(`Conversation`), so a fine-tuned model meets in rollouts the tokens that it was trained on, also
+where the template takes thinking out of the history.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from agentrl.datasets.entries import BadEntry, read_entries
+from agentrl.errors import DatasetError
+from agentrl.renderers.renderer import Renderer
+from agentrl.rollout.conversation import Conversation
+from agentrl.schema import DispatchedSamplingTask, Message, SamplingParams, VersionSpan
+
+UNKNOWN_LOGPROB = float("nan")
+"""In the place of behavior logprobs that nobody knows: given text was not sampled."""
+
+
+@dataclass(frozen=True)
+class Demonstration:
+    """One conversation to learn from, as OpenAI's fine-tuning files write it."""
+
+    id: str
+    messages: tuple[Message, ...]
+    """An assistant's message with `"weight": 0` is context and not learnt."""
+    tools: tuple[dict[str, Any], ...] = ()
+
+
+def read_demonstrations(path: Path) -> Iterator[Demonstration]:
+    """Yield the conversations of a file: objects with `messages`, perhaps `tools` and `id`.
+
+    Args:
+        path: what `read_entries` takes.
+
+    Raises:
+        DatasetError: the file is missing, or an entry is malformed; it is named by its line.
+    """
+    for where, entry in read_entries(path):
+        try:
+            yield _demonstration(entry, where)
+        except BadEntry as problem:
+            raise DatasetError(f"{path}: {where}: {problem}") from None
+
+
+def demonstration_turns(
+    demonstration: Demonstration,
+    renderer: Renderer,
+    *,
+    record_id: str,
+    task_id: str,
+    fence: int = 1,
+) -> list[DispatchedSamplingTask]:
+    """Return a conversation as the turns of one record.
+
+    Args:
+        demonstration: the conversation.
+        renderer: of the model that is to learn it.
+        record_id: of the record that the turns belong to.
+        task_id: of its task.
+        fence: of the lease under which the turns are stored, if they are.
+
+    Raises:
+        RenderError: the model's template cannot write the conversation.
+    """
+    conversation = Conversation([], tools=demonstration.tools)
+    turns: list[DispatchedSamplingTask] = []
+    messages = [_without_weight(message) for message in demonstration.messages]
+    new: list[Message] = []
+    for position, (message, given) in enumerate(zip(messages, demonstration.messages, strict=True)):
+        if message["role"] != "assistant":
+            conversation.add(message)
+            new.append(message)
+            continue
+        prompt = conversation.next_prompt(renderer)
+        output_ids = renderer.reply_ids(
+            conversation.history, message, demonstration.tools, following=messages[position + 1 :]
+        )
+        turns.append(
+            DispatchedSamplingTask(
+                id=f"{record_id}/{fence}/{len(turns)}",
+                record_id=record_id,
+                task_id=task_id,
+                attempt=1,
+                index=len(turns),
+                parent=prompt.parent,
+                shared_len=prompt.shared_len,
+                added_ids=prompt.added_ids,
+                shared_images=prompt.shared_images,
+                added_images=prompt.added_images,
+                output_ids=output_ids,
+                output_logprobs=np.full(len(output_ids), UNKNOWN_LOGPROB, dtype=np.float32),
+                version_spans=(VersionSpan(version=0, start=0, end=len(output_ids)),),
+                added_messages=tuple(new),
+                tools=demonstration.tools if prompt.parent is None else (),
+                output_text=renderer.decode(output_ids),
+                finish_reason="stop",
+                branch_reason=prompt.branch_reason,
+                trainable=given.get("weight", 1) != 0,
+                sampling_params=SamplingParams(),
+            )
+        )
+        conversation.replied(len(turns) - 1, np.concatenate([prompt.ids, output_ids]), message)
+        new = []
+    return turns
+
+
+def _demonstration(entry: Any, where: str) -> Demonstration:
+    if isinstance(entry, BadEntry):
+        raise entry
+    if not isinstance(entry, dict) or not isinstance(entry.get("messages"), list):
+        raise BadEntry('expected an object with a list of "messages"')
+    messages = entry["messages"]
+    for message in messages:
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            raise BadEntry('a message is an object with a "role"')
+        if message.get("weight", 1) not in (0, 1):
+            raise BadEntry(f'"weight" of a message is 0 or 1, not {message["weight"]!r}')
+    if not any(m["role"] == "assistant" and m.get("weight", 1) for m in messages):
+        raise BadEntry("holds no assistant message to learn from")
+    if messages[0]["role"] == "assistant":
+        raise BadEntry("begins with an assistant message; there is nothing that it answers")
+    return Demonstration(
+        id=str(entry.get("id") or where.replace(" ", "")),
+        messages=tuple(messages),
+        tools=_tools(entry.get("tools")),
+    )
+
+
+def _tools(given: Any) -> tuple[dict[str, Any], ...]:
+    if isinstance(given, str):  # tables have no nested columns for them
+        try:
+            given = json.loads(given)
+        except ValueError:
+            raise BadEntry('"tools" is not valid JSON') from None
+    if given is None:
+        return ()
+    if not isinstance(given, list) or not all(isinstance(tool, dict) for tool in given):
+        raise BadEntry('"tools" is a list of schemas in OpenAI form')
+    return tuple(given)
+
+
+def _without_weight(message: Message) -> Message:
+    return {key: value for key, value in message.items() if key != "weight"}

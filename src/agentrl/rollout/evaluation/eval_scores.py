@@ -1,0 +1,214 @@
+"""What the scores of an evaluation say: means with intervals, pass@k, and the same by group.
+
+Pure functions on numbers. A try without a score (an infrastructure failure) is in no figure; it is
+counted apart.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+PASS_SCORE = 0.5
+"""A try with a score above this has solved its question."""
+_Z95 = 1.959963984540054
+
+
+class ScoreRow(BaseModel):
+    """Figures over some questions."""
+
+    model_config = ConfigDict(frozen=True)
+
+    num_tasks: int
+    """Questions with at least one scored try."""
+    num_tries: int
+    """Scored tries."""
+    num_unscored: int
+    mean: float
+    """Mean over the questions of the mean over each one's tries."""
+    low: float | None
+    high: float | None
+    """95 % confidence interval of `mean`, questions taken as drawn at random; None where one
+    question with a score beyond 0 and 1 says nothing about it."""
+    pass_at: dict[int, float]
+    """k -> unbiased estimate of the share of questions that k tries solve; only those k for which
+    every question has at least k scored tries."""
+
+    @property
+    def interval_text(self) -> str:
+        """Return the interval for a reader."""
+        if self.low is None or self.high is None:
+            return "unknown"
+        return f"{self.low:.3f} - {self.high:.3f}"
+
+
+class EvalMetrics(BaseModel):
+    """One evaluation."""
+
+    model_config = ConfigDict(frozen=True)
+
+    version: int
+    """Policy version that was evaluated."""
+    reward_mean: float
+    num_tasks: int
+    num_unscored: int = 0
+    """Records without a score (infrastructure failures); they are in no mean."""
+    num_off_version: int = 0
+    """Tries of which another version sampled a token: the weights changed while they were played.
+    0 where nothing is published during an evaluation."""
+    total: ScoreRow | None = None
+    """Mean with its interval, and pass@k, over all questions."""
+    on_version: ScoreRow | None = None
+    """The same over the tries that the evaluated version sampled alone; None without any."""
+    by_scorer: dict[str, ScoreRow] = Field(default_factory=dict)
+    by_tag: dict[str, ScoreRow] = Field(default_factory=dict)
+    seconds: float = 0.0
+
+    def figures(self) -> dict[str, Any]:
+        """Return the figures for trackers."""
+        found: dict[str, Any] = {
+            "reward_mean": self.reward_mean,
+            "num_unscored": self.num_unscored,
+            "num_off_version": self.num_off_version,
+        }
+        if self.total is not None:
+            found |= {"low": self.total.low, "high": self.total.high}
+            found["pass_at"] = {str(k): share for k, share in self.total.pass_at.items()}
+        return found
+
+    def one_line(self) -> str:
+        """Return the figures for a log."""
+        text = f"reward {self.reward_mean:.3f} over {self.num_tasks} questions"
+        if self.total is not None:
+            passes = (f"pass@{k} {share:.3f}" for k, share in self.total.pass_at.items())
+            text += f" (95 %: {self.total.interval_text}), {', '.join(passes)}"
+        return f"{text}, {self.num_unscored} unscored, {self.num_off_version} off version"
+
+
+@dataclass(frozen=True)
+class TaskScores:
+    """One question's tries."""
+
+    scores: Sequence[float | None]
+    scorer: str = ""
+    tags: Sequence[str] = ()
+
+    @property
+    def given(self) -> list[float]:
+        """Return the scores that there are."""
+        return [score for score in self.scores if score is not None]
+
+
+def pass_at_k(num_tries: int, num_right: int, k: int) -> float:
+    """Return the unbiased estimate that at least one of k tries is right.
+
+    The chance that k of the tries at hand, drawn without replacement, are not all wrong.
+
+    Raises:
+        ValueError: there are fewer than k tries.
+    """
+    if not 1 <= k <= num_tries:
+        raise ValueError(f"pass@{k} needs at least {k} tries, got {num_tries}")
+    return 1.0 - math.comb(num_tries - num_right, k) / math.comb(num_tries, k)
+
+
+def score_row(tasks: Iterable[TaskScores]) -> ScoreRow | None:
+    """Return the figures over some questions; None when not one of them has a score."""
+    every = list(tasks)
+    scored = [task.given for task in every if task.given]
+    if not scored:
+        return None
+    means = [sum(scores) / len(scores) for scores in scored]
+    mean = sum(means) / len(means)
+    bounded = all(0.0 <= score <= 1.0 for scores in scored for score in scores)
+    low, high = _interval(means, mean, bounded=bounded)
+    return ScoreRow(
+        num_tasks=len(scored),
+        num_tries=sum(map(len, scored)),
+        num_unscored=sum(len(task.scores) - len(task.given) for task in every),
+        mean=mean,
+        low=low,
+        high=high,
+        pass_at={k: _mean_pass(scored, k) for k in _ks(min(map(len, scored)))},
+    )
+
+
+def rows_by_scorer(tasks: Sequence[TaskScores]) -> dict[str, ScoreRow]:
+    """Return a row for each scorer that judged any of the questions."""
+    return _rows({name: [t for t in tasks if t.scorer == name] for name in _scorers(tasks)})
+
+
+def rows_by_tag(tasks: Sequence[TaskScores]) -> dict[str, ScoreRow]:
+    """Return a row for each tag; a question stands in the rows of all its tags."""
+    names = sorted({tag for task in tasks for tag in task.tags})
+    return _rows({name: [task for task in tasks if name in task.tags] for name in names})
+
+
+def _scorers(tasks: Sequence[TaskScores]) -> list[str]:
+    return sorted({task.scorer for task in tasks if task.scorer})
+
+
+def _rows(groups: Mapping[str, Sequence[TaskScores]]) -> dict[str, ScoreRow]:
+    rows = {name: score_row(tasks) for name, tasks in groups.items()}
+    return {name: row for name, row in rows.items() if row is not None}
+
+
+def _ks(num_tries: int) -> list[int]:
+    """Return 1, 2, 4, ... and the number of tries itself."""
+    powers = [2**exponent for exponent in range(num_tries.bit_length())]
+    return sorted({*powers, num_tries})
+
+
+def _mean_pass(scored: Sequence[Sequence[float]], k: int) -> float:
+    shares = [
+        pass_at_k(len(scores), sum(score > PASS_SCORE for score in scores), k) for scores in scored
+    ]
+    return sum(shares) / len(shares)
+
+
+def _interval(
+    means: Sequence[float], mean: float, *, bounded: bool
+) -> tuple[float | None, float | None]:
+    """Return the 95 % interval of a mean over questions.
+
+    Scores between 0 and 1 get Wilson's interval for the number of independent yes-or-no questions
+    that would scatter as much; it stays honest where all questions agree. That number is itself
+    estimated from few questions, so it is reduced as Korn and Graubard (1998) do, and is never below
+    the number of questions. Others get Student's interval of the mean, and none for one question.
+    """
+    count = len(means)
+    scatter = sum((value - mean) ** 2 for value in means) / (count - 1) if count > 1 else 0.0
+    if not bounded:
+        if count == 1:
+            return None, None
+        half = _t975(count - 1) * math.sqrt(scatter / count)
+        return mean - half, mean + half
+    spread = mean * (1.0 - mean)
+    effective = float(count)
+    if scatter > 0:
+        reduction = (_Z95 / _t975(count - 1)) ** 2
+        effective = max(effective, reduction * spread * count / scatter)
+    z2 = _Z95**2
+    centre = (mean + z2 / (2 * effective)) / (1 + z2 / effective)
+    half = _Z95 * math.sqrt(spread / effective + z2 / (4 * effective**2)) / (1 + z2 / effective)
+    return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def _t975(degrees: int) -> float:
+    """Return the 97.5 % quantile of Student's t.
+
+    Exact for 1 and 2 degrees of freedom; beyond by the expansion 26.7.5 of Abramowitz and Stegun,
+    off by less than 0.3 %.
+    """
+    if degrees <= 2:
+        return (12.7062, 4.30265)[degrees - 1]
+    z = _Z95
+    terms = (
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
+    )
+    return z + math.fsum(term / degrees**power for power, term in enumerate(terms, start=1))

@@ -1,0 +1,164 @@
+"""Held-out questions, played by the samplers under one policy version.
+
+Pinning: the questions are handed out while the servers serve the version, ahead of all training
+questions, and a model call that has begun is finished or recomputed as `publish_mode` says. Where
+nothing is published meanwhile (`eval_strategy ends`, `agentrl eval`) every token is sampled by the
+version itself. An evaluation beside training (`eval_strategy steps`) does not hold back new
+weights: tries that were still under way then go on under the newer version. Every turn says which
+version sampled which token, so the report counts those tries and gives the figures without them.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from agentrl.errors import StoreError
+from agentrl.rollout.evaluation.eval_scores import (
+    EvalMetrics,
+    TaskScores,
+    rows_by_scorer,
+    rows_by_tag,
+    score_row,
+)
+from agentrl.schema import MCPTask, Record, Task
+from agentrl.store import TrajectoryStore
+
+logger = logging.getLogger(__name__)
+
+_POLL_SECONDS = 0.25
+
+
+async def evaluate(
+    store: TrajectoryStore,
+    tasks: Sequence[Task],
+    *,
+    version: int,
+    reuse: bool,
+    timeout_seconds: float,
+    stop: asyncio.Event,
+) -> EvalMetrics | None:
+    """Have `tasks` played and return their scores; None when `stop` came first.
+
+    The tasks overtake all training tasks.
+
+    Args:
+        store: the run's store.
+        tasks: evaluation questions.
+        version: policy version that the servers serve.
+        reuse: go on with tasks that an earlier process pushed for this version.
+        timeout_seconds: longest wait for the scores.
+        stop: set when the process has to end.
+
+    Raises:
+        StoreError: the scores did not arrive in time; the text says what is missing.
+    """
+    started = time.monotonic()
+    tag = await _free_tag(store, version, reuse=reuse)
+    await store.add_tasks(_as_evaluation(tasks, tag))
+    while (num_done := await store.count_tasks(tag=tag, status="completed")) < len(tasks):
+        if time.monotonic() - started > timeout_seconds:
+            raise StoreError(await _what_is_missing(store, tag, num_done, len(tasks)))
+        if await stopped_within(stop, _POLL_SECONDS):
+            return None
+    metrics = _metrics(await _tries(store, tag), version, time.monotonic() - started)
+    if metrics is None:
+        raise StoreError(f"evaluation {tag}: not one of {len(tasks)} questions got a score")
+    return metrics
+
+
+@dataclass(frozen=True)
+class _Tries:
+    """A question and its tries."""
+
+    task: Task
+    records: Sequence[Record]
+
+    def scores(self, *, only_version: int | None = None) -> TaskScores:
+        """Return the scores, those of one version only if one is given."""
+        kept = [r for r in self.records if only_version is None or _is_on(r, only_version)]
+        known = self.task if isinstance(self.task, MCPTask) else None
+        return TaskScores(
+            [None if record.score is None else record.score.value for record in kept],
+            scorer="" if known is None else known.scorer,
+            tags=() if known is None else known.tags,
+        )
+
+
+def _is_on(record: Record, version: int) -> bool:
+    return record.min_version == record.max_version == version
+
+
+async def _tries(store: TrajectoryStore, tag: str) -> list[_Tries]:
+    return [
+        _Tries(task, await store.records_of(task.id)) async for task in store.iter_tasks(tag=tag)
+    ]
+
+
+def _metrics(tries: Sequence[_Tries], version: int, seconds: float) -> EvalMetrics | None:
+    scores = [one.scores() for one in tries]
+    total = score_row(scores)
+    if total is None:
+        return None
+    scored = [record for one in tries for record in one.records if record.score is not None]
+    return EvalMetrics(
+        version=version,
+        reward_mean=total.mean,
+        num_tasks=total.num_tasks,
+        num_unscored=total.num_unscored,
+        num_off_version=sum(not _is_on(record, version) for record in scored),
+        total=total,
+        on_version=score_row([one.scores(only_version=version) for one in tries]),
+        by_scorer=rows_by_scorer(scores),
+        by_tag=rows_by_tag(scores),
+        seconds=seconds,
+    )
+
+
+async def stopped_within(stop: asyncio.Event, seconds: float) -> bool:
+    """Wait for `seconds`, or until `stop` is set; return whether it is."""
+    try:
+        await asyncio.wait_for(stop.wait(), seconds)
+    except TimeoutError:
+        return False
+    return True
+
+
+async def _free_tag(store: TrajectoryStore, version: int, *, reuse: bool) -> str:
+    """Return `eval@version`, with a number where that belongs to weights of a lost past.
+
+    A crash takes the run back to a checkpoint; versions after it are then made anew.
+    """
+    tag = f"eval@{version}"
+    number = 1
+    while not reuse and await store.count_tasks(tag=tag):
+        number += 1
+        tag = f"eval@{version}.{number}"
+    return tag
+
+
+def _as_evaluation(tasks: Sequence[Task], tag: str) -> list[Task]:
+    name = tag.removeprefix("eval@")
+    return [
+        task.model_copy(
+            update={
+                "id": f"eval/{name}/{task.id.rpartition('/')[2]}",
+                "split": "eval",
+                "order": position - len(tasks),
+                "tag": tag,
+            }
+        )
+        for position, task in enumerate(tasks)
+    ]
+
+
+async def _what_is_missing(store: TrajectoryStore, tag: str, num_done: int, num_tasks: int) -> str:
+    services = await store.services()
+    num_up = sum(service.status == "up" for service in services)
+    num_sampling = sum(info.status == "sampling" for info in await store.samplers())
+    return (
+        f"evaluation {tag}: {num_done} of {num_tasks} questions were finished in time; "
+        f"{num_up} inference server(s) up, {num_sampling} sampler(s) registered "
+        "(raise --eval_timeout_seconds, or look at the samplers' logs)"
+    )

@@ -1,0 +1,130 @@
+"""`SamplingScheduler`: a sampler process, from its configuration to its exit status."""
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import time
+import uuid
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from agentrl.config.sections import RootConfig
+from agentrl.rollout.async_sampler import AsyncSampler
+from agentrl.rollout.context import RolloutContext, Scoring, Summaries
+from agentrl.rollout.registry import sampler_class_for
+from agentrl.rollout.worker.attempt import MakeSampler
+from agentrl.rollout.worker.resources import open_context
+from agentrl.rollout.worker.sampling_loop import LoopState, SamplingLoop
+from agentrl.runtime.signals import INTERRUPTED, SAME_SIGNAL_SECONDS
+from agentrl.schema import Record, Split, Task
+from agentrl.store import TrajectoryStore
+
+log = logging.getLogger(__name__)
+
+
+class SamplingScheduler:
+    """Claims slots, plays and scores them, and keeps their leases alive.
+
+    `run` returns when the run is completed or failed, when there is nothing left to do and
+    `exit_when_done` is set, or after SIGTERM or SIGINT. On the first signal it stops claiming, gives
+    running rollouts `drain_seconds`, and hands the others' slots back, which does not count as an
+    attempt. On the second it ends at once and leaves the leases to expire.
+
+    Args:
+        config: the process's configuration.
+        make_sampler: makes the sampler of a slot: a class, or a function of its arguments; by
+            default the class registered for the task's kind.
+        dataset: tasks to add to the run first (idempotent, by their ids).
+        split: claim only slots of this split; None means any.
+        scoring: the scorers, needed by `MCPSampler`.
+        summaries: the browse agent, for `MCPSampler`; None leaves long texts as they are.
+    """
+
+    def __init__(
+        self,
+        config: RootConfig,
+        make_sampler: MakeSampler | None = None,
+        dataset: Iterable[Task] | None = None,
+        split: Split | None = None,
+        *,
+        scoring: Scoring | None = None,
+        summaries: Summaries | None = None,
+    ) -> None:
+        self.owner = new_owner()
+        self._config = config
+        self._make_sampler = make_sampler or _registered_sampler
+        self._dataset = dataset
+        self._splits: Collection[Split] | None = None if split is None else (split,)
+        self._scoring = scoring
+        self._summaries = summaries
+        self._stop = asyncio.Event()
+        self._abandoned = asyncio.Event()
+        self._stopped_at = 0.0
+        self._loop: SamplingLoop | None = None
+
+    @property
+    def state(self) -> LoopState | None:
+        """What the sampler is doing; None before it has begun. May be read from any thread."""
+        return None if self._loop is None else self._loop.state
+
+    async def run(self) -> int:
+        """Sample until there is a reason to end; return the process's exit status.
+
+        Raises:
+            ConfigError: something that the configuration names does not exist or is not reachable.
+            StoreError: the store was away for too long.
+        """
+        with _signals(self.stop):
+            async with open_context(self._config, self._scoring, self._summaries) as context:
+                if self._dataset is not None:
+                    log.info("%d new tasks", await context.store.add_tasks(self._dataset))
+                await self._check_scorers(context.store)
+                self._loop = SamplingLoop(context, self.owner, self._make_sampler, self._splits)
+                await self._loop.run(self._stop, self._abandoned)
+        return INTERRUPTED if self._abandoned.is_set() else 0
+
+    async def _check_scorers(self, store: TrajectoryStore) -> None:
+        """Refuse what could be played but not scored; tasks that come later are looked at then."""
+        if self._scoring is None or self._config.rollout.scoring == "elsewhere":
+            return
+        for scorer in await store.open_scorers(self._splits):
+            self._scoring.check(scorer)
+
+    def stop(self) -> None:
+        """Ask for a graceful end; asked a second time, end at once."""
+        now = time.monotonic()
+        if self._stop.is_set() and now - self._stopped_at < SAME_SIGNAL_SECONDS:
+            return
+        if self._stop.is_set():
+            log.warning("second signal: ending at once")
+            self._abandoned.set()
+        else:
+            log.info("ending: no new slots are claimed")
+            self._stopped_at = now
+        self._stop.set()
+
+
+def _registered_sampler(task: Task, record: Record, context: RolloutContext) -> AsyncSampler[Any]:
+    return sampler_class_for(task)(task, record, context)
+
+
+def new_owner() -> str:
+    """Return a lease owner string for this process: `host:pid:random`."""
+    return f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
+
+
+@contextmanager
+def _signals(handler: Callable[[], None]) -> Iterator[None]:
+    """Call `handler` on SIGTERM and SIGINT for as long as the context lasts."""
+    loop = asyncio.get_running_loop()
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    for number in numbers:
+        loop.add_signal_handler(number, handler)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)

@@ -1,0 +1,151 @@
+"""`Record`: one try of a Task. The Record document is also the claimable slot.
+
+Lifecycle (`RECORD_TRANSITIONS` is enforced by the store's update filters):
+
+    pending ──claim──> running ──finish──> finished ──score──> scored
+       ^                  │                   │  ^
+       └──release/expire──┤                   └──┘ scoring failed: lease expires, claimed again
+                          └──max_attempts──> failed
+"""
+
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Any, Literal
+
+from pydantic import Field, FiniteFloat
+
+from agentrl.schema.base import Value, utc_now
+from agentrl.schema.task import Split
+
+RecordStatus = Literal["pending", "running", "finished", "scored", "failed"]
+RECORD_TRANSITIONS: dict[RecordStatus, frozenset[RecordStatus]] = {
+    "pending": frozenset({"running"}),
+    "running": frozenset({"pending", "finished", "failed"}),
+    "finished": frozenset({"scored"}),
+    "scored": frozenset(),
+    "failed": frozenset(),
+}
+TERMINAL_STATUSES: frozenset[RecordStatus] = frozenset({"scored", "failed"})
+
+Outcome = Literal[
+    "answered",
+    "no_answer",
+    "turns_limit",
+    "length_limit",
+    "time_limit",
+    "tool_calls_limit",
+    "repetition",
+    "agent_error",
+]
+"""How a rollout ended. All of them are the policy's doing and may be trained on; a failure of the
+infrastructure is no outcome, it ends the attempt. `agent_error` is an agent's own code that could
+not go on with what the policy said."""
+
+
+class Lease(Value):
+    """Who may write to a Record, and until when."""
+
+    owner: str
+    """`host:pid:random` of the holding process."""
+    fence: int
+    """Grows with every claim of the Record; every write of the holder filters on it."""
+    expires_at: datetime
+
+
+class Attempt(Value):
+    """One holder's work on a Record, kept after it ended.
+
+    An attempt that another sampler takes up at its last durable turn has several of these, with
+    the same `attempt` and a `fence` each.
+    """
+
+    attempt: int
+    fence: int
+    owner: str
+    first_turn: int = 0
+    """Turns taken over from the holder before, who died or handed back (0: begun anew)."""
+    started_at: datetime
+    ended_at: datetime | None = None
+    ended_by: Literal["finished", "expired", "released", "error"] | None = None
+    error: str | None = None
+
+
+class Score(Value):
+    """A scorer's verdict: a fact with its origin."""
+
+    scorer: str
+    version: str = "1"
+    value: float
+    detail: str = ""
+    """What the scorer wants a reader to know (a judge's words, a normalised answer)."""
+    inputs: dict[str, Any] = Field(default_factory=dict)
+    """What the scorer was given beside the record itself (model answer, reference)."""
+    step_scores: tuple[FiniteFloat | None, ...] = ()
+    """Scores of single turns by their index, where the scorer gives any (a process reward, say).
+    Such a turn's advantage is its score, not the record's standing in its group; None, and turns
+    behind the last one, keep the latter."""
+    scored_at: datetime = Field(default_factory=utc_now)
+
+
+class Record(Value):
+    """One try of a Task: its lease while it runs, its result afterwards."""
+
+    id: str
+    """`{task_id}/{traj_id}`."""
+    task_id: str
+    split: Split
+    traj_id: int
+    """Number of the try in its group, from 0."""
+    order: int
+    """The Task's order; slots are claimed in ascending (order, traj_id)."""
+    status: RecordStatus = "pending"
+    attempt: int = 0
+    """Attempts begun so far; 0 before the first claim."""
+    fence: int = 0
+    """Claims so far; the current lease carries this number."""
+    lease: Lease | None = None
+    resumable: bool = False
+    """The current attempt's tools keep no state: another sampler may take it up at its last durable
+    turn."""
+    attempts: tuple[Attempt, ...] = ()
+    turns: tuple[str, ...] = ()
+    """Ids of the current attempt's acknowledged turns (`DispatchedSamplingTask.id`), in order."""
+    outcome: Outcome | None = None
+    final_answer: str | None = None
+    score: Score | None = None
+    """The current score. None means not yet scored, never 0."""
+    more_scores: tuple[Score, ...] = ()
+    """Scores that were computed later, one for each scorer and version (`agentrl store rescore`)."""
+    num_prompt_tokens: int = 0
+    """Tokens that came from outside the model over all turns, each counted once."""
+    num_output_tokens: int = 0
+    min_version: int | None = None
+    max_version: int | None = None
+    """Oldest and newest policy version that sampled a token of this Record."""
+    num_tool_calls: int = 0
+    error: str | None = None
+    """Why the Record is `failed`, or why its scoring was last put off."""
+    created_at: datetime = Field(default_factory=utc_now)
+    started_at: datetime | None = None
+    finished_at: datetime | None = None
+
+    def score_of(self, scorer: str, version: str | None = None) -> Score | None:
+        """Return this scorer's score, the newest of it when no version is named."""
+        return score_of((self.score, *self.more_scores), scorer, version)
+
+
+def task_of_record(record_id: str) -> str:
+    """Return the id of the Task that a Record is a try of."""
+    return record_id.rpartition("/")[0]
+
+
+def score_of(
+    scores: Iterable[Score | None], scorer: str, version: str | None = None
+) -> Score | None:
+    """Return the last of `scores` that came from this scorer (in this version), if any."""
+    fitting = [
+        score
+        for score in scores
+        if score is not None and score.scorer == scorer and version in (None, score.version)
+    ]
+    return fitting[-1] if fitting else None

@@ -1,0 +1,158 @@
+"""`Run`: the one document that steers a run, and the processes that take part in it."""
+
+from datetime import datetime
+from typing import Any, Literal
+
+from pydantic import Field
+
+from agentrl.schema.base import Value, utc_now
+from agentrl.schema.record import Lease
+
+SCHEMA_VERSION = 2
+RunStatus = Literal["created", "training", "completed", "failed"]
+
+
+class Control(Value):
+    """What may be changed while the run is going on; samplers and trainer look every second.
+
+    None means: what the process was started with.
+    """
+
+    sampling_paused: bool = False
+    """Samplers claim no further slots; what is being played is played to its end."""
+    max_staleness: int = Field(default=1, ge=0)
+    """S of the freshness rules, in policy versions."""
+    groups_per_step: int = Field(default=1, ge=1)
+    """Groups that one optimizer step consumes."""
+    concurrency: int | None = Field(default=None, ge=1)
+    """Rollouts that one sampler process plays at the same time."""
+    temperature: float | None = Field(default=None, ge=0.0)
+    """Of training rollouts, like all sampling parameters below; evaluations keep theirs."""
+    top_p: float | None = Field(default=None, gt=0.0, le=1.0)
+    top_k: int | None = Field(default=None, ge=-1)
+    min_p: float | None = Field(default=None, ge=0.0, le=1.0)
+    presence_penalty: float | None = Field(default=None, ge=-2.0, le=2.0)
+    frequency_penalty: float | None = Field(default=None, ge=-2.0, le=2.0)
+    repetition_penalty: float | None = Field(default=None, gt=0.0, le=2.0)
+    max_new_tokens: int | None = Field(default=None, ge=1)
+    scorer: str | None = Field(default=None, min_length=1)
+    """Name of the scorer of training rollouts, in place of the one that their task names."""
+
+    def sampling(self) -> dict[str, float | int]:
+        """Return the sampling parameters that are set, by their names in `SamplingParams`."""
+        values = {name: getattr(self, name) for name in _SAMPLING_CONTROLS}
+        return {name: value for name, value in values.items() if value is not None}
+
+
+_SAMPLING_CONTROLS = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "max_new_tokens",
+)
+
+
+class ControlChange(Value):
+    """One change of a run's controls: the audit trail."""
+
+    at: datetime
+    by: str
+    before: dict[str, Any] = Field(default_factory=dict)
+    after: dict[str, Any] = Field(default_factory=dict)
+
+
+class Run(Value):
+    """State of the run; its `_id` is the run's name, which is also the database's."""
+
+    name: str
+    schema_version: int = SCHEMA_VERSION
+    status: RunStatus = "created"
+    config: dict[str, Any] = Field(default_factory=dict)
+    """The resolved configuration, secrets left out."""
+    control: Control = Field(default_factory=Control)
+    control_log: tuple[ControlChange, ...] = ()
+    """The last changes of `control`, oldest first."""
+    flag_control: Control | None = None
+    """What the trainer's flags said when it was last started. A restart applies only flags that
+    differ from these, so that it takes no live change back."""
+    policy_version: int = 0
+    """The version that servers are expected to serve."""
+    admitted_groups: int = 0
+    """Slots of training groups with `order` below this may be claimed. The trainer keeps it at
+    (groups consumed, dropped ones included) + (max_staleness + 1) * groups_per_step, so running
+    and finished-but-untrained records stay within that many steps' worth."""
+    trainer_leases: dict[str, Lease] = Field(default_factory=dict)
+    """Consumer name -> lease of the trainer that holds it."""
+    trainer_has_device: bool = False
+    """The servers are asleep, or are told to be, and the trainer computes on their device. Means
+    nothing once the trainer's lease has run out."""
+    created_at: datetime = Field(default_factory=utc_now)
+    updated_at: datetime = Field(default_factory=utc_now)
+
+
+ServiceStatus = Literal["up", "updating", "asleep", "down"]
+"""`updating` and `asleep` servers hold requests until they go on; `asleep`: the memory of weights and
+cache is the trainer's."""
+
+_FULL_SHARE = 0.9
+_QUEUE_SHARE = 8
+
+
+class ServerLoad(Value):
+    """How busy an inference server said it was."""
+
+    num_running: int
+    num_waiting: int
+    num_used_tokens: int = 0
+    """Tokens whose keys and values running requests hold."""
+    token_usage: float
+    """Share of the room for keys and values that running requests take."""
+    at: datetime = Field(default_factory=utc_now)
+
+    @property
+    def is_pressed(self) -> bool:
+        """Whether further requests would only wait, or push others out of the cache.
+
+        A few that wait are no sign of it: requests that came during a step wait for the next.
+        """
+        queue = max(1, self.num_running // _QUEUE_SHARE)
+        return self.token_usage >= _FULL_SHARE or self.num_waiting > queue
+
+
+class InferenceService(Value):
+    """An inference server that registered itself and heartbeats."""
+
+    id: str
+    base_url: str
+    backend: Literal["embedded", "sglang"]
+    model_path: str
+    status: ServiceStatus = "up"
+    policy_version: int = 0
+    adapter: str | None = None
+    """Name of the adapter that requests have to name for that version; None for the model alone."""
+    error: str | None = None
+    load: ServerLoad | None = None
+    """As of the last heartbeat; None where the server does not tell, or is being updated."""
+    started_at: datetime = Field(default_factory=utc_now)
+    heartbeat_at: datetime = Field(default_factory=utc_now)
+
+
+class SamplerInfo(Value):
+    """A sampler process as it last reported itself."""
+
+    id: str
+    """The lease owner string of the process."""
+    host: str
+    pid: int
+    status: Literal["sampling", "draining", "stopped"] = "sampling"
+    num_running: int = 0
+    num_finished: int = 0
+    num_output_tokens: int = 0
+    seconds_waiting: dict[str, float] = Field(default_factory=dict)
+    """Time spent with nothing to do, by reason (`admission`, `no_task`, `no_server`, `paused`)."""
+    started_at: datetime = Field(default_factory=utc_now)
+    heartbeat_at: datetime = Field(default_factory=utc_now)

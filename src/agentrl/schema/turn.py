@@ -1,0 +1,178 @@
+"""`DispatchedSamplingTask`: one model call of a Record, stored as what it added to its parent.
+
+The prompt of a turn is not stored. It is `full(parent)[:shared_len] + added_ids`, where
+`full(turn) = prompt(turn) + output_ids(turn)`; `rebuild_prompts` does the sum. Storage therefore
+grows with the tokens and not with turns times tokens.
+"""
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, Literal
+
+import numpy as np
+from pydantic import Field
+
+from agentrl.schema.base import Logprobs, Message, TokenIds, Value, utc_now
+from agentrl.schema.grammar import Grammar
+
+FinishReason = Literal["stop", "length", "abort"]
+
+
+class VersionSpan(Value):
+    """Output tokens `[start, end)` of one turn were sampled by policy `version`."""
+
+    version: int
+    start: int
+    end: int
+
+
+class SamplingParams(Value):
+    """How tokens are drawn. Everything is sent explicitly, so no server default can leak in."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    max_new_tokens: int = 512
+    stop_token_ids: tuple[int, ...] = ()
+    stop: tuple[str, ...] = ()
+    """Texts that end the generation; what was sampled of them stays part of the output."""
+    seed: int | None = None
+    grammar: Grammar | None = None
+    """What the reply was held to. Its behavior logprobs are then those of the tokens that the
+    grammar allowed, and a policy that is not held gives each of them less: with the same weights,
+    the importance ratio of a token is the share of the policy's probability that was allowed
+    there."""
+
+
+class ToolCall(Value):
+    """A call that the model made, as parsed from its output."""
+
+    id: str
+    name: str
+    arguments: dict[str, Any] = Field(default_factory=dict)
+    format_error: str | None = None
+    """Why the call could not be parsed; `name` and `arguments` are then what could be saved."""
+
+
+class ToolResult(Value):
+    """What a tool answered: an observation for the model."""
+
+    call_id: str
+    name: str
+    content: str
+    is_error: bool = False
+    """The tool itself reported an error. A failure of the infrastructure is not a ToolResult."""
+    seconds: float = 0.0
+    images: tuple[str, ...] = ()
+    """Images that the model is shown with `content`: addresses of stored images; `data:` URLs until
+    they are."""
+
+
+class DispatchedSamplingTask(Value):
+    """One model call: context added, tokens sampled, tool results it led to."""
+
+    id: str
+    """`{record_id}/{fence}/{index}`: a holder that lost its lease can never overwrite a turn."""
+    record_id: str
+    task_id: str
+    attempt: int
+    index: int
+    """Position among the attempt's turns, from 0."""
+    parent: int | None = None
+    """`index` of the turn whose tokens this prompt starts with; None for a fresh context."""
+    shared_len: int = 0
+    """Number of leading tokens of `full(parent)` that the prompt repeats."""
+    added_ids: TokenIds
+    """Prompt ids after the shared part, int32 [A]."""
+    shared_images: int = 0
+    """Number of leading images of the parent's prompt that this prompt repeats."""
+    added_images: tuple[str, ...] = ()
+    """Addresses of the images whose placeholders stand in `added_ids`, in order. Every image is one
+    placeholder there; what the server puts in its place is not stored."""
+    output_ids: TokenIds
+    """Sampled ids, the end-of-turn token included, int32 [T]."""
+    output_logprobs: Logprobs
+    """Behavior logprobs (after temperature), float32 [T]."""
+    version_spans: tuple[VersionSpan, ...]
+    routed_experts: bytes = b""
+    """With `router_replay`: the experts that the server's routers chose, token by token and layer
+    by layer (see `schema.routing`)."""
+    routed_bytes: Literal[1, 2] = 1
+    """Bytes of one of them: 2 where there are more than 256 experts."""
+    added_messages: tuple[Message, ...] = ()
+    """Messages added to the context since the parent, except its tool results; where the context
+    was rewritten (`branch_reason`), all that is left of it."""
+    tools: tuple[dict[str, Any], ...] = ()
+    """OpenAI-form schemas of the tools shown to the model; given on root turns only."""
+    output_text: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_results: tuple[ToolResult, ...] = ()
+    finish_reason: FinishReason
+    branch_reason: str | None = None
+    """Why the prompt does not extend its parent in full (`drift`, `discard_all_tools`, ...)."""
+    trainable: bool = True
+    """False for calls to a model that is not being trained; they have no token ids."""
+    model: str = ""
+    """Name of the model where it is not the policy."""
+    advantage: float | None = None
+    """Per-turn override from the rollout (0 for a format error), combined by the trainer."""
+    sampling_params: SamplingParams
+    server: str = ""
+    cached_tokens: int = 0
+    num_retractions: int = 0
+    started_at: datetime = Field(default_factory=utc_now)
+    finished_at: datetime = Field(default_factory=utc_now)
+
+
+def token_versions(turn: DispatchedSamplingTask) -> np.ndarray:
+    """Return the policy version of every output token, int32 [T]."""
+    versions = np.zeros(len(turn.output_ids), dtype=np.int32)
+    for span in turn.version_spans:
+        versions[span.start : span.end] = span.version
+    return versions
+
+
+def rebuild_images(turns: Sequence[DispatchedSamplingTask]) -> list[tuple[str, ...]]:
+    """Return the addresses of the images in every turn's prompt, in their order.
+
+    Args:
+        turns: all turns of the attempt, in order of `index` from 0.
+    """
+    images: list[tuple[str, ...]] = []
+    for turn in turns:
+        shared = () if turn.parent is None else images[turn.parent][: turn.shared_images]
+        images.append((*shared, *turn.added_images))
+    return images
+
+
+def rebuild_prompts(turns: Sequence[DispatchedSamplingTask]) -> list[np.ndarray]:
+    """Return the prompt ids of every turn of one attempt, int32 [P_i], as sent to the engine.
+
+    Args:
+        turns: all turns of the attempt, in order of `index` from 0.
+
+    Raises:
+        ValueError: a turn names a parent that is not before it, or shares more than there is.
+    """
+    prompts: list[np.ndarray] = []
+    for position, turn in enumerate(turns):
+        if turn.index != position:
+            raise ValueError(f"turn {turn.id}: expected index {position}, found {turn.index}")
+        if turn.parent is None:
+            shared = np.empty(0, dtype=np.int32)
+        else:
+            if not 0 <= turn.parent < position:
+                raise ValueError(f"turn {turn.id}: its parent {turn.parent} is not before it")
+            parent_full = np.concatenate([prompts[turn.parent], turns[turn.parent].output_ids])
+            if turn.shared_len > len(parent_full):
+                raise ValueError(
+                    f"turn {turn.id}: shares {turn.shared_len} tokens of a parent "
+                    f"that has {len(parent_full)}"
+                )
+            shared = parent_full[: turn.shared_len]
+        prompts.append(np.concatenate([shared, turn.added_ids]).astype(np.int32))
+    return prompts

@@ -1,0 +1,127 @@
+"""One live SDK client of an MCP server, over whichever transport it is reached."""
+
+import asyncio
+import logging
+import sys
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import httpx2
+from mcp import Client, StdioServerParameters, stdio_client
+from mcp.client import Transport
+from mcp.client.sse import sse_client
+from mcp.client.streamable_http import streamable_http_client
+from mcp.types import Implementation
+
+from agentrl.tools.call_failures import describe
+from agentrl.tools.http_transport import MAX_MESSAGE_BYTES, FailureReportingTransport
+from agentrl.tools.json_repair import mending
+from agentrl.tools.server_config import McpServer, ToolsConfig, http_headers
+
+logger = logging.getLogger(__name__)
+
+_CLIENT_INFO = Implementation(name="agentrl", version="0.1.0")
+_READ_MARGIN_SECONDS = 30.0  # HTTP waits longer than the call may take, so that the call decides
+
+
+class Session:
+    """A live SDK client, owned by one task: the SDK must be left by the task that entered it."""
+
+    def __init__(self, server: McpServer, config: ToolsConfig) -> None:
+        self._server = server
+        self._config = config
+        self._stop = asyncio.Event()
+        self._opened: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
+        self._task = asyncio.create_task(self._own())
+
+    @property
+    def alive(self) -> bool:
+        """Whether the connection was not lost or closed, as far as is known."""
+        return not self._task.done()
+
+    async def opened(self) -> Client:
+        """Wait until the handshake is done, and raise what went wrong with it."""
+        limit = (
+            self._config.start_timeout_seconds
+            if self._server.transport == "stdio"
+            else self._config.connect_timeout_seconds
+        )
+        waiting = asyncio.timeout(limit)
+        try:
+            async with waiting:
+                return await asyncio.shield(self._opened)
+        except BaseException as error:
+            await self.close()
+            if isinstance(error, TimeoutError) and waiting.expired():
+                raise TimeoutError(f"no answer within {limit:g} s") from None
+            raise
+
+    async def close(self) -> None:
+        """Close the connection; a started command is ended with it."""
+        self._stop.set()
+        if not self._opened.done():
+            self._task.cancel()
+        await asyncio.wait([self._task])
+
+    async def _own(self) -> None:
+        try:
+            async with _open_client(self._server, self._config) as client:
+                self._opened.set_result(client)
+                await self._stop.wait()
+        except Exception as error:  # noqa: BLE001  whatever ended it, callers learn of it
+            if self._opened.done():
+                logger.warning("lost MCP server at %s: %s", self._server.address, describe(error))
+            else:
+                self._opened.set_exception(error)
+        finally:
+            if not self._opened.done():
+                self._opened.cancel()
+
+
+@asynccontextmanager
+async def _open_client(server: McpServer, config: ToolsConfig) -> AsyncIterator[Client]:
+    timeout = server.call_timeout_seconds or config.call_timeout_seconds
+    async with AsyncExitStack() as stack:
+        transport: Transport
+        if server.transport == "stdio":
+            transport = mending(
+                stdio_client(_stdio_parameters(server), errlog=sys.stderr), server.address
+            )
+        elif server.transport == "sse":
+            transport = mending(
+                sse_client(
+                    server.url or "",
+                    headers=http_headers(server, config),
+                    timeout=config.connect_timeout_seconds,
+                    sse_read_timeout=timeout + _READ_MARGIN_SECONDS,
+                ),
+                server.address,
+            )
+        else:
+            http = httpx2.AsyncClient(
+                headers=http_headers(server, config),
+                timeout=httpx2.Timeout(
+                    config.connect_timeout_seconds, read=timeout + _READ_MARGIN_SECONDS
+                ),
+                transport=FailureReportingTransport(),
+            )
+            await stack.enter_async_context(http)
+            transport = streamable_http_client(
+                server.url or "", http_client=http, max_sse_event_size=MAX_MESSAGE_BYTES
+            )
+        # Newer protocol versions have no sessions over HTTP; a server that keeps its state in the
+        # session is spoken to in the older way.
+        mode = "legacy" if server.per_rollout else "auto"
+        yield await stack.enter_async_context(
+            Client(transport, client_info=_CLIENT_INFO, cache=None, mode=mode)
+        )
+
+
+def _stdio_parameters(server: McpServer) -> StdioServerParameters:
+    return StdioServerParameters(
+        command=server.command or "",
+        args=list(server.args),
+        env={name: value.get_secret_value() for name, value in server.env.items()},
+        cwd=server.cwd,
+        encoding_error_handler="replace",
+    )

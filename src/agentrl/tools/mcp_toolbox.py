@@ -1,0 +1,243 @@
+"""The tools of a run's MCP servers as one box. The only door to MCP."""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any
+
+from mcp import MCPError
+from mcp.types import Tool
+
+from agentrl.errors import ConfigError, ToolError
+from agentrl.schema import ToolResult
+from agentrl.tools.aggregator import AggregatedServer, Aggregator
+from agentrl.tools.call_failures import CallTimedOut, InvalidResult
+from agentrl.tools.connection import ServerConnection
+from agentrl.tools.content import cut_middle, result_images, result_text
+from agentrl.tools.selection import check_filters, select_tools
+from agentrl.tools.server_config import ToolsConfig
+from agentrl.tools.toolbox import ToolSpec
+
+logger = logging.getLogger(__name__)
+
+Connection = ServerConnection | AggregatedServer
+
+
+@dataclass(frozen=True)
+class _Said:
+    """What came of a call."""
+
+    text: str
+    is_error: bool
+    images: tuple[str, ...] = ()
+
+
+class McpToolBox:
+    """Tools of one or more MCP servers; one connection a server, shared by all rollouts."""
+
+    def __init__(
+        self,
+        config: ToolsConfig,
+        specs: Sequence[ToolSpec],
+        connections: Mapping[str, Connection],
+    ) -> None:
+        """Offer `specs`, called over `connections`; `connect_tools` is the way to a box."""
+        self._config = config
+        self.offer(specs, connections)
+
+    def offer(self, specs: Sequence[ToolSpec], connections: Mapping[str, Connection]) -> None:
+        """Offer these tools from now on; rollouts that have begun keep theirs."""
+        self._specs = tuple(specs)
+        self._by_name = {spec.name: spec for spec in specs}
+        self._connections = dict(connections)
+
+    @property
+    def specs(self) -> tuple[ToolSpec, ...]:
+        """The tools on offer, ordered by server and then as the server lists them."""
+        return self._specs
+
+    async def call(
+        self, name: str, arguments: Mapping[str, Any], *, call_id: str = ""
+    ) -> ToolResult:
+        """Call a tool.
+
+        What the model can do something about comes back as a result with `is_error`: an unknown
+        name, arguments that the server refuses, a tool's own error, a tool that takes too long.
+
+        Raises:
+            ToolError: the server is unreachable, or was lost where repeating might do harm.
+        """
+        started = time.monotonic()
+        spec = self._by_name.get(name)
+        if spec is None:
+            said = _Said(self._unknown(name), is_error=True)
+        else:
+            said = await self._call(spec, arguments)
+        return ToolResult(
+            call_id=call_id,
+            name=name,
+            content=said.text,
+            is_error=said.is_error,
+            seconds=time.monotonic() - started,
+            images=said.images,
+        )
+
+    @asynccontextmanager
+    async def for_rollout(self) -> AsyncIterator["McpToolBox"]:
+        """Yield the box that one rollout is to use; its tools stay what they are now.
+
+        Servers that keep state in the session (`per_rollout`) get a connection of its own, which
+        is opened at its first call and closed at the end; the others stay shared.
+        """
+        own = {
+            name: ServerConnection(name, connection.server, self._config)
+            for name, connection in self._connections.items()
+            if connection.server.per_rollout
+        }
+        try:
+            yield McpToolBox(self._config, self._specs, {**self._connections, **own})
+        finally:
+            for connection in own.values():
+                await connection.close()
+
+    async def _call(self, spec: ToolSpec, arguments: Mapping[str, Any]) -> _Said:
+        limit = self._config.max_result_chars
+        try:
+            result = await self._connections[spec.server].call_tool(
+                spec.remote_name, arguments, repeatable=spec.repeatable
+            )
+        except MCPError as error:
+            return _Said(cut_middle(f"Error: {error.message}", limit), is_error=True)
+        except CallTimedOut as error:
+            return _Said(f"Error: {error}", is_error=True)
+        except InvalidResult as error:
+            text = f"Error: the tool's result is invalid: {error}"
+            return _Said(cut_middle(text, limit), is_error=True)
+        show_images = self._config.show_images
+        return _Said(
+            result_text(result, limit, show_images=show_images),
+            is_error=bool(result.is_error),
+            images=result_images(result) if show_images else (),
+        )
+
+    def _unknown(self, name: str) -> str:
+        near = get_close_matches(name, self._by_name, n=1)
+        hint = f" Did you mean {near[0]}?" if near else ""
+        return f"Error: there is no tool named {name!r}.{hint} Tools: {', '.join(self._by_name)}"
+
+
+Server = ServerConnection | Aggregator
+Offer = Mapping[str, tuple[Sequence[Tool], Connection]]
+"""What a configured server offers: its tools, or those of each server behind it, by name."""
+
+
+@asynccontextmanager
+async def connect_tools(config: ToolsConfig) -> AsyncIterator[McpToolBox]:
+    """Connect to all selected servers and offer their tools, as they list them from time to time.
+
+    Raises:
+        ToolError: a server cannot be reached.
+        ConfigError: a tool named in the configuration does not exist.
+    """
+    servers: dict[str, Server] = {
+        name: (Aggregator if server.transport == "aggregator" else ServerConnection)(
+            name, server, config
+        )
+        for name, server in config.selected.items()
+    }
+    async with AsyncExitStack() as stack:
+        for server in servers.values():
+            stack.push_async_callback(server.close)
+        answers = await asyncio.gather(
+            *(_offer(name, server) for name, server in servers.items()),
+            return_exceptions=True,  # so that every connection has settled before it is closed
+        )
+        offers: dict[str, Offer] = {}
+        for name, answer in zip(servers, answers, strict=True):
+            if isinstance(answer, BaseException):
+                raise answer
+            offers[name] = answer
+        listed, connections = _merged(offers, config)
+        check_filters(listed, config)
+        box = McpToolBox(config, select_tools(listed, config), connections)
+        refreshing = asyncio.create_task(_refresh(box, servers, offers, config))
+        try:
+            yield box
+        finally:
+            refreshing.cancel()
+            with suppress(asyncio.CancelledError):
+                await refreshing
+
+
+async def _refresh(
+    box: McpToolBox, servers: Mapping[str, Server], offers: dict[str, Offer], config: ToolsConfig
+) -> None:
+    """Let the box offer what its servers offer by now; those that do not answer, as before."""
+    while True:
+        await asyncio.sleep(config.refresh_seconds)
+        for name, server in servers.items():
+            try:
+                offers[name] = await _offer(name, server, again=True)
+            except ToolError as error:
+                logger.warning("the tools stay as they were: %s", error)
+        try:
+            listed, connections = _merged(offers, config)
+        except ConfigError as error:
+            logger.warning("the tools stay as they were: %s", error)
+            continue
+        specs = tuple(select_tools(listed, config))
+        if specs != box.specs:
+            logger.warning("the tools have changed, and are now: %s", [spec.name for spec in specs])
+        box.offer(specs, connections)
+
+
+async def _offer(name: str, server: Server, *, again: bool = False) -> Offer:
+    if isinstance(server, ServerConnection):
+        tools = await (server.list_tools_again() if again else server.list_tools())
+        return {name: (tools, server)}
+    return {
+        inner: (tools, AggregatedServer(server, inner))
+        for inner, tools in (await server.list_tools()).items()
+    }
+
+
+def _merged(
+    offers: Mapping[str, Offer], config: ToolsConfig
+) -> tuple[dict[str, Sequence[Tool]], dict[str, Connection]]:
+    """Return tools and connections of all servers in use, by name.
+
+    Raises:
+        ConfigError: two servers have one name, or one in use has none.
+    """
+    listed: dict[str, Sequence[Tool]] = {}
+    connections: dict[str, Connection] = {}
+    for behind, offer in offers.items():
+        for name, (tools, connection) in offer.items():
+            if name in connections:
+                raise ConfigError(f"two MCP servers are called {name!r}; rename one in mcpServers")
+            connections[name] = connection
+            if config.server_names is None or not {name, behind}.isdisjoint(config.server_names):
+                listed[name] = tools
+    if config.server_names is not None:
+        config.check_server_names({*connections, *config.servers})
+    return listed, connections
+
+
+async def probe(config: ToolsConfig) -> tuple[ToolSpec, ...]:
+    """Connect once, list the tools and disconnect; for checks before anything starts.
+
+    Raises:
+        ConfigError: a server cannot be reached (its address is named), or there is no tool.
+    """
+    try:
+        async with connect_tools(config.model_copy(update={"max_retries": 0})) as box:
+            specs = box.specs
+    except ToolError as error:
+        raise ConfigError(str(error)) from error
+    if not specs:
+        raise ConfigError("the MCP servers offer no tools")
+    return specs

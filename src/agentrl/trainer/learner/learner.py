@@ -1,0 +1,408 @@
+"""One rank's model and optimizer: micro-batches in, one optimizer step out.
+
+Knows nothing of the store, of servers, or of what the terms came from.
+"""
+
+import math
+import os
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import astuple, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.device_mesh import DeviceMesh
+
+from agentrl.config.sections import AlgorithmSection, ModelSection, TrainerSection
+from agentrl.data import MicroBatch
+from agentrl.distributed import (
+    Ranks,
+    StateWriter,
+    clip_gradients,
+    full_state_dict,
+    load_sharded_state_dict,
+    read_state,
+    shard_model,
+    sharded_state_dict,
+    whole_tensor,
+)
+from agentrl.distributed.buckets import Bucket, in_buckets
+from agentrl.errors import ConfigError
+from agentrl.models.adapter_files import AdapterShape
+from agentrl.models.export import read_tokenizer_files, save_hf
+from agentrl.models.flops import FlopCount, peak_tflops
+from agentrl.models.load import ATTENTION, load_policy
+from agentrl.models.lora import (
+    BasePolicy,
+    adapter_tensors,
+    add_adapter,
+    has_adapter,
+    load_adapter,
+    save_adapter,
+    start_adapter,
+)
+from agentrl.models.parallel import parallelize
+from agentrl.models.policy import PolicyModel
+from agentrl.models.weights import checkpoint_tensors
+from agentrl.trainer.learner.host_memory import move_state
+from agentrl.trainer.learner.merge_check import STEP_TOLERANCE, MergeCheck, check_merge
+from agentrl.trainer.learner.optimizer import learning_rate, make_optimizer
+from agentrl.trainer.learner.passes import PassOutcome, forward_backward, frozen_logprobs
+from agentrl.trainer.learner.precision import Precision, set_config_dtype
+from agentrl.trainer.learner.term_stats import TermStats, TermTrace, term_stats
+from agentrl.trainer.learner.turn_ratios import TurnRatios, joined, measure
+from agentrl.trainer.start_weights import StartWeights, adapter_shape
+
+_WRAPPER_PREFIX = "model."
+
+
+@dataclass(frozen=True)
+class StepOutcome:
+    """What one optimizer step did; means are over all loss terms of the step."""
+
+    loss: float
+    grad_norm: float
+    learning_rate: float
+    num_terms: int
+    terms: TermStats
+    """Ratios, clipping and divergence from the sampler; complete on rank 0 only."""
+    flops: float
+    """Floating-point operations of all ranks' forward and backward passes."""
+    peak_tflops: float | None
+    """What one device does at best, where that is known."""
+    entropy: float | None
+    mask_fraction: float
+    """Share of the terms that an importance correction masked."""
+    kl: float | None
+    """Mean KL estimate against the reference model, if there is one."""
+    seconds: dict[str, float]
+    """Wall time of `forward_backward` and `optimizer` on this rank."""
+    ratios: TurnRatios
+    """Turn by turn; complete on rank 0 only."""
+    skipped: str | None = None
+    """Why no step was made: `non_finite_loss` or `non_finite_gradient`."""
+
+
+class Learner:
+    """Model and optimizer of one rank."""
+
+    def __init__(
+        self,
+        start: StartWeights,
+        *,
+        ranks: Ranks,
+        model: ModelSection,
+        trainer: TrainerSection,
+        algorithm: AlgorithmSection,
+        seed: int,
+        reference_path: Path | None = None,
+        starts_in_host_memory: bool = False,
+    ) -> None:
+        """Load the weights.
+
+        Args:
+            start: weights to begin with; the model's tokenizer files go along with every export.
+            ranks: this process among its peers.
+            model: precision, code trust and adapter.
+            trainer: optimizer settings.
+            algorithm: loss settings.
+            seed: of whatever is random in training.
+            reference_path: model of the KL penalty. Without it, and with a KL penalty, an adapter is
+                held against its own base model.
+            starts_in_host_memory: load nothing to the device before `move` says so.
+
+        Raises:
+            ConfigError: the model cannot be loaded, or an optimizer argument is wrong.
+        """
+        _seed_everything(seed)
+        if trainer.full_determinism:
+            # Read when CUDA's matrix library starts, which is later.
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(trainer.full_determinism)
+        self._ranks = ranks
+        self._trainer = trainer
+        self._algorithm = algorithm
+        self._tokenizer_files = read_tokenizer_files(start.model_path)
+        self._precision = Precision.of(model.torch_dtype, ranks.device)
+        if model.attention_implementation == "varlen" and not self._precision.is_mixed:
+            raise ConfigError(
+                "--attention_implementation varlen computes in bfloat16; give --torch_dtype "
+                "bfloat16, or use flex or sdpa"
+            )
+        attention = ATTENTION[model.attention_implementation]
+        adapter = adapter_shape(model)
+        mesh = None if ranks.world_size == 1 else ranks.shape.build(ranks.device)
+        self._policy = load_policy(
+            start.model_path,
+            # What is frozen is only ever used in compute precision.
+            dtype=self._precision.master if adapter is None else self._precision.compute,
+            device=ranks.device,
+            attention=attention,
+            trust_remote_code=model.trust_remote_code,
+            gradient_checkpointing=trainer.gradient_checkpointing,
+            prepare=lambda policy: self._prepare(policy, mesh, adapter),
+            cpu_offload=trainer.cpu_offload or starts_in_host_memory,
+        )
+        if start.adapter_path is not None:
+            load_adapter(self._policy, start.adapter_path)
+        elif adapter is not None:
+            start_adapter(self._policy, seed)
+        self._flops = FlopCount.of(self._policy)
+        self._reference: nn.Module | None = None
+        if reference_path is not None:
+            self._reference = load_policy(
+                reference_path,
+                dtype=self._precision.master,
+                device=ranks.device,
+                attention=attention,
+                trust_remote_code=model.trust_remote_code,
+                prepare=lambda policy: self._prepare(policy, mesh, None),
+                cpu_offload=trainer.cpu_offload or starts_in_host_memory,
+            ).requires_grad_(requires_grad=False)
+        elif algorithm.kl_coefficient and adapter is not None:
+            self._reference = BasePolicy(self._policy)
+        trained = (p for p in self._policy.parameters() if p.requires_grad)
+        self._optimizer = make_optimizer(trained, trainer)
+        self._writer = StateWriter(ranks)
+        self._num_done = 0
+
+    @property
+    def pair_cost(self) -> float:
+        """Return the work of a visible pair over that of a token outside attention."""
+        return self._flops.pair_cost
+
+    def _prepare(
+        self, policy: PolicyModel, mesh: DeviceMesh | None, adapter: AdapterShape | None
+    ) -> None:
+        if adapter is not None:
+            add_adapter(policy.model, adapter, dtype=self._precision.master)
+        parallelize(policy, mesh)
+        shard_model(
+            policy,
+            self._ranks,
+            mesh,
+            compute_dtype=self._precision.compute,
+            cpu_offload=self._trainer.cpu_offload,
+        )
+
+    def train(self, micro_batches: Sequence[MicroBatch]) -> StepOutcome:
+        """Accumulate the gradients of all micro-batches and make one optimizer step (collective).
+
+        The weights of the terms sum up over all micro-batches of all ranks; nothing is divided
+        here. A loss or gradient that is not finite leaves the model as it was.
+        """
+        started = time.monotonic()
+        sums = _Sums()
+        made = [self._accumulate(micro_batch, sums) for micro_batch in micro_batches]
+        ratios = joined([turns for turns, _ in made])
+        trace = TermTrace.joined([terms for _, terms in made])
+        totals = _Sums(*self._ranks.sum(sums.as_list()))
+        accumulated = time.monotonic()
+        grad_norm = clip_gradients(self._policy.parameters(), self._trainer.max_grad_norm)
+        rate = learning_rate(self._trainer, self._num_done)
+        skipped = None
+        if not math.isfinite(totals.loss):
+            skipped = "non_finite_loss"
+        elif not math.isfinite(grad_norm):
+            skipped = "non_finite_gradient"
+        else:
+            for group in self._optimizer.param_groups:
+                group["lr"] = rate
+            self._optimizer.step()
+        self._num_done += 1
+        self._optimizer.zero_grad(set_to_none=True)
+        count = max(totals.num_terms, 1.0)
+        return StepOutcome(
+            loss=totals.loss,
+            grad_norm=grad_norm,
+            learning_rate=rate,
+            num_terms=int(totals.num_terms),
+            terms=term_stats(TermTrace.joined(self._ranks.gather_shares(trace))),
+            flops=totals.flops,
+            peak_tflops=self._trainer.peak_tflops or peak_tflops(self._ranks.device),
+            entropy=totals.entropy / count if self._trainer.log_entropy else None,
+            mask_fraction=totals.num_masked / count,
+            kl=totals.kl / count if self._reference is not None else None,
+            seconds={
+                "forward_backward": accumulated - started,
+                "optimizer": time.monotonic() - accumulated,
+            },
+            ratios=joined(self._ranks.gather_shares(ratios)),
+            skipped=skipped,
+        )
+
+    def evaluate(self, micro_batches: Sequence[MicroBatch]) -> float:
+        """Return the mean negative logprob of the terms of all ranks (collective)."""
+        total, num_terms = 0.0, 0
+        for batch in micro_batches:
+            logprobs = frozen_logprobs(
+                self._policy,
+                batch,
+                chunk_size=self._trainer.loss_seq_chunk_size,
+                autocast=self._precision.autocast(self._ranks),
+            )
+            total -= float(logprobs.double().sum())
+            num_terms += batch.row.num_terms
+        total, count = self._ranks.sum([total, num_terms])
+        return total / max(count, 1.0)
+
+    def check_merge(
+        self, merged: Sequence[MicroBatch], separate: Sequence[MicroBatch]
+    ) -> MergeCheck:
+        """Compare the step's gradient with that of its turns by themselves (collective).
+
+        Args:
+            merged: micro-batches as they are going to be trained on.
+            separate: of the same turns without merging.
+        """
+        algorithm = self._algorithm
+        if self._precision.is_mixed:
+            # Rounding moves terms over a clip bound, and then it is not merging that differs.
+            algorithm = algorithm.model_copy(update={"loss_calculator": "REINFORCE"})
+        return check_merge(
+            self._policy,
+            merged,
+            separate,
+            accumulate=lambda batch: self._pass(batch, algorithm).loss,
+            tolerance=STEP_TOLERANCE[self._precision.compute],
+            ranks=self._ranks,
+        )
+
+    def export(self, path: Path) -> None:
+        """Write the weights, in compute precision, as a Hugging Face directory on rank 0.
+
+        Of a policy with an adapter, the adapter is written, as PEFT does. Collective.
+        """
+        dtype = self._precision.compute
+        if has_adapter(self._policy):
+            tensors = adapter_tensors(self._policy)
+            if self._ranks.is_main:
+                save_adapter(self._policy, path, tensors, dtype=dtype)
+            self._ranks.barrier()
+            return
+        state = full_state_dict(self._policy, self._ranks)
+        if self._ranks.is_main:
+            save_hf(
+                self._policy,
+                path,
+                tokenizer_files=self._tokenizer_files,
+                state_dict={k.removeprefix(_WRAPPER_PREFIX): v.to(dtype) for k, v in state.items()},
+            )
+            if self._precision.is_mixed:
+                set_config_dtype(path, dtype)
+        self._ranks.barrier()
+
+    def send_weights(self, max_bytes: int, sink: Callable[[Bucket], None] | None) -> None:
+        """Gather the weights, in compute precision, part by part (collective).
+
+        Args:
+            max_bytes: size of a part, if no single tensor is larger.
+            sink: called on rank 0 with every part, under the names of a checkpoint.
+        """
+        for bucket in in_buckets(self._gathered(), max_bytes):
+            if sink is not None:
+                sink(bucket)
+
+    def _gathered(self) -> Iterator[list[tuple[str, torch.Tensor]]]:
+        """Yield the tensors that every parameter is in a checkpoint; nothing but on rank 0."""
+        for name, part in sharded_state_dict(self._policy).items():
+            whole = whole_tensor(part.to(self._ranks.device, self._precision.compute))
+            if self._ranks.is_main:
+                yield checkpoint_tensors(name.removeprefix(_WRAPPER_PREFIX), whole)
+
+    def move(self, *, to_device: bool) -> None:
+        """Bring weights and optimizer state to the device, or take them to host memory."""
+        models = [self._policy] if self._reference is None else [self._policy, self._reference]
+        device = self._ranks.device if to_device else torch.device("cpu")
+        move_state(models, self._optimizer, device)
+
+    def save_state(self, directory: Path, *, in_background: bool) -> None:
+        """Write what `load_state` needs besides the exported weights (collective).
+
+        Args:
+            directory: to be made.
+            in_background: return when the state is copied; `wait_saved` says when it is written.
+        """
+        self._writer.write(self._state(), directory, in_background=in_background)
+
+    def wait_saved(self) -> None:
+        """Return when the state is written; may be called from another thread."""
+        self._writer.wait()
+
+    def load_state(self, directory: Path) -> None:
+        """Go on where the state was written; ranks and mesh may differ from those then.
+
+        Collective.
+        """
+        state = self._state()
+        read_state(state, directory, self._ranks)
+        if "master" in state:
+            load_sharded_state_dict(self._policy, state["master"])
+        set_optimizer_state_dict(self._policy, self._optimizer, state["optimizer"])
+        self._num_done = int(state["num_done"])
+        torch.set_rng_state(state["torch_random"])
+
+    def _state(self) -> dict[str, Any]:
+        state: dict[str, Any] = {
+            "optimizer": get_optimizer_state_dict(self._policy, self._optimizer),
+            "num_done": torch.tensor(self._num_done),
+            "torch_random": torch.get_rng_state(),
+        }
+        if self._precision.is_mixed:
+            # What was exported is rounded; steps add up in the master weights.
+            state["master"] = sharded_state_dict(self._policy)
+        return state
+
+    def _pass(self, batch: MicroBatch, algorithm: AlgorithmSection) -> PassOutcome:
+        return forward_backward(
+            self._policy,
+            batch,
+            algorithm,
+            chunk_size=self._trainer.loss_seq_chunk_size,
+            with_entropy=self._trainer.log_entropy,
+            autocast=self._precision.autocast(self._ranks),
+            reference=self._reference,
+        )
+
+    def _accumulate(self, batch: MicroBatch, sums: "_Sums") -> tuple[TurnRatios, TermTrace]:
+        done = self._pass(batch, self._algorithm)
+        sums.loss += done.loss
+        sums.flops += self._flops.row(batch.row)
+        sums.num_terms += batch.row.num_terms
+        sums.num_masked += float(done.masked.sum())
+        sums.kl += done.kl
+        if done.policy.entropies is not None:
+            sums.entropy += float(done.policy.entropies.sum())
+        trace = TermTrace.of(
+            done.policy.logprobs, done.behavior_logprobs, batch.advantages, done.terms
+        )
+        return measure(batch.turns, done.terms, done.masked), trace
+
+
+@dataclass
+class _Sums:
+    """Sums over loss terms, added up over micro-batches and ranks."""
+
+    loss: float = 0.0
+    num_terms: float = 0.0
+    flops: float = 0.0
+    entropy: float = 0.0
+    num_masked: float = 0.0
+    kl: float = 0.0
+
+    def as_list(self) -> list[float]:
+        return list(astuple(self))
+
+
+def _seed_everything(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)

@@ -1,0 +1,256 @@
+"""Is merged training exact? Gradients of merged turns against those of turns by themselves."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+from agentrl.config.sections import AlgorithmSection
+from agentrl.data import MicroBatch, SelectedGroup, TokenTree, build_step
+from agentrl.data.random_groups import random_group
+from agentrl.data.tree import Merge
+from agentrl.distributed import Ranks, squared_norms
+from agentrl.models.attention.tree_attention import TREE_ATTENTION
+from agentrl.models.load import wrap_policy
+from agentrl.models.policy import PolicyModel, term_logprobs
+from agentrl.trainer.learner.passes import forward_backward
+
+STEP_TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 0.04}
+"""Relative gradient error, by compute precision, beyond which a training step counts as wrong.
+
+The mildest of the bugs that merged training is known for changes a gradient by 0.044."""
+TREE_TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}
+"""The same for random trees, which are small."""
+
+_SMALL_MODEL: dict[str, Any] = {
+    "vocab_size": 40,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "initializer_range": 0.3,
+}
+_NUM_WORST = 5
+
+
+@dataclass(frozen=True)
+class MergeCheck:
+    """How far the gradient of merged turns is from that of separate turns."""
+
+    relative_error: float
+    """Norm of the difference over the norm of the separate gradient."""
+    tolerance: float
+    loss_merged: float
+    loss_separate: float
+    worst: tuple[tuple[str, float], ...]
+    """Parameters with the largest relative errors of their own."""
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether the error is within the tolerance (NaN is not)."""
+        return self.relative_error <= self.tolerance
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return {"equal": self.is_equal, **asdict(self), "worst": dict(self.worst)}
+
+
+Accumulate = Callable[[MicroBatch], float]
+"""Adds a micro-batch's gradients to the parameters and returns its share of the loss."""
+
+
+def check_merge(
+    policy: nn.Module,
+    merged: Sequence[MicroBatch],
+    separate: Sequence[MicroBatch],
+    *,
+    accumulate: Accumulate,
+    tolerance: float,
+    ranks: Ranks,
+) -> MergeCheck:
+    """Compare the gradients of two packings of one step (collective); leaves no gradient behind.
+
+    Args:
+        policy: whose parameters are compared, sharded or not.
+        merged: this rank's micro-batches as they are trained on.
+        separate: this rank's micro-batches of the same turns without merging.
+        accumulate: the trainer's forward and backward pass.
+        tolerance: largest relative error that counts as equal.
+        ranks: all that share the step.
+    """
+    merged_loss, found = _gradients(policy, merged, accumulate)
+    separate_loss, expected = _gradients(policy, separate, accumulate)
+    names = [name for name, trained in policy.named_parameters() if trained.requires_grad]
+    pairs = zip(found, expected, strict=True)
+    differences = squared_norms([one - other for one, other in pairs])
+    norms = squared_norms(expected)
+    merged_loss, separate_loss = ranks.sum([merged_loss, separate_loss])
+    errors = {
+        name: _relative(difference, norm)
+        for name, difference, norm in zip(names, differences, norms, strict=True)
+    }
+    return MergeCheck(
+        relative_error=_relative(sum(differences), sum(norms)),
+        tolerance=tolerance,
+        loss_merged=merged_loss,
+        loss_separate=separate_loss,
+        worst=tuple(sorted(errors.items(), key=lambda item: -item[1])[:_NUM_WORST]),
+    )
+
+
+@dataclass(frozen=True)
+class TreesCheck:
+    """Outcome of a comparison on random trees."""
+
+    max_relative_gradient_error: float
+    by_packing: dict[str, float]
+    """Largest error of whole trees (`tree`), records merged by themselves (`linear`), trees cut
+    into bins with repeated prefixes (`bins`), and trees in chunks (`chunks`)."""
+    trees: int
+    tokens_separate: int
+    tokens_merged: int
+    tolerance: float
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether the largest error is within the tolerance."""
+        return self.max_relative_gradient_error <= self.tolerance
+
+
+def check_random_trees(policies: Sequence[PolicyModel], *, seed: int, trees: int) -> TreesCheck:
+    """Compare merged with separate turns on random groups.
+
+    Every turn by itself goes through transformers' own attention, in plain causal rows.
+
+    Args:
+        policies: taken in turn; all of one precision, float64 or float32.
+        seed: of the groups.
+        trees: how many groups.
+    """
+    errors: dict[str, float] = {}
+    tokens_separate = tokens_merged = 0
+    for number in range(trees):
+        policy = policies[number % len(policies)]
+        rng = np.random.default_rng([seed, number])
+        group = random_group(
+            rng,
+            vocabulary=policy.model.config.vocab_size,
+            num_records=int(rng.integers(2, 9)),
+            num_turns=int(rng.integers(1, 21)),
+        )
+        group = _near_policy(policy, group, rng)
+        expected = _separate_gradient(policy, group)
+        longest = max(len(turn.path) for turn in group.turns)
+        packings: dict[str, tuple[Merge, int]] = {
+            "tree": ("tree", 10**9),
+            "linear": ("linear", 10**9),
+            "bins": ("tree", longest),
+            "chunks": ("tree", max(1, longest // 3)),
+        }
+        for packing, (merge, token_budget) in packings.items():
+            step = build_step([group], policy_version=3, token_budget=token_budget, merge=merge)
+            _, gradients = _gradients(policy, step.micro_batches[0], _plainly(policy))
+            error = (_flat(gradients) - expected).norm() / expected.norm()
+            # `max` would pass over NaN.
+            errors[packing] = float(np.maximum(errors.get(packing, 0.0), float(error)))
+        tree = TokenTree.from_tokens(group.turns)
+        tokens_separate += tree.num_flat_tokens
+        tokens_merged += tree.num_tokens
+    return TreesCheck(
+        max_relative_gradient_error=float(np.max(list(errors.values()))),
+        by_packing=errors,
+        trees=trees,
+        tokens_separate=tokens_separate,
+        tokens_merged=tokens_merged,
+        tolerance=TREE_TOLERANCE[policies[0].model.dtype],
+    )
+
+
+def small_random_policies(dtype: torch.dtype, device: torch.device) -> list[PolicyModel]:
+    """Return a Qwen3 and a Llama of two layers with random weights."""
+    torch.manual_seed(0)
+    qwen = Qwen3ForCausalLM(Qwen3Config(**_SMALL_MODEL, tie_word_embeddings=True))
+    llama = LlamaForCausalLM(LlamaConfig(**_SMALL_MODEL, tie_word_embeddings=False))
+    policies = []
+    for model in (qwen, llama):
+        model.set_attn_implementation(TREE_ATTENTION)
+        model.to(device=device, dtype=dtype)  # type: ignore[call-arg]
+        policies.append(wrap_policy(model))
+    return policies
+
+
+def _gradients(
+    policy: nn.Module, batches: Sequence[MicroBatch], accumulate: Accumulate
+) -> tuple[float, list[torch.Tensor]]:
+    policy.zero_grad(set_to_none=True)
+    loss = sum(accumulate(batch) for batch in batches)
+    gradients = []
+    for parameter in policy.parameters():
+        if parameter.requires_grad:
+            assert parameter.grad is not None, "every pass reaches every parameter"
+            gradients.append(parameter.grad)
+    policy.zero_grad(set_to_none=True)
+    return loss, gradients
+
+
+def _relative(difference: float, norm: float) -> float:
+    if norm == 0.0:
+        return 0.0 if difference == 0.0 else math.inf
+    return math.sqrt(difference / norm)
+
+
+def _plainly(policy: PolicyModel) -> Accumulate:
+    algorithm = AlgorithmSection()
+
+    def accumulate(batch: MicroBatch) -> float:
+        autocast = torch.autocast(policy.device.type, dtype=torch.bfloat16, enabled=False)
+        return forward_backward(policy, batch, algorithm, chunk_size=4096, autocast=autocast).loss
+
+    return accumulate
+
+
+def _one_turn_rows(group: SelectedGroup) -> list[MicroBatch]:
+    """Return every turn as a row of its own, weighted as in the whole group."""
+    num_terms = sum(turn.num_terms for turn in group.turns)
+    rows = []
+    for turn in group.turns:
+        alone = replace(group, turns=(turn,))
+        step = build_step([alone], policy_version=3, token_budget=10**9)
+        ((batch,),) = step.micro_batches
+        rows.append(replace(batch, weights=np.full(turn.num_terms, 1.0 / num_terms)))
+    return rows
+
+
+def _near_policy(
+    policy: PolicyModel, group: SelectedGroup, rng: np.random.Generator
+) -> SelectedGroup:
+    """Return the group with behavior logprobs near the policy's, some beyond the clip range."""
+    turns = []
+    with torch.no_grad():
+        for turn, batch in zip(group.turns, _one_turn_rows(group), strict=True):
+            logprobs = term_logprobs(policy, batch.row).logprobs.cpu().numpy()
+            noise = rng.normal(scale=0.3, size=turn.num_terms)
+            behavior = (logprobs + noise).astype(np.float32)
+            turns.append(replace(turn, behavior_logprobs=behavior))
+    return replace(group, turns=tuple(turns))
+
+
+def _separate_gradient(policy: PolicyModel, group: SelectedGroup) -> torch.Tensor:
+    implementation = policy.model.config._attn_implementation
+    policy.model.set_attn_implementation("sdpa")
+    try:
+        _, gradients = _gradients(policy, _one_turn_rows(group), _plainly(policy))
+    finally:
+        policy.model.set_attn_implementation(implementation)
+    return _flat(gradients)
+
+
+def _flat(gradients: Sequence[torch.Tensor]) -> torch.Tensor:
+    return torch.cat([gradient.flatten() for gradient in gradients])

@@ -1,0 +1,165 @@
+"""What a run did so far, step by step: the source of `summary.json` and of the picture.
+
+It travels with the checkpoints, so that the curve of a resumed run starts at step 1.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from agentrl.rollout.evaluation.eval_scores import EvalMetrics
+
+
+class StepMetrics(BaseModel):
+    """One optimizer step."""
+
+    model_config = ConfigDict(frozen=True)
+
+    step: int
+    reward_mean: float | None
+    """Mean score of all scored records in the groups that the step consumed, those that were
+    dropped for equal scores or staleness included. None when no record had a score."""
+    reward_std: float | None = None
+    """Standard deviation of the same scores, with their number as the divisor."""
+    reward_min: float | None = None
+    reward_max: float | None = None
+    num_groups: int
+    """Groups consumed, dropped ones included."""
+    num_records: int
+    num_trained_records: int
+    loss: float | None
+    """None when the step was skipped."""
+    grad_norm: float | None
+    learning_rate: float
+    clip_fraction: float | None = None
+    """Share of the loss terms whose gradient the clip range cut off."""
+    clip_fraction_positive: float | None = None
+    """The same among the terms with a positive advantage."""
+    clip_fraction_negative: float | None = None
+    drop_fraction: float | None = None
+    """Share of the loss terms beyond the hard drop range, or masked by a correction."""
+    mask_fraction: float | None = None
+    """Share of the loss terms that an importance correction masked (they count as dropped, too)."""
+    kl: float | None = None
+    """Mean KL estimate against the reference model."""
+    sampler_kl_k1: float | None = None
+    """Estimates of the KL of the trainer's policy from the sampler's, by the three estimators."""
+    sampler_kl_k2: float | None = None
+    sampler_kl_k3: float | None = None
+    entropy: float | None = None
+    ratio_mean: float | None = None
+    """Mean importance ratio of the loss terms."""
+    ratio_max: float | None = None
+    ratio_quantiles: dict[str, float] = Field(default_factory=dict)
+    """Importance ratios at `p01`, `p10`, `p50`, `p90` and `p99`."""
+    logprob_gap: float | None = None
+    """Mean |policy - behavior| logprob of the loss terms."""
+    merge_tokens: float | None = None
+    """Tokens of separate rows over those that went through the model."""
+    merge_attention: float | None = None
+    """The same of (query, key) pairs that see each other."""
+    merge_blocks: float | None = None
+    """The same of blocks of 128 x 128 pairs that attention visits."""
+    tokens_per_second: float | None = None
+    """Tokens through the model (forward and backward) a second, all ranks together."""
+    tflops: float | None = None
+    """Model TFLOP/s of one device in forward and backward passes."""
+    mfu: float | None = None
+    """`tflops` over the device's peak, where that is known or given (`--peak_tflops`)."""
+    route_conflicts: int = 0
+    """Tokens that the servers of several records sent to different experts (`--router_replay`)."""
+    merge_error: float | None = None
+    """Relative gradient error against separate turns, where the step was verified."""
+    skipped: str | None = None
+    """Why no optimizer step was made, if none was."""
+    num_output_tokens: int = 0
+    """Sampled tokens in the consumed groups."""
+    num_prompt_tokens: int = 0
+    """Tokens from outside the model in the consumed groups, each counted once a record."""
+    max_output_tokens: int = 0
+    """Sampled tokens of the longest record."""
+    turns_mean: float | None = None
+    """Model calls a record."""
+    num_trained_tokens: int = 0
+    """Sampled tokens in the loss."""
+    masked_tokens: dict[str, int] = Field(default_factory=dict)
+    """Sampled tokens that are not in the loss, by reason; turns left out whole included."""
+    num_forward_tokens: int = 0
+    """Tokens that went through the model, after merging."""
+    num_flat_tokens: int = 0
+    """Tokens that separate rows for each turn would have had."""
+    staleness: dict[int, int] = Field(default_factory=dict)
+    """Records by policy versions behind the current one."""
+    token_staleness: dict[int, int] = Field(default_factory=dict)
+    """Loss terms by policy versions behind the current one."""
+    dropped: dict[str, int] = Field(default_factory=dict)
+    """Records not trained, by reason."""
+    seconds: dict[str, float] = Field(default_factory=dict)
+    """Wall time by phase."""
+    time: float = 0.0
+    """Unix time of the step's end."""
+
+
+class History(BaseModel):
+    """Everything a run reports about itself."""
+
+    kind: Literal["rl", "sft"] = "rl"
+    """What the run is: reinforcement learning, or supervised fine-tuning."""
+
+    steps: list[StepMetrics] = Field(default_factory=list)
+    evals: list[EvalMetrics] = Field(default_factory=list)
+    groups_consumed: int = 0
+    """Groups that were trained on or dropped by the steps so far."""
+    seconds: dict[str, float] = Field(default_factory=dict)
+    """Wall time by phase over all processes that worked on this run, `total` included."""
+    consecutive_skips: int = 0
+    eval_losses: dict[int, float] = Field(default_factory=dict)
+    """Step -> loss on held-out conversations (supervised fine-tuning)."""
+    tail_dropped: dict[str, int] = Field(default_factory=dict)
+    """Records by reason that were dropped after the last step, when the data ended."""
+
+    @property
+    def last_step(self) -> int:
+        """Optimizer steps done."""
+        return self.steps[-1].step if self.steps else 0
+
+    def add_seconds(self, phase: str, seconds: float) -> None:
+        """Account wall time to a phase."""
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + seconds
+
+    def add_tail(self, dropped: Mapping[str, int]) -> None:
+        """Account records that were dropped without a step that followed."""
+        self.tail_dropped = dict(Counter(self.tail_dropped) + Counter(dropped))
+
+    def add_eval(self, found: EvalMetrics) -> None:
+        """Note an evaluation; they stay in order of their versions."""
+        self.evals = sorted([*self.evals, found], key=lambda metrics: metrics.version)
+
+    def eval_at(self, version: int) -> EvalMetrics | None:
+        """Return the evaluation of a version, if it was made."""
+        return next((found for found in self.evals if found.version == version), None)
+
+    def dropped(self) -> dict[str, int]:
+        """Return the records not trained, by reason, over all steps."""
+        total = Counter(self.tail_dropped)
+        for step in self.steps:
+            total.update(step.dropped)
+        return dict(total)
+
+    def staleness(self) -> dict[int, int]:
+        """Return the histogram of staleness over all steps."""
+        total: Counter[int] = Counter()
+        for step in self.steps:
+            total.update(step.staleness)
+        return dict(sorted(total.items()))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return self.model_dump(mode="json")
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Self:
+        """Read what `to_json` returned."""
+        return cls.model_validate(value)

@@ -1,0 +1,183 @@
+"""What a run leaves for people and programs: metrics.jsonl, summary.json, reward.png."""
+
+import json
+import os
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from agentrl.trainer.learner.merge_check import MergeCheck
+from agentrl.trainer.metrics.history import History, StepMetrics
+
+METRICS_FILE = "metrics.jsonl"
+SUMMARY_FILE = "summary.json"
+PICTURE_FILE = "reward.png"
+MERGE_REPORT_FILE = "merge_report.json"
+
+_LIBRARIES = ("agentrl", "torch", "transformers", "pymongo", "mcp", "numpy")
+_MEAN_WINDOW = 5
+_BLUE, _ORANGE, _GREY = "#1f5fa8", "#d9730d", "#9aa4b2"
+
+
+def append_metrics(output_path: Path, metrics: StepMetrics) -> None:
+    """Append a step's line to metrics.jsonl."""
+    output_path.mkdir(parents=True, exist_ok=True)
+    with (output_path / METRICS_FILE).open("a") as file:
+        file.write(metrics.model_dump_json(exclude_none=True) + "\n")
+
+
+def rewind_metrics(output_path: Path, history: History) -> None:
+    """Rewrite metrics.jsonl to the steps that a resumed run builds on."""
+    lines = [step.model_dump_json(exclude_none=True) + "\n" for step in history.steps]
+    output_path.mkdir(parents=True, exist_ok=True)
+    _replace(output_path / METRICS_FILE, "".join(lines))
+
+
+def summarize(
+    history: History, *, run_name: str, status: str, first_version: int = 0
+) -> dict[str, Any]:
+    """Return the run's summary as plain JSON values.
+
+    Args:
+        history: what the run did.
+        run_name: its name.
+        status: how it ended (`completed`, `data_ended`, `stopped`, `training`).
+        first_version: version whose evaluation counts as "before".
+    """
+    steps = history.steps
+    staleness = history.staleness()
+    num_stale = sum(staleness.values())
+    before = history.eval_at(first_version)
+    after = history.evals[-1] if history.evals and history.evals[-1] is not before else None
+    return {
+        "run": run_name,
+        "status": status,
+        "steps": len(steps),
+        "reward_mean": [step.reward_mean for step in steps],
+        "reward_note": (
+            "mean score of all scored records in the groups that a step consumed, including "
+            "records that were then dropped (equal scores, staleness)"
+        ),
+        "eval_reward": {
+            "before": before.reward_mean if before else None,
+            "after": after.reward_mean if after else None,
+        },
+        "evals": [found.model_dump(mode="json") for found in history.evals],
+        "tokens": {
+            "sampled": sum(step.num_output_tokens for step in steps),
+            "prompt": sum(step.num_prompt_tokens for step in steps),
+            "trained": sum(step.num_trained_tokens for step in steps),
+            "forward": sum(step.num_forward_tokens for step in steps),
+            "forward_without_merging": sum(step.num_flat_tokens for step in steps),
+        },
+        "records": {
+            "consumed": sum(step.num_records for step in steps),
+            "trained": sum(step.num_trained_records for step in steps),
+        },
+        "groups": {"consumed": history.groups_consumed},
+        "seconds": {phase: round(spent, 3) for phase, spent in sorted(history.seconds.items())},
+        "staleness": {
+            "mean": sum(key * count for key, count in staleness.items()) / num_stale
+            if num_stale
+            else None,
+            "max": max(staleness) if staleness else None,
+            "histogram": {str(key): count for key, count in staleness.items()},
+        },
+        "dropped": history.dropped(),
+        "versions": {
+            "policy": history.last_step,
+            "python": platform.python_version(),
+            **_library_versions(),
+        },
+    }
+
+
+def write_summary(output_path: Path, summary: dict[str, Any]) -> Path:
+    """Write summary.json in one move."""
+    return _replace(output_path / SUMMARY_FILE, json.dumps(summary, indent=2) + "\n")
+
+
+def write_merge_report(output_path: Path, step: int, check: MergeCheck) -> Path:
+    """Write merge_report.json in one move."""
+    text = json.dumps({"step": step, **check.to_json()}, indent=2) + "\n"
+    return _replace(output_path / MERGE_REPORT_FILE, text)
+
+
+def draw_rewards(output_path: Path, history: History, *, run_name: str) -> Path:
+    """Draw the learning curve: reward a step, its running mean, and the evaluations."""
+    figure = Figure(figsize=(8, 4.5), dpi=120, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    points = [
+        (step.step, step.reward_mean) for step in history.steps if step.reward_mean is not None
+    ]
+    if points:
+        _draw_steps(axes, points)
+    if history.evals:
+        axes.plot(
+            [found.version for found in history.evals],
+            [found.reward_mean for found in history.evals],
+            linestyle="none",
+            marker="D",
+            markersize=8,
+            color=_ORANGE,
+            label="held-out evaluation",
+            zorder=4,
+        )
+        for found in history.evals:
+            axes.annotate(
+                f"{found.reward_mean:.2f}",
+                (found.version, found.reward_mean),
+                textcoords="offset points",
+                xytext=(0, 9),
+                ha="center",
+                color=_ORANGE,
+            )
+    axes.set_xlabel("optimizer step")
+    axes.set_ylabel("mean reward")
+    axes.set_title(f"{run_name}: reward over training")
+    rewards = [reward for _, reward in points] + [found.reward_mean for found in history.evals]
+    lowest, highest = min([0.0, *rewards]), max([0.0, *rewards])
+    # Headroom for the numbers above the evaluations.
+    axes.set_ylim(lowest, highest + 0.12 * (highest - lowest or 1.0))
+    axes.grid(visible=True, alpha=0.25)
+    if points or history.evals:
+        axes.legend(loc="lower right", frameon=False)
+    staging = output_path / f".{PICTURE_FILE}"
+    output_path.mkdir(parents=True, exist_ok=True)
+    figure.savefig(staging, format="png")
+    return staging.replace(output_path / PICTURE_FILE)
+
+
+def _draw_steps(axes: Axes, points: list[tuple[int, float]]) -> None:
+    steps = [step for step, _ in points]
+    rewards = [reward for _, reward in points]
+    means = [
+        sum(window) / len(window)
+        for position in range(len(rewards))
+        if (window := rewards[max(0, position + 1 - _MEAN_WINDOW) : position + 1])
+    ]
+    axes.plot(steps, rewards, marker="o", markersize=3, color=_GREY, linewidth=1, label="each step")
+    axes.plot(steps, means, color=_BLUE, linewidth=2.2, label=f"mean of {_MEAN_WINDOW} steps")
+
+
+def _replace(path: Path, text: str) -> Path:
+    staging = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    staging.write_text(text)
+    return staging.replace(path)
+
+
+def _library_versions() -> dict[str, str]:
+    found = {}
+    for name in _LIBRARIES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found

@@ -1,0 +1,158 @@
+"""`--report_to`: figures of every step to TensorBoard, Weights & Biases or SwanLab.
+
+accelerate's tracker classes do the talking. What they are given is chosen here: figures, and the
+sections of the configuration that hold no secret. What W&B and SwanLab would collect on their own
+(command line, environment, code) is switched off, because secrets may stand in it.
+"""
+
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from accelerate import PartialState
+from accelerate.tracking import (
+    GeneralTracker,
+    SwanLabTracker,
+    TensorBoardTracker,
+    WandBTracker,
+)
+
+from agentrl.config.flags import FLAGS
+from agentrl.config.loading import flat_values
+from agentrl.config.sections import RootConfig
+from agentrl.errors import ConfigError
+from agentrl.runtime.tracker_packages import check_trackers
+
+logger = logging.getLogger(__name__)
+
+_OPEN_SECTIONS = frozenset({"run", "model", "data", "sampling", "rollout", "algorithm", "trainer"})
+"""What trackers are told of the configuration; addresses and commands are not in it."""
+
+
+class Trackers:
+    """The trackers that were asked for, on rank 0."""
+
+    def __init__(self, trackers: Sequence[GeneralTracker]) -> None:
+        self._trackers = trackers
+
+    def log(self, figures: Mapping[str, Any], step: int) -> None:
+        """Hand on the figures of a step.
+
+        A tracker that fails is no reason to stop training; the figures are in metrics.jsonl too.
+
+        Args:
+            figures: numbers, or mappings of names to numbers; others are left out.
+            step: what they belong to.
+        """
+        values = flat_figures(figures)
+        for tracker in self._trackers:
+            try:
+                tracker.log(values, step=step)
+            except Exception as error:  # noqa: BLE001 - every library has exceptions of its own
+                logger.warning("%s did not take step %d: %s", tracker.name, step, error)
+
+    def finish(self) -> None:
+        """Send what is still to be sent."""
+        for tracker in self._trackers:
+            tracker.finish()
+
+
+def open_trackers(config: RootConfig) -> Trackers:
+    """Start the trackers of a run; they go on with what an earlier process of the run began.
+
+    Raises:
+        ConfigError: see `check_trackers`; or one refuses to start (no login, say).
+    """
+    names = check_trackers(config.trainer.report_to)
+    if not names:
+        return Trackers(())
+    # accelerate's own logging wants to know the process; a group that is there already is taken.
+    PartialState()
+    started = []
+    for name in names:
+        tracker = _MAKERS[name](config)
+        # Only rank 0 comes here; the library need not ask.
+        tracker.main_process_only = False
+        try:
+            tracker.start()
+            tracker.store_init_configuration(open_values(config))
+        except Exception as error:
+            raise ConfigError(f"--report_to {name} cannot be started: {error}") from error
+        started.append(tracker)
+    return Trackers(started)
+
+
+def open_values(config: RootConfig) -> dict[str, str | int | float | bool]:
+    """Return the configuration as plain values, without the sections that may hold secrets."""
+    return {
+        name: value if isinstance(value, str | int | float | bool) else str(value)
+        for name, value in flat_values(config).items()
+        if FLAGS[name].section in _OPEN_SECTIONS and value is not None
+    }
+
+
+def flat_figures(figures: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
+    """Return the numbers of a nested mapping under names with slashes."""
+    flat: dict[str, float] = {}
+    for name, value in figures.items():
+        if isinstance(value, Mapping):
+            flat |= flat_figures(value, f"{prefix}{name}/")
+        elif isinstance(value, int | float):
+            flat[f"{prefix}{name}"] = value
+    return flat
+
+
+def _tensorboard(config: RootConfig) -> GeneralTracker:
+    return TensorBoardTracker("tensorboard", logging_dir=str(config.run.output_path))
+
+
+def _wandb(config: RootConfig) -> GeneralTracker:
+    name = config.run.run_name
+    folder = _folder(config, "wandb")
+    settings = {
+        "x_disable_meta": True,
+        "x_disable_stats": True,
+        "disable_git": True,
+        "disable_code": True,
+        "console": "off",
+    }
+    return WandBTracker(
+        os.environ.get("WANDB_PROJECT", "agentrl"),
+        name=name,
+        id=name,
+        resume="allow",
+        dir=str(folder),
+        settings=settings,
+    )
+
+
+def _swanlab(config: RootConfig) -> GeneralTracker:
+    import swanlab  # noqa: PLC0415 - an optional package
+
+    silent = dict.fromkeys(
+        ("hardware", "runtime", "requirements", "conda", "git", "swanlab", "monitor"), False
+    )
+    settings = swanlab.Settings(probe=silent, terminal={"proxy_type": "none"})
+    return SwanLabTracker(
+        os.environ.get("SWANLAB_PROJECT", "agentrl"),
+        name=config.run.run_name,
+        id=config.run.run_name,
+        resume="allow",
+        log_dir=str(_folder(config, "swanlab")),
+        settings=settings,
+    )
+
+
+def _folder(config: RootConfig, name: str) -> Path:
+    folder = config.run.output_path / name
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+_MAKERS: dict[str, Callable[[RootConfig], GeneralTracker]] = {
+    "tensorboard": _tensorboard,
+    "wandb": _wandb,
+    "swanlab": _swanlab,
+}

@@ -1,0 +1,76 @@
+"""What a trainer tells Prometheus: the run's totals and the last step's figures."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from agentrl.trainer.metrics.history import History, StepMetrics
+
+_LAST = {
+    "reward_mean": "Mean score of the groups that the last step consumed.",
+    "reward_std": "Standard deviation of these scores.",
+    "loss": "Loss of the last step.",
+    "grad_norm": "Gradient norm of the last step, before clipping.",
+    "learning_rate": "Learning rate of the last step.",
+    "entropy": "Mean entropy of the policy at the last step, in nats.",
+    "kl": "Mean KL estimate against the reference model at the last step.",
+    "sampler_kl_k3": "Estimate of the KL of the trainer's policy from the sampler's.",
+    "ratio_mean": "Mean importance ratio at the last step.",
+    "ratio_max": "Largest importance ratio at the last step.",
+    "clip_fraction": "Share of loss terms that the clip range cut off at the last step.",
+    "drop_fraction": "Share of loss terms beyond the hard drop range at the last step.",
+    "merge_tokens": "Tokens of separate rows over those computed at the last step.",
+    "tokens_per_second": "Tokens through the model a second at the last step.",
+    "mfu": "Model FLOPs utilization at the last step.",
+}
+
+
+def trainer_metrics(history: History) -> Iterator[Metric]:
+    """Yield what a run did so far."""
+    steps = tuple(history.steps)
+    yield _gauge("step", "Optimizer steps done.", history.last_step)
+    yield _counter("groups", "Groups consumed, dropped ones included.", history.groups_consumed)
+    yield _counter(
+        "trained_tokens", "Sampled tokens trained on.", _sum(steps, "num_trained_tokens")
+    )
+    yield _counter("forward_tokens", "Tokens through the model.", _sum(steps, "num_forward_tokens"))
+    yield _by("masked_tokens", "Sampled tokens left out of the loss.", "reason", _masked(steps))
+    yield _by("dropped_records", "Records not trained on.", "reason", history.dropped())
+    yield _by("staleness_records", "Records by versions behind.", "versions", history.staleness())
+    yield _by("seconds", "Wall time by phase.", "phase", dict(history.seconds))
+    if steps:
+        for name, text in _LAST.items():
+            value = getattr(steps[-1], name)
+            if value is not None:
+                yield _gauge(name, text, value)
+    if history.evals:
+        last = history.evals[-1]
+        yield _gauge("eval_reward_mean", "Mean score of the last evaluation.", last.reward_mean)
+
+
+def _masked(steps: tuple[StepMetrics, ...]) -> Counter[str]:
+    total: Counter[str] = Counter()
+    for step in steps:
+        total.update(step.masked_tokens)
+    return total
+
+
+def _sum(steps: tuple[StepMetrics, ...], name: str) -> int:
+    return sum(getattr(step, name) for step in steps)
+
+
+def _gauge(name: str, text: str, value: float) -> Metric:
+    return GaugeMetricFamily(f"agentrl_trainer_{name}", text, value=value)
+
+
+def _counter(name: str, text: str, value: float) -> Metric:
+    return CounterMetricFamily(f"agentrl_trainer_{name}", text, value=value)
+
+
+def _by(name: str, text: str, label: str, values: Mapping[Any, float]) -> Metric:
+    family = CounterMetricFamily(f"agentrl_trainer_{name}", text, labels=[label])
+    for key, value in tuple(values.items()):
+        family.add_metric([str(key)], value)
+    return family

@@ -1,0 +1,303 @@
+"""The groups of one optimizer step: read as they become ready, reserved or dropped at once."""
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from agentrl.config.sections import AlgorithmSection
+from agentrl.data import SelectedGroup, select_group
+from agentrl.rollout.evaluation.held_out import stopped_within
+from agentrl.schema import DBRecordData, LedgerEntry, score_of
+from agentrl.store import DEFAULT_CONSUMER, TrajectoryStore
+
+logger = logging.getLogger(__name__)
+
+_POLL_SECONDS = 0.1
+_REPORT_SECONDS = 30.0
+
+
+@dataclass
+class StepGroups:
+    """What was read for a step so far."""
+
+    step: int
+    groups: list[SelectedGroup] = field(default_factory=list)
+    """Every group that was consumed, in order of reading, unusable ones included."""
+    num_new_groups: int = 0
+    """Those among them that no step had consumed before."""
+    num_new_unusable: int = 0
+    """New groups that were dropped whole; others may be sampled in their place at once."""
+    num_records: int = 0
+    num_output_tokens: int = 0
+    num_prompt_tokens: int = 0
+    num_turns: int = 0
+    max_output_tokens: int = 0
+    """Sampled tokens of the longest record."""
+    staleness: Counter[int] = field(default_factory=Counter)
+    """Records by policy versions behind the one that the step starts from."""
+    dropped: Counter[str] = field(default_factory=Counter)
+    """Records not trained on, by reason."""
+    num_reserved: int = 0
+    end: Literal["full", "data_ended", "stopped"] = "full"
+    """Why reading ended."""
+
+    @property
+    def usable(self) -> list[SelectedGroup]:
+        """The groups with something to train on."""
+        return [group for group in self.groups if group.usable]
+
+    @property
+    def scores(self) -> list[float]:
+        """Return the scores of all scored records, dropped ones included."""
+        return [score for group in self.groups for score in group.scores if score is not None]
+
+
+@dataclass(frozen=True)
+class StepControl:
+    """What steers a step, and may be changed while it waits for samples."""
+
+    groups_per_step: int
+    """Usable groups wanted."""
+    max_staleness: int
+    """Oldest version that may be trained on, in versions behind."""
+
+
+@dataclass(frozen=True)
+class _Admission:
+    """What the last admission was made from."""
+
+    groups_consumed: int
+    step: int
+    control: StepControl
+
+    def bound(self, max_steps: int) -> int:
+        num_steps = max(0, min(self.control.max_staleness + 1, max_steps - self.step + 1))
+        return self.groups_consumed + num_steps * self.control.groups_per_step
+
+
+class GroupReader:
+    """Fills steps with groups and keeps the admission of samplers in line."""
+
+    def __init__(
+        self,
+        store: TrajectoryStore,
+        *,
+        consumer: str,
+        algorithm: AlgorithmSection,
+        seed: int,
+        max_steps: int,
+        more_may_come: bool,
+        scorer: str | None = None,
+    ) -> None:
+        """Set up.
+
+        Args:
+            store: the run's store.
+            consumer: name of the trainer's ledger.
+            algorithm: filters and freshness.
+            seed: of the draws that some filters make.
+            max_steps: optimizer steps of the run.
+            more_may_come: False when nobody samples, so what is not ready never will be.
+            scorer: NAME or NAME@VERSION of the scores to train on; None: those that samplers gave.
+        """
+        self._store = store
+        self._consumer = consumer
+        self._algorithm = algorithm
+        self._seed = seed
+        self._max_steps = max_steps
+        self._more_may_come = more_may_come
+        self._scorer = scorer
+        self._admitted: _Admission | None = None
+        self._admitting = asyncio.Lock()
+
+    async def admit(self, groups_consumed: int, step: int, control: StepControl) -> None:
+        """Let samplers claim groups up to the freshness bound.
+
+        Running and finished-but-untrained groups stay within (max_staleness + 1) steps' worth, and
+        within what the steps that are left can consume.
+
+        Args:
+            groups_consumed: groups that were trained on or dropped so far.
+            step: the optimizer step that the next groups are for.
+            control: freshness bound and size of the steps.
+        """
+        if self._consumer != DEFAULT_CONSUMER:
+            return  # it reads along; the samplers are not its to admit
+        self._admitted = _Admission(groups_consumed, step, control)
+        async with self._admitting:  # the last to be asked is also the last to write
+            await self._store.set_admission(self._admitted.bound(self._max_steps))
+
+    async def obey(self, control: StepControl) -> None:
+        """Move the admission to where a changed control puts it."""
+        last = self._admitted
+        if last is not None and control != last.control:
+            await self.admit(last.groups_consumed, last.step, control)
+
+    async def read_step(
+        self,
+        step: int,
+        *,
+        groups_consumed: int,
+        control: Callable[[], StepControl],
+        stop: asyncio.Event,
+    ) -> StepGroups:
+        """Read until the step has `groups_per_step` usable groups.
+
+        Groups that teach nothing or are too old are dropped on the way and make room for others.
+
+        Args:
+            step: number of the optimizer step (from 1); the weights have version `step - 1`.
+            groups_consumed: groups consumed by the steps before.
+            control: returns what steers the step now.
+            stop: set when the process has to end.
+        """
+        found = StepGroups(step)
+        num_usable = 0
+        reported = time.monotonic()
+        while num_usable < (now := control()).groups_per_step:
+            algorithm = self._algorithm.model_copy(update={"max_staleness": now.max_staleness})
+            first_open = await self._first_open_order()
+            ready = await self._store.ready_groups(
+                self._consumer,
+                limit=now.groups_per_step - num_usable,
+                max_trained_count=algorithm.max_trained_count,
+                retrained_interval=algorithm.retrained_interval,
+                step=step,
+            )
+            ready = self._next_in_line(ready, first_open)
+            unusable_before = found.num_new_unusable
+            for records in ready:
+                num_usable += await self._take(records, found, algorithm)
+            if found.num_new_unusable > unusable_before:
+                await self.admit(groups_consumed + found.num_new_unusable, step, now)
+            if ready:
+                reported = time.monotonic()
+                continue
+            if await self._is_exhausted(groups_consumed + found.num_new_groups):
+                found.end = "data_ended"
+                break
+            if await stopped_within(stop, _POLL_SECONDS):
+                found.end = "stopped"
+                break
+            if time.monotonic() - reported > _REPORT_SECONDS:
+                reported = time.monotonic()
+                await self._report_wait(step, num_usable, now.groups_per_step)
+        return found
+
+    async def _first_open_order(self) -> int | None:
+        if self._algorithm.staleness_policy == "drop":
+            return None  # nobody asks
+        return await self._store.first_open_order()
+
+    def _next_in_line(
+        self, ready: Sequence[list[DBRecordData]], first_open: int | None
+    ) -> list[list[DBRecordData]]:
+        """Return the groups that may be taken now.
+
+        With `staleness_policy wait` no group overtakes another that is still being played: groups
+        are admitted within max_staleness steps of their turn, so whoever keeps the order never
+        meets a stale one. Groups whose wanted score is missing are passed over, or waited for.
+
+        Args:
+            ready: complete groups in their order.
+            first_open: order of the first group that was not complete before they were read.
+        """
+        scored = [self._scored(group) for group in ready]
+        if self._algorithm.staleness_policy == "drop":
+            return [group for group in scored if group is not None]
+        in_line: list[list[DBRecordData]] = []
+        for group in scored:
+            if group is None or (first_open is not None and group[0].order > first_open):
+                break
+            in_line.append(group)
+        return in_line
+
+    def _scored(self, records: Sequence[DBRecordData]) -> list[DBRecordData] | None:
+        """Put the wanted scorer's scores in place; None while a record lacks one."""
+        if self._scorer is None:
+            return list(records)
+        name, _, version = self._scorer.partition("@")
+        group = []
+        for record in records:
+            score = score_of((record.score, *record.more_scores), name, version or None)
+            if score is None and record.score is not None:
+                return None
+            group.append(record.model_copy(update={"score": score}))
+        return group
+
+    async def _take(
+        self, records: Sequence[DBRecordData], found: StepGroups, algorithm: AlgorithmSection
+    ) -> bool:
+        """Reserve what a group gives to the step and drop the rest; return whether it is usable."""
+        version = found.step - 1
+        entries = {record.record_id: record.ledger.get(self._consumer) for record in records}
+        eligible = {
+            record_id
+            for record_id, entry in entries.items()
+            if entry is None or _may_be_trained(entry, algorithm.max_trained_count)
+        }
+        group = select_group(records, algorithm, policy_version=version, seed=self._seed)
+        group = _only(group, eligible)
+        kept = {turn.record_id for turn in group.turns}
+        dropped = {r: why for r, why in group.dropped_records.items() if r in eligible}
+        if kept:
+            await self._store.reserve(self._consumer, sorted(kept), found.step)
+        if dropped:
+            await self._store.drop(self._consumer, sorted(dropped), found.step, dropped)
+        found.groups.append(group)
+        is_new = all(entry is None for entry in entries.values())
+        found.num_new_groups += is_new
+        found.num_new_unusable += is_new and not group.usable
+        found.num_records += len(records)
+        found.num_reserved += len(kept)
+        found.dropped.update(dropped.values())
+        for record in records:
+            sampled = sum(len(turn.output_ids) for turn in record.turns)
+            found.num_output_tokens += sampled
+            found.num_turns += len(record.turns)
+            found.max_output_tokens = max(found.max_output_tokens, sampled)
+            found.num_prompt_tokens += record.num_tokens - sampled
+            if record.min_version is not None:
+                found.staleness[max(0, version - record.min_version)] += 1
+        return group.usable
+
+    async def _is_exhausted(self, groups_consumed: int) -> bool:
+        if not self._more_may_come:
+            return True
+        if self._consumer != DEFAULT_CONSUMER:
+            run = await self._store.get_run()
+            return run is not None and run.status in ("completed", "failed")
+        return groups_consumed >= await self._store.count_tasks(split="train")
+
+    async def _report_wait(self, step: int, num_usable: int, groups_per_step: int) -> None:
+        services = await self._store.services()
+        samplers = await self._store.samplers(alive_within=_REPORT_SECONDS)
+        logger.info(
+            "step %d waits for samples: %d of %d groups; %d inference server(s) up, %d sampler(s)",
+            step,
+            num_usable,
+            groups_per_step,
+            sum(service.status == "up" for service in services),
+            len(samplers),
+        )
+
+
+def _may_be_trained(entry: LedgerEntry, max_trained_count: int) -> bool:
+    if entry.status == "trained":
+        return entry.trained_count < max_trained_count
+    return entry.status == "ready"
+
+
+def _only(group: SelectedGroup, record_ids: set[str]) -> SelectedGroup:
+    """Leave out turns of records that were dropped or used up by earlier steps."""
+    if record_ids.issuperset(group.record_ids):
+        return group
+    return replace(
+        group,
+        turns=tuple(turn for turn in group.turns if turn.record_id in record_ids),
+        left_out=tuple(turn for turn in group.left_out if turn.record_id in record_ids),
+    )

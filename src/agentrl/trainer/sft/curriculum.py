@@ -1,0 +1,142 @@
+"""What supervised fine-tuning learns from: conversations of a file, or records of a run."""
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from agentrl.data import SelectedGroup, StepBatch, build_step
+from agentrl.data.tokens import TurnTokens, turn_tokens
+from agentrl.errors import ConfigError, RenderError
+from agentrl.renderers.renderer import Renderer
+from agentrl.rollout.demonstrations.demonstration import demonstration_turns, read_demonstrations
+from agentrl.store import TrajectoryStore
+
+
+@dataclass(frozen=True, eq=False)
+class Example:
+    """One conversation in token form."""
+
+    id: str
+    turns: tuple[TurnTokens, ...]
+
+    @property
+    def num_terms(self) -> int:
+        """Tokens to learn."""
+        return sum(turn.num_terms for turn in self.turns)
+
+
+def file_examples(path: Path, renderer: Renderer) -> list[Example]:
+    """Return the conversations of a file, as the model's template writes them.
+
+    Raises:
+        ConfigError: an entry is malformed, or the template cannot write it; it is named.
+    """
+    examples = []
+    for demonstration in read_demonstrations(path):
+        try:
+            turns = demonstration_turns(
+                demonstration,
+                renderer,
+                record_id=f"{path.name}/{demonstration.id}",
+                task_id=path.name,
+            )
+        except RenderError as error:
+            raise ConfigError(f"{path}: {demonstration.id}: {error}") from error
+        examples.append(Example(demonstration.id, tuple(turn_tokens(turns))))
+    if not examples:
+        raise ConfigError(f"{path}: holds no conversations")
+    return examples
+
+
+async def record_examples(store: TrajectoryStore, min_score: float) -> list[Example]:
+    """Return the scored training records of a run, with the tokens that were sampled in them.
+
+    Args:
+        store: the run's store.
+        min_score: records below this are left out.
+
+    Raises:
+        ConfigError: no record is left.
+    """
+    examples = []
+    async for record in store.iter_records(status="scored", split="train"):
+        if record.score is not None and record.score.value >= min_score:
+            turns = turn_tokens(await store.turns_of(record.id))
+            if turns:
+                examples.append(Example(record.id, tuple(turns)))
+    if not examples:
+        raise ConfigError(
+            f"{store.uri_for_people()} holds no training record with a score from {min_score:g}; "
+            "lower --min_score"
+        )
+    return examples
+
+
+@dataclass(frozen=True)
+class Curriculum:
+    """Which examples every step learns from; a plain function of the step, so nothing is saved."""
+
+    num_examples: int
+    examples_per_step: int
+    num_epochs: int
+    max_steps: int
+    seed: int | None
+    """Draws the order of every epoch; None keeps the order given."""
+
+    @property
+    def num_steps(self) -> int:
+        """Steps until every epoch is over, `max_steps` at most."""
+        return min(
+            self.max_steps, -(-self.num_examples * self.num_epochs // self.examples_per_step)
+        )
+
+    def members(self, step: int) -> list[int]:
+        """Return the examples of a step (from 1); the last step may have fewer."""
+        first = (step - 1) * self.examples_per_step
+        last = min(first + self.examples_per_step, self.num_examples * self.num_epochs)
+        return [self._at(position) for position in range(first, last)]
+
+    def _at(self, position: int) -> int:
+        epoch, place = divmod(position, self.num_examples)
+        return self._order(epoch)[place]
+
+    def _order(self, epoch: int) -> Sequence[int]:
+        order = list(range(self.num_examples))
+        if self.seed is not None:
+            random.Random(f"{self.seed}/{epoch}").shuffle(order)
+        return order
+
+
+def sft_batch(
+    examples: Sequence[Example], *, token_budget: int, num_ranks: int, by_token: bool = True
+) -> StepBatch:
+    """Return examples as micro-batches; what their conversations share is computed once.
+
+    Args:
+        examples: of one step.
+        token_budget: tokens of one forward pass.
+        num_ranks: data-parallel ranks.
+        by_token: mean over all tokens; otherwise over the examples' means.
+    """
+    return build_step(
+        [_group(examples)],
+        policy_version=0,
+        token_budget=token_budget,
+        reduction="token_mean" if by_token else "sequence_mean",
+        num_ranks=num_ranks,
+    )
+
+
+def _group(examples: Sequence[Example]) -> SelectedGroup:
+    return SelectedGroup(
+        task_id="sft",
+        record_ids=tuple(example.id for example in examples),
+        scores=(),
+        turns=tuple(_turns(examples)),
+    )
+
+
+def _turns(examples: Sequence[Example]) -> Iterator[TurnTokens]:
+    for example in examples:
+        yield from example.turns

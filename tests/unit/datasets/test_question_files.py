@@ -1,0 +1,212 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.tool_server import picture
+
+from agentrl.config.sections import DataSection
+from agentrl.datasets.question_files import QuestionFile, eval_tasks, load_questions, train_tasks
+from agentrl.errors import DatasetError
+from agentrl.rewards import MCPScorerFactory
+from agentrl.schema.image import image_from_bytes
+
+DEFAULTS = DataSection(default_scorer="exact", system_prompt="Be brief.")
+
+
+def write_lines(path: Path, *entries: Any) -> Path:
+    lines = [entry if isinstance(entry, str) else json.dumps(entry) for entry in entries]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def test_documented_fields_are_read(tmp_path: Path) -> None:
+    entry = {
+        "id": "q1",
+        "query": "How many?",
+        "answer": "3",
+        "aug_answers": ["three"],
+        "scorer": "math",
+        "answer_schema": "boxed",
+        "system_prompt": "Count.",
+    }
+    (question,) = load_questions(write_lines(tmp_path / "d.jsonl", entry), DEFAULTS)
+    assert (question.id, question.query, question.answer) == ("q1", "How many?", "3")
+    assert question.aug_answers == ("three",)
+    assert (question.scorer, question.answer_schema) == ("math", "boxed")
+    assert question.system_prompt == "Count."
+
+
+def test_defaults_fill_what_an_entry_leaves_out(tmp_path: Path) -> None:
+    (question,) = load_questions(write_lines(tmp_path / "d.jsonl", {"q": "Why?"}), DEFAULTS)
+    assert (question.scorer, question.answer_schema) == ("exact", "answer")
+    assert question.system_prompt == "Be brief."
+    assert question.answer is None
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"query": "Q"},
+        {"q": "Q"},
+        {"Question": "Q"},
+        {"question": "Q"},
+        {"content": "Q"},
+        {"instruction": "Q"},
+        {"traj_question": "Q"},
+        {"query_prompt": "Q"},
+        {"messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "Q"}]},
+        {"raw": {"messages": [{"role": "user", "content": "Q"}]}},
+    ],
+)
+def test_synonyms_of_the_question_are_accepted(tmp_path: Path, entry: dict[str, Any]) -> None:
+    (question,) = load_questions(write_lines(tmp_path / "d.jsonl", entry), DEFAULTS)
+    assert question.query == "Q"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"answer": 0},
+        {"a": 0},
+        {"Final answer": 0},
+        {"Final Answer": 0},
+        {"Final sample answer": 0},
+        {"expected_answer": 0},
+        {"raw": {"expected_answer": 0}},
+        {"raw": {"answer": 0}},
+    ],
+)
+def test_synonyms_of_the_answer_are_accepted_and_zero_is_kept(
+    tmp_path: Path, fields: dict[str, Any]
+) -> None:
+    (question,) = load_questions(write_lines(tmp_path / "d.jsonl", {"q": "Q", **fields}), DEFAULTS)
+    assert question.answer == 0
+
+
+def test_false_is_an_answer(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "d.jsonl", {"q": "Q", "answer": False})
+    assert load_questions(path, DEFAULTS)[0].answer is False
+
+
+def test_a_json_list_is_accepted(tmp_path: Path) -> None:
+    path = tmp_path / "d.json"
+    path.write_text(json.dumps([{"id": 7, "q": "A"}, {"q": "B"}], indent=1))
+    questions = load_questions(path, DEFAULTS)
+    assert [question.id for question in questions] == ["7", "entry2"]
+
+
+def test_bad_lines_are_refused_with_their_numbers(tmp_path: Path) -> None:
+    path = write_lines(
+        tmp_path / "d.jsonl", {"q": "A"}, "{broken", "", {"answer": 1}, ["no object"], {"q": 5}
+    )
+    with pytest.raises(DatasetError) as caught:
+        load_questions(path, DEFAULTS)
+    text = str(caught.value)
+    assert "\n" not in text
+    assert "line 2: not valid JSON" in text
+    assert "line 4: no question" in text
+    assert "(it has answer)" in text
+    assert "line 5: expected a JSON object" in text
+    assert "(and 1 more)" in text
+
+
+def test_a_repeated_id_names_both_lines(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "d.jsonl", {"id": "x", "q": "A"}, {"id": "x", "q": "B"})
+    with pytest.raises(DatasetError, match=r"line 2: id 'x' was used before, in line 1"):
+        load_questions(path, DEFAULTS)
+
+
+def test_an_unknown_scorer_is_refused_before_sampling(tmp_path: Path) -> None:
+    check = MCPScorerFactory.check_question
+    path = write_lines(tmp_path / "d.jsonl", {"q": "A", "scorer": "exakt"})
+    with pytest.raises(DatasetError, match=r"line 1: unknown scorer 'exakt'; did you mean 'exact'"):
+        load_questions(path, DEFAULTS, check)
+
+
+@pytest.mark.parametrize("scorer", ["exact", "em", "math", "gaia", "agentcpm", "asearcher"])
+def test_a_question_without_a_reference_is_refused_where_its_scorer_compares(
+    tmp_path: Path, scorer: str
+) -> None:
+    check = MCPScorerFactory.check_question
+    entries = [{"q": "A", "answer": 0}, {"q": "B", "aug_answers": ["b"]}, {"q": "C", "answer": ""}]
+    path = write_lines(tmp_path / "d.jsonl", *({**entry, "scorer": scorer} for entry in entries))
+    assert len(load_questions(path, DEFAULTS, check)) == 3
+    write_lines(path, {"q": "A", "answer": None, "scorer": scorer})
+    with pytest.raises(DatasetError, match=f"line 1: scorer '{scorer}' compares with an answer"):
+        load_questions(path, DEFAULTS, check)
+
+
+@pytest.mark.parametrize("schema", ["a b", "<answer>", "1st"])
+def test_an_answer_schema_that_is_no_tag_is_refused_before_sampling(
+    tmp_path: Path, schema: str
+) -> None:
+    path = write_lines(tmp_path / "d.jsonl", {"q": "A", "answer_schema": schema})
+    with pytest.raises(DatasetError, match=r"line 1: answer_schema .*: expected `boxed`"):
+        load_questions(path, DEFAULTS)
+    write_lines(path, *({"q": "A", "answer_schema": s} for s in ("boxed", "final-answer", "a.b")))
+    assert len(load_questions(path, DEFAULTS)) == 3
+
+
+def test_a_missing_and_an_empty_file_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(DatasetError, match="No such file"):
+        load_questions(tmp_path / "none.jsonl", DEFAULTS)
+    with pytest.raises(DatasetError, match="holds no questions"):
+        load_questions(write_lines(tmp_path / "d.jsonl"), DEFAULTS)
+
+
+def test_every_question_is_asked_once_in_each_epoch_in_a_new_order(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "d.jsonl", *({"id": str(k), "q": f"Q{k}"} for k in range(20)))
+    config = DataSection(train_file=path, num_train_epochs=2, num_generations=4)
+    tasks = list(train_tasks(config, seed=1))
+    assert [task.order for task in tasks] == list(range(40))
+    first, second = [task.dataset_id for task in tasks[:20]], [t.dataset_id for t in tasks[20:]]
+    assert sorted(first) == sorted(second) == sorted(str(k) for k in range(20))
+    assert first != second
+    assert tasks[0].id == f"train/0/{first[0]}"
+    assert {task.num_generations for task in tasks} == {4}
+    other = [task.dataset_id for task in train_tasks(config, seed=2)]
+    assert other[:20] != first
+
+
+def test_evaluation_overtakes_training_and_is_tagged_by_version(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "d.jsonl", {"id": "a", "q": "A"}, {"id": "b", "q": "B"})
+    tasks = eval_tasks(DataSection(eval_file=path, eval_num_generations=2), version=12)
+    assert [task.id for task in tasks] == ["eval/12/a", "eval/12/b"]
+    assert [task.order for task in tasks] == [-2, -1]
+    assert {task.tag for task in tasks} == {"eval@12"}
+
+
+def test_images_are_read_in_every_form(tmp_path: Path) -> None:
+    (tmp_path / "one.png").write_bytes(picture(1))
+    inline = image_from_bytes(picture(2)).data_url
+    web = "https://example.org/a.png"
+    said = [
+        {"type": "image_url", "image_url": {"url": inline}},
+        {"type": "text", "text": "What is "},
+        {"type": "text", "text": "this?"},
+    ]
+    entries = [
+        {"query": "What is this?", "images": ["one.png", web]},
+        {"query": "What is this?", "image": inline},
+        {"messages": [{"role": "user", "content": said}]},
+    ]
+    path = write_lines(tmp_path / "d.jsonl", *entries)
+    with QuestionFile(path, DEFAULTS) as questions:
+        assert questions.has_images
+        assert [question.query for question in questions] == ["What is this?"] * 3
+        first = image_from_bytes(picture(1)).data_url
+        assert [q.images for q in questions] == [(first, web), (inline,), (inline,)]
+
+
+def test_images_that_cannot_be_had_are_named_by_their_line(tmp_path: Path) -> None:
+    (tmp_path / "page.png").write_text("<html>")
+    for image, problem in (
+        ("none.png", "image 'none.png': No such file"),
+        ("page.png", "image 'page.png': neither PNG"),
+        ("data:image/png;base64,AA", "neither PNG|not base64"),
+        (7, "an image must be an address or a file, found int"),
+    ):
+        path = write_lines(tmp_path / "d.jsonl", {"q": "A"}, {"q": "B", "images": [image]})
+        with pytest.raises(DatasetError, match=f"line 2: .*({problem})"):
+            load_questions(path, DEFAULTS)

@@ -1,0 +1,135 @@
+import asyncio
+import socket
+import sys
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+from support.engines import make_model, request
+
+from agentrl.config.sections import InferenceSection, ModelSection, PublishSection
+from agentrl.inference.client.http_client import SGLangClient
+from agentrl.inference.supervisor.server_supervisor import ServerKeeper, ServerPlan
+from agentrl.runtime.ports import free_port
+from agentrl.schema import InferenceService
+from agentrl.store import TrajectoryStore
+from agentrl.store.embedded import EmbeddedMongo
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="ports are held on Linux only")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp("model"), seed=1)
+
+
+@asynccontextmanager
+async def kept(
+    store: TrajectoryStore, model: Path, folder: Path, port: int, **inference: object
+) -> AsyncIterator[ServerKeeper]:
+    """A keeper at work, with a server on the port or one after it."""
+    keeper = ServerKeeper(
+        store,
+        ServerPlan(url=None, model_path=model, log_prefix=f"{folder}/engine_", seed=0),
+        model=ModelSection(),
+        inference=InferenceSection(inference_port=port, inference_threads=1, **inference),
+        publish=PublishSection(),
+    )
+    stop = asyncio.Event()
+    running = asyncio.create_task(keeper.run(stop, max_restarts=2, start_seconds=50))
+    try:
+        yield keeper
+    finally:
+        stop.set()
+        await running
+
+
+async def up(store: TrajectoryStore) -> InferenceService:
+    """Wait (bounded by the test's own timeout) until the store's one server is up."""
+    while True:
+        found = [service for service in await store.services() if service.status == "up"]
+        if found:
+            return found[0]
+        await asyncio.sleep(0.05)
+
+
+async def test_runs_that_start_together_get_servers_of_their_own(
+    mongod: EmbeddedMongo, model: Path, tmp_path: Path
+) -> None:
+    port = free_port()
+    async with AsyncExitStack() as stack:
+        stores = []
+        for name in ("race_one", "race_two"):
+            store = await stack.enter_async_context(TrajectoryStore.connect(mongod.uri(name)))
+            stack.push_async_callback(store.drop_database)
+            await store.ensure_schema()
+            stores.append(store)
+        for number, store in enumerate(stores):
+            await stack.enter_async_context(kept(store, model, tmp_path / str(number), port))
+        first, second = await asyncio.gather(*map(up, stores))
+        assert first.base_url != second.base_url
+        for service, store in ((first, stores[0]), (second, stores[1])):
+            assert [known.id for known in await store.services()] == [service.id]
+
+
+async def test_stranger_on_the_port_is_not_taken_for_the_own_server(
+    store: TrajectoryStore, model: Path, tmp_path: Path
+) -> None:
+    port = free_port()
+    requests: list[bytes] = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        requests.append(await reader.readline())
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+        writer.close()
+
+    async with kept(store, model, tmp_path, port):
+        # It comes when the port is chosen already and the engine does not listen yet.
+        while not (tmp_path / f"engine_{port}.log").exists():
+            await asyncio.sleep(0.01)
+        stranger = await asyncio.start_server(answer, "127.0.0.1", port)
+        async with stranger:
+            service = await up(store)
+            assert service.base_url == f"http://127.0.0.1:{port + 1}"
+            assert requests == []
+            async with SGLangClient(service.base_url) as client:
+                assert (await client.model_info()).model_path == str(model)
+
+
+async def test_killed_server_comes_back_on_its_port(
+    store: TrajectoryStore, model: Path, tmp_path: Path
+) -> None:
+    port = free_port()
+    async with kept(store, model, tmp_path, port):
+        before = await up(store)
+        with socket.create_connection(("127.0.0.1", port)):
+            pass
+        listener(port).kill()
+        while (after := await up(store)).started_at == before.started_at:
+            await asyncio.sleep(0.05)
+        assert after.base_url == before.base_url
+
+
+async def test_hung_server_is_taken_out_and_replaced(
+    store: TrajectoryStore, model: Path, tmp_path: Path
+) -> None:
+    port = free_port()
+    async with kept(store, model, tmp_path, port, server_hang_seconds=1.5):
+        before = await up(store)
+        listener(port).suspend()
+        while (await store.services())[0].status == "up":
+            await asyncio.sleep(0.05)
+        while (after := await up(store)).started_at == before.started_at:
+            await asyncio.sleep(0.05)
+        async with SGLangClient(after.base_url) as client:
+            assert (await client.generate(request(1, max_new_tokens=2))).finish_reason == "length"
+
+
+def listener(port: int) -> psutil.Process:
+    """Return the child of this process that listens on the port."""
+    for child in psutil.Process().children(recursive=True):
+        if any(c.laddr.port == port for c in child.net_connections("tcp") if c.status == "LISTEN"):
+            return child
+    raise AssertionError(f"nobody listens on {port}")

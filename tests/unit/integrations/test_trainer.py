@@ -1,0 +1,180 @@
+"""AgentTrainer itself: what is checked when, and engines of one's own."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import agentrl
+from agentrl.errors import ConfigError
+from agentrl.integrations import AgentTrainer, TrainerProcessor
+
+
+class Recording(TrainerProcessor):
+    """Writes down what it was asked, in order."""
+
+    calls: list[tuple[str, Any]] = []
+
+    def check_agent(self, agent: Any) -> None:
+        self.calls.append(("agent", agent))
+
+    def check_dataset(self, dataset: Any, test_dataset: Any = None) -> None:
+        self.calls.append(("dataset", (dataset, test_dataset)))
+
+    def check_reward(self, reward_func: Any) -> None:
+        self.calls.append(("reward", reward_func))
+
+    def check_config(self, config: Any) -> Any:
+        self.calls.append(("config", config))
+        return {"complete": True}
+
+    def train(self) -> str:
+        return f"trained in {self.run_path.name}"
+
+    def inference(self, dataset: Any = None) -> Any:
+        return {"asked": dataset}
+
+
+@pytest.fixture
+def engine() -> Iterator[type[Recording]]:
+    Recording.calls = []
+    AgentTrainer.register_processor("recording", Recording)
+    yield Recording
+    AgentTrainer.unregister_processor("recording")
+
+
+def build(tmp_path: Path, **changes: Any) -> AgentTrainer:
+    arguments: dict[str, Any] = {
+        "agent": "an agent",
+        "config": "a config",
+        "reward_func": "a reward",
+        "train_dataset": "questions",
+        "test_dataset": "others",
+        "run_path": tmp_path / "new" / "run",
+        "train_engine_name": "recording",
+    }
+    return AgentTrainer(**{**arguments, **changes})
+
+
+def test_agent_dataset_reward_and_config_are_checked_in_this_order(
+    engine: type[Recording], tmp_path: Path
+) -> None:
+    trainer = build(tmp_path)
+    assert engine.calls == [
+        ("agent", "an agent"),
+        ("dataset", ("questions", "others")),
+        ("reward", "a reward"),
+        ("config", "a config"),
+    ]
+    assert trainer.train_processor.initialized
+    assert trainer.config == {"complete": True}
+    assert (tmp_path / "new" / "run").is_dir()
+
+
+def test_nothing_is_checked_after_the_argument_that_cannot_be_used(
+    engine: type[Recording], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: Recording, dataset: Any, test_dataset: Any = None) -> None:
+        raise ConfigError("train_dataset: no such file; give another")
+
+    monkeypatch.setattr(engine, "check_dataset", refuse)
+    with pytest.raises(ConfigError, match="train_dataset: no such file"):
+        build(tmp_path)
+    assert [name for name, _ in engine.calls] == ["agent"]
+
+
+@pytest.mark.parametrize("agent", [None, ""])
+def test_without_an_agent_nothing_is_made(agent: Any, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="agent: nothing given; pass"):
+        build(tmp_path, agent=agent, train_engine_name="no such engine")
+    assert not (tmp_path / "new").exists()
+
+
+def test_an_unknown_engine_is_refused_with_the_nearest_and_all_names(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"unknown engine 'verk'; did you mean 'verl'\? \(known: "
+    ):
+        build(tmp_path, train_engine_name="verk")
+
+
+def test_an_engine_that_is_no_processor_is_refused(
+    engine: type[Recording], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(AgentTrainer._registered, "recording", str)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"derives from agentrl\.agents\.TrainerProcessor"):
+        build(tmp_path, run_path=tmp_path)
+
+
+def test_training_and_inference_are_the_engines(engine: type[Recording], tmp_path: Path) -> None:
+    trainer = build(tmp_path)
+    assert trainer.train() == "trained in run"
+    assert trainer.evaluate("held out") == {"asked": "held out"}
+
+
+async def test_inference_awaits_an_engine_that_is_asynchronous(
+    engine: type[Recording], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def inference(self: Recording, dataset: Any = None) -> str:
+        return f"awaited {dataset}"
+
+    assert await build(tmp_path).inference("one") == {"asked": "one"}
+    monkeypatch.setattr(engine, "inference", inference)
+    assert await build(tmp_path).inference("two") == "awaited two"
+
+
+def test_an_engine_that_was_not_initialised_does_not_train(
+    engine: type[Recording], tmp_path: Path
+) -> None:
+    trainer = build(tmp_path)
+    trainer.train_processor = Recording(tmp_path)
+    with pytest.raises(ConfigError, match="not initialised"):
+        trainer.train()
+
+
+def test_a_name_is_registered_once_and_free_again_afterwards(engine: type[Recording]) -> None:
+    for name in ("recording", "agentrl", "verl"):
+        with pytest.raises(ConfigError, match="is taken"):
+            AgentTrainer.register_processor(name, Recording)
+    AgentTrainer.unregister_processor("recording")
+    AgentTrainer.unregister_processor("recording")
+    assert "recording" not in AgentTrainer.engine_names()
+    AgentTrainer.register_processor("recording", Recording)
+
+
+def test_an_incomplete_engine_cannot_be_made(tmp_path: Path) -> None:
+    class Incomplete(Recording):
+        inference = TrainerProcessor.inference
+
+    with pytest.raises(TypeError, match=r"abstract.*inference"):
+        Incomplete(tmp_path)
+
+
+def test_importing_agentrl_imports_neither_the_trainer_nor_torch() -> None:
+    code = (
+        "import sys, agentrl; assert 'agentrl.integrations' not in sys.modules; "
+        "sys.modules.update(torch=None, mcp=None, pymongo=None); "
+        "agentrl.AgentTrainer; import agentrl.integrations.native_engine, agentrl.integrations.verl.verl_engine, "
+        "agentrl.integrations.agent_worker.worker_main"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50)
+    assert done.returncode == 0, done.stderr
+    assert agentrl.AgentTrainer is AgentTrainer
+    with pytest.raises(AttributeError, match="no attribute 'Trainer'"):
+        _ = agentrl.Trainer
+
+
+@pytest.mark.skipif(find_spec("aworld") is not None, reason="AWorld is installed here")
+def test_without_aworld_its_agents_are_refused_before_anything_starts(tmp_path: Path) -> None:
+    (tmp_path / "agent.yaml").write_text("name: clerk\n")
+    trainer = AgentTrainer(
+        tmp_path / "agent.yaml",
+        train_dataset=[{"query": "How many?", "answer": "7"}],
+        run_path=tmp_path / "run",
+    )
+    with pytest.raises(ConfigError, match=r"agent: AWorld is not installed for .*setup_agents"):
+        trainer.train()
+    assert not (tmp_path / "run/logs").exists()

@@ -1,0 +1,197 @@
+"""How a slot ends that an agent plays."""
+
+import asyncio
+from typing import Any
+
+import openai
+import pytest
+from support.agents import client_of, open_stage
+from support.play import begin_run
+from support.scripted_engine import serve_script
+
+from agentrl.config.sections import RolloutSection
+from agentrl.errors import AgentError, ConfigError, InferenceError
+from agentrl.renderers.renderer import Renderer
+from agentrl.rollout import RolloutResult
+from agentrl.rollout.agent import AgentEndpoint, load_agent
+from agentrl.schema import MCPTask
+from agentrl.store import TrajectoryStore
+
+TASK = MCPTask(id="train/0/q1", query="What does the lamp cost?", answer="7")
+
+
+async def ask(endpoint: AgentEndpoint, text: str = "hello", **more: Any) -> str:
+    async with client_of(endpoint) as client:
+        completion = await client.chat.completions.create(
+            model=endpoint.model, messages=[{"role": "user", "content": text}], **more
+        )
+    return completion.choices[0].message.content or ""
+
+
+async def answers(task: MCPTask, endpoint: AgentEndpoint) -> str:
+    return await ask(endpoint)
+
+
+async def answers_in_its_own_words(task: MCPTask, endpoint: AgentEndpoint) -> str:
+    await ask(endpoint)
+    return " 7 "
+
+
+async def gives_up(task: MCPTask, endpoint: AgentEndpoint) -> None:
+    await ask(endpoint)
+
+
+async def chokes_on_the_reply(task: MCPTask, endpoint: AgentEndpoint) -> str:
+    raise ValueError(f"no JSON: {await ask(endpoint)}")
+
+
+async def never_stops(task: MCPTask, endpoint: AgentEndpoint) -> str:
+    while True:
+        await ask(endpoint)
+
+
+async def waits_for_ever(task: MCPTask, endpoint: AgentEndpoint) -> str:
+    await ask(endpoint)
+    await asyncio.Event().wait()
+    return "never"
+
+
+@pytest.mark.parametrize(
+    ("agent", "rollout", "result", "detail"),
+    [
+        (answers, {}, RolloutResult("answered", "7"), ""),
+        (answers_in_its_own_words, {}, RolloutResult("answered", "7"), ""),
+        (gives_up, {}, RolloutResult("no_answer"), "no_answer"),
+        (
+            chokes_on_the_reply,
+            {},
+            RolloutResult("agent_error"),
+            "agent_error: ValueError: no JSON: <answer>7</answer>",
+        ),
+        (never_stops, {"max_turns": 2}, RolloutResult("turns_limit"), "BadRequestError"),
+        (
+            waits_for_ever,
+            {"rollout_timeout_seconds": 3.0},
+            RolloutResult("time_limit"),
+            "time_limit",
+        ),
+    ],
+)
+async def test_every_end_of_an_agent_has_its_own_outcome(
+    store: TrajectoryStore,
+    renderer: Renderer,
+    agent: Any,
+    rollout: dict[str, Any],
+    result: RolloutResult,
+    detail: str,
+) -> None:
+    with serve_script(renderer, lambda prompt: "<answer>7</answer>") as engine:
+        await begin_run(store, engine, TASK)
+        async with open_stage(store, engine, rollout=RolloutSection(**rollout)) as stage:
+            sampler, record = await stage.sampler(agent)
+            assert await sampler.run() == result
+            score = await sampler.evaluate_record(result)
+    assert len(await store.turns_of(record.id)) == rollout.get("max_turns", 1)
+    assert score.value == (1.0 if result.outcome == "answered" else 0.0)
+    assert detail in score.detail
+
+
+async def outage_behind_it(task: MCPTask, endpoint: AgentEndpoint) -> str:
+    await ask(endpoint)
+    try:
+        raise ConnectionRefusedError("the web shop is down")
+    except ConnectionRefusedError as error:
+        raise RuntimeError("my tool failed") from error
+
+
+async def fails_before_it_asks(task: MCPTask, endpoint: AgentEndpoint) -> str:
+    raise KeyError("a bug")
+
+
+async def returns_no_text(task: MCPTask, endpoint: AgentEndpoint) -> Any:
+    return {"answer": await ask(endpoint)}
+
+
+@pytest.mark.parametrize(
+    ("agent", "reason"),
+    [
+        (outage_behind_it, "RuntimeError: my tool failed"),
+        (fails_before_it_asks, "KeyError: 'a bug'"),
+        (returns_no_text, "the agent returned dict"),
+    ],
+)
+async def test_what_is_not_the_policys_doing_ends_the_attempt_and_is_not_scored(
+    store: TrajectoryStore, renderer: Renderer, agent: Any, reason: str
+) -> None:
+    with serve_script(renderer, lambda prompt: "<answer>7</answer>") as engine:
+        await begin_run(store, engine, TASK)
+        async with open_stage(store, engine) as stage:
+            sampler, _ = await stage.sampler(agent)
+            with pytest.raises(AgentError, match=reason):
+                await sampler.run()
+
+
+async def test_a_plain_function_may_block_its_thread_without_holding_up_the_others(
+    store: TrajectoryStore, renderer: Renderer
+) -> None:
+    def blocks(task: MCPTask, endpoint: AgentEndpoint) -> str:
+        return asyncio.run(ask(endpoint))
+
+    task = TASK.model_copy(update={"num_generations": 3})
+    with serve_script(renderer, lambda prompt: "<answer>7</answer>") as engine:
+        await begin_run(store, engine, task)
+        async with open_stage(store, engine) as stage:
+            played = await asyncio.gather(*(stage.play(blocks) for _ in range(3)))
+    assert [result for result, _ in played] == [RolloutResult("answered", "7")] * 3
+
+
+async def test_an_agent_is_found_in_a_file_beside_its_neighbours(tmp_path: Any) -> None:
+    (tmp_path / "gateway_neighbour.py").write_text("ANSWER = '7'\n")
+    (tmp_path / "mine.py").write_text(
+        "from gateway_neighbour import ANSWER\n\ndef play(task, endpoint):\n    return ANSWER\n"
+    )
+    assert load_agent(f"{tmp_path}/mine.py:play")(TASK, AgentEndpoint("", "", "")) == "7"
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("nowhere.py:play", "nowhere.py:play: no such file"),
+        ("json:play", "there is no 'play' in json"),
+        ("json:__name__", "'json' is no function"),
+        ("json:dumps_", "there is no 'dumps_'"),
+        ("math:sqrt", r"has to take \(task, endpoint\)"),
+        ("nobody", "no such entry point"),
+        ("no.such.module:play", "ModuleNotFoundError"),
+    ],
+)
+def test_a_mistake_in_the_name_of_an_agent_costs_one_line(name: str, problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem) as caught:
+        load_agent(name)
+    assert "\n" not in str(caught.value)
+
+
+async def test_the_key_of_a_session_is_not_shown(store: TrajectoryStore) -> None:
+    endpoint = AgentEndpoint("http://127.0.0.1:1/s/x/v1", "m", "sk-secret")
+    assert "sk-secret" not in repr(endpoint)
+
+
+async def test_a_failed_model_call_that_nobody_made_good_is_no_score(
+    store: TrajectoryStore, renderer: Renderer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agentrl.inference.client.pool._RETRY_SECONDS", (0.01,))
+
+    async def shrugs(task: MCPTask, endpoint: AgentEndpoint) -> str:
+        await ask(endpoint, "first")
+        engine.down = True
+        try:
+            return await ask(endpoint, "second")
+        except openai.InternalServerError:
+            return "7"
+
+    with serve_script(renderer, lambda prompt: "<answer>7</answer>") as engine:
+        await begin_run(store, engine, TASK)
+        async with open_stage(store, engine) as stage:
+            sampler, _ = await stage.sampler(shrugs)
+            with pytest.raises(InferenceError):
+                await sampler.run()

@@ -1,0 +1,546 @@
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from support.play import ExactScoring, begin_run, claim, open_play, service, tool_call
+from support.scripted_engine import ScriptedEngine, serve_script
+
+from agentrl.config.sections import RolloutSection
+from agentrl.errors import ToolError
+from agentrl.inference.client import pool
+from agentrl.renderers.renderer import Renderer
+from agentrl.rollout import AsyncSampler, MCPSampler, RolloutContext, RolloutResult
+from agentrl.rollout.context_edits import WORK_DISCARDED
+from agentrl.rollout.worker import attempt as slots
+from agentrl.rollout.worker.attempt import Slot, SlotCounts
+from agentrl.rollout.worker.lease_renewal import LeaseKeeper
+from agentrl.rollout.worker.sampler_metrics import sampler_metrics
+from agentrl.rollout.worker.sampling_loop import LoopTimes, SamplingLoop
+from agentrl.schema import MCPTask, Run, Score, rebuild_prompts, utc_now
+from agentrl.store import TrajectoryStore
+
+ANSWER = "<answer>7</answer>"
+TIMES = LoopTimes(busy_refresh=0.05, idle_poll=0.05, report=0.1, scoring=0.1, scoring_grace=1.0)
+
+
+def task(number: int, num_generations: int = 2) -> MCPTask:
+    return MCPTask(
+        id=f"train/0/q{number}",
+        order=number,
+        num_generations=num_generations,
+        query=f"Question {number}?",
+        answer="7",
+    )
+
+
+def look_then_answer(prompt: str) -> str:
+    return ANSWER if "<tool_response>" in prompt else tool_call("look", key="lamp")
+
+
+def make_loop(context: RolloutContext) -> SamplingLoop:
+    return SamplingLoop(context, "tester", MCPSampler, times=TIMES)
+
+
+@asynccontextmanager
+async def running(context: RolloutContext) -> AsyncIterator[tuple[SamplingLoop, asyncio.Event]]:
+    """A loop in the background; it is stopped and awaited at the end."""
+    loop, stop, abandoned = make_loop(context), asyncio.Event(), asyncio.Event()
+    job = asyncio.create_task(loop.run(stop, abandoned))
+    try:
+        yield loop, stop
+        stop.set()
+        async with asyncio.timeout(10):
+            await job
+    finally:
+        job.cancel()
+        await asyncio.wait([job])
+
+
+def events(number: int) -> list[asyncio.Event]:
+    return [asyncio.Event() for _ in range(number)]
+
+
+async def until(store: TrajectoryStore, **wanted: int) -> None:
+    """Wait until this many records have these statuses."""
+    async with asyncio.timeout(10):
+        while True:
+            found = dict.fromkeys(wanted, 0)
+            async for record in store.iter_records():
+                if record.status in found:
+                    found[record.status] += 1
+            if found == wanted:
+                return
+            await asyncio.sleep(0.03)
+
+
+async def acknowledged_turns(store: TrajectoryStore, record_id: str) -> tuple[str, ...]:
+    record = await store.record(record_id)
+    assert record is not None
+    return record.turns
+
+
+async def test_slots_are_claimed_played_and_scored_until_nothing_is_left(
+    store: TrajectoryStore, renderer: Renderer, tools_url: str
+) -> None:
+    rollout = RolloutSection(exit_when_done=True, max_concurrent_samples_per_process=4)
+    with serve_script(renderer, look_then_answer) as engine:
+        await begin_run(store, engine, *(task(k) for k in range(5)))
+        async with open_play(store, engine, tools_url, rollout=rollout) as context:
+            loop = make_loop(context)
+            async with asyncio.timeout(20):
+                await loop.run(asyncio.Event(), asyncio.Event())
+    assert (loop.counts.finished, loop.counts.scored) == (10, 10)
+    groups = await store.ready_groups("trainer", split="train", limit=10, step=1)
+    assert [len(group) for group in groups] == [2] * 5
+    sent = {bytes(str(body["input_ids"]), "ascii") for body in engine.requests}
+    for data in (data for group in groups for data in group):
+        record = await store.record(data.record_id)
+        assert record is not None
+        assert (record.status, record.outcome, record.final_answer) == ("scored", "answered", "7")
+        assert data.score is not None
+        assert data.score.value == 1.0
+        assert await store.task(data.task_id) is not None
+        assert record.turns == data.turn_ids == tuple(turn.id for turn in data.turns)
+        for prompt in rebuild_prompts(data.turns):
+            assert bytes(str(prompt.tolist()), "ascii") in sent
+    (info,) = await store.samplers()
+    assert (info.status, info.num_finished, info.num_running) == ("stopped", 10, 0)
+
+
+async def test_branches_are_counted_by_reason_and_exposed(
+    store: TrajectoryStore, renderer: Renderer, tools_url: str
+) -> None:
+    def stammer(prompt: str) -> str:
+        return ANSWER if WORK_DISCARDED in prompt else tool_call("look", key="lamp")
+
+    rollout = RolloutSection(
+        exit_when_done=True,
+        new_context="discard_all",
+        repetition_early_stop_times=2,
+        enable_repetition_compress=True,
+    )
+    with serve_script(renderer, stammer) as engine:
+        await begin_run(store, engine, task(0))
+        async with open_play(store, engine, tools_url, rollout=rollout) as context:
+            loop = make_loop(context)
+            async with asyncio.timeout(20):
+                await loop.run(asyncio.Event(), asyncio.Event())
+    assert loop.counts.branches == {"repetition_discard_all": 2}
+    (family,) = [one for one in sampler_metrics(loop.state) if one.name.endswith("branches")]
+    (sample,) = family.samples
+    assert (sample.name, sample.value) == ("agentrl_sampler_branches_total", 2)
+    assert sample.labels == {"reason": "repetition_discard_all"}
+
+
+async def test_no_more_rollouts_run_at_once_than_the_servers_are_to_get(
+    store: TrajectoryStore, renderer: Renderer, tools_url: str
+) -> None:
+    rollout = RolloutSection(target_concurrency=2, exit_when_done=True)
+    most = 0
+
+    class Counting(MCPSampler):
+        num_running = 0
+
+        async def run(self) -> RolloutResult:
+            nonlocal most
+            Counting.num_running += 1
+            most = max(most, Counting.num_running)
+            try:
+                return await super().run()
+            finally:
+                Counting.num_running -= 1
+
+    with serve_script(renderer, look_then_answer, delay_seconds=0.02) as engine:
+        await begin_run(store, engine, task(0, num_generations=8))
+        async with open_play(store, engine, tools_url, rollout=rollout) as context:
+            loop = SamplingLoop(context, "tester", Counting, times=TIMES)
+            async with asyncio.timeout(20):
+                await loop.run(asyncio.Event(), asyncio.Event())
+    assert loop.counts.scored == 8
+    assert most == 2
+
+
+async def test_servers_do_not_wait_for_a_slow_judge_but_what_it_leaves_is_bounded(
+    store: TrajectoryStore, renderer: Renderer, tools_url: str
+) -> None:
+    rollout = RolloutSection(max_concurrent_samples_per_process=2, exit_when_done=True)
+    verdict = asyncio.Event()
+    num_played = 0
+
+    class SlowlyJudged(MCPSampler):
+        async def run(self) -> RolloutResult:
+            nonlocal num_played
+            num_played += 1
+            return await super().run()
+
+        async def evaluate_record(self, result: RolloutResult) -> Score:
+            await verdict.wait()
+            return await super().evaluate_record(result)
+
+    with serve_script(renderer, look_then_answer) as engine:
+        await begin_run(store, engine, task(0, num_generations=8))
+        async with open_play(store, engine, tools_url, rollout=rollout) as context:
+            loop = SamplingLoop(context, "tester", SlowlyJudged, times=TIMES)
+            job = asyncio.create_task(loop.run(asyncio.Event(), asyncio.Event()))
+            await until(store, finished=4)
+            await asyncio.sleep(0.3)
+            assert num_played == 4
+            verdict.set()
+            async with asyncio.timeout(20):
+                await job
+    assert (loop.counts.scored, num_played) == (8, 8)
+
+
+async def test_only_admitted_groups_are_claimed(
+    store: TrajectoryStore, renderer: Renderer, tools_url: str
+) -> None:
+    with serve_script(renderer, look_then_answer) as engine:
+        await begin_run(store, engine, task(0), task(1))
+        await store.set_admission(1)
+        async with (
+            open_play(store, engine, tools_url) as context,
+            running(context) as (loop, _),
+        ):
+            await until(store, scored=2, pending=2)
+            await asyncio.sleep(0.2)
+            await until(store, scored=2, pending=2)
+            await store.set_admission(2)
+            await until(store, scored=4)
+    (info,) = await store.samplers()
+    assert info.seconds_waiting["admission"] > 0.1
+    assert loop.counts.scored == 4
+
+
+async def test_scoring_may_be_left_to_a_process_that_plays_nothing(
+    store: TrajectoryStore, renderer: Renderer, tools_url: str
+) -> None:
+    with serve_script(renderer, look_then_answer) as engine:
+        await begin_run(store, engine, task(0))
+        player = RolloutSection(scoring="elsewhere")
+        async with open_play(store, engine, tools_url, rollout=player) as context, running(context):
+            await until(store, finished=2)
+            assert context.scoring.num_scored == 0
+        judge = RolloutSection(scoring="only", exit_when_done=True)
+        await store.add_tasks([task(1)])
+        async with (
+            open_play(store, engine, tools_url, rollout=judge) as context,
+            running(context) as (loop, _),
+        ):
+            await until(store, scored=2, pending=2)
+        assert (loop.counts.scored, loop.counts.finished) == (2, 0)
+
+
+async def test_a_paused_run_is_not_sampled(
+    store: TrajectoryStore, renderer: Renderer, tools_url: str
+) -> None:
+    with serve_script(renderer, look_then_answer) as engine:
+        await begin_run(store, engine, task(0))
+        await store.update_control(sampling_paused=True)
+        async with open_play(store, engine, tools_url) as context, running(context):
+            await asyncio.sleep(0.3)
+            await until(store, pending=2)
+            await store.update_control(sampling_paused=False)
+            await until(store, scored=2)
+
+
+async def test_live_changes_reach_rollouts_within_two_seconds(
+    store: TrajectoryStore, renderer: Renderer, tools_url: str
+) -> None:
+    with serve_script(renderer, look_then_answer, delay_seconds=0.1) as engine:
+        await begin_run(store, engine, *(task(k) for k in range(200)))
+        async with open_play(store, engine, tools_url) as context:
+            loop, stop, abandoned = SamplingLoop(context, "t", MCPSampler), *events(2)
+            job = asyncio.create_task(loop.run(stop, abandoned))
+            async with asyncio.timeout(10):
+                while not engine.requests:
+                    await asyncio.sleep(0.02)
+                await store.update_control(
+                    concurrency=1, temperature=0.25, max_new_tokens=33, scorer="strict"
+                )
+                await asyncio.sleep(2)
+                seen = len(engine.requests)
+                changed_at = utc_now()
+                while len(engine.requests) < seen + 3:
+                    await asyncio.sleep(0.02)
+            assert sum(slot.is_playing for slot in loop._jobs.values()) <= 1
+            abandoned.set()
+            stop.set()
+            await job
+    for body in engine.requests[seen:]:
+        params = body["sampling_params"]
+        assert (params["temperature"], params["max_new_tokens"]) == (0.25, 33)
+    assert engine.requests[0]["sampling_params"]["max_new_tokens"] == 200
+    scores = [r.score async for r in store.iter_records(status="scored") if r.score is not None]
+    assert {s.scorer for s in scores if s.scored_at > changed_at} == {"strict"}
+
+
+async def test_a_sampler_that_comes_first_waits_for_run_server_and_tasks(
+    store: TrajectoryStore, renderer: Renderer, tools_url: str
+) -> None:
+    with serve_script(renderer, look_then_answer) as engine:
+        async with open_play(store, engine, tools_url) as context, running(context):
+            await asyncio.sleep(0.15)
+            await store.create_run(Run(name="test", admitted_groups=10))
+            await asyncio.sleep(0.15)
+            await store.register_service(service(engine))
+            await asyncio.sleep(0.15)
+            await store.add_tasks([task(0)])
+            await until(store, scored=2)
+    (info,) = await store.samplers()
+    assert {"no_run", "no_server", "no_task"} <= info.seconds_waiting.keys()
+
+
+async def test_a_completed_run_ends_the_sampler(
+    store: TrajectoryStore, renderer: Renderer, tools_url: str
+) -> None:
+    with serve_script(renderer, look_then_answer) as engine:
+        await begin_run(store, engine, task(0))
+        async with open_play(store, engine, tools_url) as context:
+            job = asyncio.create_task(make_loop(context).run(asyncio.Event(), asyncio.Event()))
+            await until(store, scored=2)
+            await store.set_run_status("completed")
+            async with asyncio.timeout(5):
+                await job
+
+
+async def test_a_completed_run_leaves_no_group_half_played(
+    store: TrajectoryStore, renderer: Renderer, tools_url: str
+) -> None:
+    rollout = RolloutSection(max_concurrent_samples_per_process=3)
+    with serve_script(renderer, look_then_answer, delay_seconds=0.3) as engine:
+        await begin_run(store, engine, task(0), task(1), task(2))
+        async with open_play(store, engine, tools_url, rollout=rollout) as context:
+            job = asyncio.create_task(make_loop(context).run(asyncio.Event(), asyncio.Event()))
+            await until(store, running=3)
+            await store.set_run_status("completed")
+            async with asyncio.timeout(10):
+                await job
+    statuses = [[r.status for r in await store.records_of(f"train/0/q{k}")] for k in range(3)]
+    assert statuses == [["scored"] * 2, ["scored"] * 2, ["pending"] * 2]
+
+
+async def test_a_stop_hands_running_slots_back_without_counting_an_attempt(
+    store: TrajectoryStore, renderer: Renderer, tools_url: str
+) -> None:
+    calls = tool_call("slow", seconds=0.5)
+    rollout = RolloutSection(max_attempts=1)
+    with serve_script(renderer, lambda _: calls) as engine:
+        await begin_run(store, engine, task(0))
+        async with (
+            open_play(store, engine, tools_url, rollout=rollout) as context,
+            running(context) as (loop, stop),
+        ):
+            await until(store, running=2)
+            while not engine.requests:
+                await asyncio.sleep(0.01)
+            stop.set()
+            await until(store, pending=2)
+    assert loop.counts.handed_back == 2
+    record = await store.record("train/0/q0/0")
+    assert record is not None
+    assert [attempt.ended_by for attempt in record.attempts] == ["released"]
+    assert record.lease is None
+
+
+async def test_running_rollouts_get_the_drain_time(
+    store: TrajectoryStore, renderer: Renderer, tools_url: str
+) -> None:
+    rollout = RolloutSection(drain_seconds=8)
+    with serve_script(renderer, look_then_answer, delay_seconds=0.2) as engine:
+        await begin_run(store, engine, task(0))
+        async with (
+            open_play(store, engine, tools_url, rollout=rollout) as context,
+            running(context) as (loop, stop),
+        ):
+            await until(store, running=2)
+            stop.set()
+            await until(store, scored=2)
+    assert loop.counts.handed_back == 0
+
+
+async def test_a_holder_that_lost_its_lease_writes_nothing_more(
+    store: TrajectoryStore, renderer: Renderer, tools_url: str
+) -> None:
+    script = iter([tool_call("look", key="lamp"), ANSWER])
+    with serve_script(renderer, lambda _: next(script)) as engine:
+        await begin_run(store, engine, task(0, num_generations=1))
+        async with open_play(store, engine, tools_url) as context:
+            record, claimed = await claim(store)
+            counts = SlotCounts()
+            engine.delay_seconds = 0.3
+            job = Slot(claimed, record, context, MCPSampler, counts, on_played=lambda: None).start()
+            while not await acknowledged_turns(store, record.id):
+                await asyncio.sleep(0.02)
+            # The second reply is under way when the slot goes to another process.
+            await store.release(record.id, record.fence)
+            second, _ = await claim(store)
+            await job
+    assert counts == SlotCounts(lost=1)
+    after = await store.record(record.id)
+    assert after is not None
+    assert (after.status, after.fence, after.turns) == ("running", second.fence, ())
+    assert after.outcome is None
+    (turn,) = await store.turns_of(record.id, attempt=1)
+    assert turn.tool_calls[0].name == "look"
+
+
+async def test_a_lost_lease_stops_its_rollout_at_the_next_heartbeat(
+    store: TrajectoryStore, renderer: Renderer, tools_url: str
+) -> None:
+    with serve_script(renderer, lambda _: tool_call("slow", seconds=0.2)) as engine:
+        await begin_run(store, engine, task(0))
+        async with open_play(store, engine, tools_url) as context:
+            keeper = LeaseKeeper(store, 30)
+            held = []
+            for _ in range(2):
+                record, claimed = await claim(store)
+                slot = Slot(
+                    claimed, record, context, MCPSampler, SlotCounts(), on_played=lambda: None
+                )
+                keeper.hold(slot)
+                held.append((slot, slot.start()))
+            (lost, lost_job), (kept, kept_job) = held
+            await store.release(*lost.lease)
+            await keeper.beat()
+            await asyncio.wait_for(lost_job, 5)
+            assert (lost.cancel_reason, kept.cancel_reason) == ("lease_lost", None)
+            kept.cancel("hand_back")
+            await kept_job
+    record_after = await store.record(lost.record.id)
+    assert record_after is not None
+    assert record_after.status == "pending"
+
+
+async def test_a_judge_outage_is_no_score_and_is_tried_again(
+    store: TrajectoryStore,
+    renderer: Renderer,
+    tools_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(slots, "SCORING_RETRY_SECONDS", 0.2)
+    scoring = ExactScoring(outages=3)
+    with serve_script(renderer, look_then_answer) as engine:
+        await begin_run(store, engine, task(0, num_generations=1))
+        async with (
+            open_play(store, engine, tools_url, scoring=scoring) as context,
+            running(context),
+        ):
+            await until(store, finished=1)
+            record = await store.record("train/0/q0/0")
+            assert record is not None
+            assert record.score is None
+            await until(store, scored=1)
+    assert scoring.num_scored == 1
+    assert len(engine.requests) == 2
+
+
+async def test_an_absent_server_is_no_failed_attempt(
+    store: TrajectoryStore,
+    renderer: Renderer,
+    tools_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pool, "_RETRY_SECONDS", (0.01,))
+    rollout = RolloutSection(max_attempts=1)
+    with serve_script(renderer, look_then_answer, down=True) as engine:
+        await begin_run(store, engine, task(0))
+        async with (
+            open_play(store, engine, tools_url, rollout=rollout) as context,
+            running(context) as (loop, _),
+        ):
+            while loop.counts.handed_back < 2:
+                await asyncio.sleep(0.02)
+            engine.down = False
+            await until(store, scored=2)
+    assert loop.counts.failed == 0
+
+
+async def test_an_outage_of_the_tools_costs_few_slots_an_attempt(
+    store: TrajectoryStore, renderer: Renderer, tools_url: str
+) -> None:
+    class ToolsAway(MCPSampler):
+        away = True
+
+        async def run(self) -> RolloutResult:
+            if ToolsAway.away:
+                raise ToolError("the tool server is away")
+            return await super().run()
+
+    rollout = RolloutSection(max_concurrent_samples_per_process=4)
+    with serve_script(renderer, look_then_answer) as engine:
+        await begin_run(store, engine, *(task(k) for k in range(10)))
+        async with open_play(store, engine, tools_url, rollout=rollout) as context:
+            loop, stop = SamplingLoop(context, "tester", ToolsAway, times=TIMES), asyncio.Event()
+            job = asyncio.create_task(loop.run(stop, asyncio.Event()))
+            await asyncio.sleep(0.8)
+            assert loop.counts.failed <= 4 + 1
+            ToolsAway.away = False
+            await until(store, scored=20)
+            stop.set()
+            await job
+    assert "trouble" in (await store.samplers())[0].seconds_waiting
+
+
+async def test_a_slot_on_which_servers_keep_failing_is_parked_in_the_end(
+    store: TrajectoryStore,
+    renderer: Renderer,
+    tools_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pool, "_RETRY_SECONDS", (0.01,))
+    rollout = RolloutSection(max_attempts=1, exit_when_done=True)
+    with serve_script(renderer, look_then_answer, down=True) as engine:
+        await begin_run(store, engine, task(0))
+        async with open_play(store, engine, tools_url, rollout=rollout) as context:
+            async with asyncio.timeout(15):
+                await make_loop(context).run(asyncio.Event(), asyncio.Event())
+    for record in await store.records_of("train/0/q0"):
+        assert (record.status, record.attempt) == ("failed", 3)
+        assert "queue is full" in str(record.error)
+
+
+async def test_an_exception_of_a_users_sampler_fails_the_attempt_until_the_slot_is_parked(
+    store: TrajectoryStore, renderer: Renderer, tools_url: str
+) -> None:
+    class Broken(AsyncSampler[MCPTask]):
+        async def run(self) -> RolloutResult:
+            raise KeyError("speed")
+
+        async def evaluate_record(self, result: RolloutResult) -> Score:
+            raise NotImplementedError
+
+    rollout = RolloutSection(max_attempts=2, exit_when_done=True)
+    with serve_script(renderer, look_then_answer) as engine:
+        await begin_run(store, engine, task(0))
+        async with open_play(store, engine, tools_url, rollout=rollout) as context:
+            loop = SamplingLoop(context, "tester", Broken, times=TIMES)
+            async with asyncio.timeout(10):
+                await loop.run(asyncio.Event(), asyncio.Event())
+    for record in await store.records_of("train/0/q0"):
+        assert (record.status, record.attempt) == ("failed", 2)
+        assert record.error == "KeyError: 'speed'"
+    assert loop.counts.failed == 4
+
+
+async def test_a_rollout_without_an_answer_scores_zero_without_a_judge(
+    store: TrajectoryStore, renderer: Renderer, tools_url: str
+) -> None:
+    scoring = ExactScoring()
+    rollout = RolloutSection(max_turns=1, exit_when_done=True)
+    with serve_script(renderer, lambda _: tool_call("look", key="lamp")) as engine:
+        await begin_run(store, engine, task(0))
+        async with open_play(store, engine, tools_url, rollout=rollout, scoring=scoring) as context:
+            async with asyncio.timeout(10):
+                await make_loop(context).run(asyncio.Event(), asyncio.Event())
+    for record in await store.records_of("train/0/q0"):
+        assert record.outcome == "turns_limit"
+        assert record.score is not None
+        assert (record.score.value, record.score.detail) == (0.0, "turns_limit")
+    assert scoring.num_scored == 0
+
+
+def test_engines_and_samplers_agree_on_the_script(renderer: Renderer) -> None:
+    engine = ScriptedEngine(renderer, look_then_answer)
+    ids = engine.reply_ids(ANSWER)
+    assert renderer.parse(ids).content == ANSWER

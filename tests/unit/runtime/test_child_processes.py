@@ -1,0 +1,116 @@
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from agentrl.runtime.child_processes import Child, Supervisor
+
+SLEEPER = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(60)"]
+
+
+def alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+async def wait_until_dead(pid: int) -> None:
+    async with asyncio.timeout(10):
+        while alive(pid):
+            await asyncio.sleep(0.02)
+
+
+async def test_leaving_the_supervisor_ends_the_children_and_nobody_else(tmp_path: Path) -> None:
+    bystander = subprocess.Popen(SLEEPER, stdout=subprocess.DEVNULL)
+    try:
+        async with Supervisor() as supervisor:
+            child = Child("sleeper", SLEEPER, tmp_path / "sleeper.log")
+            await supervisor.start(child)
+            assert child.pid is not None
+            assert alive(child.pid)
+        assert not alive(child.pid)
+        assert bystander.poll() is None
+    finally:
+        bystander.kill()
+        bystander.wait()
+
+
+async def test_a_child_that_ignores_sigterm_is_killed_after_the_bound(tmp_path: Path) -> None:
+    stubborn = (
+        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
+        "print('ready', flush=True); time.sleep(60)"
+    )
+    child = Child("stubborn", [sys.executable, "-c", stubborn], tmp_path / "log", stop_seconds=0.3)
+    async with Supervisor() as supervisor:
+        await supervisor.start(child)
+        async with asyncio.timeout(10):
+            while "ready" not in child.log_tail():
+                await asyncio.sleep(0.02)
+    assert child.pid is not None
+    assert not alive(child.pid)
+
+
+async def test_a_failing_child_is_restarted_so_often_and_then_reported(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", "print('boom'); raise SystemExit(3)"]
+    child = Child("failing", command, tmp_path / "log", max_restarts=2)
+    async with Supervisor(restart_delay_seconds=0.01) as supervisor:
+        await supervisor.start(child)
+        assert await supervisor.wait("failing") == 3
+        assert supervisor.failed() is child
+    assert child.log_path.read_text().count("boom") == 3
+    assert child.log_tail() == "boom\nboom\nboom"
+
+
+async def test_what_an_earlier_run_left_in_the_log_is_not_quoted(tmp_path: Path) -> None:
+    log = tmp_path / "child.log"
+    log.write_text("an old error\n")
+    async with Supervisor() as supervisor:
+        child = Child("child", [sys.executable, "-c", "print('new')"], log)
+        await supervisor.start(child)
+        assert await supervisor.wait("child") == 0
+    assert child.log_tail() == "new"
+    assert log.read_text() == "an old error\nnew\n"
+
+
+async def test_a_killed_child_comes_back_under_another_pid(tmp_path: Path) -> None:
+    child = Child("sleeper", SLEEPER, tmp_path / "log", max_restarts=1)
+    async with Supervisor(restart_delay_seconds=0.01) as supervisor:
+        await supervisor.start(child)
+        first = child.pid
+        assert first is not None
+        os.kill(first, signal.SIGKILL)
+        async with asyncio.timeout(10):
+            while child.pid == first:
+                await asyncio.sleep(0.02)
+        assert supervisor.failed() is None
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's parent-death signal is Linux's")
+async def test_children_end_when_their_launcher_is_killed(tmp_path: Path) -> None:
+    launcher = (
+        "import asyncio, sys\n"
+        "from pathlib import Path\n"
+        "from agentrl.runtime.child_processes import Child, Supervisor\n"
+        "async def main():\n"
+        "    async with Supervisor() as supervisor:\n"
+        f"        child = Child('sleeper', {SLEEPER!r}, Path({str(tmp_path / 'log')!r}))\n"
+        "        await supervisor.start(child)\n"
+        "        print(child.pid, flush=True)\n"
+        "        await asyncio.sleep(60)\n"
+        "asyncio.run(main())\n"
+    )
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", launcher, stdout=asyncio.subprocess.PIPE
+    )
+    assert process.stdout is not None
+    pid = int(await process.stdout.readline())
+    assert alive(pid)
+    process.kill()
+    await process.wait()
+    await wait_until_dead(pid)

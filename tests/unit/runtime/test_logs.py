@@ -1,0 +1,47 @@
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agentrl.runtime.logs import redact, setup_logging
+
+
+@pytest.fixture
+def root_logger() -> Iterator[logging.Logger]:
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield root
+    for handler in root.handlers:
+        if handler not in handlers:
+            handler.close()
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+def test_passwords_and_tokens_never_reach_the_log_file(
+    tmp_path: Path, root_logger: logging.Logger
+) -> None:
+    root_logger.handlers.clear()
+    path = tmp_path / "logs" / "run_sampler-0.log"
+    setup_logging("sampler-0", path, console=False)
+    logging.getLogger("agentrl.x").warning(
+        "connect mongodb://me:hunter2@db:27017/run with Authorization: Bearer sk-123456"
+    )
+    text = path.read_text()
+    assert "sampler-0 agentrl.x: connect mongodb://me:***@db:27017/run" in text
+    assert "hunter2" not in text
+    assert "sk-123456" not in text
+
+
+def test_a_uri_without_a_password_stays_readable() -> None:
+    assert redact("mongodb://127.0.0.1:27017/run") == "mongodb://127.0.0.1:27017/run"
+
+
+def test_the_level_comes_from_the_environment(
+    monkeypatch: pytest.MonkeyPatch, root_logger: logging.Logger, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("LOG_LEVEL", "debug")
+    root_logger.handlers.clear()
+    setup_logging("trainer", tmp_path / "t.log", console=False)
+    assert root_logger.level == logging.DEBUG
