@@ -105,7 +105,7 @@ def test_an_engine_that_is_no_processor_is_refused(
     engine: type[Recording], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(AgentTrainer._registered, "recording", str)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=r"derives from agentrl\.agents\.TrainerProcessor"):
+    with pytest.raises(ConfigError, match=r"derives from agentrl\.integrations\.TrainerProcessor"):
         build(tmp_path, run_path=tmp_path)
 
 
