@@ -3,14 +3,12 @@
 import asyncio
 import contextlib
 import logging
-import os
-import socket
 import time
-import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from agentrl.errors import AgentRLError, LeaseLost, StoreError, TrainerBusy
+from agentrl.runtime.process_identity import is_alive, is_dead, new_lease_owner
 from agentrl.store import TrajectoryStore
 
 logger = logging.getLogger(__name__)
@@ -18,15 +16,6 @@ logger = logging.getLogger(__name__)
 # A holder that was killed leaves a lease that still has to run out.
 _GRACE_SECONDS = 2.0
 _RETRY_SECONDS = 0.5
-
-
-def process_owner() -> str:
-    """Return this process's name in leases, `host:pid:random`.
-
-    The random part begins with the process's pid namespace: containers may share a host name, and
-    a pid means nothing outside its namespace.
-    """
-    return f"{socket.gethostname()}:{os.getpid()}:{_pid_namespace()}-{uuid.uuid4().hex[:8]}"
 
 
 @asynccontextmanager
@@ -65,7 +54,7 @@ async def trainer_lease(
 
 
 async def _acquire(store: TrajectoryStore, consumer: str, lease_seconds: float) -> None:
-    owner = process_owner()
+    owner = new_lease_owner()
     deadline = time.monotonic() + lease_seconds + _GRACE_SECONDS
     announced = False
     while True:
@@ -99,43 +88,6 @@ async def _holder(store: TrajectoryStore, consumer: str) -> str | None:
     run = await store.get_run()
     lease = run.trainer_leases.get(consumer) if run else None
     return lease.owner if lease else None
-
-
-def is_alive(owner: str) -> bool:
-    """Whether an owner is a process that this one can see running."""
-    pid = _visible_pid(owner)
-    return pid is not None and _exists(pid)
-
-
-def is_dead(owner: str) -> bool:
-    """Whether an owner is a process that this one could see, and that is gone."""
-    pid = _visible_pid(owner)
-    return pid is not None and not _exists(pid)
-
-
-def _visible_pid(owner: str) -> int | None:
-    host, pid, random = owner.rsplit(":", 2)
-    namespace = _pid_namespace()
-    here = host == socket.gethostname() and namespace and random.startswith(f"{namespace}-")
-    return int(pid) if here else None
-
-
-def _exists(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
-
-
-def _pid_namespace() -> str:
-    """Return the number of this process's pid namespace; "" where there is no such thing."""
-    try:
-        return str(os.stat("/proc/self/ns/pid").st_ino)
-    except OSError:
-        return ""
 
 
 async def _renew(store: TrajectoryStore, consumer: str, lease_seconds: float) -> None:

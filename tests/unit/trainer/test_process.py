@@ -11,6 +11,7 @@ from support.training import Player, train_tasks
 from agentrl.config.sections import RootConfig, TrainerSection
 from agentrl.distributed import Ranks, read_state
 from agentrl.errors import ConfigError, LeaseLost, StoreError, TrainerBusy, TrainingError
+from agentrl.runtime.process_identity import new_lease_owner
 from agentrl.schema import Run, Score, rebuild_prompts
 from agentrl.store import TrajectoryStore
 from agentrl.trainer.checkpoint.checkpoint import latest_checkpoint
@@ -19,7 +20,6 @@ from agentrl.trainer.metrics import measures
 from agentrl.trainer.metrics.history import StepMetrics
 from agentrl.trainer.rl import training_loop as loop
 from agentrl.trainer.train_process import lead, mesh_shape, read_beside
-from agentrl.trainer.trainer_lease import process_owner
 
 # The first test that runs pays for importing torch, transformers and matplotlib.
 pytestmark = pytest.mark.timeout(90)
@@ -393,7 +393,7 @@ async def test_a_second_trainer_is_refused(make_config, store, model_path):
     await fill(store, model_path, [MIXED] * 2)
     await store.create_run(Run(name=store.database_name))
     async with TrajectoryStore.connect(store.uri_for_people()) as other:
-        await other.acquire_trainer("trainer", process_owner(), 30)
+        await other.acquire_trainer("trainer", new_lease_owner(), 30)
         with pytest.raises(TrainerBusy):
             await train(make_config())
 

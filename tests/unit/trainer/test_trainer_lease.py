@@ -1,4 +1,3 @@
-import os
 import subprocess
 import sys
 import time
@@ -6,9 +5,10 @@ import time
 import pytest
 
 from agentrl.errors import TrainerBusy
+from agentrl.runtime.process_identity import is_alive, new_lease_owner
 from agentrl.schema import Run
 from agentrl.store import TrajectoryStore
-from agentrl.trainer.trainer_lease import is_alive, is_dead, process_owner, trainer_lease
+from agentrl.trainer.trainer_lease import trainer_lease
 
 
 @pytest.fixture
@@ -20,18 +20,8 @@ async def run_store(store: TrajectoryStore) -> TrajectoryStore:
 def dead_owner() -> str:
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait(30)
-    host, _, random = process_owner().rsplit(":", 2)
-    return f"{host}:{ended.pid}:{random}"
-
-
-def test_only_processes_of_this_host_and_namespace_are_judged() -> None:
-    owner = process_owner()
-    assert is_alive(owner)
-    assert not is_dead(owner)
-    assert is_dead(dead_owner())
-    for elsewhere in (f"other:{os.getpid()}:1-a", owner.rsplit(":", 1)[0] + ":0-a"):
-        assert not is_alive(elsewhere)
-        assert not is_dead(elsewhere)
+    host, _, suffix = new_lease_owner().rsplit(":", 2)
+    return f"{host}:{ended.pid}:{suffix}"
 
 
 async def test_a_dead_trainer_is_taken_over_from_at_once(run_store: TrajectoryStore) -> None:
@@ -51,12 +41,12 @@ async def test_a_silent_trainer_elsewhere_is_waited_out(run_store: TrajectorySto
     async with trainer_lease(run_store, "trainer", lease_seconds=3):
         run = await run_store.get_run()
         assert run is not None
-        assert run.trainer_leases["trainer"].owner.startswith(process_owner().rsplit("-", 1)[0])
+        assert run.trainer_leases["trainer"].owner.startswith(new_lease_owner().rsplit("-", 1)[0])
 
 
 async def test_a_live_trainer_is_not_waited_for(run_store: TrajectoryStore) -> None:
     async with TrajectoryStore.connect(run_store.uri_for_people()) as other:
-        await other.acquire_trainer("trainer", process_owner(), 60)
+        await other.acquire_trainer("trainer", new_lease_owner(), 60)
         with pytest.raises(TrainerBusy):
             async with trainer_lease(run_store, "trainer", lease_seconds=60):
                 pytest.fail("two trainers at once")
