@@ -269,7 +269,7 @@ class AgentSection(Section):
     agent: str | None = None
     """Play every task with this function of (task, endpoint), which calls the model as it would
     call OpenAI's: `file.py:function`, `package.module:function`, or an entry point's name in the
-    group `agentrl.integrations`. Without it, AgentRL itself plays them with the tools."""
+    group `agentrl.agents`. Without it, AgentRL itself plays them with the tools."""
     agent_sampling: Literal["agent", "run"] = "agent"
     """Whose temperature, bounds, penalties and seed count where an agent's call gives any. A fixed
     seed or temperature 0 makes all tries of a question the same: then say run."""

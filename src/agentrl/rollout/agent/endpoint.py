@@ -9,7 +9,7 @@ from agentrl.config.user_code import load_user_module
 from agentrl.errors import ConfigError
 from agentrl.schema import MCPTask
 
-ENTRY_POINTS = "agentrl.integrations"
+ENTRY_POINTS = "agentrl.agents"
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ def load_agent(name: str) -> AgentFunction:
 
     Args:
         name: `path/to/file.py:function`, `package.module:function`, or the name of an entry point
-            in the group `agentrl.integrations`.
+            in the group `agentrl.agents`.
 
     Raises:
         ConfigError: it is missing, fails on import, or is no function of (task, endpoint).
