@@ -1,22 +1,29 @@
-"""Every error that AgentRL raises on purpose.
+"""Every error that AgentRL raises on purpose; no other module defines one that crosses a room.
 
     AgentRLError
-    ├── ConfigError (ValueError)      a flag, file or value that the user gave is wrong
-    │   └── DatasetError              a dataset line is missing or malformed
+    ├── ConfigError (ValueError)      a flag, a file or a value that the user gave is wrong
+    │   └── DatasetError              a dataset is missing, or one of its lines is malformed
     ├── StoreError                    MongoDB is unreachable or refused a request
     │   ├── LeaseLost                 another process owns the document now; write nothing more
     │   └── TrainerBusy               a second trainer asked for a consumer that is in use
     ├── InferenceError                an inference server failed or refused a request
     │   └── NoServerAvailable         no registered server is up
-    ├── ToolError                     the tool side's infrastructure failed (not a tool's own error)
+    ├── ToolError                     the tools' infrastructure failed (not a tool's own error)
     ├── AgentError                    an agent's own code failed, which says nothing of the policy
     ├── RenderError                   a chat template or tokenizer cannot do what is asked
     ├── ScoringError                  a scorer could not decide; the score stays missing
-    ├── TrainingError                 optimisation cannot go on (non-finite losses or gradients)
-    └── PublishError                  weights could not be written or handed to any server
+    ├── TrainingError                 optimization cannot go on (non-finite losses or gradients)
+    ├── WriteError                    a directory of the run could not be written to disk
+    └── BroadcastError                a process group for broadcasts failed or did not form
 
-User mistakes are `ConfigError`s and are raised before any process starts. The text of every error
-is one line that says what is wrong and what to do about it; secrets never appear in it.
+The rules:
+
+- User mistakes are `ConfigError`s, and commands raise them before they start any process.
+- The text is one line that says what is wrong and what to do about it. It never holds a secret.
+- Errors cross processes, so every class survives pickling: all that it takes is in `args`.
+- A room raises the class that names its own trouble; the room above translates it where its
+  caller needs another word. Exceptions that only steer the control flow inside one module are
+  private to that module.
 """
 
 
@@ -25,11 +32,11 @@ class AgentRLError(Exception):
 
 
 class ConfigError(AgentRLError, ValueError):
-    """The user gave a flag, file or value that cannot be used."""
+    """The user gave a flag, a file or a value that cannot be used."""
 
 
 class DatasetError(ConfigError):
-    """A dataset file is missing, or one of its lines is malformed (the line number is named)."""
+    """A dataset is missing, or one of its lines is malformed; the message names the line."""
 
 
 class StoreError(AgentRLError):
@@ -37,7 +44,7 @@ class StoreError(AgentRLError):
 
 
 class LeaseLost(StoreError):
-    """The lease was taken by another process; its former holder must stop writing."""
+    """Another process took the lease; its former holder must stop writing."""
 
 
 class TrainerBusy(StoreError):
@@ -69,8 +76,12 @@ class ScoringError(AgentRLError):
 
 
 class TrainingError(AgentRLError):
-    """Optimisation cannot go on: losses or gradients stay non-finite."""
+    """Optimization cannot go on: losses or gradients stay non-finite."""
 
 
-class PublishError(AgentRLError):
-    """Weights could not be written, or no server accepted them."""
+class WriteError(AgentRLError):
+    """A directory of the run (a checkpoint, weights) could not be written to disk."""
+
+
+class BroadcastError(AgentRLError):
+    """A process group for broadcasts did not form, or a member of it failed or left."""

@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeVar
 import torch
 import torch.distributed as torch_distributed
 
-from agentrl.errors import PublishError
+from agentrl.errors import BroadcastError
 
 # Stores and backends are exported by torch at run time, but not in its type stubs.
 dist: Any = torch_distributed
@@ -56,13 +56,13 @@ class Rendezvous:
             timeout_seconds: bound on forming the group.
 
         Raises:
-            PublishError: the address is not this machine's.
+            BroadcastError: the address is not this machine's.
         """
         try:
             # By itself the store would listen on every address of the machine.
             listener = socket.create_server((host, 0))
         except OSError as error:
-            raise PublishError(
+            raise BroadcastError(
                 f"cannot listen on {host} ({error.strerror or error}); set --weight_sync_host"
             ) from error
         self.host = host
@@ -83,7 +83,7 @@ class Rendezvous:
         """Form the group as its sender; returns when all receivers are there.
 
         Raises:
-            PublishError: they were not there in time.
+            BroadcastError: they were not there in time.
         """
 
         def form() -> BroadcastGroup:
@@ -98,7 +98,7 @@ async def take_seat(
     """Join a group as a receiver; returns when all others are there.
 
     Raises:
-        PublishError: they were not there in time.
+        BroadcastError: they were not there in time.
     """
 
     def join() -> BroadcastGroup:
@@ -140,14 +140,14 @@ class BroadcastGroup:
                 thread, while those behind it are under way (gloo).
 
         Raises:
-            PublishError: a peer is gone, or the time is over.
+            BroadcastError: a peer is gone, or the time is over.
         """
         options = dist.BroadcastOptions()
         options.rootRank = SENDER
         options.timeout = timedelta(seconds=timeout_seconds)
         backend = self._backend
         if backend is None:
-            raise PublishError("the broadcast group was left")
+            raise BroadcastError("the broadcast group was left")
         flat = [tensor.view(-1).view(torch.uint8) for tensor in tensors]
         is_cuda = flat[0].is_cuda
 
@@ -215,7 +215,7 @@ async def _beside(operation: Callable[[], T]) -> T:
     """Run a blocking operation of torch in a thread that holds up neither the loop nor the exit.
 
     Raises:
-        PublishError: it failed.
+        BroadcastError: it failed.
     """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
@@ -233,7 +233,7 @@ async def _beside(operation: Callable[[], T]) -> T:
             result = operation()
         except (RuntimeError, OSError) as error:
             line = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            failure = PublishError(f"the broadcast group failed: {line}")
+            failure = BroadcastError(f"the broadcast group failed: {line}")
             settle(lambda: done.set_exception(failure))
         else:
             settle(lambda: done.set_result(result))

@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save, save
 
 from agentrl.distributed.ranks import Ranks
-from agentrl.errors import PublishError
+from agentrl.errors import WriteError
 
 State = dict[str, Any]
 """Nested dicts of tensors (sharded ones too) and plain values; alike in structure on all ranks."""
@@ -43,7 +43,7 @@ class StateWriter:
             in_background: return when the copy is made; `wait` says when the state is written.
 
         Raises:
-            PublishError: a rank could not write its part of this state, or of the one before it.
+            WriteError: a rank could not write its part of this state, or of the one before it.
         """
         self.wait()
         _expect_one_process()
@@ -64,7 +64,7 @@ class StateWriter:
         """Return when everything is written, on rank 0 also what the other ranks write.
 
         Raises:
-            PublishError: a rank could not write its part.
+            WriteError: a rank could not write its part.
         """
         pending, self._pending = self._pending, None
         if pending is not None:
@@ -89,7 +89,7 @@ def _said_in_one_line(directory: Path) -> Iterator[None]:
         yield
     except CheckpointException as error:
         rank, (reason, _) = min(error.failures.items())
-        raise PublishError(f"rank {rank} cannot write {directory}: {reason}") from error
+        raise WriteError(f"rank {rank} cannot write {directory}: {reason}") from error
 
 
 def _expect_one_process() -> None:

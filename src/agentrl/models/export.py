@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 
-from agentrl.errors import PublishError
+from agentrl.errors import WriteError
 from agentrl.models.policy import PolicyModel
 from agentrl.runtime.atomic_directory import appears_whole
 
@@ -55,7 +55,7 @@ def save_hf(
         The directory.
 
     Raises:
-        PublishError: it could not be written, as on a full disk.
+        WriteError: it could not be written, as on a full disk.
     """
     with weights_appear_whole(Path(path)) as partial:
         policy.model.save_pretrained(partial, state_dict=state_dict)
@@ -72,13 +72,13 @@ def weights_appear_whole(target: Path) -> Iterator[Path]:
     their owner alone, and a server may run as another user.
 
     Raises:
-        PublishError: a file could not be written; nothing of the new ones is left.
+        WriteError: a file could not be written; nothing of the new ones is left.
     """
     with appears_whole(target) as partial:
         try:
             yield partial
         except SafetensorError as error:
-            raise PublishError(f"cannot write {target}: {error}") from error
+            raise WriteError(f"cannot write {target}: {error}") from error
         permissions = partial.stat().st_mode & 0o666
         for file in partial.iterdir():
             file.chmod(permissions)

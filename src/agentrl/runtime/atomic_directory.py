@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from agentrl.errors import PublishError
+from agentrl.errors import WriteError
 
 
 @contextmanager
@@ -19,7 +19,7 @@ def appears_whole(target: Path) -> Iterator[Path]:
     What stood at `target` is replaced.
 
     Raises:
-        PublishError: it could not be written; nothing of it is left, and what stood at `target` is
+        WriteError: it could not be written; nothing of it is left, and what stood at `target` is
             still there.
     """
     staging = stage(target)
@@ -38,7 +38,7 @@ def stage(target: Path) -> Path:
     For directories that several functions or processes fill; others use `appears_whole`.
 
     Raises:
-        PublishError: it could not be made.
+        WriteError: it could not be made.
     """
     staging = _beside(target, "tmp")
     try:
@@ -55,7 +55,7 @@ def put_in_place(staging: Path, target: Path) -> None:
     A directory that stood at `target` before is replaced, and is there until the new one is whole.
 
     Raises:
-        PublishError: it could not be moved; what stood at `target` is still there.
+        WriteError: it could not be moved; what stood at `target` is still there.
     """
     outgoing = _beside(target, "old")
     try:
@@ -95,8 +95,8 @@ def _beside(target: Path, ending: str) -> Path:
     return target.with_name(f".{target.name}.{os.getpid()}.{ending}")
 
 
-def _cannot_write(target: Path, error: OSError) -> PublishError:
-    return PublishError(f"cannot write {target}: {error.strerror or error}")
+def _cannot_write(target: Path, error: OSError) -> WriteError:
+    return WriteError(f"cannot write {target}: {error.strerror or error}")
 
 
 def _flush_tree(directory: Path) -> None:

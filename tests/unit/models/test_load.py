@@ -19,7 +19,7 @@ from transformers import (
 from transformers.utils import logging
 
 from agentrl.data.tree import TokenTree
-from agentrl.errors import ConfigError, PublishError
+from agentrl.errors import ConfigError, WriteError
 from agentrl.models.export import read_tokenizer_files, save_hf
 from agentrl.models.load import check_tree_support, load_policy
 from agentrl.models.policy import term_logprobs
@@ -67,7 +67,7 @@ def test_a_full_disk_is_named_and_leaves_what_was_there(tmp_path: Path) -> None:
     before = weights.read_bytes()
     with (
         full_disk(len(before) // 2),
-        pytest.raises(PublishError, match=r"cannot write .*/policy: "),
+        pytest.raises(WriteError, match=r"cannot write .*/policy: "),
     ):
         save_hf(policy, tmp_path / "policy")
     assert [path.name for path in tmp_path.iterdir()] == ["policy"]

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.errors import PublishError
+from agentrl.errors import WriteError
 from agentrl.runtime.atomic_directory import appears_whole, clear_leftovers, put_in_place, stage
 
 
@@ -36,7 +36,7 @@ def test_a_failed_move_leaves_the_predecessor(
         return rename(path, to)
 
     monkeypatch.setattr(Path, "rename", full)
-    with pytest.raises(PublishError, match="No space left"):
+    with pytest.raises(WriteError, match="No space left"):
         put_in_place(staging, target)
     assert (target / "model.safetensors").read_text() == "good"
     assert [path.name for path in tmp_path.iterdir()] == ["000001"]
@@ -44,7 +44,7 @@ def test_a_failed_move_leaves_the_predecessor(
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(PublishError, match=r"cannot write .*file/000001: Not a directory"):
+    with pytest.raises(WriteError, match=r"cannot write .*file/000001: Not a directory"):
         stage(tmp_path / "file" / "000001")
 
 
@@ -73,7 +73,7 @@ def test_what_a_killed_writer_leaves_is_cleared(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("failure", "raised"),
-    [(OSError(28, "No space left on device"), PublishError), (KeyError("name"), KeyError)],
+    [(OSError(28, "No space left on device"), WriteError), (KeyError("name"), KeyError)],
     ids=["disk", "other"],
 )
 def test_a_failure_while_writing_leaves_the_predecessor_and_no_litter(

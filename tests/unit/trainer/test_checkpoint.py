@@ -8,7 +8,7 @@ import torch
 from support.full_disk import full_disk
 
 from agentrl.distributed import Ranks, StateWriter, read_state
-from agentrl.errors import ConfigError, PublishError
+from agentrl.errors import ConfigError, WriteError
 from agentrl.rollout.evaluation.eval_scores import EvalMetrics
 from agentrl.runtime.atomic_directory import clear_leftovers
 from agentrl.trainer.checkpoint.checkpoint import Draft, checkpoints_root, latest_checkpoint
@@ -121,7 +121,7 @@ def test_a_full_disk_is_named_and_leaves_the_checkpoint_before(
         writer.write(state, draft.state_path, in_background=in_background)
         writer.wait()
 
-    with full_disk(100_000), pytest.raises(PublishError, match=r"rank 0 cannot write .*/state: "):
+    with full_disk(100_000), pytest.raises(WriteError, match=r"rank 0 cannot write .*/state: "):
         save()
     found = latest_checkpoint(tmp_path)
     assert found is not None

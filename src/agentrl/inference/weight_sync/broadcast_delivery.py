@@ -22,7 +22,7 @@ from contextlib import aclosing, contextmanager
 from agentrl.config.sections import PublishSection
 from agentrl.distributed.broadcast import BackendName, BroadcastGroup, Rendezvous
 from agentrl.distributed.buckets import Bucket
-from agentrl.errors import InferenceError, PublishError
+from agentrl.errors import BroadcastError, InferenceError
 from agentrl.inference.client.http_client import SGLangClient
 from agentrl.inference.failures import ServerRefused
 from agentrl.inference.weight_sync.broadcast_attempt import (
@@ -162,7 +162,7 @@ class BroadcastDelivery:
         inviting = asyncio.create_task(attempt.each(invite))
         try:
             group = await rendezvous.lead(name, self._backend)
-        except PublishError:
+        except BroadcastError:
             group = None
         is_fine = await inviting
         if group is not None and not is_fine:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from agentrl.errors import ConfigError, PublishError
+from agentrl.errors import ConfigError, WriteError
 from agentrl.inference.weight_sync.weight_files import remove_old_versions, version_dir
 from agentrl.runtime.atomic_directory import put_in_place, stage
 from agentrl.trainer.metrics.history import History
@@ -79,7 +79,7 @@ class Draft:
             history: what the run did so far.
 
         Raises:
-            PublishError: it could not be written.
+            WriteError: it could not be written.
         """
         target = version_dir(checkpoints_root(output_path), step)
         staging = stage(target)
@@ -88,7 +88,7 @@ class Draft:
             state = {"format": _FORMAT, "step": step, "history": history.to_json()}
             (staging / _STATE_FILE).write_text(json.dumps(state))
         except OSError as error:
-            raise PublishError(f"cannot write {target}: {error.strerror or error}") from error
+            raise WriteError(f"cannot write {target}: {error.strerror or error}") from error
         return cls(step, staging, target)
 
     @property
@@ -103,7 +103,7 @@ class Draft:
             keep: number of checkpoints that stay.
 
         Raises:
-            PublishError: it could not be moved to its place.
+            WriteError: it could not be moved to its place.
         """
         put_in_place(self.staging, self.target)
         remove_old_versions(self.target.parent, keep=keep, in_use=())

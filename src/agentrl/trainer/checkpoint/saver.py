@@ -47,7 +47,7 @@ class Saver:
             history: what the run did so far.
 
         Raises:
-            PublishError: this one, or the one before it, could not be written.
+            WriteError: this one, or the one before it, could not be written.
         """
         await self.settle()
         draft = await asyncio.to_thread(

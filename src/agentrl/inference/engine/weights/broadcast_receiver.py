@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from agentrl.distributed.broadcast import BroadcastGroup, Seat, take_seat
-from agentrl.errors import InferenceError, PublishError
+from agentrl.errors import BroadcastError, InferenceError
 from agentrl.inference.engine.weights.weight_receiver import Landing
 
 _JOIN_SECONDS = 300.0
@@ -25,7 +25,7 @@ class BroadcastReceiver:
         """
         try:
             group = await take_seat(seat, name, "gloo", _JOIN_SECONDS)
-        except PublishError as error:
+        except BroadcastError as error:
             raise InferenceError(str(error)) from error
         self._groups[name] = group
 
@@ -63,7 +63,7 @@ class BroadcastReceiver:
         buffers = [landing.buffer for landing in landings]
         try:
             await self._groups[name].broadcast(buffers, _RECEIVE_SECONDS, arrived)
-        except PublishError as error:
+        except BroadcastError as error:
             self._groups[name].leave()
             raise InferenceError(f"Failed to receive weights: {error}") from error
         if problems:
