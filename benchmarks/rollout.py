@@ -76,7 +76,8 @@ from support.listening import listening_process
 
 from agentrl import __version__
 from agentrl.config.sections import DataSection, RolloutSection, SamplingSection
-from agentrl.datasets.question_files import load_questions, tasks_from_questions
+from agentrl.datasets.question_files import load_questions
+from agentrl.datasets.task_stream import tasks_from_questions
 from agentrl.inference import ServerPool
 from agentrl.inference.client.http_client import SGLangClient
 from agentrl.renderers.renderer import Renderer

@@ -42,8 +42,7 @@ async def _with_store(config: RootConfig, splits: Sequence[Split], action: "_Act
 
 
 async def _add(config: RootConfig, store: TrajectoryStore, splits: Sequence[Split]) -> None:
-    from agentrl.datasets.additions import add_to_stream
-    from agentrl.datasets.question_files import train_tasks
+    from agentrl.datasets.task_stream import append_tasks, train_tasks
     from agentrl.rewards import MCPScorerFactory, load_scorer_module
 
     if config.data.train_file is None:
@@ -52,7 +51,7 @@ async def _add(config: RootConfig, store: TrajectoryStore, splits: Sequence[Spli
         load_scorer_module(config.rollout.scorer_module)
     await store.ensure_schema()
     tasks = train_tasks(config.data, config.run.seed, MCPScorerFactory.check_question)
-    num_new, num_known = await add_to_stream(store, tasks)
+    num_new, num_known = await append_tasks(store, tasks)
     print(f"{num_new} new tasks in {store.database_name!r}, {num_known} were there before")
 
 
@@ -72,9 +71,9 @@ async def _line(store: TrajectoryStore, task: Task) -> str:
 
 
 async def _retry(config: RootConfig, store: TrajectoryStore, splits: Sequence[Split]) -> None:
-    from agentrl.datasets.retries import retry_parked
+    from agentrl.datasets.task_stream import retry_dead_letters
 
-    num_added = sum([await retry_parked(store, split) for split in splits])
+    num_added = sum([await retry_dead_letters(store, split) for split in splits])
     print(f"{num_added} questions are asked again")
 
 
@@ -93,7 +92,7 @@ async def _stats(config: RootConfig, store: TrajectoryStore, splits: Sequence[Sp
         mean = f"{score / num_scored:.3f}" if num_scored else "-"
         print(
             f"{split:6} {completed} of {total} tasks completed, "
-            f"mean score {mean} over {num_scored} tries, {num_failed} tries parked"
+            f"mean score {mean} over {num_scored} tries, {num_failed} tries dead-lettered"
         )
 
 

@@ -224,7 +224,7 @@ class RolloutSection(Section):
     lease_seconds: float = Field(default=30.0, gt=1)
     """How long a claim holds without a heartbeat; three heartbeats are sent in that time."""
     max_attempts: int = Field(default=5, ge=1)
-    """Attempts at one slot before it is parked as failed."""
+    """Attempts at one slot before it is dead-lettered (status `failed`)."""
     drain_seconds: float = Field(default=0.0, ge=0)
     """On SIGTERM: time given to running rollouts before their slots are handed back."""
     resample_error_records: bool = True

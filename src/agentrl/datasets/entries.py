@@ -1,7 +1,8 @@
-"""Entries of question files, one at a time, whatever the format.
+"""Read the entries of data files one at a time, whatever the format.
 
-JSONL and JSON lists, CSV, TSV (these also compressed, `.gz`), Parquet, Hugging Face data sets on the
-hub or on disk. Nothing is read whole, so a file may be far larger than memory.
+Formats: JSONL and JSON lists, CSV, TSV (all of these also compressed, `.gz`), Parquet, Hugging Face
+data sets on the hub or on disk. No format is read whole, so a file may be far larger than memory.
+What an entry means is left to the caller (`question`, `rollout.demonstrations`).
 """
 
 import csv
@@ -17,17 +18,17 @@ from typing import Any, TextIO, cast
 from agentrl.errors import DatasetError
 
 _CHUNK_CHARS = 1 << 16
-_WHITE = " \t\r\n"
+_WHITESPACE = " \t\r\n"
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
-_LARGEST_CELL = 1 << 27
+_MAX_CELL_CHARS = 1 << 27
 
 
-class BadEntry(Exception):
-    """Says what is wrong with one entry."""
+class BadEntry(DatasetError):
+    """One entry is malformed; whoever knows the file adds its name and the entry's place."""
 
 
 Entry = tuple[str, Any]
-"""Where it stands ("line 3"), and its decoded value; or the `BadEntry` in the place of one."""
+"""An entry's place in the file ("line 3") and its decoded value, or a `BadEntry` for a malformed one."""
 
 
 def read_entries(source: Path) -> Iterator[Entry]:
@@ -78,7 +79,7 @@ def _opened(path: Path, newline: str | None = None) -> TextIO:
 def _json(path: Path) -> Iterator[Entry]:
     with _opened(path) as file:
         first = file.read(1)
-        while first and first in _WHITE:
+        while first and first in _WHITESPACE:
             first = file.read(1)
         file.seek(0)
         if first == "[":
@@ -101,26 +102,26 @@ def _decoded(line: str) -> Any:
 def _json_list(path: Path, file: TextIO) -> Iterator[Entry]:
     """Decode one element after the other; only the current one is in memory."""
     window = _Window(file)
-    window.skip(_WHITE)
+    window.skip(_WHITESPACE)
     window.take("[")
     decode = json.JSONDecoder().raw_decode
     number = 0
-    window.skip(_WHITE)
+    window.skip(_WHITESPACE)
     while not window.take("]"):
         number += 1
         if number > 1:
             if not window.take(","):
                 raise DatasetError(f"{path}: line {window.line}: not valid JSON: expected , or ]")
-            window.skip(_WHITE)
+            window.skip(_WHITESPACE)
         yield f"entry {number}", _element(path, window, decode)
-        window.skip(_WHITE)
-    window.skip(_WHITE)
+        window.skip(_WHITESPACE)
+    window.skip(_WHITESPACE)
     if window.text:
         raise DatasetError(f"{path}: line {window.line}: not valid JSON: text behind the list")
 
 
 class _Window:
-    """The part of a file that is being decoded."""
+    """The part of a file that is being decoded, and the number of the line it begins on."""
 
     def __init__(self, file: TextIO) -> None:
         self._file = file
@@ -129,18 +130,18 @@ class _Window:
         self.more()
 
     def more(self) -> bool:
-        """Read on, as much again as is there already; return whether there was anything."""
+        """Read as much again as the window holds, so that the cost stays linear; False at the end."""
         chunk = self._file.read(max(_CHUNK_CHARS, len(self.text)))
         self.text += chunk
         return bool(chunk)
 
     def advance(self, num_chars: int) -> None:
-        """Drop what was decoded."""
+        """Drop leading characters that were decoded."""
         self.line += self.text.count("\n", 0, num_chars)
         self.text = self.text[num_chars:]
 
     def skip(self, chars: str) -> None:
-        """Drop leading characters of these."""
+        """Drop all leading characters that are among these."""
         while True:
             rest = self.text.lstrip(chars)
             self.advance(len(self.text) - len(rest))
@@ -148,7 +149,7 @@ class _Window:
                 return
 
     def take(self, char: str) -> bool:
-        """Drop this character if it comes next; return whether it did."""
+        """Drop this character if it comes next; return whether it was dropped."""
         if not self.text.startswith(char):
             return False
         self.advance(1)
@@ -170,7 +171,7 @@ def _element(path: Path, window: _Window, decode: Callable[[str], tuple[Any, int
             raise DatasetError(
                 f"{path}: line {window.line}: not usable JSON: nested too deeply"
             ) from None
-        # What ends with the window may go on behind it: 12 and then 34.
+        # A number that ends with the window may go on behind it: 12 and then 34.
         if end == len(window.text) and window.more():
             continue
         window.advance(end)
@@ -179,7 +180,7 @@ def _element(path: Path, window: _Window, decode: Callable[[str], tuple[Any, int
 
 def _csv(path: Path) -> Iterator[Entry]:
     # The module's limit of 128 KiB a cell is shorter than many system prompts with tools.
-    csv.field_size_limit(min(_LARGEST_CELL, sys.maxsize))
+    csv.field_size_limit(min(_MAX_CELL_CHARS, sys.maxsize))
     with _opened(path, newline="") as file:
         rows = csv.DictReader(file, strict=True, delimiter=_DELIMITERS[_kind(path)])
         rows.fieldnames = [name.strip() for name in rows.fieldnames or ()]
@@ -221,7 +222,7 @@ def _folder(source: Path) -> Path:
 
 
 def _hub(source: Path) -> Iterator[Entry]:
-    """Stream from the hub, or read what lies on disk."""
+    """Stream a data set from the hub, or read one that was saved to disk."""
     datasets = _extra("datasets", source)
     text, _, split = str(source).partition(":")
     name, _, config = text.partition("@")
@@ -233,7 +234,7 @@ def _hub(source: Path) -> Iterator[Entry]:
             rows = datasets.load_from_disk(text).to_iterable_dataset()
         else:
             rows = datasets.load_dataset(name, config or None, split=split, streaming=True)
-        # Images stay the bytes that they are in the data set.
+        # Without decoding, images stay the bytes that the data set holds.
         for number, row in enumerate(rows.decode(False), start=1):
             yield f"row {number}", row
     except (OSError, ValueError, LookupError, RuntimeError) as error:

@@ -1,7 +1,13 @@
-"""One entry of a question file to one question.
+"""Convert one decoded entry of a question file into a `Question`.
 
-The field names of `MCPDataset` and its synonyms are accepted. What can stand in an entry and not in
-a document (`NaN` where pandas had no value, dates, decimals) leaves here as something that can.
+Entries use the field names of `MCPDataset` or their synonyms. Values that the store cannot hold
+(`NaN` where pandas had no value, dates, decimals) are converted.
+
+Images stand under `images` or `image` (one or a list), or as `image_url` parts in the first user
+message: http(s) or `data:` URLs, files beside the question file, or the `{"bytes": ..}` of Hugging
+Face data sets. Files are read here, so that no sampler ever opens a file that a question names.
+
+This module knows nothing of file formats (see `entries`) and of tasks (see `task_stream`).
 """
 
 import math
@@ -14,7 +20,7 @@ from typing import Any
 
 from agentrl.config.sections import DataSection
 from agentrl.datasets.entries import BadEntry
-from agentrl.datasets.entry_images import entry_images, first_user_content
+from agentrl.schema.image import image_addresses, image_from_bytes, image_from_data_url
 from agentrl.schema.task import is_answer_schema
 
 ScorerCheck = Callable[[str, bool], None]
@@ -30,10 +36,12 @@ _ANSWER_KEYS = (
 _AUG_ANSWER_KEYS = ("aug_answers", "aug_answer")
 _ID_KEYS = ("id", "task_id", "tid")
 _TAG_KEYS = ("tags", "tag", "category")
-_NAMED_KEYS = 8
-_MOST_CHARS = 3_000_000
-"""Text of one question; a document holds 16 MB."""
-_MOST_LEVELS = 50
+_MAX_LISTED_KEYS = 8
+_MAX_TEXT_CHARS = 3_000_000
+"""Text of one question; a MongoDB document holds 16 MB."""
+_MAX_IMAGE_CHARS = 14 * 2**20
+"""Images that travel inside a task, as base64, all together."""
+_MAX_NESTING = 50
 _MISSING = object()
 
 
@@ -53,16 +61,16 @@ class Question:
 
 
 def question_of(entry: Any, defaults: DataSection, where: str, folder: Path) -> Question:
-    """Return the question that an entry asks.
+    """Return the question of an entry.
 
     Args:
         entry: the decoded entry.
         defaults: scorer, answer schema and system prompt of entries that name none.
-        where: where it stands; its id, if it has none.
-        folder: where the names of its images start from.
+        where: the entry's place in the file ("line 3"); becomes its id where it has none.
+        folder: directory to which the file names of images are relative.
 
     Raises:
-        BadEntry: it asks nothing, or a field of it cannot be used.
+        BadEntry: there is no question, or a field cannot be used.
     """
     if isinstance(entry, BadEntry):
         raise entry
@@ -78,7 +86,7 @@ def question_of(entry: Any, defaults: DataSection, where: str, folder: Path) -> 
         answer_schema=_answer_schema(entry, defaults),
         system_prompt=_text(entry.get("system_prompt") or defaults.system_prompt or "", "prompt"),
         tags=_tags(entry),
-        images=entry_images(entry, folder),
+        images=_images(entry, folder),
     )
     _check_size(question)
     return question
@@ -87,13 +95,13 @@ def question_of(entry: Any, defaults: DataSection, where: str, folder: Path) -> 
 def _query(entry: Mapping[str, Any]) -> str:
     value = _first(entry, _QUERY_KEYS)
     if value is _MISSING:
-        value = first_user_content(entry)
+        value = _first_user_content(entry)
     if isinstance(value, list):
         parts = [part for part in value if isinstance(part, dict) and part.get("type") == "text"]
         value = "".join(_text(part.get("text"), "text part") for part in parts)
     text = "" if value is None else _text(value, "query")
     if not text.strip():
-        found = ", ".join(map(str, list(entry)[:_NAMED_KEYS])) or "nothing"
+        found = ", ".join(map(str, list(entry)[:_MAX_LISTED_KEYS])) or "nothing"
         raise BadEntry(
             f"no question: none of {', '.join(_QUERY_KEYS[:4])}, messages has one (it has {found})"
         )
@@ -117,8 +125,8 @@ def _aug_answers(entry: Mapping[str, Any]) -> tuple[Any, ...]:
 
 def _storable(value: Any, level: int = 0) -> Any:
     """Return an answer in the types of JSON; dates and decimals as they are written."""
-    if level > _MOST_LEVELS:
-        raise BadEntry(f"an answer is nested deeper than {_MOST_LEVELS} levels")
+    if level > _MAX_NESTING:
+        raise BadEntry(f"an answer is nested deeper than {_MAX_NESTING} levels")
     if value is None or isinstance(value, str | bool | int | float):
         return value
     if isinstance(value, list):
@@ -173,5 +181,51 @@ def _check_size(question: Question) -> None:
     answers = (question.answer, *question.aug_answers)
     texts = (question.id, question.query, question.system_prompt, *map(str, answers))
     num_chars = sum(map(len, texts))
-    if num_chars > _MOST_CHARS:
-        raise BadEntry(f"{num_chars:,} characters of text; at most {_MOST_CHARS:,} can be stored")
+    if num_chars > _MAX_TEXT_CHARS:
+        raise BadEntry(
+            f"{num_chars:,} characters of text; at most {_MAX_TEXT_CHARS:,} can be stored"
+        )
+
+
+def _first_user_content(entry: Mapping[str, Any]) -> Any:
+    """Return the content of the first user message in `messages` or `raw.messages`, or None."""
+    raw = entry.get("raw")
+    nested = raw.get("messages") if isinstance(raw, dict) else None
+    for messages in (entry.get("messages"), nested):
+        for message in messages if isinstance(messages, list) else ():
+            if isinstance(message, dict) and message.get("role") == "user":
+                return message.get("content")
+    return None
+
+
+def _images(entry: Mapping[str, Any], folder: Path) -> tuple[str, ...]:
+    """Return the addresses of an entry's images: http(s) and `data:` URLs."""
+    given = entry.get("images") or entry.get("image") or ()
+    if isinstance(given, str | dict):
+        given = (given,)
+    content = _first_user_content(entry)
+    if not given and isinstance(content, list):
+        given = image_addresses([{"content": content}])
+    found = tuple(_address(image, folder) for image in given)
+    if sum(map(len, found)) > _MAX_IMAGE_CHARS:
+        raise BadEntry("its images have more than 10 MB together; give their addresses instead")
+    return found
+
+
+def _address(image: object, folder: Path) -> str:
+    data = image.get("bytes") if isinstance(image, dict) else None
+    if not isinstance(image, str) and not isinstance(data, bytes):
+        raise BadEntry(f"an image must be an address or a file, found {_kind(image)}")
+    try:
+        if isinstance(data, bytes):
+            return image_from_bytes(data).data_url
+        assert isinstance(image, str)
+        if image.startswith(("http://", "https://")):
+            return image
+        if image.startswith("data:"):
+            image_from_data_url(image)
+            return image
+        return image_from_bytes((folder / image).read_bytes()).data_url
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise BadEntry(f"image {str(image)[:80]!r}: {reason}") from None

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from agentrl.config.loading import flat_values
 from agentrl.config.sections import ModelSection, RootConfig
-from agentrl.datasets.question_files import eval_tasks
+from agentrl.datasets.task_stream import eval_tasks
 from agentrl.errors import ConfigError
 from agentrl.inference.weight_sync import AdapterNames
 from agentrl.inference.weight_sync.weight_files import weight_bytes

@@ -20,7 +20,7 @@ from agentrl.algorithms.losses import checked_kind
 from agentrl.config.checks import groups_per_step
 from agentrl.config.loading import flat_values
 from agentrl.config.sections import RootConfig
-from agentrl.datasets.question_files import eval_tasks, train_tasks
+from agentrl.datasets.task_stream import eval_tasks, train_tasks
 from agentrl.distributed import MeshShape, Ranks, joined_ranks
 from agentrl.errors import ConfigError
 from agentrl.inference.weight_sync import AdapterNames, PolicyFiles, PolicyPublisher

@@ -11,7 +11,7 @@ from agentrl.store.embedded import EmbeddedMongo
 
 
 async def fill(uri: str, run: str) -> None:
-    """One group is scored, one has a parked try, one is untouched."""
+    """One group is scored, one has a dead-lettered try, one is untouched."""
     async with TrajectoryStore.connect(uri, run) as store:
         await store.ensure_schema()
         await store.add_tasks(make_task(number) for number in range(3))
@@ -38,7 +38,7 @@ def test_tasks_are_listed_counted_and_asked_again(
     ]
     tasks_command(uri, run, "stats")
     assert capsys.readouterr().out == (
-        "train  2 of 3 tasks completed, mean score 0.500 over 3 tries, 1 tries parked\n"
+        "train  2 of 3 tasks completed, mean score 0.500 over 3 tries, 1 tries dead-lettered\n"
     )
     tasks_command(uri, run, "retry", "eval")
     tasks_command(uri, run, "retry")

@@ -16,12 +16,8 @@ from support.tool_server import picture
 
 from agentrl.config.sections import DataSection
 from agentrl.datasets.entries import read_entries
-from agentrl.datasets.question_files import (
-    QuestionFile,
-    load_questions,
-    tasks_from_questions,
-    train_tasks,
-)
+from agentrl.datasets.question_files import QuestionFile, load_questions
+from agentrl.datasets.task_stream import tasks_from_questions, train_tasks
 from agentrl.errors import DatasetError
 from agentrl.rewards import GroundTruth
 from agentrl.schema.image import image_from_bytes

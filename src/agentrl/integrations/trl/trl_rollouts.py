@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from agentrl.datasets.question import Question
-from agentrl.datasets.question_files import tasks_from_questions
+from agentrl.datasets.task_stream import tasks_from_questions
 from agentrl.errors import TrainingError
 from agentrl.inference.weight_sync import PolicyPublisher
 from agentrl.integrations.trl.sequences import RolloutSequence, longest_sequence

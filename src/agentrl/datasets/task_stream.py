@@ -1,0 +1,196 @@
+"""Questions to tasks, and tasks into a run's stream.
+
+Training tasks form one stream, numbered by `order` without gaps: samplers are admitted by that
+number (`runs.admitted_groups`). Evaluation tasks have negative orders, so they overtake training.
+"""
+
+import random
+from array import array
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from itertools import islice
+
+from agentrl.config.sections import DataSection
+from agentrl.datasets.question import Question, ScorerCheck
+from agentrl.datasets.question_files import QuestionFile, load_questions
+from agentrl.errors import DatasetError
+from agentrl.schema import MCPTask, Split, Task
+from agentrl.store import TrajectoryStore
+
+_BATCH_SIZE = 500
+"""Tasks whose ids are looked up in one query."""
+_MAX_QUOTED_CHARS = 60
+_RETRY_MARK = "~"
+
+
+def tasks_from_questions(
+    questions: Sequence[Question],
+    split: Split,
+    *,
+    epochs: Iterable[int] = (0,),
+    num_generations: int = 1,
+    first_order: int = 0,
+    shuffle_seed: int | None = None,
+    tag: str = "",
+) -> Iterator[MCPTask]:
+    """Yield the tasks of some epochs, with ids `{split}/{epoch}/{question id}`.
+
+    Args:
+        questions: a `QuestionFile`, or the list of `load_questions`.
+        split: split of the tasks.
+        epochs: numbers of the epochs; every question is asked once in each.
+        num_generations: tries of each question.
+        first_order: `order` of the first task; the others follow without gaps.
+        shuffle_seed: draw each epoch's order with this seed; None keeps the file's order.
+        tag: label under which reports group the tasks.
+    """
+    order = first_order
+    for epoch in epochs:
+        positions = array("Q", range(len(questions)))
+        if shuffle_seed is not None:
+            random.Random(f"{shuffle_seed}/{epoch}").shuffle(positions)
+        for position in positions:
+            question = questions[position]
+            yield MCPTask(
+                id=f"{split}/{epoch}/{question.id}",
+                split=split,
+                epoch=epoch,
+                order=order,
+                num_generations=num_generations,
+                tag=tag,
+                query=question.query,
+                system_prompt=question.system_prompt,
+                answer=question.answer,
+                aug_answers=question.aug_answers,
+                scorer=question.scorer,
+                answer_schema=question.answer_schema,
+                dataset_id=question.id,
+                tags=question.tags,
+                images=question.images,
+            )
+            order += 1
+
+
+def train_tasks(
+    config: DataSection, seed: int, check_scorer: ScorerCheck | None = None
+) -> Iterator[MCPTask]:
+    """Yield all training tasks of a run, in their order over all epochs; nothing without a file.
+
+    Raises:
+        DatasetError: at the first task; see `QuestionFile`.
+    """
+    if config.train_file is None:
+        return
+    with QuestionFile(config.train_file, config, check_scorer) as questions:
+        yield from tasks_from_questions(
+            questions,
+            "train",
+            epochs=range(config.num_train_epochs),
+            num_generations=config.num_generations,
+            shuffle_seed=seed if config.shuffle else None,
+        )
+
+
+def eval_tasks(
+    config: DataSection, version: int, check_scorer: ScorerCheck | None = None
+) -> list[MCPTask]:
+    """Return the tasks of an evaluation of policy `version`, with negative orders.
+
+    They are tagged `eval@{version}` and have the version as their epoch, also in their ids.
+
+    Raises:
+        DatasetError: see `load_questions`.
+    """
+    if config.eval_file is None:
+        return []
+    questions = load_questions(config.eval_file, config, check_scorer)
+    return list(
+        tasks_from_questions(
+            questions,
+            "eval",
+            epochs=(version,),
+            num_generations=config.eval_num_generations,
+            first_order=-len(questions),
+            tag=f"eval@{version}",
+        )
+    )
+
+
+async def append_tasks(store: TrajectoryStore, tasks: Iterable[Task]) -> tuple[int, int]:
+    """Append training tasks to a run's stream, in their order.
+
+    Known tasks keep their order. New ones get orders behind all others: a task that took the order
+    of a group consumed long ago would be stale before it is trained on.
+
+    Returns:
+        The number of tasks that were new, and of those that the run had before.
+
+    Raises:
+        DatasetError: another question of the run has the same id.
+        StoreError: the store failed.
+    """
+    num_given = 0
+
+    async def ordered() -> AsyncIterator[Task]:
+        nonlocal num_given
+        order = await store.next_train_order()
+        remaining = iter(tasks)
+        while batch := list(islice(remaining, _BATCH_SIZE)):
+            num_given += len(batch)
+            known = {task.id: task for task in await store.tasks_of([t.id for t in batch])}
+            for task in batch:
+                if task.id in known:
+                    _check_same_question(known[task.id], task)
+                    yield known[task.id]
+                else:
+                    yield task.model_copy(update={"order": order})
+                    order += 1
+
+    num_new = await store.add_tasks(ordered())
+    return num_new, num_given - num_new
+
+
+def _check_same_question(known: Task, task: Task) -> None:
+    if not (isinstance(known, MCPTask) and isinstance(task, MCPTask)):
+        return
+    # The store replaces lone surrogates when it writes text, so compare with the replaced text.
+    if known.query != task.query.encode("utf-8", "backslashreplace").decode():
+        raise DatasetError(
+            f"id {task.dataset_id!r} belongs to another question of the run, "
+            f"{known.query[:_MAX_QUOTED_CHARS]!r}; give the questions ids of their own"
+        )
+
+
+async def retry_dead_letters(store: TrajectoryStore, split: Split | None = None) -> int:
+    """Ask every question again whose completed group has a dead-lettered (`failed`) try.
+
+    A group completes once and may have been trained on, so it stays as it is: the question becomes
+    a new group `{id}~{n}` at the end of the run's stream (evaluations keep their order). Repeating
+    the call adds nothing until a new group has failed as well.
+
+    Returns:
+        The number of groups that were added.
+    """
+    return await store.add_tasks(_retries(store, split))
+
+
+async def _retries(store: TrajectoryStore, split: Split | None) -> AsyncIterator[Task]:
+    order = await store.next_train_order()
+    failed = [record.task_id async for record in store.iter_records(status="failed", split=split)]
+    for task_id in dict.fromkeys(failed):
+        task = await store.task(task_id)
+        if task is None or task.status != "completed":
+            continue  # other tries of the group are still to run
+        original_id, _, number = task_id.partition(_RETRY_MARK)
+        new_id = f"{original_id}{_RETRY_MARK}{int(number or 0) + 1}"
+        if await store.task(new_id) is not None:
+            continue
+        is_training = task.split == "train"
+        yield task.model_copy(
+            update={
+                "id": new_id,
+                "order": order if is_training else task.order,
+                "status": "created",
+                "completed_at": None,
+            }
+        )
+        order += is_training
