@@ -7,8 +7,14 @@
     │   ├── LeaseLost                 another process owns the document now; write nothing more
     │   └── TrainerBusy               a second trainer asked for a consumer that is in use
     ├── InferenceError                an inference server failed or refused a request
-    │   └── NoServerAvailable         no registered server is up
+    │   ├── NoServerAvailable         no registered server is up
+    │   ├── ServerUnreachable         a server gave no answer; another one may
+    │   ├── ServerRefused             a server answered with an error status
+    │   └── ServerUnusable            a supervised server has to be restarted
     ├── ToolError                     the tools' infrastructure failed (not a tool's own error)
+    ├── ToolCallFailed                a call has no result, though its server is well
+    │   ├── CallTimedOut              the tool took too long
+    │   └── InvalidResult             the result breaks MCP or the tool's own schema
     ├── AgentError                    an agent's own code failed, which says nothing of the policy
     ├── RenderError                   a chat template or tokenizer cannot do what is asked
     ├── ScoringError                  a scorer could not decide; the score stays missing
@@ -59,8 +65,53 @@ class NoServerAvailable(InferenceError):
     """No registered inference server is up."""
 
 
+class ServerUnreachable(InferenceError):
+    """The server gave no answer: it is down or restarting, or the network is. Try another one."""
+
+
+class ServerRefused(InferenceError):
+    """The server answered with an error.
+
+    Attributes:
+        status: the HTTP status, or the one that an aborted generation carried.
+    """
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message, status)
+        self.status = status
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+    @property
+    def is_transient(self) -> bool:
+        """Whether the same request may succeed later or on another server."""
+        return self.status >= 500 or self.status in (408, 429) or self.lacks_adapter
+
+    @property
+    def lacks_adapter(self) -> bool:
+        """Whether the request named an adapter that was unloaded; its successor is announced soon."""
+        return self.status == 400 and "not loaded" in str(self)
+
+
+class ServerUnusable(InferenceError):
+    """A supervised server is in a state that only a restart can end."""
+
+
 class ToolError(AgentRLError):
     """The infrastructure behind a tool failed; the model did nothing wrong."""
+
+
+class ToolCallFailed(AgentRLError):
+    """A tool call ended without a result, though its server is well. The model is told."""
+
+
+class CallTimedOut(ToolCallFailed):
+    """The tool took longer than allowed."""
+
+
+class InvalidResult(ToolCallFailed):
+    """The server returned a result that MCP, or its own description of the tool, forbids."""
 
 
 class AgentError(AgentRLError):

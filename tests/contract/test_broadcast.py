@@ -16,8 +16,8 @@ from support.in_flight import in_flight, split_at_update
 
 from agentrl.distributed.broadcast import BroadcastGroup, Rendezvous
 from agentrl.distributed.buckets import Bucket, in_buckets
+from agentrl.errors import ServerRefused
 from agentrl.inference.client.http_client import SGLangClient
-from agentrl.inference.failures import ServerRefused
 from agentrl.inference.wire import MIXED_VERSION
 
 BUCKET_BYTES = 100_000

@@ -11,8 +11,8 @@ from safetensors.torch import load_file, save_file
 from support.engines import SECOND, Oracle, Served, make_model, prompt, request, until_waiting
 from support.in_flight import LONG, in_flight, split_at_update
 
+from agentrl.errors import ServerRefused
 from agentrl.inference.client.http_client import SGLangClient
-from agentrl.inference.failures import ServerRefused
 from agentrl.inference.wire import GenerateRequest
 from agentrl.schema import SamplingParams
 

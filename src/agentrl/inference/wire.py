@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 from pydantic import Field
 
-from agentrl.errors import InferenceError
-from agentrl.inference.failures import ServerRefused
+from agentrl.errors import InferenceError, ServerRefused
 from agentrl.schema import FinishReason, Logprobs, SamplingParams, TokenIds, VersionSpan
 from agentrl.schema.base import Value
 

@@ -10,9 +10,8 @@ from pydantic import SecretStr
 
 from agentrl.config.sections import ModelSection, RootConfig, TrainerSection
 from agentrl.datasets.question_files import QuestionFile
-from agentrl.errors import ConfigError, InferenceError, StoreError
+from agentrl.errors import ConfigError, InferenceError, ServerRefused, StoreError
 from agentrl.inference import SGLangClient
-from agentrl.inference.failures import ServerRefused
 from agentrl.inference.supervisor.server_commands import check_keys, sglang_python
 from agentrl.launcher.child_commands import tool_server_command
 from agentrl.models.resolve import check_adapter_targets, check_router_replay, resolve_model

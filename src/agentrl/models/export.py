@@ -9,7 +9,7 @@ from safetensors import SafetensorError
 
 from agentrl.errors import WriteError
 from agentrl.models.policy import PolicyModel
-from agentrl.runtime.atomic_directory import appears_whole
+from agentrl.runtime.atomic_directory import atomic_directory
 
 # What `save_pretrained` does not write and inference servers read.
 _COPIED = (
@@ -74,7 +74,7 @@ def weights_appear_whole(target: Path) -> Iterator[Path]:
     Raises:
         WriteError: a file could not be written; nothing of the new ones is left.
     """
-    with appears_whole(target) as partial:
+    with atomic_directory(target) as partial:
         try:
             yield partial
         except SafetensorError as error:

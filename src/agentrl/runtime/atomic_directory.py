@@ -13,7 +13,7 @@ from agentrl.errors import WriteError
 
 
 @contextmanager
-def appears_whole(target: Path) -> Iterator[Path]:
+def atomic_directory(target: Path) -> Iterator[Path]:
     """Yield an empty directory to fill, which becomes `target` when the block ends without error.
 
     What stood at `target` is replaced.
@@ -35,7 +35,7 @@ def appears_whole(target: Path) -> Iterator[Path]:
 def stage(target: Path) -> Path:
     """Return an empty directory in which to write what `put_in_place` moves to `target`.
 
-    For directories that several functions or processes fill; others use `appears_whole`.
+    For directories that several functions or processes fill; others use `atomic_directory`.
 
     Raises:
         WriteError: it could not be made.

@@ -21,8 +21,8 @@ from urllib.parse import quote
 import httpx
 from mcp.types import CallToolResult, ContentBlock, ImageContent, TextContent, Tool
 
-from agentrl.errors import ToolError
-from agentrl.tools.call_failures import CallTimedOut, InvalidResult, describe
+from agentrl.errors import CallTimedOut, InvalidResult, ToolCallFailed, ToolError
+from agentrl.tools.call_failures import describe
 from agentrl.tools.circuit_breaker import CircuitBreaker
 from agentrl.tools.json_repair import mended
 from agentrl.tools.server_config import McpServer, ToolsConfig, http_headers
@@ -89,7 +89,7 @@ class Aggregator:
         try:
             result = await self._call(f"/tool/{quote(f'{server}.{tool}', safe='')}", arguments)
             healthy = True
-        except (CallTimedOut, InvalidResult):
+        except ToolCallFailed:
             healthy = True
             raise
         except ToolError:

@@ -1,16 +1,8 @@
-"""What may come of a tool call that is neither a result nor a failure of the infrastructure."""
+"""One line that says what went wrong with a tool server."""
 
 from mcp import MCPError
 
 _MAX_CHARS = 500
-
-
-class CallTimedOut(Exception):
-    """The tool took longer than allowed; its server is well."""
-
-
-class InvalidResult(Exception):
-    """The server answered with a result that its own description of the tool, or MCP, forbids."""
 
 
 def describe(error: BaseException) -> str:

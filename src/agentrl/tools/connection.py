@@ -10,8 +10,8 @@ from mcp.shared.dispatcher import ProgressFnT
 from mcp.types import CONNECTION_CLOSED, PARSE_ERROR, CallToolResult, Tool
 from pydantic import ValidationError
 
-from agentrl.errors import ToolError
-from agentrl.tools.call_failures import CallTimedOut, InvalidResult, describe
+from agentrl.errors import CallTimedOut, InvalidResult, ToolCallFailed, ToolError
+from agentrl.tools.call_failures import describe
 from agentrl.tools.circuit_breaker import CircuitBreaker
 from agentrl.tools.client_session import Session
 from agentrl.tools.http_transport import FAILURE_KEY
@@ -101,7 +101,7 @@ class ServerConnection:
                 name, arguments, repeatable=repeatable, on_progress=on_progress
             )
             healthy = True
-        except (MCPError, CallTimedOut, InvalidResult):
+        except (MCPError, ToolCallFailed):
             healthy = True
             raise
         except ToolError:

@@ -41,8 +41,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from agentrl.errors import ConfigError, ToolError
-from agentrl.tools.call_failures import CallTimedOut, InvalidResult
+from agentrl.errors import ConfigError, ToolCallFailed, ToolError
 from agentrl.tools.connection import ServerConnection
 from agentrl.tools.http_transport import FAILURE_KEY
 from agentrl.tools.selection import is_repeatable, unique_names
@@ -202,7 +201,7 @@ class Environment:
                 repeatable=is_repeatable(offer.tool),
                 on_progress=ctx.session.report_progress,
             )
-        except (CallTimedOut, InvalidResult) as error:
+        except ToolCallFailed as error:
             return CallToolResult(
                 content=[TextContent(type="text", text=str(error))], is_error=True
             )

@@ -12,10 +12,9 @@ from typing import Any
 from mcp import MCPError
 from mcp.types import Tool
 
-from agentrl.errors import ConfigError, ToolError
+from agentrl.errors import CallTimedOut, ConfigError, InvalidResult, ToolError
 from agentrl.schema import ToolResult
 from agentrl.tools.aggregator import AggregatedServer, Aggregator
-from agentrl.tools.call_failures import CallTimedOut, InvalidResult
 from agentrl.tools.connection import ServerConnection
 from agentrl.tools.content import cut_middle, result_images, result_text
 from agentrl.tools.selection import check_filters, select_tools

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from support.stub_server import generation
 
-from agentrl.errors import InferenceError
-from agentrl.inference.failures import ServerRefused, error_message
+from agentrl.errors import InferenceError, ServerRefused
+from agentrl.inference.client.http_client import error_message
 from agentrl.inference.wire import (
     GenerateRequest,
     fit_spans,

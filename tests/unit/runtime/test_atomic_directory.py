@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.errors import WriteError
-from agentrl.runtime.atomic_directory import appears_whole, clear_leftovers, put_in_place, stage
+from agentrl.runtime.atomic_directory import atomic_directory, clear_leftovers, put_in_place, stage
 
 
 def write(target: Path, text: str) -> Path:
@@ -14,7 +14,7 @@ def write(target: Path, text: str) -> Path:
     return target
 
 
-def test_a_directory_appears_whole_and_replaces_its_predecessor(tmp_path: Path) -> None:
+def test_a_directory_appears_at_once_and_replaces_its_predecessor(tmp_path: Path) -> None:
     target = tmp_path / "000012"
     write(target, "first")
     write(target, "second")
@@ -62,7 +62,7 @@ def test_leftovers_of_a_crash_are_cleared_and_a_displaced_directory_returns(tmp_
 def test_what_a_killed_writer_leaves_is_cleared(tmp_path: Path) -> None:
     writer = os.fork()
     if writer == 0:
-        with appears_whole(tmp_path / "000001") as partial:
+        with atomic_directory(tmp_path / "000001") as partial:
             (partial / "model.safetensors").write_text("half")
             os._exit(9)
     assert os.waitstatus_to_exitcode(os.waitpid(writer, 0)[1]) == 9
@@ -82,7 +82,7 @@ def test_a_failure_while_writing_leaves_the_predecessor_and_no_litter(
     target = write(tmp_path / "000001", "good")
 
     def fail() -> None:
-        with appears_whole(target) as staging:
+        with atomic_directory(target) as staging:
             (staging / "model.safetensors").write_text("half")
             raise failure
 

@@ -11,8 +11,7 @@ from typing import Any, Literal, Protocol, Self
 import aiohttp
 import orjson
 
-from agentrl.errors import InferenceError
-from agentrl.inference.failures import ServerRefused, ServerUnreachable, error_message
+from agentrl.errors import InferenceError, ServerRefused, ServerUnreachable
 from agentrl.inference.wire import (
     GenerateRequest,
     GenerateResult,
@@ -405,6 +404,25 @@ def _socket_that_notices_a_dead_peer(address: aiohttp.AddrInfoType) -> socket.so
         if hasattr(socket, option):  # each system has its own
             opened.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
     return opened
+
+
+def error_message(body: object) -> str:
+    """Return what an error body says, in any of the shapes that SGLang answers with.
+
+    The shapes are `{"error": {"message": ..}}`, `{"error": ".."}`, `{"message": ..}` (with
+    `object: error`, or `success: false`), `{"error_message": ..}` of the adapters' routes and the
+    framework's `{"detail": ..}`.
+    """
+    if not isinstance(body, Mapping):
+        return str(body).strip()[:500]
+    fields: Mapping[str, Any] = body
+    error = fields.get("error")
+    if isinstance(error, Mapping):
+        return str(error.get("message", error))
+    for value in (error, *(fields.get(n) for n in ("message", "error_message", "detail"))):
+        if value:
+            return str(value)
+    return str(dict(fields))[:500]
 
 
 def _error_text(content: bytes, reason: str | None) -> str:

@@ -9,11 +9,10 @@ from typing import Any, Self
 
 import numpy as np
 
-from agentrl.errors import InferenceError, NoServerAvailable
+from agentrl.errors import InferenceError, NoServerAvailable, ServerRefused, ServerUnreachable
 from agentrl.inference.client.http_client import OnPartial, SGLangClient
 from agentrl.inference.client.load_balancing import Balance, Pressure
 from agentrl.inference.client.sampling_clock import SamplingClock
-from agentrl.inference.failures import ServerRefused, ServerUnreachable
 from agentrl.inference.wire import GenerateRequest, GenerateResult, join_results, new_rid
 from agentrl.schema import InferenceService
 

@@ -16,11 +16,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from agentrl.config.sections import InferenceSection, ModelSection, PublishSection
-from agentrl.errors import InferenceError, StoreError
+from agentrl.errors import InferenceError, ServerRefused, ServerUnusable, StoreError
 from agentrl.inference.client.http_client import SGLangClient
-from agentrl.inference.failures import ServerRefused
 from agentrl.inference.supervisor.server_process import EngineProcess
-from agentrl.inference.supervisor.shared_device import DeviceShare, Unusable
+from agentrl.inference.supervisor.shared_device import DeviceShare
 from agentrl.inference.weight_sync.adapter_names import is_of_same_run
 from agentrl.inference.weight_sync.server_update import Served, bring_to, served
 from agentrl.runtime.child_processes import Supervisor
@@ -182,7 +181,7 @@ class ServerKeeper:
             done, _ = await asyncio.wait(events, return_when=asyncio.FIRST_COMPLETED)
             caring.cancel()
             await asyncio.wait({caring})
-            if caring in done and not isinstance(caring.exception(), Unusable):
+            if caring in done and not isinstance(caring.exception(), ServerUnusable):
                 caring.result()  # it only ever ends with an error
             return stopped not in done
         finally:
@@ -264,7 +263,7 @@ class ServerKeeper:
         """Take a silent server out.
 
         Raises:
-            Unusable: it is an own one, and has been silent for too long.
+            ServerUnusable: it is an own one, and has been silent for too long.
         """
         silent_seconds = time.monotonic() - self._answered_at
         logger.warning("server %s does not answer: %s", self._address.url, error)
@@ -272,7 +271,7 @@ class ServerKeeper:
         if service.status not in ("down", "asleep"):
             await self._take_out(service, error)
         if is_own and silent_seconds > self._inference.server_hang_seconds:
-            raise Unusable(f"silent for {silent_seconds:.0f} s")
+            raise ServerUnusable(f"silent for {silent_seconds:.0f} s")
 
     def _was_missed(self, service: InferenceService, found: Served, policy: Policy | None) -> bool:
         """Whether this keeper, and not the publisher, has to bring the server up to date."""

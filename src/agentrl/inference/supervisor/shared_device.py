@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 
-from agentrl.errors import InferenceError, StoreError
+from agentrl.errors import InferenceError, ServerUnusable, StoreError
 from agentrl.inference.client.http_client import SGLangClient
 from agentrl.inference.weight_sync.server_sleep import wake
 from agentrl.schema import InferenceService, Policy
@@ -21,10 +21,6 @@ logger = logging.getLogger(__name__)
 _LOOK_SECONDS = 0.5
 _GRACE_SECONDS = 3.0
 """Beyond the publisher's own bound on a server's way to sleep or from it."""
-
-
-class Unusable(InferenceError):
-    """The own server is there, and nothing but a new start can help it."""
 
 
 class DeviceShare:
@@ -74,13 +70,13 @@ class DeviceShare:
             service: what the store says of it.
 
         Raises:
-            Unusable: nobody knows what memory it has.
+            ServerUnusable: nobody knows what memory it has.
         """
         if service.status == "updating":
             now = time.monotonic()
             self._updating_since = self._updating_since or now
             if now - self._updating_since > self._timeout_seconds + _GRACE_SECONDS:
-                raise Unusable("it was left on its way to sleep, or from it")
+                raise ServerUnusable("it was left on its way to sleep, or from it")
             return False
         self._updating_since = None
         if service.status == "asleep":
@@ -89,7 +85,7 @@ class DeviceShare:
         if service.status == "up":
             self._is_down_by_keeper = False
         elif not self._is_down_by_keeper:
-            raise Unusable(f"it was taken out: {service.error}")
+            raise ServerUnusable(f"it was taken out: {service.error}")
         return True
 
     async def _wake_if_left(self, client: SGLangClient, service: InferenceService) -> None:
@@ -104,5 +100,5 @@ class DeviceShare:
                 raise InferenceError("no version is published")
             await wake(client, policy, timeout_seconds=self._timeout_seconds)
         except InferenceError as error:
-            raise Unusable(f"it did not wake up: {error}") from error
+            raise ServerUnusable(f"it did not wake up: {error}") from error
         await self._store.set_service(service.id, status="up", policy_version=policy.version)

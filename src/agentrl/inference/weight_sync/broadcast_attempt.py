@@ -6,9 +6,8 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-from agentrl.errors import InferenceError
+from agentrl.errors import InferenceError, ServerRefused
 from agentrl.inference.client.http_client import SGLangClient
-from agentrl.inference.failures import ServerRefused
 from agentrl.inference.weight_sync.server_update import PauseMode, resume, supported_mode
 from agentrl.inference.wire import MIXED_LABEL
 

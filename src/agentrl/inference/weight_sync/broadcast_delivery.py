@@ -22,9 +22,8 @@ from contextlib import aclosing, contextmanager
 from agentrl.config.sections import PublishSection
 from agentrl.distributed.broadcast import BackendName, BroadcastGroup, Rendezvous
 from agentrl.distributed.buckets import Bucket
-from agentrl.errors import BroadcastError, InferenceError
+from agentrl.errors import BroadcastError, InferenceError, ServerRefused
 from agentrl.inference.client.http_client import SGLangClient
-from agentrl.inference.failures import ServerRefused
 from agentrl.inference.weight_sync.broadcast_attempt import (
     Attempt,
     close_update,

@@ -11,9 +11,8 @@ import asyncio
 import time
 from pathlib import Path
 
-from agentrl.errors import InferenceError
+from agentrl.errors import InferenceError, ServerRefused
 from agentrl.inference.client.http_client import SGLangClient
-from agentrl.inference.failures import ServerRefused
 from agentrl.inference.weight_sync.server_update import (
     PauseMode,
     load_weights,

@@ -27,7 +27,7 @@ from agentrl.launcher.preflight import check_inputs, check_name_is_free
 from agentrl.launcher.run import until_interrupted
 from agentrl.models.resolve import resolve_model
 from agentrl.rewards import MCPScorerFactory
-from agentrl.runtime.atomic_directory import appears_whole
+from agentrl.runtime.atomic_directory import atomic_directory
 from agentrl.runtime.signals import INTERRUPTED
 from agentrl.schema import Run
 from agentrl.store import DEFAULT_CONSUMER
@@ -88,7 +88,7 @@ async def _train(running: Stage, store: Any, checked: Any) -> int:
             rollouts.end()
         step = int(trainer.state.global_step)
         target = version_dir(checkpoints_root(output), step)
-        with appears_whole(target) as staging:
+        with atomic_directory(target) as staging:
             await asyncio.to_thread(save_model, trainer, staging / "model")
         await store.commit(DEFAULT_CONSUMER, step)
         await publisher.settle()

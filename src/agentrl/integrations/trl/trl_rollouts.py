@@ -11,7 +11,7 @@ from agentrl.errors import TrainingError
 from agentrl.inference.weight_sync import PolicyPublisher
 from agentrl.integrations.trl.sequences import RolloutSequence, longest_sequence
 from agentrl.rollout.evaluation.held_out import stopped_within
-from agentrl.runtime.atomic_directory import appears_whole
+from agentrl.runtime.atomic_directory import atomic_directory
 from agentrl.schema import DBRecordData
 from agentrl.store import DEFAULT_CONSUMER, TrajectoryStore
 
@@ -85,7 +85,7 @@ class Rollouts:
         self._ended.set()
 
     def _write_weights(self, trainer: Any, step: int) -> None:
-        with appears_whole(self._publisher.directory(step)) as staging:
+        with atomic_directory(self._publisher.directory(step)) as staging:
             save_model(trainer, staging)
 
     async def _play(self, asked: Sequence[int], step: int, *, is_new: bool) -> list[Row]:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from agentrl.config.sections import AgentSection
-from agentrl.errors import RenderError
+from agentrl.errors import RenderError, ServerRefused
 from agentrl.inference import OnPartial
 from agentrl.inference.dialects.api_errors import Refusal
 from agentrl.inference.dialects.completion import (
@@ -25,7 +25,6 @@ from agentrl.inference.dialects.messages import text_of, with_addresses
 from agentrl.inference.dialects.requests import ChatRequest, CompletionRequest, unusable_schema
 from agentrl.inference.dialects.session import Session
 from agentrl.inference.dialects.upstream import Upstream
-from agentrl.inference.failures import ServerRefused
 from agentrl.renderers import Reply
 from agentrl.rollout import AsyncSampler, LimitReached
 from agentrl.rollout.agent.call_history import History, Plan, Tools

@@ -8,8 +8,14 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from agentrl.errors import LeaseLost, NoServerAvailable, ScoringError, StoreError
-from agentrl.inference.failures import ServerRefused, ServerUnreachable
+from agentrl.errors import (
+    LeaseLost,
+    NoServerAvailable,
+    ScoringError,
+    ServerRefused,
+    ServerUnreachable,
+    StoreError,
+)
 from agentrl.rollout.async_sampler import AsyncSampler, RolloutResult
 from agentrl.rollout.context import RolloutContext
 from agentrl.schema import Record, Task

@@ -10,9 +10,8 @@ import pytest
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from support.stub_server import StubServer, generation, stub_server
 
-from agentrl.errors import InferenceError, NoServerAvailable
+from agentrl.errors import InferenceError, NoServerAvailable, ServerRefused
 from agentrl.inference.client.pool import ServerPool
-from agentrl.inference.failures import ServerRefused
 from agentrl.inference.wire import GenerateRequest, GenerateResult
 from agentrl.schema import InferenceService, SamplingParams, ServiceStatus
 from agentrl.schema.grammar import Grammar

@@ -18,8 +18,8 @@ from support.engines import Oracle, engine_process, make_model, prompt, request
 
 from agentrl.config.sections import InferenceSection, PublishSection
 from agentrl.distributed.buckets import Bucket, in_buckets
+from agentrl.errors import ServerRefused
 from agentrl.inference.client.http_client import SGLangClient
-from agentrl.inference.failures import ServerRefused
 from agentrl.inference.weight_sync import PolicyPublisher
 from agentrl.inference.weight_sync.broadcast_delivery import BroadcastDelivery, SendWeights
 from agentrl.inference.wire import MIXED_LABEL, parse_result
