@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 import torch
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
-from agentrl.algorithms.losses import CROSS_ENTROPY
-from agentrl.config.sections import AlgorithmSection
 from agentrl.models.attention.tree_attention import TREE_ATTENTION
 from agentrl.models.load import wrap_policy
 from agentrl.trainer.learner.passes import forward_backward
@@ -25,7 +23,8 @@ from examples.shop.tokenizer import END_OF_TEXT
 
 _ONE_ROW = 1 << 20
 """More tokens than a step has."""
-_CROSS_ENTROPY = AlgorithmSection(loss_calculator=CROSS_ENTROPY)
+_CROSS_ENTROPY = None
+"""No settings of a policy loss: `forward_backward` then takes the cross-entropy."""
 _AS_IT_IS = torch.autocast("cpu", enabled=False)
 
 

@@ -8,6 +8,7 @@ is `sum(weights * where(keep, loss, 0))` over the whole optimizer step.
 The hard drop range and GRPO follow AgentRL's documented formulas.
 """
 
+from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
 
 import torch
@@ -17,8 +18,38 @@ from agentrl.errors import ConfigError
 
 LossKind = Literal["GRPO", "MINIRL", "GSPO", "CISPO", "REINFORCE"]
 LOSS_KINDS: tuple[LossKind, ...] = get_args(LossKind)
-CROSS_ENTROPY = "CROSSENTROPY"
-"""The loss of supervised fine-tuning; it knows neither advantages nor a sampler's policy."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossSettings:
+    """The knobs of the published formulas; see `policy_loss`."""
+
+    kind: LossKind = "GRPO"
+    """Which formula; case does not matter."""
+    epsilon: float = 0.2
+    """Half-width of the clip range."""
+    epsilon_higher: float = 0.1
+    """Extra width of the clip range upwards."""
+    dual_clip: float | None = None
+    """c of dual-clip PPO, greater than 1 (GRPO and GSPO only)."""
+    beta1: float | None = None
+    """CE-GPPO weight of terms clipped from below (GRPO only)."""
+    beta2: float | None = None
+    """CE-GPPO weight of terms clipped from above (GRPO only)."""
+    importance_weight_truncation: float | None = None
+    """Largest weight (MINIRL only)."""
+    importance_weight_cap_ratio: float = 4.0
+    """Factor c on the clip range that gives the hard drop range
+    `[1 - epsilon*c*k, 1 + (epsilon + epsilon_higher)*c*k]`."""
+    strict_in_bound: bool = False
+    """k = 1/c, so that the drop range is the clip range."""
+    out_of_date_decay: float | None = None
+    """k = exp(-staleness * decay), unless `strict_in_bound`; otherwise k = 1."""
+
+    @property
+    def clip_range(self) -> tuple[float, float]:
+        """Lower and upper bound of the ratio in the clipped objectives."""
+        return 1.0 - self.epsilon, 1.0 + self.epsilon + self.epsilon_higher
 
 
 class LossTerms(NamedTuple):
@@ -34,24 +65,15 @@ class LossTerms(NamedTuple):
     """bool; True where clipping is active, i.e. the plain gradient r*A was replaced."""
 
 
-def policy_loss(  # noqa: PLR0913 - the knobs of the published formulas
+def policy_loss(
     policy_logprobs: torch.Tensor,
     behavior_logprobs: torch.Tensor,
     advantages: torch.Tensor,
+    settings: LossSettings = LossSettings(),
     *,
-    kind: str = "GRPO",
-    epsilon: float = 0.2,
-    epsilon_higher: float = 0.1,
-    importance_weight_cap_ratio: float = 4.0,
-    strict_in_bound: bool = False,
-    out_of_date_decay: float | None = None,
-    staleness: torch.Tensor | None = None,
-    beta1: float | None = None,
-    beta2: float | None = None,
-    sequences: torch.Tensor | None = None,
     proximal_logprobs: torch.Tensor | None = None,
-    dual_clip: float | None = None,
-    importance_weight_truncation: float | None = None,
+    staleness: torch.Tensor | None = None,
+    sequences: torch.Tensor | None = None,
 ) -> LossTerms:
     """Return the policy loss of every term.
 
@@ -74,22 +96,12 @@ def policy_loss(  # noqa: PLR0913 - the knobs of the published formulas
         policy_logprobs: log pi [N], carries the gradient.
         behavior_logprobs: log mu [N].
         advantages: A [N].
-        kind: one of `LOSS_KINDS`.
-        epsilon: half-width of the clip range.
-        epsilon_higher: extra width upwards.
-        importance_weight_cap_ratio: factor c on the clip range that gives the hard drop range
-            `[1 - epsilon*c*k, 1 + (epsilon + epsilon_higher)*c*k]`.
-        strict_in_bound: k = 1/c, so the drop range is the clip range.
-        out_of_date_decay: k = exp(-staleness * decay), unless `strict_in_bound`.
-        staleness: policy versions that a term is behind [N]; needed with `out_of_date_decay`.
-        beta1: CE-GPPO weight of terms clipped from below (GRPO only).
-        beta2: CE-GPPO weight of terms clipped from above (GRPO only).
-        sequences: index of each term's turn, int64 [N] (GSPO only). A turn must not be split over
-            calls.
+        settings: which formula, with its knobs.
         proximal_logprobs: log pi_p [N] (decoupled PPO); mu takes its place when not given. The
             drop range and `LossTerms.ratio` stay with pi/mu.
-        dual_clip: c above, greater than 1 (GRPO and GSPO only).
-        importance_weight_truncation: largest weight (MINIRL only).
+        staleness: policy versions that a term is behind [N]; needed with `out_of_date_decay`.
+        sequences: index of each term's turn, int64 [N] (GSPO only). A turn must not be split over
+            calls.
 
     Returns:
         Loss, keep mask, ratio and clip mask, each [N].
@@ -98,48 +110,40 @@ def policy_loss(  # noqa: PLR0913 - the knobs of the published formulas
         ConfigError: unknown kind, or an argument that the kind needs is missing.
         ValueError: shapes differ.
     """
+    kind = settings.kind.upper()
+    if kind not in LOSS_KINDS:
+        raise ConfigError(f"unknown loss {settings.kind!r}; supported are {', '.join(LOSS_KINDS)}")
     shapes = {tuple(t.shape) for t in (policy_logprobs, behavior_logprobs, advantages)}
     if len(shapes) != 1:
         raise ValueError(f"logprobs and advantages differ in shape: {sorted(shapes)}")
-    lower, upper = 1.0 - epsilon, 1.0 + epsilon + epsilon_higher
-    log_ratio = policy_logprobs - behavior_logprobs.to(policy_logprobs.dtype)
-    log_ratio = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     advantages = advantages.to(policy_logprobs.dtype)
+    log_ratio = _log_ratio(policy_logprobs, behavior_logprobs)
     behavior_ratio = log_ratio.exp().detach()
     if proximal_logprobs is not None:
-        log_ratio = policy_logprobs - proximal_logprobs.detach().to(policy_logprobs.dtype)
-        log_ratio = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+        log_ratio = _log_ratio(policy_logprobs, proximal_logprobs.detach())
     ratio = log_ratio.exp()
-    name = checked_kind(kind)
-    if name == "GRPO":
-        loss, clipped = _clipped_surrogate(ratio, advantages, lower, upper, dual_clip)
-        loss = _with_clipped_gradients(
-            loss, policy_logprobs, ratio, advantages, lower, upper, beta1=beta1, beta2=beta2
-        )
-    elif name == "GSPO":
+    if kind == "GRPO":
+        loss, clipped = _clipped_surrogate(ratio, advantages, settings)
+        loss = _with_clipped_gradients(loss, policy_logprobs, ratio, advantages, settings)
+    elif kind == "GSPO":
         if sequences is None:
             raise ConfigError("the GSPO loss needs the turn of every term")
         sequence_ratio = sequence_sums(log_ratio.detach(), sequences, mean=True).exp()
         surrogate = sequence_ratio * (policy_logprobs - policy_logprobs.detach()).exp()
-        loss, clipped = _clipped_surrogate(surrogate, advantages, lower, upper, dual_clip)
-    elif name == "CISPO":
+        loss, clipped = _clipped_surrogate(surrogate, advantages, settings)
+    elif kind == "CISPO":
+        _, upper = settings.clip_range
         clipped = ratio.detach() > upper
         loss = -ratio.detach().clamp(max=upper) * advantages * policy_logprobs
     else:
-        weights = behavior_ratio if name == "MINIRL" else torch.ones_like(ratio)
+        weights = behavior_ratio if kind == "MINIRL" else torch.ones_like(ratio)
         clipped = torch.zeros_like(ratio, dtype=torch.bool)
-        if name == "MINIRL" and importance_weight_truncation is not None:
-            clipped = weights > importance_weight_truncation
-            weights = weights.clamp(max=importance_weight_truncation)
+        truncation = settings.importance_weight_truncation
+        if kind == "MINIRL" and truncation is not None:
+            clipped = weights > truncation
+            weights = weights.clamp(max=truncation)
         loss = -weights * advantages * policy_logprobs
-    keep = _inside_drop_range(
-        behavior_ratio,
-        advantages,
-        epsilon=epsilon,
-        epsilon_higher=epsilon_higher,
-        cap=importance_weight_cap_ratio,
-        shrink=_shrink(importance_weight_cap_ratio, strict_in_bound, out_of_date_decay, staleness),
-    )
+    keep = _inside_drop_range(behavior_ratio, advantages, settings, staleness)
     return LossTerms(loss=loss, keep=keep, ratio=behavior_ratio, clipped=clipped.detach())
 
 
@@ -169,33 +173,20 @@ def cross_entropy(policy_logprobs: torch.Tensor) -> LossTerms:
     )
 
 
-def checked_kind(kind: str) -> LossKind:
-    """Return `kind` as one of `LOSS_KINDS` (in any case).
-
-    Raises:
-        ConfigError: it is none of them.
-    """
-    name = kind.upper()
-    if name == CROSS_ENTROPY:
-        raise ConfigError("CrossEntropy is the loss of supervised fine-tuning: use `agentrl sft`")
-    if name not in LOSS_KINDS:
-        raise ConfigError(f"unknown loss {kind!r}; supported are {', '.join(LOSS_KINDS)}")
-    return name
+def _log_ratio(policy_logprobs: torch.Tensor, other_logprobs: torch.Tensor) -> torch.Tensor:
+    log_ratio = policy_logprobs - other_logprobs.to(policy_logprobs.dtype)
+    return log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
 
 
 def _clipped_surrogate(
-    ratio: torch.Tensor,
-    advantages: torch.Tensor,
-    lower: float,
-    upper: float,
-    dual_clip: float | None,
+    ratio: torch.Tensor, advantages: torch.Tensor, settings: LossSettings
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return `-min(r*A, clip(r)*A)`, dually clipped, and where the plain side was not taken."""
     plain = ratio * advantages
-    bounded = ratio.clamp(lower, upper) * advantages
+    bounded = ratio.clamp(*settings.clip_range) * advantages
     objective, clipped = torch.minimum(plain, bounded), bounded.detach() < plain.detach()
-    if dual_clip is not None:
-        floor = dual_clip * advantages
+    if settings.dual_clip is not None:
+        floor = settings.dual_clip * advantages
         is_floored = (advantages < 0) & (objective.detach() < floor)
         objective = torch.where(is_floored, floor, objective)
         clipped = clipped | is_floored
@@ -207,51 +198,38 @@ def _with_clipped_gradients(
     policy_logprobs: torch.Tensor,
     ratio: torch.Tensor,
     advantages: torch.Tensor,
-    lower: float,
-    upper: float,
-    *,
-    beta1: float | None,
-    beta2: float | None,
+    settings: LossSettings,
 ) -> torch.Tensor:
     """Give clipped terms the bounded gradients of CE-GPPO (2509.20712)."""
+    lower, upper = settings.clip_range
     # r / sg(r): value 1, gradient that of log pi. Written this way it stays finite for any r.
     unit = (policy_logprobs - policy_logprobs.detach()).exp()
-    if beta1 is not None:
+    if settings.beta1 is not None:
         below = (ratio.detach() < lower) & (advantages < 0)
-        loss = torch.where(below, -beta1 * lower * unit * advantages, loss)
-    if beta2 is not None:
+        loss = torch.where(below, -settings.beta1 * lower * unit * advantages, loss)
+    if settings.beta2 is not None:
         above = (ratio.detach() > upper) & (advantages > 0)
-        loss = torch.where(above, -beta2 * upper * unit * advantages, loss)
+        loss = torch.where(above, -settings.beta2 * upper * unit * advantages, loss)
     return loss
-
-
-def _shrink(
-    cap: float,
-    strict_in_bound: bool,
-    out_of_date_decay: float | None,
-    staleness: torch.Tensor | None,
-) -> float | torch.Tensor:
-    """Return k, the factor on the drop range."""
-    if strict_in_bound:
-        return 1.0 / cap
-    if out_of_date_decay is None:
-        return 1.0
-    if staleness is None:
-        raise ConfigError("out_of_date_decay needs the staleness of every term")
-    decay: torch.Tensor = (-staleness.to(torch.float64) * out_of_date_decay).clamp(max=0.0).exp()
-    return decay
 
 
 def _inside_drop_range(
     ratio: torch.Tensor,
     advantages: torch.Tensor,
-    *,
-    epsilon: float,
-    epsilon_higher: float,
-    cap: float,
-    shrink: float | torch.Tensor,
+    settings: LossSettings,
+    staleness: torch.Tensor | None,
 ) -> torch.Tensor:
-    upper = 1.0 + (epsilon + epsilon_higher) * cap * shrink
-    lower = 1.0 - epsilon * cap * shrink
+    """Return where the ratio did not leave the drop range in the direction of the advantage."""
+    cap = settings.importance_weight_cap_ratio
+    shrink: float | torch.Tensor = 1.0
+    if settings.strict_in_bound:
+        shrink = 1.0 / cap
+    elif settings.out_of_date_decay is not None:
+        if staleness is None:
+            raise ConfigError("out_of_date_decay needs the staleness of every term")
+        decay = settings.out_of_date_decay
+        shrink = (-staleness.to(torch.float64) * decay).clamp(max=0.0).exp()
+    upper = 1.0 + (settings.epsilon + settings.epsilon_higher) * cap * shrink
+    lower = 1.0 - settings.epsilon * cap * shrink
     outwards = ((ratio > upper) & (advantages > 0)) | ((ratio < lower) & (advantages < 0))
     return ~outwards

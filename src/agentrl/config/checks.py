@@ -1,5 +1,6 @@
 """Checks that span several flags, and clear refusals of what is not supported yet."""
 
+import importlib.util
 import ipaddress
 import json
 import os
@@ -124,6 +125,19 @@ def _unknown_trackers(report_to: Sequence[str]) -> Iterator[str]:
             yield f"--report_to {name} is not known; known are {', '.join(REPORT_TO)}"
 
 
+def check_trackers(report_to: Sequence[str]) -> list[str]:
+    """Return the names in `--report_to` that need a tracker.
+
+    Raises:
+        ConfigError: the package of one is not installed.
+    """
+    names = [name for name in dict.fromkeys(report_to) if name not in BUILT_IN_REPORTS]
+    for name in names:
+        if importlib.util.find_spec(name) is None:
+            raise ConfigError(f"--report_to {name} needs a package: pip install {name}")
+    return names
+
+
 def _secrets_in_flags(tools: ToolsSection) -> Iterator[str]:
     """Find secrets that would end in the run's files: flags are written there as they are given."""
     url, text = tools.mcp_manager_url or "", tools.mcp_servers or ""
@@ -235,7 +249,7 @@ def _loss_contradictions(algorithm: AlgorithmSection) -> Iterator[str]:
             "--importance_correction and --veto_threshold weigh the trainer's policy against the "
             "sampler's; give --proximal recompute (or loglinear)"
         )
-    if algorithm.proximal != "behavior" and algorithm.loss_calculator.upper() == "MINIRL":
+    if algorithm.proximal != "behavior" and algorithm.loss_calculator == "MINIRL":
         yield "MINIRL weighs by the sampler's policy itself; use --proximal behavior"
     if algorithm.loss_normalizer_length is not None and (
         algorithm.token_level_loss or not algorithm.skip_length_normalization

@@ -339,8 +339,8 @@ class AlgorithmSection(Section):
 
     title: ClassVar[str] = "algorithm"
 
-    loss_calculator: str = "GRPO"
-    """Policy loss: GRPO, MINIRL and those that `agentrl train --help` lists."""
+    loss_calculator: Literal["GRPO", "MINIRL", "GSPO", "CISPO", "REINFORCE"] = "GRPO"
+    """Policy loss: GRPO, MINIRL, GSPO, CISPO or REINFORCE, in any case."""
     epsilon: float = Field(default=0.2, ge=0)
     """Half-width of the clip range."""
     epsilon_higher: float = Field(default=0.1, ge=0)
@@ -419,6 +419,17 @@ class AlgorithmSection(Section):
     """Optimizer steps that may use a record."""
     retrained_interval: int = Field(default=1, ge=1)
     """Steps between two uses of a record, at least."""
+
+    @field_validator("loss_calculator", mode="before")
+    @classmethod
+    def _canonical_loss(cls, name: object) -> str:
+        kind = str(name).upper()
+        if kind == "CROSSENTROPY":
+            raise PydanticCustomError(
+                "loss_calculator",
+                "CrossEntropy is the loss of supervised fine-tuning: use `agentrl sft`",
+            )
+        return kind
 
 
 class TrainerSection(Section):

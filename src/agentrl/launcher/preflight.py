@@ -8,6 +8,7 @@ from pathlib import Path
 import httpx
 from pydantic import SecretStr
 
+from agentrl.config.checks import check_trackers
 from agentrl.config.sections import ModelSection, RootConfig, TrainerSection
 from agentrl.datasets.question_files import QuestionFile
 from agentrl.errors import ConfigError, InferenceError, ServerRefused, StoreError
@@ -19,7 +20,6 @@ from agentrl.renderers.renderer import Renderer
 from agentrl.rewards import AgentConfig, MCPScorerFactory, load_scorer_module
 from agentrl.rollout.agent import load_agent
 from agentrl.rollout.worker.resources import check_tools, tools_config
-from agentrl.runtime.tracker_packages import check_trackers
 from agentrl.store import TrajectoryStore
 from agentrl.store.embedded import find_mongod
 from agentrl.tools import probe

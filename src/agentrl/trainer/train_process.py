@@ -16,8 +16,7 @@ from pathlib import Path
 import torch
 from transformers.utils.logging import disable_progress_bar
 
-from agentrl.algorithms.losses import checked_kind
-from agentrl.config.checks import groups_per_step
+from agentrl.config.checks import check_trackers, groups_per_step
 from agentrl.config.loading import flat_values
 from agentrl.config.sections import RootConfig
 from agentrl.datasets.task_stream import eval_tasks, train_tasks
@@ -32,7 +31,6 @@ from agentrl.runtime.atomic_directory import clear_leftovers
 from agentrl.runtime.logs import setup_logging
 from agentrl.runtime.prometheus import metrics_endpoint
 from agentrl.runtime.signals import stop_on_signals
-from agentrl.runtime.tracker_packages import check_trackers
 from agentrl.schema import Control, Run, Task
 from agentrl.store import DEFAULT_CONSUMER, TrajectoryStore
 from agentrl.trainer.checkpoint.checkpoint import Checkpoint, checkpoints_root, latest_checkpoint
@@ -273,7 +271,12 @@ async def read_beside(tasks: Iterator[Task]) -> AsyncIterator[Task]:
 
 
 def make_learner(
-    config: RootConfig, ranks: Ranks, weights: StartWeights, *, shares_device: bool = False
+    config: RootConfig,
+    ranks: Ranks,
+    weights: StartWeights,
+    *,
+    shares_device: bool = False,
+    fine_tunes: bool = False,
 ) -> Learner:
     """Load this rank's model (collective); into host memory, where the device is others' by turns."""
     return Learner(
@@ -281,9 +284,9 @@ def make_learner(
         ranks=ranks,
         model=config.model,
         trainer=config.trainer,
-        algorithm=config.algorithm,
+        algorithm=None if fine_tunes else config.algorithm,
         seed=config.run.seed,
-        reference_path=_reference_path(config),
+        reference_path=None if fine_tunes else _reference_path(config),
         starts_in_host_memory=shares_device,
     )
 
@@ -314,7 +317,6 @@ def _connect(config: RootConfig) -> AbstractAsyncContextManager[TrajectoryStore]
 
 def _check(config: RootConfig) -> None:
     parse_optim_args(config.trainer.optim_args)
-    checked_kind(config.algorithm.loss_calculator)
     check_trackers(config.trainer.report_to)
     consumer = config.trainer.consumer
     if consumer != DEFAULT_CONSUMER and config.run.output_dir is None:

@@ -12,7 +12,7 @@ from agentrl.algorithms.corrections import (
     proximal_logprobs,
     sequence_sums,
 )
-from agentrl.algorithms.losses import corrected, policy_loss, weighted_sum
+from agentrl.algorithms.losses import LossSettings, corrected, policy_loss, weighted_sum
 from agentrl.errors import ConfigError
 
 RNG = np.random.default_rng(0)
@@ -131,8 +131,8 @@ def test_decoupled_ppo_matches_plain_loops_with_gradients(kind):
         policy,
         tensor(MU),
         tensor(advantages),
+        LossSettings(importance_weight_cap_ratio=1e6),
         proximal_logprobs=tensor(PROXIMAL),
-        importance_weight_cap_ratio=1e6,
     )
     correction = importance_correction(
         tensor(PROXIMAL), tensor(MU), kind=kind, lower=LOWER, upper=UPPER

@@ -12,7 +12,13 @@ import torch
 
 from agentrl.algorithms.advantages import group_advantages, step_normalized
 from agentrl.algorithms.corrections import importance_correction, kl_penalty, proximal_logprobs
-from agentrl.algorithms.losses import corrected, cross_entropy, policy_loss, weighted_sum
+from agentrl.algorithms.losses import (
+    LossSettings,
+    corrected,
+    cross_entropy,
+    policy_loss,
+    weighted_sum,
+)
 from agentrl.algorithms.reductions import term_weights
 
 RNG = np.random.default_rng(3)
@@ -187,9 +193,9 @@ def test_loss_and_gradient_are_those_of_the_reference(reference, kind):
         log_pi,
         tensor(MU),
         tensor(ADVANTAGES),
+        LossSettings(**reference.knobs),
         sequences=torch.from_numpy(TURN_OF),
         staleness=torch.from_numpy(STALENESS),
-        **reference.knobs,
     )
     loss = weighted_sum(terms, tensor(weights))
     loss.backward()
@@ -242,7 +248,11 @@ def test_decoupled_objectives_are_those_of_the_reference(proximal, kind, level, 
     log_pi, mu, turns = tensor(PI).requires_grad_(), tensor(MU), torch.from_numpy(TURN_OF)
     own = proximal_logprobs(log_pi, mu, kind=proximal, staleness=torch.from_numpy(STALENESS))
     terms = policy_loss(
-        log_pi, mu, tensor(ADVANTAGES), proximal_logprobs=own, importance_weight_cap_ratio=1e9
+        log_pi,
+        mu,
+        tensor(ADVANTAGES),
+        LossSettings(importance_weight_cap_ratio=1e9),
+        proximal_logprobs=own,
     )
     correction = importance_correction(
         own, mu, kind=kind, level=level, lower=low, upper=high, veto_threshold=veto, sequences=turns
@@ -271,9 +281,8 @@ def assert_objective(objective, weights, advantages=ADVANTAGES, **knobs):
         log_pi,
         tensor(MU),
         tensor(advantages),
+        LossSettings(importance_weight_cap_ratio=1e9, **knobs),
         sequences=torch.from_numpy(TURN_OF),
-        importance_weight_cap_ratio=1e9,
-        **knobs,
     )
     loss = weighted_sum(terms, tensor(weights))
     loss.backward()

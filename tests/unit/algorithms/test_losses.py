@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from agentrl.algorithms import policy_loss
-from agentrl.algorithms.losses import LOSS_KINDS, checked_kind, cross_entropy, weighted_sum
+from agentrl.algorithms.losses import LOSS_KINDS, LossSettings, cross_entropy, weighted_sum
 from agentrl.errors import ConfigError
 
 
@@ -12,11 +12,18 @@ def tensor(*values):
     return torch.tensor(values, dtype=torch.float64)
 
 
-def run(ratios, advantages, kind="GRPO", behavior=-2.0, **knobs):
+def run(ratios, advantages, *, behavior=-2.0, sequences=None, staleness=None, **knobs):
     """Terms and d(sum of losses)/d(log pi) at given ratios."""
     mu = torch.full((len(ratios),), behavior, dtype=torch.float64)
     logprobs = (tensor(*ratios).log() + mu).requires_grad_()
-    terms = policy_loss(logprobs, mu, tensor(*advantages), kind=kind, **knobs)
+    terms = policy_loss(
+        logprobs,
+        mu,
+        tensor(*advantages),
+        LossSettings(**knobs),
+        sequences=sequences,
+        staleness=staleness,
+    )
     terms.loss.sum().backward()
     return terms, logprobs.grad
 
@@ -135,7 +142,9 @@ def test_gspo_without_turns_is_refused():
 def test_no_terms_give_a_loss_of_zero_with_a_gradient(kind):
     empty = torch.empty(0, dtype=torch.float64, requires_grad=True)
     none = torch.empty(0)
-    terms = policy_loss(empty, none, none, kind=kind, sequences=torch.empty(0, dtype=torch.int64))
+    terms = policy_loss(
+        empty, none, none, LossSettings(kind=kind), sequences=torch.empty(0, dtype=torch.int64)
+    )
     loss = weighted_sum(terms, none)
     loss.backward()
     assert loss.item() == 0.0
@@ -155,7 +164,7 @@ def test_absurd_ratios_stay_finite(kind):
         logprobs,
         behavior,
         torch.tensor([1.0, -1.0, 1.0, 1.0]),
-        kind=kind,
+        LossSettings(kind=kind),
         sequences=torch.arange(4),
     )
     assert terms.keep.tolist() == [False, False, False, True]
@@ -187,11 +196,6 @@ def test_cross_entropy_is_the_negative_logprob():
     assert logprobs.grad.tolist() == [-0.25, -0.75]
     assert terms.keep.all()
     assert not terms.clipped.any()
-
-
-def test_cross_entropy_is_no_loss_of_reinforcement_learning():
-    with pytest.raises(ConfigError, match="agentrl sft"):
-        checked_kind("CrossEntropy")
 
 
 @pytest.mark.parametrize(

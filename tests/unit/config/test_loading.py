@@ -246,6 +246,14 @@ def test_losses_that_contradict_themselves_are_refused(flags, problem):
         parse_flags(flags)
 
 
+def test_the_loss_is_one_of_reinforcement_learning_in_any_case():
+    assert parse_flags(["--loss_calculator", "minirl"]).algorithm.loss_calculator == "MINIRL"
+    with pytest.raises(ConfigError, match="agentrl sft"):
+        parse_flags(["--loss_calculator", "CrossEntropy"])
+    with pytest.raises(ConfigError, match=r"--loss_calculator: .*'GRPO'.*'PPO2'"):
+        parse_flags(["--loss_calculator", "PPO2"])
+
+
 def test_servers_may_be_given_as_json_that_names_its_secrets():
     servers = {"url": "http://h", "headers": {"Authorization": "Bearer ${T}", "MCP_SERVERS": "a"}}
     text = json.dumps({"mcpServers": {"a": servers}})

@@ -10,9 +10,7 @@ from support.training import Player, train_tasks
 from support.trees import NO_AUTOCAST, relative_error
 from transformers import AutoModelForCausalLM
 
-from agentrl.algorithms.losses import CROSS_ENTROPY
 from agentrl.cli.main import main
-from agentrl.config.sections import AlgorithmSection
 from agentrl.distributed import Ranks
 from agentrl.errors import ConfigError
 from agentrl.models.load import load_policy
@@ -71,9 +69,8 @@ def test_loss_and_gradient_are_those_of_plain_rows_in_float64(model_path, talks,
     batch = sft_batch(examples, token_budget=token_budget, num_ranks=2)
     assert batch.stats.tokens_packed <= batch.stats.tokens_flat
     policy = load_policy(model_path, dtype=torch.float64)
-    algorithm = AlgorithmSection(loss_calculator=CROSS_ENTROPY)
     loss = sum(
-        forward_backward(policy, one, algorithm, chunk_size=7, autocast=NO_AUTOCAST).loss
+        forward_backward(policy, one, None, chunk_size=7, autocast=NO_AUTOCAST).loss
         for share in batch.micro_batches
         for one in share
     )

@@ -11,12 +11,12 @@ import pytest
 from support.scrape import scrape_until
 from support.training import Player, train_tasks
 
+from agentrl.config.checks import check_trackers
 from agentrl.config.loading import build_config, write_config
 from agentrl.distributed import Ranks
 from agentrl.errors import ConfigError
 from agentrl.runtime.ports import free_port
 from agentrl.runtime.signals import INTERRUPTED
-from agentrl.runtime.tracker_packages import check_trackers
 from agentrl.trainer.metrics.trackers import (
     Trackers,
     flat_figures,

@@ -101,7 +101,7 @@ class Learner:
         ranks: Ranks,
         model: ModelSection,
         trainer: TrainerSection,
-        algorithm: AlgorithmSection,
+        algorithm: AlgorithmSection | None,
         seed: int,
         reference_path: Path | None = None,
         starts_in_host_memory: bool = False,
@@ -113,7 +113,7 @@ class Learner:
             ranks: this process among its peers.
             model: precision, code trust and adapter.
             trainer: optimizer settings.
-            algorithm: loss settings.
+            algorithm: loss settings; None: cross-entropy, the loss of supervised fine-tuning.
             seed: of whatever is random in training.
             reference_path: model of the KL penalty. Without it, and with a KL penalty, an adapter is
                 held against its own base model.
@@ -167,7 +167,7 @@ class Learner:
                 prepare=lambda policy: self._prepare(policy, mesh, None),
                 cpu_offload=trainer.cpu_offload or starts_in_host_memory,
             ).requires_grad_(requires_grad=False)
-        elif algorithm.kl_coefficient and adapter is not None:
+        elif algorithm is not None and algorithm.kl_coefficient and adapter is not None:
             self._reference = BasePolicy(self._policy)
         trained = (p for p in self._policy.parameters() if p.requires_grad)
         self._optimizer = make_optimizer(trained, trainer)
@@ -264,7 +264,7 @@ class Learner:
             separate: of the same turns without merging.
         """
         algorithm = self._algorithm
-        if self._precision.is_mixed:
+        if algorithm is not None and self._precision.is_mixed:
             # Rounding moves terms over a clip bound, and then it is not merging that differs.
             algorithm = algorithm.model_copy(update={"loss_calculator": "REINFORCE"})
         return check_merge(
@@ -361,7 +361,7 @@ class Learner:
             state["master"] = sharded_state_dict(self._policy)
         return state
 
-    def _pass(self, batch: MicroBatch, algorithm: AlgorithmSection) -> PassOutcome:
+    def _pass(self, batch: MicroBatch, algorithm: AlgorithmSection | None) -> PassOutcome:
         return forward_backward(
             self._policy,
             batch,

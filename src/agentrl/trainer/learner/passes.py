@@ -7,13 +7,12 @@ import torch
 from torch import nn
 
 from agentrl.algorithms.corrections import (
-    Correction,
     importance_correction,
     kl_penalty,
     proximal_logprobs,
 )
 from agentrl.algorithms.losses import (
-    CROSS_ENTROPY,
+    LossSettings,
     LossTerms,
     corrected,
     cross_entropy,
@@ -44,7 +43,7 @@ class PassOutcome:
 def forward_backward(
     policy: nn.Module,
     batch: MicroBatch,
-    algorithm: AlgorithmSection,
+    algorithm: AlgorithmSection | None,
     *,
     chunk_size: int,
     with_entropy: bool = False,
@@ -56,7 +55,7 @@ def forward_backward(
     Args:
         policy: a `PolicyModel`, sharded or not.
         batch: row and terms; a row of several chunks is computed chunk by chunk.
-        algorithm: loss settings.
+        algorithm: loss settings; None: cross-entropy, the loss of supervised fine-tuning.
         chunk_size: positions that go through the LM head at a time.
         with_entropy: also compute entropies.
         autocast: precision of the forward passes.
@@ -86,7 +85,7 @@ def forward_backward(
     return PassOutcome(
         loss=float(done.loss.detach()),
         kl=done.kl,
-        masked=~done.correction.keep,
+        masked=done.masked,
         terms=done.terms._replace(loss=done.terms.loss.detach()),
         policy=output._replace(logprobs=output.logprobs.detach()),
         behavior_logprobs=done.behavior_logprobs,
@@ -114,28 +113,39 @@ def frozen_logprobs(
 class _Loss(NamedTuple):
     loss: torch.Tensor
     terms: LossTerms
-    correction: Correction
+    masked: torch.Tensor
     kl: float
     behavior_logprobs: torch.Tensor
+
+
+def loss_settings(algorithm: AlgorithmSection) -> LossSettings:
+    """Return what the flags say of the policy loss."""
+    return LossSettings(
+        kind=algorithm.loss_calculator,
+        epsilon=algorithm.epsilon,
+        epsilon_higher=algorithm.epsilon_higher,
+        dual_clip=algorithm.dual_clip,
+        beta1=algorithm.beta1,
+        beta2=algorithm.beta2,
+        importance_weight_truncation=algorithm.importance_weight_truncation,
+        importance_weight_cap_ratio=algorithm.importance_weight_cap_ratio,
+        strict_in_bound=algorithm.strict_in_bound,
+        out_of_date_decay=algorithm.out_of_date_decay,
+    )
 
 
 def _loss(
     logprobs: torch.Tensor,
     batch: MicroBatch,
-    algorithm: AlgorithmSection,
+    algorithm: AlgorithmSection | None,
     reference_logprobs: torch.Tensor | None,
 ) -> _Loss:
     device = logprobs.device
     weights = torch.from_numpy(batch.weights).to(device, logprobs.dtype)
-    if algorithm.loss_calculator == CROSS_ENTROPY:
+    if algorithm is None:
         terms = cross_entropy(logprobs)
-        return _Loss(
-            weighted_sum(terms, weights),
-            terms,
-            Correction(weights=terms.ratio, keep=terms.keep),
-            0.0,
-            logprobs.detach(),
-        )
+        loss = weighted_sum(terms, weights)
+        return _Loss(loss, terms, ~terms.keep, 0.0, logprobs.detach())
     behavior = torch.from_numpy(batch.behavior_logprobs).to(device)
     staleness = torch.from_numpy(batch.staleness).to(device)
     turns = torch.from_numpy(batch.turns).to(device)
@@ -144,19 +154,10 @@ def _loss(
         logprobs,
         behavior,
         torch.from_numpy(batch.advantages).to(device),
-        kind=algorithm.loss_calculator,
-        epsilon=algorithm.epsilon,
-        epsilon_higher=algorithm.epsilon_higher,
-        importance_weight_cap_ratio=algorithm.importance_weight_cap_ratio,
-        strict_in_bound=algorithm.strict_in_bound,
-        out_of_date_decay=algorithm.out_of_date_decay,
-        staleness=staleness,
-        beta1=algorithm.beta1,
-        beta2=algorithm.beta2,
-        sequences=turns,
+        loss_settings(algorithm),
         proximal_logprobs=proximal,
-        dual_clip=algorithm.dual_clip,
-        importance_weight_truncation=algorithm.importance_weight_truncation,
+        staleness=staleness,
+        sequences=turns,
     )
     correction = importance_correction(
         proximal,
@@ -174,4 +175,4 @@ def _loss(
         kl = kl_penalty(logprobs, reference_logprobs, kind=algorithm.kl_estimator)
         loss = loss + algorithm.kl_coefficient * (weights * kl).sum()
         total_kl = float(kl.detach().sum())
-    return _Loss(loss, terms, correction, total_kl, behavior)
+    return _Loss(loss, terms, ~correction.keep, total_kl, behavior)

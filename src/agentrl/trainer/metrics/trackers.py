@@ -19,11 +19,11 @@ from accelerate.tracking import (
     WandBTracker,
 )
 
+from agentrl.config.checks import check_trackers
 from agentrl.config.flags import FLAGS
 from agentrl.config.loading import flat_values
 from agentrl.config.sections import RootConfig
 from agentrl.errors import ConfigError
-from agentrl.runtime.tracker_packages import check_trackers
 
 logger = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from transformers.utils.logging import disable_progress_bar
 
-from agentrl.algorithms.losses import CROSS_ENTROPY
+from agentrl.config.checks import check_trackers
 from agentrl.config.sections import RootConfig
 from agentrl.distributed import Ranks, joined_ranks
 from agentrl.errors import ConfigError
@@ -24,7 +24,6 @@ from agentrl.renderers.renderer import Renderer
 from agentrl.runtime.logs import setup_logging
 from agentrl.runtime.prometheus import metrics_endpoint
 from agentrl.runtime.signals import stop_on_signals
-from agentrl.runtime.tracker_packages import check_trackers
 from agentrl.store import TrajectoryStore
 from agentrl.trainer.checkpoint.checkpoint import Checkpoint, latest_checkpoint
 from agentrl.trainer.checkpoint.saver import Saver
@@ -92,7 +91,7 @@ def fine_tune(config: RootConfig, records_uri: str | None = None) -> SftResult |
             return asyncio.run(_lead_until_signalled(config, ranks, records_uri))
         start: _Start = ranks.broadcast(None)
         if start.config is not None and start.weights is not None:
-            follow(make_learner(start.config, ranks, start.weights), ranks)
+            follow(make_learner(start.config, ranks, start.weights, fine_tunes=True), ranks)
         return None
 
 
@@ -137,7 +136,7 @@ async def lead_sft(
             raise
         ranks.broadcast(_Start(config, weights))
         team = await stack.enter_async_context(
-            Team(ranks, lambda: make_learner(config, ranks, weights))
+            Team(ranks, lambda: make_learner(config, ranks, weights, fine_tunes=True))
         )
         if state is not None:
             await team.load_state(state)
@@ -367,9 +366,6 @@ def _plan(config: RootConfig, num_examples: int, num_shares: int) -> Curriculum:
 
 
 def _for_sft(config: RootConfig, plan: Curriculum) -> RootConfig:
-    """Return the configuration with the loss, and a schedule that ends with the data."""
-    algorithm = config.algorithm.model_copy(
-        update={"loss_calculator": CROSS_ENTROPY, "kl_coefficient": 0.0}
-    )
+    """Return the configuration with a schedule that ends with the data."""
     trainer = config.trainer.model_copy(update={"max_steps": plan.num_steps})
-    return config.model_copy(update={"algorithm": algorithm, "trainer": trainer})
+    return config.model_copy(update={"trainer": trainer})
