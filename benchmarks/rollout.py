@@ -81,8 +81,8 @@ from agentrl.datasets.task_stream import tasks_from_questions
 from agentrl.inference import ServerPool
 from agentrl.inference.client.http_client import SGLangClient
 from agentrl.renderers.renderer import Renderer
+from agentrl.rewards import RegisteredScoring
 from agentrl.rollout import RolloutContext
-from agentrl.rollout.worker.registered_scoring import RegisteredScoring
 from agentrl.rollout.worker.sampler_process import collect_less_garbage
 from agentrl.schema import InferenceService, MCPTask
 from agentrl.store import TrajectoryStore

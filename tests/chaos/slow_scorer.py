@@ -2,8 +2,7 @@
 
 import asyncio
 
-from agentrl.rewards import MCPScorerFactory
-from agentrl.rewards.truth import GroundTruth
+from agentrl.rewards import GroundTruth, MCPScorerFactory
 
 SECONDS = 0.3
 

@@ -30,15 +30,11 @@ def configured_scorer(config: RootConfig, name: str) -> "tuple[Scorer, AgentConf
     Raises:
         ConfigError: there is no such scorer, or it lacks its configuration.
     """
-    from agentrl.rewards import AgentConfig, MCPScorerFactory, load_scorer_module
+    from agentrl.rewards import MCPScorerFactory, RegisteredScoring
 
-    if config.rollout.scorer_module is not None:
-        load_scorer_module(config.rollout.scorer_module)
-    scorer = MCPScorerFactory.get_scorer(name)
-    path = config.rollout.agent_config_path
-    agent_config = None if path is None else AgentConfig.load(path)
-    scorer.check(agent_config)
-    return scorer, agent_config
+    scoring = RegisteredScoring.load(config.rollout)
+    scoring.check(name)
+    return MCPScorerFactory.get_scorer(name), scoring.agent_config
 
 
 async def _rescore(config: RootConfig, name: str) -> int:

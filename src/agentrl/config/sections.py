@@ -207,9 +207,9 @@ class RolloutSection(Section):
     new_context: Literal["disabled", "discard_all_tools", "discard_all"] = "disabled"
     """What happens when the context is full. disabled: the rollout ends with length_limit;
     discard_all_tools: tool results (and the end of a long rest) are dropped; discard_all: only the
-    question stays, with a summary by the browse agent where agent_config_path names one."""
+    question stays, with a summary where agent_config_path names a model for it (`browse_agent`)."""
     agent_config_path: Path | None = None
-    """YAML file with the LLM judge's (and browse agent's) models; see assets/agent_config.yml."""
+    """YAML file with the models of the LLM judge and the summarizer; see assets/agent_config.yml."""
     max_images: int = Field(default=8, ge=0)
     """Images of tool results that one rollout shows a model that sees; further ones are described."""
     max_image_megabytes: float = Field(default=10.0, gt=0)

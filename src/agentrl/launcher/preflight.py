@@ -17,7 +17,7 @@ from agentrl.inference.supervisor.server_commands import check_keys, sglang_pyth
 from agentrl.launcher.child_commands import tool_server_command
 from agentrl.models.resolve import check_adapter_targets, check_router_replay, resolve_model
 from agentrl.renderers.renderer import Renderer
-from agentrl.rewards import AgentConfig, MCPScorerFactory, load_scorer_module
+from agentrl.rewards import MCPScorerFactory, RegisteredScoring
 from agentrl.rollout.agent import load_agent
 from agentrl.rollout.worker.resources import check_tools, tools_config
 from agentrl.store import TrajectoryStore
@@ -93,18 +93,14 @@ def _check_training_questions(config: RootConfig) -> None:
 
 
 def _check_questions(config: RootConfig, renderer: Renderer, *, trains: bool) -> None:
-    rollout, data = config.rollout, config.data
-    if rollout.scorer_module is not None:
-        load_scorer_module(rollout.scorer_module)
-    agent = (
-        None if rollout.agent_config_path is None else AgentConfig.load(rollout.agent_config_path)
-    )
+    data = config.data
+    scoring = RegisteredScoring.load(config.rollout)
     for path in (data.train_file if trains else None, data.eval_file):
         if path is None:
             continue
         with QuestionFile(path, data, MCPScorerFactory.check_question) as questions:
             for scorer in questions.scorers:
-                MCPScorerFactory.get_scorer(scorer).check(agent)
+                scoring.check(scorer)
             if questions.has_images:
                 _check_images(config, path, renderer)
 

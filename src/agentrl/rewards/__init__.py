@@ -1,16 +1,23 @@
-"""Scorers and judges."""
+"""Scorers, the judge, and answer extraction; importing the room registers the built-in scorers."""
 
-from agentrl.rewards import builtin as _builtin  # noqa: F401  registers the built-in scorers
+from agentrl.rewards import judge as _judge  # noqa: F401  registers `agentcpm` and `asearcher`
+from agentrl.rewards import math_pool as _math_pool  # noqa: F401  registers `math`
 from agentrl.rewards.agent_config import AgentConfig
-from agentrl.rewards.answers import extract_answer
-from agentrl.rewards.factory import MCPScorerFactory, Scorer, Verdict, load_scorer_module
-from agentrl.rewards.gaia import gaia_reward_func  # registers the scorer `gaia`, too
-from agentrl.rewards.truth import GroundTruth
+from agentrl.rewards.factory import (
+    GroundTruth,
+    MCPScorerFactory,
+    Scorer,
+    Verdict,
+    load_scorer_module,
+)
+from agentrl.rewards.registered_scoring import RegisteredScoring, extract_answer
+from agentrl.rewards.text_scorers import gaia_reward_func  # registers `exact`, `em` and `gaia`
 
 __all__ = [
     "AgentConfig",
     "GroundTruth",
     "MCPScorerFactory",
+    "RegisteredScoring",
     "Scorer",
     "Verdict",
     "extract_answer",

@@ -1,4 +1,4 @@
-"""`agent_config.yml`: the language models that judge answers and read pages.
+"""`agent_config.yml`: the language models that judge answers and summarize long texts.
 
 Values may name environment variables, `${NAME}` or `${NAME:-default}`, so that no key stands in
 the file. A section with a mistake in it is reported when something needs the section.
@@ -26,40 +26,41 @@ class ModelEndpoint(_Strict):
     """A model behind an OpenAI-compatible endpoint."""
 
     base_url: str
-    """Up to and with `/v1`."""
+    """Address up to and including `/v1`."""
     model: str
     api_key: SecretStr = SecretStr("")
 
 
-class ScorerAgent(_Strict):
-    """The judge."""
+class ChatModels(_Strict):
+    """Models that are asked in order, and how often each is asked."""
 
     models: tuple[ModelEndpoint, ...] = Field(min_length=1)
     """Tried in order."""
     max_retries: int = Field(default=5, ge=0)
-    """Further asks of one model after a failure or an unclear verdict."""
+    """Further requests to one model after a failure or an unusable reply."""
     retry_delay: float = Field(default=1.0, ge=0)
-    """Seconds before the first further ask."""
-    backoff_factor: float = Field(default=2.0, ge=1)
+    """Seconds before the first further request."""
     timeout: float = Field(default=60.0, gt=0)
-    """Seconds that one ask may take in all."""
-    judge_prompt_template: str | None = None
-    """Own wording with `{question}`, `{labeled_answer}` and `{pred_answer}`."""
+    """Seconds that one request may take, from connecting to the last byte."""
     extra_body: dict[str, Any] = Field(default_factory=dict)
     """Further keys of the request, such as `temperature`."""
 
 
-class BrowseAgent(_Strict):
-    """The model that summarises long tool results, and histories that were discarded."""
+class JudgeSettings(ChatModels):
+    """Section `scorer_agent`: the models that judge answers."""
 
-    models: tuple[ModelEndpoint, ...] = Field(min_length=1)
-    """Tried in order."""
+    backoff_factor: float = Field(default=2.0, ge=1)
+    judge_prompt_template: str | None = None
+    """Own wording with `{question}`, `{labeled_answer}` and `{pred_answer}`."""
+
+
+class SummarizerSettings(ChatModels):
+    """Section `browse_agent`: the models that summarize long tool results and discarded histories."""
+
     max_retries: int = Field(default=3, ge=0)
-    """Further asks of one model after a failure."""
     retry_delay: float = Field(default=2.0, ge=0)
-    """Seconds before the first further ask; doubled each time."""
+    """Seconds before the first further request; doubled each time."""
     timeout: float = Field(default=120.0, gt=0)
-    """Seconds that one ask may take in all."""
     max_prompt_length: int = Field(default=60_000, gt=0)
     """Tokens of a text that the model gets to read; the rest is cut off."""
     min_prompt_length: int = Field(default=1_500, ge=0)
@@ -67,15 +68,13 @@ class BrowseAgent(_Strict):
     enable_logging: bool = False
     """Log every summary."""
     browse_tools: tuple[str, ...] = ("fetch_url", "visit", "execute_code")
-    """Tools whose results are summarised."""
+    """Tools whose results are summarized."""
     default_purpose: dict[str, str] = Field(default_factory=dict)
-    """Tool -> what its result is read for, where the call does not say."""
+    """Tool -> purpose for which its result is read, where the call names none."""
     tokenizer_path: str | None = None
     """Directory of the tokenizer that counts; the policy's own when not given."""
     status: bool = True
-    """False leaves tool results as they are; histories are summarised either way."""
-    extra_body: dict[str, Any] = Field(default_factory=dict)
-    """Further keys of the request, such as `temperature`."""
+    """False leaves tool results as they are; histories are summarized either way."""
 
 
 class AgentConfig(BaseModel):
@@ -84,8 +83,8 @@ class AgentConfig(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     path: str
-    scorer_agent: ScorerAgent | None = None
-    browse_agent: BrowseAgent | None = None
+    scorer_agent: JudgeSettings | None = None
+    browse_agent: SummarizerSettings | None = None
     problems: dict[str, str] = Field(default_factory=dict)
     """Section -> what is wrong with it."""
 
@@ -109,32 +108,34 @@ class AgentConfig(BaseModel):
         sections = data or {}
         return cls(
             path=str(path),
-            scorer_agent=_section(sections, "scorer_agent", ScorerAgent, problems),
-            browse_agent=_section(sections, "browse_agent", BrowseAgent, problems),
+            scorer_agent=_section(sections, "scorer_agent", JudgeSettings, problems),
+            browse_agent=_section(sections, "browse_agent", SummarizerSettings, problems),
             problems=problems,
         )
 
-    def optional_browse_agent(self) -> BrowseAgent | None:
-        """Return the browse agent's section, None when it is absent.
+    def summarizer_settings(self) -> SummarizerSettings | None:
+        """Return the section `browse_agent`, None when it is absent.
 
         Raises:
             ConfigError: it has a mistake in it.
         """
         if "browse_agent" in self.problems:
-            problem = self.problems["browse_agent"]
-            raise ConfigError(f"agent config {self.path}: browse_agent: {problem}")
+            raise self._problem_with("browse_agent")
         return self.browse_agent
 
-    def require_scorer_agent(self) -> ScorerAgent:
-        """Return the judge's section.
+    def judge_settings(self) -> JudgeSettings:
+        """Return the section `scorer_agent`.
 
         Raises:
             ConfigError: it is absent or has a mistake in it.
         """
         if self.scorer_agent is None:
-            problem = self.problems.get("scorer_agent", "missing")
-            raise ConfigError(f"agent config {self.path}: scorer_agent: {problem}")
+            raise self._problem_with("scorer_agent")
         return self.scorer_agent
+
+    def _problem_with(self, section: str) -> ConfigError:
+        problem = self.problems.get(section, "missing")
+        return ConfigError(f"agent config {self.path}: {section}: {problem}")
 
 
 _Section = TypeVar("_Section", bound=_Strict)

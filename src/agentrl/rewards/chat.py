@@ -1,60 +1,95 @@
-"""One ask of a language model behind an OpenAI-compatible endpoint."""
+"""Requests to language models behind OpenAI-compatible endpoints, for the judge and the summarizer.
+
+What an outage means (a missing score, a failed attempt) is for the caller to decide.
+"""
 
 import asyncio
 import json
 import ssl
-from collections.abc import Mapping
+from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import TypeVar
 
 import httpx
 
-from agentrl.rewards.agent_config import ModelEndpoint
+from agentrl.errors import InferenceError
+from agentrl.rewards.agent_config import ChatModels, ModelEndpoint
+
+_T = TypeVar("_T")
 
 
 class Retryable(Exception):
-    """This ask failed; the next one may not."""
+    """A request failed, or its reply is unusable; the next one may not be. Never leaves `ask_models`."""
 
 
-class GiveUp(Exception):
-    """Asking this model again is of no use."""
+class _GiveUp(Exception):
+    """Another request to this model is pointless. Never leaves `ask_models`."""
 
 
 def open_client(timeout: float) -> httpx.AsyncClient:
-    """Return a client for several asks; its caller closes it."""
+    """Return a client for several requests; its caller closes it."""
     return httpx.AsyncClient(timeout=timeout, verify=_ssl_context())
 
 
-async def ask(
+async def ask_models(
     client: httpx.AsyncClient,
-    endpoint: ModelEndpoint,
+    settings: ChatModels,
     prompt: str,
+    read: Callable[[str], _T],
     *,
-    timeout_seconds: float,
-    extra_body: Mapping[str, Any],
-) -> str:
-    """Return the model's reply to one user message.
+    backoff_factor: float = 2.0,
+) -> tuple[str, _T]:
+    """Ask the models in order until one gives a usable reply.
 
     Args:
-        client: what `open_client` returned.
-        endpoint: the model.
+        client: a client from `open_client`.
+        settings: the models, and how often each is asked.
         prompt: the user message.
-        timeout_seconds: longest wait for the whole reply.
-        extra_body: further keys of the request.
+        read: returns the meaning of a reply; raises `Retryable` when it has none.
+        backoff_factor: by which the delay grows from request to request.
+
+    Returns:
+        The name of the model that replied, and what `read` made of its reply.
+
+    Raises:
+        InferenceError: no model gave a usable reply; each is named with its last reason.
+    """
+    reasons = []
+    for endpoint in settings.models:
+        delay, reason = settings.retry_delay, ""
+        for attempt in range(settings.max_retries + 1):
+            if attempt:
+                await asyncio.sleep(delay)
+                delay *= backoff_factor
+            try:
+                return endpoint.model, read(await _ask(client, endpoint, settings, prompt))
+            except Retryable as error:
+                reason = str(error)
+            except _GiveUp as error:
+                reason = str(error)
+                break
+        reasons.append(f"{endpoint.model}: {reason}")
+    raise InferenceError("; ".join(reasons))
+
+
+async def _ask(
+    client: httpx.AsyncClient, endpoint: ModelEndpoint, settings: ChatModels, prompt: str
+) -> str:
+    """Return one model's reply to one user message.
 
     Raises:
         Retryable: the server failed, was too slow, or sent no chat completion.
-        GiveUp: the server refused the request, or the address is none.
+        _GiveUp: the server refused the request, or the address is invalid.
     """
     key = endpoint.api_key.get_secret_value()
     body = {
-        **extra_body,
+        **settings.extra_body,
         "model": endpoint.model,
         "messages": [{"role": "user", "content": prompt}],
     }
     try:
-        # The client's own timeout counts silence; this one counts the whole ask.
-        async with asyncio.timeout(timeout_seconds):
+        # The client's own timeout counts silence; this one counts the whole request.
+        async with asyncio.timeout(settings.timeout):
             response = await client.post(
                 f"{endpoint.base_url.rstrip('/')}/chat/completions",
                 json=body,
@@ -63,11 +98,11 @@ async def ask(
     except (httpx.TransportError, TimeoutError) as error:
         raise Retryable(f"{type(error).__name__}: {error}".rstrip(": ")) from error
     except (httpx.InvalidURL, UnicodeError) as error:
-        raise GiveUp(str(error)) from error
+        raise _GiveUp(str(error)) from error
     if response.status_code in (408, 409, 429) or response.status_code >= 500:
         raise Retryable(f"HTTP {response.status_code}")
     if response.status_code >= 300:
-        raise GiveUp(f"HTTP {response.status_code}")
+        raise _GiveUp(f"HTTP {response.status_code}")
     try:
         content = response.json()["choices"][0]["message"]["content"]
     except (json.JSONDecodeError, LookupError, TypeError) as error:

@@ -1,7 +1,12 @@
-"""Scorers by name."""
+"""Scorers by name: registered functions that turn an answer and the right answers into a `Score`.
+
+A scorer that cannot decide raises `ScoringError`; the score then stays missing and is tried again.
+It never becomes a 0.
+"""
 
 import asyncio
 import inspect
+import json
 import math
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -14,8 +19,37 @@ from typing import Any, ClassVar, TypeVar, overload
 from agentrl.config.user_code import load_user_module
 from agentrl.errors import ConfigError, ScoringError
 from agentrl.rewards.agent_config import AgentConfig
-from agentrl.rewards.truth import GroundTruth
-from agentrl.schema import Score
+from agentrl.schema import MCPTask, Score
+from agentrl.schema.base import Value
+
+
+class GroundTruth(Value):
+    """The question and the answers that count as right."""
+
+    query: str
+    answer: Any = None
+    """The reference answer; `0` and `False` are answers, None means there is none."""
+    aug_answers: tuple[Any, ...] = ()
+    """Further answers that count as right."""
+
+    @classmethod
+    def of(cls, task: MCPTask) -> "GroundTruth":
+        """Return the question and the right answers of a task."""
+        return cls(query=task.query, answer=task.answer, aug_answers=task.aug_answers)
+
+    @property
+    def accepted(self) -> tuple[str, ...]:
+        """All right answers as text, in the spelling of JSON where they are not strings."""
+        given = (self.answer, *self.aug_answers)
+        return tuple(_as_text(answer) for answer in given if answer is not None)
+
+
+def _as_text(answer: object) -> str:
+    if isinstance(answer, str):
+        return answer
+    if isinstance(answer, float) and answer.is_integer():
+        answer = int(answer)  # tables turn a column of integers with a gap in it into floats
+    return json.dumps(answer, ensure_ascii=False)
 
 
 @dataclass(frozen=True)
@@ -24,9 +58,9 @@ class Verdict:
 
     value: float
     detail: str = ""
-    """For a reader: a judge's words, the normalised answers."""
+    """For people who read the record: a judge's words, the normalised answers."""
     inputs: dict[str, Any] = field(default_factory=dict)
-    """What it went by, beside the answer and the reference (a judge's model)."""
+    """What the verdict depended on beside the answer and the reference (a judge's model)."""
 
 
 ScoringFunction = Callable[..., float | Verdict | Awaitable[float | Verdict]]
@@ -35,7 +69,7 @@ ScoringFunction = Callable[..., float | Verdict | Awaitable[float | Verdict]]
 ENTRY_POINTS = "agentrl.scorers"
 """Group of entry points by which installed packages bring scoring functions."""
 
-# Apart from the event loop's own pool, which name look-ups and file reads wait for.
+# Not the event loop's default pool: slow scorers would block its name look-ups and file reads.
 _threads = ThreadPoolExecutor(4, thread_name_prefix="scorer")
 
 _Function = TypeVar("_Function", bound=ScoringFunction)
@@ -58,12 +92,12 @@ class Scorer:
             return
         if config is None:
             raise ConfigError(f"scorer {self.name!r} is a model: name its file, agent_config_path")
-        config.require_scorer_agent()
+        config.judge_settings()
 
     async def score(
         self, answer: str | None, truth: GroundTruth, config: AgentConfig | None = None
     ) -> Score:
-        """Score an answer; a missing answer is worth 0.
+        """Score an answer; a missing answer scores 0.
 
         Raises:
             ScoringError: the scorer could not decide.

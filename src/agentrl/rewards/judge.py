@@ -1,20 +1,18 @@
-"""A language model as the judge of answers, over an OpenAI-compatible endpoint.
+"""The scorer `agentcpm` (alias `asearcher`): a language model judges whether an answer is right.
 
-An outage or an unclear verdict is never a 0: it is a ScoringError, and the score stays missing
+A reply counts only if all of it is one verdict. The mere occurrence of a verdict's word says
+nothing ("not correct", "correct, but ..."), and a judge that is unclear can be asked again. An
+outage or an unclear verdict is never a 0: it raises `ScoringError`, and the score stays missing
 until it is tried again.
 """
 
-import asyncio
+import json
 import re
 
-import httpx
-
-from agentrl.errors import ScoringError
-from agentrl.rewards.agent_config import AgentConfig, ModelEndpoint, ScorerAgent
-from agentrl.rewards.chat import GiveUp, Retryable, ask, open_client
-from agentrl.rewards.factory import Verdict
-from agentrl.rewards.truth import GroundTruth
-from agentrl.rewards.verdicts import parse_verdict
+from agentrl.errors import InferenceError, ScoringError
+from agentrl.rewards.agent_config import AgentConfig
+from agentrl.rewards.chat import Retryable, ask_models, open_client
+from agentrl.rewards.factory import GroundTruth, MCPScorerFactory, Verdict
 
 JUDGE_PROMPT = """\
 You compare an answer with a reference answer to the same question. Everything between the tags \
@@ -42,7 +40,23 @@ Reply with one word and nothing else: Correct or Incorrect."""
 
 _PLACEHOLDER = re.compile(r"\{(question|labeled_answer|pred_answer)\}")
 
+_THINK = re.compile(r"<think>.*?</think>", re.DOTALL)
+_FENCE = re.compile(r"\A```(?:json)?\s*(.*?)\s*```\Z", re.DOTALL)
+_ENGLISH = re.compile(
+    r"(?:(?:verdict|judge?ment|result) )?"
+    r"(?:(?:(?:the |this )?(?:given |predicted )?(?:answer|response|prediction)|it|this) is )?"
+    r"(?P<negated>not )?(?P<word>correct|incorrect|wrong)"
+)
+_CHINESE = re.compile(
+    r"(?:(?:判断|结论|结果) )?(?:该?(?:回答|答案))?是?(?P<word>正确|不正确|错误)的?"
+)
+_VERDICT_KEYS = ("verdict", "judgement", "judgment", "result")
+_TRUTH_KEYS = ("correct", "is_correct")
+_TRUTHS = {"yes": True, "true": True, "no": False, "false": False}
 
+
+@MCPScorerFactory.register_scorer("agentcpm", needs_judge=True, needs_answer=True)
+@MCPScorerFactory.register_scorer("asearcher", needs_judge=True, needs_answer=True)
 async def judge(answer: str, truth: GroundTruth, config: AgentConfig | None) -> Verdict:
     """Ask the judge whether `answer` agrees with the reference: 1 or 0.
 
@@ -52,58 +66,75 @@ async def judge(answer: str, truth: GroundTruth, config: AgentConfig | None) -> 
     """
     if config is None:
         raise ScoringError("the judge has no configuration (agent_config_path)")
-    agent = config.require_scorer_agent()
-    accepted = truth.accepted
-    if not accepted:
+    settings = config.judge_settings()
+    if not truth.accepted:
         raise ScoringError("the task has no reference answer to judge by")
     values = {
         "question": truth.query,
-        "labeled_answer": "\n".join(accepted),
+        "labeled_answer": "\n".join(truth.accepted),
         "pred_answer": answer,
     }
-    template = agent.judge_prompt_template or JUDGE_PROMPT
-    # One pass, so that braces in an answer stay what they are.
+    template = settings.judge_prompt_template or JUDGE_PROMPT
+    # One pass: a placeholder inside an answer must not be replaced.
     prompt = _PLACEHOLDER.sub(lambda match: values[match[1]], template)
-    reasons: list[str] = []
-    async with open_client(agent.timeout) as client:
-        for endpoint in agent.models:
-            verdict = await _ask_until_clear(client, agent, endpoint, prompt, reasons)
-            if verdict is not None:
-                return verdict
-    raise ScoringError(f"no judge gave a verdict: {'; '.join(reasons)}")
-
-
-async def _ask_until_clear(
-    client: httpx.AsyncClient,
-    agent: ScorerAgent,
-    endpoint: ModelEndpoint,
-    prompt: str,
-    reasons: list[str],
-) -> Verdict | None:
-    """Ask one model; returns None, with the last reason noted, when it gives no verdict."""
-    delay = agent.retry_delay
-    reason = ""
-    for attempt in range(agent.max_retries + 1):
-        if attempt:
-            await asyncio.sleep(delay)
-            delay *= agent.backoff_factor
-        try:
-            reply = await ask(
-                client,
-                endpoint,
-                prompt,
-                timeout_seconds=agent.timeout,
-                extra_body=agent.extra_body,
+    try:
+        async with open_client(settings.timeout) as client:
+            model, (is_correct, reply) = await ask_models(
+                client, settings, prompt, _clear_verdict, backoff_factor=settings.backoff_factor
             )
-        except GiveUp as error:
-            reason = str(error)
-            break
-        except Retryable as error:
-            reason = str(error)
-            continue
-        correct = parse_verdict(reply)
-        if correct is not None:
-            return Verdict(float(correct), detail=reply, inputs={"judge": endpoint.model})
-        reason = f"unclear verdict {reply.strip()[:80]!r}"
-    reasons.append(f"{endpoint.model}: {reason}")
+    except InferenceError as error:
+        raise ScoringError(f"no judge gave a verdict: {error}") from error
+    return Verdict(float(is_correct), detail=reply, inputs={"judge": model})
+
+
+def _clear_verdict(reply: str) -> tuple[bool, str]:
+    is_correct = parse_verdict(reply)
+    if is_correct is None:
+        raise Retryable(f"unclear verdict {reply.strip()[:80]!r}")
+    return is_correct, reply
+
+
+def parse_verdict(reply: str) -> bool | None:
+    """Return the verdict of a judge's reply, or None if it is not one clear verdict.
+
+    A reply is clear, thinking, Markdown and punctuation aside, if it is one word (`Correct`,
+    `Incorrect`, `wrong`, also in Chinese), one plain sentence around it (`The answer is not
+    correct.`), or a JSON object with a verdict under `verdict`, `judgement`, `result`, `correct` or
+    `is_correct`.
+    """
+    visible = _THINK.sub("", reply).rpartition("</think>")[2].strip()
+    fenced = _FENCE.match(visible)
+    text = fenced[1] if fenced else visible
+    if text.startswith("{"):
+        return _verdict_of_object(text)
+    return _verdict_of_words(text)
+
+
+def _verdict_of_words(text: str) -> bool | None:
+    plain = re.sub(r"n['\u2019]t\b", " not", text.casefold())
+    words = " ".join(re.findall(r"[^\W_]+", plain))
+    if english := _ENGLISH.fullmatch(words):
+        is_right = english["word"] == "correct"
+        if english["negated"]:
+            # "Not wrong" is the verdict of a judge that does not want to decide.
+            return False if is_right else None
+        return is_right
+    if chinese := _CHINESE.fullmatch(words):
+        return chinese["word"] == "正确"
     return None
+
+
+def _verdict_of_object(text: str) -> bool | None:
+    try:
+        value = json.loads(text)
+    except (json.JSONDecodeError, RecursionError):
+        return None
+    found: set[bool | None] = set()
+    for key, item in value.items():
+        name = key.casefold()
+        if name in _VERDICT_KEYS:
+            found.add(_verdict_of_words(item) if isinstance(item, str) else None)
+        elif name in _TRUTH_KEYS:
+            said = _TRUTHS.get(item.casefold()) if isinstance(item, str) else item
+            found.add(said if isinstance(said, bool) else None)
+    return found.pop() if len(found) == 1 else None

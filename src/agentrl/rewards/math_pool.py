@@ -1,4 +1,7 @@
-"""Worker processes for mathematical comparison."""
+"""The scorer `math`: mathematical comparison in worker processes (`math_worker`).
+
+The workers are processes because only the kernel can end a comparison that hangs in C code.
+"""
 
 import asyncio
 import atexit
@@ -11,20 +14,20 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 from agentrl.errors import ScoringError
-from agentrl.rewards.factory import Verdict
+from agentrl.rewards.factory import GroundTruth, MCPScorerFactory, Verdict
 
 _MAX_ANSWER_CHARS = 10_000
 _START_SECONDS = 120.0
 
 
 class MathPool:
-    """Compares in child processes, started when first needed and ended with this process."""
+    """Compares answers in child processes, which start on demand and end with this process."""
 
     def __init__(self, *, num_workers: int = 2, cpu_seconds: float = 5.0) -> None:
-        """Set up a pool; nothing is started yet.
+        """Create a pool without processes.
 
         Args:
-            num_workers: most comparisons at a time.
+            num_workers: comparisons at a time, at most.
             cpu_seconds: processor time that one comparison may take.
         """
         self._cpu_seconds = cpu_seconds
@@ -47,7 +50,7 @@ class MathPool:
         return await loop.run_in_executor(self._threads, self._compare, answer, accepted)
 
     def close(self) -> None:
-        """End all idle workers, when no comparison is under way any more."""
+        """Wait for the comparisons under way, then end all workers."""
         self._threads.shutdown()
         while not self._idle.empty():
             _end(self._idle.get())
@@ -74,7 +77,7 @@ class MathPool:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
-                # Ctrl-C is the parent's business; the worker ends when its input does.
+                # Ctrl-C must reach the parent only; a worker ends when its input does.
                 start_new_session=True,
             )
 
@@ -84,7 +87,7 @@ class MathPool:
         assert worker.stdin is not None
         assert worker.stdout is not None
         request = {"answer": answer, "accepted": accepted, "cpu_seconds": self._cpu_seconds}
-        # Only a worker that gets no processor time at all needs this.
+        # For a worker that gets no processor time, which its own limit does not count.
         watchdog = threading.Timer(_START_SECONDS + 20 * self._cpu_seconds, worker.kill)
         watchdog.start()
         try:
@@ -112,3 +115,15 @@ def _end(worker: "subprocess.Popen[str]") -> int:
     except subprocess.TimeoutExpired:
         worker.kill()
         return worker.wait()
+
+
+_pool = MathPool()
+
+
+@MCPScorerFactory.register_scorer("math", needs_answer=True)
+async def math(answer: str, truth: GroundTruth) -> Verdict:
+    """Return 1 if the answer is mathematically equal to a right one (math-verify)."""
+    given = answer.strip()
+    if any(given == right.strip() for right in truth.accepted):
+        return Verdict(1.0)
+    return await _pool.compare(given, truth.accepted)

@@ -1,9 +1,8 @@
-"""A process that compares mathematical answers, one JSON line in, one out.
+"""A process that compares mathematical answers: one JSON line in, one out.
 
-math-verify bounds its own work with SIGALRM, which works in main threads only and cannot stop a
-long computation inside C code. Here each comparison has a budget of processor time; the kernel
-ends the process at its end, wherever it is. Processor time, so that a busy machine changes no
-verdict.
+math-verify limits its own work with SIGALRM, which works in main threads only and cannot interrupt
+C code. Here each comparison has a budget of processor time, and the kernel ends the process that
+exceeds it. Wall-clock time would let a busy machine change verdicts.
 """
 
 import json
@@ -40,7 +39,7 @@ def main() -> None:
         reply: dict[str, object]
         try:
             reply = {"correct": compare(request["answer"], request["accepted"])}
-        except Exception as error:  # noqa: BLE001  whatever an answer does to the library
+        except Exception as error:  # noqa: BLE001  the library fails on odd answers in many ways
             reply = {"error": f"{type(error).__name__}: {error}"[:500]}
         signal.setitimer(signal.ITIMER_PROF, 0)
         sys.stdout.write(json.dumps(reply) + "\n")

@@ -1,12 +1,11 @@
-"""Further scores for records that were sampled and scored before."""
+"""Give further scores to records that were sampled and scored before."""
 
 import asyncio
 from dataclasses import dataclass, field
 
 from agentrl.errors import ScoringError
 from agentrl.rewards.agent_config import AgentConfig
-from agentrl.rewards.factory import Scorer
-from agentrl.rewards.truth import GroundTruth
+from agentrl.rewards.factory import GroundTruth, Scorer
 from agentrl.schema import MCPTask, Record
 from agentrl.store import TrajectoryStore
 
@@ -17,7 +16,7 @@ MAX_REASONS = 5
 
 @dataclass
 class RescoreCounts:
-    """What a re-scoring did."""
+    """Records by the outcome of their rescoring."""
 
     num_scored: int = 0
     num_known: int = 0
@@ -25,18 +24,18 @@ class RescoreCounts:
     num_open: int = 0
     """Records whose group is still being sampled."""
     num_undecided: int = 0
-    """Records that the scorer could not decide; they stay without, and may be tried again."""
+    """Records that the scorer could not decide; they stay unscored and may be tried again."""
     reasons: list[str] = field(default_factory=list)
-    """Why, for the first few of them."""
+    """Why the first few of them could not be decided."""
 
 
 async def rescore(
     store: TrajectoryStore, scorer: Scorer, config: AgentConfig | None = None
 ) -> RescoreCounts:
-    """Give every record of a completed `MCPTask` the score of `scorer` too; sample nothing.
+    """Add the score of `scorer` to every record of a completed `MCPTask`, without sampling.
 
-    The scores stand beside the ones that the records have. It may be repeated, also by several
-    processes at once: a record has one score of each scorer and version.
+    Existing scores stay. The call may be repeated, also by several processes at once: a record has
+    one score of each scorer and version.
 
     Raises:
         ConfigError: the scorer lacks its configuration.
@@ -70,7 +69,7 @@ async def _score(
         return
     task = await store.task(record.task_id)
     if not isinstance(task, MCPTask):
-        return  # its sampler class scores it by itself
+        return  # its sampler class brings its own scoring
     if task.status != "completed":
         counts.num_open += 1
         return

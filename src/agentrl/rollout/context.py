@@ -42,21 +42,21 @@ class LiveControl:
     current: Control = field(default_factory=Control)
 
 
-class Summaries(Protocol):
-    """The browse agent, as rollouts see it: a language model that makes long texts short."""
+class Summarizer(Protocol):
+    """A language model that summarizes long texts for the policy."""
 
-    async def of_result(
+    async def summarize_result(
         self, tool_name: str, arguments: Mapping[str, Any], content: str
     ) -> str | None:
-        """Return a summary of a tool's result, or None where the result is to stay as it is.
+        """Return a summary of a tool's result, or None to keep the result.
 
         Raises:
             InferenceError: none of its models answered.
         """
         ...
 
-    async def of_history(self, question: str, transcript: str) -> str:
-        """Return a summary of what an agent did so far.
+    async def summarize_history(self, question: str, transcript: str) -> str:
+        """Return a summary of the policy's work so far.
 
         Raises:
             InferenceError: none of its models answered.
@@ -81,7 +81,7 @@ class RolloutContext:
         live: what may be changed on the running run.
         router_replay: ask which experts of the model the tokens went to, and store it.
         resumable: the tools keep no state, so that a dead sampler's rollout may be taken up.
-        summaries: the browse agent; None where none is configured.
+        summarizer: shortens long texts; None where none is configured.
     """
 
     store: TrajectoryStore
@@ -96,7 +96,7 @@ class RolloutContext:
     router_replay: bool = False
     resumable: bool = False
     live: LiveControl = field(default_factory=LiveControl)
-    summaries: Summaries | None = None
+    summarizer: Summarizer | None = None
 
     @cached_property
     def images(self) -> ImageLibrary:

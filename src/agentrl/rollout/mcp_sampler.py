@@ -122,10 +122,10 @@ class MCPSampler(AsyncSampler[MCPTask]):
             conversation.rewrite(without_tool_results(history, opening), reason)
             return
         work = history[len(opening) :]
-        if self.context.summaries is not None and work:
+        if self.context.summarizer is not None and work:
             before = "" if self._summary is None else f"{self._summary}\n\n"
             self._summary = await self._in_time(
-                self.context.summaries.of_history(self.task.query, before + as_text(work))
+                self.context.summarizer.summarize_history(self.task.query, before + as_text(work))
             )
         conversation.rewrite(only_the_opening(opening, self._summary), reason)
 
@@ -185,14 +185,14 @@ class MCPSampler(AsyncSampler[MCPTask]):
         return recorded
 
     async def _shortened(self, call: ToolCall, tools: ToolBox) -> ToolResult:
-        """Call a tool; a long page is summarised by the browse agent, if there is one."""
+        """Call a tool; the summarizer, if there is one, shortens a long page."""
         result = await self._with_images(
             await tools.call(call.name, call.arguments, call_id=call.id)
         )
-        summaries = self.context.summaries
-        if summaries is None or result.is_error:
+        summarizer = self.context.summarizer
+        if summarizer is None or result.is_error:
             return result
-        summary = await summaries.of_result(call.name, call.arguments, result.content)
+        summary = await summarizer.summarize_result(call.name, call.arguments, result.content)
         return result if summary is None else result.model_copy(update={"content": summary})
 
     async def _with_images(self, result: ToolResult) -> ToolResult:

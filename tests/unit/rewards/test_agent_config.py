@@ -30,7 +30,7 @@ def test_keys_come_from_the_environment_and_are_not_shown(
 ) -> None:
     monkeypatch.setenv("JUDGE_KEY", "s3cret")
     config = AgentConfig.load(path)
-    agent = config.require_scorer_agent()
+    agent = config.judge_settings()
     assert agent.models[0].api_key.get_secret_value() == "s3cret"
     assert agent.models[0].base_url == "http://j/v1"
     assert agent.max_retries == 2
@@ -40,16 +40,16 @@ def test_keys_come_from_the_environment_and_are_not_shown(
 
 def test_a_mistake_is_reported_by_who_needs_the_section(path: Path) -> None:
     with pytest.raises(ConfigError, match="scorer_agent: the environment variable JUDGE_KEY"):
-        AgentConfig.load(path).require_scorer_agent()
+        AgentConfig.load(path).judge_settings()
     path.write_text("scorer_agent: {models: []}")
     with pytest.raises(ConfigError, match="scorer_agent: models: Tuple should have at least 1"):
-        AgentConfig.load(path).require_scorer_agent()
+        AgentConfig.load(path).judge_settings()
     path.write_text("scorer_agent: {models: [{base_url: a, model: b}], max_retry: 1}")
     with pytest.raises(ConfigError, match="max_retry: Extra inputs"):
-        AgentConfig.load(path).require_scorer_agent()
+        AgentConfig.load(path).judge_settings()
     path.write_text("")
     with pytest.raises(ConfigError, match="scorer_agent: missing"):
-        AgentConfig.load(path).require_scorer_agent()
+        AgentConfig.load(path).judge_settings()
 
 
 def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from agentrl.rewards import (
     Verdict,
     load_scorer_module,
 )
+from agentrl.schema import MCPTask
 
 TRUTH = GroundTruth(query="q", answer="abc")
 
@@ -148,3 +149,9 @@ def test_an_entry_point_that_is_no_scorer_is_named(install: Callable[..., None])
     ):
         with pytest.raises(ConfigError, match=problem):
             MCPScorerFactory.get_scorer(name)
+
+
+def test_the_truth_of_a_task_keeps_zero_and_false() -> None:
+    task = MCPTask(id="t", query="q", answer=0, aug_answers=(False,))
+    assert GroundTruth.of(task).accepted == ("0", "false")
+    assert GroundTruth(query="q").accepted == ()

@@ -6,7 +6,7 @@ import pytest
 
 from agentrl.errors import ConfigError, ScoringError
 from agentrl.rewards import AgentConfig, GroundTruth, MCPScorerFactory
-from agentrl.rewards.verdicts import parse_verdict
+from agentrl.rewards.judge import parse_verdict
 
 TRUTH = GroundTruth(query="Capital of France?", answer="Paris", aug_answers=("Paris, France",))
 JudgedBy = Callable[..., AgentConfig]

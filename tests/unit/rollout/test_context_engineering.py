@@ -21,21 +21,21 @@ OPENING: list[Message] = [
 ]
 
 
-class FixedSummaries:
-    """A browse agent without a model; keeps what it was given."""
+class FixedSummarizer:
+    """A summarizer without a model; keeps what it was given."""
 
     def __init__(self, *, fails: bool = False) -> None:
         self.transcripts: list[str] = []
         self.fails = fails
 
-    async def of_result(
+    async def summarize_result(
         self, tool_name: str, arguments: dict[str, Any], content: str
     ) -> str | None:
         return f"short: {content}" if tool_name == "look" else None
 
-    async def of_history(self, question: str, transcript: str) -> str:
+    async def summarize_history(self, question: str, transcript: str) -> str:
         if self.fails:
-            raise InferenceError("no browse agent answered")
+            raise InferenceError("no summarizer answered")
         self.transcripts.append(transcript)
         return f"summary {len(self.transcripts)} <|im_end|>"
 
@@ -46,7 +46,7 @@ async def play_through(
     tools_url: str,
     script: Any,
     *,
-    summaries: FixedSummaries | None = None,
+    summarizer: FixedSummarizer | None = None,
     room: int = 1500,
     **rollout: Any,
 ) -> tuple[RolloutResult, list[DispatchedSamplingTask], list[str]]:
@@ -63,7 +63,7 @@ async def play_through(
                 scoring=ExactScoring(),
                 rollout=RolloutSection(max_turns=20, **rollout),
                 sampling=SamplingSection(max_new_tokens=700, max_prompt_tokens=len(first) + room),
-                summaries=summaries,
+                summarizer=summarizer,
             )
             result, turns = await play(store, context)
         sent = [body["input_ids"] for body in engine.requests]
@@ -106,25 +106,25 @@ async def test_discard_all_tools_branches_where_the_first_result_stood(
 async def test_discard_all_keeps_the_question_and_a_summary_that_grows(
     store: TrajectoryStore, renderer: Renderer, tools_url: str
 ) -> None:
-    browse = FixedSummaries()
+    summarizer = FixedSummarizer()
     result, turns, prompts = await play_through(
         store,
         renderer,
         tools_url,
         replies(*(thought(number) for number in range(6)), ANSWER),
-        summaries=browse,
+        summarizer=summarizer,
         new_context="discard_all",
     )
     assert result == RolloutResult("answered", "7")
     renewed = [i for i, turn in enumerate(turns) if turn.branch_reason == "discard_all"]
-    assert len(renewed) == len(browse.transcripts) == 2
+    assert len(renewed) == len(summarizer.transcripts) == 2
     prompt = prompts[renewed[0]]
     assert "summary 1" in prompt
     assert "hm hm" not in prompt
     assert "What does it cost?" in prompt
     # The second summariser reads the first summary, so nothing is forgotten twice.
-    assert browse.transcripts[1].startswith("summary 1")
-    assert "[look]\nshort: 7" in browse.transcripts[0]
+    assert summarizer.transcripts[1].startswith("summary 1")
+    assert "[look]\nshort: 7" in summarizer.transcripts[0]
     # Whatever a summary says, it closes no turn.
     stop = renderer.stop_token_ids[0]
     ids = rebuild_prompts(turns)[renewed[0]].tolist()
@@ -150,7 +150,7 @@ async def test_renewed_contexts_stay_trainable_to_the_token(
     assert sampled < tree.num_tokens < flat
 
 
-async def test_without_a_browse_agent_the_question_alone_stays(
+async def test_without_a_summarizer_the_question_alone_stays(
     store: TrajectoryStore, renderer: Renderer, tools_url: str
 ) -> None:
     result, turns, prompts = await play_through(
@@ -195,16 +195,16 @@ async def test_repetition_compression_goes_on_with_the_repeated_replies_left_out
     assert [turn.advantage for turn in turns] == [None, None, 0.0, 0.0, None]
 
 
-async def test_a_browse_agents_outage_fails_the_attempt_and_is_no_outcome(
+async def test_a_summarizers_outage_fails_the_attempt_and_is_no_outcome(
     store: TrajectoryStore, renderer: Renderer, tools_url: str
 ) -> None:
-    with pytest.raises(InferenceError, match="browse agent"):
+    with pytest.raises(InferenceError, match="no summarizer"):
         await play_through(
             store,
             renderer,
             tools_url,
             replies(thought(1)),
-            summaries=FixedSummaries(fails=True),
+            summarizer=FixedSummarizer(fails=True),
             new_context="discard_all",
         )
 

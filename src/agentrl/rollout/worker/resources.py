@@ -12,7 +12,7 @@ from agentrl.errors import ConfigError
 from agentrl.inference import ServerPool
 from agentrl.models.resolve import resolve_model
 from agentrl.renderers.renderer import Renderer
-from agentrl.rollout.context import RolloutContext, Scoring, Summaries
+from agentrl.rollout.context import RolloutContext, Scoring, Summarizer
 from agentrl.schema import MCPTask, Score
 from agentrl.store import TrajectoryStore
 from agentrl.tools import ToolsConfig, ToolSpec, connect_tools, load_mcp_servers
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 @asynccontextmanager
 async def open_context(
-    config: RootConfig, scoring: Scoring | None = None, summaries: Summaries | None = None
+    config: RootConfig, scoring: Scoring | None = None, summarizer: Summarizer | None = None
 ) -> AsyncIterator[RolloutContext]:
     """Connect to the store and the tools, load the renderer, and open the pool of servers.
 
@@ -62,7 +62,7 @@ async def open_context(
             context_length=config.inference.context_length or _context_length(model_dir),
             router_replay=config.model.router_replay,
             resumable=_is_resumable(config, tools),
-            summaries=summaries,
+            summarizer=summarizer,
         )
 
 

@@ -7,13 +7,13 @@ from functools import partial
 import uvloop
 
 from agentrl.config.sections import RootConfig
+from agentrl.rewards import RegisteredScoring
 from agentrl.rollout import SamplingScheduler
 from agentrl.rollout.agent import AgentSampler, Gateway, load_agent
 from agentrl.rollout.worker.attempt import MakeSampler
-from agentrl.rollout.worker.registered_scoring import RegisteredScoring
 from agentrl.rollout.worker.resources import tokenizer_dir
 from agentrl.rollout.worker.sampler_metrics import sampler_metrics
-from agentrl.rollout.worker.summarizer import BrowseSummaries
+from agentrl.rollout.worker.summarizer import ModelSummarizer
 from agentrl.runtime.prometheus import metrics_endpoint
 from agentrl.schema import Split
 
@@ -52,18 +52,19 @@ def collect_less_garbage() -> None:
 
 async def _sample(config: RootConfig, split: Split | None) -> int:
     scoring = RegisteredScoring.load(config.rollout)
-    agent = None if scoring.agent_config is None else scoring.agent_config.optional_browse_agent()
+    models = scoring.agent_config
+    settings = None if models is None else models.summarizer_settings()
     async with AsyncExitStack() as stack:
-        summaries = None
-        if agent is not None:
+        summarizer = None
+        if settings is not None:
             own = tokenizer_dir(config.model.model_name_or_path)
-            summaries = await stack.enter_async_context(BrowseSummaries.open(agent, own))
+            summarizer = await stack.enter_async_context(ModelSummarizer.open(settings, own))
         scheduler = SamplingScheduler(
             config,
             await _agent_sampler(config, stack),
             split=split,
             scoring=scoring,
-            summaries=summaries,
+            summarizer=summarizer,
         )
         stack.enter_context(
             metrics_endpoint(

@@ -13,7 +13,7 @@ from typing import Any
 
 from agentrl.config.sections import RootConfig
 from agentrl.rollout.async_sampler import AsyncSampler
-from agentrl.rollout.context import RolloutContext, Scoring, Summaries
+from agentrl.rollout.context import RolloutContext, Scoring, Summarizer
 from agentrl.rollout.registry import sampler_class_for
 from agentrl.rollout.worker.attempt import MakeSampler
 from agentrl.rollout.worker.resources import open_context
@@ -40,7 +40,7 @@ class SamplingScheduler:
         dataset: tasks to add to the run first (idempotent, by their ids).
         split: claim only slots of this split; None means any.
         scoring: the scorers, needed by `MCPSampler`.
-        summaries: the browse agent, for `MCPSampler`; None leaves long texts as they are.
+        summarizer: shortens long texts, for `MCPSampler`; None leaves them as they are.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class SamplingScheduler:
         split: Split | None = None,
         *,
         scoring: Scoring | None = None,
-        summaries: Summaries | None = None,
+        summarizer: Summarizer | None = None,
     ) -> None:
         self.owner = new_owner()
         self._config = config
@@ -59,7 +59,7 @@ class SamplingScheduler:
         self._dataset = dataset
         self._splits: Collection[Split] | None = None if split is None else (split,)
         self._scoring = scoring
-        self._summaries = summaries
+        self._summarizer = summarizer
         self._stop = asyncio.Event()
         self._abandoned = asyncio.Event()
         self._stopped_at = 0.0
@@ -78,7 +78,7 @@ class SamplingScheduler:
             StoreError: the store was away for too long.
         """
         with _signals(self.stop):
-            async with open_context(self._config, self._scoring, self._summaries) as context:
+            async with open_context(self._config, self._scoring, self._summarizer) as context:
                 if self._dataset is not None:
                     log.info("%d new tasks", await context.store.add_tasks(self._dataset))
                 await self._check_scorers(context.store)

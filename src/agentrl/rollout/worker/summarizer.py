@@ -1,12 +1,12 @@
-"""The browse agent: a language model that reads long texts for the policy.
+"""The summarizer: language models that read long texts for the policy.
 
-Several models may be named; the next one is asked when one fails. When none answers, that is a
-failure of the infrastructure: the attempt ends and is made again, and the policy never sees an
-error text in the place of a page.
+When no model answers, that is a failure of the infrastructure: the attempt fails and is repeated,
+so the policy never sees an error text in place of a page.
 """
 
 import asyncio
 import logging
+import re
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,15 +16,15 @@ import httpx
 from tokenizers import Tokenizer
 
 from agentrl.errors import ConfigError, InferenceError
-from agentrl.rewards.agent_config import BrowseAgent
-from agentrl.rewards.chat import GiveUp, Retryable, ask, open_client
+from agentrl.rewards.agent_config import SummarizerSettings
+from agentrl.rewards.chat import Retryable, ask_models, open_client
 
 log = logging.getLogger(__name__)
 
 PAGE_SEPARATOR = "\n=======\n"
 """Stands between the pages that one tool call fetched."""
 DEFAULT_PURPOSE = "whatever may help to answer the question that the page was opened for"
-_WHOLE = ("full", "complete", "raw", "entire")
+_WHOLE_TEXT_WORDS = ("full", "complete", "raw", "entire")
 
 RESULT_PROMPT = """\
 Read the text below for this purpose: {purpose}
@@ -57,49 +57,56 @@ again. "## Results": every fact found, with its source and its exact numbers, na
 "## Status": what is settled, what is open, and what to do next."""
 
 
-class BrowseSummaries:
-    """`Summaries` by the models of `agent_config.yml`."""
+class ModelSummarizer:
+    """A `Summarizer` that asks the models of `agent_config.yml`, section `browse_agent`.
 
-    def __init__(self, agent: BrowseAgent, tokenizer: Tokenizer, client: httpx.AsyncClient) -> None:
-        """Build it; `open` is the usual way to one."""
-        self._agent = agent
+    Args:
+        settings: the section.
+        tokenizer: measures texts.
+        client: a client from `open_client`.
+    """
+
+    def __init__(
+        self, settings: SummarizerSettings, tokenizer: Tokenizer, client: httpx.AsyncClient
+    ) -> None:
+        self._settings = settings
         self._tokenizer = tokenizer
         self._client = client
 
     @classmethod
     @asynccontextmanager
     async def open(
-        cls, agent: BrowseAgent, policy_tokenizer_dir: Path
-    ) -> AsyncIterator["BrowseSummaries"]:
-        """Load the tokenizer and keep a client open.
+        cls, settings: SummarizerSettings, policy_tokenizer_dir: Path
+    ) -> AsyncIterator["ModelSummarizer"]:
+        """Load the tokenizer and hold a client open.
 
         Raises:
-            ConfigError: there is no tokenizer where one should be.
+            ConfigError: there is no tokenizer in the configured directory.
         """
-        path = Path(agent.tokenizer_path or policy_tokenizer_dir) / "tokenizer.json"
+        path = Path(settings.tokenizer_path or policy_tokenizer_dir) / "tokenizer.json"
         if not path.is_file():
             raise ConfigError(f"browse_agent: {path} is missing (tokenizer_path)")
-        async with open_client(agent.timeout) as client:
-            yield cls(agent, Tokenizer.from_file(str(path)), client)
+        async with open_client(settings.timeout) as client:
+            yield cls(settings, Tokenizer.from_file(str(path)), client)
 
-    async def of_result(
+    async def summarize_result(
         self, tool_name: str, arguments: Mapping[str, Any], content: str
     ) -> str | None:
-        """Return a summary of a tool's result, page by page, or None to leave it as it is.
+        """Return a summary of a tool's result, page by page, or None to keep the result.
 
-        Only results of `browse_tools` that are longer than `min_prompt_length` are summarised, and
-        not where the call asks for the whole text.
+        Only results of `browse_tools` beyond `min_prompt_length` tokens are summarized, and only
+        where the call does not ask for the whole text.
 
         Raises:
             InferenceError: none of the models answered.
         """
         name = tool_name.rpartition(".")[2]
-        if not self._agent.status or not {tool_name, name} & set(self._agent.browse_tools):
+        if not self._settings.status or not {tool_name, name} & set(self._settings.browse_tools):
             return None
         purpose = self._purpose(name, arguments)
-        if any(word in purpose.casefold() for word in _WHOLE):
+        if any(word in purpose.casefold() for word in _WHOLE_TEXT_WORDS):
             return None
-        if len(self._offsets(content)) <= self._agent.min_prompt_length:
+        if len(self._offsets(content)) <= self._settings.min_prompt_length:
             return None
         pages = [page for page in content.split(PAGE_SEPARATOR) if page.strip()]
         summaries = await asyncio.gather(
@@ -112,8 +119,8 @@ class BrowseSummaries:
             for position, summary in enumerate(summaries)
         )
 
-    async def of_history(self, question: str, transcript: str) -> str:
-        """Return a summary of what an agent did so far.
+    async def summarize_history(self, question: str, transcript: str) -> str:
+        """Return a summary of the policy's work so far.
 
         Raises:
             InferenceError: none of the models answered.
@@ -127,51 +134,34 @@ class BrowseSummaries:
             value = arguments.get(key)
             if isinstance(value, str) and value.strip():
                 return value
-        return self._agent.default_purpose.get(tool_name, DEFAULT_PURPOSE)
+        return self._settings.default_purpose.get(tool_name, DEFAULT_PURPOSE)
 
     def _offsets(self, text: str) -> list[tuple[int, int]]:
         return list(self._tokenizer.encode(text, add_special_tokens=False).offsets)
 
     def _clip(self, text: str) -> str:
         offsets = self._offsets(text)
-        most = self._agent.max_prompt_length
+        most = self._settings.max_prompt_length
         return text if len(offsets) <= most else text[: offsets[most - 1][1]]
 
     async def _ask(self, prompt: str) -> str:
-        reasons = []
-        for endpoint in self._agent.models:
-            delay, reason = self._agent.retry_delay, ""
-            for attempt in range(self._agent.max_retries + 1):
-                if attempt:
-                    await asyncio.sleep(delay)
-                    delay *= 2
-                try:
-                    reply = await ask(
-                        self._client,
-                        endpoint,
-                        prompt,
-                        timeout_seconds=self._agent.timeout,
-                        extra_body=self._agent.extra_body,
-                    )
-                except GiveUp as error:
-                    reason = str(error)
-                    break
-                except Retryable as error:
-                    reason = str(error)
-                    continue
-                visible = reply.rpartition("</think>")[2].strip()
-                if self._agent.enable_logging:
-                    log.info("summary by %s: %s", endpoint.model, visible)
-                if visible:
-                    return visible
-                reason = "an empty summary"
-            reasons.append(f"{endpoint.model}: {reason}")
-        raise InferenceError(f"no browse agent answered: {'; '.join(reasons)}")
+        try:
+            model, summary = await ask_models(self._client, self._settings, prompt, _visible_text)
+        except InferenceError as error:
+            raise InferenceError(f"no summarizer answered: {error}") from error
+        if self._settings.enable_logging:
+            log.info("summary by %s: %s", model, summary)
+        return summary
+
+
+def _visible_text(reply: str) -> str:
+    """Return a reply without its thinking."""
+    visible = reply.rpartition("</think>")[2].strip()
+    if not visible:
+        raise Retryable("an empty summary")
+    return visible
 
 
 def _fill(template: str, **values: str) -> str:
-    """Fill the places of a template in one pass, so that braces in a text stay what they are."""
-    for name in values:
-        template = template.replace("{" + name + "}", f"\0{name}\0")
-    parts = template.split("\0")
-    return "".join(values.get(part, part) if i % 2 else part for i, part in enumerate(parts))
+    """Fill a template in one pass: placeholders inside a value must not be replaced."""
+    return re.sub(r"\{(\w+)\}", lambda match: values[match[1]], template)

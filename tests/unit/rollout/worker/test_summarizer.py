@@ -15,16 +15,16 @@ from support.tiny_tokenizer import write_tokenizer
 
 from agentrl.errors import ConfigError, InferenceError
 from agentrl.rewards import AgentConfig
-from agentrl.rollout.worker.summarizer import PAGE_SEPARATOR, BrowseSummaries
+from agentrl.rollout.worker.summarizer import PAGE_SEPARATOR, ModelSummarizer
 
 LONG = "A fact. " * 40
 
 
 @asynccontextmanager
-async def browser(
+async def open_summarizer(
     tmp_path: Path, scripts: dict[str, list[str | int]], **section: Any
-) -> AsyncIterator[tuple[BrowseSummaries, list[dict[str, Any]]]]:
-    """A browse agent whose models say (text) or fail with (status) what a script holds for them."""
+) -> AsyncIterator[tuple[ModelSummarizer, list[dict[str, Any]]]]:
+    """A summarizer whose models say (text) or fail with (status) what a script holds for them."""
     asked: list[dict[str, Any]] = []
 
     async def complete(request: Request) -> Response:
@@ -48,25 +48,27 @@ async def browser(
         f"browse_agent:\n  models:{models}\n  retry_delay: 0\n  max_retries: 1"
         f"\n  min_prompt_length: 100{extra}\n"
     )
-    agent = AgentConfig.load(path).optional_browse_agent()
-    assert agent is not None
+    settings = AgentConfig.load(path).summarizer_settings()
+    assert settings is not None
     try:
-        async with BrowseSummaries.open(
-            agent, write_tokenizer(tmp_path / "tokenizer")
-        ) as summaries:
-            yield summaries, asked
+        async with ModelSummarizer.open(
+            settings, write_tokenizer(tmp_path / "tokenizer")
+        ) as summarizer:
+            yield summarizer, asked
     finally:
         server.should_exit = True
         await serving
 
 
 async def test_the_next_model_summarises_when_the_first_one_fails(tmp_path: Path) -> None:
-    async with browser(tmp_path, {"one": [500], "two": ["<think>hm</think>Short."]}) as (
-        agent,
+    async with open_summarizer(tmp_path, {"one": [500], "two": ["<think>hm</think>Short."]}) as (
+        summarizer,
         asked,
     ):
-        summary = await agent.of_result("visit", {"url": "http://a", "goal": "prices"}, LONG)
-        history = await agent.of_history("What {transcript}?", "[look]\n7")
+        summary = await summarizer.summarize_result(
+            "visit", {"url": "http://a", "goal": "prices"}, LONG
+        )
+        history = await summarizer.summarize_history("What {transcript}?", "[look]\n7")
     assert summary == "URL: http://a\nSummary:\nShort."
     assert history == "Short."
     assert [body["model"] for body in asked] == ["one", "one", "two"] * 2
@@ -75,8 +77,8 @@ async def test_the_next_model_summarises_when_the_first_one_fails(tmp_path: Path
 
 
 async def test_pages_are_summarised_one_by_one(tmp_path: Path) -> None:
-    async with browser(tmp_path, {"one": ["Short."]}) as (agent, asked):
-        summary = await agent.of_result(
+    async with open_summarizer(tmp_path, {"one": ["Short."]}) as (summarizer, asked):
+        summary = await summarizer.summarize_result(
             "web.fetch_url", {"url": ["http://a", "http://b"]}, PAGE_SEPARATOR.join([LONG, "x"])
         )
     assert summary == "URL: http://a\nSummary:\nShort.\n---\nURL: http://b\nSummary:\nShort."
@@ -95,20 +97,26 @@ async def test_pages_are_summarised_one_by_one(tmp_path: Path) -> None:
 async def test_other_tools_short_texts_and_whole_texts_stay_as_they_are(
     tmp_path: Path, tool: str, arguments: dict[str, Any], text: str
 ) -> None:
-    async with browser(tmp_path, {"one": ["Short."]}) as (agent, asked):
-        assert await agent.of_result(tool, arguments, text) is None
+    async with open_summarizer(tmp_path, {"one": ["Short."]}) as (summarizer, asked):
+        assert await summarizer.summarize_result(tool, arguments, text) is None
     assert asked == []
 
 
 async def test_the_off_switch_leaves_results_alone(tmp_path: Path) -> None:
-    async with browser(tmp_path, {"one": ["Short."]}, status="false") as (agent, asked):
-        assert await agent.of_result("visit", {}, LONG) is None
+    async with open_summarizer(tmp_path, {"one": ["Short."]}, status="false") as (
+        summarizer,
+        asked,
+    ):
+        assert await summarizer.summarize_result("visit", {}, LONG) is None
     assert asked == []
 
 
 async def test_the_model_reads_no_more_than_the_longest_prompt(tmp_path: Path) -> None:
-    async with browser(tmp_path, {"one": ["Short."]}, max_prompt_length=120) as (agent, asked):
-        await agent.of_result("visit", {}, "é" * 100 + "END")
+    async with open_summarizer(tmp_path, {"one": ["Short."]}, max_prompt_length=120) as (
+        summarizer,
+        asked,
+    ):
+        await summarizer.summarize_result("visit", {}, "é" * 100 + "END")
     content = asked[0]["messages"][0]["content"]
     assert content.count("é") == 60
     assert "END" not in content
@@ -116,13 +124,13 @@ async def test_the_model_reads_no_more_than_the_longest_prompt(tmp_path: Path) -
 
 async def test_an_outage_of_all_models_is_an_error_and_no_summary(tmp_path: Path) -> None:
     scripts: dict[str, list[str | int]] = {"one": [503], "two": [401]}
-    async with browser(tmp_path, scripts) as (agent, _):
+    async with open_summarizer(tmp_path, scripts) as (summarizer, _):
         with pytest.raises(InferenceError, match="one: HTTP 503; two: HTTP 401"):
-            await agent.of_history("q", "t")
+            await summarizer.summarize_history("q", "t")
 
 
 async def test_a_mistake_in_the_section_is_named(tmp_path: Path) -> None:
     path = tmp_path / "agents.yml"
     path.write_text("browse_agent:\n  models: []\n")
     with pytest.raises(ConfigError, match="browse_agent: models"):
-        AgentConfig.load(path).optional_browse_agent()
+        AgentConfig.load(path).summarizer_settings()

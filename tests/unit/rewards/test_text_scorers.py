@@ -3,9 +3,41 @@ import pytest
 from agentrl.rewards import GroundTruth, MCPScorerFactory, gaia_reward_func
 
 
-async def value(answer: str | None, *accepted: object) -> float:
+async def value(answer: str | None, *accepted: object, scorer: str = "gaia") -> float:
     truth = GroundTruth(query="q", answer=accepted[0], aug_answers=tuple(accepted[1:]))
-    return (await MCPScorerFactory.get_scorer("gaia").score(answer, truth)).value
+    return (await MCPScorerFactory.get_scorer(scorer).score(answer, truth)).value
+
+
+@pytest.mark.parametrize(
+    ("answer", "accepted", "expected"),
+    [
+        (" 21\n", ("21",), 1.0),
+        ("21", (21,), 1.0),
+        ("21.0", (21,), 0.0),
+        ("0", (0,), 1.0),
+        ("false", (False,), 1.0),
+        ("Paris", ("paris",), 0.0),
+        ("NYC", ("New York", "NYC"), 1.0),
+        ("", ("",), 1.0),
+    ],
+)
+async def test_exact_compares_characters(
+    answer: str, accepted: tuple[object, ...], expected: float
+) -> None:
+    assert await value(answer, *accepted, scorer="exact") == expected
+
+
+@pytest.mark.parametrize(
+    ("answer", "right", "expected"),
+    [
+        ("The  Eiffel-Tower!", "eiffeltower", 1.0),
+        ("a lamp", "LAMP", 1.0),
+        ("lamp", "lamps", 0.0),
+        ("\uff21\uff22\uff23", "abc", 1.0),
+    ],
+)
+async def test_em_compares_normalised_text(answer: str, right: str, expected: float) -> None:
+    assert await value(answer, right, scorer="em") == expected
 
 
 @pytest.mark.parametrize(
@@ -20,7 +52,9 @@ async def value(answer: str | None, *accepted: object) -> float:
         ("no", 0, 0.0),
     ],
 )
-async def test_numbers_are_compared_as_numbers(answer: str, right: object, expected: float) -> None:
+async def test_gaia_numbers_are_compared_as_numbers(
+    answer: str, right: object, expected: float
+) -> None:
     assert await value(answer, right) == expected
 
 

@@ -1,35 +1,57 @@
-"""The `gaia` scorer: the rules by which the GAIA benchmark compares short answers.
+"""The scorers that compare texts: `exact`, `em` and `gaia`.
 
-The kind of the reference decides how an answer is read:
+`gaia` has the rules by which the GAIA benchmark compares short answers. The kind of the reference decides how an answer is read:
 
 - a number: `$`, `%` and `,` are taken out of the answer, and the numbers must be equal;
 - a list (the reference holds a `,` or `;`): as many elements in the same order, each compared as a
   number where the reference's element is one, else as text whose punctuation counts;
-- text: equal when white space, case and punctuation are left out of account.
+- text: equal when white space, case and punctuation are ignored.
 
 The rules are kept as the benchmark has them, so that scores can be compared with published ones.
-Two of them are traps for whoever writes references: `1,000` is a list of two elements, not a
-number (write `1000`), and units make a number a text (`17 m` accepts `17m`, not `17`). Two
-are mended: the benchmark reads any answer that is no number as infinity, so that a reference `inf`
-would accept all of them, where here only an infinite answer is equal to it; and a reference `Nan`
-(a name) is the number that equals nothing, where here it is a text. A rollout without an answer
-scores 0, also where the reference is `None`.
+Two of them surprise authors of references: `1,000` is a list of two elements, not a number (write
+`1000`), and a unit turns a number into a text (`17 m` accepts `17m`, not `17`). Two are corrected:
+the benchmark reads any answer that is not a number as infinity, so that a reference `inf` would
+accept all of them; here only an infinite answer equals it. A reference `Nan` (a name) is a number
+that equals nothing there, and a text here. A rollout without an answer scores 0, even where the
+reference is `None`.
 """
 
 import math
 import re
 import string
+import unicodedata
 from collections.abc import Mapping
 from typing import Any
 
-from agentrl.rewards.factory import MCPScorerFactory, Verdict
-from agentrl.rewards.truth import GroundTruth
+from agentrl.rewards.factory import GroundTruth, MCPScorerFactory, Verdict
 
-_NOT_IN_NUMBERS = str.maketrans("", "", "$%,")
+_ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
+_NOT_IN_NUMBERS = str.maketrans("", "", "$%,")
 _DIVIDERS = re.compile("[,;]")
 _SPACE = re.compile(r"\s")
 _FIRST_ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+
+
+@MCPScorerFactory.register_scorer("exact", needs_answer=True)
+async def exact(answer: str, truth: GroundTruth) -> Verdict:
+    """Return 1 if the answer equals a right one up to leading and trailing space."""
+    given = answer.strip()
+    return Verdict(float(any(given == right.strip() for right in truth.accepted)))
+
+
+@MCPScorerFactory.register_scorer("em", needs_answer=True)
+async def exact_match(answer: str, truth: GroundTruth) -> Verdict:
+    """Return 1 if the answer equals a right one up to case, punctuation, articles and spacing."""
+    given = normalise(answer)
+    correct = any(given == normalise(right) for right in truth.accepted)
+    return Verdict(float(correct), detail=given)
+
+
+def normalise(text: str) -> str:
+    """Return text in lower case without punctuation, articles and superfluous space."""
+    text = unicodedata.normalize("NFKC", text).casefold().translate(_PUNCTUATION)
+    return " ".join(_ARTICLES.sub(" ", text).split())
 
 
 @MCPScorerFactory.register_scorer("gaia", needs_answer=True)
@@ -47,7 +69,7 @@ def gaia_reward_func(
 ) -> float:
     """Return 1.0 if the first `<answer>` of a solution is right by GAIA's rules, else 0.0.
 
-    The form in which engines for whole agents call a reward; the scorer `gaia` of samplers takes
+    The signature with which engines for whole agents call a reward; the scorer `gaia` of samplers takes
     the last `<answer>` outside of the model's thinking.
 
     Args:

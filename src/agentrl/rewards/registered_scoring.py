@@ -1,0 +1,95 @@
+"""Answer extraction and the registered scorers, as rollouts use them (`rollout.context.Scoring`)."""
+
+from agentrl.config.sections import RolloutSection
+from agentrl.renderers.reply import split_reasoning
+from agentrl.rewards.agent_config import AgentConfig
+from agentrl.rewards.factory import GroundTruth, MCPScorerFactory, load_scorer_module
+from agentrl.schema import MCPTask, Score
+
+
+class RegisteredScoring:
+    """The scorers of `MCPScorerFactory`, with the models that they may ask.
+
+    Args:
+        agent_config: the judge's and the summarizer's models, if there are any.
+    """
+
+    def __init__(self, agent_config: AgentConfig | None = None) -> None:
+        self.agent_config = agent_config
+
+    @classmethod
+    def load(cls, section: RolloutSection) -> "RegisteredScoring":
+        """Register the user's scorers and read the models' configuration.
+
+        Raises:
+            ConfigError: a file is missing or malformed.
+        """
+        if section.scorer_module is not None:
+            load_scorer_module(section.scorer_module)
+        path = section.agent_config_path
+        return cls(None if path is None else AgentConfig.load(path))
+
+    def check(self, scorer: str) -> None:
+        """Raise ConfigError if there is no such scorer, or it lacks its configuration."""
+        MCPScorerFactory.get_scorer(scorer).check(self.agent_config)
+
+    def extract_answer(self, text: str, schema: str) -> str | None:
+        """Return the final answer in a model's text, or None; see `extract_answer`."""
+        return extract_answer(text, schema)
+
+    async def score(self, task: MCPTask, answer: str) -> Score:
+        """Judge an answer with the task's scorer.
+
+        Raises:
+            ScoringError: the scorer could not decide.
+            ConfigError: there is no such scorer, or it lacks its configuration.
+        """
+        scorer = MCPScorerFactory.get_scorer(task.scorer)
+        return await scorer.score(answer, GroundTruth.of(task), self.agent_config)
+
+
+def extract_answer(text: str, schema: str = "answer") -> str | None:
+    r"""Return the final answer in a model's text, or None if it gave none.
+
+    Args:
+        text: what the model wrote; thinking in it is ignored.
+        schema: `boxed` (the last `\boxed{}`, else the last `\fbox{}`), or the name of a tag
+            (its last closed pair).
+    """
+    _, visible = split_reasoning(text)
+    if schema == "boxed":
+        answer = _last_braced(visible, r"\boxed")
+        return answer if answer is not None else _last_braced(visible, r"\fbox")
+    open_, close = f"<{schema}>", f"</{schema}>"
+    end = visible.rfind(close)
+    start = visible.rfind(open_, 0, end) if end >= 0 else -1
+    return visible[start + len(open_) : end].strip() if start >= 0 else None
+
+
+def _last_braced(text: str, command: str) -> str | None:
+    """Return the argument of the last complete `command{...}`."""
+    start = len(text)
+    while (start := text.rfind(command, 0, start)) >= 0:
+        open_ = start + len(command)
+        while open_ < len(text) and text[open_].isspace():
+            open_ += 1
+        if text.startswith("{", open_) and (end := _closing_brace(text, open_)) is not None:
+            return text[open_ + 1 : end].strip()
+    return None
+
+
+def _closing_brace(text: str, open_: int) -> int | None:
+    depth = 0
+    position = open_
+    while position < len(text):
+        char = text[position]
+        if char == "\\":
+            position += 1  # an escaped brace is a character of the answer
+        elif char == "{":
+            depth += 1
+        elif char == "}":
+            depth -= 1
+            if depth == 0:
+                return position
+        position += 1
+    return None
