@@ -17,9 +17,7 @@ from agentrl.config.sections import AlgorithmSection, TrainerSection
 from agentrl.data import MicroBatch, StepBatch, build_step
 from agentrl.data.tree import Merge
 from agentrl.distributed import clip_gradients
-from agentrl.models.attention.flex import FLEX_ATTENTION
-from agentrl.models.attention.tree_attention import TREE_ATTENTION
-from agentrl.models.attention.varlen import VARLEN_ATTENTION
+from agentrl.models.attention.registry import implementation_of
 from agentrl.models.flops import FlopCount, peak_tflops
 from agentrl.models.load import wrap_policy
 from agentrl.models.policy import PolicyModel
@@ -113,11 +111,11 @@ def make_policy(row: Row) -> PolicyModel:
     """Return a model with random float32 weights; CUDA computes in bfloat16 and recomputes."""
     torch.manual_seed(0)
     is_cuda = row.device == "cuda"
-    attention = FLEX_ATTENTION if is_cuda else TREE_ATTENTION
+    attention = implementation_of("flex" if is_cuda else "sdpa")
     config = Qwen3Config(
         **SHAPES[row.shape],
         max_position_embeddings=2**18,
-        attn_implementation=VARLEN_ATTENTION if row.kind == "tree_varlen" else attention,
+        attn_implementation=implementation_of("varlen") if row.kind == "tree_varlen" else attention,
     )
     with torch.device(row.device):
         model = Qwen3ForCausalLM(config)

@@ -65,10 +65,10 @@ async def test_replay_brings_the_trainers_logprobs_closer_to_the_servers(folder:
     policy = load_policy(folder / "mixture")
     gaps: dict[str, list[np.ndarray]] = {"replayed": [], "own": []}
     for row, behavior in await sampled_rows(folder):
-        assert row.expert_choices is not None
-        for name, choices in (("replayed", row.expert_choices), ("own", None)):
+        assert row.routed_experts is not None
+        for name, choices in (("replayed", row.routed_experts), ("own", None)):
             with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-                logprobs = term_logprobs(policy, replace(row, expert_choices=choices)).logprobs
+                logprobs = term_logprobs(policy, replace(row, routed_experts=choices)).logprobs
             gaps[name].append(np.abs(logprobs.numpy() - behavior))
     means, largest = (
         {name: float(figure(np.concatenate(found))) for name, found in gaps.items()}

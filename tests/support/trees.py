@@ -171,7 +171,7 @@ def routed_group(seed: int, *, layers: int = 2, experts: int = 4) -> SelectedGro
         if chain not in routes:
             number = 100 * seed + len(routes)
             routes[chain] = random_routes(number, len(turn.path), layers=layers, experts=experts)
-        turns[turn.turn_id] = replace(turn, expert_choices=routes[chain][: len(turn.path)])
+        turns[turn.turn_id] = replace(turn, routed_experts=routes[chain][: len(turn.path)])
     return replace(group, turns=tuple(turns[turn.turn_id] for turn in group.turns))
 
 

@@ -64,9 +64,9 @@ def agreed(turns: Sequence[TurnTokens]) -> tuple[tuple[TurnTokens, ...], int]:
 
 
 def _known(turn: TurnTokens, width: int) -> np.ndarray:
-    if turn.expert_choices is None:
+    if turn.routed_experts is None:
         return np.full((len(turn.path), width), OWN_CHOICE, dtype=np.int16)
-    return turn.expert_choices
+    return turn.routed_experts
 
 
 def _take_over(
@@ -114,11 +114,11 @@ def _gather(
 
 
 def _with(turn: TurnTokens, routes: np.ndarray | None) -> TurnTokens:
-    return replace(turn, expert_choices=None if routes is None else routes[: len(turn.path)])
+    return replace(turn, routed_experts=None if routes is None else routes[: len(turn.path)])
 
 
 def _width(turn: TurnTokens) -> int:
-    return 0 if turn.expert_choices is None else turn.expert_choices.shape[1]
+    return 0 if turn.routed_experts is None else turn.routed_experts.shape[1]
 
 
 def _common_prefix(left: np.ndarray, right: np.ndarray) -> int:

@@ -31,7 +31,7 @@ class PackedRow:
     """int64 [T], token ids that were sampled."""
     temperatures: np.ndarray
     """float32 [T], sampling temperature that divides the logits (1 where sampling was greedy)."""
-    expert_choices: np.ndarray | None = None
+    routed_experts: np.ndarray | None = None
     """int16 [N, W], experts that each token goes to, layer by layer, -1 where the model's own router
     says; None where it says so for all."""
 

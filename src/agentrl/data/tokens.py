@@ -33,7 +33,7 @@ class TurnTokens:
     """int32 [T], policy version that sampled each token."""
     temperature: float = 1.0
     advantage: float = 0.0
-    expert_choices: np.ndarray | None = None
+    routed_experts: np.ndarray | None = None
     """int16 [P + T - 1, W], experts that the server sent each token of the path to, see
     `data.routes`; None where it did not say."""
 

@@ -149,7 +149,7 @@ def lay_out(branches: Sequence[Branch]) -> PackedRow:
         ]
         offset, depth = end, length
     turns = [turn for branch in branches for turn in branch.turns]
-    routes = [branch.turns[-1].expert_choices for branch in branches]
+    routes = [branch.turns[-1].routed_experts for branch in branches]
     return PackedRow(
         token_ids=token_ids,
         positions=positions,
@@ -159,7 +159,7 @@ def lay_out(branches: Sequence[Branch]) -> PackedRow:
         temperatures=np.concatenate(
             [np.full(turn.num_terms, turn.temperature, dtype=np.float32) for turn in turns]
         ),
-        expert_choices=_laid_down(routes, branches),
+        routed_experts=_laid_down(routes, branches),
     )
 
 

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from agentrl.data.rows import PackedRow, empty_row
-from agentrl.models.attention.tree_attention import ChunkStates
+from agentrl.models.attention.backend import ChunkStates
 from agentrl.models.policy import TermLogprobs
 
 _Layer = tuple[torch.Tensor, torch.Tensor]
@@ -184,7 +184,7 @@ def _stretch(row: PackedRow, start: int, end: int) -> RowChunk:
             sources=row.sources[terms] - start,
             targets=row.targets[terms],
             temperatures=row.temperatures[terms],
-            expert_choices=None if row.expert_choices is None else row.expert_choices[start:end],
+            routed_experts=None if row.routed_experts is None else row.routed_experts[start:end],
         ),
         start=start,
         # Preorder: tokens before `start` that anything from it on sees are all above `start`.

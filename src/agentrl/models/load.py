@@ -16,17 +16,13 @@ from transformers import (
 )
 
 from agentrl.errors import ConfigError
-from agentrl.models.attention.flex import FLEX_ATTENTION
-from agentrl.models.attention.tree_attention import TREE_ATTENTION
-from agentrl.models.attention.varlen import VARLEN_ATTENTION
+from agentrl.models.attention.registry import TREE_ATTENTION, check_device
 from agentrl.models.policy import PolicyModel
 from agentrl.models.router_replay import make_routers_replay
 from agentrl.models.weights import materialize, read_weights
 
 SUPPORTED_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe")
 """Architectures whose trees are checked to be exact."""
-ATTENTION = {"sdpa": TREE_ATTENTION, "flex": FLEX_ATTENTION, "varlen": VARLEN_ATTENTION}
-"""What `--attention_implementation` names."""
 _LENGTH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
 """Frequencies follow from the longest position of the row, whatever path it is on."""
 
@@ -50,7 +46,7 @@ def load_policy(
         path: directory of a checkpoint.
         dtype: precision of parameters and computation; float64 is exact throughout.
         device: where the model computes.
-        attention: one of `ATTENTION`, or `sdpa` for the dense oracle.
+        attention: name in transformers of a back end of `models.attention`, or its `ORACLE`.
         trust_remote_code: run Python code that the checkpoint brings along.
         gradient_checkpointing: recompute activations in the backward pass.
         prepare: changes the model in place before it has weights: splits and shards it over ranks,
@@ -63,12 +59,7 @@ def load_policy(
     """
     config = read_config(path, trust_remote_code=trust_remote_code)
     check_tree_support(config)
-    on_cuda_only = {ATTENTION[flag]: flag for flag in ("flex", "varlen")}
-    if attention in on_cuda_only and torch.device(device).type != "cuda":
-        raise ConfigError(
-            f"--attention_implementation {on_cuda_only[attention]} trains on CUDA only; use sdpa, "
-            "which is as exact"
-        )
+    check_device(attention, torch.device(device))
     policy = wrap_policy(
         _without_weights(Path(path), config, dtype, attention, trust_remote_code),
         gradient_checkpointing=gradient_checkpointing,

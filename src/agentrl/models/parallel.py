@@ -32,7 +32,7 @@ from agentrl.errors import ConfigError
 from agentrl.models.lora import BASE, adapter_parts
 from agentrl.models.policy import PolicyModel
 from agentrl.models.router_replay import is_mixture
-from agentrl.models.split import RowSplit
+from agentrl.models.row_split import RowSplit
 
 
 def check_parallel_support(config: PretrainedConfig, shape: MeshShape) -> None:

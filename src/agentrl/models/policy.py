@@ -20,13 +20,11 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from agentrl.data.rows import PackedRow
-from agentrl.errors import ConfigError, TrainingError
-from agentrl.models.attention.flex import FLEX_ATTENTION, FlexLayout
-from agentrl.models.attention.layout import visibility
-from agentrl.models.attention.tree_attention import TREE_ATTENTION, ChunkStates, DeviceLayout
-from agentrl.models.attention.varlen import VARLEN_ATTENTION, VarlenLayout
-from agentrl.models.router_replay import CHOICES
-from agentrl.models.split import RowShare, RowSplit
+from agentrl.errors import TrainingError
+from agentrl.models.attention.backend import ChunkStates
+from agentrl.models.attention.registry import layer_keywords
+from agentrl.models.router_replay import ROUTED_EXPERTS
+from agentrl.models.row_split import RowShare, RowSplit
 from agentrl.models.vocabulary import Vocabulary
 
 
@@ -130,22 +128,12 @@ class PolicyModel(nn.Module):
         """Return the last hidden states of this rank's tokens [N, D]."""
         device = self.device
         implementation = self.model.config._attn_implementation
-        if implementation == TREE_ATTENTION:
-            layout = DeviceLayout.build(row, device, states, num_above)
-            extra: dict[str, Any] = {"tree_layout": layout, "row_share": share}
-        elif implementation == FLEX_ATTENTION:
-            flex_layout = FlexLayout.build(row, device, states, num_above)
-            extra = {"flex_layout": flex_layout, "row_share": share}
-        elif implementation == VARLEN_ATTENTION:
-            varlen_layout = VarlenLayout.build(row, device, states, num_above)
-            extra = {"varlen_layout": varlen_layout, "row_share": share}
-        elif states is not None:
-            raise ConfigError(f"rows in chunks need tree attention, not {implementation}")
-        else:  # the oracle: dense bool mask through transformers' own SDPA
-            extra = {"attention_mask": torch.from_numpy(visibility(row)).to(device)[None, None]}
-        if row.expert_choices is not None:
-            choices = share.between_blocks(share.own(row.expert_choices))
-            extra[CHOICES] = self._by_layer(torch.from_numpy(choices).to(device, torch.int64))
+        extra = layer_keywords(implementation, row, device, share, states, num_above)
+        if row.routed_experts is not None:
+            choices = share.between_blocks(share.own(row.routed_experts))
+            extra[ROUTED_EXPERTS] = self._by_layer(
+                torch.from_numpy(choices).to(device, torch.int64)
+            )
         output = self.model.base_model(
             input_ids=torch.from_numpy(share.own(row.token_ids)).to(device)[None],
             position_ids=torch.from_numpy(share.own(row.positions)).to(device)[None],

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.nn.functional import linear, softmax
 
-CHOICES = "expert_choices"
+ROUTED_EXPERTS = "routed_experts"
 """Keyword under which a row's choices reach the decoder layers: int64 [N, L, K], -1 where the
 layer's router chooses."""
 
@@ -27,7 +27,7 @@ def is_mixture(module: nn.Module) -> bool:
 
 
 def make_routers_replay(layers: Iterable[Any]) -> None:
-    """Let the routers of decoder layers take choices from the layers' keyword `CHOICES`."""
+    """Let the routers of decoder layers take choices from the layers' keyword `ROUTED_EXPERTS`."""
     for number, layer in enumerate(layers):
         if is_mixture(layer.mlp):
             layer.register_forward_pre_hook(partial(_hand_over, number), with_kwargs=True)
@@ -37,7 +37,7 @@ def make_routers_replay(layers: Iterable[Any]) -> None:
 
 def _hand_over(number: int, layer: Any, arguments: Any, keywords: dict[str, Any]) -> None:
     # A hook of the layer and not of the model: it runs again where activations are recomputed.
-    choices = keywords.get(CHOICES)
+    choices = keywords.get(ROUTED_EXPERTS)
     layer.mlp.gate.replayed = None if choices is None else choices[:, number]
 
 

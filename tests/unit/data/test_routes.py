@@ -33,19 +33,19 @@ def conversation(record_id: str = "train/0/q0/0") -> list[DispatchedSamplingTask
 def test_every_token_has_the_experts_of_the_turn_that_computed_it() -> None:
     turns = conversation()
     found = {turn.turn_id: turn for turn in with_routes(turn_tokens(turns), turns)}
-    choices = [found[turn.id].expert_choices[:, 0].tolist() for turn in turns]
+    choices = [found[turn.id].routed_experts[:, 0].tolist() for turn in turns]
     assert choices == [[10, 20, 30, 40], [10, 20, 30, 40, 50, 60, 70], [10, 21, 90, 100]]
-    assert all(len(turn.expert_choices) == len(turn.path) for turn in found.values())
+    assert all(len(turn.routed_experts) == len(turn.path) for turn in found.values())
 
 
 def test_tokens_of_turns_that_stored_nothing_are_left_to_the_trainers_router() -> None:
     turns = conversation()
     turns[0] = turns[0].model_copy(update={"routed_experts": b""})
     _, second, third = with_routes(turn_tokens(turns), turns)
-    assert second.expert_choices[:, 0].tolist() == [-1, -1, -1, -1, 50, 60, 70]
-    assert third.expert_choices[:, 0].tolist() == [-1, 21, 90, 100]
+    assert second.routed_experts[:, 0].tolist() == [-1, -1, -1, -1, 50, 60, 70]
+    assert third.routed_experts[:, 0].tolist() == [-1, 21, 90, 100]
     plain = [turn.model_copy(update={"routed_experts": b""}) for turn in turns]
-    assert {turn.expert_choices for turn in with_routes(turn_tokens(plain), plain)} == {None}
+    assert {turn.routed_experts for turn in with_routes(turn_tokens(plain), plain)} == {None}
 
 
 def test_selected_turns_know_their_experts() -> None:
@@ -55,7 +55,7 @@ def test_selected_turns_know_their_experts() -> None:
     ]
     group = select_group(records, AlgorithmSection(), policy_version=0)
     assert len(group.turns) == 6
-    assert all(len(turn.expert_choices) == len(turn.path) for turn in group.turns)
+    assert all(len(turn.routed_experts) == len(turn.path) for turn in group.turns)
 
 
 @pytest.mark.parametrize(("largest", "size"), [(255, 1), (256, 2)])

@@ -7,7 +7,7 @@ from support.trees import make_turn, random_group, relative_error, tiny_policy
 from agentrl.data.rows import PackedRow
 from agentrl.data.tokens import turn_tokens
 from agentrl.data.tree import TokenTree
-from agentrl.models.attention import tree_attention as attention
+from agentrl.models.attention.sdpa import SDPABackend, block_layout
 from agentrl.models.policy import PolicyModel, term_logprobs
 
 torch.set_num_threads(1)
@@ -28,7 +28,7 @@ def assert_as_the_oracle(architecture: str, row: PackedRow) -> None:
 
 
 def long_row() -> PackedRow:
-    """Runs of hundreds of tokens at three depths, so that kernels work through several tiles."""
+    """Segments of hundreds of tokens at three depths, so that kernels work through several tiles."""
     ids = [(7 * place + place // 13) % 40 for place in range(900)]
     turns = [
         make_turn(f"t/{number}", 0, ids[:shared], ids[shared + number :])
@@ -38,15 +38,18 @@ def long_row() -> PackedRow:
 
 
 @pytest.mark.parametrize("architecture", ["qwen3", "llama"])
-def test_runs_longer_than_a_tile_give_the_gradients_of_the_oracle(architecture):
+def test_segments_longer_than_a_tile_give_the_gradients_of_the_oracle(architecture):
     assert_as_the_oracle(architecture, long_row())
 
 
 @pytest.mark.parametrize("max_block", [3, 512])
 def test_blocks_with_masks_give_the_gradients_of_the_oracle(max_block, monkeypatch):
     """What other devices than the CPU compute, on the CPU."""
-    monkeypatch.setattr(attention, "_attends_by_runs", lambda _device: False)
-    monkeypatch.setattr(attention, "MAX_BLOCK", max_block)
+    monkeypatch.setattr(
+        SDPABackend,
+        "layout",
+        lambda _self, *arguments: block_layout(*arguments, max_block=max_block),
+    )
     for row in (TokenTree.from_tokens(random_group(5).turns).row, long_row()):
         assert_as_the_oracle("qwen3", row)
 

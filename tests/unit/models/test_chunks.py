@@ -7,7 +7,7 @@ from support.trees import random_group, relative_error, tiny_policy
 
 from agentrl.data.rows import PackedRow
 from agentrl.data.tree import TokenTree
-from agentrl.models.attention.tree_attention import DeviceLayout
+from agentrl.models.attention.sdpa import SDPABackend
 from agentrl.models.chunks import ChunkedPass, cut_row
 from agentrl.models.load import wrap_policy
 from agentrl.models.policy import PolicyModel, term_logprobs
@@ -94,13 +94,13 @@ def test_without_the_gradients_of_keys_and_values_the_difference_shows(monkeypat
 
 def test_no_pass_meets_more_than_a_chunk(monkeypatch):
     lengths = []
-    build = DeviceLayout.build
+    layout = SDPABackend.layout
 
-    def noted(row, *arguments):
+    def noted(self, row, *arguments):
         lengths.append(row.num_tokens)
-        return build(row, *arguments)
+        return layout(self, row, *arguments)
 
-    monkeypatch.setattr(DeviceLayout, "build", noted)
+    monkeypatch.setattr(SDPABackend, "layout", noted)
     chunked(tiny_policy(), 8)
     assert len(lengths) == 16
     assert max(lengths) <= -(-ROW.num_tokens // 8)

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 import torch
 from support.trees import random_group, tiny_policy
-from torch.nn.attention.flex_attention import flex_attention
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from agentrl.data.blocks import BLOCK, key_ends, plan_blocks
 from agentrl.data.tree import TokenTree
 from agentrl.errors import ConfigError
-from agentrl.models.attention.flex import FlexLayout
+from agentrl.models.attention.flex import FLEX
 from agentrl.models.attention.layout import visibility
 from agentrl.models.chunks import ChunkedPass, cut_row
 from agentrl.models.load import load_policy
@@ -25,23 +25,23 @@ LONG_ROW = TokenTree.from_tokens(
 ).row
 
 
-def mask_of(layout: FlexLayout) -> np.ndarray:
-    num_queries, num_keys = layout.mask.seq_lengths
+def mask_of(layout: BlockMask) -> np.ndarray:
+    num_queries, num_keys = layout.seq_lengths
     zero = torch.tensor(0)
     queries, keys = torch.arange(num_queries)[:, None], torch.arange(num_keys)[None]
-    return layout.mask.mask_mod(zero, zero, queries, keys).numpy()
+    return layout.mask_mod(zero, zero, queries, keys).numpy()
 
 
 @pytest.mark.parametrize("row", ROWS)
 def test_the_mask_is_that_of_the_oracle(row):
-    assert (mask_of(FlexLayout.build(row, CPU)) == visibility(row)).all()
+    assert (mask_of(FLEX.layout(row, CPU)) == visibility(row)).all()
 
 
 @pytest.mark.parametrize("num_chunks", [2, 7])
 def test_the_mask_of_a_chunk_is_cut_out_of_the_oracle(num_chunks):
     row = ROWS[0]
     for chunk in cut_row(row, num_chunks):
-        layout = FlexLayout.build(chunk.row, CPU, num_above=len(chunk.above))
+        layout = FLEX.layout(chunk.row, CPU, num_above=len(chunk.above))
         keys = np.concatenate([chunk.above, np.arange(row.num_tokens)[chunk.tokens]])
         assert (mask_of(layout) == visibility(row)[chunk.tokens][:, keys]).all()
 
@@ -65,7 +65,7 @@ def test_blocks_are_visited_only_where_something_is_visible(block):
 def test_the_block_mask_lists_the_planned_blocks():
     plan = plan_blocks(key_ends(LONG_ROW))
     assert LONG_ROW.num_tokens > 2 * BLOCK
-    mask = FlexLayout.build(LONG_ROW, CPU).mask
+    mask = FLEX.layout(LONG_ROW, CPU)
     listed = mask.to_dense()[0, 0].numpy().astype(bool)
     assert (listed == (plan.partial | plan.full)).all()
 

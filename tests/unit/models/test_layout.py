@@ -4,7 +4,7 @@ from support.trees import random_group
 
 from agentrl.data.rows import empty_row
 from agentrl.data.tree import TokenTree
-from agentrl.models.attention.layout import attention_layout, run_starts, visibility
+from agentrl.models.attention.layout import attention_layout, segment_starts, visibility
 
 
 @pytest.mark.parametrize("max_block", [3, None])
@@ -24,9 +24,9 @@ def test_blocks_list_exactly_the_visible_keys(merge, max_block):
     assert (found == visibility(row)).all()
 
 
-def test_a_chain_of_turns_is_one_run():
+def test_a_chain_of_turns_is_one_segment():
     row = TokenTree.from_tokens(random_group(1, num_records=1, num_turns=1).turns).row
-    assert run_starts(row).tolist() == [0]
+    assert segment_starts(row).tolist() == [0]
 
 
 def test_empty_row_has_one_block_of_one_token():

@@ -8,11 +8,10 @@ import torch
 from support.separate import sampled_by, separate_gradient
 from support.trees import gradient, num_chunked, random_group, relative_error, tiny_policy
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import AttentionInterface
 
 from agentrl.data.batch import MicroBatch, StepBatch, build_step
 from agentrl.data.tree import TokenTree
-from agentrl.models.attention.tree_attention import DeviceLayout
+from agentrl.models.attention.sdpa import BlockLayout, SDPABackend, block_layout
 from agentrl.models.load import SUPPORTED_MODEL_TYPES, wrap_policy
 
 torch.set_num_threads(1)
@@ -157,9 +156,8 @@ def test_planted_bug_shows(bug):
     assert relative_error(gradient(policy, spoiled(bug))[1], expected) > 1e-3
 
 
-def forgets_ancestors(module, query, key, value, attention_mask, *, scaling, tree_layout, **_):
+def forgets_ancestors(_backend, query, key, value, *, scaling, layout: BlockLayout):
     """Tree attention whose keys and values above a block carry no gradient."""
-    layout: DeviceLayout = tree_layout
     outputs = []
     start = used = 0
     for queries, keys in zip(layout.query_lengths, layout.key_lengths, strict=True):
@@ -178,13 +176,14 @@ def forgets_ancestors(module, query, key, value, attention_mask, *, scaling, tre
             )
         )
         start, used = start + queries, used + keys
-    return torch.cat(outputs, dim=2).transpose(1, 2), None
+    return torch.cat(outputs, dim=2).transpose(1, 2)
 
 
 def test_dropping_the_gradient_of_ancestors_shows(monkeypatch):
     policy = tiny_policy()
     loss, expected = separate_gradient(policy, GROUPS)
-    monkeypatch.setitem(AttentionInterface._global_mapping, "agentrl_tree", forgets_ancestors)
+    monkeypatch.setattr(SDPABackend, "layout", lambda _self, *row: block_layout(*row))
+    monkeypatch.setattr(SDPABackend, "attend", forgets_ancestors)
     spoiled_loss, found = gradient(policy, step())
     assert spoiled_loss == pytest.approx(loss, rel=1e-9)
     assert relative_error(found, expected) > 1e-3

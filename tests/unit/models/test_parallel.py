@@ -7,7 +7,7 @@ from agentrl.data.tree import TokenTree
 from agentrl.distributed import MeshShape
 from agentrl.errors import ConfigError
 from agentrl.models.parallel import check_parallel_support
-from agentrl.models.split import RowSplit
+from agentrl.models.row_split import RowSplit
 
 SIZES = {"num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 96}
 

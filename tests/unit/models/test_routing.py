@@ -44,9 +44,9 @@ def test_replaying_what_the_router_chooses_changes_nothing() -> None:
     policy = tiny_policy("qwen3_moe", torch.float32)
     row = TokenTree.from_tokens(random_group(1).turns).row
     plain = term_logprobs(policy, row).logprobs
-    routed = replace(row, expert_choices=own_choices(policy, row))
+    routed = replace(row, routed_experts=own_choices(policy, row))
     assert torch.equal(term_logprobs(policy, routed).logprobs, plain)
-    unknown = replace(row, expert_choices=np.full_like(routed.expert_choices, -1))
+    unknown = replace(row, routed_experts=np.full_like(routed.routed_experts, -1))
     assert torch.equal(term_logprobs(policy, unknown).logprobs, plain)
 
 
@@ -54,9 +54,9 @@ def test_other_experts_give_other_logprobs_and_are_forgotten_with_their_row() ->
     policy = tiny_policy("qwen3_moe", torch.float32)
     row = TokenTree.from_tokens(random_group(1).turns).row
     plain = term_logprobs(policy, row).logprobs
-    other = replace(row, expert_choices=random_routes(0, row.num_tokens, layers=2, experts=4))
+    other = replace(row, routed_experts=random_routes(0, row.num_tokens, layers=2, experts=4))
     assert (term_logprobs(policy, other).logprobs - plain).abs().max() > 1e-3
-    assert np.array_equal(own_choices(policy, other), other.expert_choices)
+    assert np.array_equal(own_choices(policy, other), other.routed_experts)
     assert torch.equal(term_logprobs(policy, row).logprobs, plain)
 
 
@@ -85,10 +85,10 @@ def test_shared_tokens_go_where_the_first_record_went_and_conflicts_are_counted(
     turns, num_conflicts = agreed(group.turns)
     assert num_conflicts > 0
     assert [turn.turn_id for turn in turns] == [turn.turn_id for turn in group.turns]
-    before = {turn.turn_id: turn.expert_choices for turn in group.turns}
+    before = {turn.turn_id: turn.routed_experts for turn in group.turns}
     assert_one_choice_for_each_token(turns)
     first = min(turns, key=lambda turn: turn.path.astype(">u4").tobytes())
-    assert np.array_equal(first.expert_choices, before[first.turn_id])
+    assert np.array_equal(first.routed_experts, before[first.turn_id])
     assert agreed(turns)[1] == 0
     step = build_step([group], policy_version=3, token_budget=10**6)
     assert step.stats.num_route_conflicts == num_conflicts
@@ -98,7 +98,7 @@ def assert_one_choice_for_each_token(turns: Sequence[TurnTokens]) -> None:
     by_prefix: dict[bytes, bytes] = {}
     for turn in turns:
         for end in range(1, len(turn.path) + 1):
-            choice = turn.expert_choices[end - 1].tobytes()
+            choice = turn.routed_experts[end - 1].tobytes()
             assert by_prefix.setdefault(turn.path[:end].tobytes(), choice) == choice
 
 
@@ -106,21 +106,21 @@ def test_records_without_routes_take_those_of_records_that_share_their_tokens() 
     group = routed_group(3)
     for record_id in {turn.record_id for turn in group.turns}:
         turns = [
-            turn if turn.record_id == record_id else replace(turn, expert_choices=None)
+            turn if turn.record_id == record_id else replace(turn, routed_experts=None)
             for turn in group.turns
         ]
         settled, _ = agreed(turns)
         assert_one_choice_for_each_token(settled)
         others = [turn for turn in settled if turn.record_id != record_id]
-        choices = np.concatenate([turn.expert_choices for turn in others])
+        choices = np.concatenate([turn.routed_experts for turn in others])
         assert (choices >= 0).any(), "tokens are shared"
         assert (choices == -1).any(), "and others are not"
-    nobody = [replace(turn, expert_choices=None) for turn in group.turns]
+    nobody = [replace(turn, routed_experts=None) for turn in group.turns]
     assert agreed(nobody) == (tuple(nobody), 0)
 
 
 def test_routes_of_another_model_are_refused() -> None:
     row = TokenTree.from_tokens(random_group(1).turns).row
-    row = replace(row, expert_choices=np.zeros((row.num_tokens, 6), dtype=np.int16))
+    row = replace(row, routed_experts=np.zeros((row.num_tokens, 6), dtype=np.int16))
     with pytest.raises(TrainingError, match="6 experts a token, and this model has 2 layers of 2"):
         term_logprobs(tiny_policy("qwen3_moe", torch.float32), row)

@@ -89,15 +89,15 @@ async def test_stored_experts_are_those_that_the_model_chose(
     ]
     tree = TokenTree.from_tokens(with_routes(turn_tokens(turns), turns))
     row = tree.row
-    assert row.expert_choices is not None
-    assert row.expert_choices.shape == (row.num_tokens, 6)
+    assert row.routed_experts is not None
+    assert row.routed_experts.shape == (row.num_tokens, 6)
     policy = load_policy(moe_path)
     seen: list[torch.Tensor] = []
     for layer in policy.model.model.layers[1:]:
         layer.mlp.gate.register_forward_hook(lambda _, __, output: seen.append(output[2]))
-    own = term_logprobs(policy, replace(row, expert_choices=None)).logprobs
+    own = term_logprobs(policy, replace(row, routed_experts=None)).logprobs
     chosen = torch.stack([torch.zeros_like(seen[0]), *seen], dim=1).flatten(1).numpy()
-    assert np.array_equal(row.expert_choices, chosen)
+    assert np.array_equal(row.routed_experts, chosen)
     assert torch.equal(term_logprobs(policy, row).logprobs, own)
     behavior = np.concatenate([t.behavior_logprobs for b in tree.branches for t in b.turns])
     np.testing.assert_allclose(own.detach().numpy(), behavior, atol=1e-4)

@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 import torch
 from support.trees import NO_AUTOCAST, random_group, tiny_policy
-from transformers import AttentionInterface
 
 from agentrl.config.sections import AlgorithmSection
 from agentrl.data import build_step
 from agentrl.distributed import Ranks
-from agentrl.models.attention.tree_attention import tree_attention
+from agentrl.models.attention.sdpa import SDPABackend
 from agentrl.trainer.learner.merge_check import (
     check_merge,
     check_random_trees,
@@ -66,12 +65,12 @@ def test_not_a_number_is_not_equal():
 
 
 def test_random_trees_show_attention_to_siblings(monkeypatch):
-    def sees_neighbours(module, query, key, value, attention_mask, **arguments):
-        return tree_attention(
-            module, query, key, value.roll(1, dims=2), attention_mask, **arguments
-        )
+    attend = SDPABackend.attend
 
-    monkeypatch.setitem(AttentionInterface._global_mapping, "agentrl_tree", sees_neighbours)
+    def sees_neighbours(self, query, key, value, **arguments):
+        return attend(self, query, key, value.roll(1, dims=2), **arguments)
+
+    monkeypatch.setattr(SDPABackend, "attend", sees_neighbours)
     policies = small_random_policies(torch.float64, torch.device("cpu"))[:1]
     found = check_random_trees(policies, seed=0, trees=1)
     assert not found.is_equal

@@ -1,8 +1,8 @@
-"""Where each token of a `PackedRow` may look: runs of queries and the keys on their path.
+"""Where each token of a `PackedRow` may look: segments of queries and the keys on their path.
 
-A *run* is a maximal stretch of the row in which every token is the first child of the one before
-it. Its queries see the path above the run (whole) and the run itself (causally). Where that takes a
-mask, long runs are cut into blocks, so that no mask grows with the square of the row.
+A *segment* is a maximal stretch of the row in which every token is the first child of the one before
+it. Its queries see the path above the segment (whole) and the segment itself (causally). Where that takes a
+mask, long segments are cut into blocks, so that no mask grows with the square of the row.
 """
 
 from dataclasses import dataclass
@@ -34,11 +34,11 @@ def attention_layout(
 
     Args:
         row: N tokens in depth-first preorder.
-        max_block: longest block of queries that have a path above them; None: every run is one.
+        max_block: longest block of queries that have a path above them; None: every segment is one.
         num_above: where the row is a chunk of a longer one, the tokens on the path above its first
             token. They come before the row's own tokens in the keys.
     """
-    starts = run_starts(row)
+    starts = segment_starts(row)
     ends = np.append(starts[1:], row.num_tokens)
     path = np.empty(int(row.positions.max(initial=-1)) + 1, dtype=np.int64)
     path[:num_above] = np.arange(num_above)
@@ -59,8 +59,8 @@ def attention_layout(
     )
 
 
-def run_starts(row: PackedRow) -> np.ndarray:
-    """Return the first index of every run, int64 [number of runs].
+def segment_starts(row: PackedRow) -> np.ndarray:
+    """Return the first index of every segment, int64 [number of segments].
 
     In preorder the token after k is k's child exactly when it lies in k's subtree.
     """

@@ -1,6 +1,6 @@
-"""Attention of runs on CPU: no masks, no padding, and no key kept twice for the backward pass.
+"""Attention of segments on CPU: no masks, no padding, and no key kept twice for the backward pass.
 
-A run attends to the path above it in full and to itself causally. Either is a plain form of torch's
+A segment attends to the path above it in full and to itself causally. Either is a plain form of torch's
 CPU kernel, which also gives the logarithm of every query's normalizer; with these the two outputs
 add up to attention over all of the keys. The gradient of a part of the keys follows from output and
 normalizer of the whole, so the backward pass is the kernel's own, part by part (as in ring
@@ -17,12 +17,14 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
+from agentrl.models.attention.layout import AttentionLayout
+
 _kernel: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _kernel_backward: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 
 @dataclass(frozen=True)
-class Run:
+class Segment:
     """A stretch of queries and where its keys are."""
 
     queries: slice
@@ -31,11 +33,26 @@ class Run:
     """int64, the path above it, as places among the keys; None at a root."""
 
 
-def attend_along_runs(
+def segments_of(layout: AttentionLayout) -> tuple[Segment, ...]:
+    """Return a layout's blocks, each of which is a whole segment."""
+    segments, first, used = [], 0, 0
+    for queries, keys in zip(layout.query_lengths, layout.key_lengths, strict=True):
+        above = layout.key_index[used : used + keys - queries]
+        segments.append(
+            Segment(
+                queries=slice(first, first + queries),
+                above=torch.from_numpy(above) if len(above) else None,
+            )
+        )
+        first, used = first + queries, used + keys
+    return tuple(segments)
+
+
+def attend_along_segments(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    runs: Sequence[Run],
+    segments: Sequence[Segment],
     scaling: float,
 ) -> torch.Tensor:
     """Return the attention output [1, H, N, D].
@@ -44,38 +61,38 @@ def attend_along_runs(
         query: [1, H, N, D], on CPU.
         key: [1, K, P + N, D], the tokens above the row first.
         value: [1, K, P + N, D].
-        runs: all of the row.
+        segments: all of the row.
         scaling: factor on the scores.
     """
-    output: torch.Tensor = _AlongRuns.apply(query, key, value, runs, scaling)  # type: ignore[no-untyped-call]
+    output: torch.Tensor = _AlongSegments.apply(query, key, value, segments, scaling)  # type: ignore[no-untyped-call]
     return output
 
 
-class _AlongRuns(torch.autograd.Function):
+class _AlongSegments(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
-        runs: Sequence[Run],
+        segments: Sequence[Segment],
         scaling: float,
     ) -> torch.Tensor:
         own, above = _Attended(query), None
         own_keys, own_values = (_each_head(states, query) for states in (key, value))
-        for run in runs:
-            here, q = run.queries, query[:, :, run.queries]
+        for segment in segments:
+            here, q = segment.queries, query[:, :, segment.queries]
             keys, values = own_keys[:, :, here], own_values[:, :, here]
-            own.put(run, *_kernel(q, keys, values, 0.0, True, scale=scaling))
-            if run.above is not None:
+            own.put(segment, *_kernel(q, keys, values, 0.0, True, scale=scaling))
+            if segment.above is not None:
                 above = above or _Attended(query)
-                keys, values = (states.index_select(2, run.above) for states in (key, value))
+                keys, values = (states.index_select(2, segment.above) for states in (key, value))
                 q = _grouped(q, key.shape[1])
-                above.put(run, *_kernel(q, keys, values, 0.0, False, scale=scaling))
+                above.put(segment, *_kernel(q, keys, values, 0.0, False, scale=scaling))
         whole = own if above is None else own.joined(above)
         output = whole.output.to(query.dtype)
         ctx.save_for_backward(query, key, value, output, whole.normalizers)
-        ctx.runs, ctx.scaling = runs, scaling
+        ctx.segments, ctx.scaling = segments, scaling
         return output
 
     @staticmethod
@@ -91,23 +108,23 @@ class _AlongRuns(torch.autograd.Function):
         grad_own_keys, grad_own_values = (
             torch.empty_like(states, dtype=exact) for states in (own_keys, own_values)
         )
-        for run in ctx.runs:
-            here = run.queries
-            of_run = [states[:, :, here] for states in rows]
+        for segment in ctx.segments:
+            here = segment.queries
+            of_segment = [states[:, :, here] for states in rows]
             keys, values = own_keys[:, :, here], own_values[:, :, here]
-            parts = _part_backward(of_run, keys, values, causal=True, scaling=ctx.scaling)
+            parts = _part_backward(of_segment, keys, values, causal=True, scaling=ctx.scaling)
             for total, part in zip(
                 (grad_query, grad_own_keys, grad_own_values), parts, strict=True
             ):
                 total[:, :, here] = part
-            if run.above is not None:
-                keys, values = (states.index_select(2, run.above) for states in (key, value))
-                of_run = [_grouped(states, key.shape[1]) for states in of_run]
-                parts = _part_backward(of_run, keys, values, causal=False, scaling=ctx.scaling)
+            if segment.above is not None:
+                keys, values = (states.index_select(2, segment.above) for states in (key, value))
+                of_segment = [_grouped(states, key.shape[1]) for states in of_segment]
+                parts = _part_backward(of_segment, keys, values, causal=False, scaling=ctx.scaling)
                 place = grad_query[:, :, here]
                 place += parts[0].reshape(place.shape)
                 for total, part in zip((grad_key, grad_value), parts[1:], strict=True):
-                    total.index_add_(2, run.above, part.to(exact))
+                    total.index_add_(2, segment.above, part.to(exact))
         num_above = key.shape[2] - query.shape[2]
         for total, of_heads in ((grad_key, grad_own_keys), (grad_value, grad_own_values)):
             total[:, :, num_above:] += _summed_heads(of_heads, total.shape[1])
@@ -125,11 +142,11 @@ class _Attended:
         self.normalizers = query.new_full(query.shape[:3], -torch.inf, dtype=exact)
         """[1, H, N], logarithms; minus infinity where a query has none of these keys."""
 
-    def put(self, run: Run, output: torch.Tensor, normalizers: torch.Tensor) -> None:
-        """Note what the kernel said about a run, in whatever grouping of heads."""
-        place = self.output[:, :, run.queries]
+    def put(self, segment: Segment, output: torch.Tensor, normalizers: torch.Tensor) -> None:
+        """Note what the kernel said about a segment, in whatever grouping of heads."""
+        place = self.output[:, :, segment.queries]
         place.copy_(output.reshape(place.shape))
-        self.normalizers[:, :, run.queries] = normalizers.reshape(place.shape[:3])
+        self.normalizers[:, :, segment.queries] = normalizers.reshape(place.shape[:3])
 
     def joined(self, other: "_Attended") -> "_Attended":
         """Return what was found in both together (in place)."""
@@ -141,7 +158,7 @@ class _Attended:
 
 
 def _part_backward(
-    of_run: Sequence[torch.Tensor],
+    of_segment: Sequence[torch.Tensor],
     keys: torch.Tensor,
     values: torch.Tensor,
     *,
@@ -151,13 +168,13 @@ def _part_backward(
     """Return the gradients of queries, keys and values from one part of the keys.
 
     Args:
-        of_run: gradient of the output, queries, output and normalizers of the whole.
+        of_segment: gradient of the output, queries, output and normalizers of the whole.
         keys: as many heads as the queries have.
         values: the same.
         causal: whether keys and queries are the same tokens.
         scaling: factor on the scores.
     """
-    grad_output, query, output, normalizers = of_run
+    grad_output, query, output, normalizers = of_segment
     found: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = _kernel_backward(
         grad_output, query, keys, values, output, normalizers, 0.0, causal, scale=scaling
     )

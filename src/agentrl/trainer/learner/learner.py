@@ -37,9 +37,10 @@ from agentrl.distributed import (
 from agentrl.distributed.buckets import Bucket, in_buckets
 from agentrl.errors import ConfigError
 from agentrl.models.adapter_files import AdapterShape
+from agentrl.models.attention.registry import implementation_of
 from agentrl.models.export import read_tokenizer_files, save_hf
 from agentrl.models.flops import FlopCount, peak_tflops
-from agentrl.models.load import ATTENTION, load_policy
+from agentrl.models.load import load_policy
 from agentrl.models.lora import (
     BasePolicy,
     adapter_tensors,
@@ -137,7 +138,7 @@ class Learner:
                 "--attention_implementation varlen computes in bfloat16; give --torch_dtype "
                 "bfloat16, or use flex or sdpa"
             )
-        attention = ATTENTION[model.attention_implementation]
+        attention = implementation_of(model.attention_implementation)
         adapter = adapter_shape(model)
         mesh = None if ranks.world_size == 1 else ranks.shape.build(ranks.device)
         self._policy = load_policy(

@@ -15,7 +15,7 @@ from agentrl.data import MicroBatch, SelectedGroup, TokenTree, build_step
 from agentrl.data.random_groups import random_group
 from agentrl.data.tree import Merge
 from agentrl.distributed import Ranks, squared_norms
-from agentrl.models.attention.tree_attention import TREE_ATTENTION
+from agentrl.models.attention.registry import ORACLE, TREE_ATTENTION
 from agentrl.models.load import wrap_policy
 from agentrl.models.policy import PolicyModel, term_logprobs
 from agentrl.trainer.learner.passes import forward_backward
@@ -244,7 +244,7 @@ def _near_policy(
 
 def _separate_gradient(policy: PolicyModel, group: SelectedGroup) -> torch.Tensor:
     implementation = policy.model.config._attn_implementation
-    policy.model.set_attn_implementation("sdpa")
+    policy.model.set_attn_implementation(ORACLE)
     try:
         _, gradients = _gradients(policy, _one_turn_rows(group), _plainly(policy))
     finally:

@@ -29,6 +29,7 @@ from agentrl.inference.engine.generation.sequence import Finish, Sequence
 from agentrl.inference.engine.generation.token_sampling import SamplingBatch
 from agentrl.inference.engine.weights.live_weights import swap_weights
 from agentrl.inference.engine.weights.lora_adapters import AdapterLayers
+from agentrl.models.attention.backend import CONTEXT
 
 PauseMode = Literal["abort", "retract", "in_place"]
 
@@ -364,7 +365,7 @@ class Scheduler:
             position_ids=torch.tensor([positions]),
             use_cache=False,
             logits_to_keep=keep,
-            step_plan=plan,
+            **{CONTEXT: plan},
         ).logits[0]
         if self._router_watch is not None:
             owners = [(sequence, sequence.length - 1, sequence.length) for sequence in decoding]

@@ -11,14 +11,13 @@ T positions.
 
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import AttentionInterface
 
 from agentrl.inference.engine.generation.kv_cache import KVCache
+from agentrl.models.attention.backend import register_attention
 
 ENGINE_ATTENTION = "agentrl_engine"
 
@@ -94,51 +93,37 @@ def _mask(chunk: Chunk) -> torch.Tensor | None:
     return torch.ones(chunk.size, chunk.end, dtype=torch.bool).tril(chunk.start)
 
 
-def engine_attention(
+def _attend(
     module: torch.nn.Module,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
+    *,
     scaling: float,
-    step_plan: StepPlan,
-    **_: Any,
-) -> tuple[torch.Tensor, None]:
-    """Write the new keys and values to the cache and attend to the rows.
-
-    Args:
-        module: the attention layer.
-        query: [1, H, N, D] after the rotary embedding.
-        key: [1, K, N, D].
-        value: [1, K, N, D].
-        attention_mask: always None, the plan says who sees whom.
-        scaling: factor on the scores.
-        step_plan: the plan of the step.
-
-    Returns:
-        The attention output [1, N, H, D] and None for the weights.
-    """
-    keys, values = step_plan.cache[int(module.layer_idx)]  # type: ignore[arg-type]
+    context: StepPlan,
+) -> torch.Tensor:
+    """Write the new keys and values to the cache and attend to the rows; see `AttentionFunction`."""
+    keys, values = context.cache[int(module.layer_idx)]  # type: ignore[arg-type]
     num_heads, _room, head_dim = keys.shape[1:]
     for kept, new in ((keys, key), (values, value)):
         by_token = new[0].transpose(0, 1).reshape(-1, head_dim)
-        kept.view(-1, head_dim).index_copy_(0, step_plan.slots, by_token)
+        kept.view(-1, head_dim).index_copy_(0, context.slots, by_token)
     queries = query[0].transpose(0, 1)  # [N, H, D]
     outputs = []
-    count = step_plan.num_decoding
+    count = context.num_decoding
     if count:
         # The queries that share a key-value head stand where query positions usually do.
         outputs.append(
             scaled_dot_product_attention(
                 queries[:count].reshape(count, num_heads, -1, head_dim),
-                keys[:count, :, : step_plan.decode_length],
-                values[:count, :, : step_plan.decode_length],
-                attn_mask=step_plan.decode_bias,
+                keys[:count, :, : context.decode_length],
+                values[:count, :, : context.decode_length],
+                attn_mask=context.decode_bias,
                 scale=scaling,
             ).reshape(count, -1, head_dim)
         )
     offset = count
-    for chunk, mask in zip(step_plan.chunks, step_plan.chunk_masks, strict=True):
+    for chunk, mask in zip(context.chunks, context.chunk_masks, strict=True):
         size = chunk.size
         out = scaled_dot_product_attention(
             queries[offset : offset + size].transpose(0, 1).unsqueeze(0),
@@ -151,7 +136,7 @@ def engine_attention(
         )
         outputs.append(out[0].transpose(0, 1))
         offset += size
-    return (outputs[0] if len(outputs) == 1 else torch.cat(outputs)).unsqueeze(0), None
+    return (outputs[0] if len(outputs) == 1 else torch.cat(outputs)).unsqueeze(0)
 
 
-AttentionInterface.register(ENGINE_ATTENTION, engine_attention)
+register_attention(ENGINE_ATTENTION, _attend)

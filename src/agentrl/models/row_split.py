@@ -12,10 +12,7 @@ Shape legend: N tokens of the row, P with padding, H query heads, K key-value he
 `tp` part), D head dimension, T loss terms.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
-from functools import wraps
-from typing import Any
 
 import numpy as np
 import torch
@@ -25,8 +22,6 @@ from torch.nn.functional import pad
 
 from agentrl.data.rows import PackedRow
 from agentrl.distributed.collectives import all_to_all, combine
-
-Attention = Callable[..., tuple[torch.Tensor, None]]
 
 
 class RowSplit:
@@ -42,7 +37,7 @@ class RowSplit:
 
 
 class RowShare:
-    """One rank's part of one row. Not a dataclass: FSDP2 rebuilds those on their way to layers."""
+    """One rank's part of one row."""
 
     def __init__(self, split: RowSplit, row: PackedRow) -> None:
         self._context = split.context
@@ -145,26 +140,6 @@ class RowShare:
         rows = all_to_all(output[0], length, length, self._context.get_group())
         heads = rows.reshape(cp, length[0], *rows.shape[1:]).transpose(0, 1)
         return heads.flatten(1, 2)[None]
-
-
-def over_ranks(attention: Attention) -> Attention:
-    """Let an attention function over whole rows serve rows that are spread over ranks."""
-
-    @wraps(attention)
-    def spread(
-        module: torch.nn.Module,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        *arguments: Any,
-        row_share: RowShare,
-        **options: Any,
-    ) -> tuple[torch.Tensor, None]:
-        states = row_share.to_heads(query, key, value)
-        output, _ = attention(module, *states, *arguments, **options)
-        return row_share.to_tokens(output), None
-
-    return spread
 
 
 def _size(mesh: DeviceMesh | None) -> int:
