@@ -63,6 +63,7 @@ from agentrl.inference.weight_sync import AdapterNames, PolicyPublisher
 from agentrl.inference.weight_sync.broadcast_delivery import BroadcastDelivery, SendWeights
 from agentrl.inference.wire import GenerateRequest
 from agentrl.models.adapter_files import AdapterShape
+from agentrl.models.checkpoint_layout import checkpoint_tensors
 from agentrl.models.export import save_hf
 from agentrl.models.lora import (
     adapter_tensors,
@@ -72,7 +73,6 @@ from agentrl.models.lora import (
     start_adapter,
 )
 from agentrl.models.policy import PolicyModel
-from agentrl.models.weights import checkpoint_tensors
 from agentrl.schema import InferenceService, Run
 from agentrl.store import TrajectoryStore
 from agentrl.store.embedded import EmbeddedMongo

@@ -16,15 +16,11 @@ from transformers import (
 )
 
 from agentrl.errors import ConfigError
+from agentrl.models.architectures import check_tree_support
 from agentrl.models.attention.registry import TREE_ATTENTION, check_device
 from agentrl.models.policy import PolicyModel
 from agentrl.models.router_replay import make_routers_replay
 from agentrl.models.weights import materialize, read_weights
-
-SUPPORTED_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe")
-"""Architectures whose trees are checked to be exact."""
-_LENGTH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
-"""Frequencies follow from the longest position of the row, whatever path it is on."""
 
 
 def load_policy(
@@ -130,35 +126,6 @@ def wrap_policy(model: PreTrainedModel, *, gradient_checkpointing: bool = False)
         )
         enable({"use_reentrant": False})
     return PolicyModel(model).train()
-
-
-def check_tree_support(config: PretrainedConfig) -> None:
-    """Refuse architectures whose hidden states do not follow from the token path alone.
-
-    Raises:
-        ConfigError: names what is not supported.
-    """
-    layer_types = set(getattr(config, "layer_types", None) or ["full_attention"])
-    sliding = getattr(config, "sliding_window", None)
-    windowed = sliding is not None and config.model_type == "mistral"
-    if layer_types != {"full_attention"} or windowed:
-        raise ConfigError(
-            "models with sliding-window or linear-attention layers cannot be trained on token "
-            f"trees (layer types {sorted(layer_types)}, sliding window {sliding})"
-        )
-    rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
-    if rope in _LENGTH_DEPENDENT_ROPE:
-        raise ConfigError(
-            f"models with a rotary embedding of type {rope!r} cannot be trained on token trees: it "
-            "turns all tokens differently once a sequence is long; yarn, llama3 and linear do not"
-        )
-    if config.model_type not in SUPPORTED_MODEL_TYPES:
-        raise ConfigError(
-            f"model type {config.model_type!r} is not supported; "
-            f"supported are {', '.join(SUPPORTED_MODEL_TYPES)}"
-        )
-    if getattr(config, "attention_dropout", 0.0):
-        raise ConfigError("attention_dropout must be 0: policy logprobs have to be reproducible")
 
 
 def _in_autocast_precision(

@@ -11,8 +11,9 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from agentrl.data.batch import MicroBatch, StepBatch, build_step
 from agentrl.data.tree import TokenTree
+from agentrl.models.architectures import SUPPORTED_MODEL_TYPES
 from agentrl.models.attention.sdpa import BlockLayout, SDPABackend, block_layout
-from agentrl.models.load import SUPPORTED_MODEL_TYPES, wrap_policy
+from agentrl.models.load import wrap_policy
 
 torch.set_num_threads(1)
 GROUPS = sampled_by(tiny_policy(), [random_group(seed) for seed in range(3)])

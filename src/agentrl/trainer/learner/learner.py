@@ -38,6 +38,7 @@ from agentrl.distributed.buckets import Bucket, in_buckets
 from agentrl.errors import ConfigError
 from agentrl.models.adapter_files import AdapterShape
 from agentrl.models.attention.registry import implementation_of
+from agentrl.models.checkpoint_layout import checkpoint_tensors
 from agentrl.models.export import read_tokenizer_files, save_hf
 from agentrl.models.flops import FlopCount, peak_tflops
 from agentrl.models.load import load_policy
@@ -52,7 +53,6 @@ from agentrl.models.lora import (
 )
 from agentrl.models.parallel import parallelize
 from agentrl.models.policy import PolicyModel
-from agentrl.models.weights import checkpoint_tensors
 from agentrl.trainer.learner.host_memory import move_state
 from agentrl.trainer.learner.merge_check import STEP_TOLERANCE, MergeCheck, check_merge
 from agentrl.trainer.learner.optimizer import learning_rate, make_optimizer

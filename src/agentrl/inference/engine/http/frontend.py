@@ -32,10 +32,13 @@ from agentrl.inference.engine.http.request_parsing import (
 )
 from agentrl.inference.engine.http.response_bodies import answer
 from agentrl.inference.engine.http.text import Text, end_of_text_ids
-from agentrl.inference.engine.weights.broadcast_receiver import BroadcastReceiver
 from agentrl.inference.engine.weights.live_weights import read_weights
 from agentrl.inference.engine.weights.lora_adapters import LoadedAdapters
-from agentrl.inference.engine.weights.weight_receiver import Announced, landings
+from agentrl.inference.engine.weights.weight_receiver import (
+    WeightManifest,
+    WeightReceiver,
+    awaited_tensors,
+)
 from agentrl.inference.wire import MIXED_LABEL
 from agentrl.schema.grammar import Grammar
 
@@ -98,7 +101,7 @@ class FrontEnd:
         self._growth: dict[Sequence, asyncio.Event] = {}
         self.adapters = LoadedAdapters(model)
         self._updating = asyncio.Lock()
-        self.broadcasts = BroadcastReceiver()
+        self.broadcasts = WeightReceiver()
         """The groups over which new weights may come."""
         self._log = RequestLog(config.log_requests) if config.log_requests else None
         self.is_dead = False
@@ -370,7 +373,7 @@ class FrontEnd:
         return num_kept
 
     async def update_weights_from_group(
-        self, announced: Announced, label: str | None, *, flush: bool, abort_all: bool
+        self, manifest: WeightManifest, label: str | None, *, flush: bool, abort_all: bool
     ) -> None:
         """Take some weights from broadcasts; unless paused, after all in flight have ended.
 
@@ -382,7 +385,7 @@ class FrontEnd:
                 not finite.
             NotFlushed: they are loaded, but sequences hold the cache.
         """
-        self.broadcasts.check(announced.group)
+        self.broadcasts.check(manifest.group)
         if abort_all:
             await self._call(self._scheduler.abort_all)
         async with self._updating:
@@ -390,11 +393,11 @@ class FrontEnd:
             left = self._scheduler.label
             loaded: list[torch.Tensor] = []
             try:
-                awaited = landings(announced, self._model)
+                awaited = awaited_tensors(manifest, self._model)
                 left = MIXED_LABEL
-                await self.broadcasts.receive(announced.group, awaited)
+                await self.broadcasts.receive(manifest.group, awaited)
                 left = label or self._scheduler.label
-                loaded = [landing.place for landing in awaited]
+                loaded = [tensor.place for tensor in awaited]
             finally:
                 await self._call(partial(self._scheduler.weights_changed, left, loaded))
                 if left == MIXED_LABEL:

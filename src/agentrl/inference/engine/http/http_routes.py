@@ -36,7 +36,7 @@ from agentrl.inference.engine.http.streaming import (
     typed,
     unless_disconnected,
 )
-from agentrl.inference.engine.weights.weight_receiver import Announced
+from agentrl.inference.engine.weights.weight_receiver import WeightManifest
 
 SGLANG_VERSION = "0.5.23"
 """The release whose HTTP is followed; clients choose what to rely upon by it."""
@@ -351,7 +351,7 @@ class _Routes:
 
     async def update_from_group(self, http: Request) -> Response:
         body = await json_object(http)
-        announced = Announced(
+        manifest = WeightManifest(
             group=typed(body, "group_name", str, _GROUP),
             names=required(body, "names", list),
             dtypes=required(body, "dtypes", list),
@@ -364,7 +364,7 @@ class _Routes:
             return failed("weights come between begin_weight_update and end_weight_update only")
         try:
             await self._engine.update_weights_from_group(
-                announced,
+                manifest,
                 typed(body, "weight_version", str, None),
                 flush=typed(body, "flush_cache", bool, True),
                 abort_all=typed(body, "abort_all_requests", bool, False),

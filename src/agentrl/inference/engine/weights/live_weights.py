@@ -1,8 +1,6 @@
 """The model and its weights: loading, checking a checkpoint whole, swapping it in."""
 
 import copy
-import re
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -14,11 +12,13 @@ from transformers.utils import logging as transformers_logging
 
 from agentrl.errors import ConfigError, InferenceError
 from agentrl.inference.engine.generation.cached_attention import ENGINE_ATTENTION
-
-SUPPORTED_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe")
-
-_EXPERT = re.compile(r"(.+\.experts)\.(\d+)\.(gate_proj|up_proj|down_proj)\.weight")
-_DOWN = "down_proj"
+from agentrl.models.architectures import (
+    FULL_ATTENTION,
+    SUPPORTED_MODEL_TYPES,
+    has_window,
+    layer_kinds,
+)
+from agentrl.models.checkpoint_layout import checkpoint_tensors, is_expert, pieces, tied_names
 
 
 def load_model(path: str | Path, dtype: torch.dtype) -> PreTrainedModel:
@@ -36,17 +36,16 @@ def load_model(path: str | Path, dtype: torch.dtype) -> PreTrainedModel:
         config = AutoConfig.from_pretrained(path)
     except (OSError, ValueError) as error:
         raise ConfigError(f"--model-path {path}: {_first_line(error)}") from error
-    layer_types = set(getattr(config, "layer_types", None) or ["full_attention"])
-    windowed = config.model_type == "mistral" and config.sliding_window is not None
-    if config.model_type not in SUPPORTED_MODEL_TYPES or windowed:
+    kinds = layer_kinds(config)
+    if config.model_type not in SUPPORTED_MODEL_TYPES or has_window(config):
         raise ConfigError(
             f"--model-path {path}: the embedded engine serves {', '.join(SUPPORTED_MODEL_TYPES)} "
             f"with full attention, not {config.model_type!r}; use SGLang for it"
         )
-    if layer_types != {"full_attention"}:
+    if kinds != {FULL_ATTENTION}:
         raise ConfigError(
             f"--model-path {path}: the embedded engine serves full attention only, "
-            f"not {', '.join(sorted(layer_types))}; use SGLang for it"
+            f"not {', '.join(sorted(kinds))}; use SGLang for it"
         )
     _check_weights(path, config, dtype)
     try:
@@ -67,14 +66,14 @@ def _check_weights(path: str | Path, config: PretrainedConfig, dtype: torch.dtyp
     from_config: Callable[[PretrainedConfig], PreTrainedModel] = AutoModelForCausalLM.from_config
     with torch.device("meta"):
         model = from_config(copy.deepcopy(config))
-    state = model.state_dict()
+    places = model_places(model)
     found = set()
     try:
         for file in _weight_files(path):
             with safe_open(file, framework="pt") as opened:
                 for name in opened.keys():  # noqa: SIM118
-                    if name in state or _EXPERT.fullmatch(name):
-                        place_of(name, opened.get_slice(name).get_shape(), state)
+                    if name in places or is_expert(name):
+                        place_of(name, opened.get_slice(name).get_shape(), places)
                         found.add(name)
         _check_complete(path, found, model)
     except (InferenceError, OSError, SafetensorError) as error:
@@ -102,10 +101,10 @@ def read_weights(path: str | Path, model: PreTrainedModel) -> dict[str, torch.Te
     Raises:
         InferenceError: a file or tensor is missing, unknown, malformed or not finite.
     """
-    state = model.state_dict()
+    places = model_places(model)
     tensors: dict[str, torch.Tensor] = {}
     for name, tensor in _tensors_of(_weight_files(path)):
-        place_of(name, tensor.shape, state)
+        place_of(name, tensor.shape, places)
         if problem := not_finite(name, tensor):
             raise InferenceError(problem)
         tensors[name] = tensor
@@ -115,25 +114,24 @@ def read_weights(path: str | Path, model: PreTrainedModel) -> dict[str, torch.Te
 
 def swap_weights(model: PreTrainedModel, tensors: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
     """Copy checked weights into the model; return the model's own tensors that have them now."""
-    state = model.state_dict()
-    return [place_of(name, it.shape, state).copy_(it) for name, it in tensors.items()]
+    places = model_places(model)
+    return [places[name].copy_(tensor) for name, tensor in tensors.items()]
 
 
-def place_of(name: str, shape: Sequence[int], state: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """Return the part of a model's state that a tensor of a checkpoint is, as a view.
+def model_places(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    """Return the tensors of a checkpoint as views of a model's state, by name."""
+    state: dict[str, torch.Tensor] = model.state_dict()
+    views = (part for name, tensor in state.items() for part in checkpoint_tensors(name, tensor))
+    return state | dict(views)
 
-    Files hold every expert by itself; transformers computes with `down_proj` [experts, hidden,
-    width] and `gate_up_proj` [experts, 2 * width, hidden], the gates above.
+
+def place_of(name: str, shape: Sequence[int], places: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """Return the part of a model's state that a tensor of a checkpoint is.
 
     Raises:
         InferenceError: the model has no such tensor, or of another shape.
     """
-    place = state.get(name)
-    if match := _EXPERT.fullmatch(name):
-        stack, number = state.get(_stack_of(match)), int(match[2])
-        if stack is not None and number < len(stack):
-            rows = stack[number]
-            place = rows if match[3] == _DOWN else rows.chunk(2)[match[3] == "up_proj"]
+    place = places.get(name)
     if place is None:
         raise InferenceError(f"the model has no tensor {name}")
     if tuple(place.shape) != tuple(shape):
@@ -171,28 +169,17 @@ def _tensors_of(files: Iterable[Path]) -> Iterator[tuple[str, torch.Tensor]]:
 
 def _check_complete(path: str | Path, found: Collection[str], model: PreTrainedModel) -> None:
     """Check that a checkpoint has every tensor, or every expert of a stack."""
-    experts = Counter(_stack_of(match) for name in found if (match := _EXPERT.fullmatch(name)))
-    for names, parameter in _tied(model):
-        if any(name in found for name in names):
+    tied = tied_names(model)
+    # A tied parameter may stand in the files under any of its names.
+    known = {tied.get(name, name) for name in found}
+    for name, parameter in model.named_parameters():
+        parts = [piece.name for piece in pieces(name, tuple(parameter.shape))]
+        missing = sum(part not in known for part in parts)
+        if name in known or not missing:
             continue
-        if not experts[names[0]]:
-            raise InferenceError(f"{path} lacks the tensor {names[0]}")
-        per_expert = 1 if names[0].endswith(_DOWN) else 2
-        if experts[names[0]] < per_expert * len(parameter):
-            raise InferenceError(f"experts of {names[0]} are missing")
-
-
-def _stack_of(expert: re.Match[str]) -> str:
-    """Return the name of the tensor in which a model has an expert's."""
-    return f"{expert[1]}.{_DOWN if expert[3] == _DOWN else 'gate_up_proj'}"
-
-
-def _tied(model: PreTrainedModel) -> list[tuple[list[str], torch.nn.Parameter]]:
-    """Return every parameter with the names it has."""
-    groups: dict[int, tuple[list[str], torch.nn.Parameter]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        groups.setdefault(id(parameter), ([], parameter))[0].append(name)
-    return list(groups.values())
+        if missing == len(parts):
+            raise InferenceError(f"{path} lacks the tensor {name}")
+        raise InferenceError(f"experts of {name} are missing")
 
 
 def _first_line(error: BaseException) -> str:

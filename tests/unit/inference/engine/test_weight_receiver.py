@@ -1,4 +1,4 @@
-"""Where announced weights arrive, without a group."""
+"""Where the weights of a manifest arrive, without a group."""
 
 from pathlib import Path
 
@@ -10,18 +10,22 @@ from transformers import PreTrainedModel
 
 from agentrl.errors import InferenceError
 from agentrl.inference.engine.weights.live_weights import load_model
-from agentrl.inference.engine.weights.weight_receiver import Announced, Landing, landings
+from agentrl.inference.engine.weights.weight_receiver import (
+    AwaitedTensor,
+    WeightManifest,
+    awaited_tensors,
+)
 
 
-def announced(tensors: dict[str, torch.Tensor], dtype: str = "float32") -> Announced:
+def manifest(tensors: dict[str, torch.Tensor], dtype: str = "float32") -> WeightManifest:
     shapes = [list(tensor.shape) for tensor in tensors.values()]
-    return Announced("group", list(tensors), [dtype] * len(tensors), shapes)
+    return WeightManifest("group", list(tensors), [dtype] * len(tensors), shapes)
 
 
-def arrive(awaited: list[Landing], tensors: dict[str, torch.Tensor]) -> list[str | None]:
-    for landing in awaited:
-        landing.buffer.copy_(tensors[landing.name])
-    return [landing.settle() for landing in awaited]
+def arrive(awaited: list[AwaitedTensor], tensors: dict[str, torch.Tensor]) -> list[str | None]:
+    for tensor in awaited:
+        tensor.buffer.copy_(tensors[tensor.name])
+    return [tensor.settle() for tensor in awaited]
 
 
 @pytest.fixture(scope="module")
@@ -31,13 +35,13 @@ def experts(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_every_tensor_lands_where_the_model_has_it_in_its_own_precision(
+def test_every_tensor_arrives_where_the_model_has_it_in_its_own_precision(
     experts: tuple[Path, Path], dtype: str
 ) -> None:
     model = load_model(experts[0], torch.float32)
     sent = load_file(experts[1] / "model.safetensors")
-    awaited = landings(announced(sent, dtype), model)
-    in_place = [landing.buffer is landing.place for landing in awaited]
+    awaited = awaited_tensors(manifest(sent, dtype), model)
+    in_place = [tensor.buffer is tensor.place for tensor in awaited]
     assert in_place == [dtype == "float32"] * len(sent)
     assert arrive(awaited, sent) == [None] * len(sent)
     wanted = load_model(experts[1], torch.float32).state_dict()
@@ -47,12 +51,12 @@ def test_every_tensor_lands_where_the_model_has_it_in_its_own_precision(
 def test_values_that_are_not_finite_are_told(model: PreTrainedModel) -> None:
     name = "model.norm.weight"
     kept = model.state_dict()[name].clone()
-    (landing,) = landings(announced({name: kept}), model)
+    (tensor,) = awaited_tensors(manifest({name: kept}), model)
     for value in (torch.nan, torch.inf):
-        landing.buffer[3] = value
-        assert landing.settle() == f"{name} has values that are not finite"
-    landing.buffer.copy_(kept)
-    assert landing.settle() is None
+        tensor.buffer[3] = value
+        assert tensor.settle() == f"{name} has values that are not finite"
+    tensor.buffer.copy_(kept)
+    assert tensor.settle() is None
 
 
 @pytest.mark.parametrize(
@@ -64,9 +68,9 @@ def test_values_that_are_not_finite_are_told(model: PreTrainedModel) -> None:
         ({"shapes": []}, "lists of one length"),
     ],
 )
-def test_an_announcement_that_does_not_fit_is_refused(
+def test_a_manifest_that_does_not_fit_is_refused(
     model: PreTrainedModel, changes: dict[str, list[object]], message: str
 ) -> None:
     fitting = {"names": ["model.norm.weight"], "dtypes": ["float32"], "shapes": [[64]]}
     with pytest.raises(InferenceError, match=message):
-        landings(Announced("group", **(fitting | changes)), model)
+        awaited_tensors(WeightManifest("group", **(fitting | changes)), model)

@@ -7,7 +7,7 @@ from safetensors.torch import load_file
 from support.training import write_moe_model
 from transformers import AutoModelForCausalLM
 
-from agentrl.models.weights import checkpoint_tensors
+from agentrl.models.checkpoint_layout import checkpoint_tensors
 
 
 def test_what_parameters_are_in_a_checkpoint_is_what_files_hold_and_no_copy(tmp_path: Path) -> None:
