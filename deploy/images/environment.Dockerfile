@@ -10,15 +10,15 @@ ENV PYTHONUNBUFFERED=1 \
 COPY --from=node /usr/local/bin/node /usr/local/bin/node
 COPY --from=node /usr/local/lib/node_modules /usr/local/lib/node_modules
 WORKDIR /opt/agentrl
-COPY pyproject.toml README.md ./
-COPY scripts/constraints.txt scripts/constraints.txt
+COPY pyproject.toml README.md LICENSE NOTICE ./
+COPY scripts/constraints.txt scripts/hatch_build.py scripts/
+COPY assets assets
+COPY examples examples
 COPY src src
 RUN ln -s ../lib/node_modules/npm/bin/npm-cli.js /usr/local/bin/npm \
     && ln -s ../lib/node_modules/npm/bin/npx-cli.js /usr/local/bin/npx \
     && python -m pip install --constraint scripts/constraints.txt . uv==0.9.13 \
     && useradd --create-home --uid 10001 agentrl
-COPY assets assets
-COPY examples examples
 
 USER 10001
 EXPOSE 8000

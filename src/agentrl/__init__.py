@@ -5,15 +5,28 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from agentrl.integrations import AgentTrainer
 
+    __version__: str
+
 __all__ = ["AgentTrainer", "__version__"]
 
-__version__ = "0.1.0"
+_DISTRIBUTION = "agentrl-mongo"
+_UNKNOWN_VERSION = "0+unknown"
 
 
 def __getattr__(name: str) -> Any:
-    """Import `AgentTrainer` when it is asked for: a sampler never needs it."""
+    """Import `AgentTrainer`, and look the version up, when they are asked for.
+
+    A sampler never needs the trainer's imports, and only an installed package has a version.
+    """
     if name == "AgentTrainer":
         from agentrl.integrations import AgentTrainer  # noqa: PLC0415
 
         return AgentTrainer
+    if name == "__version__":
+        from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415
+
+        try:
+            return version(_DISTRIBUTION)
+        except PackageNotFoundError:
+            return _UNKNOWN_VERSION
     raise AttributeError(f"module 'agentrl' has no attribute {name!r}")

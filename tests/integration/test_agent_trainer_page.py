@@ -57,7 +57,7 @@ def test_an_engine_of_ones_own_trains_and_answers(folder: Path) -> None:
     assert (folder / "runs/best.txt").read_text() == "19"
 
 
-@pytest.mark.skipif(importlib.util.find_spec("trl") is None, reason="needs agentrl[trl]")
+@pytest.mark.skipif(importlib.util.find_spec("trl") is None, reason="needs agentrl-mongo[trl]")
 def test_the_configuration_for_trl_is_taken_as_it_stands(folder: Path) -> None:
     script = (folder / "train.py").read_text()
     config = 'config="train_with_trl.yaml", train_engine_name="trl"'

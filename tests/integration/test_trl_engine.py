@@ -38,7 +38,7 @@ CONFIG = {
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(150),
-    pytest.mark.skipif(importlib.util.find_spec("trl") is None, reason="needs agentrl[trl]"),
+    pytest.mark.skipif(importlib.util.find_spec("trl") is None, reason="needs agentrl-mongo[trl]"),
 ]
 
 

@@ -14,6 +14,7 @@ from pydantic import SecretStr, ValidationError
 from agentrl.config.checks import check_config
 from agentrl.config.flags import FLAGS, NO_EFFECT, canonical_name, nearest_name
 from agentrl.config.sections import SECTIONS, RootConfig
+from agentrl.config.shipped_files import existing_or_shipped
 from agentrl.errors import ConfigError
 
 SECRET_ENVIRONMENT = {
@@ -51,7 +52,7 @@ def parse_flags(argv: Sequence[str]) -> RootConfig:
     typed = _split_arguments(argv)
     values: dict[str, Any] = {}
     if "config" in typed:
-        values.update(_read_yaml(Path(typed.pop("config"))))
+        values.update(_read_yaml(existing_or_shipped(Path(typed.pop("config")))))
     values.update(typed)
     return build_config(values)
 

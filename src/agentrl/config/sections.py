@@ -10,6 +10,8 @@ from typing import Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
 from pydantic_core import PydanticCustomError
 
+from agentrl.config.shipped_files import existing_or_shipped
+
 _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
 
 
@@ -100,6 +102,12 @@ class ModelSection(Section):
     """Linear layers that get an adapter, by the last part of their name. Experts of a mixture cannot
     have one: leave the last three out for a model that has nothing but experts there."""
 
+    @field_validator("model_name_or_path")
+    @classmethod
+    def _find_shipped_model(cls, name: str) -> str:
+        found = existing_or_shipped(Path(name))
+        return str(found) if found.is_absolute() else name
+
 
 PRIVATE_MONGO_ROOT = Path(".agentrl/mongo")
 """Folder of the private mongods' data, one folder a run in it."""
@@ -127,7 +135,7 @@ class DataSection(Section):
     train_file: Path | None = None
     """Training questions: a JSONL, JSON, CSV or Parquet file, a directory, or a data set of the
     Hugging Face hub (`owner/name`, `owner/name@config`, `:split` behind it; the last three need
-    `agentrl[data]`). Without it, the tasks that the database holds."""
+    `agentrl-mongo[data]`). Without it, the tasks that the database holds."""
     eval_file: Path | None = None
     """Held-out questions, in any form that train_file takes."""
     records_of: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$")
@@ -148,6 +156,11 @@ class DataSection(Section):
     """System prompt of questions that bring none."""
     shuffle: bool = True
     """Ask the questions of each epoch in an order drawn with the seed."""
+
+    @field_validator("train_file", "eval_file")
+    @classmethod
+    def _find_shipped_questions(cls, path: Path | None) -> Path | None:
+        return None if path is None else existing_or_shipped(path)
 
 
 class SamplingSection(Section):

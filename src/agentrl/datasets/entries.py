@@ -250,5 +250,5 @@ def _extra(module: str, source: Path) -> Any:
     except ImportError as error:
         raise DatasetError(
             f"{source}: reading it needs {module.partition('.')[0]}, which cannot be imported "
-            f"({error}); install it with `pip install 'agentrl[data]'`"
+            f"({error}); install it with `pip install 'agentrl-mongo[data]'`"
         ) from None

@@ -51,7 +51,7 @@ class AgentRLEngine(TrainerProcessor):
     The configuration's keys are the flags of `agentrl run`, and:
         agent_processes: host processes of one sampler (1 for a function; 4 for AWorld's
             agents, which play one rollout at a time in each).
-        training_python: the interpreter that has `agentrl[train,engine]`, where this one has not;
+        training_python: the interpreter that has `agentrl-mongo[train,engine]`, where this one has not;
             the environment variable AGENTRL_PYTHON when not given.
     """
 
@@ -246,6 +246,6 @@ def _training_python(given: Any) -> str:
     if importlib.util.find_spec("torch") is None:
         raise ConfigError(
             "config: this Python has no torch to train with; set AGENTRL_PYTHON (or "
-            "training_python) to the Python of an environment with agentrl[train,engine]"
+            "training_python) to the Python of an environment with agentrl-mongo[train,engine]"
         )
     return sys.executable

@@ -5,8 +5,7 @@ import sys
 from pathlib import Path
 
 from agentrl.config.sections import RootConfig
-
-FSDP_CONFIG = Path("assets/fsdp2_dst.yml")
+from agentrl.config.shipped_files import existing_or_shipped, shipped_file
 
 
 def agentrl_command(command: str, config_path: Path, *flags: str) -> list[str]:
@@ -21,7 +20,7 @@ def trainer_command(config: RootConfig, config_path: Path) -> list[str]:
         return agentrl_command("train", config_path)
     argv = [
         *(sys.executable, "-m", "accelerate.commands.launch"),
-        *("--config_file", str(FSDP_CONFIG)),
+        *("--config_file", str(shipped_file("assets/fsdp2_dst.yml"))),
         *("--num_processes", str(trainer.num_processes)),
         *("--num_machines", str(trainer.num_machines)),
         *("--machine_rank", str(trainer.machine_rank)),
@@ -33,8 +32,14 @@ def trainer_command(config: RootConfig, config_path: Path) -> list[str]:
 
 
 def tool_server_command(template: str, port: int) -> list[str]:
-    """Return the tool server's argv; `{port}` is filled in and `python` means this interpreter."""
+    """Return the tool server's argv.
+
+    `{port}` is filled in, `python` means this interpreter, and a script that ships with the package
+    (`examples/shop/server.py`) is found from any working directory.
+    """
     words = [word.replace("{port}", str(port)) for word in shlex.split(template)]
     if words and words[0] in ("python", "python3"):
         words[0] = sys.executable
+        if len(words) > 1 and (script := existing_or_shipped(Path(words[1]))).is_absolute():
+            words[1] = str(script)
     return words

@@ -263,7 +263,7 @@ def _pyarrow() -> _Arrow:
             importlib.import_module("pyarrow.parquet"),
         )
     except ImportError:
-        raise ConfigError("Parquet needs pyarrow: pip install 'agentrl[parquet]'") from None
+        raise ConfigError("Parquet needs pyarrow: pip install 'agentrl-mongo[parquet]'") from None
     return _Arrow(lib, parquet)
 
 

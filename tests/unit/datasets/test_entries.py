@@ -235,7 +235,9 @@ def test_a_missing_package_is_named_with_the_extra_that_brings_it(
 
     original = importlib.import_module
     monkeypatch.setattr(importlib, "import_module", refuse)
-    with pytest.raises(DatasetError, match=rf"needs {package}.*pip install 'agentrl\[data\]'"):
+    with pytest.raises(
+        DatasetError, match=rf"needs {package}.*pip install 'agentrl-mongo\[data\]'"
+    ):
         next(read_entries(Path(name)))
 
 

@@ -15,7 +15,9 @@ from agentrl.integrations import AgentTrainer
 
 ROWS = [{"query": f"How many is {n}?", "answer": str(n)} for n in range(4)]
 
-needs_trl = pytest.mark.skipif(importlib.util.find_spec("trl") is None, reason="needs agentrl[trl]")
+needs_trl = pytest.mark.skipif(
+    importlib.util.find_spec("trl") is None, reason="needs agentrl-mongo[trl]"
+)
 
 
 def build(tmp_path: Path, **config: Any) -> AgentTrainer:

@@ -224,7 +224,7 @@ def _write_parquet(rows: list[dict[str, Any]], path: Path, argument: str) -> Pat
         parquet = importlib.import_module("pyarrow.parquet")
     except ModuleNotFoundError:
         raise ConfigError(
-            "train_engine_name: verl reads Parquet; install pyarrow (pip install 'agentrl[data]')"
+            "train_engine_name: verl reads Parquet; install pyarrow (pip install 'agentrl-mongo[data]')"
         ) from None
     for row in rows:
         # Columns have one type; what differs from row to row travels as text.

@@ -19,7 +19,9 @@ SUMMARY_FILE = "summary.json"
 PICTURE_FILE = "reward.png"
 MERGE_REPORT_FILE = "merge_report.json"
 
-_LIBRARIES = ("agentrl", "torch", "transformers", "pymongo", "mcp", "numpy")
+_DISTRIBUTIONS = {"agentrl": "agentrl-mongo"} | {
+    name: name for name in ("torch", "transformers", "pymongo", "mcp", "numpy")
+}
 _MEAN_WINDOW = 5
 _BLUE, _ORANGE, _GREY = "#1f5fa8", "#d9730d", "#9aa4b2"
 
@@ -175,9 +177,9 @@ def _replace(path: Path, text: str) -> Path:
 
 def _library_versions() -> dict[str, str]:
     found = {}
-    for name in _LIBRARIES:
+    for name, distribution in _DISTRIBUTIONS.items():
         try:
-            found[name] = version(name)
+            found[name] = version(distribution)
         except PackageNotFoundError:
             continue
     return found
