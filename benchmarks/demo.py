@@ -26,7 +26,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from agentrl.store import TrajectoryStore
-from agentrl.store.embedded import EmbeddedMongo
+from agentrl.store.private_mongod import EmbeddedMongo
 
 ROOT = Path(__file__).parents[1]
 WINDOW = 5
@@ -51,7 +51,7 @@ async def sampler_waits(data_dir: Path, database: str) -> dict[str, float]:
     """Return the samplers' mean share of wall time spent waiting, by reason."""
     with EmbeddedMongo(data_dir) as mongo:
         async with TrajectoryStore.connect(mongo.uri(database)) as store:
-            samplers = await store.samplers()
+            samplers = await store.samplers.all()
     shares: dict[str, float] = {}
     for sampler in samplers:
         alive = (sampler.heartbeat_at - sampler.started_at).total_seconds()

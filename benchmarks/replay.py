@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from agentrl.store.embedded import EmbeddedMongo
+from agentrl.store.private_mongod import EmbeddedMongo
 
 ROOT = Path(__file__).parents[1]
 MERGES = ("tree", "linear", "none")

@@ -86,7 +86,7 @@ from agentrl.rollout import RolloutContext
 from agentrl.rollout.worker.sampler_process import collect_less_garbage
 from agentrl.schema import InferenceService, MCPTask
 from agentrl.store import TrajectoryStore
-from agentrl.store.embedded import EmbeddedMongo
+from agentrl.store.private_mongod import EmbeddedMongo
 from agentrl.tools import McpToolBox, ToolsConfig, connect_tools, load_mcp_servers
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -186,7 +186,7 @@ class Bench:
     async def play(self) -> Played:
         """Let a sampler play all rollouts, in a fresh database."""
         async with open_store(self.mongo) as store, RecordingPool() as pool:
-            await store.add_tasks(tasks(self.num_rollouts))
+            await store.tasks.add(tasks(self.num_rollouts))
             await self.engine.flush_cache()
             before, began = cpu_seconds(), time.perf_counter()
             async with kept_registered(store, self.service):

@@ -16,7 +16,7 @@ from agentrl.rollout import MCPSampler, RolloutContext
 from agentrl.rollout.worker.sampling_loop import SamplingLoop
 from agentrl.schema import InferenceService, Run, utc_now
 from agentrl.store import TrajectoryStore
-from agentrl.store.embedded import EmbeddedMongo
+from agentrl.store.private_mongod import EmbeddedMongo
 
 MODEL = Path(__file__).resolve().parents[1] / "assets/demo/model"
 
@@ -42,7 +42,7 @@ async def open_store(mongo: EmbeddedMongo) -> AsyncIterator[TrajectoryStore]:
     """Yield an empty store of its own."""
     async with TrajectoryStore.connect(mongo.uri(f"bench_{uuid.uuid4().hex[:8]}")) as store:
         await store.ensure_schema()
-        await store.create_run(Run(name="bench", status="training", admitted_groups=1_000_000))
+        await store.runs.create(Run(name="bench", status="training", admitted_groups=1_000_000))
         yield store
         await store.drop_database()
 
@@ -59,7 +59,7 @@ async def kept_registered(store: TrajectoryStore, here: InferenceService) -> Asy
 
     async def beat() -> None:
         while True:
-            await store.register_service(here.model_copy(update={"heartbeat_at": utc_now()}))
+            await store.services.register(here.model_copy(update={"heartbeat_at": utc_now()}))
             await asyncio.sleep(5)
 
     beats = asyncio.create_task(beat())

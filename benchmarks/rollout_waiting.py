@@ -17,7 +17,7 @@ from agentrl.inference import ServerPool
 from agentrl.renderers.renderer import Renderer
 from agentrl.rollout import RolloutContext
 from agentrl.schema import MCPTask
-from agentrl.store.embedded import EmbeddedMongo
+from agentrl.store.private_mongod import EmbeddedMongo
 from agentrl.tools import ToolsConfig, connect_tools, load_mcp_servers
 
 WAIT_SECONDS = 20.0
@@ -44,7 +44,7 @@ async def _hold(
 ) -> dict[str, Any]:
     tools = ToolsConfig(servers=load_mcp_servers(tools_url), call_timeout_seconds=600)
     async with open_store(mongo) as store, connect_tools(tools) as toolbox, ServerPool() as pool:
-        await store.add_tasks(
+        await store.tasks.add(
             MCPTask(id=f"train/0/{n}", order=n, num_generations=8, query="wait!", answer="1")
             for n in range(num_waiting // 8)
         )

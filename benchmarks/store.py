@@ -46,10 +46,11 @@ from agentrl.schema import (
     VersionSpan,
 )
 from agentrl.store import TrajectoryStore
-from agentrl.store.embedded import EmbeddedMongo
-from agentrl.store.expressions import held
-from agentrl.store.slots import CLAIM_ORDER, claim_filter, claim_update
-from agentrl.store.turns import ToolsPacker, _record_update, blob_keys, pack
+from agentrl.store.documents.expressions import held
+from agentrl.store.documents.packed_turns import ToolsPacker, blob_keys, pack
+from agentrl.store.private_mongod import EmbeddedMongo
+from agentrl.store.repositories.records import CLAIM_ORDER, claim_filter, claim_update
+from agentrl.store.repositories.turns import record_update
 
 PROCESSES = (1, 8, 32)
 IN_FLIGHT = (1, 8)
@@ -157,7 +158,7 @@ async def obey(order: Order, orders: Connection) -> dict[str, Any]:
         AsyncMongoClient[dict[str, Any]](order.uri, tz_aware=True) as client,
     ):
         # One connection a request in flight, before the clock starts.
-        await asyncio.gather(*(store.get_run() for _ in range(order.in_flight)))
+        await asyncio.gather(*(store.runs.get() for _ in range(order.in_flight)))
         await asyncio.gather(*(client.admin.command("ping") for _ in range(order.in_flight)))
         database = client.get_default_database(write_concern=WriteConcern(w="majority", j=True))
         if order.work == "samplers":
@@ -187,7 +188,7 @@ async def obey(order: Order, orders: Connection) -> dict[str, Any]:
 
 async def claim(store: TrajectoryStore, owner: str) -> Record:
     """Claim the next slot, which is there."""
-    claimed = await store.claim_record(
+    claimed = await store.records.claim(
         owner, lease_seconds=600, admitted_groups=ADMITTED, max_attempts=5
     )
     assert claimed is not None, "the benchmark ran out of slots"
@@ -236,7 +237,7 @@ def turns(
     async def by_store() -> None:
         record, index, turn_id = place()
         turn = made[index].model_copy(update={"id": turn_id, "record_id": record.id})
-        await store.append_turn(turn, record.fence)
+        await store.turns.append(turn, record.fence)
 
     async def bare() -> None:
         record, index, turn_id = place()
@@ -244,7 +245,7 @@ def turns(
         turn = made[index].model_copy(update={"id": turn_id, "record_id": record.id})
         result = await database["records"].update_one(
             {**held(record.id, record.fence), "status": "running", "turns": {"$ne": turn_id}},
-            _record_update(turn),
+            record_update(turn),
         )
         assert result.matched_count == 1
 
@@ -271,12 +272,12 @@ async def simulate(store: TrajectoryStore, order: Order, orders: Connection) -> 
         while time.monotonic() < end:
             record = await timed("claim", claim(store, owner))
             for index in range(3):
-                await timed("append", store.append_turn(make_turn(record, index), record.fence))
-            await store.finish_rollout(
+                await timed("append", store.turns.append(make_turn(record, index), record.fence))
+            await store.records.finish(
                 record.id, record.fence, outcome="answered", final_answer="1", lease_seconds=600
             )
             score = Score(scorer="exact", value=1.0)
-            await timed("score", store.set_score(record.id, record.fence, score))
+            await timed("score", store.scores.set(record.id, record.fence, score))
             records += 1
 
     began = time.monotonic()
@@ -325,7 +326,7 @@ def fresh(mongo: EmbeddedMongo, name: str, num_slots: int) -> str:
         async with TrajectoryStore.connect(mongo.uri(name)) as store:
             await store.drop_database()
             await store.ensure_schema()
-            await store.add_tasks(make_tasks(num_slots))
+            await store.tasks.add(make_tasks(num_slots))
 
     asyncio.run(prepare())
     return mongo.uri(name)
@@ -391,20 +392,20 @@ async def read_rate(mongo: EmbeddedMongo, sizes: Sizes) -> dict[str, Any]:
     """Measure what a trainer reads a second, beside a bare cursor over the same documents."""
     async with TrajectoryStore.connect(mongo.uri("reads")) as store:
         await store.ensure_schema()
-        await store.add_tasks(make_tasks(sizes.read_groups * GENERATIONS))
+        await store.tasks.add(make_tasks(sizes.read_groups * GENERATIONS))
         for _ in range(sizes.read_groups * GENERATIONS):
             await play(store, 10)
         num_bytes, rates = 0, {"bare": [], "store": []}
         for _ in range(max(2, sizes.repeats)):
             began = time.monotonic()
-            data = [d async for d in store._record_data.find({}).sort("traj_id", 1)]
+            data = [d async for d in store._database["record_data"].find({}).sort("traj_id", 1)]
             ids = [turn_id for d in data for turn_id in d["turn_ids"]]
-            found = [d async for d in store._turns.find({"_id": {"$in": ids}})]
+            found = [d async for d in store._database["turns"].find({"_id": {"$in": ids}})]
             keys = {key for document in found for key in blob_keys(document)}
-            blobs = [d async for d in store._db["blobs"].find({"_id": {"$in": sorted(keys)}})]
+            blobs = [d async for d in store._database["blobs"].find({"_id": {"$in": sorted(keys)}})]
             bare = time.monotonic() - began
             began = time.monotonic()
-            groups = await store.ready_groups(limit=sizes.read_groups)
+            groups = await store.ledger.ready_groups(limit=sizes.read_groups)
             by_store = time.monotonic() - began
             assert sum(len(d.turns) for group in groups for d in group) == len(found)
             num_bytes = sum(len(bson.encode(d)) for d in (*data, *found, *blobs))
@@ -428,12 +429,12 @@ async def play(store: TrajectoryStore, num_turns: int) -> Record:
     record = await claim(store, "bench:0:0")
     for index in range(num_turns):
         turn = make_turn(record, index, answers=index == num_turns - 1)
-        await store.append_turn(turn, record.fence)
-    await store.finish_rollout(
+        await store.turns.append(turn, record.fence)
+    await store.records.finish(
         record.id, record.fence, outcome="answered", final_answer="1", lease_seconds=600
     )
-    await store.set_score(record.id, record.fence, Score(scorer="exact", value=1.0))
-    played = await store.record(record.id)
+    await store.scores.set(record.id, record.fence, Score(scorer="exact", value=1.0))
+    played = await store.records.get(record.id)
     assert played is not None
     return played
 
@@ -445,19 +446,19 @@ async def bytes_per_token(mongo: EmbeddedMongo) -> list[dict[str, Any]]:
         async with TrajectoryStore.connect(mongo.uri("bytes")) as store:
             await store.drop_database()
             await store.ensure_schema()
-            await store.add_tasks(
+            await store.tasks.add(
                 [make_tasks(GENERATIONS)[0].model_copy(update={"num_generations": 1})]
             )
             record = await play(store, num_turns)
             tokens = record.num_prompt_tokens + record.num_output_tokens
             stored = 0
             for name in ("records", "record_data", "turns", "blobs"):
-                cursor = await store._db[name].aggregate(
+                cursor = await store._database[name].aggregate(
                     [{"$group": {"_id": None, "bytes": {"$sum": {"$bsonSize": "$$ROOT"}}}}]
                 )
                 stored += sum([row["bytes"] async for row in cursor])
             original = sum(
-                len(bson.encode(d)) for d in original_layout(await store.turns_of(record.id))
+                len(bson.encode(d)) for d in original_layout(await store.turns.of_record(record.id))
             )
             await store.drop_database()
         row = {

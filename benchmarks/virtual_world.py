@@ -7,6 +7,7 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -230,59 +231,103 @@ class SimStore:
     _groups: dict[int, list[DBRecordData]] = field(default_factory=dict)
     _ready: list[int] = field(default_factory=list)
 
-    async def get_run(self) -> Run:
+    def __post_init__(self) -> None:
+        self.runs = SimpleNamespace(
+            get=self._get_run,
+            set_admission=self._set_admission,
+        )
+        self.services = SimpleNamespace(
+            all=self._services,
+            set_status=self._set_service,
+            claim_sleeping=self._claim_sleeping_service,
+        )
+        self.policies = SimpleNamespace(
+            publish=self._publish_policy,
+            set_checksum=self._set_policy_checksum,
+            held_versions=self._held_policies,
+        )
+        self.tasks = SimpleNamespace(
+            next_train_order=self._next_train_order,
+            count=self._count_tasks,
+        )
+        self.samplers = SimpleNamespace(
+            all=self._samplers,
+            register=self._register_sampler,
+            heartbeat=self._heartbeat_sampler,
+        )
+        self.groups = SimpleNamespace(
+            reap=self._reap,
+        )
+        self.records = SimpleNamespace(
+            renew=self._heartbeat,
+            claim=self._claim_record,
+            release=self._release,
+            fail_attempt=self._fail_attempt,
+            finish=self._finish_rollout,
+        )
+        self.scores = SimpleNamespace(
+            claim=self._claim_scoring,
+            set=self._set_score,
+        )
+        self.ledger = SimpleNamespace(
+            ready_groups=self._ready_groups,
+            reserve=self._reserve,
+            drop=self._drop,
+        )
+
+    async def _get_run(self) -> Run:
         return self.run
 
-    async def set_admission(self, admitted_groups: int) -> None:
+    async def _set_admission(self, admitted_groups: int) -> None:
         self.run = self.run.model_copy(update={"admitted_groups": admitted_groups})
 
-    async def services(self, **_filter: object) -> list[InferenceService]:
+    async def _services(self, **_filter: object) -> list[InferenceService]:
         return list(self.known.values())
 
-    async def set_service(self, service_id: str, **changes: Any) -> None:
+    async def _set_service(self, service_id: str, **changes: Any) -> None:
         given = {name: value for name, value in changes.items() if value is not None}
         self.known[service_id] = self.known[service_id].model_copy(update=given)
 
-    async def claim_sleeping_service(self, service_id: str) -> bool:
+    async def _claim_sleeping_service(self, service_id: str) -> bool:
         if self.known[service_id].status != "asleep":
             return False
-        await self.set_service(service_id, status="updating")
+        await self._set_service(service_id, status="updating")
         return True
 
-    async def publish_policy(self, policy: Policy) -> None:
+    async def _publish_policy(self, policy: Policy) -> None:
         self.policy = policy
 
-    async def set_policy_checksum(self, _version: int, _checksum: str) -> None:
+    async def _set_policy_checksum(self, _version: int, _checksum: str) -> None:
         """Keep none."""
 
-    async def held_policies(self) -> set[int]:
+    async def _held_policies(self) -> set[int]:
         return set()
 
-    async def next_train_order(self) -> int:
+    async def _next_train_order(self) -> int:
         return self.num_tasks
 
-    async def count_tasks(self, **_filter: object) -> int:
+    async def _count_tasks(self, **_filter: object) -> int:
         return self.num_tasks
 
-    async def samplers(self, **_filter: object) -> list[object]:
+    async def _samplers(self, **_filter: object) -> list[object]:
         return []
 
-    async def register_sampler(self, _sampler: object) -> None:
+    async def _register_sampler(self, _sampler: object) -> None:
         """Keep none."""
 
-    async def heartbeat_sampler(self, _sampler: object) -> None:
+    async def _heartbeat_sampler(self, _sampler: object) -> None:
         """Keep none."""
 
-    async def reap(self, _max_attempts: int) -> None:
+    async def _reap(self, _max_attempts: int) -> None:
         """Nobody dies here but servers."""
 
-    async def heartbeat(self, _leases: object, _seconds: float) -> list[str]:
+    async def _heartbeat(self, _leases: object, _seconds: float) -> list[str]:
         return []
 
-    async def claim_scoring(self, _owner: str, _seconds: float) -> None:
+    async def _claim_scoring(self, _owner: str, _seconds: float) -> None:
         return None
 
-    async def claim_record(
+    async def _claim_record(
         self, owner: str, *, admitted_groups: int, **_options: object
     ) -> tuple[Record, MCPTask] | None:
         if self._freed:
@@ -317,21 +362,21 @@ class SimStore:
         )
         return record, task
 
-    async def release(self, record_id: str, _fence: int) -> None:
+    async def _release(self, record_id: str, _fence: int) -> None:
         _, _, order, try_number = record_id.split("/")
         heapq.heappush(self._freed, (int(order), int(try_number)))
 
-    async def fail_attempt(self, record_id: str, fence: int, _error: str, _most: int) -> None:
-        await self.release(record_id, fence)
+    async def _fail_attempt(self, record_id: str, fence: int, _error: str, _most: int) -> None:
+        await self._release(record_id, fence)
 
     def sampled(self, record_id: str, oldest: int, newest: int) -> None:
         """Note the versions that sampled a record."""
         self._versions[record_id] = (oldest, newest)
 
-    async def finish_rollout(self, _record_id: str, _fence: int, **_result: object) -> None:
+    async def _finish_rollout(self, _record_id: str, _fence: int, **_result: object) -> None:
         self.num_finished += 1
 
-    async def set_score(self, record_id: str, _fence: int, score: Score) -> None:
+    async def _set_score(self, record_id: str, _fence: int, score: Score) -> None:
         task_id, _, number = record_id.rpartition("/")
         order = int(task_id.rpartition("/")[2])
         oldest, newest = self._versions.pop(record_id)
@@ -374,7 +419,7 @@ class SimStore:
         if len(group) == self.num_generations:
             heapq.heappush(self._ready, order)
 
-    async def ready_groups(
+    async def _ready_groups(
         self, _consumer: str, *, limit: int, **_options: object
     ) -> list[list[DBRecordData]]:
         found = []
@@ -382,10 +427,10 @@ class SimStore:
             found.append(self._groups.pop(heapq.heappop(self._ready)))
         return found
 
-    async def reserve(self, _consumer: str, _record_ids: Sequence[str], _step: int) -> None:
+    async def _reserve(self, _consumer: str, _record_ids: Sequence[str], _step: int) -> None:
         """`ready_groups` gave them away for good."""
 
-    async def drop(
+    async def _drop(
         self, _consumer: str, _record_ids: Sequence[str], _step: int, _why: object
     ) -> None:
         """`ready_groups` gave them away for good."""
@@ -399,14 +444,14 @@ async def fail_now_and_then(store: SimStore, server: SimServer, rates: Rates, se
         if rng.random() < rates.hang_share:
             server.hangs = True
             await asyncio.sleep(rates.notice_hang_seconds)
-            await store.set_service(server.url, status="down")
+            await store.services.set_status(server.url, status="down")
             await asyncio.sleep(rates.kill_hang_seconds - rates.notice_hang_seconds)
             server.die()
         else:
             server.die()
             await asyncio.sleep(rates.notice_down_seconds)
-            await store.set_service(server.url, status="down")
+            await store.services.set_status(server.url, status="down")
         await asyncio.sleep(rates.restart_seconds)
         version = store.policy.version if store.policy else 0
         server.restart(version)
-        await store.set_service(server.url, status="up", policy_version=version)
+        await store.services.set_status(server.url, status="up", policy_version=version)

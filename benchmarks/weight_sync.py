@@ -75,7 +75,7 @@ from agentrl.models.lora import (
 from agentrl.models.policy import PolicyModel
 from agentrl.schema import InferenceService, Run
 from agentrl.store import TrajectoryStore
-from agentrl.store.embedded import EmbeddedMongo
+from agentrl.store.private_mongod import EmbeddedMongo
 
 _CHUNK = 1 << 22
 _LINK_SECONDS = 120.0
@@ -367,9 +367,9 @@ class Bench:
 async def register(store: TrajectoryStore, urls: Sequence[str]) -> None:
     """Make a run with these servers."""
     await store.ensure_schema()
-    await store.create_run(Run(name="bench"))
+    await store.runs.create(Run(name="bench"))
     for number, url in enumerate(urls):
-        await store.register_service(
+        await store.services.register(
             InferenceService(id=str(number), base_url=url, backend="embedded", model_path="m")
         )
 
@@ -404,7 +404,7 @@ async def publish(
     report = await publisher.announce(version)
     announced = time.perf_counter()
     if has_adapter(policy):
-        servers.adapter = (await store.services())[0].adapter
+        servers.adapter = (await store.services.all())[0].adapter
     await servers.until_sampling(version)
     ended = time.perf_counter()
     if report.failed:

@@ -87,10 +87,10 @@ class NotesSampler(MathSampler):
     async def notes(self) -> list[str]:
         """Return the notes of the best tries so far."""
         store = self.context.store
-        scored = [r for r in await store.records_of(self.task.id) if r.score is not None]
+        scored = [r for r in await store.records.of_task(self.task.id) if r.score is not None]
         scored.sort(key=lambda record: record.score.value if record.score else 0.0, reverse=True)
         last_turns = [record.turns[-1] for record in scored[:MOST_NOTES]]
-        return [turn.output_text.strip() for turn in await store.read_turns(last_turns)]
+        return [turn.output_text.strip() for turn in await store.turns.get_many(last_turns)]
 
 
 def problems(path: Path, num_generations: int) -> Iterator[MathTask]:

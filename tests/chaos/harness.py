@@ -32,7 +32,7 @@ from agentrl.errors import StoreError
 from agentrl.renderers.renderer import Renderer
 from agentrl.schema import MCPTask
 from agentrl.store import TrajectoryStore
-from agentrl.store.embedded import EmbeddedMongo
+from agentrl.store.private_mongod import EmbeddedMongo
 
 log = logging.getLogger("chaos")
 T = TypeVar("T")
@@ -99,14 +99,14 @@ class Chaos:
 
     async def feed(self) -> None:
         """Keep more groups in the run than samplers are admitted to."""
-        run = await self.store.get_run()
+        run = await self.store.runs.get()
         if run is None or self.num_groups - run.admitted_groups < GROUPS_AT_ONCE:
             await self.add_groups()
 
     async def add_groups(self) -> None:
         """Add questions."""
         numbers = range(self.num_groups, self.num_groups + GROUPS_AT_ONCE)
-        await self.store.add_tasks(
+        await self.store.tasks.add(
             MCPTask(
                 id=f"train/0/q{number}",
                 order=number,
@@ -156,11 +156,11 @@ class Chaos:
         """
         deadline = time.monotonic() + seconds
         while True:
-            run = await patiently(self.store.get_run)
+            run = await patiently(self.store.runs.get)
             if run is not None and run.status == "completed":
                 return
             if time.monotonic() > deadline:
-                progress = await self.store.progress()
+                progress = await self.store.reports.progress()
                 raise TimeoutError(f"the run did not end in {seconds:g} s: {progress}")
             self.tend()
             await asyncio.sleep(0.2)

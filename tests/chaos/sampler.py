@@ -7,7 +7,7 @@ import hashlib
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from chaos.journal import Journal
 
@@ -15,7 +15,9 @@ from agentrl.config.loading import parse_flags
 from agentrl.rollout.worker.sampler_process import run_sampler
 from agentrl.runtime.logs import setup_logging
 from agentrl.schema import DispatchedSamplingTask
-from agentrl.store import TrajectoryStore
+from agentrl.store.repositories.records import RecordRepository
+from agentrl.store.repositories.scores import ScoreRepository
+from agentrl.store.repositories.turns import TurnRepository
 
 Method = Callable[..., Awaitable[Any]]
 
@@ -30,7 +32,7 @@ def note_acknowledgements(journal: Journal) -> None:
     """Have the store's writes noted, once they are acknowledged."""
 
     def claiming(method: Method) -> Method:
-        async def noted(self: TrajectoryStore, owner: str, *args: Any, **options: Any) -> Any:
+        async def noted(self: object, owner: str, *args: Any, **options: Any) -> Any:
             claimed = await method(self, owner, *args, **options)
             if claimed is not None:
                 journal.write("claim", record=claimed[0].id, fence=claimed[0].fence, owner=owner)
@@ -39,9 +41,7 @@ def note_acknowledgements(journal: Journal) -> None:
         return noted
 
     def writing(kind: str, method: Method) -> Method:
-        async def noted(
-            self: TrajectoryStore, record_id: str, fence: int, *a: Any, **o: Any
-        ) -> Any:
+        async def noted(self: object, record_id: str, fence: int, *a: Any, **o: Any) -> Any:
             begun = time.monotonic()
             result = await method(self, record_id, fence, *a, **o)
             journal.write(kind, record=record_id, fence=fence, begun=begun)
@@ -49,20 +49,24 @@ def note_acknowledgements(journal: Journal) -> None:
 
         return noted
 
-    append = TrajectoryStore.append_turn
+    append = TurnRepository.append
 
-    async def append_turn(self: TrajectoryStore, turn: DispatchedSamplingTask, fence: int) -> None:
+    async def append_turn(self: TurnRepository, turn: DispatchedSamplingTask, fence: int) -> None:
         begun = time.monotonic()
         await append(self, turn, fence)
         facts = {"record": turn.record_id, "fence": fence, "attempt": turn.attempt, "begun": begun}
         journal.write("turn", id=turn.id, digest=digest(turn), **facts)
 
-    store: Any = TrajectoryStore
-    store.append_turn = append_turn
-    store.claim_record = claiming(TrajectoryStore.claim_record)
-    store.claim_scoring = claiming(TrajectoryStore.claim_scoring)
-    for name in ("finish_rollout", "set_score", "release", "fail_attempt"):
-        setattr(store, name, writing(name, getattr(TrajectoryStore, name)))
+    turns, records, scores = (
+        cast("Any", c) for c in (TurnRepository, RecordRepository, ScoreRepository)
+    )
+    turns.append = append_turn
+    for repository in (records, scores):
+        repository.claim = claiming(repository.claim)
+    records.finish = writing("finish_rollout", records.finish)
+    scores.set = writing("set_score", scores.set)
+    for name in ("release", "fail_attempt"):
+        setattr(records, name, writing(name, getattr(records, name)))
 
 
 def main(argv: Sequence[str]) -> int:

@@ -72,7 +72,7 @@ async def _check_turns(store: TrajectoryStore, turns: list[Event], verdict: Verd
         found = {
             turn.id: digest(turn)
             for attempt in attempts
-            for turn in await _turns(store.turns_of(record_id, attempt))
+            for turn in await _turns(store.turns.of_record(record_id, attempt))
         }
         for event in noted:
             if found.get(event["id"]) != event["digest"]:
@@ -103,9 +103,9 @@ def _check_fencing(events: Iterable[Event], verdict: Verdict) -> None:
 
 
 async def _check_groups(store: TrajectoryStore, verdict: Verdict) -> None:
-    async for task in store.iter_tasks():
+    async for task in store.tasks.find():
         verdict.num_groups += 1
-        records = await store.records_of(task.id)
+        records = await store.records.of_task(task.id)
         whole = len(records) == task.num_generations and task.status == "completed"
         if not whole or any(record.status not in TERMINAL_STATUSES for record in records):
             verdict.find("incomplete_groups", task.id)
@@ -114,7 +114,7 @@ async def _check_groups(store: TrajectoryStore, verdict: Verdict) -> None:
             verdict.num_attempts_lost += ends.count("expired")
             verdict.num_taken_up += sum(a.first_turn > 0 for a in record.attempts)
             if record.status == "scored":
-                for turn in await _turns(store.read_turns(record.turns)):
+                for turn in await _turns(store.turns.get_many(record.turns)):
                     if len(turn.tool_results) != len(turn.tool_calls):
                         verdict.find("lost_turns", f"{turn.id}: no tool results")
             fences = [attempt.fence for attempt in record.attempts]
@@ -143,7 +143,7 @@ async def _check_ledger(
             seen[record_id].append(step)
     consumed: set[str] = set()
     for status in ("trained", "dropped"):
-        async for data in store.iter_record_data(status=status):
+        async for data in store.ledger.find(status=status):
             consumed.add(data.record_id)
             entry = data.ledger["trainer"]
             noted = list(entry.trained_at)
@@ -153,7 +153,7 @@ async def _check_ledger(
                 verdict.find("double_trained", f"{data.record_id}: {seen[data.record_id]}, {noted}")
             elif seen[data.record_id] != noted:
                 verdict.find("skipped", f"{data.record_id}: {seen[data.record_id]}, {noted}")
-    async for record in store.iter_records(split="train"):
+    async for record in store.records.find(split="train"):
         if record.id not in consumed:
             kind = "double_trained" if seen[record.id] else "skipped"
             verdict.find(kind, f"{record.id}: not in the ledger")

@@ -14,7 +14,7 @@ from support.training import Player, train_tasks
 from agentrl.inference.client.http_client import SGLangClient
 from agentrl.schema import InferenceService
 from agentrl.store import TrajectoryStore
-from agentrl.store.embedded import EmbeddedMongo
+from agentrl.store.private_mongod import EmbeddedMongo
 from agentrl.trainer.checkpoint.checkpoint import latest_checkpoint
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(240)]
@@ -52,12 +52,12 @@ async def test_two_ranks_broadcast_to_two_servers(
     command += [mesh] if mesh else []
     async with TrajectoryStore.connect(uri) as store:
         await store.ensure_schema()
-        await store.add_tasks(train_tasks(4, 3))
+        await store.tasks.add(train_tasks(4, 3))
         await Player(model_path).play_groups(store, [[1.0, 0.0, 0.0]] * 4)
         with ExitStack() as stack:
             urls = [stack.enter_context(engine_process(model_path)) for _ in range(2)]
             for number, url in enumerate(urls):
-                await store.register_service(
+                await store.services.register(
                     InferenceService(
                         id=str(number), base_url=url, backend="embedded", model_path="m"
                     )
@@ -77,5 +77,5 @@ async def test_two_ranks_broadcast_to_two_servers(
                 assert [span.version for span in got.version_spans] == [NUM_STEPS]
                 expected = Oracle().logprobs(checkpoint.model_path, prompt(5), got.output_ids)
                 np.testing.assert_allclose(got.output_logprobs, expected, atol=1e-4)
-        policies = {policy.version: policy for policy in await store.policies()}
+        policies = {policy.version: policy for policy in await store.policies.all()}
     assert all(policy.is_written and policy.checksum for policy in policies.values())

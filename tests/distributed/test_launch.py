@@ -11,7 +11,7 @@ import pytest
 from support.training import Player, train_tasks
 
 from agentrl.store import TrajectoryStore
-from agentrl.store.embedded import EmbeddedMongo
+from agentrl.store.private_mongod import EmbeddedMongo
 from agentrl.trainer.checkpoint.checkpoint import latest_checkpoint
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(240)]
@@ -41,7 +41,7 @@ async def test_two_machines_train_one_run(
     uri = mongod.uri(name)
     async with TrajectoryStore.connect(uri) as store:
         await store.ensure_schema()
-        await store.add_tasks(train_tasks(2, 3))
+        await store.tasks.add(train_tasks(2, 3))
         await Player(model_path).play_groups(store, [[1.0, 0.0, 0.0]] * 2)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

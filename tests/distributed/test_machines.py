@@ -19,7 +19,7 @@ from support.training import Player, train_tasks
 
 from agentrl.runtime.ports import free_port
 from agentrl.store import TrajectoryStore
-from agentrl.store.embedded import EmbeddedMongo
+from agentrl.store.private_mongod import EmbeddedMongo
 from agentrl.trainer.checkpoint.checkpoint import latest_checkpoint
 
 Machine = subprocess.Popen[str]
@@ -35,7 +35,7 @@ async def filled_run(mongod: EmbeddedMongo, model_path: Path, *, num_unplayed: i
     uri = mongod.uri(f"machines_{uuid.uuid4().hex[:8]}")
     async with TrajectoryStore.connect(uri) as store:
         await store.ensure_schema()
-        await store.add_tasks(train_tasks(len(SCORES) + num_unplayed, 3))
+        await store.tasks.add(train_tasks(len(SCORES) + num_unplayed, 3))
         await Player(model_path).play_groups(store, SCORES)
     return uri
 

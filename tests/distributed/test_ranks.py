@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from support.training import Player, train_tasks, write_moe_model
 
 from agentrl.store import TrajectoryStore
-from agentrl.store.embedded import EmbeddedMongo
+from agentrl.store.private_mongod import EmbeddedMongo
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(240)]
 
@@ -60,7 +60,7 @@ def start(
 async def fill(uri: str, model: Path, scores: list[list[float]]) -> None:
     async with TrajectoryStore.connect(uri) as store:
         await store.ensure_schema()
-        await store.add_tasks(train_tasks(len(scores), len(scores[0])))
+        await store.tasks.add(train_tasks(len(scores), len(scores[0])))
         await Player(model).play_groups(store, scores)
 
 
@@ -162,7 +162,9 @@ async def test_a_run_of_four_ranks_goes_on_with_two(
     assert largest_difference(weights(alone, 4), weights(alone, 2)) > 1e-4
     for uri in uris:
         async with TrajectoryStore.connect(uri) as store:
-            entries = [d["ledger"]["trainer"] async for d in store._record_data.find({})]
+            entries = [
+                d["ledger"]["trainer"] async for d in store._database["record_data"].find({})
+            ]
         trained = sorted(entry["step"] for entry in entries if entry["status"] == "trained")
         assert trained == [1] * 6 + [2] * 6 + [3] * 6 + [4] * 6
         assert {entry["trained_count"] for entry in entries} == {1}

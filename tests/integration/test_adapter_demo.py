@@ -10,7 +10,7 @@ from support.versions import check_versions
 
 from agentrl.models.lora import merge_adapter
 from agentrl.store import TrajectoryStore
-from agentrl.store.embedded import EmbeddedMongo
+from agentrl.store.private_mongod import EmbeddedMongo
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 NUM_STEPS = 24
@@ -58,8 +58,8 @@ async def test_every_token_is_of_the_version_that_its_span_names(
     with EmbeddedMongo(folder / "mongo") as mongo:
         async with TrajectoryStore.connect(mongo.uri("short")) as store:
             conversations = [
-                await store.turns_of(record.id)
-                async for record in store.iter_records(split="train")
+                await store.turns.of_record(record.id)
+                async for record in store.records.find(split="train")
                 if record.turns and record.max_version is not None and record.max_version < 4
             ]
     turns = [turn for turns in conversations for turn in turns]

@@ -17,7 +17,7 @@ from support.nasty_agent import KEY, PROMPT, TOKEN
 
 from agentrl.data import TokenTree
 from agentrl.store import TrajectoryStore
-from agentrl.store.embedded import EmbeddedMongo
+from agentrl.store.private_mongod import EmbeddedMongo
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -175,7 +175,7 @@ async def test_the_example_trains_the_agent_and_of_a_swarm_the_one_without_an_ad
     assert 0.0 < summary["reward_mean"][0] < 1.0
     is_swarm = "agent_routes" in yaml.safe_load((trained / "run.yaml").read_text())
     num_records = num_forwarded = num_calls = 0
-    async for data in store.iter_record_data(status="trained", hydrate=True):
+    async for data in store.ledger.find(status="trained", hydrate=True):
         num_records += 1
         forwarded = [turn for turn in data.turns if not turn.trainable]
         num_forwarded += len(forwarded)

@@ -19,7 +19,7 @@ from agentrl.renderers.renderer import Renderer
 from agentrl.rollout import SamplingScheduler
 from agentrl.schema import Run
 from agentrl.store import TrajectoryStore
-from agentrl.store.embedded import EmbeddedMongo
+from agentrl.store.private_mongod import EmbeddedMongo
 
 ROOT = Path(__file__).parents[2]
 
@@ -57,21 +57,21 @@ async def test_every_block_of_bring_your_own_runs_as_printed(
     }
     async with TrajectoryStore.connect(mongod.uri("mine"), "mine") as store:
         await store.ensure_schema()
-        await store.create_run(Run(name="mine", status="training", admitted_groups=1000))
+        await store.runs.create(Run(name="mine", status="training", admitted_groups=1000))
         with serve_script(Renderer.load(model), as_model) as engine:
             printed = []
             for text in commands:
                 # Anew for each: a server that is silent for long is taken for gone.
-                await store.register_service(service(engine))
+                await store.services.register(service(engine))
                 printed.append(await asyncio.to_thread(run_shell, text, tmp_path, environment))
         assert "train/0/q1  completed  score 1.000  2 scored" in printed[0]
         assert "train/0/q2  completed  score 1.000  2 scored" in printed[0]
         assert "train/0/q3  completed  score 1.000  2 scored" in printed[1]
-        (first, second) = await store.turns_of("train/0/q3/0")
+        (first, second) = await store.turns.of_record("train/0/q3/0")
         assert (first.tool_calls[0].name, first.tool_results[0].content) == ("in_stock", "7")
         assert (second.parent, second.branch_reason) == (0, None)
         for number in (3, 50):
-            (record,) = await store.records_of(f"train/0/g{number}")
+            (record,) = await store.records.of_task(f"train/0/g{number}")
             assert record.score is not None
             assert (record.final_answer, record.score.value) == (str(number), 1.0)
         await store.drop_database()
@@ -96,7 +96,7 @@ async def test_the_math_samplers_play_score_and_pass_notes_on(
     model = write_tokenizer(tmp_path / "model")
     path = tmp_path / "problems.jsonl"
     path.write_text('{"id": "p", "problem": "What is half of \\\\boxed{1}?", "answer": "1/2"}\n')
-    await store.create_run(Run(name="math", status="training", admitted_groups=1000))
+    await store.runs.create(Run(name="math", status="training", admitted_groups=1000))
     config = build_config(
         {
             "run_name": mongo_uri.partition("?")[0].rpartition("/")[2],
@@ -107,13 +107,13 @@ async def test_the_math_samplers_play_score_and_pass_notes_on(
         }
     )
     with serve_script(Renderer.load(model), as_model) as engine:
-        await store.register_service(service(engine))
+        await store.services.register(service(engine))
         # Of two tries one may begin before the other has its score; the third comes after one.
         tasks = list(samplers.problems(path, num_generations=3))
         status = await SamplingScheduler(config, getattr(samplers, name), tasks, "train").run()
         prompts = [engine.renderer.decode(body["input_ids"]) for body in engine.requests]
     assert status == 0
-    records = await store.records_of("train/0/p")
+    records = await store.records.of_task("train/0/p")
     assert [r.score.value for r in records if r.score is not None] == [1.0, 1.0, 1.0]
     noted = [prompt for prompt in prompts if "- count twice" in prompt]
     assert bool(noted) == (name == "NotesSampler")

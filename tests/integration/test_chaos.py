@@ -49,11 +49,11 @@ async def nothing(*_: object) -> None:
 
 
 async def lose_a_turn(store: TrajectoryStore, *_: Journal) -> None:
-    await store._turns.delete_one({"record_id": "train/0/q0/0"})
+    await store._database["turns"].delete_one({"record_id": "train/0/q0/0"})
 
 
 async def cut_a_turn_out(store: TrajectoryStore, *_: Journal) -> None:
-    await store._records.update_one({"_id": "train/0/q0/0"}, {"$set": {"turns": []}})
+    await store._database["records"].update_one({"_id": "train/0/q0/0"}, {"$set": {"turns": []}})
 
 
 async def train_one_again(_: TrajectoryStore, __: Journal, trainer: Journal) -> None:
@@ -61,20 +61,26 @@ async def train_one_again(_: TrajectoryStore, __: Journal, trainer: Journal) -> 
 
 
 async def forget_that_one_was_trained(store: TrajectoryStore, *_: Journal) -> None:
-    await store._record_data.update_one({"_id": "train/0/q0/0"}, {"$set": {"ledger": {}}})
+    await store._database["record_data"].update_one(
+        {"_id": "train/0/q0/0"}, {"$set": {"ledger": {}}}
+    )
 
 
 async def pass_one_over(store: TrajectoryStore, *_: Journal) -> None:
-    await store._record_data.update_one({"_id": "train/0/q2/1"}, {"$set": {"ledger": {}}})
+    await store._database["record_data"].update_one(
+        {"_id": "train/0/q2/1"}, {"$set": {"ledger": {}}}
+    )
 
 
 async def call_a_dropped_one_trained(store: TrajectoryStore, *_: Journal) -> None:
     standing = {"ledger.trainer.status": "trained", "ledger.trainer.trained_at": [1]}
-    await store._record_data.update_one({"_id": "train/0/q2/1"}, {"$set": standing})
+    await store._database["record_data"].update_one({"_id": "train/0/q2/1"}, {"$set": standing})
 
 
 async def leave_a_group_open(store: TrajectoryStore, *_: Journal) -> None:
-    await store._tasks.update_one({"_id": "train/0/q1"}, {"$set": {"status": "created"}})
+    await store._database["tasks"].update_one(
+        {"_id": "train/0/q1"}, {"$set": {"status": "created"}}
+    )
 
 
 async def write_as_a_stale_holder(_: TrajectoryStore, samplers: Journal, __: Journal) -> None:
@@ -107,13 +113,13 @@ async def test_the_judge_finds_whatever_went_wrong(
     samplers, trainer = Journal(tmp_path / "samplers"), Journal(tmp_path / "trainer")
     ids = await fill(store, 3)
     for record_id in ids:
-        (turn,) = await store.turns_of(record_id)
+        (turn,) = await store.turns.of_record(record_id)
         samplers.write("claim", record=record_id, fence=1, owner="one")
         facts = {"record": record_id, "fence": 1, "attempt": 1, "begun": 0.0}
         samplers.write("turn", id=turn.id, digest=digest(turn), **facts)
-    await store.reserve("trainer", ids[:4], 1)
-    await store.drop("trainer", ids[4:], 1, "stale")
-    await store.commit("trainer", 1)
+    await store.ledger.reserve("trainer", ids[:4], 1)
+    await store.ledger.drop("trainer", ids[4:], 1, "stale")
+    await store.ledger.commit("trainer", 1)
     trainer.write("resume", step=0)
     trainer.write("step", step=1, records=ids[:4])
     await spoil(store, samplers, trainer)

@@ -20,7 +20,7 @@ from support.versions import check_versions
 
 from agentrl.schema import DispatchedSamplingTask, Record
 from agentrl.store import TrajectoryStore
-from agentrl.store.embedded import EmbeddedMongo
+from agentrl.store.private_mongod import EmbeddedMongo
 
 logger = logging.getLogger(__name__)
 
@@ -87,19 +87,19 @@ async def watch(folder: Path, run: "subprocess.Popen[str]", seen: Watched) -> No
 
 
 async def is_completed(store: TrajectoryStore) -> bool:
-    run = await store.get_run()
+    run = await store.runs.get()
     return run is not None and run.status == "completed"
 
 
 async def look(store: TrajectoryStore, run: psutil.Process, seen: Watched) -> None:
     engine = engine_of(run)
-    services = await store.services()
+    services = await store.services.all()
     if engine is None or not services:
         return
     # Falling asleep and waking take a moment: only what is the same before and after counts.
-    before = (services[0].status, await store.trainer_has_device())
+    before = (services[0].status, await store.trainer_leases.holder_has_device())
     resident = engine.memory_info().rss
-    after = ((await store.services())[0].status, await store.trainer_has_device())
+    after = ((await store.services.all())[0].status, await store.trainer_leases.holder_has_device())
     seen.pids.add(engine.pid)
     if before == after and before in (("up", False), ("asleep", True)):
         seen.resident.append((before[1], resident))
@@ -135,9 +135,9 @@ async def watched_run(folder: Path) -> Watched:
     assert [json.loads(line)["step"] for line in metrics] == list(range(1, NUM_STEPS + 1))
     with EmbeddedMongo(folder / "mongo") as mongo:
         async with TrajectoryStore.connect(mongo.uri("short")) as store:
-            seen.records = [record async for record in store.iter_records(split="train")]
+            seen.records = [record async for record in store.records.find(split="train")]
             played = [record for record in seen.records if record.turns]
-            seen.turns = [await store.turns_of(record.id) for record in played]
+            seen.turns = [await store.turns.of_record(record.id) for record in played]
     assert check_versions(seen.turns, folder / "output/policy") > 100
     return seen
 

@@ -18,7 +18,7 @@ async def wait_for_sampler(store: TrajectoryStore, pid: int) -> SamplerInfo:
     """Wait until the sampler has finished slots and holds others."""
     async with asyncio.timeout(120):
         while True:
-            for info in await store.samplers():
+            for info in await store.samplers.all():
                 if info.pid == pid and info.num_finished > 0 and info.num_running > 0:
                     return info
             await asyncio.sleep(0.05)
@@ -33,7 +33,7 @@ async def wait_for_config(folder: Path) -> None:
 async def attempts_of(store: TrajectoryStore, pid: int) -> list[Attempt]:
     return [
         attempt
-        async for record in store.iter_records(split="train")
+        async for record in store.records.find(split="train")
         for attempt in record.attempts
         if f":{pid}:" in attempt.owner
     ]

@@ -15,7 +15,7 @@ from support.demo_run import ROOT, RUN_NAME, logs, run_command
 
 from agentrl.runtime.signals import INTERRUPTED, SAME_SIGNAL_SECONDS
 from agentrl.store import TrajectoryStore
-from agentrl.store.embedded import EmbeddedMongo
+from agentrl.store.private_mongod import EmbeddedMongo
 from agentrl.trainer.checkpoint.checkpoint import latest_checkpoint
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
@@ -98,8 +98,8 @@ async def test_a_run_saves_the_step_hands_its_slots_back_and_can_be_resumed(tmp_
     assert saved.step == len(metrics(tmp_path))
     with EmbeddedMongo(tmp_path / "mongo") as mongo:
         async with TrajectoryStore.connect(mongo.uri(RUN_NAME)) as store:
-            assert [one.id async for one in store.iter_records(status="running")] == []
-            assert {service.status for service in await store.services()} == {"down"}
+            assert [one.id async for one in store.records.find(status="running")] == []
+            assert {service.status for service in await store.services.all()} == {"down"}
 
 
 def test_a_second_signal_ends_a_run_at_once_that_waits_for_its_trainer(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from support.demo_run import ROOT, RUN_NAME, eval_script_command, logs
 
 from agentrl.rollout.evaluation.eval_scores import pass_at_k
 from agentrl.store import TrajectoryStore
-from agentrl.store.embedded import EmbeddedMongo
+from agentrl.store.private_mongod import EmbeddedMongo
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -54,9 +54,9 @@ async def test_the_script_writes_the_scores_that_the_records_have(
 ) -> None:
     with EmbeddedMongo(folder / "mongo") as mongo:
         async with TrajectoryStore.connect(mongo.uri(f"{RUN_NAME}-eval")) as store:
-            scores = await store.tag_scores("eval@0")
-            assert await store.count_tasks() == NUM_QUESTIONS
-            assert {record.min_version async for record in store.iter_records()} == {0}
+            scores = await store.scores.of_tag("eval@0")
+            assert await store.tasks.count() == NUM_QUESTIONS
+            assert {record.min_version async for record in store.records.find()} == {0}
     assert len(scores) == NUM_QUESTIONS
     right = [sum(value or 0.0 for value in values) for values in scores.values()]
     assert all(len(values) == NUM_TRIES and None not in values for values in scores.values())

@@ -11,7 +11,7 @@ from support.demo_run import ROOT, logs, run_command
 from support.versions import check_versions
 
 from agentrl.store import TrajectoryStore
-from agentrl.store.embedded import EmbeddedMongo
+from agentrl.store.private_mongod import EmbeddedMongo
 
 NUM_STEPS = 16
 HANG_SECONDS = 3.0
@@ -84,6 +84,6 @@ async def test_run_survives_servers_that_die_and_hang(
     assert max(published) < PUBLISH_SECONDS + TIDY_SECONDS
     with EmbeddedMongo(tmp_path / "mongo") as mongo:
         async with TrajectoryStore.connect(mongo.uri("short")) as store:
-            records = [r.id async for r in store.iter_records(status="scored", split="train")]
-            turns = [await store.turns_of(record) for record in records]
+            records = [r.id async for r in store.records.find(status="scored", split="train")]
+            turns = [await store.turns.of_record(record) for record in records]
     assert check_versions(turns, tmp_path / "output/policy") > 100

@@ -56,14 +56,14 @@ def documented_queries() -> list[str]:
 async def test_every_documented_query_returns_rows(
     store: TrajectoryStore, mongo_uri: str, mongosh: Path, tmp_path: Path
 ) -> None:
-    await store.create_run(Run(name=store.database_name))
-    await store.add_tasks([make_task(0)])
+    await store.runs.create(Run(name=store.database_name))
+    await store.tasks.add([make_task(0)])
     record = await claim(store)
-    await store.fail_attempt(record.id, record.fence, "the tools were gone", 3)
+    await store.records.fail_attempt(record.id, record.fence, "the tools were gone", 3)
     for _ in range(2):
         record = await play(store, await claim(store), num_turns=2)
-    await store.reserve("trainer", [record.id], 1)
-    await store.commit("trainer", 1)
+    await store.ledger.reserve("trainer", [record.id], 1)
+    await store.ledger.commit("trainer", 1)
 
     queries = documented_queries()
     assert len(queries) >= 6

@@ -18,7 +18,7 @@ from agentrl.data.tree import TokenTree
 from agentrl.models.load import load_policy
 from agentrl.models.policy import term_logprobs
 from agentrl.store import TrajectoryStore
-from agentrl.store.embedded import EmbeddedMongo
+from agentrl.store.private_mongod import EmbeddedMongo
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 NUM_STEPS = 3
@@ -52,7 +52,7 @@ async def sampled_rows(folder: Path) -> list[tuple[PackedRow, np.ndarray]]:
     rows = []
     with EmbeddedMongo(folder / "mongo") as mongo:
         async with TrajectoryStore.connect(mongo.uri(RUN_NAME)) as store:
-            async for data in store.iter_record_data(status="trained", hydrate=True):
+            async for data in store.ledger.find(status="trained", hydrate=True):
                 if data.max_version == 0:
                     turns = with_routes(turn_tokens(data.turns), data.turns)
                     tree = TokenTree.from_tokens(turns)

@@ -16,7 +16,7 @@ from support.versions import check_versions
 
 from agentrl.schema import DispatchedSamplingTask, rebuild_prompts
 from agentrl.store import TrajectoryStore
-from agentrl.store.embedded import EmbeddedMongo
+from agentrl.store.private_mongod import EmbeddedMongo
 
 NUM_STEPS = 4
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
@@ -60,8 +60,8 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def run(run_folder: Path) -> AsyncIterator[SGLangRun]:
     with EmbeddedMongo(run_folder / "mongo") as mongo:
         async with TrajectoryStore.connect(mongo.uri("short")) as store:
-            records = [r.id async for r in store.iter_records(split="train") if r.turns]
-            yield SGLangRun(run_folder, [await store.turns_of(record) for record in records])
+            records = [r.id async for r in store.records.find(split="train") if r.turns]
+            yield SGLangRun(run_folder, [await store.turns.of_record(record) for record in records])
 
 
 def test_sglang_serves_the_steps(run_folder: Path) -> None:

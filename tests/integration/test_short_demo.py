@@ -24,7 +24,7 @@ from agentrl.models.load import load_policy
 from agentrl.models.policy import term_logprobs
 from agentrl.schema import rebuild_prompts
 from agentrl.store import TrajectoryStore
-from agentrl.store.embedded import EmbeddedMongo
+from agentrl.store.private_mongod import EmbeddedMongo
 
 NUM_STEPS = 3
 GROUPS_PER_STEP = 4
@@ -78,7 +78,7 @@ def sampler_pids(folder: Path) -> list[int]:
 async def holds_slots(folder: Path, pid: int) -> bool:
     """Return whether a sampler holds running training slots."""
     async with TrajectoryStore.connect(database_uri(folder)) as store:
-        async for record in store.iter_records(status="running", split="train"):
+        async for record in store.records.find(status="running", split="train"):
             if record.lease is not None and f":{pid}:" in record.lease.owner:
                 return True
     return False
@@ -231,16 +231,16 @@ async def test_every_link_resolves_from_task_to_ledger(
     run: FinishedRun, store: TrajectoryStore
 ) -> None:
     num_trained = 0
-    async for task in store.iter_tasks(split="train", status="completed"):
-        records = await store.records_of(task.id)
+    async for task in store.tasks.find(split="train", status="completed"):
+        records = await store.records.of_task(task.id)
         assert [record.id for record in records] == [f"{task.id}/{i}" for i in range(len(records))]
         assert len(records) == task.num_generations
         for record in records:
-            turns = await store.turns_of(record.id)
+            turns = await store.turns.of_record(record.id)
             assert [turn.id for turn in turns] == list(record.turns)
             assert all(turn.task_id == task.id for turn in turns)
-    async for data in store.iter_record_data(status="trained"):
-        record = await store.record(data.record_id)
+    async for data in store.ledger.find(status="trained"):
+        record = await store.records.get(data.record_id)
         assert record is not None
         assert list(record.turns) == list(data.turn_ids)
         assert data.ledger["trainer"].trained_count == 1
@@ -253,7 +253,7 @@ async def test_the_killed_samplers_slots_were_played_again_and_no_group_is_left_
 ) -> None:
     again = [
         record
-        async for record in store.iter_records(split="train")
+        async for record in store.records.find(split="train")
         if any(
             f":{run.killed_pid}:" in attempt.owner and attempt.ended_by == "expired"
             for attempt in record.attempts
@@ -273,7 +273,7 @@ async def test_prompts_rebuilt_from_the_database_are_what_the_engine_was_sent(
         request = json.loads(line)
         sent.add((tuple(request["input_ids"]), tuple(request["output_ids"])))
     num_turns = 0
-    async for data in store.iter_record_data(status="trained", hydrate=True):
+    async for data in store.ledger.find(status="trained", hydrate=True):
         for turn, prompt in zip(data.turns, rebuild_prompts(data.turns), strict=True):
             assert (tuple(prompt.tolist()), tuple(turn.output_ids.tolist())) in sent
             num_turns += 1
@@ -284,7 +284,7 @@ async def test_trainer_and_engine_agree_on_logprobs_of_every_version(
     run: FinishedRun, store: TrajectoryStore
 ) -> None:
     versions = set()
-    async for data in store.iter_record_data(status="trained", hydrate=True):
+    async for data in store.ledger.find(status="trained", hydrate=True):
         if data.min_version is None or data.min_version != data.max_version:
             continue
         weights = run.folder / f"output/policy/{data.min_version:06d}"

@@ -73,13 +73,13 @@ async def soak(
         finally:
             beats.cancel()
             await asyncio.wait([beats])
-    return [record async for record in store.iter_records()]
+    return [record async for record in store.records.find()]
 
 
 async def keep_registered(store: TrajectoryStore, engine: ScriptedEngine) -> None:
     while True:
         await asyncio.sleep(5)
-        await store.register_service(service(engine))
+        await store.services.register(service(engine))
 
 
 async def check(store: TrajectoryStore, records: list[Record], renderer: Renderer) -> Counter[str]:
@@ -96,7 +96,7 @@ async def check(store: TrajectoryStore, records: list[Record], renderer: Rendere
         assert {attempt.ended_by for attempt in record.attempts[:-1]} <= {"error"}
         for attempt in record.attempts[:-1]:
             assert str(attempt.error).startswith("ToolError: "), attempt
-        turns = await store.turns_of(record.id)
+        turns = await store.turns.of_record(record.id)
         for index, prompt in enumerate(rebuild_prompts(turns)):
             # The question, and a reply and a result a turn: nobody else closes anything.
             assert int((prompt == stop).sum()) == 2 + 2 * index

@@ -15,7 +15,7 @@ from agentrl.data.tokens import TurnTokens, turn_tokens
 from agentrl.integrations import AgentTrainer
 from agentrl.schema import DBRecordData
 from agentrl.store import TrajectoryStore
-from agentrl.store.embedded import EmbeddedMongo
+from agentrl.store.private_mongod import EmbeddedMongo
 
 ROOT = Path(__file__).parents[2]
 CONFIG = {
@@ -66,7 +66,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[AgentTrainer, dic
 async def records_of(run_path: Path) -> list[DBRecordData]:
     with EmbeddedMongo(run_path / "mongo", 0) as mongo:
         async with TrajectoryStore.connect(mongo.uri("with_trl"), "with_trl") as store:
-            return [r async for r in store.iter_record_data(status="trained", hydrate=True)]
+            return [r async for r in store.ledger.find(status="trained", hydrate=True)]
 
 
 def largest_error(folder: Path, turns: list[TurnTokens]) -> float:

@@ -42,7 +42,7 @@ class Stage:
         sampler = AgentSampler(task, record, self.context, agent=agent, gateway=self.gateway)
         result = await sampler.run()
         await sampler.finish()
-        return result, await self.context.store.turns_of(record.id)
+        return result, await self.context.store.turns.of_record(record.id)
 
     async def sampler(self, agent: AgentFunction) -> tuple[AgentSampler, Record]:
         """Claim the next slot for the agent."""

@@ -60,9 +60,9 @@ class ExactScoring:
 
 async def begin_run(store: TrajectoryStore, engine: ScriptedEngine, *tasks: MCPTask) -> None:
     """Create the run, admit everything, register the engine and add the tasks."""
-    await store.create_run(Run(name="test", status="training", admitted_groups=1000))
-    await store.register_service(service(engine))
-    await store.add_tasks(tasks)
+    await store.runs.create(Run(name="test", status="training", admitted_groups=1000))
+    await store.services.register(service(engine))
+    await store.tasks.add(tasks)
 
 
 def service(engine: ScriptedEngine) -> InferenceService:
@@ -106,7 +106,7 @@ async def open_play(
 
 async def claim(store: TrajectoryStore) -> tuple[Record, MCPTask]:
     """Claim the next slot as a process called `tester`."""
-    claimed = await store.claim_record(
+    claimed = await store.records.claim(
         "tester", lease_seconds=30, admitted_groups=1000, max_attempts=3
     )
     assert claimed is not None
@@ -123,4 +123,4 @@ async def play(
     sampler = MCPSampler(task, record, context)
     result = await sampler.run()
     await sampler.finish()
-    return result, await store.turns_of(record.id)
+    return result, await store.turns.of_record(record.id)

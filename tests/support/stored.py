@@ -93,7 +93,7 @@ async def claim(
     max_attempts: int = 3,
 ) -> Record:
     """Claim the next slot, which must be there."""
-    claimed = await store.claim_record(
+    claimed = await store.records.claim(
         owner, lease_seconds=lease_seconds, admitted_groups=1_000_000, max_attempts=max_attempts
     )
     assert claimed is not None
@@ -110,18 +110,18 @@ async def play(
 ) -> Record:
     """Play a claimed slot to its end; without a score it stays finished."""
     for index in range(num_turns):
-        await store.append_turn(make_turn(record, index, version=version), record.fence)
-    await store.finish_rollout(
+        await store.turns.append(make_turn(record, index, version=version), record.fence)
+    await store.records.finish(
         record.id, record.fence, outcome="answered", final_answer="4", lease_seconds=60
     )
     if score is not None:
-        await store.set_score(record.id, record.fence, Score(scorer="exact", value=score))
+        await store.scores.set(record.id, record.fence, Score(scorer="exact", value=score))
     return await read_back(store, record)
 
 
 async def read_back(store: TrajectoryStore, record: Record) -> Record:
     """Return a Record as the store has it now."""
-    stored = await store.record(record.id)
+    stored = await store.records.get(record.id)
     assert stored is not None
     return stored
 
@@ -130,7 +130,7 @@ async def fill(
     store: TrajectoryStore, num_groups: int, *, num_generations: int = 2, num_turns: int = 1
 ) -> list[str]:
     """Push and play whole groups; returns the record ids by (order, traj_id)."""
-    await store.add_tasks(
+    await store.tasks.add(
         make_task(number, num_generations=num_generations) for number in range(num_groups)
     )
     ids = []

@@ -152,7 +152,7 @@ class Player:
         num_turns: int = 2,
     ) -> Record:
         """Claim the next slot, play it and score it."""
-        claimed = await store.claim_record(
+        claimed = await store.records.claim(
             "player:1:0", lease_seconds=30, admitted_groups=10**6, max_attempts=3
         )
         assert claimed is not None
@@ -170,12 +170,12 @@ class Player:
     ) -> Record:
         """Play a claimed slot to its end and score it."""
         for turn in self.turns(record, version=version, num_turns=num_turns):
-            await store.append_turn(turn, record.fence)
-        await store.finish_rollout(
+            await store.turns.append(turn, record.fence)
+        await store.records.finish(
             record.id, record.fence, outcome="answered", final_answer="1", lease_seconds=30
         )
         verdict = Score(scorer="exact", value=score, step_scores=tuple(step_scores))
-        await store.set_score(record.id, record.fence, verdict)
+        await store.scores.set(record.id, record.fence, verdict)
         return await read_back(store, record)
 
     async def play_groups(

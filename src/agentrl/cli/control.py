@@ -43,7 +43,7 @@ def _json(key: str, text: str) -> Any:
 
 async def _set(config: RootConfig, key: str, value: Any) -> int:
     async with opened_store(config) as store:
-        run = await store.update_control(by=_who(), **{key: value})
+        run = await store.runs.update_control(by=_who(), **{key: value})
         change = run.control_log[-1]
         before, after = change.before.get(key), change.after[key]
         print(f"{run.name}: {key} {json.dumps(before)} -> {json.dumps(after)}")

@@ -73,7 +73,7 @@ async def _show(asked: Asked) -> int:
 async def _progress(store: "TrajectoryStore", asked: Asked) -> tuple[Any, RenderableType]:
     from agentrl.cli.pages import progress_page
 
-    view = await store.view(asked.config.trainer.consumer)
+    view = await store.reports.overview(asked.config.trainer.consumer)
     return view.model_dump(mode="json"), progress_page(view)
 
 
@@ -81,7 +81,7 @@ async def _record(store: "TrajectoryStore", asked: Asked) -> tuple[Any, Renderab
     from agentrl.cli.story import story_json, story_page
 
     attempt = asked.number("attempt", 1) if "attempt" in asked.options else None
-    story = await store.story(asked.operand, attempt)
+    story = await store.reports.record_detail(asked.operand, attempt)
     return story_json(story), story_page(story, full="full" in asked.switches)
 
 
@@ -90,28 +90,28 @@ async def _step(store: "TrajectoryStore", asked: Asked) -> tuple[Any, Renderable
 
     if not asked.operand.isdecimal():
         raise ConfigError(f"{asked.operand!r} is no step; steps are whole numbers from 1")
-    lineage = await store.step_lineage(int(asked.operand), asked.config.trainer.consumer)
+    lineage = await store.lineage.of_step(int(asked.operand), asked.config.trainer.consumer)
     return lineage.model_dump(mode="json"), step_page(lineage)
 
 
 async def _failures(store: "TrajectoryStore", asked: Asked) -> tuple[Any, RenderableType]:
     from agentrl.cli.pages import failures_page
 
-    failures = await store.failures(asked.number("limit", 50))
+    failures = await store.reports.failures(asked.number("limit", 50))
     return [failure.model_dump(mode="json") for failure in failures], failures_page(failures)
 
 
 async def _samplers(store: "TrajectoryStore", asked: Asked) -> tuple[Any, RenderableType]:
     from agentrl.cli.pages import samplers_page
 
-    found = await store.processes()
+    found = await store.reports.processes()
     return [one.model_dump(mode="json") for one in found.samplers], samplers_page(found)
 
 
 async def _servers(store: "TrajectoryStore", asked: Asked) -> tuple[Any, RenderableType]:
     from agentrl.cli.pages import servers_page
 
-    found = await store.processes()
+    found = await store.reports.processes()
     return [one.model_dump(mode="json") for one in found.services], servers_page(found)
 
 
@@ -138,7 +138,7 @@ async def _follow(asked: Asked) -> int:
             live.start(refresh=False)
         try:
             while True:
-                view = await store.view(asked.config.trainer.consumer)
+                view = await store.reports.overview(asked.config.trainer.consumer)
                 rates.note(view)
                 if as_json:
                     print(view.model_dump_json(), flush=True)
@@ -157,7 +157,7 @@ async def _follow(asked: Asked) -> int:
 async def _runs(config: RootConfig) -> list[dict[str, Any]]:
     """Return all runs of the named server, or of every private mongod's data below this folder."""
     from agentrl.cli.uri import served_uri
-    from agentrl.store.embedded import is_private_uri
+    from agentrl.store.private_mongod import is_private_uri
 
     given = config.store.db_connection_string
     if given is not None and not is_private_uri(given.get_secret_value()):
@@ -180,11 +180,11 @@ async def _runs_at(uri: str) -> list[dict[str, Any]]:
 
     found = []
     async with TrajectoryStore.connect(uri, "admin") as server:
-        names = await server.run_names()
+        names = await server.reports.run_names()
     for name in names:
         async with TrajectoryStore.connect(uri, name) as store:
-            summary = await store.summary()
-            found.append({**summary.model_dump(mode="json"), "uri": store.uri_for_people()})
+            summary = await store.reports.summary()
+            found.append({**summary.model_dump(mode="json"), "uri": store.redacted_uri})
     return found
 
 

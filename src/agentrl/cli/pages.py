@@ -12,8 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from agentrl.cli.words import figure, plain, since
-from agentrl.store.inspection import Failure, Liveness, RunView
-from agentrl.store.lineage import RecordLineage, StepLineage
+from agentrl.store.repositories.lineage import RecordLineage, StepLineage
+from agentrl.store.repositories.reports import Failure, Liveness, RunOverview
 
 ALIVE_SECONDS = 15.0
 """A process that has not reported for longer is shown as silent."""
@@ -26,7 +26,7 @@ class Rates:
     def __init__(self) -> None:
         self._seen: deque[tuple[float, int, int]] = deque()
 
-    def note(self, view: RunView) -> None:
+    def note(self, view: RunOverview) -> None:
         """Add what is known now."""
         now = time.monotonic()
         self._seen.append((now, _num_scored(view), view.progress.num_output_tokens))
@@ -65,7 +65,7 @@ def runs_page(runs: Sequence[Mapping[str, Any]]) -> RenderableType:
     return table
 
 
-def progress_page(view: RunView, rates: Rates | None = None) -> RenderableType:
+def progress_page(view: RunOverview, rates: Rates | None = None) -> RenderableType:
     """Return the run's standing, and who works on it."""
     summary, progress = view.summary, view.progress
     grid = Table.grid(padding=(0, 2))
@@ -93,7 +93,7 @@ def progress_page(view: RunView, rates: Rates | None = None) -> RenderableType:
     )
 
 
-def progress_line(view: RunView) -> str:
+def progress_line(view: RunOverview) -> str:
     """Return the run's standing as one line, where there is no terminal."""
     progress = view.progress
     return (
@@ -233,7 +233,7 @@ def _counts(counts: Mapping[Any, int]) -> str:
     return ", ".join(f"{count} {status}" for status, count in counts.items()) or "nothing yet"
 
 
-def _num_scored(view: RunView) -> int:
+def _num_scored(view: RunOverview) -> int:
     progress = view.progress
     return progress.records.get("scored", 0) + progress.eval_records.get("scored", 0)
 

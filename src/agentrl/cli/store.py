@@ -57,7 +57,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _up(asked: Asked) -> int:
-    from agentrl.store.embedded import EmbeddedMongo, running_uri
+    from agentrl.store.private_mongod import EmbeddedMongo, running_uri
 
     config = asked.config
     data_dir = config.private_mongo_dir
@@ -84,7 +84,7 @@ async def _with_run(asked: Asked) -> int:
 
 
 async def _stats(store: "TrajectoryStore", asked: Asked) -> int:
-    found = await store.stats()
+    found = await store.maintenance.stats()
     if "json" in asked.switches:
         print(found.model_dump_json())
         return 0
@@ -103,12 +103,12 @@ async def _stats(store: "TrajectoryStore", asked: Asked) -> int:
 
 
 async def _export(store: "TrajectoryStore", asked: Asked) -> int:
-    from agentrl.store.transfer import Format
+    from agentrl.store.repositories.transfer import Format
 
     format_ = asked.options.get("format", "jsonl")
     if format_ not in get_args(Format):
         raise ConfigError(f"--format {format_}: one of {', '.join(get_args(Format))}")
-    manifest = await store.export_run(
+    manifest = await store.transfer.export_run(
         Path(asked.operand), "parquet" if format_ == "parquet" else "jsonl"
     )
     total = sum(file.num_documents for file in manifest.files.values())
@@ -121,26 +121,26 @@ async def _export(store: "TrajectoryStore", asked: Asked) -> int:
 
 
 async def _compact(store: "TrajectoryStore", asked: Asked) -> int:
-    await store.check_nobody_works()
-    plan = await store.compact_plan()
+    await store.maintenance.check_idle()
+    plan = await store.maintenance.plan_compaction()
     text = (
         f"{plan.superseded_turns} turns that later attempts replaced, "
         f"{plan.unreferenced_turns} refused turns and {plan.unreferenced_blobs} unused shared "
         f"texts ({plan.num_bytes:,} bytes)"
     )
-    _ask(asked, f"delete {text} from {store.uri_for_people()}?")
-    done = await store.compact()
+    _ask(asked, f"delete {text} from {store.redacted_uri}?")
+    done = await store.maintenance.compact()
     _say(asked, f"deleted {text}", done.model_dump())
     return 0
 
 
 async def _drop(store: "TrajectoryStore", asked: Asked) -> int:
-    await store.check_nobody_works()
-    summary = await store.summary()
+    await store.maintenance.check_idle()
+    summary = await store.reports.summary()
     name = store.database_name
     _ask(
         asked,
-        f"delete the database {name!r} at {store.uri_for_people()} with its "
+        f"delete the database {name!r} at {store.redacted_uri} with its "
         f"{summary.num_groups} groups, trained to version {summary.policy_version}?",
     )
     await store.drop_database()
@@ -154,18 +154,18 @@ _OF_A_RUN = {"stats": _stats, "export": _export, "compact": _compact, "drop": _d
 async def _import(asked: Asked) -> int:
     from agentrl.cli.uri import served_uri
     from agentrl.store import TrajectoryStore
-    from agentrl.store.transfer import read_manifest
+    from agentrl.store.repositories.transfer import read_manifest
 
     config, folder = asked.config, Path(asked.operand)
     read_manifest(folder)  # before a database is begun for it
     with served_uri(config, create=True) as uri:
         async with TrajectoryStore.connect(uri, config.run.run_name) as store:
-            manifest = await store.import_run(folder)
+            manifest = await store.transfer.import_run(folder)
             await store.ensure_schema()
             total = sum(file.num_documents for file in manifest.files.values())
             _say(
                 asked,
-                f"{total} documents of run {manifest.run!r} are in {store.uri_for_people()}",
+                f"{total} documents of run {manifest.run!r} are in {store.redacted_uri}",
                 {"database": store.database_name, "num_documents": total, "run": manifest.run},
             )
     return 0

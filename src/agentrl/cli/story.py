@@ -13,14 +13,14 @@ from rich.text import Text
 
 from agentrl.cli.words import figure, plain
 from agentrl.schema import DispatchedSamplingTask, MCPTask, Record, TurnTraining
-from agentrl.store.inspection import RecordStory
+from agentrl.store.repositories.reports import RecordDetail
 
 SHORT_CHARS = 600
 """Texts longer than this are cut unless `--full` is given."""
 _ARRAYS = {"added_ids", "output_ids", "output_logprobs", "routed_experts"}
 
 
-def story_json(story: RecordStory) -> dict[str, Any]:
+def story_json(story: RecordDetail) -> dict[str, Any]:
     """Return the story as JSON values; token arrays are given by their lengths."""
     trainings = _trainings(story)
     return {
@@ -47,7 +47,7 @@ def story_json(story: RecordStory) -> dict[str, Any]:
     }
 
 
-def story_page(story: RecordStory, *, full: bool = False) -> RenderableType:
+def story_page(story: RecordDetail, *, full: bool = False) -> RenderableType:
     """Return the story as text for a terminal; texts are cut unless `full`."""
     limit = None if full else SHORT_CHARS
     trainings = _trainings(story)
@@ -63,7 +63,7 @@ def story_page(story: RecordStory, *, full: bool = False) -> RenderableType:
     )
 
 
-def _head(story: RecordStory) -> Table:
+def _head(story: RecordDetail) -> Table:
     record, task, lineage = story.record, story.task, story.lineage
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="dim", justify="right")
@@ -185,5 +185,5 @@ def _mean_logprob(turn: DispatchedSamplingTask) -> float | None:
     return float(np.mean(turn.output_logprobs)) if len(turn.output_logprobs) else None
 
 
-def _trainings(story: RecordStory) -> dict[str, tuple[TurnTraining, ...]]:
+def _trainings(story: RecordDetail) -> dict[str, tuple[TurnTraining, ...]]:
     return {turn.id: turn.trainings for turn in story.lineage.turns}

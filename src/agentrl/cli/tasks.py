@@ -33,10 +33,10 @@ def main(argv: Sequence[str]) -> int:
 
 async def _with_store(config: RootConfig, splits: Sequence[Split], action: "_Action") -> int:
     async with TrajectoryStore.connect(store_uri(config), config.run.run_name) as store:
-        if action is not _add and not await store.count_tasks():
-            known = await store.run_names()
+        if action is not _add and not await store.tasks.count():
+            known = await store.reports.run_names()
             hint = f"; there are {', '.join(known)}" if known else ""
-            raise StoreError(f"{store.uri_for_people()} holds no tasks (--run_name){hint}")
+            raise StoreError(f"{store.redacted_uri} holds no tasks (--run_name){hint}")
         await action(config, store, splits)
     return 0
 
@@ -57,12 +57,12 @@ async def _add(config: RootConfig, store: TrajectoryStore, splits: Sequence[Spli
 
 async def _list(config: RootConfig, store: TrajectoryStore, splits: Sequence[Split]) -> None:
     for split in splits:
-        async for task in store.iter_tasks(split=split):
+        async for task in store.tasks.find(split=split):
             print(await _line(store, task))
 
 
 async def _line(store: TrajectoryStore, task: Task) -> str:
-    records = await store.records_of(task.id)
+    records = await store.records.of_task(task.id)
     counts = Counter(record.status for record in records)
     scores = [record.score.value for record in records if record.score is not None]
     mean = f"{sum(scores) / len(scores):.3f}" if scores else "-"
@@ -79,12 +79,12 @@ async def _retry(config: RootConfig, store: TrajectoryStore, splits: Sequence[Sp
 
 async def _stats(config: RootConfig, store: TrajectoryStore, splits: Sequence[Split]) -> None:
     for split in splits:
-        total = await store.count_tasks(split=split)
+        total = await store.tasks.count(split=split)
         if not total:
             continue
-        completed = await store.count_tasks(split=split, status="completed")
+        completed = await store.tasks.count(split=split, status="completed")
         num_failed, num_scored, score = 0, 0, 0.0
-        async for record in store.iter_records(split=split):
+        async for record in store.records.find(split=split):
             num_failed += record.status == "failed"
             if record.score is not None:
                 num_scored += 1

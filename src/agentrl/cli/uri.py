@@ -41,7 +41,7 @@ def served_uri(config: RootConfig, *, create: bool = False) -> Iterator[str]:
     Raises:
         StoreError: there are no data of a run of this name, and none are to be created.
     """
-    from agentrl.store.embedded import EmbeddedMongo, is_private_uri, running_uri
+    from agentrl.store.private_mongod import EmbeddedMongo, is_private_uri, running_uri
 
     given = config.store.db_connection_string
     # A configuration file names the private mongod's address, which is old once the run has ended.
@@ -76,8 +76,8 @@ async def opened_store(config: RootConfig) -> "AsyncIterator[TrajectoryStore]":
 
     with served_uri(config) as uri:
         async with TrajectoryStore.connect(uri, config.run.run_name) as store:
-            if await store.get_run() is None:
-                known = await store.run_names()
+            if await store.runs.get() is None:
+                known = await store.reports.run_names()
                 hint = f"; there are {', '.join(known)}" if known else ""
-                raise StoreError(f"{store.uri_for_people()} holds no run{hint}")
+                raise StoreError(f"{store.redacted_uri} holds no run{hint}")
             yield store

@@ -132,11 +132,11 @@ async def append_tasks(store: TrajectoryStore, tasks: Iterable[Task]) -> tuple[i
 
     async def ordered() -> AsyncIterator[Task]:
         nonlocal num_given
-        order = await store.next_train_order()
+        order = await store.tasks.next_train_order()
         remaining = iter(tasks)
         while batch := list(islice(remaining, _BATCH_SIZE)):
             num_given += len(batch)
-            known = {task.id: task for task in await store.tasks_of([t.id for t in batch])}
+            known = {task.id: task for task in await store.tasks.get_many([t.id for t in batch])}
             for task in batch:
                 if task.id in known:
                     _check_same_question(known[task.id], task)
@@ -145,7 +145,7 @@ async def append_tasks(store: TrajectoryStore, tasks: Iterable[Task]) -> tuple[i
                     yield task.model_copy(update={"order": order})
                     order += 1
 
-    num_new = await store.add_tasks(ordered())
+    num_new = await store.tasks.add(ordered())
     return num_new, num_given - num_new
 
 
@@ -170,19 +170,19 @@ async def retry_dead_letters(store: TrajectoryStore, split: Split | None = None)
     Returns:
         The number of groups that were added.
     """
-    return await store.add_tasks(_retries(store, split))
+    return await store.tasks.add(_retries(store, split))
 
 
 async def _retries(store: TrajectoryStore, split: Split | None) -> AsyncIterator[Task]:
-    order = await store.next_train_order()
-    failed = [record.task_id async for record in store.iter_records(status="failed", split=split)]
+    order = await store.tasks.next_train_order()
+    failed = [record.task_id async for record in store.records.find(status="failed", split=split)]
     for task_id in dict.fromkeys(failed):
-        task = await store.task(task_id)
+        task = await store.tasks.get(task_id)
         if task is None or task.status != "completed":
             continue  # other tries of the group are still to run
         original_id, _, number = task_id.partition(_RETRY_MARK)
         new_id = f"{original_id}{_RETRY_MARK}{int(number or 0) + 1}"
-        if await store.task(new_id) is not None:
+        if await store.tasks.get(new_id) is not None:
             continue
         is_training = task.split == "train"
         yield task.model_copy(

@@ -15,8 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from agentrl.errors import StoreError
-from agentrl.store import TrajectoryStore
-from agentrl.store.progress import Progress as RunProgress
+from agentrl.store import RunProgress, TrajectoryStore
 
 REFRESH_SECONDS = 0.5
 RATE_WINDOW_SECONDS = 20.0
@@ -63,7 +62,7 @@ class Display:
     async def _progress(self) -> RunProgress | None:
         """Return the run's counts; None before the run exists or while the store is away."""
         try:
-            return await self._store.progress()
+            return await self._store.reports.progress()
         except StoreError:
             return None
 

@@ -87,10 +87,10 @@ async def _evaluate(console: Console, stage: Stage, result_path: Path, adapter: 
     store = await stage.open_store()
     config = stage.config
     await store.ensure_schema()
-    await store.create_run(Run(name=config.run.run_name, config=flat_values(config)))
+    await store.runs.create(Run(name=config.run.run_name, config=flat_values(config)))
     if adapter is not None:
         name = AdapterNames(config.run.run_name).of(0)
-        await store.publish_policy(
+        await store.policies.publish(
             Policy(version=0, path=str(adapter), adapter=name, num_bytes=weight_bytes(adapter))
         )
     await stage.start_tool_server()
@@ -125,7 +125,7 @@ async def _evaluate(console: Console, stage: Stage, result_path: Path, adapter: 
         f"{metrics.num_unscored} tries without a score, {metrics.seconds:.1f} s"
     )
     console.print(f"  result       {result_path}", highlight=False, soft_wrap=True)
-    console.print(f"  database     {store.uri_for_people()}", highlight=False, soft_wrap=True)
+    console.print(f"  database     {store.redacted_uri}", highlight=False, soft_wrap=True)
     return 0
 
 

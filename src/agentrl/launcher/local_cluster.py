@@ -21,7 +21,7 @@ from agentrl.rollout.worker.resources import tools_config
 from agentrl.runtime.child_processes import Child, Supervisor
 from agentrl.runtime.ports import free_port
 from agentrl.store import TrajectoryStore
-from agentrl.store.embedded import EmbeddedMongo
+from agentrl.store.private_mongod import EmbeddedMongo
 from agentrl.tools import probe
 
 T = TypeVar("T")

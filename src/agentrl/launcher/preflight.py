@@ -21,7 +21,7 @@ from agentrl.rewards import MCPScorerFactory, RegisteredScoring
 from agentrl.rollout.agent import load_agent
 from agentrl.rollout.worker.resources import check_tools, tools_config
 from agentrl.store import TrajectoryStore
-from agentrl.store.embedded import find_mongod
+from agentrl.store.private_mongod import find_mongod
 from agentrl.tools import probe
 
 _ANSWER_SECONDS = 10.0
@@ -140,7 +140,7 @@ async def check_has_questions(config: RootConfig, store: TrajectoryStore) -> Non
     Raises:
         ConfigError: there is nothing to train on.
     """
-    if config.data.train_file is None and await store.count_tasks(split="train") == 0:
+    if config.data.train_file is None and await store.tasks.count(split="train") == 0:
         raise _no_questions(config)
 
 
@@ -213,7 +213,7 @@ async def check_name_is_free(config: RootConfig, store: TrajectoryStore) -> None
     Raises:
         StoreError: the run exists and may not be deleted.
     """
-    run = await store.get_run()
+    run = await store.runs.get()
     output = config.run.output_path
     if run is None and not output.exists():
         return

@@ -55,7 +55,7 @@ async def run_training(config: RootConfig) -> int:
 
 async def _train(console: Console, stage: Stage, store: TrajectoryStore) -> int:
     config = stage.config
-    console.print(f"run [bold]{config.run.run_name}[/]: database {store.uri_for_people()}")
+    console.print(f"run [bold]{config.run.run_name}[/]: database {store.redacted_uri}")
     if config.rollout.enable_sampling:
         await stage.start_tool_server()
         stage.write_config()
@@ -119,7 +119,7 @@ async def until_interrupted(work: Coroutine[Any, Any, int]) -> int | None:
 
 async def already_done(config: RootConfig, store: TrajectoryStore) -> str | None:
     """Say that there is nothing left to do, if so."""
-    run = await store.get_run()
+    run = await store.runs.get()
     if run is None or run.status != "completed" or run.policy_version < config.trainer.max_steps:
         return None
     return (

@@ -35,11 +35,11 @@ def print_places(console: Console, config: RootConfig, store: TrajectoryStore) -
         ("checkpoints", f"{output}/"),
         ("summary", str(summary_path)),
         ("picture", str(output / "reward.png")),
-        ("database", store.uri_for_people()),
+        ("database", store.redacted_uri),
     ]
     for name, place in rows:
         console.print(f"  {name:12} {place}", highlight=False, soft_wrap=True)
-    if config.store.mongo_data_dir is not None or "127.0.0.1" in store.uri_for_people():
+    if config.store.mongo_data_dir is not None or "127.0.0.1" in store.redacted_uri:
         console.print(
             f"  to look into it: agentrl store up --run_name {config.run.run_name}, then open the "
             "connection string in MongoDB Compass (New connection > paste > Connect)",

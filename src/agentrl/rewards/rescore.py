@@ -51,7 +51,7 @@ async def rescore(
             room.release()
 
     async with asyncio.TaskGroup() as group:
-        async for record in store.iter_records(status="scored"):
+        async for record in store.records.find(status="scored"):
             await room.acquire()
             group.create_task(score(record))
     return counts
@@ -67,7 +67,7 @@ async def _score(
     if record.score_of(scorer.name, scorer.version) is not None:
         counts.num_known += 1
         return
-    task = await store.task(record.task_id)
+    task = await store.tasks.get(record.task_id)
     if not isinstance(task, MCPTask):
         return  # its sampler class brings its own scoring
     if task.status != "completed":
@@ -80,6 +80,6 @@ async def _score(
         if len(counts.reasons) < MAX_REASONS:
             counts.reasons.append(f"{record.id}: {error}")
         return
-    added = await store.add_score(record.id, found)
+    added = await store.scores.add(record.id, found)
     counts.num_scored += added
     counts.num_known += not added

@@ -283,7 +283,7 @@ class AsyncSampler(ABC, Generic[TaskType]):
             turn_id = f"{self.record.id}/{self.record.fence}/{index}"
             turn = turn.model_copy(update={"id": turn_id, "index": index})
             await self._flush_results()
-            await self.context.store.append_turn(turn, self.record.fence)
+            await self.context.store.turns.append(turn, self.record.fence)
             self.turns.append(turn)
         return turn
 
@@ -325,7 +325,7 @@ class AsyncSampler(ABC, Generic[TaskType]):
         self.turns[turn_index] = turn
         self._results_written.append(
             asyncio.create_task(
-                self.context.store.set_tool_results(
+                self.context.store.turns.set_tool_results(
                     turn.id, self.record.id, self.record.fence, turn.tool_results
                 )
             )

@@ -46,7 +46,7 @@ class ImageLibrary:
         """Return stored images as `data:` URLs, in the order of their addresses."""
         urls = {address: self._inlined.get(address) for address in addresses}
         missing = [address for address, url in urls.items() if url is None]
-        found = await self._store.images(missing) if missing else ()
+        found = await self._store.images.get(missing) if missing else ()
         for address, image in zip(missing, found, strict=True):
             urls[address] = image.data_url
             self._remember(address, image.data_url)
@@ -61,7 +61,7 @@ class ImageLibrary:
             image = await self._read(address)
         except ValueError as error:
             raise RenderError(f"image {_short(address)}: {error}") from None
-        (stored,) = await self._store.put_images([image])
+        (stored,) = await self._store.images.put([image])
         if not address.startswith("data:"):
             self._fetched[address] = stored
             if len(self._fetched) > _REMEMBERED_ADDRESSES:

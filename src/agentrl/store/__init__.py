@@ -1,8 +1,8 @@
-"""The only door to MongoDB."""
+"""The trajectory store: the only room that talks to MongoDB."""
 
-from agentrl.store.groups import ReapCounts
-from agentrl.store.ledger import DEFAULT_CONSUMER
-from agentrl.store.progress import Progress
-from agentrl.store.store import TrajectoryStore
+from agentrl.store.repositories.reports import RunProgress
+from agentrl.store.repositories.runs import DEFAULT_CONSUMER
+from agentrl.store.repositories.task_groups import ReapCounts
+from agentrl.store.trajectory_store import TrajectoryStore
 
-__all__ = ["DEFAULT_CONSUMER", "Progress", "ReapCounts", "TrajectoryStore"]
+__all__ = ["DEFAULT_CONSUMER", "ReapCounts", "RunProgress", "TrajectoryStore"]

@@ -229,13 +229,13 @@ async def _open_run(store: TrajectoryStore, config: RootConfig, ranks: Ranks) ->
     output_path = config.run.output_path
     clear_leftovers(checkpoints_root(output_path))
     checkpoint = latest_checkpoint(output_path)
-    if checkpoint is not None and await store.get_run() is None:
+    if checkpoint is not None and await store.runs.get() is None:
         raise ConfigError(
             f"{checkpoint.path} is the checkpoint of a run whose database is empty; use another "
             "--run_name, or --fresh --delete_existing to start anew"
         )
     if config.trainer.consumer != DEFAULT_CONSUMER:
-        if await store.get_run() is None:
+        if await store.runs.get() is None:
             raise ConfigError(
                 f"run {config.run.run_name!r} does not exist yet; start its trainer before the "
                 f"one that reads along as {config.trainer.consumer!r}"
@@ -246,7 +246,7 @@ async def _open_run(store: TrajectoryStore, config: RootConfig, ranks: Ranks) ->
         groups_per_step=groups_per_step(config, ranks.shape.num_shares),
     )
     await store.ensure_schema()
-    await store.create_run(
+    await store.runs.create(
         Run(
             name=config.run.run_name,
             config=flat_values(config),
@@ -254,9 +254,9 @@ async def _open_run(store: TrajectoryStore, config: RootConfig, ranks: Ranks) ->
             flag_control=control,
         )
     )
-    await store.apply_flags(control)
-    await store.add_tasks(read_beside(train_tasks(config.data, config.run.seed)))
-    if await store.count_tasks(split="train") == 0:
+    await store.runs.apply_flags(control)
+    await store.tasks.add(read_beside(train_tasks(config.data, config.run.seed)))
+    if await store.tasks.count(split="train") == 0:
         raise ConfigError(
             f"database {store.database_name!r} holds no training tasks; give --train_file"
         )

@@ -50,7 +50,7 @@ async def trainer_lease(
         with contextlib.suppress(asyncio.CancelledError, AgentRLError):
             await renewal
         with contextlib.suppress(AgentRLError):
-            await store.release_trainer(consumer)
+            await store.trainer_leases.release(consumer)
 
 
 async def _acquire(store: TrajectoryStore, consumer: str, lease_seconds: float) -> None:
@@ -59,14 +59,14 @@ async def _acquire(store: TrajectoryStore, consumer: str, lease_seconds: float) 
     announced = False
     while True:
         try:
-            await store.acquire_trainer(consumer, owner, lease_seconds)
+            await store.trainer_leases.acquire(consumer, owner, lease_seconds)
         except TrainerBusy as error:
             holder = await _holder(store, consumer)
             if holder is not None and is_dead(holder):
                 logger.warning("taking over from %s, which is dead", holder)
                 # An owner may take its lease again, and then give it back.
-                await store.acquire_trainer(consumer, holder, lease_seconds)
-                await store.release_trainer(consumer)
+                await store.trainer_leases.acquire(consumer, holder, lease_seconds)
+                await store.trainer_leases.release(consumer)
                 continue
             if time.monotonic() > deadline or (holder is not None and is_alive(holder)):
                 raise
@@ -85,7 +85,7 @@ async def _acquire(store: TrajectoryStore, consumer: str, lease_seconds: float) 
 
 
 async def _holder(store: TrajectoryStore, consumer: str) -> str | None:
-    run = await store.get_run()
+    run = await store.runs.get()
     lease = run.trainer_leases.get(consumer) if run else None
     return lease.owner if lease else None
 
@@ -96,7 +96,7 @@ async def _renew(store: TrajectoryStore, consumer: str, lease_seconds: float) ->
     while True:
         await asyncio.sleep(lease_seconds / 3)
         try:
-            await store.renew_trainer(consumer, lease_seconds)
+            await store.trainer_leases.renew(consumer, lease_seconds)
         except LeaseLost:
             raise
         except AgentRLError as error:

@@ -12,7 +12,7 @@ from support.stored import claim, make_task, make_turn, play
 from agentrl.cli.main import main
 from agentrl.schema import InferenceService, Policy, Run, SamplerInfo, Score, ToolCall, ToolResult
 from agentrl.store import TrajectoryStore
-from agentrl.store.embedded import EmbeddedMongo
+from agentrl.store.private_mongod import EmbeddedMongo
 
 RECORD = "train/0/q0/0"
 
@@ -21,42 +21,42 @@ async def fill_run(uri: str, name: str, *, status: str = "completed") -> None:
     """A small run: one record with a tool call that step 1 trained, one that it dropped."""
     async with TrajectoryStore.connect(uri, name) as store:
         await store.ensure_schema()
-        await store.create_run(Run(name=name))
-        await store.add_tasks([make_task(0)])
+        await store.runs.create(Run(name=name))
+        await store.tasks.add([make_task(0)])
         record = await claim(store, "host:1:aa")
         call = ToolCall(id="c", name="lookup", arguments={"q": "[red]lamp"})
         turn = make_turn(record, 0, text="I look \x1b[31mit up", tool_calls=[call])
-        await store.append_turn(turn, record.fence)
+        await store.turns.append(turn, record.fence)
         result = ToolResult(call_id="c", name="lookup", content="4 euro")
-        await store.set_tool_results(turn.id, record.id, record.fence, [result])
-        await store.fail_attempt(record.id, record.fence, "the server [bold]left", 3)
+        await store.turns.set_tool_results(turn.id, record.id, record.fence, [result])
+        await store.records.fail_attempt(record.id, record.fence, "the server [bold]left", 3)
         record = await claim(store)
-        await store.append_turn(
+        await store.turns.append(
             turn.model_copy(
                 update={"id": f"{record.id}/{record.fence}/0", "attempt": record.attempt}
             ),
             record.fence,
         )
-        await store.set_tool_results(
+        await store.turns.set_tool_results(
             f"{record.id}/{record.fence}/0", record.id, record.fence, [result]
         )
-        await store.append_turn(make_turn(record, 1), record.fence)
-        await store.finish_rollout(
+        await store.turns.append(make_turn(record, 1), record.fence)
+        await store.records.finish(
             record.id, record.fence, outcome="answered", final_answer="4", lease_seconds=60
         )
-        await store.set_score(record.id, record.fence, Score(scorer="exact", value=1.0))
+        await store.scores.set(record.id, record.fence, Score(scorer="exact", value=1.0))
         await play(store, await claim(store), score=0.0)
-        await store.reserve("trainer", [RECORD], 1)
-        await store.drop("trainer", ["train/0/q0/1"], 1, "zero_advantage")
-        await store.commit("trainer", 1)
-        await store.publish_policy(Policy(version=1, path="p/1", checksum="ab", num_bytes=1))
-        await store.register_sampler(SamplerInfo(id="host:1:aa", host="host", pid=1))
-        await store.register_service(
+        await store.ledger.reserve("trainer", [RECORD], 1)
+        await store.ledger.drop("trainer", ["train/0/q0/1"], 1, "zero_advantage")
+        await store.ledger.commit("trainer", 1)
+        await store.policies.publish(Policy(version=1, path="p/1", checksum="ab", num_bytes=1))
+        await store.samplers.register(SamplerInfo(id="host:1:aa", host="host", pid=1))
+        await store.services.register(
             InferenceService(
                 id="engine_0", base_url="http://h:1", backend="embedded", model_path="m"
             )
         )
-        await store.set_run_status(status)
+        await store.runs.set_status(status)
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from agentrl.store import TrajectoryStore
 async def fill_run(uri: str, name: str) -> None:
     async with TrajectoryStore.connect(uri, name) as store:
         await store.ensure_schema()
-        await store.create_run(Run(name=name))
+        await store.runs.create(Run(name=name))
         await fill(store, 1)
 
 
@@ -129,7 +129,7 @@ async def more_scores(uri: str, name: str) -> dict[str, list[tuple[str, str, flo
     async with TrajectoryStore.connect(uri, name) as store:
         return {
             record.id: [(score.scorer, score.version, score.value) for score in record.more_scores]
-            async for record in store.iter_records(status="scored")
+            async for record in store.records.find(status="scored")
         }
 
 

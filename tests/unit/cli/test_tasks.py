@@ -7,18 +7,18 @@ from support.stored import claim, make_task, play
 
 from agentrl.cli.main import main
 from agentrl.store import TrajectoryStore
-from agentrl.store.embedded import EmbeddedMongo
+from agentrl.store.private_mongod import EmbeddedMongo
 
 
 async def fill(uri: str, run: str) -> None:
     """One group is scored, one has a dead-lettered try, one is untouched."""
     async with TrajectoryStore.connect(uri, run) as store:
         await store.ensure_schema()
-        await store.add_tasks(make_task(number) for number in range(3))
+        await store.tasks.add(make_task(number) for number in range(3))
         for _ in range(3):
             await play(store, await claim(store), score=0.5)
         record = await claim(store, max_attempts=1)
-        await store.fail_attempt(record.id, record.fence, "the tools were away", 1)
+        await store.records.fail_attempt(record.id, record.fence, "the tools were away", 1)
 
 
 def tasks_command(uri: str, run: str, *words: str) -> int:
@@ -62,8 +62,8 @@ def test_questions_are_added_once(
 async def orders(uri: str, run: str) -> list[tuple[str, int, int]]:
     async with TrajectoryStore.connect(uri, run) as store:
         return [
-            (task.id, task.order, len(await store.records_of(task.id)))
-            async for task in store.iter_tasks()
+            (task.id, task.order, len(await store.records.of_task(task.id)))
+            async for task in store.tasks.find()
         ]
 
 

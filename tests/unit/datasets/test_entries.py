@@ -156,8 +156,8 @@ async def test_values_of_tables_become_answers_that_can_be_stored(
         questions = load_questions(tmp_path / "d.parquet", DEFAULTS)
         assert [q.id for q in questions] == ["1", "row2", "3"]
         assert [q.tags for q in questions] == [("x",), (), ()]
-        await store.add_tasks(tasks_from_questions(questions, "train"))
-        stored = [await store.task(f"train/0/{q.id}") for q in questions]
+        await store.tasks.add(tasks_from_questions(questions, "train"))
+        stored = [await store.tasks.get(f"train/0/{q.id}") for q in questions]
         assert tuple(GroundTruth.of(task).accepted for task in stored) == expected
         await store.drop_database()
 
@@ -180,10 +180,10 @@ async def test_text_that_is_no_unicode_is_stored_as_it_is_written(
 ) -> None:
     line = '{"id": "\\ud800", "q": "\\udc00 A", "answer": 1' + "0" * 30 + "}\n"
     (tmp_path / "d.jsonl").write_text(line)
-    await store.add_tasks(
+    await store.tasks.add(
         tasks_from_questions(load_questions(tmp_path / "d.jsonl", DEFAULTS), "train")
     )
-    (task,) = [task async for task in store.iter_tasks()]
+    (task,) = [task async for task in store.tasks.find()]
     assert (task.id, task.query) == ("train/0/\\ud800", "\\udc00 A")
     assert GroundTruth.of(task).accepted == (str(10**30),)
 

@@ -29,7 +29,7 @@ from agentrl.config.loading import parse_flags
 from agentrl.runtime.ports import free_port
 from agentrl.schema import Run
 from agentrl.store import TrajectoryStore
-from agentrl.store.embedded import EmbeddedMongo, find_mongod
+from agentrl.store.private_mongod import EmbeddedMongo, find_mongod
 from agentrl.tools import load_mcp_servers
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
@@ -338,8 +338,8 @@ async def test_samplers_are_scaled_by_the_slots_that_they_play_or_could_claim(
             TrajectoryStore.connect(mongod.uri("scaled"), "scaled")
         )
         await store.ensure_schema()
-        await store.create_run(Run(name="scaled", status="training", admitted_groups=2))
-        await store.add_tasks(make_task(n, num_generations=4) for n in range(5))
+        await store.runs.create(Run(name="scaled", status="training", admitted_groups=2))
+        await store.tasks.add(make_task(n, num_generations=4) for n in range(5))
         # As KEDA counts: the collection, the query, nothing else.
         client: AsyncMongoClient[Any] = await stack.enter_async_context(
             AsyncMongoClient(mongod.uri("scaled"))
@@ -347,13 +347,13 @@ async def test_samplers_are_scaled_by_the_slots_that_they_play_or_could_claim(
         work = client["scaled"][trigger["metadata"]["collection"]]
         query = json.loads(trigger["metadata"]["query"])
         assert await work.count_documents(query) == 8
-        claimed = await store.claim_record(
+        claimed = await store.records.claim(
             "sampler", lease_seconds=60, admitted_groups=2, max_attempts=3
         )
         assert claimed is not None
         assert await work.count_documents(query) == 8
         record, _ = claimed
-        await store.finish_rollout(
+        await store.records.finish(
             record.id, record.fence, outcome="answered", final_answer="1", lease_seconds=60
         )
         assert await work.count_documents(query) == 7

@@ -33,7 +33,7 @@ async def test_a_new_version_stands_beside_the_others_and_nothing_is_sampled(
     store: TrajectoryStore,
 ) -> None:
     ids = await fill(store, 3)
-    num_turns = await store._turns.count_documents({})
+    num_turns = await store._database["turns"].count_documents({})
     register("1", 0.25)
     counts = await rescore(store, MCPScorerFactory.get_scorer("strict"))
     assert (counts.num_scored, counts.num_known) == (6, 0)
@@ -41,9 +41,9 @@ async def test_a_new_version_stands_beside_the_others_and_nothing_is_sampled(
     await rescore(store, MCPScorerFactory.get_scorer("strict"))
     again = await rescore(store, MCPScorerFactory.get_scorer("strict"))
     assert (again.num_scored, again.num_known) == (0, 6)
-    for group in await store.ready_groups(limit=10):
+    for group in await store.ledger.ready_groups(limit=10):
         for data in group:
-            record = await store.record(data.record_id)
+            record = await store.records.get(data.record_id)
             assert record is not None
             assert data.more_scores == record.more_scores
             assert record.score == data.score
@@ -55,7 +55,7 @@ async def test_a_new_version_stands_beside_the_others_and_nothing_is_sampled(
             assert newest is not None
             assert named is not None
             assert (newest.value, named.value) == (0.75, 0.25)
-    assert await store._turns.count_documents({}) == num_turns
+    assert await store._database["turns"].count_documents({}) == num_turns
     assert len(ids) == 6
 
 
@@ -72,11 +72,11 @@ async def test_what_cannot_be_decided_stays_without_and_is_tried_again(
 
 
 async def test_groups_that_are_still_sampled_are_left_for_later(store: TrajectoryStore) -> None:
-    await store.add_tasks([make_task(0)])
+    await store.tasks.add([make_task(0)])
     record = await play(store, await claim(store))
     register("1", 1.0)
     assert (await rescore(store, MCPScorerFactory.get_scorer("strict"))).num_open == 1
     with pytest.raises(StoreError, match="is not complete yet"):
-        await store.add_score(record.id, Score(scorer="strict", value=1.0))
+        await store.scores.add(record.id, Score(scorer="strict", value=1.0))
     await play(store, await claim(store))
     assert (await rescore(store, MCPScorerFactory.get_scorer("strict"))).num_scored == 2

@@ -59,7 +59,7 @@ def assert_as_sent(turns: list[DispatchedSamplingTask], engine: ScriptedEngine) 
 
 
 async def num_images_stored(store: TrajectoryStore) -> int:
-    return await store._db["blobs"].count_documents({"kind": "image"})
+    return await store._database["blobs"].count_documents({"kind": "image"})
 
 
 def test_a_model_sees_where_its_files_name_a_placeholder(
@@ -91,15 +91,15 @@ async def test_images_of_questions_and_tools_reach_the_engine_in_their_order(
     assert_as_sent(turns, engine)
     # Three different images, the first of them shown twice.
     assert await num_images_stored(store) == 3
-    assert await store.images(turns[1].added_images) == await store.images(
+    assert await store.images.get(turns[1].added_images) == await store.images.get(
         (rebuild_images(turns)[1][2], rebuild_images(turns)[0][0])
     )
 
 
 async def test_a_task_is_stored_with_the_addresses_of_its_images(store: TrajectoryStore) -> None:
     task = task_with(url_of(1), "https://example.org/a.png")
-    await store.add_tasks([task, task.model_copy(update={"id": "train/1/q1"})])
-    stored = await store.task("train/1/q1")
+    await store.tasks.add([task, task.model_copy(update={"id": "train/1/q1"})])
+    stored = await store.tasks.get("train/1/q1")
     assert isinstance(stored, MCPTask)
     assert stored.images[0].startswith("sha256:")
     assert stored.images[1] == "https://example.org/a.png"
@@ -115,7 +115,7 @@ async def test_compacting_keeps_the_images_of_tasks_and_turns(
         await begin_run(store, engine, task_with(url_of(1)), second)
         async with open_play(store, engine, tools_url) as context:
             await play(store, context)
-    assert (await store.compact_plan()).unreferenced_blobs == 0
+    assert (await store.maintenance.plan_compaction()).unreferenced_blobs == 0
     assert await num_images_stored(store) == 3
 
 

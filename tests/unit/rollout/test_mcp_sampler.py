@@ -281,7 +281,7 @@ async def test_rollouts_go_on_across_a_weight_update(
         await begin_run(store, engine, TASK)
         async with open_play(store, engine, tools_url) as context:
             _, turns = await play(store, context)
-            record = await store.record(turns[0].record_id)
+            record = await store.records.get(turns[0].record_id)
     assert [turn.version_spans[0].version for turn in turns] == [5, 6]
     assert record is not None
     assert (record.min_version, record.max_version) == (5, 6)

@@ -47,8 +47,8 @@ def engine_url(moe_path: Path) -> Iterator[str]:
 
 async def sampled(store: TrajectoryStore, model: Path, url: str) -> tuple[MCPSampler, list[Prompt]]:
     """Three turns: one, one that goes on from all of it, and one that branches off inside it."""
-    await store.create_run(Run(name="test", status="training", admitted_groups=1000))
-    await store.add_tasks([make_task(0)])
+    await store.runs.create(Run(name="test", status="training", admitted_groups=1000))
+    await store.tasks.add([make_task(0)])
     record, task = await claim(store)
     async with connect_tools(ToolsConfig(servers={})) as toolbox, ServerPool() as servers:
         servers.update(
@@ -80,7 +80,7 @@ async def test_stored_experts_are_those_that_the_model_chose(
     store: TrajectoryStore, moe_path: Path, engine_url: str
 ) -> None:
     sampler, prompts = await sampled(store, moe_path, engine_url)
-    turns = await store.turns_of(sampler.record.id)
+    turns = await store.turns.of_record(sampler.record.id)
     assert [turn.routed_bytes for turn in turns] == [1, 1, 1]
     # 3 layers of 2 experts: 6 bytes for each token that the turn was the first to compute.
     assert [len(turn.routed_experts) for turn in turns] == [

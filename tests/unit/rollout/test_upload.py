@@ -80,19 +80,19 @@ async def test_every_item_becomes_a_scored_record_with_a_row(make_uploader, stor
     assert all(row.item in text for row in report.rows)
 
     renderer = Renderer.load(tmp_path / "model")
-    doubted = await store.record("train/0/sums/line3/0")
+    doubted = await store.records.get("train/0/sums/line3/0")
     assert (doubted.status, doubted.score.value, doubted.final_answer) == ("scored", 0.25, "yes")
-    turns = await store.turns_of(doubted.id)
+    turns = await store.turns.of_record(doubted.id)
     assert [renderer.decode(turn.output_ids) for turn in turns] == ["7<|im_end|>", "yes<|im_end|>"]
     assert (turns[1].parent, turns[1].shared_len) == (
         0,
         len(turns[0].added_ids) + len(turns[0].output_ids),
     )
     assert renderer.decode(rebuild_prompts(turns)[1]).count("sure?") == 1
-    aside = await store.turns_of("train/0/sums/line4/0")
+    aside = await store.turns.of_record("train/0/sums/line4/0")
     assert [turn.parent for turn in aside] == [None, None, 1]
     assert [turn.trainable for turn in aside] == [True, False, True]
-    task = await store.task("train/0/sums/line1")
+    task = await store.tasks.get("train/0/sums/line1")
     assert isinstance(task, MCPTask)
     assert (task.query, task.status, task.description) == ("1 + 2?", "completed", "sums")
 
@@ -102,13 +102,13 @@ async def test_uploading_again_changes_nothing(make_uploader, store):
     await uploader.upload()
     again = await uploader.upload()
     assert {row.reason for row in again.rows} == {"uploaded before"}
-    assert await store.count_tasks() == 3
+    assert await store.tasks.count() == 3
 
 
 async def test_given_text_is_never_taken_for_sampled_tokens(make_uploader, store):
     """Behavior logprobs that nobody knows are no ratios: such turns are kept out of the loss."""
     await make_uploader({"a": 1, "b": 2}).upload()
-    ((record,),) = await store.ready_groups(limit=1)
+    ((record,),) = await store.ledger.ready_groups(limit=1)
     assert np.isnan(record.turns[0].output_logprobs).all()
     other = record.model_copy(
         update={
@@ -125,7 +125,7 @@ async def test_given_text_is_never_taken_for_sampled_tokens(make_uploader, store
 
 
 async def test_a_database_that_is_being_sampled_is_left_alone(make_uploader, store):
-    await store.add_tasks([MCPTask(id="train/0/q", query="?")])
+    await store.tasks.add([MCPTask(id="train/0/q", query="?")])
     with pytest.raises(ConfigError, match="still to be played"):
         await make_uploader({"a": 1, "b": 2}).upload()
 

@@ -12,9 +12,9 @@ from agentrl.store import TrajectoryStore
 
 
 async def test_every_change_leaves_who_when_and_what(store: TrajectoryStore) -> None:
-    await store.create_run(Run(name="run"))
-    await store.update_control(by="ada@host", max_staleness=4, temperature=0.5)
-    run = await store.update_control(by="bob@host", temperature=None)
+    await store.runs.create(Run(name="run"))
+    await store.runs.update_control(by="ada@host", max_staleness=4, temperature=0.5)
+    run = await store.runs.update_control(by="bob@host", temperature=None)
     assert run.control == Control(max_staleness=4)
     first, second = run.control_log
     assert (first.by, first.before, first.after) == (
@@ -28,15 +28,15 @@ async def test_every_change_leaves_who_when_and_what(store: TrajectoryStore) -> 
         {"temperature": None},
     )
     assert abs(second.at - utc_now()) < timedelta(minutes=1)
-    assert not await store.audit_control()
+    assert not await store.runs.audit_control()
 
 
 async def test_an_edit_in_the_database_is_noted_afterwards(store: TrajectoryStore) -> None:
-    await store.create_run(Run(name="run"))
-    await store._runs.update_one({}, {"$set": {"control.sampling_paused": True}})
-    assert await store.audit_control()
-    assert not await store.audit_control()
-    run = await store.get_run()
+    await store.runs.create(Run(name="run"))
+    await store._database["runs"].update_one({}, {"$set": {"control.sampling_paused": True}})
+    assert await store.runs.audit_control()
+    assert not await store.runs.audit_control()
+    run = await store.runs.get()
     assert run is not None
     (change,) = run.control_log
     assert change.by == "an edit in the database"
@@ -57,28 +57,28 @@ async def test_an_edit_in_the_database_is_noted_afterwards(store: TrajectoryStor
 async def test_values_of_the_wrong_type_or_range_change_nothing(
     store: TrajectoryStore, changes: dict[str, object]
 ) -> None:
-    run = await store.create_run(Run(name="run"))
+    run = await store.runs.create(Run(name="run"))
     with pytest.raises(ConfigError, match=next(iter(changes))):
-        await store.update_control(**changes)
-    assert await store.get_run() == run
+        await store.runs.update_control(**changes)
+    assert await store.runs.get() == run
 
 
 async def test_a_restart_takes_no_live_change_back(store: TrajectoryStore) -> None:
     flags = Control(max_staleness=1, groups_per_step=2)
-    await store.create_run(Run(name="run", control=flags, flag_control=flags))
-    await store.update_control(max_staleness=5)
-    assert (await store.apply_flags(flags)).control.max_staleness == 5
+    await store.runs.create(Run(name="run", control=flags, flag_control=flags))
+    await store.runs.update_control(max_staleness=5)
+    assert (await store.runs.apply_flags(flags)).control.max_staleness == 5
     changed = flags.model_copy(update={"groups_per_step": 3})
-    run = await store.apply_flags(changed)
+    run = await store.runs.apply_flags(changed)
     assert (run.control.max_staleness, run.control.groups_per_step) == (5, 3)
     assert run.control_log[-1].by == "flags of the trainer"
-    assert (await store.apply_flags(changed)).control == run.control
+    assert (await store.runs.apply_flags(changed)).control == run.control
 
 
 async def test_the_command_line_changes_a_run(
     store: TrajectoryStore, mongo_uri: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    await store.create_run(Run(name=store.database_name))
+    await store.runs.create(Run(name=store.database_name))
     flags = ["--run_name", store.database_name, "--db_connection_string", mongo_uri]
 
     async def command(*words: str) -> int:
@@ -94,7 +94,7 @@ async def test_the_command_line_changes_a_run(
     assert "exact" in capsys.readouterr().err
     assert await command("scorer", "math") == 0
     assert capsys.readouterr().out.endswith('scorer null -> "math"\n')
-    run = await store.get_run()
+    run = await store.runs.get()
     assert run is not None
     assert (run.control.max_staleness, run.control.scorer) == (3, "math")
     assert "@" in run.control_log[0].by

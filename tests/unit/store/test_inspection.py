@@ -41,32 +41,34 @@ def training(turn_id: str, step: int, *, consumer: str = "trainer", trained: int
 async def play_with_a_tool(store: TrajectoryStore) -> Record:
     record = await claim(store)
     call = ToolCall(id="c1", name="lookup", arguments={"q": "lamp"})
-    await store.append_turn(make_turn(record, 0, version=2, tool_calls=[call]), record.fence)
+    await store.turns.append(make_turn(record, 0, version=2, tool_calls=[call]), record.fence)
     result = ToolResult(call_id="c1", name="lookup", content="4 euro")
-    await store.set_tool_results(f"{record.id}/{record.fence}/0", record.id, record.fence, [result])
-    await store.append_turn(make_turn(record, 1, version=3), record.fence)
-    await store.finish_rollout(
+    await store.turns.set_tool_results(
+        f"{record.id}/{record.fence}/0", record.id, record.fence, [result]
+    )
+    await store.turns.append(make_turn(record, 1, version=3), record.fence)
+    await store.records.finish(
         record.id, record.fence, outcome="answered", final_answer="4", lease_seconds=60
     )
     score = Score(scorer="exact", version="2", value=1.0)
-    await store.set_score(record.id, record.fence, score)
+    await store.scores.set(record.id, record.fence, score)
     return await read_back(store, record)
 
 
 async def test_a_step_leads_to_its_tool_calls_and_a_record_back_to_its_steps(
     store: TrajectoryStore,
 ) -> None:
-    await store.create_run(Run(name=store.database_name))
-    await store.add_tasks([make_task(0)])
+    await store.runs.create(Run(name=store.database_name))
+    await store.tasks.add([make_task(0)])
     first = await play_with_a_tool(store)
     second = await play(store, await claim(store), score=0.0)
-    await store.reserve("trainer", [first.id], 4)
-    await store.drop("trainer", [second.id], 4, "zero_advantage")
-    await store.commit("trainer", 4)
-    await store.publish_policy(Policy(version=4, path="p/4", checksum="ab", num_bytes=1))
-    await store.put_turn_trainings([training(turn, 4) for turn in first.turns])
+    await store.ledger.reserve("trainer", [first.id], 4)
+    await store.ledger.drop("trainer", [second.id], 4, "zero_advantage")
+    await store.ledger.commit("trainer", 4)
+    await store.policies.publish(Policy(version=4, path="p/4", checksum="ab", num_bytes=1))
+    await store.ledger.put_turn_trainings([training(turn, 4) for turn in first.turns])
 
-    step = await store.step_lineage(4)
+    step = await store.lineage.of_step(4)
     assert step.policy is not None
     assert step.policy.path == "p/4"
     (trained,) = step.trained
@@ -79,65 +81,67 @@ async def test_a_step_leads_to_its_tool_calls_and_a_record_back_to_its_steps(
     ]
     assert step.dropped[0].turns[0].trainings == ()
 
-    back = await store.record_lineage(first.id)
+    back = await store.lineage.of_record(first.id)
     assert back.ledger["trainer"].trained_at == (4,)
     assert back == trained
     with pytest.raises(StoreError, match="consumed no records at step 5"):
-        await store.step_lineage(5)
+        await store.lineage.of_step(5)
 
 
 async def test_a_recovery_forgets_what_lost_steps_made_of_turns(store: TrajectoryStore) -> None:
-    await store.create_run(Run(name=store.database_name))
+    await store.runs.create(Run(name=store.database_name))
     first, second = await fill(store, 1)
-    await store.reserve("trainer", [first, second], 1)
+    await store.ledger.reserve("trainer", [first, second], 1)
     turn = f"{first}/1/0"
-    await store.put_turn_trainings(
+    await store.ledger.put_turn_trainings(
         [training(turn, 1), training(turn, 2), training(turn, 2, consumer="other")]
     )
-    await store.put_turn_trainings([training(turn, 2, trained=3)])  # a repeated step replaces
-    (before,) = (await store.record_lineage(first)).turns
+    await store.ledger.put_turn_trainings(
+        [training(turn, 2, trained=3)]
+    )  # a repeated step replaces
+    (before,) = (await store.lineage.of_record(first)).turns
     assert [(t.consumer, t.step, t.num_trained_tokens) for t in before.trainings] == [
         ("other", 2, 5),
         ("trainer", 1, 5),
         ("trainer", 2, 3),
     ]
-    await store.recover("trainer", 1)
-    (after,) = (await store.record_lineage(first)).turns
+    await store.ledger.recover("trainer", 1)
+    (after,) = (await store.lineage.of_record(first)).turns
     assert [(t.consumer, t.step) for t in after.trainings] == [("other", 2), ("trainer", 1)]
 
 
 async def test_an_edited_question_shows_in_the_lineage(store: TrajectoryStore) -> None:
     first, _ = await fill(store, 1)
-    before = await store.record_lineage(first)
+    before = await store.lineage.of_record(first)
     assert len(before.task_version) == 16
     assert not before.task_changed
-    await store._tasks.update_one({}, {"$set": {"answer": 5}})
-    after = await store.record_lineage(first)
+    await store._database["tasks"].update_one({}, {"$set": {"answer": 5}})
+    after = await store.lineage.of_record(first)
     assert after.task_version == before.task_version
     assert after.task_changed
 
 
 async def test_a_story_shows_any_attempt(store: TrajectoryStore) -> None:
-    await store.create_run(Run(name=store.database_name))
-    await store.add_tasks([make_task(0, num_generations=1)])
+    await store.runs.create(Run(name=store.database_name))
+    await store.tasks.add([make_task(0, num_generations=1)])
     dead = await claim(store)
-    await store.append_turn(make_turn(dead, 0, text="dead"), dead.fence)
-    await store.fail_attempt(dead.id, dead.fence, "the tools are gone", 3)
-    unscored = await store.story(dead.id)
+    await store.turns.append(make_turn(dead, 0, text="dead"), dead.fence)
+    await store.records.fail_attempt(dead.id, dead.fence, "the tools are gone", 3)
+    unscored = await store.reports.record_detail(dead.id)
     assert unscored.lineage.scorer is None
     await play(store, await claim(store), num_turns=2)
 
-    story = await store.story(dead.id)
+    story = await store.reports.record_detail(dead.id)
     assert (story.attempt, len(story.turns), story.task.id) == (2, 2, dead.task_id)
     np.testing.assert_array_equal(story.turns[1].output_ids, make_turn(dead, 1).output_ids)
-    earlier = await store.story(dead.id, 1)
+    earlier = await store.reports.record_detail(dead.id, 1)
     assert [turn.output_text for turn in earlier.turns] == ["dead"]
     with pytest.raises(StoreError, match=r"had 2 attempt\(s\), no 7"):
-        await store.story(dead.id, 7)
+        await store.reports.record_detail(dead.id, 7)
     with pytest.raises(StoreError, match=f"'x' does not exist .* ids look like '{dead.id}'"):
-        await store.story("x")
+        await store.reports.record_detail("x")
 
-    (failure,) = await store.failures()
+    (failure,) = await store.reports.failures()
     assert failure.record_id == dead.id
     assert (failure.num_attempts, failure.num_failed_attempts) == (2, 1)
     assert failure.last_error == "the tools are gone"
@@ -145,19 +149,19 @@ async def test_a_story_shows_any_attempt(store: TrajectoryStore) -> None:
 
 async def test_a_summary_counts_and_names_who_is_there(store: TrajectoryStore) -> None:
     with pytest.raises(StoreError, match="holds no run"):
-        await store.summary()
-    await store.create_run(Run(name=store.database_name))
-    await store.add_tasks([make_task(0), make_task(1, split="eval")])
+        await store.reports.summary()
+    await store.runs.create(Run(name=store.database_name))
+    await store.tasks.add([make_task(0), make_task(1, split="eval")])
     for score in (0.0, 1.0, 1.0, 0.0):
         await play(store, await claim(store), score=score)
-    await store.register_sampler(SamplerInfo(id="s", host="h", pid=1, num_output_tokens=9))
-    await store.register_service(
+    await store.samplers.register(SamplerInfo(id="s", host="h", pid=1, num_output_tokens=9))
+    await store.services.register(
         InferenceService(id="e", base_url="http://h", backend="embedded", model_path="m")
     )
-    view = await store.view("trainer")
+    view = await store.reports.overview("trainer")
     assert (view.summary.num_groups, view.summary.num_groups_completed) == (1, 1)
     assert view.summary.mean_score == 0.5
     assert view.summary.num_output_tokens == 9
     assert [one.id for one in view.processes.services] == ["e"]
     assert abs((view.processes.now - view.processes.samplers[0].heartbeat_at).total_seconds()) < 60
-    assert store.database_name in await store.run_names()
+    assert store.database_name in await store.reports.run_names()

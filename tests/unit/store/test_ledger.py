@@ -14,7 +14,7 @@ NAME = "trainer"
 
 async def entries(store: TrajectoryStore) -> list[LedgerEntry]:
     """The standing of every record, by (order, traj_id)."""
-    found = store._record_data.find().sort([("order", 1), ("traj_id", 1)])
+    found = store._database["record_data"].find().sort([("order", 1), ("traj_id", 1)])
     return [
         LedgerEntry.model_validate(document["ledger"].get(NAME, {})) async for document in found
     ]
@@ -33,45 +33,47 @@ READY = ("ready", None, ())
 
 async def test_groups_come_in_order_whole_and_hydrated(store: TrajectoryStore) -> None:
     record_ids = await fill(store, 3, num_turns=2)
-    groups = await store.ready_groups(NAME, limit=2)
+    groups = await store.ledger.ready_groups(NAME, limit=2)
     assert ids(groups) == record_ids[:4]
     assert all(len(data.turns) == 2 for group in groups for data in group)
-    light = await store.ready_groups(NAME, limit=2, hydrate=False)
+    light = await store.ledger.ready_groups(NAME, limit=2, hydrate=False)
     assert ids(light) == record_ids[:4]
     assert all(data.turns == () for group in light for data in group)
-    assert await store.ready_groups(NAME, split="eval", limit=2) == []
-    assert await store.num_ready_groups(NAME) == 3
+    assert await store.ledger.ready_groups(NAME, split="eval", limit=2) == []
+    assert await store.ledger.num_ready_groups(NAME) == 3
 
 
 async def test_reserved_trained_and_dropped_groups_are_not_ready(store: TrajectoryStore) -> None:
     record_ids = await fill(store, 4)
-    await store.reserve(NAME, record_ids[0:2], 1)
-    await store.drop(NAME, record_ids[2:4], 1, "zero_variance")
-    await store.reserve(NAME, record_ids[4:6], 2)
-    assert ids(await store.ready_groups(NAME, limit=9)) == record_ids[6:]
-    assert await store.consumed_groups(NAME) == 1
-    assert await store.commit(NAME, 1) == 2
+    await store.ledger.reserve(NAME, record_ids[0:2], 1)
+    await store.ledger.drop(NAME, record_ids[2:4], 1, "zero_variance")
+    await store.ledger.reserve(NAME, record_ids[4:6], 2)
+    assert ids(await store.ledger.ready_groups(NAME, limit=9)) == record_ids[6:]
+    assert await store.ledger.num_consumed_groups(NAME) == 1
+    assert await store.ledger.commit(NAME, 1) == 2
     assert await standing(store) == [
         *[("trained", 1, (1,))] * 2,
         *[("dropped", 1, ())] * 2,
         *[("reserved", 2, ())] * 2,
         *[READY] * 2,
     ]
-    assert await store.consumed_groups(NAME) == 2
+    assert await store.ledger.num_consumed_groups(NAME) == 2
     assert (await entries(store))[2].reason == "zero_variance"
     assert (await entries(store))[0].trained_count == 1
-    assert ids(await store.ready_groups(NAME, limit=9)) == record_ids[6:]
+    assert ids(await store.ledger.ready_groups(NAME, limit=9)) == record_ids[6:]
 
 
 async def test_a_crash_before_the_checkpoint_makes_reserved_records_ready_again(
     store: TrajectoryStore,
 ) -> None:
     record_ids = await fill(store, 4)
-    await store.reserve(NAME, record_ids[0:2], 1)
-    await store.commit(NAME, 1)
-    await store.reserve(NAME, record_ids[2:4], 2)
-    await store.drop(NAME, record_ids[4:6], 2, {record_ids[4]: "stale", record_ids[5]: "failed"})
-    await store.recover(NAME, 1)
+    await store.ledger.reserve(NAME, record_ids[0:2], 1)
+    await store.ledger.commit(NAME, 1)
+    await store.ledger.reserve(NAME, record_ids[2:4], 2)
+    await store.ledger.drop(
+        NAME, record_ids[4:6], 2, {record_ids[4]: "stale", record_ids[5]: "failed"}
+    )
+    await store.ledger.recover(NAME, 1)
     assert await standing(store) == [*[("trained", 1, (1,))] * 2, *[READY] * 6]
 
 
@@ -79,9 +81,9 @@ async def test_a_crash_between_checkpoint_and_commit_loses_no_training(
     store: TrajectoryStore,
 ) -> None:
     record_ids = await fill(store, 2)
-    await store.reserve(NAME, record_ids[:2], 1)
-    await store.reserve(NAME, record_ids[2:], 2)
-    await store.recover(NAME, 1)
+    await store.ledger.reserve(NAME, record_ids[:2], 1)
+    await store.ledger.reserve(NAME, record_ids[2:], 2)
+    await store.ledger.recover(NAME, 1)
     assert await standing(store) == [*[("trained", 1, (1,))] * 2, *[READY] * 2]
 
 
@@ -90,38 +92,38 @@ async def test_going_back_to_an_older_checkpoint_takes_commits_back(
 ) -> None:
     record_ids = await fill(store, 3)
     for step in (1, 2, 3):
-        await store.reserve(NAME, record_ids[2 * step - 2 : 2 * step], step)
-        await store.commit(NAME, step)
-    await store.recover(NAME, 1)
+        await store.ledger.reserve(NAME, record_ids[2 * step - 2 : 2 * step], step)
+        await store.ledger.commit(NAME, step)
+    await store.ledger.recover(NAME, 1)
     assert await standing(store) == [*[("trained", 1, (1,))] * 2, *[READY] * 4]
-    await store.recover(NAME, 0)
+    await store.ledger.recover(NAME, 0)
     assert await standing(store) == [READY] * 6
-    assert await store.consumed_groups(NAME) == 0
+    assert await store.ledger.num_consumed_groups(NAME) == 0
 
 
 async def test_records_may_be_trained_again_within_their_limits(store: TrajectoryStore) -> None:
     record_ids = await fill(store, 1)
 
     async def ready(step: int, times: int, interval: int) -> bool:
-        groups = await store.ready_groups(
+        groups = await store.ledger.ready_groups(
             NAME, limit=5, step=step, max_trained_count=times, retrained_interval=interval
         )
         return ids(groups) == record_ids
 
-    await store.reserve(NAME, record_ids, 1)
-    await store.commit(NAME, 1)
+    await store.ledger.reserve(NAME, record_ids, 1)
+    await store.ledger.commit(NAME, 1)
     assert not await ready(2, 1, 1)
     assert await ready(2, 2, 1)
     assert not await ready(3, 2, 3)
     assert await ready(4, 2, 3)
-    await store.reserve(NAME, record_ids, 4)
-    await store.recover(NAME, 3)
+    await store.ledger.reserve(NAME, record_ids, 4)
+    await store.ledger.recover(NAME, 3)
     assert await standing(store) == [("trained", 1, (1,))] * 2
-    await store.reserve(NAME, record_ids, 4)
-    await store.commit(NAME, 4)
+    await store.ledger.reserve(NAME, record_ids, 4)
+    await store.ledger.commit(NAME, 4)
     assert await standing(store) == [("trained", 4, (1, 4))] * 2
     assert not await ready(9, 2, 1)
-    await store.recover(NAME, 2)
+    await store.ledger.recover(NAME, 2)
     assert await standing(store) == [("trained", 1, (1,))] * 2
 
 
@@ -129,55 +131,55 @@ async def test_what_was_dropped_or_trained_cannot_be_reserved_again(
     store: TrajectoryStore,
 ) -> None:
     record_ids = await fill(store, 2)
-    await store.reserve(NAME, record_ids[:2], 1)
-    await store.reserve(NAME, record_ids[:2], 1)  # a repeated request
+    await store.ledger.reserve(NAME, record_ids[:2], 1)
+    await store.ledger.reserve(NAME, record_ids[:2], 1)  # a repeated request
     with pytest.raises(StoreError, match="2 of 2 records cannot be reserved for step 2"):
-        await store.reserve(NAME, record_ids[:2], 2)
-    await store.commit(NAME, 1)
+        await store.ledger.reserve(NAME, record_ids[:2], 2)
+    await store.ledger.commit(NAME, 1)
     with pytest.raises(StoreError):
-        await store.reserve(NAME, record_ids[:2], 1)
-    await store.drop(NAME, record_ids[2:], 1, "stale")
+        await store.ledger.reserve(NAME, record_ids[:2], 1)
+    await store.ledger.drop(NAME, record_ids[2:], 1, "stale")
     with pytest.raises(StoreError):
-        await store.reserve(NAME, record_ids[2:], 2)
+        await store.ledger.reserve(NAME, record_ids[2:], 2)
 
 
 async def test_consumers_keep_books_of_their_own(store: TrajectoryStore) -> None:
     record_ids = await fill(store, 1)
-    await store.reserve("other", record_ids, 1)
-    assert ids(await store.ready_groups("other", limit=1)) == []
-    assert ids(await store.ready_groups(NAME, limit=1)) == record_ids
+    await store.ledger.reserve("other", record_ids, 1)
+    assert ids(await store.ledger.ready_groups("other", limit=1)) == []
+    assert ids(await store.ledger.ready_groups(NAME, limit=1)) == record_ids
 
 
 async def test_a_second_trainer_is_refused_until_the_first_releases(
     store: TrajectoryStore, mongo_uri: str
 ) -> None:
-    await store.create_run(Run(name="run"))
-    lease = await store.acquire_trainer(NAME, "first", 600)
+    await store.runs.create(Run(name="run"))
+    lease = await store.trainer_leases.acquire(NAME, "first", 600)
     async with TrajectoryStore.connect(mongo_uri) as other:
         with pytest.raises(TrainerBusy, match="first trains this run as 'trainer'"):
-            await other.acquire_trainer(NAME, "second", 600)
-        await store.renew_trainer(NAME, 600)
-        await store.release_trainer(NAME)
-        taken = await other.acquire_trainer(NAME, "second", 600)
+            await other.trainer_leases.acquire(NAME, "second", 600)
+        await store.trainer_leases.renew(NAME, 600)
+        await store.trainer_leases.release(NAME)
+        taken = await other.trainer_leases.acquire(NAME, "second", 600)
         assert taken.fence == lease.fence + 1
 
 
 async def test_a_trainer_that_was_replaced_writes_nothing_more(
     store: TrajectoryStore, mongo_uri: str
 ) -> None:
-    await store.create_run(Run(name="run"))
+    await store.runs.create(Run(name="run"))
     record_ids = await fill(store, 1)
-    await store.acquire_trainer(NAME, "asleep", -1)
+    await store.trainer_leases.acquire(NAME, "asleep", -1)
     async with TrajectoryStore.connect(mongo_uri) as other:
-        await other.acquire_trainer(NAME, "awake", 600)
-        await other.reserve(NAME, record_ids, 1)
+        await other.trainer_leases.acquire(NAME, "awake", 600)
+        await other.ledger.reserve(NAME, record_ids, 1)
         for write in (
-            store.renew_trainer(NAME, 600),
-            store.release_trainer(NAME),
-            store.reserve(NAME, record_ids, 1),
-            store.drop(NAME, record_ids, 1, "stale"),
-            store.commit(NAME, 5),
-            store.recover(NAME, 0),
+            store.trainer_leases.renew(NAME, 600),
+            store.trainer_leases.release(NAME),
+            store.ledger.reserve(NAME, record_ids, 1),
+            store.ledger.drop(NAME, record_ids, 1, "stale"),
+            store.ledger.commit(NAME, 5),
+            store.ledger.recover(NAME, 0),
         ):
             with pytest.raises(LeaseLost):
                 await write
@@ -185,9 +187,9 @@ async def test_a_trainer_that_was_replaced_writes_nothing_more(
 
 
 async def test_a_consumer_name_must_be_a_word(store: TrajectoryStore) -> None:
-    await store.create_run(Run(name="run"))
+    await store.runs.create(Run(name="run"))
     with pytest.raises(ConfigError, match="letters, digits and underscores"):
-        await store.acquire_trainer("a.b", "x", 1)
+        await store.trainer_leases.acquire("a.b", "x", 1)
 
 
 Step = tuple[str, int]
@@ -222,19 +224,19 @@ async def _replay(uri: str, history: list[Step]) -> None:
             step = len(expected)
             if what == "crash":
                 checkpoint = max(0, step - 1 - number)
-                ready = ids(await store.ready_groups(NAME, limit=1))
-                await store.reserve(NAME, ready, step)  # work that the crash undoes
-                await store.recover(NAME, checkpoint)
+                ready = ids(await store.ledger.ready_groups(NAME, limit=1))
+                await store.ledger.reserve(NAME, ready, step)  # work that the crash undoes
+                await store.ledger.recover(NAME, checkpoint)
                 del expected[checkpoint + 1 :]
             else:
-                groups = await store.ready_groups(
+                groups = await store.ledger.ready_groups(
                     NAME, limit=1 + number % 2, step=step, max_trained_count=2
                 )
                 if what == "train":
-                    await store.reserve(NAME, ids(groups), step)
+                    await store.ledger.reserve(NAME, ids(groups), step)
                 else:
-                    await store.drop(NAME, ids(groups), step, "stale")
-                await store.commit(NAME, step)
+                    await store.ledger.drop(NAME, ids(groups), step, "stale")
+                await store.ledger.commit(NAME, step)
                 expected.append(await standing(store))
             assert await standing(store) == expected[-1]
         await store.drop_database()

@@ -65,7 +65,7 @@ class Lifecycle(RuleBasedStateMachine):
     @initialize()
     def add_tasks(self) -> None:
         self.do(
-            self.store.add_tasks(
+            self.store.tasks.add(
                 make_task(number, num_generations=NUM_GENERATIONS) for number in range(NUM_TASKS)
             )
         )
@@ -81,7 +81,7 @@ class Lifecycle(RuleBasedStateMachine):
     def claim(self, who: int, resumable: bool) -> None:
         process = self.processes[who]
         claimed = self.do(
-            self.store.claim_record(
+            self.store.records.claim(
                 process.name,
                 lease_seconds=600,
                 admitted_groups=99,
@@ -94,7 +94,7 @@ class Lifecycle(RuleBasedStateMachine):
 
     @rule(who=WHO)
     def claim_scoring(self, who: int) -> None:
-        claimed = self.do(self.store.claim_scoring(self.processes[who].name, 600))
+        claimed = self.do(self.store.scores.claim(self.processes[who].name, 600))
         if claimed is not None:
             self.processes[who].record = claimed[0]
 
@@ -104,7 +104,7 @@ class Lifecycle(RuleBasedStateMachine):
         if process.record is None:
             return
         turn = make_turn(process.record, process.num_turns)
-        if self.write(process, self.store.append_turn(turn, process.record.fence)):
+        if self.write(process, self.store.turns.append(turn, process.record.fence)):
             self.acknowledged[turn.id] = (turn.record_id, turn.attempt)
             process.num_turns += 1
 
@@ -112,7 +112,7 @@ class Lifecycle(RuleBasedStateMachine):
     def finish(self, who: int) -> None:
         process = self.processes[who]
         if process.record is not None:
-            ending = self.store.finish_rollout(
+            ending = self.store.records.finish(
                 *process.lease, outcome="answered", final_answer="4", lease_seconds=600
             )
             self.write(process, ending)
@@ -123,30 +123,30 @@ class Lifecycle(RuleBasedStateMachine):
         if process.record is None:
             return
         if dies:
-            self.store._complete_groups = _nothing  # type: ignore[method-assign]
+            self.store.groups.complete_all = _nothing  # type: ignore[method-assign]
         score = Score(scorer=process.name, value=1.0)
-        scored = self.write(process, self.store.set_score(*process.lease, score))
+        scored = self.write(process, self.store.scores.set(*process.lease, score))
         if dies:
-            del self.store._complete_groups  # type: ignore[attr-defined]
+            del self.store.groups.complete_all  # type: ignore[attr-defined]
             self.unrepaired |= {process.record.task_id} if scored else set()
 
     @rule(who=WHO)
     def put_scoring_off(self, who: int) -> None:
         process = self.processes[who]
         if process.record is not None:
-            self.write(process, self.store.put_off_scoring(*process.lease, "judge is out", 0))
+            self.write(process, self.store.scores.postpone(*process.lease, "judge is out", 0))
 
     @rule(who=WHO)
     def release(self, who: int) -> None:
         process = self.processes[who]
         if process.record is not None:
-            self.write(process, self.store.release(*process.lease))
+            self.write(process, self.store.records.release(*process.lease))
 
     @rule(who=WHO)
     def fail(self, who: int) -> None:
         process = self.processes[who]
         if process.record is not None:
-            failing = self.store.fail_attempt(*process.lease, "no server", MAX_ATTEMPTS)
+            failing = self.store.records.fail_attempt(*process.lease, "no server", MAX_ATTEMPTS)
             self.write(process, failing)
 
     @rule(who=WHO)
@@ -155,7 +155,7 @@ class Lifecycle(RuleBasedStateMachine):
         if process.record is None:
             return
         before = self.read(process.record.id)
-        lost = self.do(self.store.heartbeat([process.lease], 600))
+        lost = self.do(self.store.records.renew([process.lease], 600))
         given_up = before.status in ("pending", "failed")
         assert (lost == set()) == (before.fence == process.record.fence and not given_up)
         after = self.read(process.record.id)
@@ -165,18 +165,18 @@ class Lifecycle(RuleBasedStateMachine):
     def fall_silent(self, who: int) -> None:
         expired = [{"$set": {"lease.expires_at": {"$subtract": ["$$NOW", 1]}}}]
         owned = {"lease.owner": self.processes[who].name}
-        self.do(self.store._records.update_many(owned, expired))
+        self.do(self.store._database["records"].update_many(owned, expired))
 
     @rule()
     def reap(self) -> None:
-        self.do(self.store.reap(MAX_ATTEMPTS))
+        self.do(self.store.groups.reap(MAX_ATTEMPTS))
         self.unrepaired.clear()
 
     @precondition(lambda self: self.acknowledged)
     @rule(data=st.data())
     def read_an_old_attempt(self, data: st.DataObject) -> None:
         turn_id = data.draw(st.sampled_from(sorted(self.acknowledged)))
-        turns = self.do(self.store.turns_of(*self.acknowledged[turn_id]))
+        turns = self.do(self.store.turns.of_record(*self.acknowledged[turn_id]))
         assert turn_id in [turn.id for turn in turns]
         assert [turn.index for turn in turns] == list(range(len(turns)))
 
@@ -194,7 +194,7 @@ class Lifecycle(RuleBasedStateMachine):
         return True
 
     def read(self, record_id: str) -> Record:
-        record: Record = self.do(self.store.record(record_id))
+        record: Record = self.do(self.store.records.get(record_id))
         return record
 
     # --- what holds at every moment --------------------------------------------------------------
@@ -222,7 +222,7 @@ class Lifecycle(RuleBasedStateMachine):
 
     @invariant()
     def what_was_acknowledged_is_there_and_nothing_else(self) -> None:
-        stored = self.do(self.store._turns.distinct("_id"))
+        stored = self.do(self.store._database["turns"].distinct("_id"))
         assert set(stored) == set(self.acknowledged)
 
     @invariant()
@@ -233,7 +233,7 @@ class Lifecycle(RuleBasedStateMachine):
         tasks = self.do(self._tasks())
         completed = {task.id for task in tasks if task.status == "completed"}
         assert ended - self.unrepaired <= completed <= ended
-        groups = self.do(self.store.ready_groups(limit=99, hydrate=False))
+        groups = self.do(self.store.ledger.ready_groups(limit=99, hydrate=False))
         assert {data.task_id for group in groups for data in group} == completed
         assert all(len(group) == NUM_GENERATIONS for group in groups)
 
@@ -246,10 +246,10 @@ class Lifecycle(RuleBasedStateMachine):
         self.statuses[record.id] = record.status
 
     async def _records(self) -> list[Record]:
-        return [record async for record in self.store.iter_records()]
+        return [record async for record in self.store.records.find()]
 
     async def _tasks(self) -> list[Any]:
-        return [task async for task in self.store.iter_tasks()]
+        return [task async for task in self.store.tasks.find()]
 
 
 async def _nothing(task_ids: object) -> set[str]:

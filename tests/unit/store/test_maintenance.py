@@ -6,81 +6,67 @@ from support.stored import claim, fill, make_task, make_turn, play
 from agentrl.errors import StoreError
 from agentrl.schema import Run, SamplerInfo
 from agentrl.store import TrajectoryStore
-from agentrl.store.blobs import Blob
+from agentrl.store.documents.packed_turns import Blob
 
 
 async def test_compacting_deletes_only_what_nothing_needs(store: TrajectoryStore) -> None:
-    await store.create_run(Run(name=store.database_name))
-    await store.add_tasks([make_task(0)])
+    await store.runs.create(Run(name=store.database_name))
+    await store.tasks.add([make_task(0)])
     dead = await claim(store)
     long = "only the dead attempt said so " * 40_000
-    await store.append_turn(make_turn(dead, 0, text=long), dead.fence)
-    await store.fail_attempt(dead.id, dead.fence, "gone", 3)
+    await store.turns.append(make_turn(dead, 0, text=long), dead.fence)
+    await store.records.fail_attempt(dead.id, dead.fence, "gone", 3)
     scored = await play(store, await claim(store), num_turns=2)
     # Its turns stay readable: the record failed for good.
     failed = await claim(store)
-    await store.append_turn(make_turn(failed, 0), failed.fence)
-    await store.fail_attempt(failed.id, failed.fence, "gone", 1)
+    await store.turns.append(make_turn(failed, 0), failed.fence)
+    await store.records.fail_attempt(failed.id, failed.fence, "gone", 1)
     # What a crash between two writes leaves: a turn that its record does not name, a lone blob.
     refused = make_turn(scored, 7).model_dump()
-    original = await store._turns.find_one({"_id": scored.turns[0]})
+    original = await store._database["turns"].find_one({"_id": scored.turns[0]})
     assert original is not None
-    await store._turns.insert_one({**original, "_id": refused["id"], "index": 7})
-    await store._db["blobs"].insert_many(Blob("x", "y" * 900_000).documents())
-    before = await store.story(scored.id)
+    await store._database["turns"].insert_one({**original, "_id": refused["id"], "index": 7})
+    await store._database["blobs"].insert_many(Blob("x", "y" * 900_000).documents())
+    before = await store.reports.record_detail(scored.id)
 
-    plan = await store.compact_plan()
+    plan = await store.maintenance.plan_compaction()
     assert (plan.superseded_turns, plan.unreferenced_turns) == (1, 1)
     assert plan.num_bytes > len(long) + 900_000
-    assert await store.compact() == plan
-    assert (await store.compact_plan()).num_bytes == 0
-    after = await store.story(scored.id)
+    assert await store.maintenance.compact() == plan
+    assert (await store.maintenance.plan_compaction()).num_bytes == 0
+    after = await store.reports.record_detail(scored.id)
     assert [turn.id for turn in after.turns] == [turn.id for turn in before.turns]
     assert after.turns[0].added_messages == before.turns[0].added_messages
     assert len(after.record.attempts) == 2
-    assert len(await store.turns_of(failed.id)) == 1
-    assert await store.turns_of(dead.id, 1) == []
+    assert len(await store.turns.of_record(failed.id)) == 1
+    assert await store.turns.of_record(dead.id, 1) == []
 
 
 async def test_compacting_waits_for_everybody_to_be_gone(store: TrajectoryStore) -> None:
-    await store.create_run(Run(name=store.database_name))
-    await store.acquire_trainer("trainer", "host:1:a", 60)
+    await store.runs.create(Run(name=store.database_name))
+    await store.trainer_leases.acquire("trainer", "host:1:a", 60)
     with pytest.raises(StoreError, match="host:1:a trains this run as 'trainer'; end it first"):
-        await store.compact()
-    await store.release_trainer("trainer")
-    await store.heartbeat_sampler(SamplerInfo(id="host:2:b", host="host", pid=2))
+        await store.maintenance.compact()
+    await store.trainer_leases.release("trainer")
+    await store.samplers.heartbeat(SamplerInfo(id="host:2:b", host="host", pid=2))
     with pytest.raises(StoreError, match="sampler host:2:b reported within the last 60 s"):
-        await store.compact()
-    await store.heartbeat_sampler(SamplerInfo(id="host:2:b", host="host", pid=2, status="stopped"))
-    await store.add_tasks([make_task(0)])
+        await store.maintenance.compact()
+    await store.samplers.heartbeat(SamplerInfo(id="host:2:b", host="host", pid=2, status="stopped"))
+    await store.tasks.add([make_task(0)])
     record = await claim(store)
     with pytest.raises(StoreError, match=f"record {record.id} is leased"):
-        await store.check_nobody_works()
-    await store.release(record.id, record.fence)
-    await store.check_nobody_works()
+        await store.maintenance.check_idle()
+    await store.records.release(record.id, record.fence)
+    await store.maintenance.check_idle()
 
 
 async def test_stats_count_every_collection(store: TrajectoryStore) -> None:
-    await store.create_run(Run(name=store.database_name))
+    await store.runs.create(Run(name=store.database_name))
     await fill(store, 2, num_turns=4)
-    stats = await store.stats()
+    stats = await store.maintenance.stats()
     sizes = {size.name: size for size in stats.collections}
     assert (sizes["records"].num_documents, sizes["turns"].num_documents) == (4, 16)
     assert stats.num_tokens == 4 * 4 * 107
     assert stats.bytes_per_token is not None
     assert 4 < stats.bytes_per_token < 40
     assert "v_progress" not in sizes
-
-
-async def test_a_database_of_the_first_schema_is_brought_forward(store: TrajectoryStore) -> None:
-    await store.create_run(Run(name=store.database_name, schema_version=1))
-    first, _ = await fill(store, 1)
-    version = (await store.record_lineage(first)).task_version
-    await store._record_data.update_many({}, {"$unset": {"task_version": ""}})
-    assert (await store.record_lineage(first)).task_version == ""
-    await store.ensure_schema()
-    assert (await store.record_lineage(first)).task_version == version != ""
-    run = await store.get_run()
-    assert run is not None
-    assert run.schema_version == 2
-    await store.ensure_schema()

@@ -11,7 +11,7 @@ from support.stored import fill, make_task
 from agentrl.errors import ConfigError
 from agentrl.schema import Run
 from agentrl.store import TrajectoryStore
-from agentrl.store.embedded import EmbeddedMongo
+from agentrl.store.private_mongod import EmbeddedMongo
 
 
 def motor_client(uri: str) -> Any:
@@ -27,20 +27,20 @@ async def test_a_given_client_serves_the_whole_life_of_a_group(
     try:
         store = TrajectoryStore.from_client(client)
         await store.ensure_schema()
-        await store.create_run(Run(name="run"))
+        await store.runs.create(Run(name="run"))
         ids = await fill(store, 2, num_turns=2)
-        (group, _) = await store.ready_groups(limit=2)
+        (group, _) = await store.ledger.ready_groups(limit=2)
         assert [data.record_id for data in group] == ids[:2]
         assert [len(data.turns) for data in group] == [2, 2]
         assert group[0].created_at.tzinfo is not None
         assert group[0].created_at.utcoffset() == UTC.utcoffset(None)
-        await store.acquire_trainer("trainer", "me", 30)
-        await store.reserve("trainer", ids[:2], 1)
-        assert await store.commit("trainer", 1) == 2
-        await store.update_control(by="me", max_staleness=2)
-        assert (await store.progress()).num_groups_consumed == 1
-        assert [record.id async for record in store.iter_records()] == ids
-        assert store._turns.write_concern.document == {"w": "majority", "j": True}
+        await store.trainer_leases.acquire("trainer", "me", 30)
+        await store.ledger.reserve("trainer", ids[:2], 1)
+        assert await store.ledger.commit("trainer", 1) == 2
+        await store.runs.update_control(by="me", max_staleness=2)
+        assert (await store.reports.progress()).num_groups_consumed == 1
+        assert [record.id async for record in store.records.find()] == ids
+        assert store._database["turns"].write_concern.document == {"w": "majority", "j": True}
         await store.drop_database()
     finally:
         closing = client.close()
@@ -53,5 +53,5 @@ async def test_a_given_client_needs_a_database(mongod: EmbeddedMongo) -> None:
         with pytest.raises(ConfigError, match="no database is named"):
             TrajectoryStore.from_client(client)
         store = TrajectoryStore.from_client(client, "given")
-        assert await store.add_tasks([make_task(0)]) == 1
+        assert await store.tasks.add([make_task(0)]) == 1
         await store.drop_database()

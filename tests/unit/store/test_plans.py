@@ -78,7 +78,7 @@ def trained(record_id: str) -> TurnTraining:
 
 async def sample(store: TrajectoryStore) -> None:
     """Do everything that samplers and scorers do."""
-    claimed = await store.claim_record(
+    claimed = await store.records.claim(
         "s", lease_seconds=60, admitted_groups=0, max_attempts=3, splits=["eval"]
     )
     assert claimed is not None
@@ -86,59 +86,59 @@ async def sample(store: TrajectoryStore) -> None:
         await play(store, await claim(store))
     record = await claim(store)
     turn = make_turn(record, 0)
-    await store.append_turn(turn, record.fence)
+    await store.turns.append(turn, record.fence)
     result = ToolResult(call_id="c", name="lookup", content="4")
-    await store.set_tool_results(turn.id, record.id, record.fence, [result])
-    await store.heartbeat([(record.id, record.fence)], 60)
-    await store.heartbeat([(record.id, record.fence - 1)], 60)
-    await store.release(record.id, record.fence)
+    await store.turns.set_tool_results(turn.id, record.id, record.fence, [result])
+    await store.records.renew([(record.id, record.fence)], 60)
+    await store.records.renew([(record.id, record.fence - 1)], 60)
+    await store.records.release(record.id, record.fence)
     record = await claim(store)
-    await store.fail_attempt(record.id, record.fence, "no server", 1)
+    await store.records.fail_attempt(record.id, record.fence, "no server", 1)
     record = await play(store, await claim(store), score=None)
-    await store.put_off_scoring(record.id, record.fence, "judge is out", -1)
-    scoring = await store.claim_scoring("scorer", 60)
+    await store.scores.postpone(record.id, record.fence, "judge is out", -1)
+    scoring = await store.scores.claim("scorer", 60)
     assert scoring is not None
-    await store.set_score(record.id, scoring[0].fence, Score(scorer="exact", value=1.0))
-    await store.turns_of(record.id, 1)
+    await store.scores.set(record.id, scoring[0].fence, Score(scorer="exact", value=1.0))
+    await store.turns.of_record(record.id, 1)
     await claim(store, lease_seconds=-1)
-    assert (await store.reap(3)).num_expired == 1
-    await store.next_train_order()
+    assert (await store.groups.reap(3)).num_expired == 1
+    await store.tasks.next_train_order()
     statuses: tuple[RecordStatus, ...] = ("pending", "scored")
     for status in statuses:
-        async for _ in store.iter_records(status=status):
+        async for _ in store.records.find(status=status):
             break
 
 
 async def train(store: TrajectoryStore, ids: list[str]) -> None:
     """Do everything that trainers do, with the records of two groups."""
-    await store.acquire_trainer("trainer", "me", 60)
-    await store.recover("trainer", 0)
-    assert len(await store.ready_groups(limit=2)) == 2
-    await store.reserve("trainer", ids[:3], 1)
-    await store.drop("trainer", ids[3:], 1, "stale")
-    await store.commit("trainer", 1)
-    await store.put_turn_trainings([trained(record_id) for record_id in ids[:3]])
-    assert await store.ready_groups(limit=2, max_trained_count=3, step=5)
-    assert await store.consumed_groups() > 0
-    await store.num_ready_groups()
-    await store.count_tasks(split="train")
-    await store.count_tasks(tag="eval@3", status="completed")
-    await store.tag_scores("eval@3")
-    await store.add_score(ids[0], Score(scorer="other", value=1.0))
-    await store.step_lineage(1)
-    await store.record_lineage(ids[0])
-    async for _ in store.iter_record_data(status="trained", step=1):
+    await store.trainer_leases.acquire("trainer", "me", 60)
+    await store.ledger.recover("trainer", 0)
+    assert len(await store.ledger.ready_groups(limit=2)) == 2
+    await store.ledger.reserve("trainer", ids[:3], 1)
+    await store.ledger.drop("trainer", ids[3:], 1, "stale")
+    await store.ledger.commit("trainer", 1)
+    await store.ledger.put_turn_trainings([trained(record_id) for record_id in ids[:3]])
+    assert await store.ledger.ready_groups(limit=2, max_trained_count=3, step=5)
+    assert await store.ledger.num_consumed_groups() > 0
+    await store.ledger.num_ready_groups()
+    await store.tasks.count(split="train")
+    await store.tasks.count(tag="eval@3", status="completed")
+    await store.scores.of_tag("eval@3")
+    await store.scores.add(ids[0], Score(scorer="other", value=1.0))
+    await store.lineage.of_step(1)
+    await store.lineage.of_record(ids[0])
+    async for _ in store.ledger.find(status="trained", step=1):
         break
-    await store.recover("trainer", 0)
+    await store.ledger.recover("trainer", 0)
 
 
 async def test_hot_queries_scan_no_collection_and_sort_nothing(
     store: TrajectoryStore, mongo_uri: str
 ) -> None:
-    await store.create_run(Run(name="test"))
+    await store.runs.create(Run(name="test"))
     ids = await fill(store, 20)
-    await store.add_tasks(make_task(number) for number in range(20, 60))
-    await store.add_tasks(make_task(n, split="eval", tag="eval@3") for n in range(2))
+    await store.tasks.add(make_task(number) for number in range(20, 60))
+    await store.tasks.add(make_task(n, split="eval", tag="eval@3") for n in range(2))
     commands = Commands()
     async with AsyncMongoClient(mongo_uri, event_listeners=[commands], tz_aware=True) as client:
         listened = TrajectoryStore.from_client(client)
@@ -147,7 +147,9 @@ async def test_hot_queries_scan_no_collection_and_sort_nothing(
     heard = [c for c in commands.heard if next(iter(c.values())) not in ONE_DOCUMENT_A_PROCESS]
     assert {next(iter(command)) for command in heard} >= {"find", "update", "findAndModify"}
     for command in heard:
-        plan = await store._db.command({"explain": command, "verbosity": "queryPlanner"})
+        plan = await store._database.handle.command(
+            {"explain": command, "verbosity": "queryPlanner"}
+        )
         used = set(stages(plan))
         assert "COLLSCAN" not in used, command
         assert "SORT" not in used, command

@@ -20,7 +20,7 @@ from agentrl.cli.main import main
 from agentrl.errors import StoreError
 from agentrl.schema import Run
 from agentrl.store import TrajectoryStore
-from agentrl.store.embedded import EmbeddedMongo, find_mongod
+from agentrl.store.private_mongod import EmbeddedMongo, find_mongod
 
 PASSWORD = "s3cret:/@?"
 OPENSSL = [
@@ -102,14 +102,14 @@ async def test_a_login_that_may_only_read_and_write_is_enough(guarded: int) -> N
     uri = uri_of(guarded)
     async with TrajectoryStore.connect(uri) as store:
         await store.ensure_schema()
-        await store.create_run(Run(name="demo"))
+        await store.runs.create(Run(name="demo"))
         await fill(store, 1)
-        assert quote(PASSWORD, safe="") not in store.uri_for_people()
-        assert (await store.summary()).mean_score == 1.0
-        assert await store.run_names() == ["demo"]
+        assert quote(PASSWORD, safe="") not in store.redacted_uri
+        assert (await store.reports.summary()).mean_score == 1.0
+        assert await store.reports.run_names() == ["demo"]
     # A database of another release: this login may not change validators that exist.
     async with TrajectoryStore.connect(uri_of(guarded, "root")) as root:
-        await root._db.command("collMod", "records", validator={})
+        await root._database.handle.command("collMod", "records", validator={})
     async with TrajectoryStore.connect(uri) as store:
         await store.ensure_schema()
         with pytest.raises(StoreError, match=r"does not allow this login .* dbAdmin to delete it"):
@@ -119,12 +119,12 @@ async def test_a_login_that_may_only_read_and_write_is_enough(guarded: int) -> N
 async def test_a_wrong_password_is_one_line_without_it(guarded: int) -> None:
     with pytest.raises(StoreError) as caught:
         async with TrajectoryStore.connect(uri_of(guarded, password="wr0ng")) as store:
-            await store.get_run()
+            await store.runs.get()
     assert f"127.0.0.1:{guarded} refused the login; check user, password" in str(caught.value)
     assert "wr0ng" not in str(caught.value)
     with pytest.raises(StoreError, match="does not allow this login to do so"):
         async with TrajectoryStore.connect(uri_of(guarded), "other") as store:
-            await store.create_run(Run(name="other"))
+            await store.runs.create(Run(name="other"))
 
 
 def test_commands_never_print_a_password(
@@ -217,7 +217,7 @@ async def test_a_srv_name_is_resolved(srv_host: str, mongo_uri: str) -> None:
     async with TrajectoryStore.connect(uri) as store:
         await store.ensure_schema()
         await fill(store, 1)
-        assert store.uri_for_people().startswith(f"mongodb+srv://{srv_host}/{database}?")
+        assert store.redacted_uri.startswith(f"mongodb+srv://{srv_host}/{database}?")
         await store.drop_database()
 
 

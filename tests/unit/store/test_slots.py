@@ -55,7 +55,7 @@ def answer(process: "subprocess.Popen[str]") -> str:
 
 async def expire(store: TrajectoryStore, record_id: str) -> None:
     """Move the end of a lease into the past, as if its holder had been silent for long."""
-    await store._records.update_one(
+    await store._database["records"].update_one(
         {"_id": record_id}, [{"$set": {"lease.expires_at": {"$subtract": ["$$NOW", 1]}}}]
     )
 
@@ -64,7 +64,7 @@ async def expire(store: TrajectoryStore, record_id: str) -> None:
 async def test_eight_processes_claim_every_slot_exactly_once(
     store: TrajectoryStore, mongo_uri: str, fleet: list["subprocess.Popen[str]"]
 ) -> None:
-    await store.add_tasks(make_task(number, num_generations=4) for number in range(100))
+    await store.tasks.add(make_task(number, num_generations=4) for number in range(100))
     claimed = order(fleet, f"claim {mongo_uri}")
     counts = Counter(record_id for ids in claimed for record_id in ids)
     assert len(counts) == 400
@@ -77,7 +77,7 @@ async def test_eight_processes_finishing_one_group_together_complete_it_once(
     store: TrajectoryStore, mongo_uri: str, fleet: list["subprocess.Popen[str]"]
 ) -> None:
     task_ids = [f"train/0/q{number}" for number in range(REPEATS)]
-    await store.add_tasks(make_task(number, num_generations=8) for number in range(REPEATS))
+    await store.tasks.add(make_task(number, num_generations=8) for number in range(REPEATS))
     send(fleet, f"score {mongo_uri}")
     for task_id in task_ids:
         assert [json.loads(answer(process)) for process in fleet] == [task_id] * 8
@@ -86,14 +86,14 @@ async def test_eight_processes_finishing_one_group_together_complete_it_once(
     assert sorted(task_id for ids in won for task_id in ids) == sorted(task_ids)
     assert sum(bool(ids) for ids in won) > 1, "no race took place"
     for task_id in task_ids:
-        assert await store.group_scores(task_id) == [float(n) for n in range(8)]
-    assert await store.count_tasks(status="completed") == REPEATS
-    groups = await store.ready_groups(limit=REPEATS, hydrate=False)
+        assert await store.scores.of_task(task_id) == [float(n) for n in range(8)]
+    assert await store.tasks.count(status="completed") == REPEATS
+    groups = await store.ledger.ready_groups(limit=REPEATS, hydrate=False)
     assert [len(group) for group in groups] == [8] * REPEATS
 
 
 async def test_slots_are_claimed_in_order_and_evaluation_overtakes(store: TrajectoryStore) -> None:
-    await store.add_tasks([make_task(1), make_task(0), make_task(3, split="eval")])
+    await store.tasks.add([make_task(1), make_task(0), make_task(3, split="eval")])
     claimed = [(await claim(store)).id for _ in range(6)]
     assert claimed == [
         f"{task}/{n}" for task in ("eval/0/q3", "train/0/q0", "train/0/q1") for n in (0, 1)
@@ -101,11 +101,11 @@ async def test_slots_are_claimed_in_order_and_evaluation_overtakes(store: Trajec
 
 
 async def test_only_admitted_groups_and_wanted_splits_are_claimed(store: TrajectoryStore) -> None:
-    await store.add_tasks([make_task(0, num_generations=1), make_task(1, num_generations=1)])
-    await store.add_tasks([make_task(0, split="eval", num_generations=1)])
+    await store.tasks.add([make_task(0, num_generations=1), make_task(1, num_generations=1)])
+    await store.tasks.add([make_task(0, split="eval", num_generations=1)])
 
     async def next_id(admitted_groups: int, splits: tuple[str, ...] | None = None) -> str | None:
-        claimed = await store.claim_record(
+        claimed = await store.records.claim(
             "s",
             lease_seconds=60,
             admitted_groups=admitted_groups,
@@ -122,8 +122,8 @@ async def test_only_admitted_groups_and_wanted_splits_are_claimed(store: Traject
 
 
 async def test_a_claim_carries_lease_attempt_and_task(store: TrajectoryStore) -> None:
-    await store.add_tasks([make_task(7)])
-    claimed = await store.claim_record(
+    await store.tasks.add([make_task(7)])
+    claimed = await store.records.claim(
         "host:1:abc", lease_seconds=60, admitted_groups=99, max_attempts=3
     )
     assert claimed is not None
@@ -139,74 +139,76 @@ async def test_a_claim_carries_lease_attempt_and_task(store: TrajectoryStore) ->
 
 @pytest.mark.parametrize("how", ["expired", "released", "error"])
 async def test_a_stale_holder_changes_nothing(store: TrajectoryStore, how: str) -> None:
-    await store.add_tasks([make_task(0, num_generations=1)])
+    await store.tasks.add([make_task(0, num_generations=1)])
     stale = await claim(store, "stale")
     first_turn = make_turn(stale, 0)
-    await store.append_turn(first_turn, stale.fence)
+    await store.turns.append(first_turn, stale.fence)
     if how == "expired":
         await expire(store, stale.id)
     elif how == "released":
-        await store.release(stale.id, stale.fence)
+        await store.records.release(stale.id, stale.fence)
     else:
-        await store.fail_attempt(stale.id, stale.fence, "no server", 3)
+        await store.records.fail_attempt(stale.id, stale.fence, "no server", 3)
     holder = await claim(store, "holder")
     assert (holder.id, holder.attempt, holder.fence) == (stale.id, 2, 2)
     await assert_refused_everything(store, stale, first_turn.id)
-    assert await store.record(stale.id) == holder
+    assert await store.records.get(stale.id) == holder
     await play(store, holder)
-    assert [turn.id for turn in await store.turns_of(stale.id, attempt=1)] == [first_turn.id]
-    assert [turn.attempt for turn in await store.turns_of(stale.id)] == [2]
+    assert [turn.id for turn in await store.turns.of_record(stale.id, attempt=1)] == [first_turn.id]
+    assert [turn.attempt for turn in await store.turns.of_record(stale.id)] == [2]
 
 
 async def assert_refused_everything(store: TrajectoryStore, stale: Record, turn_id: str) -> None:
-    before = await store.record(stale.id)
-    turns = await store._turns.find().to_list()
+    before = await store.records.get(stale.id)
+    turns = await store._database["turns"].find().to_list()
     score = Score(scorer="exact", value=0.0)
     results = [ToolResult(call_id="c", name="lookup", content="4")]
     key = (stale.id, stale.fence)
     writes = [
-        store.append_turn(make_turn(stale, 1), stale.fence),
-        store.set_tool_results(turn_id, *key, results),
-        store.finish_rollout(*key, outcome="answered", final_answer="no", lease_seconds=60),
-        store.set_score(*key, score),
-        store.put_off_scoring(*key, "judge is out", 1),
-        store.release(*key),
-        store.fail_attempt(*key, "no server", 1),
+        store.turns.append(make_turn(stale, 1), stale.fence),
+        store.turns.set_tool_results(turn_id, *key, results),
+        store.records.finish(*key, outcome="answered", final_answer="no", lease_seconds=60),
+        store.scores.set(*key, score),
+        store.scores.postpone(*key, "judge is out", 1),
+        store.records.release(*key),
+        store.records.fail_attempt(*key, "no server", 1),
     ]
     for write in writes:
         with pytest.raises(LeaseLost, match=stale.id):
             await write
-    assert await store.heartbeat([key], 1000) == {stale.id}
-    assert await store.record(stale.id) == before
-    assert await store._turns.find().to_list() == turns
+    assert await store.records.renew([key], 1000) == {stale.id}
+    assert await store.records.get(stale.id) == before
+    assert await store._database["turns"].find().to_list() == turns
 
 
 async def test_heartbeats_keep_leases_and_name_the_lost_ones(store: TrajectoryStore) -> None:
-    await store.add_tasks([make_task(0)])
+    await store.tasks.add([make_task(0)])
     kept = await claim(store, lease_seconds=1)
     lost = await claim(store, lease_seconds=1)
-    await store.release(lost.id, lost.fence)
-    assert await store.heartbeat([(kept.id, kept.fence), (lost.id, lost.fence)], 600) == {lost.id}
-    after = await store.record(kept.id)
+    await store.records.release(lost.id, lost.fence)
+    assert await store.records.renew([(kept.id, kept.fence), (lost.id, lost.fence)], 600) == {
+        lost.id
+    }
+    after = await store.records.get(kept.id)
     assert after is not None
     assert after.lease is not None
     assert kept.lease is not None
     assert (after.lease.expires_at - kept.lease.expires_at).total_seconds() > 500
-    assert await store.heartbeat([], 600) == set()
+    assert await store.records.renew([], 600) == set()
 
 
 async def test_an_expired_slot_is_claimed_again_and_parked_after_max_attempts(
     store: TrajectoryStore,
 ) -> None:
-    await store.add_tasks([make_task(0)])
+    await store.tasks.add([make_task(0)])
     sibling = await claim(store)
     for attempt in (1, 2):
         record = await claim(store, f"sampler-{attempt}", max_attempts=2)
         assert (record.traj_id, record.attempt) == (1, attempt)
         await expire(store, record.id)
-    counts = await store.reap(max_attempts=2)
+    counts = await store.groups.reap(max_attempts=2)
     assert (counts.num_expired, counts.num_groups_completed) == (1, 0)
-    parked = await store.record(record.id)
+    parked = await store.records.get(record.id)
     assert parked is not None
     assert parked.status == "failed"
     assert parked.error == "the lease of sampler-2 expired"
@@ -215,7 +217,7 @@ async def test_an_expired_slot_is_claimed_again_and_parked_after_max_attempts(
         ("sampler-2", "expired"),
     ]
     await play(store, sibling)
-    (group,) = await store.ready_groups(limit=1)
+    (group,) = await store.ledger.ready_groups(limit=1)
     assert [(data.score is None, data.outcome) for data in group] == [
         (False, "answered"),
         (True, None),
@@ -223,38 +225,38 @@ async def test_an_expired_slot_is_claimed_again_and_parked_after_max_attempts(
 
 
 async def test_a_renewed_lease_is_not_reaped(store: TrajectoryStore) -> None:
-    await store.add_tasks([make_task(0)])
+    await store.tasks.add([make_task(0)])
     record = await claim(store)
-    assert (await store.reap(1)).num_expired == 0
-    current = await store.record(record.id)
+    assert (await store.groups.reap(1)).num_expired == 0
+    current = await store.records.get(record.id)
     assert current is not None
     assert current.status == "running"
 
 
 async def test_handing_back_is_not_counted_as_a_failed_attempt(store: TrajectoryStore) -> None:
-    await store.add_tasks([make_task(0, num_generations=1)])
+    await store.tasks.add([make_task(0, num_generations=1)])
     for _ in range(3):
         record = await claim(store, max_attempts=2)
-        await store.release(record.id, record.fence)
+        await store.records.release(record.id, record.fence)
     record = await claim(store, max_attempts=2)
     assert record.attempt == 4
     assert [a.ended_by for a in record.attempts] == ["released"] * 3 + [None]
-    again = await store.fail_attempt(record.id, record.fence, "no server", 2)
+    again = await store.records.fail_attempt(record.id, record.fence, "no server", 2)
     assert again.status == "pending"
     record = await claim(store, max_attempts=2)
-    parked = await store.fail_attempt(record.id, record.fence, "no $server", 2)
+    parked = await store.records.fail_attempt(record.id, record.fence, "no $server", 2)
     assert (parked.status, parked.error) == ("failed", "no $server")
-    assert [task.status async for task in store.iter_tasks()] == ["completed"]
+    assert [task.status async for task in store.tasks.find()] == ["completed"]
 
 
 async def test_a_new_attempt_starts_with_clean_counters(store: TrajectoryStore) -> None:
-    await store.add_tasks([make_task(0, num_generations=1)])
+    await store.tasks.add([make_task(0, num_generations=1)])
     record = await claim(store)
-    await store.append_turn(make_turn(record, 0, version=3), record.fence)
-    played = await store.record(record.id)
+    await store.turns.append(make_turn(record, 0, version=3), record.fence)
+    played = await store.records.get(record.id)
     assert played is not None
     assert (played.num_prompt_tokens, played.num_output_tokens, played.min_version) == (100, 7, 3)
-    await store.release(record.id, record.fence)
+    await store.records.release(record.id, record.fence)
     record = await claim(store)
     assert (record.turns, record.num_prompt_tokens, record.num_output_tokens) == ((), 0, 0)
     assert (record.min_version, record.max_version) == (None, None)
@@ -263,20 +265,20 @@ async def test_a_new_attempt_starts_with_clean_counters(store: TrajectoryStore) 
 async def test_records_move_only_along_the_transition_table(store: TrajectoryStore) -> None:
     score = Score(scorer="exact", value=1.0)
     for start in RECORD_TRANSITIONS:
-        number = await store.next_train_order()
-        await store.add_tasks([make_task(number, num_generations=1)])
+        number = await store.tasks.next_train_order()
+        await store.tasks.add([make_task(number, num_generations=1)])
         record = await claim(store)
-        await store._records.update_one({"_id": record.id}, {"$set": {"status": start}})
+        await store._database["records"].update_one({"_id": record.id}, {"$set": {"status": start}})
         key = (record.id, record.fence)
         moves = {
-            "finished": store.finish_rollout(
+            "finished": store.records.finish(
                 *key, outcome="answered", final_answer="", lease_seconds=60
             ),
-            "scored": store.set_score(*key, score),
-            "failed": store.fail_attempt(*key, "x", 1),
+            "scored": store.scores.set(*key, score),
+            "failed": store.records.fail_attempt(*key, "x", 1),
         }
         for target, move in moves.items():
-            current = await store.record(record.id)
+            current = await store.records.get(record.id)
             assert current is not None
             if target in RECORD_TRANSITIONS[current.status] or target == current.status != "failed":
                 await move

@@ -10,7 +10,7 @@ from support.stored import make_task
 from agentrl.errors import ConfigError, StoreError
 from agentrl.schema import Run, Task
 from agentrl.store import TrajectoryStore
-from agentrl.store.embedded import EmbeddedMongo
+from agentrl.store.private_mongod import EmbeddedMongo
 
 UNREACHABLE = "mongodb://ada:s3cret@127.0.0.1:9/demo?authSource=admin"
 
@@ -50,7 +50,7 @@ async def test_other_work_goes_on_while_tasks_are_read(store: TrajectoryStore) -
         yield make_task(0)
 
     asyncio.get_running_loop().call_later(0.05, goes_on.set)
-    assert await store.add_tasks(slow_file()) == 1
+    assert await store.tasks.add(slow_file()) == 1
 
 
 async def test_a_database_must_be_named(mongod: EmbeddedMongo) -> None:
@@ -64,13 +64,15 @@ async def test_a_database_must_be_named(mongod: EmbeddedMongo) -> None:
         assert store.database_name == "from_uri"
     async with TrajectoryStore.connect(mongod.uri("from_uri"), "given") as store:
         assert store.database_name == "given"
-        assert f"127.0.0.1:{mongod.port}/given?" in store.uri_for_people()
+        assert f"127.0.0.1:{mongod.port}/given?" in store.redacted_uri
 
 
 async def test_the_uri_for_people_has_no_secrets(mongod: EmbeddedMongo) -> None:
     async with TrajectoryStore.connect(mongod.uri("demo")) as store:
-        store._uri = "mongodb://ada:p:w@h:1,h:2/x?tls=true&tlsCertificateKeyFilePassword=pw"
-        assert store.uri_for_people() == (
+        store._database.uri = (
+            "mongodb://ada:p:w@h:1,h:2/x?tls=true&tlsCertificateKeyFilePassword=pw"
+        )
+        assert store.redacted_uri == (
             "mongodb://ada:***@h:1,h:2/demo?tls=true&tlsCertificateKeyFilePassword=***"
         )
 
@@ -80,37 +82,39 @@ async def test_writes_are_journaled_by_a_majority_whatever_the_uri_says(
 ) -> None:
     weak = f"mongodb://127.0.0.1:{mongod.port}/demo?w=0&directConnection=true"
     async with TrajectoryStore.connect(weak) as store:
-        assert store._turns.write_concern.document == {"w": "majority", "j": True}
-        assert store._db["blobs"].write_concern.document == {"w": "majority", "j": True}
+        assert store._database["turns"].write_concern.document == {"w": "majority", "j": True}
+        assert store._database["blobs"].write_concern.document == {"w": "majority", "j": True}
 
 
 async def test_preparing_twice_and_together_is_harmless(mongo_uri: str) -> None:
     async with TrajectoryStore.connect(mongo_uri) as store:
         for _ in range(2):
             await store.ensure_schema()
-        names = set(await store._db.list_collection_names())
+        names = set(await store._database.handle.list_collection_names())
         assert {"v_trajectories", "v_progress", "v_failures", "records", "turns"} <= names
         await store.drop_database()
 
 
 async def test_another_schema_version_is_refused(store: TrajectoryStore) -> None:
-    await store.create_run(Run(name="run", schema_version=99))
+    await store.runs.create(Run(name="run", schema_version=99))
     with pytest.raises(StoreError, match="has schema version 99, this AgentRL needs 2"):
         await store.ensure_schema()
 
 
 async def test_documents_that_do_not_fit_are_named(store: TrajectoryStore) -> None:
-    await store.add_tasks([make_task(0)])
-    await store._tasks.update_one({}, {"$set": {"order": "first"}}, bypass_document_validation=True)
+    await store.tasks.add([make_task(0)])
+    await store._database["tasks"].update_one(
+        {}, {"$set": {"order": "first"}}, bypass_document_validation=True
+    )
     with pytest.raises(StoreError, match=r"'train/0/q0' is no valid MCPTask: order"):
-        await store.task("train/0/q0")
-    await store._tasks.update_one({}, {"$set": {"kind": "chess"}})
+        await store.tasks.get("train/0/q0")
+    await store._database["tasks"].update_one({}, {"$set": {"kind": "chess"}})
     with pytest.raises(StoreError, match="kind 'chess', which is not registered here"):
-        await store.task("train/0/q0")
+        await store.tasks.get("train/0/q0")
 
 
 async def test_annotations_made_by_a_person_do_no_harm(store: TrajectoryStore) -> None:
-    await store.add_tasks([make_task(0)])
-    await store._tasks.update_one({}, {"$set": {"note": "interesting"}})
-    task = await store.task("train/0/q0")
+    await store.tasks.add([make_task(0)])
+    await store._database["tasks"].update_one({}, {"$set": {"note": "interesting"}})
+    task = await store.tasks.get("train/0/q0")
     assert isinstance(task, Task)

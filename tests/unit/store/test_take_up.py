@@ -9,7 +9,7 @@ from agentrl.store import TrajectoryStore
 
 
 async def claim(store: TrajectoryStore, owner: str, *, resumable: bool = True) -> Record:
-    claimed = await store.claim_record(
+    claimed = await store.records.claim(
         owner, lease_seconds=60, admitted_groups=10, max_attempts=3, resumable=resumable
     )
     assert claimed is not None
@@ -17,7 +17,7 @@ async def claim(store: TrajectoryStore, owner: str, *, resumable: bool = True) -
 
 
 async def expire(store: TrajectoryStore, record_id: str) -> None:
-    await store._records.update_one(
+    await store._database["records"].update_one(
         {"_id": record_id}, [{"$set": {"lease.expires_at": {"$subtract": ["$$NOW", 1]}}}]
     )
 
@@ -25,10 +25,10 @@ async def expire(store: TrajectoryStore, record_id: str) -> None:
 @pytest.fixture
 async def dead(store: TrajectoryStore) -> Record:
     """A record whose holder died after two acknowledged turns."""
-    await store.add_tasks([make_task(0, num_generations=1)])
+    await store.tasks.add([make_task(0, num_generations=1)])
     record = await claim(store, "first")
     for index in range(2):
-        await store.append_turn(make_turn(record, index, version=index + 3), record.fence)
+        await store.turns.append(make_turn(record, index, version=index + 3), record.fence)
     await expire(store, record.id)
     return record
 
@@ -44,14 +44,14 @@ async def test_a_dead_holders_attempt_is_taken_up_behind_its_last_durable_turn(
     assert (first.owner, first.ended_by, first.first_turn) == ("first", "expired", 0)
     assert (second.owner, second.ended_by, second.first_turn) == ("second", None, 2)
     with pytest.raises(LeaseLost):
-        await store.append_turn(make_turn(dead, 2), dead.fence)
-    await store.append_turn(make_turn(record, 2), record.fence)
-    await store.finish_rollout(
+        await store.turns.append(make_turn(dead, 2), dead.fence)
+    await store.turns.append(make_turn(record, 2), record.fence)
+    await store.records.finish(
         record.id, record.fence, outcome="answered", final_answer="4", lease_seconds=60
     )
     done = await read_back(store, record)
     assert [attempt.ended_by for attempt in done.attempts] == ["expired", "finished"]
-    turns = await store.turns_of(record.id)
+    turns = await store.turns.of_record(record.id)
     assert [turn.index for turn in turns] == [0, 1, 2]
     assert done.num_output_tokens == sum(len(turn.output_ids) for turn in turns)
 
@@ -62,18 +62,18 @@ async def test_without_the_flag_the_attempt_begins_anew_and_the_dead_one_stays_r
     record = await claim(store, "second", resumable=False)
     assert (record.attempt, record.turns, record.min_version) == (2, (), None)
     assert (record.num_output_tokens, record.attempts[-1].first_turn) == (0, 0)
-    await store.append_turn(make_turn(record, 0), record.fence)
-    assert [turn.id for turn in await store.turns_of(record.id, attempt=1)] == [
+    await store.turns.append(make_turn(record, 0), record.fence)
+    assert [turn.id for turn in await store.turns.of_record(record.id, attempt=1)] == [
         f"{dead.id}/{dead.fence}/0",
         f"{dead.id}/{dead.fence}/1",
     ]
-    assert len(await store.turns_of(record.id)) == 1
+    assert len(await store.turns.of_record(record.id)) == 1
 
 
 async def test_an_attempt_of_stateful_tools_is_never_taken_up(store: TrajectoryStore) -> None:
-    await store.add_tasks([make_task(0, num_generations=1)])
+    await store.tasks.add([make_task(0, num_generations=1)])
     first = await claim(store, "first", resumable=False)
-    await store.append_turn(make_turn(first, 0), first.fence)
+    await store.turns.append(make_turn(first, 0), first.fence)
     await expire(store, first.id)
     assert (await claim(store, "second")).attempt == 2
 
@@ -82,10 +82,10 @@ async def test_an_attempt_that_failed_is_not_taken_up_and_one_handed_back_is(
     store: TrajectoryStore, dead: Record
 ) -> None:
     second = await claim(store, "second")
-    await store.release(second.id, second.fence)
+    await store.records.release(second.id, second.fence)
     third = await claim(store, "third")
     assert (third.attempt, len(third.turns)) == (1, 2)
-    await store.fail_attempt(third.id, third.fence, "the tool is broken", 3)
+    await store.records.fail_attempt(third.id, third.fence, "the tool is broken", 3)
     fourth = await claim(store, "fourth")
     assert (fourth.attempt, fourth.turns) == (2, ())
 
@@ -96,9 +96,9 @@ async def test_every_death_counts_even_when_the_attempt_is_taken_up(
     for owner in ("second", "third"):
         record = await claim(store, owner)
         await expire(store, record.id)
-    counts = await store.reap(3)
+    counts = await store.groups.reap(3)
     assert counts.num_expired == 1
-    parked = await store.record(dead.id)
+    parked = await store.records.get(dead.id)
     assert parked is not None
     assert (parked.status, parked.attempt, len(parked.attempts)) == ("failed", 1, 3)
 
@@ -107,16 +107,19 @@ async def test_a_turn_that_was_stored_but_never_acknowledged_is_not_read(
     store: TrajectoryStore, dead: Record
 ) -> None:
     orphan = make_turn(dead, 2, text="never acknowledged")
-    await store._turns.insert_one(
-        {**(await store._turns.find_one({"_id": f"{dead.id}/1/1"}) or {}), "_id": orphan.id}
+    await store._database["turns"].insert_one(
+        {
+            **(await store._database["turns"].find_one({"_id": f"{dead.id}/1/1"}) or {}),
+            "_id": orphan.id,
+        }
         | {"index": 2}
     )
-    assert [turn.index for turn in await store.turns_of(dead.id)] == [0, 1]
+    assert [turn.index for turn in await store.turns.of_record(dead.id)] == [0, 1]
     record = await claim(store, "second")
-    await store.append_turn(make_turn(record, 2), record.fence)
+    await store.turns.append(make_turn(record, 2), record.fence)
     await expire(store, record.id)
     third = await claim(store, "third", resumable=False)
-    assert [turn.id for turn in await store.turns_of(dead.id, attempt=1)] == [
+    assert [turn.id for turn in await store.turns.of_record(dead.id, attempt=1)] == [
         f"{dead.id}/1/0",
         f"{dead.id}/1/1",
         f"{dead.id}/2/2",

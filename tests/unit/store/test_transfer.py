@@ -12,8 +12,8 @@ from support.stored import claim, fill, make_task, make_turn, play
 from agentrl.errors import ConfigError, StoreError
 from agentrl.schema import Run, ToolCall
 from agentrl.store import TrajectoryStore
-from agentrl.store.embedded import EmbeddedMongo
-from agentrl.store.transfer import COLLECTIONS, Format
+from agentrl.store.private_mongod import EmbeddedMongo
+from agentrl.store.repositories.transfer import COLLECTIONS, Format
 
 
 @pytest.fixture
@@ -26,25 +26,25 @@ async def empty(mongod: EmbeddedMongo, mongo_uri: str) -> AsyncIterator[Trajecto
 
 
 async def fill_run(store: TrajectoryStore) -> None:
-    await store.create_run(Run(name=store.database_name, config={"pi": 3.25, "n": 2**40}))
+    await store.runs.create(Run(name=store.database_name, config={"pi": 3.25, "n": 2**40}))
     await fill(store, 2, num_turns=3)
-    await store.add_tasks([make_task(7, num_generations=1)])
+    await store.tasks.add([make_task(7, num_generations=1)])
     record = await claim(store)
     call = ToolCall(id="c", name="f", arguments={"text": "ä\u2028\ud800", "none": None, "x": 0.1})
     # Arrays of this size are kept in blobs of several parts.
     turn = make_turn(record, 0, tool_calls=[call], num_added=2_500_000, num_output=300_000)
-    await store.append_turn(turn, record.fence)
-    await store.finish_rollout(
+    await store.turns.append(turn, record.fence)
+    await store.records.finish(
         record.id, record.fence, outcome="answered", final_answer="4", lease_seconds=60
     )
-    await store.reserve("trainer", ["train/0/q0/0"], 1)
+    await store.ledger.reserve("trainer", ["train/0/q0/0"], 1)
 
 
 async def raw(store: TrajectoryStore) -> dict[str, list[bytes]]:
     """Every document of the run as BSON, the run's name left out."""
     found: dict[str, list[bytes]] = {}
     for name in COLLECTIONS:
-        documents = [document async for document in store._db[name].find().sort("_id", 1)]
+        documents = [document async for document in store._database[name].find().sort("_id", 1)]
         if name == "runs":
             documents = [{**document, "_id": ""} for document in documents]
         found[name] = [bson.encode(document) for document in documents]
@@ -58,26 +58,26 @@ async def test_what_was_exported_comes_back_byte_for_byte(
     if format_ == "parquet":
         pytest.importorskip("pyarrow")
     await fill_run(store)
-    manifest = await store.export_run(tmp_path / "export", format_)
+    manifest = await store.transfer.export_run(tmp_path / "export", format_)
     assert manifest.files["turns"].num_documents == 13
-    await empty.import_run(tmp_path / "export")
+    await empty.transfer.import_run(tmp_path / "export")
     await empty.ensure_schema()
     assert await raw(empty) == await raw(store)
-    run = await empty.get_run()
+    run = await empty.runs.get()
     assert run is not None
     assert run.name == empty.database_name
-    (group, _) = await empty.ready_groups(limit=2)
-    (same, _) = await store.ready_groups(limit=2)
+    (group, _) = await empty.ledger.ready_groups(limit=2)
+    (same, _) = await store.ledger.ready_groups(limit=2)
     for turn, original in zip(group[1].turns, same[1].turns, strict=True):
         for field in ("added_ids", "output_ids", "output_logprobs"):
             assert getattr(turn, field).tobytes() == getattr(original, field).tobytes()
     # The copy goes on as the original would.
-    await empty.reserve("trainer", ["train/0/q0/1"], 1)
+    await empty.ledger.reserve("trainer", ["train/0/q0/1"], 1)
     await play(empty, await _claim_next(empty))
 
 
 async def _claim_next(store: TrajectoryStore):
-    await store.add_tasks([make_task(9)])
+    await store.tasks.add([make_task(9)])
     return await claim(store)
 
 
@@ -85,14 +85,14 @@ async def test_parquet_holds_arrays_that_any_reader_understands(
     store: TrajectoryStore, tmp_path: Path
 ) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
-    await store.create_run(Run(name=store.database_name))
+    await store.runs.create(Run(name=store.database_name))
     await fill(store, 1)
-    await store.export_run(tmp_path / "export", "parquet")
+    await store.transfer.export_run(tmp_path / "export", "parquet")
     with parquet.ParquetFile(tmp_path / "export/turns.parquet") as file:
         rows = file.read().to_pylist()
         assert str(file.schema_arrow.field("output_logprobs").type.value_type) == "float"
     (turn,) = [row for row in rows if row["id"] == "train/0/q0/0/1/0"]
-    (original,) = await store.turns_of("train/0/q0/0")
+    (original,) = await store.turns.of_record("train/0/q0/0")
     assert turn["output_ids"] == original.output_ids.tolist()
     assert json.loads(turn["document"])["output_text"] == original.output_text
 
@@ -100,9 +100,9 @@ async def test_parquet_holds_arrays_that_any_reader_understands(
 async def test_jsonl_is_one_readable_document_a_line(
     store: TrajectoryStore, tmp_path: Path
 ) -> None:
-    await store.create_run(Run(name=store.database_name))
+    await store.runs.create(Run(name=store.database_name))
     await fill(store, 1)
-    await store.export_run(tmp_path / "export")
+    await store.transfer.export_run(tmp_path / "export")
     lines = (tmp_path / "export/records.jsonl").read_text().splitlines()
     assert [json.loads(line)["_id"] for line in lines] == ["train/0/q0/0", "train/0/q0/1"]
 
@@ -115,30 +115,30 @@ async def test_mistakes_are_named_and_leave_nothing(
 ) -> None:
     folder = tmp_path / "export"
     with pytest.raises(StoreError, match="holds no run"):
-        await empty.export_run(folder)
-    await store.create_run(Run(name=store.database_name))
+        await empty.transfer.export_run(folder)
+    await store.runs.create(Run(name=store.database_name))
     await fill(store, 1)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(ConfigError, match="Parquet needs pyarrow: pip install"):
-        await store.export_run(folder, "parquet")
+        await store.transfer.export_run(folder, "parquet")
     assert list(tmp_path.iterdir()) == []
-    await store.export_run(folder)
+    await store.transfer.export_run(folder)
     with pytest.raises(ConfigError, match="exists already"):
-        await store.export_run(folder)
+        await store.transfer.export_run(folder)
     with pytest.raises(StoreError, match="is not empty; import under another --run_name"):
-        await store.import_run(folder)
+        await store.transfer.import_run(folder)
     with pytest.raises(ConfigError, match=r"holds no export: it has no manifest\.json"):
-        await empty.import_run(tmp_path)
+        await empty.transfer.import_run(tmp_path)
     turns = folder / "turns.jsonl"
     turns.write_bytes(turns.read_bytes()[:-10])
     with pytest.raises(ConfigError, match=r"turns\.jsonl is not as it was exported"):
-        await empty.import_run(folder)
+        await empty.transfer.import_run(folder)
     turns.unlink()
     with pytest.raises(ConfigError, match=r"turns\.jsonl is missing"):
-        await empty.import_run(folder)
+        await empty.transfer.import_run(folder)
     manifest = folder / "manifest.json"
     manifest.write_text(manifest.read_text().replace('"jsonl"', '"csv"'))
     with pytest.raises(ConfigError, match=r"manifest\.json cannot be read") as caught:
-        await empty.import_run(folder)
+        await empty.transfer.import_run(folder)
     assert "\n" not in str(caught.value)
-    assert await empty._db.list_collection_names() == []
+    assert await empty._database.handle.list_collection_names() == []

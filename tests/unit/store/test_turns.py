@@ -16,7 +16,7 @@ from support.stored import SYSTEM, TOOLS, claim, make_task, make_turn, play
 from agentrl.errors import StoreError
 from agentrl.schema import DispatchedSamplingTask, ToolCall, ToolResult, rebuild_prompts
 from agentrl.store import TrajectoryStore
-from agentrl.store.embedded import EmbeddedMongo
+from agentrl.store.private_mongod import EmbeddedMongo
 
 
 def same(left: DispatchedSamplingTask, right: DispatchedSamplingTask) -> bool:
@@ -33,7 +33,7 @@ def same(left: DispatchedSamplingTask, right: DispatchedSamplingTask) -> bool:
 async def test_turns_come_back_byte_for_byte_and_rebuild_their_prompts(
     store: TrajectoryStore,
 ) -> None:
-    await store.add_tasks([make_task(0)])
+    await store.tasks.add([make_task(0)])
     record = await claim(store)
     call = ToolCall(id="c1", name="lookup", arguments={"$q": "apple", "a.b": {"$ref": [1, None]}})
     written = [
@@ -41,15 +41,15 @@ async def test_turns_come_back_byte_for_byte_and_rebuild_their_prompts(
         for index in range(12)
     ]
     for turn in written:
-        await store.append_turn(turn, record.fence)
+        await store.turns.append(turn, record.fence)
     result = ToolResult(call_id="c1", name="lookup", content="4 €", seconds=0.25)
-    await store.set_tool_results(written[0].id, record.id, record.fence, [result])
+    await store.turns.set_tool_results(written[0].id, record.id, record.fence, [result])
     written[0] = written[0].model_copy(update={"tool_results": (result,)})
-    read = await store.turns_of(record.id)
+    read = await store.turns.of_record(record.id)
     assert all(same(a, b) for a, b in zip(written, read, strict=True))
     for a, b in zip(rebuild_prompts(written), rebuild_prompts(read), strict=True):
         assert a.tobytes() == b.tobytes()
-    stored = await store.record(record.id)
+    stored = await store.records.get(record.id)
     assert stored is not None
     assert stored.turns == tuple(turn.id for turn in written)
     assert (stored.num_prompt_tokens, stored.num_output_tokens) == (1200, 84)
@@ -57,7 +57,7 @@ async def test_turns_come_back_byte_for_byte_and_rebuild_their_prompts(
 
 
 async def test_choices_of_experts_come_back_however_many_they_are(store: TrajectoryStore) -> None:
-    await store.add_tasks([make_task(0)])
+    await store.tasks.add([make_task(0)])
     record = await claim(store)
     few, many = (np.random.default_rng(1).bytes(size) for size in (60, 2 * 2**20))
     written = [
@@ -65,22 +65,22 @@ async def test_choices_of_experts_come_back_however_many_they_are(store: Traject
         for index, routes in enumerate((few, many))
     ]
     for turn in written:
-        await store.append_turn(turn, record.fence)
-    read = await store.turns_of(record.id)
+        await store.turns.append(turn, record.fence)
+    read = await store.turns.of_record(record.id)
     assert [turn.routed_experts for turn in read] == [few, many]
     assert all(same(a, b) for a, b in zip(written, read, strict=True))
 
 
 async def test_shared_parts_of_a_group_are_stored_once(store: TrajectoryStore) -> None:
-    await store.add_tasks([make_task(0, num_generations=8)])
+    await store.tasks.add([make_task(0, num_generations=8)])
     for _ in range(8):
         await play(store, await claim(store), num_turns=3)
-    blobs = {blob["kind"]: blob async for blob in store._db["blobs"].find()}
-    assert await store._db["blobs"].count_documents({}) == 3
+    blobs = {blob["kind"]: blob async for blob in store._database["blobs"].find()}
+    assert await store._database["blobs"].count_documents({}) == 3
     assert sorted(blobs) == ["added_ids", "added_messages", "tools"]
     assert blobs["added_messages"]["value"]["content"] == SYSTEM
     assert blobs["tools"]["value"] == list(TOOLS)
-    root = await store._turns.find_one({"index": 0})
+    root = await store._database["turns"].find_one({"index": 0})
     assert root is not None
     assert root["added_messages"][0]["role"] == "system"
     assert root["added_messages"][0]["preview"].startswith("You answer with")
@@ -89,26 +89,26 @@ async def test_shared_parts_of_a_group_are_stored_once(store: TrajectoryStore) -
 
 
 async def test_each_root_turn_keeps_the_tools_that_it_showed(store: TrajectoryStore) -> None:
-    await store.add_tasks([make_task(0, num_generations=4)])
+    await store.tasks.add([make_task(0, num_generations=4)])
     shown = copy.deepcopy(TOOLS)
     shown[0]["function"]["description"] = "another one"
     written = []
     for tools in (TOOLS, TOOLS, shown, ()):
         record = await claim(store)
         turn = make_turn(record, 0).model_copy(update={"tools": copy.deepcopy(tools)})
-        await store.append_turn(turn, record.fence)
+        await store.turns.append(turn, record.fence)
         written.append((record.id, tools))
     for record_id, tools in written:
-        (read,) = await store.turns_of(record_id)
+        (read,) = await store.turns.of_record(record_id)
         assert read.tools == tuple(tools)
 
 
 async def test_a_person_reads_text_and_little_endian_arrays(store: TrajectoryStore) -> None:
-    await store.add_tasks([make_task(0)])
+    await store.tasks.add([make_task(0)])
     record = await claim(store)
     turn = make_turn(record, 1)
-    await store.append_turn(turn, record.fence)
-    stored = await store._turns.find_one({"_id": turn.id})
+    await store.turns.append(turn, record.fence)
+    stored = await store._database["turns"].find_one({"_id": turn.id})
     assert stored is not None
     assert stored["output_text"] == "<answer>4</answer>"
     assert stored["output_ids"] == turn.output_ids.astype("<i4").tobytes()
@@ -118,16 +118,16 @@ async def test_a_person_reads_text_and_little_endian_arrays(store: TrajectorySto
 
 
 async def test_values_beyond_the_document_limit_are_split(store: TrajectoryStore) -> None:
-    await store.add_tasks([make_task(0)])
+    await store.tasks.add([make_task(0)])
     record = await claim(store)
     huge = "x" * (17 * 2**20)
     turn = make_turn(
         record, 1, num_output=3_000_000, text=huge, messages=[{"role": "user", "content": huge}]
     )
-    await store.append_turn(turn, record.fence)
+    await store.turns.append(turn, record.fence)
     result = ToolResult(call_id="c", name="fetch", content=huge)
-    await store.set_tool_results(turn.id, record.id, record.fence, [result])
-    (read,) = await store.turns_of(record.id)
+    await store.turns.set_tool_results(turn.id, record.id, record.fence, [result])
+    (read,) = await store.turns.of_record(record.id)
     assert same(read, turn.model_copy(update={"tool_results": (result,)}))
 
 
@@ -144,35 +144,35 @@ async def test_values_beyond_the_document_limit_are_split(store: TrajectoryStore
 async def test_whatever_a_model_writes_can_be_stored(
     store: TrajectoryStore, argument: object, stored_as: object
 ) -> None:
-    await store.add_tasks([make_task(0)])
+    await store.tasks.add([make_task(0)])
     record = await claim(store)
     call = ToolCall(id="c", name="lookup", arguments={"q": argument})
-    await store.append_turn(make_turn(record, 0, tool_calls=[call]), record.fence)
-    (read,) = await store.turns_of(record.id)
+    await store.turns.append(make_turn(record, 0, tool_calls=[call]), record.fence)
+    (read,) = await store.turns.of_record(record.id)
     assert read.tool_calls[0].arguments == {"q": stored_as}
 
 
 async def test_appending_again_after_a_lost_answer_changes_nothing(store: TrajectoryStore) -> None:
-    await store.add_tasks([make_task(0)])
+    await store.tasks.add([make_task(0)])
     record = await claim(store)
     turn = make_turn(record, 0)
-    await store.append_turn(turn, record.fence)
-    once = await store.record(record.id)
-    await store.append_turn(turn, record.fence)
-    assert await store.record(record.id) == once
-    assert await store._turns.count_documents({}) == 1
+    await store.turns.append(turn, record.fence)
+    once = await store.records.get(record.id)
+    await store.turns.append(turn, record.fence)
+    assert await store.records.get(record.id) == once
+    assert await store._database["turns"].count_documents({}) == 1
 
 
 async def test_a_turn_whose_record_was_not_updated_is_finished_by_repeating(
     store: TrajectoryStore,
 ) -> None:
-    await store.add_tasks([make_task(0)])
+    await store.tasks.add([make_task(0)])
     record = await claim(store)
     turn = make_turn(record, 0)
-    await store.append_turn(turn, record.fence)
-    await store._records.update_one({"_id": record.id}, {"$set": {"turns": []}})
-    await store.append_turn(turn, record.fence)
-    stored = await store.record(record.id)
+    await store.turns.append(turn, record.fence)
+    await store._database["records"].update_one({"_id": record.id}, {"$set": {"turns": []}})
+    await store.turns.append(turn, record.fence)
+    stored = await store.records.get(record.id)
     assert stored is not None
     assert stored.turns == (turn.id,)
 
@@ -180,45 +180,45 @@ async def test_a_turn_whose_record_was_not_updated_is_finished_by_repeating(
 async def test_concurrent_writers_share_requests_and_keep_their_own_results(
     store: TrajectoryStore,
 ) -> None:
-    await store.add_tasks([make_task(0, num_generations=40)])
+    await store.tasks.add([make_task(0, num_generations=40)])
     records = [await claim(store) for _ in range(40)]
     stale = {record.id for record in records[::3]}
     for record in records[::3]:
-        await store.release(record.id, record.fence)
+        await store.records.release(record.id, record.fence)
 
     async def write(index: int) -> bool:
         record = records[index]
         try:
-            await store.append_turn(make_turn(record, 0), record.fence)
+            await store.turns.append(make_turn(record, 0), record.fence)
         except StoreError:
             return False
         return True
 
     ok = await asyncio.gather(*(write(index) for index in range(40)))
     assert [not fine for fine in ok] == [record.id in stale for record in records]
-    assert await store._turns.count_documents({}) == 40 - len(stale)
+    assert await store._database["turns"].count_documents({}) == 40 - len(stale)
 
 
 async def test_a_turn_that_cannot_be_stored_fails_alone(store: TrajectoryStore) -> None:
-    await store.add_tasks([make_task(0, num_generations=5)])
+    await store.tasks.add([make_task(0, num_generations=5)])
     records = [await claim(store) for _ in range(5)]
     turns = [make_turn(record, 0) for record in records]
     bad = ToolCall(id="c", name="lookup", arguments={"q": object()})
     turns[2] = make_turn(records[2], 0, tool_calls=[bad])
     results = await asyncio.gather(
-        *(store.append_turn(t, r.fence) for t, r in zip(turns, records, strict=True)),
+        *(store.turns.append(t, r.fence) for t, r in zip(turns, records, strict=True)),
         return_exceptions=True,
     )
     assert [isinstance(result, StoreError) for result in results] == [n == 2 for n in range(5)]
     assert str(results[2]).startswith("append a turn: ")
-    assert await store._turns.count_documents({}) == 4
+    assert await store._database["turns"].count_documents({}) == 4
 
 
 async def test_a_cancelled_writer_takes_nobody_with_it(store: TrajectoryStore) -> None:
-    await store.add_tasks([make_task(0, num_generations=5)])
+    await store.tasks.add([make_task(0, num_generations=5)])
     records = [await claim(store) for _ in range(5)]
     writes = [
-        asyncio.create_task(store.append_turn(make_turn(record, 0), record.fence))
+        asyncio.create_task(store.turns.append(make_turn(record, 0), record.fence))
         for record in records
     ]
     await asyncio.sleep(0)
@@ -231,15 +231,15 @@ async def test_a_cancelled_writer_takes_nobody_with_it(store: TrajectoryStore) -
 async def test_storage_grows_with_the_tokens_and_not_with_the_turns_squared(
     store: TrajectoryStore,
 ) -> None:
-    await store.add_tasks([make_task(0, num_generations=2)])
+    await store.tasks.add([make_task(0, num_generations=2)])
     per_token = []
     for num_turns in (20, 200):
         record = await claim(store)
         for index in range(num_turns):
             turn = make_turn(record, index, num_added=200, num_output=100, text="word " * 100)
-            await store.append_turn(turn, record.fence)
+            await store.turns.append(turn, record.fence)
         sizes = await (
-            await store._turns.aggregate(
+            await store._database["turns"].aggregate(
                 [
                     {"$match": {"record_id": record.id}},
                     {"$group": {"_id": None, "bytes": {"$sum": {"$bsonSize": "$$ROOT"}}}},
@@ -254,7 +254,7 @@ async def test_storage_grows_with_the_tokens_and_not_with_the_turns_squared(
 async def test_killing_the_server_loses_no_acknowledged_turn(tmp_path: Path) -> None:
     with EmbeddedMongo(tmp_path) as mongo:
         async with TrajectoryStore.connect(mongo.uri("run")) as store:
-            await store.add_tasks([make_task(0)])
+            await store.tasks.add([make_task(0)])
         worker = subprocess.Popen(
             [sys.executable, str(Path(__file__).with_name("worker.py"))],
             stdout=subprocess.PIPE,
@@ -274,8 +274,8 @@ async def test_killing_the_server_loses_no_acknowledged_turn(tmp_path: Path) -> 
         worker.communicate()
     with EmbeddedMongo(tmp_path) as mongo:
         async with TrajectoryStore.connect(mongo.uri("run")) as store:
-            turns = await store.turns_of("train/0/q0/0")
-            record = await store.record("train/0/q0/0")
+            turns = await store.turns.of_record("train/0/q0/0")
+            record = await store.records.get("train/0/q0/0")
     assert record is not None
     assert {turn.id for turn in turns} >= set(acknowledged)
     assert set(record.turns) >= set(acknowledged)

@@ -16,38 +16,38 @@ from agentrl.schema import (
     TurnTraining,
 )
 from agentrl.store import TrajectoryStore
-from agentrl.store.validators import _MODELS, ensure_validators, validator
-from agentrl.store.views import VIEWS, ensure_views
+from agentrl.store.collections.validators import _MODELS, ensure_validators, validator
+from agentrl.store.collections.views import VIEWS, ensure_views
 
 
 async def test_what_a_run_writes_fits(store: TrajectoryStore) -> None:
-    await store.create_run(Run(name=store.database_name, config={"a": [1, None, {"b": 2.0}]}))
-    await store.acquire_trainer("trainer", "host:1:a", 30)
-    await store.add_tasks([make_task(0, num_generations=4)])
+    await store.runs.create(Run(name=store.database_name, config={"a": [1, None, {"b": 2.0}]}))
+    await store.trainer_leases.acquire("trainer", "host:1:a", 30)
+    await store.tasks.add([make_task(0, num_generations=4)])
     record = await claim(store)
     call = ToolCall(id="c", name="f", arguments={"n": 2**70, "x": {"y": None}}, format_error="no")
     long = "x" * 2**20  # kept in blobs, with a reference in its place
     turn = make_turn(record, 0, text=long + "!", tool_calls=[call], num_output=300_000)
-    await store.append_turn(turn, record.fence)
+    await store.turns.append(turn, record.fence)
     results = [ToolResult(call_id="c", name="f", content=long)]
-    await store.set_tool_results(turn.id, record.id, record.fence, results)
-    await store.release(record.id, record.fence)
+    await store.turns.set_tool_results(turn.id, record.id, record.fence, results)
+    await store.records.release(record.id, record.fence)
     record = await claim(store)
-    await store.fail_attempt(record.id, record.fence, "gone", 3)
+    await store.records.fail_attempt(record.id, record.fence, "gone", 3)
     for _ in range(4):
         record = await play(store, await claim(store), num_turns=2)
-    await store.reserve("trainer", [record.id], 1)
-    await store.drop("trainer", ["train/0/q0/0"], 1, "stale")
-    await store.commit("trainer", 1)
-    await store.recover("trainer", 0)
-    await store.publish_policy(Policy(version=1, path="p", checksum="c", num_bytes=2**40))
-    await store.register_service(
+    await store.ledger.reserve("trainer", [record.id], 1)
+    await store.ledger.drop("trainer", ["train/0/q0/0"], 1, "stale")
+    await store.ledger.commit("trainer", 1)
+    await store.ledger.recover("trainer", 0)
+    await store.policies.publish(Policy(version=1, path="p", checksum="c", num_bytes=2**40))
+    await store.services.register(
         InferenceService(id="e", base_url="u", backend="sglang", model_path="m")
     )
-    await store.heartbeat_service("e", status="updating", policy_version=1)
-    await store.heartbeat_sampler(SamplerInfo(id="s", host="h", pid=1, seconds_waiting={"a": 1}))
-    await store.update_control(max_staleness=2)
-    await store.put_turn_trainings(
+    await store.services.heartbeat("e", status="updating", policy_version=1)
+    await store.samplers.heartbeat(SamplerInfo(id="s", host="h", pid=1, seconds_waiting={"a": 1}))
+    await store.runs.update_control(max_staleness=2)
+    await store.ledger.put_turn_trainings(
         [
             TurnTraining(
                 id="t", consumer="trainer", step=1, turn_id=turn.id, record_id=record.id,
@@ -56,8 +56,8 @@ async def test_what_a_run_writes_fits(store: TrajectoryStore) -> None:
         ]
     )  # fmt: skip
     for name in _MODELS:
-        total = await store._db[name].count_documents({})
-        fitting = await store._db[name].count_documents(validator(name))
+        total = await store._database[name].count_documents({})
+        fitting = await store._database[name].count_documents(validator(name))
         assert (name, fitting) == (name, total)
         assert total > 0
 
@@ -78,30 +78,32 @@ async def test_what_a_run_writes_fits(store: TrajectoryStore) -> None:
 async def test_what_does_not_fit_is_refused_by_the_database(
     store: TrajectoryStore, collection: str, change: dict[str, Any]
 ) -> None:
-    await store.create_run(Run(name=store.database_name))
+    await store.runs.create(Run(name=store.database_name))
     await fill(store, 1, num_generations=1)
     with pytest.raises(WriteError, match="Document failed validation"):
-        await store._db[collection].update_one({}, {"$set": change})
+        await store._database[collection].update_one({}, {"$set": change})
     # What people add, and what shells write for whole numbers, is let through.
-    await store._db[collection].update_one({}, {"$set": {"my_note": "odd"}})
-    await store._records.update_one({}, {"$set": {"score.value": 1}})
+    await store._database[collection].update_one({}, {"$set": {"my_note": "odd"}})
+    await store._database["records"].update_one({}, {"$set": {"score.value": 1}})
 
 
 async def test_a_database_of_an_earlier_release_gets_validators_and_views(
     store: TrajectoryStore,
 ) -> None:
     for name in _MODELS:
-        await store._db.command("collMod", name, validator={})
-    await store._db.drop_collection("v_progress")
-    await store._db.drop_collection("v_failures")
-    await store._db.create_collection("v_failures", viewOn="records", pipeline=[{"$limit": 1}])
-    await ensure_validators(store._db)
-    await ensure_views(store._db)
+        await store._database.handle.command("collMod", name, validator={})
+    await store._database.handle.drop_collection("v_progress")
+    await store._database.handle.drop_collection("v_failures")
+    await store._database.handle.create_collection(
+        "v_failures", viewOn="records", pipeline=[{"$limit": 1}]
+    )
+    await ensure_validators(store._database)
+    await ensure_views(store._database)
     await fill(store, 1)
     with pytest.raises(OperationFailure, match="failed validation"):
-        await store._records.update_one({}, {"$set": {"status": "done"}})
-    assert await store._db["v_failures"].count_documents({}) == 0
-    found = await (await store._db.list_collections(filter={"type": "view"})).to_list()
+        await store._database["records"].update_one({}, {"$set": {"status": "done"}})
+    assert await store._database["v_failures"].count_documents({}) == 0
+    found = await (await store._database.handle.list_collections(filter={"type": "view"})).to_list()
     assert {one["name"]: one["options"]["pipeline"] for one in found} == {
         name: pipeline for name, (_, pipeline) in VIEWS.items()
     }
@@ -110,22 +112,22 @@ async def test_a_database_of_an_earlier_release_gets_validators_and_views(
 async def test_views_tell_a_record_a_group_and_a_failure_in_one_document_each(
     store: TrajectoryStore,
 ) -> None:
-    await store.add_tasks([make_task(0)])
+    await store.tasks.add([make_task(0)])
     record = await claim(store)
-    await store.fail_attempt(record.id, record.fence, "no tools", 3)
+    await store.records.fail_attempt(record.id, record.fence, "no tools", 3)
     record = await claim(store)
     call = ToolCall(id="c", name="lookup", arguments={"q": "lamp"})
     turn = make_turn(record, 0, tool_calls=[call], num_output=300_000)
-    await store.append_turn(turn, record.fence)
-    await store.set_tool_results(
+    await store.turns.append(turn, record.fence)
+    await store.turns.set_tool_results(
         turn.id, record.id, record.fence, [ToolResult(call_id="c", name="lookup", content="4")]
     )
-    await store.append_turn(make_turn(record, 1, version=2), record.fence)
-    await store.fail_attempt(record.id, record.fence, "no tools", 1)
+    await store.turns.append(make_turn(record, 1, version=2), record.fence)
+    await store.records.fail_attempt(record.id, record.fence, "no tools", 1)
     await play(store, await claim(store), score=0.5)
-    await store.drop("trainer", [record.id], 1, "no_score")
+    await store.ledger.drop("trainer", [record.id], 1, "no_score")
 
-    shown = await store._db["v_trajectories"].find_one({"_id": record.id})
+    shown = await store._database["v_trajectories"].find_one({"_id": record.id})
     assert shown is not None
     assert shown["question"] == "What does item 0 cost?"
     assert (shown["num_turns"], shown["max_version"]) == (2, 2)
@@ -136,8 +138,8 @@ async def test_views_tell_a_record_a_group_and_a_failure_in_one_document_each(
         {"name": "lookup", "content": "4", "is_error": False}
     ]
     assert shown["training"]["trainer"]["reason"] == "no_score"
-    group = await store._db["v_progress"].find_one({})
+    group = await store._database["v_progress"].find_one({})
     assert group is not None
     assert (group["mean_score"], group["num_attempts"]) == (0.5, 3)
-    (failure,) = await store._db["v_failures"].find({}).to_list()
+    (failure,) = await store._database["v_failures"].find({}).to_list()
     assert (failure["num_failed_attempts"], failure["last_error"]) == (2, "no tools")

@@ -22,7 +22,7 @@ def say(answer: object) -> None:
 
 async def claim_all(store: TrajectoryStore, owner: str) -> list[str]:
     ids: list[str] = []
-    while claimed := await store.claim_record(
+    while claimed := await store.records.claim(
         owner, lease_seconds=60, admitted_groups=10_000, max_attempts=3
     ):
         ids.append(claimed[0].id)
@@ -32,32 +32,34 @@ async def claim_all(store: TrajectoryStore, owner: str) -> list[str]:
 async def score_own(store: TrajectoryStore, owner: str) -> list[str]:
     """Score one slot of every group in the same moment as seven others do."""
     completed: list[str] = []
-    complete = store._complete_groups
+    complete = store.groups.complete_all
 
     async def noting(task_ids: set[str]) -> set[str]:
         won = await complete(task_ids)
         completed.extend(won)
         return won
 
-    store._complete_groups = noting  # type: ignore[method-assign, assignment]
-    while claimed := await store.claim_record(
+    store.groups.complete_all = noting  # type: ignore[method-assign, assignment]
+    while claimed := await store.records.claim(
         owner, lease_seconds=60, admitted_groups=10_000, max_attempts=3
     ):
         record = claimed[0]
         key = (record.id, record.fence)
-        await store.finish_rollout(*key, outcome="answered", final_answer="4", lease_seconds=60)
+        await store.records.finish(*key, outcome="answered", final_answer="4", lease_seconds=60)
         say(record.task_id)
         sys.stdin.readline()
-        await store.set_score(*key, Score(scorer="exact", value=float(record.traj_id)))
+        await store.scores.set(*key, Score(scorer="exact", value=float(record.traj_id)))
     return completed
 
 
 async def append_for_ever(store: TrajectoryStore, owner: str) -> None:
-    claimed = await store.claim_record(owner, lease_seconds=600, admitted_groups=10, max_attempts=3)
+    claimed = await store.records.claim(
+        owner, lease_seconds=600, admitted_groups=10, max_attempts=3
+    )
     assert claimed is not None
     record, index = claimed[0], 0
     while True:
-        await store.append_turn(small_turn(record, index), record.fence)
+        await store.turns.append(small_turn(record, index), record.fence)
         say(f"{record.id}/{record.fence}/{index}")
         index += 1
 

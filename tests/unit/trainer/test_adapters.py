@@ -104,7 +104,7 @@ async def test_a_run_with_a_penalty_against_its_base_starts_at_no_distance_and_m
     uri = config.store.db_connection_string.get_secret_value()
     async with TrajectoryStore.connect(uri) as store:
         await store.ensure_schema()
-        await store.add_tasks(train_tasks(3, 3))
+        await store.tasks.add(train_tasks(3, 3))
         await Player(model_path).play_groups(store, [[1.0, 0.0, 0.0]] * 3)
         result = await lead(config, Ranks(), stop=asyncio.Event())
         await store.drop_database()

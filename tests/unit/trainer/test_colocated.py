@@ -78,14 +78,14 @@ async def test_servers_sleep_while_the_trainer_computes_and_wake_on_its_weights(
     make_config, store, model_path, monkeypatch, tmp_path
 ):
     # The tasks there are have been played, so that the run ends with them.
-    await store.add_tasks(train_tasks(4, 3))
+    await store.tasks.add(train_tasks(4, 3))
     await Player(model_path).play_groups(store, [[1.0, 0.0, 0.0]] * 4)
     seen = []
     train_step, move = Team.train, Team.move
 
     async def note(what):
-        statuses = {service.status for service in await store.services()}
-        seen.append((what, *statuses, await store.trainer_has_device()))
+        statuses = {service.status for service in await store.services.all()}
+        seen.append((what, *statuses, await store.trainer_leases.holder_has_device()))
 
     async def noting_train(team, shares):
         await note("train")
@@ -98,8 +98,8 @@ async def test_servers_sleep_while_the_trainer_computes_and_wake_on_its_weights(
     monkeypatch.setattr(Team, "train", noting_train)
     monkeypatch.setattr(Team, "move", noting_move)
     async with serve() as control:
-        await store.create_run(Run(name=store.database_name))
-        await store.register_service(
+        await store.runs.create(Run(name=store.database_name))
+        await store.services.register(
             InferenceService(id="s", base_url=control.base_url, backend="embedded", model_path="m")
         )
         config = make_config(colocated="true", enable_sampling="true")
@@ -107,9 +107,9 @@ async def test_servers_sleep_while_the_trainer_computes_and_wake_on_its_weights(
     assert (result.status, result.step) == ("completed", 2)
     turn = [("to device", "asleep", True), ("train", "asleep", True), ("to host", "asleep", True)]
     assert seen == turn * 2
-    (service,) = await store.services()
+    (service,) = await store.services.all()
     assert (service.status, service.policy_version) == ("up", 2)
-    assert not await store.trainer_has_device()
+    assert not await store.trainer_leases.holder_has_device()
     sleeping = ["pause_generation", "flush_cache", "release_memory_occupation"]
     waking = [
         *("resume_memory_occupation", "update_weights_from_disk", "resume_memory_occupation"),
@@ -120,7 +120,7 @@ async def test_servers_sleep_while_the_trainer_computes_and_wake_on_its_weights(
     # The same run with a device for each makes the same weights.
     await store.drop_database()
     await store.ensure_schema()
-    await store.add_tasks(train_tasks(4, 3))
+    await store.tasks.add(train_tasks(4, 3))
     await Player(model_path).play_groups(store, [[1.0, 0.0, 0.0]] * 4)
     alone = make_config(output_dir=tmp_path / "alone")
     await lead(alone, Ranks(), stop=asyncio.Event())

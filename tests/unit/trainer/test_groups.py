@@ -26,7 +26,7 @@ class Reads:
             more_may_come=True,
         )
         self.stop, self.looks = asyncio.Event(), 0
-        ready_groups = store.ready_groups
+        ready_groups = store.ledger.ready_groups
 
         async def counted(*args, **kwargs):
             self.looks += 1
@@ -34,7 +34,7 @@ class Reads:
                 self.stop.set()
             return await ready_groups(*args, **kwargs)
 
-        monkeypatch.setattr(store, "ready_groups", counted)
+        monkeypatch.setattr(store.ledger, "ready_groups", counted)
 
     async def step(self, step):
         self.stop.clear()
@@ -47,11 +47,11 @@ class Reads:
 
 async def overtaken(store, model_path):
     """Group 1 is complete, the last slot of group 0 is still being played."""
-    await store.add_tasks(train_tasks(3, 2))
+    await store.tasks.add(train_tasks(3, 2))
     player = Player(model_path)
     slots = [
         (
-            await store.claim_record(
+            await store.records.claim(
                 "player:1:0", lease_seconds=60, admitted_groups=2, max_attempts=3
             )
         )[0]

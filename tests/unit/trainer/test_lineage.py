@@ -54,10 +54,10 @@ def test_a_masked_term_is_counted_once_by_its_reason():
 
 
 async def test_a_step_leads_to_what_it_made_of_each_turn(make_config, store, model_path):
-    await store.add_tasks(train_tasks(3, 3))
+    await store.tasks.add(train_tasks(3, 3))
     await Player(model_path).play_groups(store, [[1.0, 0.0, 0.0], [1.0, 1.0, 1.0], [0.0, 1.0, 0.0]])
     await lead(make_config(max_steps=1), Ranks(), stop=asyncio.Event())
-    step = await store.step_lineage(1)
+    step = await store.lineage.of_step(1)
     assert step.policy is not None
     assert {record.task_id for record in step.trained} == {"train/0/q0", "train/0/q2"}
     for record in step.trained:
@@ -103,7 +103,7 @@ async def test_work_beside_is_done_or_its_error_raised_or_it_ends_with_the_block
 async def test_every_sampled_token_is_trained_or_counted_by_its_reason(
     make_config, store, model_path
 ):
-    await store.add_tasks(train_tasks(3, 3))
+    await store.tasks.add(train_tasks(3, 3))
     await Player(model_path).play_groups(store, [[1.0, 0.0, 0.0], [1.0, 1.0, 1.0], [0.0, 1.0, 0.0]])
     # A drop range of next to nothing: rounding alone takes tokens out of it.
     config = make_config(max_steps=1, importance_weight_cap_ratio=1e-9, min_turns=3)
@@ -115,7 +115,9 @@ async def test_every_sampled_token_is_trained_or_counted_by_its_reason(
     assert masked["ratio_out_of_range"] > 0
     assert sum(masked.values()) + step["num_trained_tokens"] == step["num_output_tokens"] == 72
     written = {}
-    for record in (await store.step_lineage(1)).trained + (await store.step_lineage(1)).dropped:
+    for record in (await store.lineage.of_step(1)).trained + (
+        await store.lineage.of_step(1)
+    ).dropped:
         for turn in record.turns:
             for reason, count in turn.trainings[0].masked.items():
                 written[reason] = written.get(reason, 0) + count

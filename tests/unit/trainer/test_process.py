@@ -33,15 +33,15 @@ async def train(config, stop=None):
 
 
 async def fill(store, model_path, scores, *, num_tasks=None):
-    await store.add_tasks(train_tasks(num_tasks or len(scores), len(scores[0])))
+    await store.tasks.add(train_tasks(num_tasks or len(scores), len(scores[0])))
     await Player(model_path).play_groups(store, scores)
 
 
 async def ledger_of(store, split="train"):
     """Task id -> (status, step, reason) of its records."""
     found = {}
-    async for task in store.iter_tasks(split=split):
-        document = await store._record_data.find({"task_id": task.id}).to_list()
+    async for task in store.tasks.find(split=split):
+        document = await store._database["record_data"].find({"task_id": task.id}).to_list()
         found[task.id] = [
             (entry["status"], entry["step"], entry["reason"])
             if (entry := data.get("ledger", {}).get("trainer"))
@@ -58,8 +58,8 @@ async def samplers(store, player, score):
 
     async def sample():
         while True:
-            run = await store.get_run()
-            claimed = run and await store.claim_record(
+            run = await store.runs.get()
+            claimed = run and await store.records.claim(
                 "player:1:0", lease_seconds=30, admitted_groups=run.admitted_groups, max_attempts=3
             )
             if not claimed:
@@ -95,7 +95,7 @@ async def test_a_prefilled_run_trains_reports_and_ends(make_config, store, model
     assert result.picture_path.read_bytes().startswith(b"\x89PNG")
     lines = (result.output_path / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == [1, 2]
-    assert (await store.get_run()).status == "completed"
+    assert (await store.runs.get()).status == "completed"
     assert await ledger_of(store) == {
         "train/0/q0": [("trained", 1, None)] * 3,
         "train/0/q1": [("dropped", 1, "zero_variance")] * 3,
@@ -111,7 +111,7 @@ async def test_the_run_ends_when_its_data_does_with_a_last_smaller_step(
     await fill(store, model_path, [MIXED, MIXED, MIXED])
     result = await train(make_config(max_steps=50))
     assert (result.status, result.step) == ("data_ended", 2)
-    assert (await store.get_run()).status == "completed"
+    assert (await store.runs.get()).status == "completed"
 
 
 async def test_a_finished_run_is_not_trained_further(make_config, store, model_path):
@@ -128,10 +128,10 @@ async def test_a_finished_run_is_not_trained_further(make_config, store, model_p
 async def test_the_first_published_version_is_the_model_itself(make_config, store, model_path):
     await fill(store, model_path, [MIXED, MIXED])
     result = await train(make_config(max_steps=1, learning_rate=0))
-    policies = await store.policies()
+    policies = await store.policies.all()
     assert [policy.version for policy in policies] == [0, 1]
     assert policies[0].checksum == policies[1].checksum
-    assert (await store.get_run()).policy_version == 1
+    assert (await store.runs.get()).policy_version == 1
     assert latest_checkpoint(result.output_path).step == 1
 
 
@@ -171,7 +171,7 @@ async def test_bfloat16_is_for_computing_and_steps_add_up_in_float32(
 async def test_every_loss_moves_the_weights(make_config, store, model_path, flags):
     await fill(store, model_path, [MIXED])
     result = await train(make_config(max_steps=1, groups_per_step=1, **flags))
-    policies = await store.policies()
+    policies = await store.policies.all()
     assert policies[0].checksum != policies[1].checksum
     assert json.loads(result.summary_path.read_text())["tokens"]["trained"] > 0
 
@@ -180,10 +180,10 @@ async def test_scores_of_single_turns_reach_the_loss_of_their_tokens(
     make_config, store, model_path
 ):
     """Two right tries, one of them with a good first turn and a bad second one."""
-    await store.add_tasks(train_tasks(1, 2))
+    await store.tasks.add(train_tasks(1, 2))
     player = Player(model_path)
     for steps in ((1.0, -1.0), ()):
-        record, _ = await store.claim_record(
+        record, _ = await store.records.claim(
             "player:1:0", lease_seconds=30, admitted_groups=1, max_attempts=1
         )
         await player.finish(store, record, 1.0, step_scores=steps)
@@ -192,7 +192,7 @@ async def test_scores_of_single_turns_reach_the_loss_of_their_tokens(
 
     async def change(record_id):
         """By how much each turn's tokens became likelier."""
-        turns = await store.turns_of(record_id)
+        turns = await store.turns.of_record(record_id)
         return [
             float((trained.logprobs(prompt, turn.output_ids) - turn.output_logprobs).sum())
             for prompt, turn in zip(rebuild_prompts(turns), turns, strict=True)
@@ -207,7 +207,7 @@ async def test_scores_of_single_turns_reach_the_loss_of_their_tokens(
 
 
 async def test_samplers_are_admitted_within_the_staleness_bound(make_config, store, model_path):
-    await store.add_tasks(train_tasks(10, 3))
+    await store.tasks.add(train_tasks(10, 3))
     player = Player(model_path)
     config = make_config(max_steps=4, max_staleness=1, enable_sampling="true")
     async with samplers(store, player, lambda record: float(record.traj_id == 0)) as noticed:
@@ -216,7 +216,7 @@ async def test_samplers_are_admitted_within_the_staleness_bound(make_config, sto
     for admitted, version in zip(noticed["admitted"], noticed["versions"], strict=True):
         assert admitted <= (version + 2) * 2
     # Nothing is begun that the last step could not consume.
-    assert max(noticed["admitted"]) == (await store.get_run()).admitted_groups == 8
+    assert max(noticed["admitted"]) == (await store.runs.get()).admitted_groups == 8
     summary = json.loads(result.summary_path.read_text())
     assert summary["staleness"]["max"] <= 1
     assert summary["dropped"] == {}
@@ -224,7 +224,7 @@ async def test_samplers_are_admitted_within_the_staleness_bound(make_config, sto
 
 async def test_dropped_groups_make_room_for_others_at_once(make_config, store, model_path):
     """With staleness 0 exactly one step's groups are admitted: a dropped one must be replaced."""
-    await store.add_tasks(train_tasks(8, 3))
+    await store.tasks.add(train_tasks(8, 3))
     config = make_config(max_steps=2, max_staleness=0, enable_sampling="true")
 
     def score(record):
@@ -249,7 +249,7 @@ async def test_records_are_trained_as_often_as_allowed(make_config, store, model
     result = await train(config)
     assert (result.status, result.step) == ("data_ended", 4)
     assert json.loads(result.summary_path.read_text())["groups"] == {"consumed": 2}
-    for document in await store._record_data.find().to_list():
+    for document in await store._database["record_data"].find().to_list():
         assert document["ledger"]["trainer"]["trained_count"] == 2
 
 
@@ -258,7 +258,7 @@ async def test_evaluations_before_and_after_are_played_under_their_version(
 ):
     questions = tmp_path / "eval.jsonl"
     questions.write_text("".join(f'{{"id":"e{n}","query":"q","answer":{n}}}\n' for n in range(3)))
-    await store.add_tasks(train_tasks(2, 3))
+    await store.tasks.add(train_tasks(2, 3))
     config = make_config(
         max_steps=1, eval_strategy="ends", eval_file=questions, enable_sampling="true"
     )
@@ -273,8 +273,8 @@ async def test_evaluations_before_and_after_are_played_under_their_version(
     summary = json.loads(result.summary_path.read_text())
     assert summary["eval_reward"]["before"] == pytest.approx(1 / 3)
     assert summary["eval_reward"]["after"] == 1.0
-    assert await store.count_tasks(tag="eval@0", status="completed") == 3
-    assert await store.count_tasks(tag="eval@1", status="completed") == 3
+    assert await store.tasks.count(tag="eval@0", status="completed") == 3
+    assert await store.tasks.count(tag="eval@1", status="completed") == 3
 
 
 async def test_every_eval_steps_an_evaluation_runs_to_its_end_and_means_over_questions(
@@ -282,7 +282,7 @@ async def test_every_eval_steps_an_evaluation_runs_to_its_end_and_means_over_que
 ):
     questions = tmp_path / "eval.jsonl"
     questions.write_text("".join(f'{{"id":"e{n}","query":"q","answer":{n}}}\n' for n in range(2)))
-    await store.add_tasks(train_tasks(5, 2))
+    await store.tasks.add(train_tasks(5, 2))
     config = make_config(
         max_steps=5,
         groups_per_step=1,
@@ -318,18 +318,18 @@ async def test_evaluations_beside_training_do_not_stop_it_and_count_what_left_th
 ):
     questions = tmp_path / "eval.jsonl"
     questions.write_text("".join(f'{{"id":"e{n}","query":"q","answer":{n}}}\n' for n in range(2)))
-    await store.add_tasks(train_tasks(6, 3))
+    await store.tasks.add(train_tasks(6, 3))
     player = Player(model_path)
 
     async def sample():
         """Plays one try of the evaluation of version 1 only once version 3 is out."""
         held = None
         while True:
-            run = await store.get_run()
+            run = await store.runs.get()
             if held is not None and run.policy_version == 3:
                 await player.finish(store, held, 0.0, version=3)
                 held = None
-            claimed = run and await store.claim_record(
+            claimed = run and await store.records.claim(
                 "player:1:0", lease_seconds=30, admitted_groups=run.admitted_groups, max_attempts=3
             )
             if not claimed:
@@ -365,7 +365,7 @@ async def test_an_evaluation_that_nobody_plays_ends_with_what_is_missing(
 ):
     questions = tmp_path / "eval.jsonl"
     questions.write_text('{"query":"q","answer":1}\n')
-    await store.add_tasks(train_tasks(2, 3))
+    await store.tasks.add(train_tasks(2, 3))
     config = make_config(eval_strategy="ends", eval_file=questions, eval_timeout_seconds=0.3)
     with pytest.raises(StoreError, match=r"eval@0: 0 of 1 questions .* 0 inference server"):
         await train(config)
@@ -386,14 +386,14 @@ async def test_a_stop_finishes_the_step_and_saves(make_config, store, model_path
     assert latest_checkpoint(result.output_path).step == 1
     # What was reserved for the step that was not made is ready again.
     assert (await ledger_of(store))["train/0/q2"] == [None] * 3
-    assert (await store.get_run()).status == "training"
+    assert (await store.runs.get()).status == "training"
 
 
 async def test_a_second_trainer_is_refused(make_config, store, model_path):
     await fill(store, model_path, [MIXED] * 2)
-    await store.create_run(Run(name=store.database_name))
-    async with TrajectoryStore.connect(store.uri_for_people()) as other:
-        await other.acquire_trainer("trainer", new_lease_owner(), 30)
+    await store.runs.create(Run(name=store.database_name))
+    async with TrajectoryStore.connect(store.redacted_uri) as other:
+        await other.trainer_leases.acquire("trainer", new_lease_owner(), 30)
         with pytest.raises(TrainerBusy):
             await train(make_config())
 
@@ -407,15 +407,15 @@ async def test_a_waiting_trainer_follows_live_changes_and_a_restart_keeps_them(
     job = asyncio.create_task(train(make_config(**flags), stop))
     try:
         async with asyncio.timeout(60):
-            while not ((run := await store.get_run()) and run.admitted_groups == 2):
+            while not ((run := await store.runs.get()) and run.admitted_groups == 2):
                 await asyncio.sleep(0.05)
-        await store.update_control(max_staleness=3)
+        await store.runs.update_control(max_staleness=3)
         async with asyncio.timeout(2):
-            while (await store.get_run()).admitted_groups != 8:
+            while (await store.runs.get()).admitted_groups != 8:
                 await asyncio.sleep(0.05)
-        await store.update_control(groups_per_step=1)
+        await store.runs.update_control(groups_per_step=1)
         async with asyncio.timeout(20):
-            while (await store.get_run()).policy_version < 1:
+            while (await store.runs.get()).policy_version < 1:
                 await asyncio.sleep(0.05)
         stop.set()
         result = await asyncio.wait_for(job, 20)
@@ -423,7 +423,7 @@ async def test_a_waiting_trainer_follows_live_changes_and_a_restart_keeps_them(
         job.cancel()
     assert (result.status, result.step) == ("stopped", 1)
     await train(make_config(**flags), stop)
-    run = await store.get_run()
+    run = await store.runs.get()
     assert (run.control.max_staleness, run.control.groups_per_step) == (3, 1)
 
 
@@ -440,20 +440,20 @@ async def test_two_consumers_train_on_one_stream_and_leave_each_others_ledgers_a
         await train(make_config(**reader))
     await train(make_config(max_steps=1))
     before = await ledger_of(store)
-    run = await store.get_run()
-    policies = await store.policies()
+    run = await store.runs.get()
+    policies = await store.policies.all()
     result = await train(make_config(**reader, output_dir=tmp_path / "reader", max_steps=2))
     assert (result.status, result.step) == ("completed", 2)
     assert await ledger_of(store) == before
-    after = await store.get_run()
+    after = await store.runs.get()
     assert after.model_copy(update={"trainer_leases": {}}) == run.model_copy(
         update={"trainer_leases": {}}
     )
-    assert await store.policies() == policies
-    theirs = [data async for data in store.iter_record_data("reader", status="trained")]
+    assert await store.policies.all() == policies
+    theirs = [data async for data in store.ledger.find("reader", status="trained")]
     assert len(theirs) == 12
-    assert await store.consumed_groups("reader") == 5
-    assert await store.consumed_groups() == 3
+    assert await store.ledger.num_consumed_groups("reader") == 5
+    assert await store.ledger.num_consumed_groups() == 3
     weights = load_file(result.output_path / "policy/000001/model.safetensors")
     first = load_file(make_config().run.output_path / "policy/000001/model.safetensors")
     assert all(torch.equal(weights[name], first[name]) for name in first), "identical data"
@@ -466,10 +466,10 @@ async def test_a_trainer_waits_for_the_scores_of_the_scorer_that_it_names(
     flags = {"trained_scorer": "other@2", "groups_per_step": 1, "max_steps": 1}
     result = await train(make_config(**flags))
     assert (result.status, result.step) == ("data_ended", 0)
-    async for record in store.iter_records(status="scored"):
+    async for record in store.records.find(status="scored"):
         value = float(record.traj_id == record.order)
-        await store.add_score(record.id, Score(scorer="other", version="1", value=1.0))
-        await store.add_score(record.id, Score(scorer="other", version="2", value=value))
+        await store.scores.add(record.id, Score(scorer="other", version="1", value=1.0))
+        await store.scores.add(record.id, Score(scorer="other", version="2", value=value))
     result = await train(make_config(**flags))
     assert (result.status, result.step) == ("completed", 1)
     summary = json.loads(result.summary_path.read_text())
@@ -481,10 +481,10 @@ async def test_a_trainer_whose_lease_was_taken_stops(make_config, store, model_p
     config = make_config(enable_sampling="true", trainer_lease_seconds=1.2)
     training = asyncio.create_task(train(config))
     async with asyncio.timeout(20):
-        while not ((run := await store.get_run()) and run.trainer_leases):
+        while not ((run := await store.runs.get()) and run.trainer_leases):
             await asyncio.sleep(0.02)
         # Taking over under the holder's own name raises the fence, as an expiry would.
-        await store.acquire_trainer("trainer", run.trainer_leases["trainer"].owner, 30)
+        await store.trainer_leases.acquire("trainer", run.trainer_leases["trainer"].owner, 30)
         with pytest.raises(LeaseLost):
             await training
 

@@ -14,7 +14,7 @@ from support.training import Player, train_tasks
 from agentrl.config.sections import RootConfig
 from agentrl.distributed import Ranks
 from agentrl.store import TrajectoryStore
-from agentrl.store.embedded import EmbeddedMongo
+from agentrl.store.private_mongod import EmbeddedMongo
 from agentrl.trainer.train_process import lead
 
 MIXED = [1.0, 0.0]
@@ -95,7 +95,7 @@ async def test_killed_and_resumed_equals_uninterrupted_bit_for_bit(
         uri = config.store.db_connection_string.get_secret_value()
         async with TrajectoryStore.connect(uri) as store:
             await store.ensure_schema()
-            await store.add_tasks(train_tasks(8, 2))
+            await store.tasks.add(train_tasks(8, 2))
             player = Player(model_path)
             await player.play_groups(store, [MIXED] * 5)
             if name == "killed":
@@ -120,7 +120,7 @@ async def test_killed_and_resumed_equals_uninterrupted_bit_for_bit(
 async def all_groups(store: TrajectoryStore) -> list[list[dict[str, object]]]:
     """Ledger entries of all groups, by order."""
     found = []
-    async for task in store.iter_tasks(split="train"):
-        documents = await store._record_data.find({"task_id": task.id}).to_list()
+    async for task in store.tasks.find(split="train"):
+        documents = await store._database["record_data"].find({"task_id": task.id}).to_list()
         found.append([document["ledger"]["trainer"] for document in documents])
     return found

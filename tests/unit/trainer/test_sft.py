@@ -136,7 +136,7 @@ async def test_a_stopped_run_goes_on_as_if_it_had_not_stopped(make_sft, tmp_path
 
 
 async def test_records_of_a_run_are_learnt_by_their_score(make_sft, store, mongo_uri, model_path):
-    await store.add_tasks(train_tasks(2, 3))
+    await store.tasks.add(train_tasks(2, 3))
     await Player(model_path).play_groups(store, [[1.0, 0.0, 1.0], [0.0, 0.0, 1.0]])
     name = mongo_uri.partition("?")[0].rpartition("/")[2]
     flags = {"train_file": None, "records_of": name, "num_train_epochs": 1}
@@ -167,7 +167,7 @@ async def test_what_cannot_be_learnt_from_is_said_before_anything_starts(make_sf
 async def test_a_reinforcement_learning_run_is_not_taken_for_ones_own(
     make_config, make_sft, store, model_path
 ):
-    await store.add_tasks(train_tasks(2, 3))
+    await store.tasks.add(train_tasks(2, 3))
     await Player(model_path).play_groups(store, [[1.0, 0.0, 0.0]] * 2)
     await lead(make_config(max_steps=1), Ranks(), stop=asyncio.Event())
     with pytest.raises(ConfigError, match="is of a reinforcement-learning run"):

@@ -67,7 +67,7 @@ def test_a_tracker_whose_package_is_missing_is_refused_before_the_run(monkeypatc
 
 async def test_every_step_of_a_run_reaches_tensorboard(make_config, store, model_path):
     events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    await store.add_tasks(train_tasks(2, 3))
+    await store.tasks.add(train_tasks(2, 3))
     await Player(model_path).play_groups(store, [[1.0, 0.0, 0.0]] * 2)
     config = make_config(max_steps=2, groups_per_step=1, report_to="tensorboard,jsonl")
     result = await lead(config, Ranks(), stop=asyncio.Event())
@@ -169,7 +169,7 @@ async def test_prometheus_sees_what_a_trainer_does(
     make_config, store, model_path, mongo_uri, tmp_path
 ):
     """A real trainer, scraped between two steps while it waits for samples."""
-    await store.add_tasks(train_tasks(4, 3))
+    await store.tasks.add(train_tasks(4, 3))
     await Player(model_path).play_groups(store, [[1.0, 0.0, 0.0], [1.0, 1.0, 1.0]])
     port = free_port()
     config = make_config(

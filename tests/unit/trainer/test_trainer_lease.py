@@ -13,7 +13,7 @@ from agentrl.trainer.trainer_lease import trainer_lease
 
 @pytest.fixture
 async def run_store(store: TrajectoryStore) -> TrajectoryStore:
-    await store.create_run(Run(name=store.database_name))
+    await store.runs.create(Run(name=store.database_name))
     return store
 
 
@@ -25,28 +25,28 @@ def dead_owner() -> str:
 
 
 async def test_a_dead_trainer_is_taken_over_from_at_once(run_store: TrajectoryStore) -> None:
-    async with TrajectoryStore.connect(run_store.uri_for_people()) as other:
-        await other.acquire_trainer("trainer", dead_owner(), 60)
+    async with TrajectoryStore.connect(run_store.redacted_uri) as other:
+        await other.trainer_leases.acquire("trainer", dead_owner(), 60)
     started = time.monotonic()
     async with trainer_lease(run_store, "trainer", lease_seconds=60):
         assert time.monotonic() - started < 5
-        run = await run_store.get_run()
+        run = await run_store.runs.get()
         assert run is not None
         assert is_alive(run.trainer_leases["trainer"].owner)
 
 
 async def test_a_silent_trainer_elsewhere_is_waited_out(run_store: TrajectoryStore) -> None:
-    async with TrajectoryStore.connect(run_store.uri_for_people()) as other:
-        await other.acquire_trainer("trainer", "elsewhere:1:0-a", 1.5)
+    async with TrajectoryStore.connect(run_store.redacted_uri) as other:
+        await other.trainer_leases.acquire("trainer", "elsewhere:1:0-a", 1.5)
     async with trainer_lease(run_store, "trainer", lease_seconds=3):
-        run = await run_store.get_run()
+        run = await run_store.runs.get()
         assert run is not None
         assert run.trainer_leases["trainer"].owner.startswith(new_lease_owner().rsplit("-", 1)[0])
 
 
 async def test_a_live_trainer_is_not_waited_for(run_store: TrajectoryStore) -> None:
-    async with TrajectoryStore.connect(run_store.uri_for_people()) as other:
-        await other.acquire_trainer("trainer", new_lease_owner(), 60)
+    async with TrajectoryStore.connect(run_store.redacted_uri) as other:
+        await other.trainer_leases.acquire("trainer", new_lease_owner(), 60)
         with pytest.raises(TrainerBusy):
             async with trainer_lease(run_store, "trainer", lease_seconds=60):
                 pytest.fail("two trainers at once")
@@ -55,5 +55,5 @@ async def test_a_live_trainer_is_not_waited_for(run_store: TrajectoryStore) -> N
 async def test_a_released_lease_is_free(run_store: TrajectoryStore) -> None:
     async with trainer_lease(run_store, "trainer", lease_seconds=60):
         pass
-    async with TrajectoryStore.connect(run_store.uri_for_people()) as other:
-        await other.acquire_trainer("trainer", "elsewhere:1:0-a", 60)
+    async with TrajectoryStore.connect(run_store.redacted_uri) as other:
+        await other.trainer_leases.acquire("trainer", "elsewhere:1:0-a", 60)

@@ -203,7 +203,7 @@ class ServerKeeper:
             await self._share.until_device_is_free(stop)
             self._share.start_anew()
         found = await self._catch_up(client)
-        await self._store.register_service(
+        await self._store.services.register(
             InferenceService(
                 id=self._address.service_id,
                 base_url=self._address.url,
@@ -225,9 +225,9 @@ class ServerKeeper:
                 logger.warning("heartbeat put off: %s", error)
 
     async def _beat(self, client: SGLangClient, *, is_own: bool) -> None:
-        service = await self._store.heartbeat_service(self._address.service_id, load=self._load)
+        service = await self._store.services.heartbeat(self._address.service_id, load=self._load)
         self._load = None
-        policy = await self._store.latest_policy()
+        policy = await self._store.policies.latest()
         try:
             found = await self._in_time(served(client, policy))
             if service.status == "up":  # what a paused server says of its load is of before
@@ -330,7 +330,7 @@ class ServerKeeper:
         """
         deadline = time.monotonic() + seconds
         while True:
-            policy = await self._store.hold_latest_policy(seconds)
+            policy = await self._store.policies.hold_latest(seconds)
             if policy is None or policy.is_written:
                 return policy
             if time.monotonic() > deadline:
@@ -376,7 +376,7 @@ class ServerKeeper:
         self, status: ServiceStatus, *, error: str | None = None, served: Served | None = None
     ) -> None:
         if self._registered:
-            await self._store.set_service(
+            await self._store.services.set_status(
                 self._address.service_id,
                 status=status,
                 error=error,

@@ -56,7 +56,7 @@ class DeviceShare:
         """Wait while a trainer computes on the device that the server takes, or until `stop`."""
         while not stop.is_set():
             try:
-                if not await self._store.trainer_has_device():
+                if not await self._store.trainer_leases.holder_has_device():
                     return
             except StoreError as error:
                 logger.warning("the start is put off: %s", error)
@@ -89,9 +89,9 @@ class DeviceShare:
         return True
 
     async def _wake_if_left(self, client: SGLangClient, service: InferenceService) -> None:
-        if await self._store.trainer_has_device():
+        if await self._store.trainer_leases.holder_has_device():
             return
-        if not await self._store.claim_sleeping_service(service.id):
+        if not await self._store.services.claim_sleeping(service.id):
             return  # the next trainer's publisher was first
         logger.warning("server %s sleeps, and its trainer is gone; waking it", service.base_url)
         try:
@@ -101,4 +101,6 @@ class DeviceShare:
             await wake(client, policy, timeout_seconds=self._timeout_seconds)
         except InferenceError as error:
             raise ServerUnusable(f"it did not wake up: {error}") from error
-        await self._store.set_service(service.id, status="up", policy_version=policy.version)
+        await self._store.services.set_status(
+            service.id, status="up", policy_version=policy.version
+        )

@@ -114,7 +114,7 @@ class PolicyPublisher:
             num_bytes=weight_bytes(directory) if write is None else 0,
             is_written=write is None,
         )
-        await self._store.publish_policy(policy)
+        await self._store.policies.publish(policy)
         report = await self._hand_out(policy)
         self._filing = asyncio.create_task(self._file(policy, write))
         return report
@@ -127,7 +127,7 @@ class PolicyPublisher:
         Raises:
             StoreError: the store could not be told.
         """
-        services = [s for s in await self._store.services() if s.status in ("up", "updating")]
+        services = [s for s in await self._store.services.all() if s.status in ("up", "updating")]
         await asyncio.gather(*map(self._put_to_sleep, services))
 
     async def settle(self) -> None:
@@ -145,16 +145,16 @@ class PolicyPublisher:
         directory = Path(policy.path)
         if write is not None:
             await write(directory)
-            await self._store.set_policy_written(policy.version, weight_bytes(directory))
+            await self._store.policies.mark_written(policy.version, weight_bytes(directory))
         digest = await asyncio.to_thread(checksum, directory)
-        await self._store.set_policy_checksum(policy.version, digest)
+        await self._store.policies.set_checksum(policy.version, digest)
         await self._remove_old()
 
     async def _hand_out(self, policy: Policy) -> PublishReport:
         """Deliver a version to every server that is not down, and wake those that sleep."""
-        registered = [s for s in await self._store.services() if s.status != "down"]
+        registered = [s for s in await self._store.services.all() if s.status != "down"]
         awake = {s.id: s for s in registered if s.status != "asleep"}
-        updating = (self._store.set_service(name, status="updating") for name in awake)
+        updating = (self._store.services.set_status(name, status="updating") for name in awake)
         await asyncio.gather(*updating)
         services = awake | await self._claim_sleeping(registered)
         outcomes: dict[str, float | InferenceError] = {}
@@ -163,9 +163,9 @@ class PolicyPublisher:
             outcomes[name] = outcome
             if isinstance(outcome, InferenceError):
                 logger.warning("server %s is taken out: %s", services[name].base_url, outcome)
-                await self._store.set_service(name, status="down", error=str(outcome))
+                await self._store.services.set_status(name, status="down", error=str(outcome))
             else:
-                await self._store.set_service(
+                await self._store.services.set_status(
                     name, status="up", policy_version=policy.version, adapter=policy.adapter
                 )
 
@@ -196,7 +196,7 @@ class PolicyPublisher:
         return {
             s.id: s
             for s in services
-            if s.status == "asleep" and await self._store.claim_sleeping_service(s.id)
+            if s.status == "asleep" and await self._store.services.claim_sleeping(s.id)
         }
 
     async def _wake(
@@ -213,7 +213,7 @@ class PolicyPublisher:
 
     async def _put_to_sleep(self, service: InferenceService) -> None:
         # Told first: a server that is asleep and said to be up would stay asleep for ever.
-        await self._store.set_service(service.id, status="asleep")
+        await self._store.services.set_status(service.id, status="asleep")
         try:
             async with self._client(service) as client:
                 await put_to_sleep(
@@ -223,7 +223,7 @@ class PolicyPublisher:
                 )
         except InferenceError as error:
             logger.warning("server %s is taken out: %s", service.base_url, error)
-            await self._store.set_service(service.id, status="down", error=str(error))
+            await self._store.services.set_status(service.id, status="down", error=str(error))
 
     def _client(self, service: InferenceService) -> SGLangClient:
         return SGLangClient(
@@ -233,9 +233,9 @@ class PolicyPublisher:
         )
 
     async def _remove_old(self) -> None:
-        services = await self._store.services()
+        services = await self._store.services.all()
         served = {service.policy_version for service in services if service.status != "down"}
-        in_use = served | await self._store.held_policies()
+        in_use = served | await self._store.policies.held_versions()
         await asyncio.to_thread(
             remove_old_versions, self._root, keep=self._publish.keep_policies, in_use=in_use
         )

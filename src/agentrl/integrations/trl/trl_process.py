@@ -66,7 +66,7 @@ async def _train(running: Stage, store: Any, checked: Any) -> int:
     config = running.config
     output = config.run.output_path
     await store.ensure_schema()
-    await store.create_run(Run(name=config.run.run_name, config=flat_values(config)))
+    await store.runs.create(Run(name=config.run.run_name, config=flat_values(config)))
     await running.start_tool_server()
     running.write_config()
     await running.start_servers()
@@ -80,7 +80,7 @@ async def _train(running: Stage, store: Any, checked: Any) -> int:
     model = str(resolve_model(config.model.model_name_or_path))
     lease_seconds = config.trainer.trainer_lease_seconds
     async with trainer_lease(store, DEFAULT_CONSUMER, lease_seconds=lease_seconds):
-        await store.set_run_status("training")
+        await store.runs.set_status("training")
         training = asyncio.to_thread(_train_in_thread, model, checked, rollouts, len(questions))
         try:
             trainer = await running.watch(training)
@@ -90,7 +90,7 @@ async def _train(running: Stage, store: Any, checked: Any) -> int:
         target = version_dir(checkpoints_root(output), step)
         with atomic_directory(target) as staging:
             await asyncio.to_thread(save_model, trainer, staging / "model")
-        await store.commit(DEFAULT_CONSUMER, step)
+        await store.ledger.commit(DEFAULT_CONSUMER, step)
         await publisher.settle()
     summary = {
         "run": config.run.run_name,
@@ -100,7 +100,7 @@ async def _train(running: Stage, store: Any, checked: Any) -> int:
         "log": trainer.state.log_history,
     }
     (output / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
-    await store.set_run_status("completed")
+    await store.runs.set_status("completed")
     await running.let_samplers_end()
     Console().print(f"{step} steps; model and tokenizer are in {target / 'model'}", soft_wrap=True)
     return 0

@@ -105,12 +105,12 @@ class Rollouts:
             )
         ]
         self._num_groups += len(tasks)
-        await store.add_tasks(tasks)
-        await store.set_admission(self._num_groups)
-        while await store.count_tasks(tag=tag, status="completed") < len(tasks):
+        await store.tasks.add(tasks)
+        await store.runs.set_admission(self._num_groups)
+        while await store.tasks.count(tag=tag, status="completed") < len(tasks):
             if await stopped_within(self._ended, _POLL_SECONDS):
                 raise TrainingError("the run ends")
-        groups = await store.ready_groups(limit=len(tasks))
+        groups = await store.ledger.ready_groups(limit=len(tasks))
         records = [record for group in groups for record in group]
         return await self._rows(records, step + 1)
 
@@ -123,10 +123,10 @@ class Rollouts:
                 f"step {step}: not one of {len(records)} rollouts has a score and a token to learn "
                 "from; see the samplers' logs"
             )
-        await self._store.reserve(DEFAULT_CONSUMER, sorted(usable), step)
+        await self._store.ledger.reserve(DEFAULT_CONSUMER, sorted(usable), step)
         lost = [r.record_id for r in records if r.record_id not in usable]
         if lost:
-            await self._store.drop(DEFAULT_CONSUMER, lost, step, "nothing to learn from")
+            await self._store.ledger.drop(DEFAULT_CONSUMER, lost, step, "nothing to learn from")
         scores = [r.score.value for r in records if r.score is not None]
         self.reward_means.append(sum(scores) / len(scores))
         first = next(iter(usable.values()))

@@ -139,8 +139,8 @@ class Uploader(ABC):
             config.mongo_connection_url, config.mongo_db_name
         ) as store:
             await store.ensure_schema()
-            if await store.get_run() is None:
-                await store.create_run(Run(name=config.mongo_db_name))
+            if await store.runs.get() is None:
+                await store.runs.create(Run(name=config.mongo_db_name))
             await _refuse_open_slots(store)
             items = self._items()
             while chunk := list(islice(items, config.chunk_size)):
@@ -159,7 +159,7 @@ class Uploader(ABC):
         self, store: TrajectoryStore, chunk: Sequence[tuple[str, Any]], report: UploadReport
     ) -> None:
         tasks: dict[str, tuple[MCPTask, str, Any]] = {}
-        order = await store.next_train_order()
+        order = await store.tasks.next_train_order()
         for name, item in chunk:
             if not self.validate_task(item):
                 report.rows.append(UploadedRow(name, reason="not wanted"))
@@ -171,13 +171,13 @@ class Uploader(ABC):
                 report.rows.append(UploadedRow(name, reason=str(error)))
                 continue
             task = self._task(name, exchanges, order + len(tasks))
-            if await store.task(task.id) is not None:
+            if await store.tasks.get(task.id) is not None:
                 report.rows.append(UploadedRow(name, reason="uploaded before"))
                 continue
             tasks[task.id] = (task, name, item)
-        await store.add_tasks([task for task, _, _ in tasks.values()])
+        await store.tasks.add([task for task, _, _ in tasks.values()])
         for _ in tasks:
-            claimed = await store.claim_record(
+            claimed = await store.records.claim(
                 _OWNER,
                 lease_seconds=_LEASE_SECONDS,
                 admitted_groups=order + len(tasks),
@@ -197,8 +197,8 @@ class Uploader(ABC):
         exchanges = self.req_and_resp(item)
         turns = self._turns(exchanges, record.id, record.task_id, record.fence)
         for turn in turns:
-            await store.append_turn(turn, record.fence)
-        await store.finish_rollout(
+            await store.turns.append(turn, record.fence)
+        await store.records.finish(
             record.id,
             record.fence,
             outcome="answered",
@@ -206,7 +206,7 @@ class Uploader(ABC):
             lease_seconds=_LEASE_SECONDS,
         )
         score = Score(scorer=SCORER, value=self.score(item), detail=name)
-        await store.set_score(record.id, record.fence, score)
+        await store.scores.set(record.id, record.fence, score)
         return UploadedRow(
             item=name,
             record_id=record.id,
@@ -279,8 +279,8 @@ def _continues(before: Sequence[Message], asked: Sequence[Message]) -> bool:
 
 
 async def _refuse_open_slots(store: TrajectoryStore) -> None:
-    if await store.count_tasks(split="train", status="created"):
+    if await store.tasks.count(split="train", status="created"):
         raise ConfigError(
-            f"{store.uri_for_people()} has slots that are still to be played; upload into a "
+            f"{store.redacted_uri} has slots that are still to be played; upload into a "
             "database of its own"
         )

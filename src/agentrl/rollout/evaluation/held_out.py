@@ -56,8 +56,8 @@ async def evaluate(
     """
     started = time.monotonic()
     tag = await _free_tag(store, version, reuse=reuse)
-    await store.add_tasks(_as_evaluation(tasks, tag))
-    while (num_done := await store.count_tasks(tag=tag, status="completed")) < len(tasks):
+    await store.tasks.add(_as_evaluation(tasks, tag))
+    while (num_done := await store.tasks.count(tag=tag, status="completed")) < len(tasks):
         if time.monotonic() - started > timeout_seconds:
             raise StoreError(await _what_is_missing(store, tag, num_done, len(tasks)))
         if await stopped_within(stop, _POLL_SECONDS):
@@ -92,7 +92,8 @@ def _is_on(record: Record, version: int) -> bool:
 
 async def _tries(store: TrajectoryStore, tag: str) -> list[_Tries]:
     return [
-        _Tries(task, await store.records_of(task.id)) async for task in store.iter_tasks(tag=tag)
+        _Tries(task, await store.records.of_task(task.id))
+        async for task in store.tasks.find(tag=tag)
     ]
 
 
@@ -132,7 +133,7 @@ async def _free_tag(store: TrajectoryStore, version: int, *, reuse: bool) -> str
     """
     tag = f"eval@{version}"
     number = 1
-    while not reuse and await store.count_tasks(tag=tag):
+    while not reuse and await store.tasks.count(tag=tag):
         number += 1
         tag = f"eval@{version}.{number}"
     return tag
@@ -154,9 +155,9 @@ def _as_evaluation(tasks: Sequence[Task], tag: str) -> list[Task]:
 
 
 async def _what_is_missing(store: TrajectoryStore, tag: str, num_done: int, num_tasks: int) -> str:
-    services = await store.services()
+    services = await store.services.all()
     num_up = sum(service.status == "up" for service in services)
-    num_sampling = sum(info.status == "sampling" for info in await store.samplers())
+    num_sampling = sum(info.status == "sampling" for info in await store.samplers.all())
     return (
         f"evaluation {tag}: {num_done} of {num_tasks} questions were finished in time; "
         f"{num_up} inference server(s) up, {num_sampling} sampler(s) registered "

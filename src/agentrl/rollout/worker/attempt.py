@@ -160,11 +160,11 @@ class Slot:
     async def _play(self) -> None:
         sampler = self._make_sampler(self.task, self.record, self._context)
         if self.record.turns:
-            sampler.take_up(await self._store.read_turns(self.record.turns))
+            sampler.take_up(await self._store.turns.get_many(self.record.turns))
             self._counts.taken_up += 1
         result = await self._roll_out(sampler)
         if self._context.rollout.scoring == "elsewhere":
-            await self._store.release(*self.lease)
+            await self._store.records.release(*self.lease)
         else:
             await self._score(sampler, result)
 
@@ -176,7 +176,7 @@ class Slot:
             self._on_played()
             await sampler.finish()
             lease_seconds = self._context.rollout.lease_seconds
-            await self._store.finish_rollout(
+            await self._store.records.finish(
                 *self.lease,
                 outcome=result.outcome,
                 final_answer=result.final_answer,
@@ -204,7 +204,7 @@ class Slot:
 
     async def _score(self, sampler: AsyncSampler[Any], result: RolloutResult) -> None:
         score = await sampler.evaluate_record(result)
-        await self._store.set_score(*self.lease, score)
+        await self._store.scores.set(*self.lease, score)
         self._counts.scored += 1
 
     async def _after_cancel(self) -> None:
@@ -213,7 +213,7 @@ class Slot:
             self._counts.lost += self.cancel_reason == "lease_lost"
             return
         self._counts.handed_back += 1
-        await self._store.release(*self.lease)
+        await self._store.records.release(*self.lease)
 
     async def _after_failure(self, error: Exception) -> None:
         text = f"{type(error).__name__}: {error}"
@@ -225,11 +225,11 @@ class Slot:
             log.warning("%s: handed back (%s)", record_id, error)
             self._counts.trouble.add()
             self._counts.handed_back += 1
-            await self._store.release(*self.lease)
+            await self._store.records.release(*self.lease)
         elif self.phase == "scoring":
             unexpected = None if isinstance(error, ScoringError) else error
             log.warning("%s: scoring put off (%s)", record_id, text, exc_info=unexpected)
-            await self._store.put_off_scoring(*self.lease, text, SCORING_RETRY_SECONDS)
+            await self._store.scores.postpone(*self.lease, text, SCORING_RETRY_SECONDS)
         else:
             self._counts.failed += 1
             self._counts.trouble.add()
@@ -237,7 +237,7 @@ class Slot:
             log.debug("%s", record_id, exc_info=error)
             rollout = self._context.rollout
             max_attempts = rollout.max_attempts if rollout.resample_error_records else 1
-            await self._store.fail_attempt(*self.lease, text, max_attempts)
+            await self._store.records.fail_attempt(*self.lease, text, max_attempts)
 
     def _servers_away(self, error: Exception) -> bool:
         """Whether the attempt is not to count, because no server could be talked to.

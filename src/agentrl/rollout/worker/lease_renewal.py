@@ -54,7 +54,7 @@ class LeaseKeeper:
         if not held:
             return
         leases = [slot.lease for slot in held.values()]
-        for record_id in await self._store.heartbeat(leases, self._lease_seconds):
+        for record_id in await self._store.records.renew(leases, self._lease_seconds):
             # A slot that ended while the heartbeat was under way has nothing left to lose.
             slot = held[record_id]
             if self._slots.get(record_id) is slot:

@@ -36,8 +36,8 @@ class RunWatch:
         """Read again what was read longer ago than this."""
         if time.monotonic() - self._read_at < max_age_seconds:
             return
-        self.run = await self._store.get_run()
-        services = await self._store.services(alive_within=SERVER_SILENCE_SECONDS)
+        self.run = await self._store.runs.get()
+        services = await self._store.services.all(alive_within=SERVER_SILENCE_SECONDS)
         self._servers.update(services)
         self.num_servers = sum(service.status != "down" for service in services)
         self._read_at = time.monotonic()
@@ -70,5 +70,5 @@ class RunWatch:
 
     async def idle_reason(self) -> WaitReason:
         """Return why there was nothing to claim."""
-        num_groups = await self._store.next_train_order()
+        num_groups = await self._store.tasks.next_train_order()
         return "admission" if num_groups > self.admitted_groups else "no_task"

@@ -276,7 +276,7 @@ class SamplingLoop:
 
     async def _claim(self, admitted_groups: int) -> bool:
         rollout = self._context.rollout
-        claimed = await self._context.store.claim_record(
+        claimed = await self._context.store.records.claim(
             self._owner,
             lease_seconds=rollout.lease_seconds,
             admitted_groups=admitted_groups,
@@ -300,7 +300,7 @@ class SamplingLoop:
         if not urgent and now - self._scoring_looked_at < self._times.scoring:
             return False
         self._scoring_looked_at = now
-        claimed = await self._context.store.claim_scoring(
+        claimed = await self._context.store.scores.claim(
             self._owner, self._context.rollout.lease_seconds
         )
         if claimed is None:
@@ -334,7 +334,7 @@ class SamplingLoop:
             return False
         num_records = 0
         for status in ("pending", "running", "finished", "scored", "failed"):
-            async for record in self._context.store.iter_records(status=status):
+            async for record in self._context.store.records.find(status=status):
                 if self._splits is None or record.split in self._splits:
                     if status not in TERMINAL_STATUSES:
                         return False
@@ -379,7 +379,7 @@ class SamplingLoop:
             )
 
     async def _register(self) -> None:
-        await self._context.store.register_sampler(self._info)
+        await self._context.store.samplers.register(self._info)
 
     async def _report(self) -> None:
         self._wait_because(self._waiting.reason)
@@ -392,12 +392,12 @@ class SamplingLoop:
                 "heartbeat_at": utc_now(),
             }
         )
-        await self._context.store.heartbeat_sampler(self._info)
+        await self._context.store.samplers.heartbeat(self._info)
 
     async def _reap(self) -> None:
         """Repair what dead processes left; every sampler does it, at times of its own."""
         await asyncio.sleep(random.random() * self._context.rollout.lease_seconds / 6)
-        await self._context.store.reap(self._context.rollout.max_attempts)
+        await self._context.store.groups.reap(self._context.rollout.max_attempts)
 
     async def _every(self, seconds: float, chore: Callable[[], Awaitable[None]]) -> None:
         while True:

@@ -80,7 +80,7 @@ class SamplingScheduler:
         with _signals(self.stop):
             async with open_context(self._config, self._scoring, self._summarizer) as context:
                 if self._dataset is not None:
-                    log.info("%d new tasks", await context.store.add_tasks(self._dataset))
+                    log.info("%d new tasks", await context.store.tasks.add(self._dataset))
                 await self._check_scorers(context.store)
                 self._loop = SamplingLoop(context, self.owner, self._make_sampler, self._splits)
                 await self._loop.run(self._stop, self._abandoned)
@@ -90,7 +90,7 @@ class SamplingScheduler:
         """Refuse what could be played but not scored; tasks that come later are looked at then."""
         if self._scoring is None or self._config.rollout.scoring == "elsewhere":
             return
-        for scorer in await store.open_scorers(self._splits):
+        for scorer in await store.tasks.open_scorers(self._splits):
             self._scoring.check(scorer)
 
     def stop(self) -> None:

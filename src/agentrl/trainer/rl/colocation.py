@@ -48,7 +48,7 @@ class SharedDevice:
         Raises:
             StoreError: the store could not be told.
         """
-        await self._store.set_trainer_has_device(True)
+        await self._store.trainer_leases.set_has_device(True)
         await self._publisher.put_to_sleep()
         await self._team.move(to_device=True)
 
@@ -62,4 +62,4 @@ class SharedDevice:
         Raises:
             StoreError: the store could not be told.
         """
-        await self._store.set_trainer_has_device(False)
+        await self._store.trainer_leases.set_has_device(False)

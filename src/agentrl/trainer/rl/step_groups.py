@@ -129,7 +129,7 @@ class GroupReader:
             return  # it reads along; the samplers are not its to admit
         self._admitted = _Admission(groups_consumed, step, control)
         async with self._admitting:  # the last to be asked is also the last to write
-            await self._store.set_admission(self._admitted.bound(self._max_steps))
+            await self._store.runs.set_admission(self._admitted.bound(self._max_steps))
 
     async def obey(self, control: StepControl) -> None:
         """Move the admission to where a changed control puts it."""
@@ -161,7 +161,7 @@ class GroupReader:
         while num_usable < (now := control()).groups_per_step:
             algorithm = self._algorithm.model_copy(update={"max_staleness": now.max_staleness})
             first_open = await self._first_open_order()
-            ready = await self._store.ready_groups(
+            ready = await self._store.ledger.ready_groups(
                 self._consumer,
                 limit=now.groups_per_step - num_usable,
                 max_trained_count=algorithm.max_trained_count,
@@ -191,7 +191,7 @@ class GroupReader:
     async def _first_open_order(self) -> int | None:
         if self._algorithm.staleness_policy == "drop":
             return None  # nobody asks
-        return await self._store.first_open_order()
+        return await self._store.tasks.first_open_order()
 
     def _next_in_line(
         self, ready: Sequence[list[DBRecordData]], first_open: int | None
@@ -245,9 +245,9 @@ class GroupReader:
         kept = {turn.record_id for turn in group.turns}
         dropped = {r: why for r, why in group.dropped_records.items() if r in eligible}
         if kept:
-            await self._store.reserve(self._consumer, sorted(kept), found.step)
+            await self._store.ledger.reserve(self._consumer, sorted(kept), found.step)
         if dropped:
-            await self._store.drop(self._consumer, sorted(dropped), found.step, dropped)
+            await self._store.ledger.drop(self._consumer, sorted(dropped), found.step, dropped)
         found.groups.append(group)
         is_new = all(entry is None for entry in entries.values())
         found.num_new_groups += is_new
@@ -269,13 +269,13 @@ class GroupReader:
         if not self._more_may_come:
             return True
         if self._consumer != DEFAULT_CONSUMER:
-            run = await self._store.get_run()
+            run = await self._store.runs.get()
             return run is not None and run.status in ("completed", "failed")
-        return groups_consumed >= await self._store.count_tasks(split="train")
+        return groups_consumed >= await self._store.tasks.count(split="train")
 
     async def _report_wait(self, step: int, num_usable: int, groups_per_step: int) -> None:
-        services = await self._store.services()
-        samplers = await self._store.samplers(alive_within=_REPORT_SECONDS)
+        services = await self._store.services.all()
+        samplers = await self._store.samplers.all(alive_within=_REPORT_SECONDS)
         logger.info(
             "step %d waits for samples: %d of %d groups; %d inference server(s) up, %d sampler(s)",
             step,

@@ -129,13 +129,13 @@ class TrainLoop:
 
     async def _train(self) -> TrainResult:
         step = self._history.last_step
-        await self._store.recover(self._trainer.consumer, step)
+        await self._store.ledger.recover(self._trainer.consumer, step)
         with self._phase("publish"):
             await self._team.export(self._publisher.directory(step))
             self._log_publish(await self._announce(step))
         await self._admit()
         if self._leads:
-            await self._store.set_run_status("training")
+            await self._store.runs.set_status("training")
         try:
             await self._evaluate_if_due(step)
             return await self._finish(await self._all_steps())
@@ -185,7 +185,7 @@ class TrainLoop:
             update={"merge_error": merge_error}
         )
         made = turn_trainings(self._trainer.consumer, found, batch, outcome)
-        async with beside(self._store.put_turn_trainings(made)):
+        async with beside(self._store.ledger.put_turn_trainings(made)):
             await self._hand_out(metrics, outcome, end=found.end)
         return found.end
 
@@ -258,13 +258,13 @@ class TrainLoop:
         with self._phase("eval"):
             await self._collect_evaluations(wait=True)
         if status == "stopped":
-            await self._store.recover(self._trainer.consumer, step)
+            await self._store.ledger.recover(self._trainer.consumer, step)
         elif self._trainer.eval_strategy != "no":
             await self._evaluate(step)
         self._history.add_seconds("total", time.monotonic() - self._entered)
         summary_path, picture_path = self._report(status)
         if status != "stopped" and self._leads:
-            await self._store.set_run_status("completed")
+            await self._store.runs.set_status("completed")
         return TrainResult(
             status=status,
             step=step,
@@ -275,7 +275,7 @@ class TrainLoop:
 
     async def _commit(self, step: int) -> None:
         """Commit the ledger up to a checkpoint."""
-        await self._store.commit(self._trainer.consumer, step)
+        await self._store.ledger.commit(self._trainer.consumer, step)
 
     def _is_eval_due(self, step: int) -> bool:
         strategy = self._trainer.eval_strategy
@@ -340,7 +340,7 @@ class TrainLoop:
 
     async def _read_control(self) -> None:
         """Take over what steers the steps; it may be edited in the `runs` document at any time."""
-        run = await self._store.get_run()
+        run = await self._store.runs.get()
         if run is not None:
             self._control = StepControl(run.control.groups_per_step, run.control.max_staleness)
 
@@ -349,7 +349,7 @@ class TrainLoop:
         while True:
             await asyncio.sleep(_CONTROL_SECONDS)
             try:
-                if await self._store.audit_control():
+                if await self._store.runs.audit_control():
                     logger.info("the run's controls were edited in the database")
                 await self._read_control()
                 await self._reader.obey(self._control)

@@ -60,14 +60,14 @@ async def record_examples(store: TrajectoryStore, min_score: float) -> list[Exam
         ConfigError: no record is left.
     """
     examples = []
-    async for record in store.iter_records(status="scored", split="train"):
+    async for record in store.records.find(status="scored", split="train"):
         if record.score is not None and record.score.value >= min_score:
-            turns = turn_tokens(await store.turns_of(record.id))
+            turns = turn_tokens(await store.turns.of_record(record.id))
             if turns:
                 examples.append(Example(record.id, tuple(turns)))
     if not examples:
         raise ConfigError(
-            f"{store.uri_for_people()} holds no training record with a score from {min_score:g}; "
+            f"{store.redacted_uri} holds no training record with a score from {min_score:g}; "
             "lower --min_score"
         )
     return examples

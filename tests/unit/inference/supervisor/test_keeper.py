@@ -15,7 +15,7 @@ from agentrl.inference.supervisor.server_supervisor import ServerKeeper, ServerP
 from agentrl.runtime.ports import free_port
 from agentrl.schema import InferenceService
 from agentrl.store import TrajectoryStore
-from agentrl.store.embedded import EmbeddedMongo
+from agentrl.store.private_mongod import EmbeddedMongo
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="ports are held on Linux only")
 
@@ -49,7 +49,7 @@ async def kept(
 async def up(store: TrajectoryStore) -> InferenceService:
     """Wait (bounded by the test's own timeout) until the store's one server is up."""
     while True:
-        found = [service for service in await store.services() if service.status == "up"]
+        found = [service for service in await store.services.all() if service.status == "up"]
         if found:
             return found[0]
         await asyncio.sleep(0.05)
@@ -71,7 +71,7 @@ async def test_runs_that_start_together_get_servers_of_their_own(
         first, second = await asyncio.gather(*map(up, stores))
         assert first.base_url != second.base_url
         for service, store in ((first, stores[0]), (second, stores[1])):
-            assert [known.id for known in await store.services()] == [service.id]
+            assert [known.id for known in await store.services.all()] == [service.id]
 
 
 async def test_stranger_on_the_port_is_not_taken_for_the_own_server(
@@ -119,7 +119,7 @@ async def test_hung_server_is_taken_out_and_replaced(
     async with kept(store, model, tmp_path, port, server_hang_seconds=1.5):
         before = await up(store)
         listener(port).suspend()
-        while (await store.services())[0].status == "up":
+        while (await store.services.all())[0].status == "up":
             await asyncio.sleep(0.05)
         while (after := await up(store)).started_at == before.started_at:
             await asyncio.sleep(0.05)

@@ -78,7 +78,7 @@ async def kept(store: TrajectoryStore, url: str) -> AsyncIterator[None]:
     running = asyncio.create_task(keeper.run(stop, max_restarts=0, start_seconds=20))
     try:
         async with asyncio.timeout(20):
-            while not [one for one in await store.services() if one.status == "up"]:
+            while not [one for one in await store.services.all() if one.status == "up"]:
                 await asyncio.sleep(0.02)
         yield
     finally:
@@ -90,7 +90,7 @@ async def kept(store: TrajectoryStore, url: str) -> AsyncIterator[None]:
 async def test_every_version_takes_new_weights_and_gives_tokens_with_their_version(
     store: TrajectoryStore, tmp_path: Path, version: str
 ) -> None:
-    await store.create_run(Run(name=store.database_name))
+    await store.runs.create(Run(name=store.database_name))
     publisher = PolicyPublisher(store, tmp_path, publish=PublishSection(), inference=KEYED)
     publisher.directory(1).mkdir(parents=True)
     (publisher.directory(1) / "model.safetensors").write_bytes(b"weights")
@@ -98,7 +98,7 @@ async def test_every_version_takes_new_weights_and_gives_tokens_with_their_versi
         report = await publisher.announce(1)
         assert report.failed == {}
         await publisher.settle()
-        (service,) = await store.services()
+        (service,) = await store.services.all()
         assert (service.status, service.policy_version) == ("up", 1)
         async with ServerPool(api_key="data", gateway=None) as pool:
             pool.update([service])
@@ -106,7 +106,7 @@ async def test_every_version_takes_new_weights_and_gives_tokens_with_their_versi
     assert [(span.version, span.start, span.end) for span in result.version_spans] == [(1, 0, 2)]
     mode = next(body["mode"] for name, body in control.calls if name == "pause_generation")
     assert mode == ("retract" if version == "0.5.23" else "abort")
-    policy = await store.latest_policy()
+    policy = await store.policies.latest()
     assert policy is not None
     assert policy.checksum == hashlib.sha256(b"weights").hexdigest()
 
@@ -122,7 +122,7 @@ async def test_every_version_is_opened_for_a_broadcast_and_closed_again(version:
 async def test_each_key_goes_to_its_routes_and_a_gateway_gets_the_one_for_generation(
     store: TrajectoryStore, tmp_path: Path
 ) -> None:
-    await store.create_run(Run(name=store.database_name))
+    await store.runs.create(Run(name=store.database_name))
     publisher = PolicyPublisher(store, tmp_path, publish=PublishSection(), inference=KEYED)
     publisher.directory(1).mkdir(parents=True)
     async with (
@@ -133,7 +133,7 @@ async def test_each_key_goes_to_its_routes_and_a_gateway_gets_the_one_for_genera
         await publisher.announce(1)
         await publisher.settle()
         async with ServerPool(api_key="data", gateway=gateway.base_url) as pool:
-            pool.update(await store.services())
+            pool.update(await store.services.all())
             await pool.generate("record", REQUEST)
         async with asyncio.timeout(10):
             while "v1/loads" not in control.keys:

@@ -48,8 +48,8 @@ async def kept(store: TrajectoryStore, model: Path, folder: Path) -> AsyncIterat
 @pytest.fixture
 async def publisher(store: TrajectoryStore, tmp_path: Path) -> PolicyPublisher:
     """Of a living trainer, with version 1 to be announced."""
-    await store.create_run(Run(name=store.database_name))
-    await store.acquire_trainer("trainer", "host:1:a", 60)
+    await store.runs.create(Run(name=store.database_name))
+    await store.trainer_leases.acquire("trainer", "host:1:a", 60)
     made = PolicyPublisher(store, tmp_path / "policy", publish=PUBLISH, inference=INFERENCE)
     make_model(made.directory(1), seed=2)
     return made
@@ -63,7 +63,7 @@ def model(tmp_path: Path) -> Path:
 async def until(store: TrajectoryStore, status: ServiceStatus) -> InferenceService:
     """Wait (bounded by the test's own timeout) until the store's one server has a status."""
     while True:
-        for service in await store.services():
+        for service in await store.services.all():
             if service.status == status:
                 return service
         await asyncio.sleep(0.05)
@@ -81,13 +81,13 @@ async def test_a_server_whose_trainer_died_is_woken_and_loses_nothing(
             )
             while (await client.loads()).num_running == 0:
                 await asyncio.sleep(0.01)
-            await store.set_trainer_has_device(True)
+            await store.trainer_leases.set_has_device(True)
             await publisher.put_to_sleep()
             # While the trainer lives, its servers sleep: several heartbeats long.
             done, _ = await asyncio.wait({running}, timeout=3)
             assert not done
-            assert (await store.services())[0].status == "asleep"
-            await store.release_trainer("trainer")
+            assert (await store.services.all())[0].status == "asleep"
+            await store.trainer_leases.release("trainer")
             woken = await until(store, "up")
             got = await running
     assert woken.started_at == service.started_at
@@ -102,14 +102,14 @@ async def test_a_server_that_failed_on_its_way_to_sleep_is_started_again_when_th
     async with kept(store, model, tmp_path):
         service = await until(store, "up")
         await publisher.announce(1)
-        await store.set_trainer_has_device(True)
-        await store.set_service(service.id, status="down", error="it was too slow")
+        await store.trainer_leases.set_has_device(True)
+        await store.services.set_status(service.id, status="down", error="it was too slow")
         async with SGLangClient(service.base_url) as client:
             while await client.health():
                 await asyncio.sleep(0.05)
             await asyncio.sleep(2)
             assert not await client.health()  # the trainer has the device
-            await store.set_trainer_has_device(False)
+            await store.trainer_leases.set_has_device(False)
             again = await until(store, "up")
             assert again.started_at != service.started_at
             assert (await client.model_info()).weight_version == 1
@@ -122,7 +122,7 @@ async def test_a_server_that_was_left_half_awake_is_started_again(
         service = await until(store, "up")
         await publisher.announce(1)
         await publisher.put_to_sleep()
-        assert await store.claim_sleeping_service(service.id)  # whoever did this died
+        assert await store.services.claim_sleeping(service.id)  # whoever did this died
         await until(store, "down")
         again = await until(store, "up")
         async with SGLangClient(again.base_url) as client:

@@ -41,7 +41,7 @@ class Scene:
     async def served(self, version: int) -> InferenceService:
         """Wait (bounded by the test's own timeout) until the server serves a version; tell the pool."""
         while True:
-            for service in await self.store.services():
+            for service in await self.store.services.all():
                 is_there = service.status == "up" and service.policy_version == version
                 if is_there and self.keeper._adapter == service.adapter is not None:
                     self.pool.update([service])
@@ -59,7 +59,7 @@ class Scene:
 @pytest.fixture
 async def scene(store: TrajectoryStore, tmp_path: Path) -> AsyncIterator[Scene]:
     model = make_model(tmp_path / "model", seed=1)
-    await store.create_run(Run(name=store.database_name))
+    await store.runs.create(Run(name=store.database_name))
     publisher = PolicyPublisher(
         store,
         tmp_path / "policy",

@@ -73,9 +73,9 @@ class Trainer:
 async def publisher_of(
     store: TrajectoryStore, root: Path, urls: list[str], send: SendWeights, **publish: object
 ) -> PolicyPublisher:
-    await store.create_run(Run(name=store.database_name))
+    await store.runs.create(Run(name=store.database_name))
     for number, url in enumerate(urls):
-        await store.register_service(
+        await store.services.register(
             InferenceService(id=str(number), base_url=url, backend="embedded", model_path="m")
         )
     section = PublishSection(weight_sync="distributed", **publish)
@@ -116,7 +116,7 @@ async def test_all_servers_serve_what_was_broadcast_and_files_follow(
         is_released.clear()
         report = await publisher.announce(version, write)
         assert (sorted(report.updated), report.failed) == (["0", "1"], {})
-        policy = await store.latest_policy()
+        policy = await store.policies.latest()
         assert policy is not None
         assert (policy.version, policy.is_written, policy.num_bytes) == (version, False, 0)
         phases = "form .* open .* gather .* send .* install .* close"
@@ -125,7 +125,7 @@ async def test_all_servers_serve_what_was_broadcast_and_files_follow(
             await check_serves(url, models[1], version)
         is_released.set()
         await publisher.settle()
-        policy = await store.latest_policy()
+        policy = await store.policies.latest()
         assert policy is not None
         assert (policy.is_written, policy.num_bytes) == (True, len(b"weights"))
 
@@ -151,7 +151,7 @@ async def test_a_server_that_is_lost_in_the_middle_holds_nobody_longer_than_the_
         report = await publisher.announce(2)
         assert time.monotonic() - started < BOUND_SECONDS + 4
         assert (report.updated, list(report.failed)) == (("0",), ["1"])
-        services = {service.id: service for service in await store.services()}
+        services = {service.id: service for service in await store.services.all()}
         assert (services["0"].status, services["0"].policy_version) == ("up", 2)
         assert services["1"].status == "down"
         await check_serves(good, models[0], 2)

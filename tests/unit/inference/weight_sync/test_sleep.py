@@ -91,7 +91,7 @@ async def test_a_server_without_weights_does_not_go_on() -> None:
 
 
 async def register(store: TrajectoryStore, name: str, control: ControlServer) -> None:
-    await store.register_service(
+    await store.services.register(
         InferenceService(id=name, base_url=control.base_url, backend="embedded", model_path="m")
     )
 
@@ -99,7 +99,7 @@ async def register(store: TrajectoryStore, name: str, control: ControlServer) ->
 async def test_all_servers_sleep_until_the_next_version(
     store: TrajectoryStore, tmp_path: Path
 ) -> None:
-    await store.create_run(Run(name=store.database_name))
+    await store.runs.create(Run(name=store.database_name))
     publisher = PolicyPublisher(
         store, tmp_path, publish=PublishSection(), inference=InferenceSection()
     )
@@ -110,7 +110,7 @@ async def test_all_servers_sleep_until_the_next_version(
         for name, control in {"good": good, "bad": bad, "taken": taken}.items():
             await register(store, name, control)
         await publisher.put_to_sleep()
-        services = {service.id: service for service in await store.services()}
+        services = {service.id: service for service in await store.services.all()}
         assert {name: s.status for name, s in services.items()} == {
             "good": "asleep",
             "taken": "asleep",
@@ -118,16 +118,16 @@ async def test_all_servers_sleep_until_the_next_version(
         }
         assert "still busy" in (services["bad"].error or "")
         # A keeper was first with one of them; nobody wakes it twice.
-        assert await store.claim_sleeping_service("taken")
-        assert not await store.claim_sleeping_service("taken")
-        await store.set_service("taken", status="asleep")
-        claims = await asyncio.gather(*(store.claim_sleeping_service("taken") for _ in range(3)))
+        assert await store.services.claim_sleeping("taken")
+        assert not await store.services.claim_sleeping("taken")
+        await store.services.set_status("taken", status="asleep")
+        claims = await asyncio.gather(*(store.services.claim_sleeping("taken") for _ in range(3)))
         assert sorted(claims) == [False, False, True]
-        await store.set_service("taken", status="down")
+        await store.services.set_status("taken", status="down")
         report = await publisher.announce(1)
     assert (report.updated, report.failed) == (("good",), {})
     assert good.names()[-1] == "continue_generation"
     assert "resume_memory_occupation" not in taken.names()
-    services = {service.id: service for service in await store.services()}
+    services = {service.id: service for service in await store.services.all()}
     assert (services["good"].status, services["good"].policy_version) == ("up", 1)
     await publisher.settle()

@@ -145,7 +145,7 @@ def publisher_of(store: TrajectoryStore, root: Path, **publish) -> PolicyPublish
 
 
 async def register(store: TrajectoryStore, name: str, base_url: str, version: int = 0) -> None:
-    await store.register_service(
+    await store.services.register(
         InferenceService(
             id=name,
             base_url=base_url,
@@ -159,7 +159,7 @@ async def register(store: TrajectoryStore, name: str, base_url: str, version: in
 async def test_good_servers_are_updated_and_bad_ones_taken_out(
     store: TrajectoryStore, tmp_path: Path
 ) -> None:
-    await store.create_run(Run(name=store.database_name))
+    await store.runs.create(Run(name=store.database_name))
     publisher = publisher_of(store, tmp_path)
     async with serve() as good, serve() as bad:
         bad.answers["update_weights_from_disk"] = refuse(400, "corrupt file")
@@ -169,14 +169,14 @@ async def test_good_servers_are_updated_and_bad_ones_taken_out(
         report = await publisher.announce(3)
     assert report.updated == ("good",)
     assert report.failed.keys() == {"bad", "gone"}
-    services = {service.id: service for service in await store.services()}
+    services = {service.id: service for service in await store.services.all()}
     assert (services["good"].status, services["good"].policy_version) == ("up", 3)
     assert (services["bad"].status, services["bad"].policy_version) == ("down", 0)
     assert "corrupt file" in (services["bad"].error or "")
     assert report.paused_seconds.keys() == {"good"}
     assert report.paused_seconds["good"] < 5
     await publisher.settle()
-    policy = await store.latest_policy()
+    policy = await store.policies.latest()
     assert policy is not None
     assert (policy.version, policy.num_bytes) == (3, len(b"weights 3"))
     assert policy.checksum == hashlib.sha256(b"weights 3").hexdigest()
@@ -185,7 +185,7 @@ async def test_good_servers_are_updated_and_bad_ones_taken_out(
 async def test_publishing_without_servers_is_no_error(
     store: TrajectoryStore, tmp_path: Path
 ) -> None:
-    await store.create_run(Run(name=store.database_name))
+    await store.runs.create(Run(name=store.database_name))
     report = await publisher_of(store, tmp_path).announce(1)
     assert (report.updated, report.failed) == ((), {})
 
@@ -193,24 +193,24 @@ async def test_publishing_without_servers_is_no_error(
 async def test_a_server_whose_updater_died_takes_the_next_version(
     store: TrajectoryStore, tmp_path: Path
 ) -> None:
-    await store.create_run(Run(name=store.database_name))
+    await store.runs.create(Run(name=store.database_name))
     publisher = publisher_of(store, tmp_path)
     async with serve() as control:
         await register(store, "left", control.base_url)
-        await store.set_service("left", status="updating")
+        await store.services.set_status("left", status="updating")
         assert (await publisher.announce(2)).updated == ("left",)
         assert "continue_generation" in control.names()
-    (service,) = await store.services()
+    (service,) = await store.services.all()
     assert (service.status, service.policy_version) == ("up", 2)
 
 
 async def test_version_that_a_starting_server_reads_is_kept(
     store: TrajectoryStore, tmp_path: Path
 ) -> None:
-    await store.create_run(Run(name=store.database_name))
+    await store.runs.create(Run(name=store.database_name))
     publisher = publisher_of(store, tmp_path, keep_policies=1)
     await publisher.announce(1)
-    held = await store.hold_latest_policy(60)
+    held = await store.policies.hold_latest(60)
     assert held is not None
     for version in (2, 3):
         await publisher.announce(version)
@@ -219,7 +219,7 @@ async def test_version_that_a_starting_server_reads_is_kept(
 
 
 async def test_versions_in_use_are_kept_on_disk(store: TrajectoryStore, tmp_path: Path) -> None:
-    await store.create_run(Run(name=store.database_name))
+    await store.runs.create(Run(name=store.database_name))
     publisher = publisher_of(store, tmp_path, keep_policies=1)
     async with serve() as control:
 

@@ -297,7 +297,7 @@ async def test_what_the_agent_asks_for_is_how_tokens_are_drawn_unless_the_run_de
             if who == "agent":
                 await begin_run(store, engine, TASK)
             else:
-                await store.register_service(service(engine))
+                await store.services.register(service(engine))
             section = AgentSection(agent_sampling=who)
             async with open_stage(store, engine, agents=section) as stage:
                 await stage.play(agent)

@@ -91,7 +91,7 @@ async def test_every_end_of_an_agent_has_its_own_outcome(
             sampler, record = await stage.sampler(agent)
             assert await sampler.run() == result
             score = await sampler.evaluate_record(result)
-    assert len(await store.turns_of(record.id)) == rollout.get("max_turns", 1)
+    assert len(await store.turns.of_record(record.id)) == rollout.get("max_turns", 1)
     assert score.value == (1.0 if result.outcome == "answered" else 0.0)
     assert detail in score.detail
 

@@ -75,10 +75,10 @@ async def test_words_arrive_while_the_reply_goes_on_and_its_end_when_it_is_store
             async for words in ask(client, endpoint):
                 said += words
                 if words and not engine.hold.is_set():
-                    assert await store.turns_of("train/0/q1/0") == []
+                    assert await store.turns.of_record("train/0/q1/0") == []
                     engine.hold.set()
         assert said == expected
-        assert len(await store.turns_of("train/0/q1/0")) == 1
+        assert len(await store.turns.of_record("train/0/q1/0")) == 1
         return "7"
 
     with serve_script(renderer, lambda _: REPLY, hold=threading.Event()) as engine:
@@ -108,7 +108,7 @@ async def test_a_turn_that_cannot_be_stored_ends_the_stream_with_an_error_and_sc
     with serve_script(renderer, lambda _: REPLY) as engine:
         await begin_run(store, engine, TASK)
         async with open_stage(store, engine) as stage:
-            monkeypatch.setattr(store, "append_turn", fails)
+            monkeypatch.setattr(store.turns, "append", fails)
             with pytest.raises(StoreError, match="the store is away"):
                 await stage.play(agent)
 

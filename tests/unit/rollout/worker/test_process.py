@@ -100,7 +100,7 @@ async def ended(process: subprocess.Popen[bytes]) -> int:
 
 
 async def records(store: TrajectoryStore) -> list[Record]:
-    return [record async for record in store.iter_records()]
+    return [record async for record in store.records.find()]
 
 
 async def test_a_killed_samplers_slots_are_played_again_elsewhere(
@@ -124,10 +124,10 @@ async def test_a_killed_samplers_slots_are_played_again_elsewhere(
         lost, final = record.attempts
         assert (lost.ended_by, final.ended_by) == ("expired", "finished")
         assert lost.owner.split(":")[1] == str(first.pid)
-        (turn,) = await store.turns_of(record.id, attempt=1)
+        (turn,) = await store.turns.of_record(record.id, attempt=1)
         assert turn.tool_calls[0].name == "slow"
-        assert len(await store.turns_of(record.id)) == 2
-    task = await store.task("train/0/q0")
+        assert len(await store.turns.of_record(record.id)) == 2
+    task = await store.tasks.get("train/0/q0")
     assert task is not None
     assert task.status == "completed"
 
@@ -172,8 +172,8 @@ async def test_the_agents_of_a_killed_sampler_play_again_elsewhere(
         assert record.score is not None
         assert record.score.value == 1.0
         assert [attempt.ended_by for attempt in record.attempts] == ["expired", "finished"]
-        (lost,) = await store.turns_of(record.id, attempt=1)
-        (final,) = await store.turns_of(record.id)
+        (lost,) = await store.turns.of_record(record.id, attempt=1)
+        (final,) = await store.turns.of_record(record.id)
         assert (lost.output_text, final.output_text) == ("wait", ANSWER)
 
 
@@ -205,7 +205,7 @@ async def test_a_killed_samplers_rollouts_are_taken_up_where_their_tools_keep_no
     for record in await records(store):
         assert (record.status, record.attempt, record.fence) == ("scored", 1, 2)
         assert [a.ended_by for a in record.attempts] == ["expired", "finished"]
-        turns = await store.turns_of(record.id)
+        turns = await store.turns.of_record(record.id)
         assert [turn.id.rsplit("/", 2)[1:] for turn in turns] == [
             ["1", "0"],
             ["1", "1"],
@@ -234,7 +234,7 @@ async def test_sigterm_hands_the_slots_back_and_a_second_sampler_takes_them_at_o
     engine.script = replies
     assert await ended(start(exit_when_done=True)) == 0
     assert {record.status for record in await records(store)} == {"scored"}
-    assert [info.status for info in await store.samplers()] == ["stopped", "stopped"]
+    assert [info.status for info in await store.samplers.all()] == ["stopped", "stopped"]
 
 
 async def test_a_second_signal_ends_the_sampler_at_once(
@@ -248,7 +248,7 @@ async def test_a_second_signal_ends_the_sampler_at_once(
     process.send_signal(signal.SIGINT)
 
     async def draining() -> bool:
-        return [info.status for info in await store.samplers()] == ["draining"]
+        return [info.status for info in await store.samplers.all()] == ["draining"]
 
     await wait_for(draining)
     await asyncio.sleep(SAME_SIGNAL_SECONDS)
@@ -268,7 +268,7 @@ async def test_two_samplers_share_the_slots_without_playing_any_twice(
     played = await records(store)
     assert len(played) == 20
     assert {(record.status, record.attempt) for record in played} == {("scored", 1)}
-    assert sum(info.num_finished for info in await store.samplers()) == 20
+    assert sum(info.num_finished for info in await store.samplers.all()) == 20
 
 
 async def test_an_unknown_scorer_ends_a_sampler_before_it_plays_anything(

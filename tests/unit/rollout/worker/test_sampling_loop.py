@@ -66,7 +66,7 @@ async def until(store: TrajectoryStore, **wanted: int) -> None:
     async with asyncio.timeout(10):
         while True:
             found = dict.fromkeys(wanted, 0)
-            async for record in store.iter_records():
+            async for record in store.records.find():
                 if record.status in found:
                     found[record.status] += 1
             if found == wanted:
@@ -75,7 +75,7 @@ async def until(store: TrajectoryStore, **wanted: int) -> None:
 
 
 async def acknowledged_turns(store: TrajectoryStore, record_id: str) -> tuple[str, ...]:
-    record = await store.record(record_id)
+    record = await store.records.get(record_id)
     assert record is not None
     return record.turns
 
@@ -91,20 +91,20 @@ async def test_slots_are_claimed_played_and_scored_until_nothing_is_left(
             async with asyncio.timeout(20):
                 await loop.run(asyncio.Event(), asyncio.Event())
     assert (loop.counts.finished, loop.counts.scored) == (10, 10)
-    groups = await store.ready_groups("trainer", split="train", limit=10, step=1)
+    groups = await store.ledger.ready_groups("trainer", split="train", limit=10, step=1)
     assert [len(group) for group in groups] == [2] * 5
     sent = {bytes(str(body["input_ids"]), "ascii") for body in engine.requests}
     for data in (data for group in groups for data in group):
-        record = await store.record(data.record_id)
+        record = await store.records.get(data.record_id)
         assert record is not None
         assert (record.status, record.outcome, record.final_answer) == ("scored", "answered", "7")
         assert data.score is not None
         assert data.score.value == 1.0
-        assert await store.task(data.task_id) is not None
+        assert await store.tasks.get(data.task_id) is not None
         assert record.turns == data.turn_ids == tuple(turn.id for turn in data.turns)
         for prompt in rebuild_prompts(data.turns):
             assert bytes(str(prompt.tolist()), "ascii") in sent
-    (info,) = await store.samplers()
+    (info,) = await store.samplers.all()
     assert (info.status, info.num_finished, info.num_running) == ("stopped", 10, 0)
 
 
@@ -197,7 +197,7 @@ async def test_only_admitted_groups_are_claimed(
 ) -> None:
     with serve_script(renderer, look_then_answer) as engine:
         await begin_run(store, engine, task(0), task(1))
-        await store.set_admission(1)
+        await store.runs.set_admission(1)
         async with (
             open_play(store, engine, tools_url) as context,
             running(context) as (loop, _),
@@ -205,9 +205,9 @@ async def test_only_admitted_groups_are_claimed(
             await until(store, scored=2, pending=2)
             await asyncio.sleep(0.2)
             await until(store, scored=2, pending=2)
-            await store.set_admission(2)
+            await store.runs.set_admission(2)
             await until(store, scored=4)
-    (info,) = await store.samplers()
+    (info,) = await store.samplers.all()
     assert info.seconds_waiting["admission"] > 0.1
     assert loop.counts.scored == 4
 
@@ -222,7 +222,7 @@ async def test_scoring_may_be_left_to_a_process_that_plays_nothing(
             await until(store, finished=2)
             assert context.scoring.num_scored == 0
         judge = RolloutSection(scoring="only", exit_when_done=True)
-        await store.add_tasks([task(1)])
+        await store.tasks.add([task(1)])
         async with (
             open_play(store, engine, tools_url, rollout=judge) as context,
             running(context) as (loop, _),
@@ -236,11 +236,11 @@ async def test_a_paused_run_is_not_sampled(
 ) -> None:
     with serve_script(renderer, look_then_answer) as engine:
         await begin_run(store, engine, task(0))
-        await store.update_control(sampling_paused=True)
+        await store.runs.update_control(sampling_paused=True)
         async with open_play(store, engine, tools_url) as context, running(context):
             await asyncio.sleep(0.3)
             await until(store, pending=2)
-            await store.update_control(sampling_paused=False)
+            await store.runs.update_control(sampling_paused=False)
             await until(store, scored=2)
 
 
@@ -255,7 +255,7 @@ async def test_live_changes_reach_rollouts_within_two_seconds(
             async with asyncio.timeout(10):
                 while not engine.requests:
                     await asyncio.sleep(0.02)
-                await store.update_control(
+                await store.runs.update_control(
                     concurrency=1, temperature=0.25, max_new_tokens=33, scorer="strict"
                 )
                 await asyncio.sleep(2)
@@ -271,7 +271,7 @@ async def test_live_changes_reach_rollouts_within_two_seconds(
         params = body["sampling_params"]
         assert (params["temperature"], params["max_new_tokens"]) == (0.25, 33)
     assert engine.requests[0]["sampling_params"]["max_new_tokens"] == 200
-    scores = [r.score async for r in store.iter_records(status="scored") if r.score is not None]
+    scores = [r.score async for r in store.records.find(status="scored") if r.score is not None]
     assert {s.scorer for s in scores if s.scored_at > changed_at} == {"strict"}
 
 
@@ -281,13 +281,13 @@ async def test_a_sampler_that_comes_first_waits_for_run_server_and_tasks(
     with serve_script(renderer, look_then_answer) as engine:
         async with open_play(store, engine, tools_url) as context, running(context):
             await asyncio.sleep(0.15)
-            await store.create_run(Run(name="test", admitted_groups=10))
+            await store.runs.create(Run(name="test", admitted_groups=10))
             await asyncio.sleep(0.15)
-            await store.register_service(service(engine))
+            await store.services.register(service(engine))
             await asyncio.sleep(0.15)
-            await store.add_tasks([task(0)])
+            await store.tasks.add([task(0)])
             await until(store, scored=2)
-    (info,) = await store.samplers()
+    (info,) = await store.samplers.all()
     assert {"no_run", "no_server", "no_task"} <= info.seconds_waiting.keys()
 
 
@@ -299,7 +299,7 @@ async def test_a_completed_run_ends_the_sampler(
         async with open_play(store, engine, tools_url) as context:
             job = asyncio.create_task(make_loop(context).run(asyncio.Event(), asyncio.Event()))
             await until(store, scored=2)
-            await store.set_run_status("completed")
+            await store.runs.set_status("completed")
             async with asyncio.timeout(5):
                 await job
 
@@ -313,10 +313,10 @@ async def test_a_completed_run_leaves_no_group_half_played(
         async with open_play(store, engine, tools_url, rollout=rollout) as context:
             job = asyncio.create_task(make_loop(context).run(asyncio.Event(), asyncio.Event()))
             await until(store, running=3)
-            await store.set_run_status("completed")
+            await store.runs.set_status("completed")
             async with asyncio.timeout(10):
                 await job
-    statuses = [[r.status for r in await store.records_of(f"train/0/q{k}")] for k in range(3)]
+    statuses = [[r.status for r in await store.records.of_task(f"train/0/q{k}")] for k in range(3)]
     assert statuses == [["scored"] * 2, ["scored"] * 2, ["pending"] * 2]
 
 
@@ -337,7 +337,7 @@ async def test_a_stop_hands_running_slots_back_without_counting_an_attempt(
             stop.set()
             await until(store, pending=2)
     assert loop.counts.handed_back == 2
-    record = await store.record("train/0/q0/0")
+    record = await store.records.get("train/0/q0/0")
     assert record is not None
     assert [attempt.ended_by for attempt in record.attempts] == ["released"]
     assert record.lease is None
@@ -373,15 +373,15 @@ async def test_a_holder_that_lost_its_lease_writes_nothing_more(
             while not await acknowledged_turns(store, record.id):
                 await asyncio.sleep(0.02)
             # The second reply is under way when the slot goes to another process.
-            await store.release(record.id, record.fence)
+            await store.records.release(record.id, record.fence)
             second, _ = await claim(store)
             await job
     assert counts == SlotCounts(lost=1)
-    after = await store.record(record.id)
+    after = await store.records.get(record.id)
     assert after is not None
     assert (after.status, after.fence, after.turns) == ("running", second.fence, ())
     assert after.outcome is None
-    (turn,) = await store.turns_of(record.id, attempt=1)
+    (turn,) = await store.turns.of_record(record.id, attempt=1)
     assert turn.tool_calls[0].name == "look"
 
 
@@ -401,13 +401,13 @@ async def test_a_lost_lease_stops_its_rollout_at_the_next_heartbeat(
                 keeper.hold(slot)
                 held.append((slot, slot.start()))
             (lost, lost_job), (kept, kept_job) = held
-            await store.release(*lost.lease)
+            await store.records.release(*lost.lease)
             await keeper.beat()
             await asyncio.wait_for(lost_job, 5)
             assert (lost.cancel_reason, kept.cancel_reason) == ("lease_lost", None)
             kept.cancel("hand_back")
             await kept_job
-    record_after = await store.record(lost.record.id)
+    record_after = await store.records.get(lost.record.id)
     assert record_after is not None
     assert record_after.status == "pending"
 
@@ -427,7 +427,7 @@ async def test_a_judge_outage_is_no_score_and_is_tried_again(
             running(context),
         ):
             await until(store, finished=1)
-            record = await store.record("train/0/q0/0")
+            record = await store.records.get("train/0/q0/0")
             assert record is not None
             assert record.score is None
             await until(store, scored=1)
@@ -479,7 +479,7 @@ async def test_an_outage_of_the_tools_costs_few_slots_an_attempt(
             await until(store, scored=20)
             stop.set()
             await job
-    assert "trouble" in (await store.samplers())[0].seconds_waiting
+    assert "trouble" in (await store.samplers.all())[0].seconds_waiting
 
 
 async def test_a_slot_on_which_servers_keep_failing_is_parked_in_the_end(
@@ -495,7 +495,7 @@ async def test_a_slot_on_which_servers_keep_failing_is_parked_in_the_end(
         async with open_play(store, engine, tools_url, rollout=rollout) as context:
             async with asyncio.timeout(15):
                 await make_loop(context).run(asyncio.Event(), asyncio.Event())
-    for record in await store.records_of("train/0/q0"):
+    for record in await store.records.of_task("train/0/q0"):
         assert (record.status, record.attempt) == ("failed", 3)
         assert "queue is full" in str(record.error)
 
@@ -517,7 +517,7 @@ async def test_an_exception_of_a_users_sampler_fails_the_attempt_until_the_slot_
             loop = SamplingLoop(context, "tester", Broken, times=TIMES)
             async with asyncio.timeout(10):
                 await loop.run(asyncio.Event(), asyncio.Event())
-    for record in await store.records_of("train/0/q0"):
+    for record in await store.records.of_task("train/0/q0"):
         assert (record.status, record.attempt) == ("failed", 2)
         assert record.error == "KeyError: 'speed'"
     assert loop.counts.failed == 4
@@ -533,7 +533,7 @@ async def test_a_rollout_without_an_answer_scores_zero_without_a_judge(
         async with open_play(store, engine, tools_url, rollout=rollout, scoring=scoring) as context:
             async with asyncio.timeout(10):
                 await make_loop(context).run(asyncio.Event(), asyncio.Event())
-    for record in await store.records_of("train/0/q0"):
+    for record in await store.records.of_task("train/0/q0"):
         assert record.outcome == "turns_limit"
         assert record.score is not None
         assert (record.score.value, record.score.detail) == (0.0, "turns_limit")

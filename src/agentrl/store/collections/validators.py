@@ -13,8 +13,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import numpy as np
 from pydantic import BaseModel
-from pymongo.asynchronous.database import AsyncDatabase
-from pymongo.errors import CollectionInvalid, OperationFailure
+from pymongo.errors import OperationFailure
 
 from agentrl.schema import (
     DBRecordData,
@@ -27,7 +26,8 @@ from agentrl.schema import (
     Task,
     TurnTraining,
 )
-from agentrl.store.codec import Document, id_field
+from agentrl.store.database import UNAUTHORIZED, RunDatabase
+from agentrl.store.documents.codec import Document, id_field
 
 logger = logging.getLogger(__name__)
 
@@ -68,8 +68,6 @@ _PARTS_IN_BLOBS: dict[str, frozenset[str]] = {
 _NOT_STORED: dict[str, frozenset[str]] = {"record_data": frozenset({"turns"})}
 _LEVEL = "moderate"
 """A document that did not fit before the validator was there may still be changed."""
-_NAMESPACE_EXISTS = 48
-_UNAUTHORIZED = 13
 
 
 def validator(collection: str) -> Document:
@@ -89,37 +87,25 @@ def validator(collection: str) -> Document:
     return {"$jsonSchema": schema}
 
 
-async def ensure_validators(database: AsyncDatabase[Document]) -> None:
+async def ensure_validators(database: RunDatabase) -> None:
     """Give every collection its validator; where they all are there, this is one read."""
-    found = await (await database.list_collections()).to_list()
-    options = {one["name"]: one.get("options", {}) for one in found}
+    existing = await database.collections()
     for name in _MODELS:
         wanted = validator(name)
-        if name not in options and await _create(database, name, wanted):
+        if name not in existing and await database.create_collection(
+            name, validator=wanted, validationLevel=_LEVEL
+        ):
             continue
-        has = options.get(name, {})
+        has = existing.get(name, {})
         if (has.get("validator"), has.get("validationLevel")) != (wanted, _LEVEL):
             await _replace(database, name, wanted)
 
 
-async def _create(database: AsyncDatabase[Document], name: str, wanted: Document) -> bool:
-    """Create a collection; False when another process did so a moment ago."""
+async def _replace(database: RunDatabase, name: str, wanted: Document) -> None:
     try:
-        await database.create_collection(name, validator=wanted, validationLevel=_LEVEL)
-    except CollectionInvalid:
-        return False
+        await database.handle.command("collMod", name, validator=wanted, validationLevel=_LEVEL)
     except OperationFailure as error:
-        if error.code != _NAMESPACE_EXISTS:
-            raise
-        return False
-    return True
-
-
-async def _replace(database: AsyncDatabase[Document], name: str, wanted: Document) -> None:
-    try:
-        await database.command("collMod", name, validator=wanted, validationLevel=_LEVEL)
-    except OperationFailure as error:
-        if error.code != _UNAUTHORIZED:
+        if error.code != UNAUTHORIZED:
             raise
         logger.warning(
             "collection %s keeps its validator: this login may not change it (role dbAdmin)", name

@@ -9,7 +9,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from pymongo import ReplaceOne
 from pymongo.asynchronous.cursor import AsyncCursor
 
 from agentrl.errors import StoreError
@@ -25,9 +24,10 @@ from agentrl.schema import (
     VersionSpan,
 )
 from agentrl.schema.base import Value
-from agentrl.store.codec import Document, from_document, task_version, to_document
-from agentrl.store.door import operation
-from agentrl.store.ledger import DEFAULT_CONSUMER, LedgerDoor
+from agentrl.store.database import Repository, RunDatabase, operation
+from agentrl.store.documents.codec import Document, from_document, require, task_version
+from agentrl.store.repositories.runs import DEFAULT_CONSUMER
+from agentrl.store.repositories.turns import TurnRepository
 
 
 class TurnLineage(Value):
@@ -72,23 +72,20 @@ class StepLineage(Value):
     """Records that the step consumed without training."""
 
 
-class LineageDoor(LedgerDoor):
-    """Writes what steps made of turns, and reads lineage in both directions."""
+class LineageRepository(Repository):
+    """Reads lineage in both directions."""
 
-    @operation("store what a step made of its turns")
-    async def put_turn_trainings(self, trainings: Sequence[TurnTraining]) -> None:
-        """Store the trainings of one step with one bulk write; a repeated step replaces them."""
-        if trainings:
-            await self._turn_training.bulk_write(
-                [
-                    ReplaceOne({"_id": training.id}, to_document(training), upsert=True)
-                    for training in trainings
-                ],
-                ordered=False,
-            )
+    def __init__(self, database: RunDatabase, turns: TurnRepository) -> None:
+        super().__init__(database)
+        self._policies = database["policies"]
+        self._record_data = database["record_data"]
+        self._records = database["records"]
+        self._tasks = database["tasks"]
+        self._turn_training = database["turn_training"]
+        self._turns = turns
 
     @operation("read the lineage of a step")
-    async def step_lineage(self, step: int, consumer: str = DEFAULT_CONSUMER) -> StepLineage:
+    async def of_step(self, step: int, consumer: str = DEFAULT_CONSUMER) -> StepLineage:
         """Return the records, turns and tool calls behind the weights of optimizer step `step`.
 
         Raises:
@@ -102,7 +99,7 @@ class LineageDoor(LedgerDoor):
         if not (trained or here or dropped):
             raise StoreError(
                 f"the trainer {consumer!r} has consumed no records at step {step} of "
-                f"{self.database_name!r}"
+                f"{self._database.name!r}"
             )
         known = await self._trainings({"consumer": consumer, "step": step})
         lineages = await self._lineages([*trained, *here, *dropped], known)
@@ -115,15 +112,15 @@ class LineageDoor(LedgerDoor):
         )
 
     @operation("read the lineage of a record")
-    async def record_lineage(self, record_id: str) -> RecordLineage:
+    async def of_record(self, record_id: str) -> RecordLineage:
         """Return the question, scorer, turns and tool calls of a record, and all its steps.
 
         Raises:
             StoreError: there is no such record.
         """
-        document = await self._records.find_one({"_id": record_id})
-        if document is None:
-            raise StoreError(f"record {record_id!r} does not exist")
+        document = require(
+            await self._records.find_one({"_id": record_id}), f"record {record_id!r}"
+        )
         known = await self._trainings({"record_id": record_id})
         data = await self._data({"_id": record_id})
         if data:
@@ -180,7 +177,7 @@ class LineageDoor(LedgerDoor):
                 tool_results=turn.tool_results,
                 trainings=tuple(sorted(known.get(turn.id, ()), key=_by_step)),
             )
-            for turn in await self.read_turns(turn_ids)
+            for turn in await self._turns.get_many(turn_ids)
         ]
 
 

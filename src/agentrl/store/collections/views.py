@@ -1,11 +1,7 @@
 """Views for people: what happened, readable in Compass or mongosh, without binary fields."""
 
-from pymongo.asynchronous.database import AsyncDatabase
-from pymongo.errors import CollectionInvalid, OperationFailure
-
-from agentrl.store.codec import Document
-
-_NAMESPACE_EXISTS = 48
+from agentrl.store.database import RunDatabase
+from agentrl.store.documents.codec import Document
 
 
 def _num_ids(field: str) -> Document:
@@ -210,19 +206,12 @@ VIEWS: dict[str, tuple[str, list[Document]]] = {
 }
 
 
-async def ensure_views(database: AsyncDatabase[Document]) -> None:
+async def ensure_views(database: RunDatabase) -> None:
     """Create the views that are missing, and replace those of an earlier release."""
-    found = await (await database.list_collections(filter={"type": "view"})).to_list()
-    options = {one["name"]: one["options"] for one in found}
+    existing = await database.collections(type="view")
     for name, (source, pipeline) in VIEWS.items():
-        if options.get(name, {}).get("pipeline") == pipeline:
+        if existing.get(name, {}).get("pipeline") == pipeline:
             continue
-        if name in options:
-            await database.drop_collection(name)
-        try:
-            await database.create_collection(name, viewOn=source, pipeline=pipeline)
-        except CollectionInvalid:
-            continue  # another process created it a moment ago
-        except OperationFailure as error:
-            if error.code != _NAMESPACE_EXISTS:
-                raise
+        if name in existing:
+            await database.handle.drop_collection(name)
+        await database.create_collection(name, viewOn=source, pipeline=pipeline)

@@ -8,7 +8,7 @@ from typing import Any
 
 from agentrl.errors import LeaseLost
 from agentrl.schema import RECORD_TRANSITIONS, RecordStatus
-from agentrl.store.codec import Document, encode
+from agentrl.store.documents.codec import Document, encode
 
 NEXT_FENCE = {"$add": ["$fence", 1]}
 LEASE_EXPIRED = {"$expr": {"$lt": ["$lease.expires_at", "$$NOW"]}}

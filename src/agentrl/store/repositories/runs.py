@@ -8,22 +8,27 @@ from pymongo.errors import DuplicateKeyError
 
 from agentrl.errors import ConfigError, LeaseLost, StoreError, TrainerBusy
 from agentrl.schema import Control, Lease, Run, RunStatus
-from agentrl.store.codec import Document, encode, from_document, to_document
-from agentrl.store.door import Door, operation
-from agentrl.store.expressions import after, lease, literal
-from agentrl.store.indexes import ledger_indexes
-from agentrl.store.ledger import DEFAULT_CONSUMER
+from agentrl.store.collections.indexes import ledger_indexes
+from agentrl.store.database import Repository, RunDatabase, operation
+from agentrl.store.documents.codec import Document, encode, from_document, to_document
+from agentrl.store.documents.expressions import after, lease, literal
 
+DEFAULT_CONSUMER = "trainer"
+"""Name of the trainer where none is given: its key in ledgers and leases."""
 CONTROL_LOG_LENGTH = 200
 _AUDITED = "control_audited"
 """Field of the document with the controls as the audit trail knows them."""
 
 
-class RunDoor(Door):
+class RunRepository(Repository):
     """Reads and steers the run."""
 
+    def __init__(self, database: RunDatabase) -> None:
+        super().__init__(database)
+        self._runs = database["runs"]
+
     @operation("create the run")
-    async def create_run(self, run: Run) -> Run:
+    async def create(self, run: Run) -> Run:
         """Store `run`, or return the run of that name untouched when it exists.
 
         Raises:
@@ -37,13 +42,13 @@ class RunDoor(Door):
             existing = await self._runs.find_one() or {}
         if existing["_id"] != run.name:
             raise StoreError(
-                f"database {self.database_name!r} holds the run {existing['_id']!r}, "
+                f"database {self._database.name!r} holds the run {existing['_id']!r}, "
                 f"not {run.name!r}; use another database or the same run name"
             )
         return from_document(Run, existing)
 
     @operation("read the run")
-    async def get_run(self) -> Run | None:
+    async def get(self) -> Run | None:
         """Return the run of this database, None before it was created."""
         document = await self._runs.find_one()
         return None if document is None else from_document(Run, document)
@@ -81,9 +86,9 @@ class RunDoor(Door):
         Raises:
             StoreError: there is no run.
         """
-        run = await self.get_run()
+        run = await self.get()
         if run is None:
-            raise StoreError(f"database {self.database_name!r} holds no run yet")
+            raise self._database.no_run()
         last = run.flag_control or run.control
         new = flags.model_dump()
         changed = {name for name, value in last.model_dump().items() if value != new[name]}
@@ -128,7 +133,7 @@ class RunDoor(Door):
         return result.modified_count > 0
 
     @operation("set the run's status")
-    async def set_run_status(self, status: RunStatus) -> Run:
+    async def set_status(self, status: RunStatus) -> Run:
         """Set the run's status, and return the run."""
         return await self._change_run({"status": status})
 
@@ -144,11 +149,24 @@ class RunDoor(Door):
             {}, [{"$set": {**changes, **now}}], return_document=ReturnDocument.AFTER
         )
         if document is None:
-            raise StoreError(f"database {self.database_name!r} holds no run yet")
+            raise self._database.no_run()
         return from_document(Run, document)
 
+
+class TrainerLeaseRepository(Repository):
+    """Lets one process at a time train the run under each consumer name.
+
+    The fencing tokens of the leases that this object acquired are kept in memory: writes that only
+    the trainer may do (`check`, `renew`, ...) are refused when the database names another token.
+    """
+
+    def __init__(self, database: RunDatabase) -> None:
+        super().__init__(database)
+        self._runs = database["runs"]
+        self._fences: dict[str, int] = {}
+
     @operation("acquire the trainer's lease", repeatable=False)
-    async def acquire_trainer(self, consumer: str, owner: str, lease_seconds: float) -> Lease:
+    async def acquire(self, consumer: str, owner: str, lease_seconds: float) -> Lease:
         """Make `owner` the only trainer under the name `consumer`.
 
         Raises:
@@ -157,7 +175,7 @@ class RunDoor(Door):
             StoreError: there is no run.
         """
         _check_consumer(consumer)
-        await self._record_data.create_indexes(ledger_indexes(consumer))
+        await self._database["record_data"].create_indexes(ledger_indexes(consumer))
         field = f"trainer_leases.{consumer}"
         free = {
             "$expr": {
@@ -175,11 +193,11 @@ class RunDoor(Door):
         )
         if document is not None:
             acquired = from_document(Run, document).trainer_leases[consumer]
-            self._trainer_fences[consumer] = acquired.fence
+            self._fences[consumer] = acquired.fence
             return acquired
         current = await self._runs.find_one()
         if current is None:
-            raise StoreError(f"database {self.database_name!r} holds no run yet")
+            raise self._database.no_run()
         holder = from_document(Run, current).trainer_leases[consumer]
         raise TrainerBusy(
             f"{holder.owner} trains this run as {consumer!r} until {holder.expires_at:%H:%M:%S} UTC "
@@ -188,7 +206,7 @@ class RunDoor(Door):
         )
 
     @operation("renew the trainer's lease")
-    async def renew_trainer(self, consumer: str, lease_seconds: float) -> None:
+    async def renew(self, consumer: str, lease_seconds: float) -> None:
         """Extend the lease that this store object acquired.
 
         Raises:
@@ -197,7 +215,7 @@ class RunDoor(Door):
         await self._set_as_trainer(consumer, {_expiry(consumer): after(lease_seconds)})
 
     @operation("release the trainer's lease")
-    async def release_trainer(self, consumer: str) -> None:
+    async def release(self, consumer: str) -> None:
         """End the lease that this store object acquired, so that the next trainer need not wait.
 
         Raises:
@@ -206,7 +224,7 @@ class RunDoor(Door):
         await self._set_as_trainer(consumer, {_expiry(consumer): {"$subtract": ["$$NOW", 1]}})
 
     @operation("say who has the device")
-    async def set_trainer_has_device(self, has_device: bool) -> None:
+    async def set_has_device(self, has_device: bool) -> None:
         """Say whether the trainer, whose lease this store object acquired, has the servers' device.
 
         Raises:
@@ -215,23 +233,38 @@ class RunDoor(Door):
         await self._set_as_trainer(DEFAULT_CONSUMER, {"trainer_has_device": has_device})
 
     @operation("read who has the device")
-    async def trainer_has_device(self) -> bool:
+    async def holder_has_device(self) -> bool:
         """Return whether a trainer that lives has the servers' device."""
         lives = {"$gt": [f"${_expiry(DEFAULT_CONSUMER)}", "$$NOW"]}
         found = await self._runs.find_one({"trainer_has_device": True, "$expr": lives}, {"_id": 1})
         return found is not None
 
     async def _set_as_trainer(self, consumer: str, changes: Document) -> None:
-        result = await self._runs.update_one(
-            {f"trainer_leases.{consumer}.fence": self._trainer_fences.get(consumer, -1)},
-            [{"$set": changes}],
-        )
+        held = {f"trainer_leases.{consumer}.fence": self._fences.get(consumer, -1)}
+        result = await self._runs.update_one(held, [{"$set": changes}])
         if result.matched_count == 0:
-            raise LeaseLost(f"the trainer lease {consumer!r} belongs to another process now")
+            raise _lease_lost(consumer)
+
+    async def check(self, consumer: str) -> None:
+        """Refuse ledger writes of a trainer that was replaced while it was asleep.
+
+        Raises:
+            LeaseLost: another trainer took the name over.
+        """
+        fence = self._fences.get(consumer)
+        if fence is None:
+            return  # this store object never trained: a tool or a test that edits the ledger
+        run = await self._runs.find_one({f"trainer_leases.{consumer}.fence": fence}, {"_id": 1})
+        if run is None:
+            raise _lease_lost(consumer)
 
 
 def _expiry(consumer: str) -> str:
     return f"trainer_leases.{consumer}.expires_at"
+
+
+def _lease_lost(consumer: str) -> LeaseLost:
+    return LeaseLost(f"the trainer lease {consumer!r} belongs to another process now")
 
 
 def _check_consumer(consumer: str) -> None:

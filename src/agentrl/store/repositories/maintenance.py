@@ -1,6 +1,6 @@
 """What takes space in a run's database, and taking it back. Nothing here runs unasked."""
 
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 from pymongo.errors import OperationFailure
@@ -8,11 +8,10 @@ from pymongo.errors import OperationFailure
 from agentrl.errors import StoreError
 from agentrl.schema.base import Value
 from agentrl.schema.image import stored_key
-from agentrl.store.codec import Document
-from agentrl.store.door import Door, operation
-from agentrl.store.turns import blob_keys
+from agentrl.store.database import UNAUTHORIZED, Repository, RunDatabase, operation
+from agentrl.store.documents.codec import Document
+from agentrl.store.documents.packed_turns import blob_keys
 
-_UNAUTHORIZED = 13
 ALIVE_SECONDS = 60.0
 """A process that reported within this time is taken for alive."""
 DELETE_BATCH = 1000
@@ -54,13 +53,20 @@ class CompactPlan(Value):
     """Their size as BSON."""
 
 
-class MaintenanceDoor(Door):
-    """Measures and tidies up."""
+class MaintenanceRepository(Repository):
+    """Measures the database, and deletes what nothing needs."""
+
+    def __init__(self, database: RunDatabase) -> None:
+        super().__init__(database)
+        self._records = database["records"]
+        self._runs = database["runs"]
+        self._tasks = database["tasks"]
+        self._turns = database["turns"]
 
     @operation("measure the database")
     async def stats(self) -> StoreStats:
         """Return counts and sizes of all collections."""
-        names = await self._db.list_collection_names(filter={"type": "collection"})
+        names = await self._database.handle.list_collection_names(filter={"type": "collection"})
         sizes = [await self._size(name) for name in sorted(names) if not name.startswith("system.")]
         cursor = await self._records.aggregate(
             [
@@ -76,7 +82,7 @@ class MaintenanceDoor(Door):
         held = sum(size.data_bytes for size in sizes if size.name in ("turns", "blobs"))
         run = await self._runs.find_one({}, {"schema_version": 1})
         return StoreStats(
-            database=self.database_name,
+            database=self._database.name,
             schema_version=run["schema_version"] if run else None,
             collections=tuple(sizes),
             num_tokens=num_tokens,
@@ -84,7 +90,7 @@ class MaintenanceDoor(Door):
         )
 
     async def _size(self, name: str) -> CollectionSize:
-        cursor = await self._db[name].aggregate([{"$collStats": {"storageStats": {}}}])
+        cursor = await self._database[name].aggregate([{"$collStats": {"storageStats": {}}}])
         (found,) = await cursor.to_list()
         stats = found["storageStats"]
         return CollectionSize(
@@ -96,24 +102,25 @@ class MaintenanceDoor(Door):
         )
 
     @operation("look for living processes")
-    async def check_nobody_works(self) -> None:
+    async def check_idle(self) -> None:
         """Make sure that no process works on the run.
 
         Raises:
             StoreError: a trainer holds a lease, a sampler or server reported a moment ago, or a
                 record is leased; the text names one.
         """
-        hello = await self._db.command("hello", codec_options=self._db.codec_options)
-        now: datetime = hello["localTime"]
+        now = await self._database.server_time()
         since = now - timedelta(seconds=ALIVE_SECONDS)
         run = await self._runs.find_one({}, {"trainer_leases": 1}) or {}
         for consumer, lease in run.get("trainer_leases", {}).items():
             if lease["expires_at"] > now:
                 raise StoreError(f"{lease['owner']} trains this run as {consumer!r}; end it first")
-        sampler = await self._samplers.find_one(
+        sampler = await self._database["samplers"].find_one(
             {"status": {"$ne": "stopped"}, "heartbeat_at": {"$gt": since}}
         )
-        service = await self._services.find_one({"heartbeat_at": {"$gt": since}})
+        service = await self._database["inference_services"].find_one(
+            {"heartbeat_at": {"$gt": since}}
+        )
         for kind, one in (("sampler", sampler), ("inference server", service)):
             if one is not None:
                 raise StoreError(
@@ -127,7 +134,7 @@ class MaintenanceDoor(Door):
             raise StoreError(f"record {held['_id']} is leased; end the run's processes first")
 
     @operation("plan the compaction")
-    async def compact_plan(self) -> CompactPlan:
+    async def plan_compaction(self) -> CompactPlan:
         """Return what `compact` would delete now."""
         superseded, refused, size = await self._useless_turns()
         blobs, blob_bytes = await self._unreferenced_blobs({*superseded, *refused})
@@ -151,7 +158,7 @@ class MaintenanceDoor(Door):
         Raises:
             StoreError: a process still works on the run.
         """
-        await self.check_nobody_works()
+        await self.check_idle()
         superseded, refused, size = await self._useless_turns()
         blobs, blob_bytes = await self._unreferenced_blobs({*superseded, *refused})
         await self._delete("turns", [*superseded, *refused])
@@ -215,7 +222,7 @@ class MaintenanceDoor(Door):
         async for task in self._tasks.find({"images": {"$gt": []}}, {"images": 1}):
             used.update(filter(None, map(stored_key, task["images"])))
         unused, size = [], 0
-        cursor = await self._db["blobs"].aggregate(
+        cursor = await self._database["blobs"].aggregate(
             [{"$project": {"bytes": {"$bsonSize": "$$ROOT"}}}]
         )
         async for found in cursor:
@@ -227,7 +234,7 @@ class MaintenanceDoor(Door):
 
     async def _delete(self, collection: str, ids: list[str]) -> None:
         for start in range(0, len(ids), DELETE_BATCH):
-            await self._db[collection].delete_many(
+            await self._database[collection].delete_many(
                 {"_id": {"$in": ids[start : start + DELETE_BATCH]}}
             )
 
@@ -235,8 +242,8 @@ class MaintenanceDoor(Door):
         for name in ("turns", "blobs"):
             try:
                 # `force`: a replica set's only member is its primary.
-                await self._db.command("compact", name, force=True)
+                await self._database.handle.command("compact", name, force=True)
             except OperationFailure as error:
-                if error.code != _UNAUTHORIZED:
+                if error.code != UNAUTHORIZED:
                     raise
                 return  # the login may delete but not compact; the space is used again later

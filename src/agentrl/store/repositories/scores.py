@@ -4,27 +4,39 @@ from pymongo import ReturnDocument
 
 from agentrl.errors import StoreError
 from agentrl.schema import DispatchedSamplingTask, Record, Score, Task
-from agentrl.store.codec import encode, from_document
-from agentrl.store.door import operation
-from agentrl.store.expressions import (
+from agentrl.store.database import Repository, RunDatabase, operation
+from agentrl.store.documents.codec import encode, from_document
+from agentrl.store.documents.expressions import (
     LEASE_EXPIRED,
     NEXT_FENCE,
-    held,
     lease,
-    lease_lost,
     literal,
     nobodys_lease,
 )
-from agentrl.store.slots import SlotDoor
-from agentrl.store.transitions import Move
-from agentrl.store.turns import TurnDoor
+from agentrl.store.repositories.fenced_records import FencedRecords
+from agentrl.store.repositories.task_groups import TaskRepository
+from agentrl.store.repositories.turns import TurnRepository
 
 
-class ScoringDoor(SlotDoor, TurnDoor):
-    """Scores finished Records."""
+class ScoreRepository(Repository):
+    """Scores finished Records, and reads scores."""
+
+    def __init__(
+        self,
+        database: RunDatabase,
+        tasks: TaskRepository,
+        turns: TurnRepository,
+        fenced: FencedRecords,
+    ) -> None:
+        super().__init__(database)
+        self._records = database["records"]
+        self._record_data = database["record_data"]
+        self._tasks = tasks
+        self._turns = turns
+        self._fenced = fenced
 
     @operation("claim a scoring", repeatable=False)
-    async def claim_scoring(
+    async def claim(
         self, owner: str, lease_seconds: float
     ) -> tuple[Record, Task, list[DispatchedSamplingTask]] | None:
         """Claim a finished Record that nobody is scoring: its scorer died or put it off.
@@ -41,20 +53,24 @@ class ScoringDoor(SlotDoor, TurnDoor):
         if document is None:
             return None
         record = from_document(Record, document)
-        return record, await self._task_of(record), await self._read_turns(record.turns)
+        return (
+            record,
+            await self._tasks.of_claimed(record),
+            await self._turns.get_many(record.turns),
+        )
 
     @operation("store a score")
-    async def set_score(self, record_id: str, fence: int, score: Score) -> None:
+    async def set(self, record_id: str, fence: int, score: Score) -> None:
         """Store the score of a finished Record, and complete its group when it was the last.
 
         Raises:
             LeaseLost: the caller's lease is gone; nothing was written.
         """
         update = {"score": literal(encode(score.model_dump())), "error": None, "lease": None}
-        await self._moves.submit(Move(record_id=record_id, fence=fence, to="scored", update=update))
+        await self._fenced.move(record_id, fence, "scored", update)
 
     @operation("add a score")
-    async def add_score(self, record_id: str, score: Score) -> bool:
+    async def add(self, record_id: str, score: Score) -> bool:
         """Store a further score of a Record whose group is complete, beside those that it has.
 
         Returns:
@@ -80,17 +96,33 @@ class ScoringDoor(SlotDoor, TurnDoor):
         return result.modified_count > 0
 
     @operation("put a scoring off")
-    async def put_off_scoring(
-        self, record_id: str, fence: int, error: str, retry_seconds: float
-    ) -> None:
+    async def postpone(self, record_id: str, fence: int, error: str, retry_seconds: float) -> None:
         """Leave a Record unscored for now; anybody may claim its scoring after `retry_seconds`.
 
         Raises:
             LeaseLost: the caller's lease is gone; nothing was written.
         """
-        result = await self._records.update_one(
-            {**held(record_id, fence), "status": "finished"},
-            [{"$set": {"error": literal(encode(error)), "lease": nobodys_lease(retry_seconds)}}],
+        update = {"error": literal(encode(error)), "lease": nobodys_lease(retry_seconds)}
+        await self._fenced.update(record_id, fence, "finished", update)
+
+    @operation("read scores")
+    async def of_task(self, task_id: str) -> list[float | None]:
+        """Return the scores of a Task's Records by `traj_id`; None where there is none (yet)."""
+        return (await self._of_tasks([task_id])).get(task_id, [])
+
+    @operation("read scores")
+    async def of_tag(self, tag: str) -> dict[str, list[float | None]]:
+        """Return the scores of all tasks under a tag: task id -> scores by `traj_id`."""
+        ids = [task["_id"] async for task in self._database["tasks"].find({"tag": tag}, {"_id": 1})]
+        return await self._of_tasks(ids)
+
+    async def _of_tasks(self, task_ids: list[str]) -> dict[str, list[float | None]]:
+        scores: dict[str, list[float | None]] = {}
+        cursor = self._records.find(
+            {"task_id": {"$in": task_ids}}, {"task_id": 1, "traj_id": 1, "score.value": 1}
         )
-        if result.matched_count == 0:
-            raise lease_lost(record_id, fence)
+        documents = [document async for document in cursor]
+        for document in sorted(documents, key=lambda d: (d["task_id"], d["traj_id"])):
+            score = document.get("score")
+            scores.setdefault(document["task_id"], []).append(score["value"] if score else None)
+        return scores

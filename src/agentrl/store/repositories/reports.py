@@ -1,7 +1,9 @@
-"""What people ask of a run: its story record by record, what failed, who is alive."""
+"""What people ask of a run: how far it is, each record in detail, what failed, who is alive."""
 
 from datetime import datetime
 from typing import Any
+
+from pydantic import Field
 
 from agentrl.errors import StoreError
 from agentrl.schema import (
@@ -14,10 +16,13 @@ from agentrl.schema import (
     Task,
 )
 from agentrl.schema.base import Value
-from agentrl.store.codec import from_document, task_from_document
-from agentrl.store.door import operation
-from agentrl.store.lineage import LineageDoor, RecordLineage
-from agentrl.store.progress import Progress, ProgressDoor
+from agentrl.store.database import Repository, RunDatabase, operation
+from agentrl.store.documents.codec import from_document, require, task_from_document
+from agentrl.store.repositories.fleet import ServiceRepository
+from agentrl.store.repositories.ledger import LedgerRepository
+from agentrl.store.repositories.lineage import LineageRepository, RecordLineage
+from agentrl.store.repositories.runs import DEFAULT_CONSUMER
+from agentrl.store.repositories.turns import TurnRepository
 
 FAILED: dict[str, Any] = {
     "$or": [
@@ -52,15 +57,35 @@ class Liveness(Value):
     samplers: list[SamplerInfo]
 
 
-class RunView(Value):
+class RunProgress(Value):
+    """Counts of a run. Training and evaluation are told apart by the sign of `order`."""
+
+    policy_version: int
+    admitted_groups: int
+    records: dict[RecordStatus, int] = Field(default_factory=dict)
+    """Training records by status; a status without records is left out."""
+    eval_records: dict[RecordStatus, int] = Field(default_factory=dict)
+    """Evaluation records by status."""
+    num_groups: int = 0
+    num_groups_completed: int = 0
+    num_groups_ready: int = 0
+    """Complete groups that no trainer has touched."""
+    num_groups_consumed: int = 0
+    num_samplers: int = 0
+    """Samplers that ever registered."""
+    num_output_tokens: int = 0
+    """Tokens sampled so far, as the samplers last reported."""
+
+
+class RunOverview(Value):
     """How far the run is, and who works on it."""
 
     summary: RunSummary
-    progress: Progress
+    progress: RunProgress
     processes: Liveness
 
 
-class RecordStory(Value):
+class RecordDetail(Value):
     """One record with everything that belongs to it."""
 
     record: Record
@@ -87,8 +112,27 @@ class Failure(Value):
     """Who held that attempt."""
 
 
-class InspectionDoor(LineageDoor, ProgressDoor):
+class ReportRepository(Repository):
     """Reads for people. Nothing here writes."""
+
+    def __init__(
+        self,
+        database: RunDatabase,
+        *,
+        turns: TurnRepository,
+        ledger: LedgerRepository,
+        lineage: LineageRepository,
+        services: ServiceRepository,
+    ) -> None:
+        super().__init__(database)
+        self._records = database["records"]
+        self._runs = database["runs"]
+        self._samplers = database["samplers"]
+        self._tasks = database["tasks"]
+        self._turns = turns
+        self._ledger = ledger
+        self._lineage = lineage
+        self._services = services
 
     @operation("read the run's summary")
     async def summary(self) -> RunSummary:
@@ -99,7 +143,7 @@ class InspectionDoor(LineageDoor, ProgressDoor):
         """
         run = await self._runs.find_one({}, {"config": 0})
         if run is None:
-            raise StoreError(f"database {self.database_name!r} holds no run")
+            raise self._database.no_run()
         scores = await self._records.aggregate(
             [
                 {"$match": {"status": "scored", "order": {"$gte": 0}}},
@@ -125,16 +169,58 @@ class InspectionDoor(LineageDoor, ProgressDoor):
             updated_at=run["updated_at"],
         )
 
+    @operation("read progress")
+    async def progress(self, consumer: str = DEFAULT_CONSUMER) -> RunProgress:
+        """Return the counts of the run.
+
+        Raises:
+            StoreError: there is no run.
+        """
+        run = await self._runs.find_one({}, {"config": 0})
+        if run is None:
+            raise self._database.no_run()
+        train = {"split": "train"}
+        cursor = await self._samplers.aggregate(
+            [
+                {
+                    "$group": {
+                        "_id": None,
+                        "num": {"$sum": 1},
+                        "tokens": {"$sum": "$num_output_tokens"},
+                    }
+                }
+            ]
+        )
+        sampled = next(iter(await cursor.to_list()), {"num": 0, "tokens": 0})
+        return RunProgress(
+            policy_version=run["policy_version"],
+            admitted_groups=run["admitted_groups"],
+            records=await self._count_by_status({"$gte": 0}),
+            eval_records=await self._count_by_status({"$lt": 0}),
+            num_groups=await self._tasks.count_documents(train),
+            num_groups_completed=await self._tasks.count_documents(
+                {**train, "status": "completed"}
+            ),
+            num_groups_ready=await self._ledger.num_ready_groups(consumer),
+            num_groups_consumed=await self._ledger.num_consumed_groups(consumer),
+            num_samplers=sampled["num"],
+            num_output_tokens=sampled["tokens"],
+        )
+
+    async def _count_by_status(self, order: dict[str, int]) -> dict[RecordStatus, int]:
+        statuses: tuple[RecordStatus, ...] = ("pending", "running", "finished", "scored", "failed")
+        counts = {
+            status: await self._records.count_documents({"status": status, "order": order})
+            for status in statuses
+        }
+        return {status: count for status, count in counts.items() if count}
+
     @operation("read who takes part")
     async def processes(self) -> Liveness:
         """Return all servers and samplers that ever registered, and the server's clock."""
-        hello = await self._db.command("hello", codec_options=self._db.codec_options)
         return Liveness(
-            now=hello["localTime"],
-            services=[
-                from_document(InferenceService, document)
-                async for document in self._services.find().sort("_id", 1)
-            ],
+            now=await self._database.server_time(),
+            services=await self._services.all(),
             samplers=[
                 from_document(SamplerInfo, document)
                 async for document in self._samplers.find().sort("started_at", 1)
@@ -145,23 +231,23 @@ class InspectionDoor(LineageDoor, ProgressDoor):
     async def run_names(self) -> list[str]:
         """Return the runs that this server holds and this login may see, by name."""
         found = []
-        for name in sorted(await self._client.list_database_names()):
+        for name in sorted(await self._database.client.list_database_names()):
             if name not in ("admin", "config", "local"):
-                run = await self._client[name]["runs"].find_one({}, {"schema_version": 1})
+                run = await self._database.client[name]["runs"].find_one({}, {"schema_version": 1})
                 if run is not None and run["_id"] == name and "schema_version" in run:
                     found.append(name)
         return found
 
-    async def view(self, consumer: str) -> RunView:
+    async def overview(self, consumer: str) -> RunOverview:
         """Return how far the run is, for the trainer `consumer`."""
-        return RunView(
+        return RunOverview(
             summary=await self.summary(),
             progress=await self.progress(consumer),
             processes=await self.processes(),
         )
 
-    @operation("read a record's story")
-    async def story(self, record_id: str, attempt: int | None = None) -> RecordStory:
+    @operation("read a record")
+    async def record_detail(self, record_id: str, attempt: int | None = None) -> RecordDetail:
         """Return a record with its question, turns and lineage.
 
         Args:
@@ -178,29 +264,30 @@ class InspectionDoor(LineageDoor, ProgressDoor):
         shown = record.attempt if attempt is None else attempt
         if attempt is not None and attempt not in {one.attempt for one in record.attempts}:
             raise StoreError(f"record {record_id!r} had {record.attempt} attempt(s), no {attempt}")
-        task = await self._tasks.find_one({"_id": record.task_id})
-        run = await self._runs.find_one({}, {"policy_version": 1})
-        if task is None:
-            raise StoreError(f"task {record.task_id!r} of record {record_id!r} does not exist")
-        turns = (
-            await self.read_turns(record.turns)
-            if shown == record.attempt
-            else await self.turns_of(record_id, shown)
+        task = require(
+            await self._tasks.find_one({"_id": record.task_id}),
+            f"task {record.task_id!r} of record {record_id!r}",
         )
-        return RecordStory(
+        run = await self._runs.find_one({}, {"policy_version": 1})
+        turns = (
+            await self._turns.get_many(record.turns)
+            if shown == record.attempt
+            else await self._turns.of_record(record_id, shown)
+        )
+        return RecordDetail(
             record=record,
             task=task_from_document(task),
             attempt=shown,
             turns=tuple(turns),
             policy_version=run["policy_version"] if run else 0,
-            lineage=await self.record_lineage(record_id),
+            lineage=await self._lineage.of_record(record_id),
         )
 
     async def _no_such_record(self, record_id: str) -> str:
         similar = await self._records.find_one({"task_id": record_id}, {"_id": 1})
         similar = similar or await self._records.find_one({}, {"_id": 1}, sort=[("_id", 1)])
         hint = f"; ids look like {similar['_id']!r}" if similar else "; there are none yet"
-        return f"record {record_id!r} does not exist in {self.database_name!r}{hint}"
+        return f"record {record_id!r} does not exist in {self._database.name!r}{hint}"
 
     @operation("read failures")
     async def failures(self, limit: int = 100) -> list[Failure]:

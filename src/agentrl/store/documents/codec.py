@@ -94,6 +94,23 @@ def task_from_document(document: Mapping[str, Any]) -> Task:
     return from_document(TASK_TYPES[kind], document)
 
 
+def require(document: Any, what: str) -> Document:
+    """Return `document`, which a query found.
+
+    Raises:
+        StoreError: the query found nothing: `what` does not exist.
+    """
+    if document is None:
+        raise StoreError(f"{what} does not exist")
+    found: Document = document
+    return found
+
+
+def without_none(**conditions: Any) -> Document:
+    """Return the filter of those conditions that are given."""
+    return {field: value for field, value in conditions.items() if value is not None}
+
+
 def task_version(document: Mapping[str, Any]) -> str:
     """Return a short hash of a stored Task's content: what was asked and how it is judged."""
     content = {name: value for name, value in document.items() if name not in _TASK_STANDING}

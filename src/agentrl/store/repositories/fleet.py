@@ -1,19 +1,24 @@
-"""Policies, inference servers and samplers: who serves what, and who is alive."""
+"""The processes around the store: published policies, the servers that serve them, the samplers."""
 
 from pymongo import ReturnDocument
 
 from agentrl.errors import StoreError
 from agentrl.schema import InferenceService, Policy, SamplerInfo, ServerLoad, ServiceStatus
-from agentrl.store.codec import Document, encode, from_document, to_document
-from agentrl.store.door import Door, operation
-from agentrl.store.expressions import after
+from agentrl.store.database import Repository, RunDatabase, operation
+from agentrl.store.documents.codec import Document, encode, from_document, to_document
+from agentrl.store.documents.expressions import after
 
 
-class ProcessDoor(Door):
-    """Registers processes and published weights."""
+class PolicyRepository(Repository):
+    """Publishes weights, and keeps them while servers read them."""
+
+    def __init__(self, database: RunDatabase) -> None:
+        super().__init__(database)
+        self._policies = database["policies"]
+        self._runs = database["runs"]
 
     @operation("publish a policy")
-    async def publish_policy(self, policy: Policy) -> None:
+    async def publish(self, policy: Policy) -> None:
         """Store a policy and make it the version that servers are expected to serve.
 
         A version that was published before is replaced: a trainer that resumed from an earlier
@@ -30,21 +35,21 @@ class ProcessDoor(Door):
             },
         )
         if result.matched_count == 0:
-            raise StoreError(f"database {self.database_name!r} holds no run yet")
+            raise self._database.no_run()
 
     @operation("store a policy's checksum")
-    async def set_policy_checksum(self, version: int, checksum: str) -> None:
+    async def set_checksum(self, version: int, checksum: str) -> None:
         """Add the checksum to a published version; nothing happens where it is gone meanwhile."""
         await self._policies.update_one({"_id": version}, {"$set": {"checksum": checksum}})
 
     @operation("store that a policy is written")
-    async def set_policy_written(self, version: int, num_bytes: int) -> None:
+    async def mark_written(self, version: int, num_bytes: int) -> None:
         """Say that a published version's files are there; nothing happens where it is gone."""
         written = {"is_written": True, "num_bytes": num_bytes}
         await self._policies.update_one({"_id": version}, {"$set": written})
 
     @operation("read the latest policy")
-    async def latest_policy(self) -> Policy | None:
+    async def latest(self) -> Policy | None:
         """Return the policy that servers are expected to serve, None before the first."""
         run = await self._runs.find_one({}, {"policy_version": 1})
         if run is None:
@@ -53,43 +58,51 @@ class ProcessDoor(Door):
         return None if document is None else from_document(Policy, document)
 
     @operation("hold the latest policy")
-    async def hold_latest_policy(self, seconds: float) -> Policy | None:
+    async def hold_latest(self, seconds: float) -> Policy | None:
         """Return the policy that servers are expected to serve, None before the first.
 
         Its files stay for at least so many seconds. Holding comes before looking whether it still
         is the latest, and versions are removed only after a later one was published: whatever is
         returned here is held in time.
         """
-        policy = await self.latest_policy()
+        policy = await self.latest()
         while policy is not None:
             until = {"$max": ["$held_until", after(seconds)]}
             await self._policies.update_one(
                 {"_id": policy.version}, [{"$set": {"held_until": until}}]
             )
-            latest = await self.latest_policy()
+            latest = await self.latest()
             if latest is None or latest.version == policy.version:
                 return latest
             policy = latest
         return None
 
     @operation("read held policies")
-    async def held_policies(self) -> set[int]:
+    async def held_versions(self) -> set[int]:
         """Return the versions whose files some server may be reading now."""
         held = {"$expr": {"$gt": ["$held_until", "$$NOW"]}}
         return {int(document["_id"]) async for document in self._policies.find(held, {"_id": 1})}
 
     @operation("read policies")
-    async def policies(self) -> list[Policy]:
+    async def all(self) -> list[Policy]:
         """Return all published policies by version."""
         return [from_document(Policy, d) async for d in self._policies.find().sort("_id", 1)]
 
+
+class ServiceRepository(Repository):
+    """Registers inference servers."""
+
+    def __init__(self, database: RunDatabase) -> None:
+        super().__init__(database)
+        self._services = database["inference_services"]
+
     @operation("register an inference server")
-    async def register_service(self, service: InferenceService) -> None:
+    async def register(self, service: InferenceService) -> None:
         """Store a server's registration; one of the same id replaces the former."""
         await self._services.replace_one({"_id": service.id}, to_document(service), upsert=True)
 
     @operation("send a server's heartbeat")
-    async def heartbeat_service(
+    async def heartbeat(
         self,
         service_id: str,
         *,
@@ -111,7 +124,7 @@ class ProcessDoor(Door):
         return await self._change_service(service_id, update)
 
     @operation("set a server's status")
-    async def set_service(
+    async def set_status(
         self,
         service_id: str,
         *,
@@ -131,7 +144,7 @@ class ProcessDoor(Door):
         return await self._change_service(service_id, {"$set": {**changes, "error": error}})
 
     @operation("take up a sleeping server")
-    async def claim_sleeping_service(self, service_id: str) -> bool:
+    async def claim_sleeping(self, service_id: str) -> bool:
         """Make a sleeping server `updating`; False where it is not asleep (any more).
 
         Only whoever gets True wakes it: a server does not survive to be woken twice.
@@ -150,7 +163,7 @@ class ProcessDoor(Door):
         return from_document(InferenceService, document)
 
     @operation("read inference servers")
-    async def services(self, *, alive_within: float | None = None) -> list[InferenceService]:
+    async def all(self, *, alive_within: float | None = None) -> list[InferenceService]:
         """Return the registered servers by id.
 
         Args:
@@ -159,13 +172,21 @@ class ProcessDoor(Door):
         found = self._services.find(_alive(alive_within)).sort("_id", 1)
         return [from_document(InferenceService, document) async for document in found]
 
+
+class SamplerRepository(Repository):
+    """Registers sampler processes."""
+
+    def __init__(self, database: RunDatabase) -> None:
+        super().__init__(database)
+        self._samplers = database["samplers"]
+
     @operation("register a sampler")
-    async def register_sampler(self, sampler: SamplerInfo) -> None:
+    async def register(self, sampler: SamplerInfo) -> None:
         """Store a sampler's registration."""
         await self._samplers.replace_one({"_id": sampler.id}, to_document(sampler), upsert=True)
 
     @operation("send a sampler's heartbeat")
-    async def heartbeat_sampler(self, sampler: SamplerInfo) -> None:
+    async def heartbeat(self, sampler: SamplerInfo) -> None:
         """Store what a sampler reports about itself now."""
         changes = to_document(sampler)
         for field in ("_id", "started_at", "heartbeat_at"):
@@ -181,8 +202,8 @@ class ProcessDoor(Door):
         )
 
     @operation("read samplers")
-    async def samplers(self, *, alive_within: float | None = None) -> list[SamplerInfo]:
-        """Return the samplers by id; `alive_within` as for `services`."""
+    async def all(self, *, alive_within: float | None = None) -> list[SamplerInfo]:
+        """Return the samplers by id; `alive_within` as for servers."""
         found = self._samplers.find(_alive(alive_within)).sort("_id", 1)
         return [from_document(SamplerInfo, document) async for document in found]
 

@@ -23,8 +23,8 @@ from bson.json_util import CANONICAL_JSON_OPTIONS, JSONOptions, dumps, loads
 from agentrl.errors import ConfigError, StoreError
 from agentrl.schema import SCHEMA_VERSION
 from agentrl.schema.base import Value
-from agentrl.store.codec import Document
-from agentrl.store.door import Door, operation
+from agentrl.store.database import Repository, operation
+from agentrl.store.documents.codec import Document
 
 Format = Literal["jsonl", "parquet"]
 COLLECTIONS = (
@@ -65,7 +65,7 @@ class ExportedFile(Value):
     sha256: str
 
 
-class TransferDoor(Door):
+class TransferRepository(Repository):
     """Copies the run out of the database, and into an empty one."""
 
     @operation("export the run", repeatable=False)
@@ -81,9 +81,9 @@ class TransferDoor(Door):
         """
         if await asyncio.to_thread(folder.exists):
             raise ConfigError(f"{folder} exists already; name a folder that does not")
-        run = await self._runs.find_one({}, {"schema_version": 1})
+        run = await self._database["runs"].find_one({}, {"schema_version": 1})
         if run is None:
-            raise StoreError(f"database {self.database_name!r} holds no run")
+            raise self._database.no_run()
         make = _writer(format_)
         staging = folder.with_name(f".{folder.name}.{os.getpid()}")
         staging.mkdir(parents=True)
@@ -107,7 +107,7 @@ class TransferDoor(Door):
         num_documents, size = 0, 0
         batch: list[Document] = []
         with make(path, name) as writer:
-            async for document in self._db[name].find().sort("_id", 1):
+            async for document in self._database[name].find().sort("_id", 1):
                 batch.append(document)
                 num_documents += 1
                 size += _size(document)
@@ -135,15 +135,15 @@ class TransferDoor(Door):
                 f"{SCHEMA_VERSION}; use a newer release"
             )
         for name in COLLECTIONS:
-            if await self._db[name].find_one({}, {"_id": 1}) is not None:
+            if await self._database[name].find_one({}, {"_id": 1}) is not None:
                 raise StoreError(
-                    f"database {self.database_name!r} is not empty; import under another --run_name"
+                    f"database {self._database.name!r} is not empty; import under another --run_name"
                 )
         for name, file in manifest.files.items():
             for batch in _batches(_READERS[manifest.format](folder / file.name)):
                 if name == "runs":
-                    batch = [{**one, "_id": self.database_name} for one in batch]
-                await self._db[name].insert_many(batch)
+                    batch = [{**one, "_id": self._database.name} for one in batch]
+                await self._database[name].insert_many(batch)
         return manifest
 
 

@@ -1,15 +1,16 @@
-"""Claiming slots, keeping them, and giving them back."""
+"""Records as slots: claimed under a lease, renewed, finished, failed or released.
 
-import asyncio
-from collections.abc import Collection, Sequence
+A claim is one atomic write. Every later write of the holder goes through `FencedRecords`.
+"""
 
-from pymongo import AsyncMongoClient, ReturnDocument
-from pymongo.asynchronous.database import AsyncDatabase
+from collections.abc import AsyncIterator, Collection, Sequence
 
-from agentrl.schema import Outcome, Record, Split, Task
-from agentrl.store.codec import Document, encode, from_document, task_from_document
-from agentrl.store.door import first, operation
-from agentrl.store.expressions import (
+from pymongo import ReturnDocument
+
+from agentrl.schema import Outcome, Record, RecordStatus, Split, Task
+from agentrl.store.database import Repository, RunDatabase, boundary, operation
+from agentrl.store.documents.codec import Document, encode, from_document, without_none
+from agentrl.store.documents.expressions import (
     NEXT_FENCE,
     after,
     attempt_failed,
@@ -21,11 +22,11 @@ from agentrl.store.expressions import (
     may_become,
     nobodys_lease,
 )
-from agentrl.store.transitions import Move, TransitionDoor
+from agentrl.store.repositories.fenced_records import FencedRecords
+from agentrl.store.repositories.task_groups import GroupRepository, TaskRepository
 from agentrl.store.writes import update_each
 
 CLAIM_ORDER = [("order", 1), ("traj_id", 1)]
-KNOWN_TASKS, TASKS_AHEAD = 256, 32
 MAY_BE_TAKEN_UP = {
     "$and": [
         {"$eq": ["$resumable", True]},
@@ -37,18 +38,45 @@ MAY_BE_TAKEN_UP = {
 with an error is not: what failed once in the middle would fail there again."""
 
 
-class SlotDoor(TransitionDoor):
-    """The life of a Record while a sampler plays it."""
+class RecordRepository(Repository):
+    """Claims Records, keeps their leases, ends their attempts, and reads them."""
 
     def __init__(
-        self, client: AsyncMongoClient[Document], database: AsyncDatabase[Document], uri: str
+        self,
+        database: RunDatabase,
+        tasks: TaskRepository,
+        groups: GroupRepository,
+        fenced: FencedRecords,
     ) -> None:
-        super().__init__(client, database, uri)
-        self._known_tasks: dict[str, Document] = {}
-        self._reading_tasks = asyncio.Lock()
+        super().__init__(database)
+        self._records = database["records"]
+        self._tasks = tasks
+        self._groups = groups
+        self._fenced = fenced
+
+    @operation("read a record")
+    async def get(self, record_id: str) -> Record | None:
+        """Return the Record, None when there is none of that id."""
+        document = await self._records.find_one({"_id": record_id})
+        return None if document is None else from_document(Record, document)
+
+    @operation("read a group")
+    async def of_task(self, task_id: str) -> list[Record]:
+        """Return the Records of a Task, in order of `traj_id`."""
+        cursor = self._records.find({"task_id": task_id}).sort("traj_id", 1)
+        return [from_document(Record, document) async for document in cursor]
+
+    async def find(
+        self, *, status: RecordStatus | None = None, split: Split | None = None
+    ) -> AsyncIterator[Record]:
+        """Yield the Records that fit, by order and `traj_id`."""
+        async with boundary("read records", self._database.uri):
+            cursor = self._records.find(without_none(status=status, split=split))
+            async for document in cursor.sort([("order", 1), ("traj_id", 1)]):
+                yield from_document(Record, document)
 
     @operation("claim a slot", repeatable=False)
-    async def claim_record(
+    async def claim(
         self,
         owner: str,
         *,
@@ -79,45 +107,20 @@ class SlotDoor(TransitionDoor):
         wanted = claim_filter(admitted_groups, splits)
         update = claim_update(owner, lease_seconds, resumable=resumable)
         claimed = await self._claim_pending(wanted, update)
-        if claimed is None and await self._reap_expired(max_attempts):
+        if claimed is None and await self._groups.reap_expired(max_attempts):
             claimed = await self._claim_pending(wanted, update)
         if claimed is None:
             return None
         record = from_document(Record, claimed)
-        return record, await self._task_of(record)
-
-    async def _task_of(self, record: Record) -> Task:
-        """Return the Record's Task; the tries of a group share one reading of it."""
-        if record.task_id not in self._known_tasks:
-            # Claims in flight together miss the same Tasks: one reading serves them all.
-            async with self._reading_tasks:
-                if record.task_id not in self._known_tasks:
-                    await self._read_tasks(record)
-        return task_from_document(self._known_tasks[record.task_id])
-
-    async def _read_tasks(self, record: Record) -> None:
-        """Read the Record's Task, in training with those that are to be claimed after it.
-
-        Where several processes play a group, each meets a new Task at every claim: reading one at a
-        time would add half again to the cost of claiming.
-        """
-        if record.split == "train":
-            following = {"split": record.split, "order": {"$gte": record.order}}
-            found = self._tasks.find(following).sort("order", 1).limit(TASKS_AHEAD)
-            self._known_tasks.update({task["_id"]: task async for task in found})
-        if record.task_id not in self._known_tasks:
-            document = await self._tasks.find_one({"_id": record.task_id})
-            self._known_tasks[record.task_id] = first(document, f"task {record.task_id!r}")
-        while len(self._known_tasks) > KNOWN_TASKS:
-            self._known_tasks.pop(next(iter(self._known_tasks)))
+        return record, await self._tasks.of_claimed(record)
 
     async def _claim_pending(self, wanted: Document, update: list[Document]) -> Document | None:
         return await self._records.find_one_and_update(
             wanted, update, sort=CLAIM_ORDER, return_document=ReturnDocument.AFTER
         )
 
-    @operation("send heartbeats")
-    async def heartbeat(self, leases: Sequence[tuple[str, int]], lease_seconds: float) -> set[str]:
+    @operation("renew leases")
+    async def renew(self, leases: Sequence[tuple[str, int]], lease_seconds: float) -> set[str]:
         """Extend leases by (record id, fence), all in one request.
 
         Returns:
@@ -143,7 +146,7 @@ class SlotDoor(TransitionDoor):
         return {record_id for record_id, fence in leases if (record_id, fence) not in kept}
 
     @operation("finish a rollout")
-    async def finish_rollout(
+    async def finish(
         self,
         record_id: str,
         fence: int,
@@ -165,9 +168,7 @@ class SlotDoor(TransitionDoor):
             "lease.expires_at": after(lease_seconds),
             "error": None,
         }
-        await self._moves.submit(
-            Move(record_id=record_id, fence=fence, to="finished", update=update)
-        )
+        await self._fenced.move(record_id, fence, "finished", update)
 
     @operation("hand a slot back")
     async def release(self, record_id: str, fence: int) -> None:
@@ -184,12 +185,7 @@ class SlotDoor(TransitionDoor):
             "attempts": {"$cond": [running, attempts_closed("released", None), "$attempts"]},
             "lease": {"$cond": [running, None, nobodys_lease(0)]},
         }
-        result = await self._records.update_one(
-            {**held(record_id, fence), "status": {"$in": ["running", "finished"]}},
-            [{"$set": update}],
-        )
-        if result.matched_count == 0:
-            raise lease_lost(record_id, fence)
+        await self._fenced.update(record_id, fence, {"$in": ["running", "finished"]}, update)
 
     @operation("end a failed attempt")
     async def fail_attempt(
@@ -212,7 +208,7 @@ class SlotDoor(TransitionDoor):
             raise lease_lost(record_id, fence)
         record = from_document(Record, document)
         if record.status == "failed":
-            await self.complete_group(record.task_id)
+            await self._groups.complete(record.task_id)
         return record
 
 

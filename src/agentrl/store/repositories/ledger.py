@@ -8,18 +8,28 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
-from agentrl.errors import LeaseLost, StoreError
-from agentrl.schema import DBRecordData, LedgerStatus, Split
-from agentrl.store.codec import Document, encode, from_document
-from agentrl.store.door import boundary, operation
-from agentrl.store.expressions import literal
-from agentrl.store.turns import TurnDoor
+from pymongo import ReplaceOne
 
-DEFAULT_CONSUMER = "trainer"
+from agentrl.errors import StoreError
+from agentrl.schema import DBRecordData, LedgerStatus, Split, TurnTraining
+from agentrl.store.database import Repository, RunDatabase, boundary, operation
+from agentrl.store.documents.codec import Document, encode, from_document, to_document
+from agentrl.store.documents.expressions import literal
+from agentrl.store.repositories.runs import DEFAULT_CONSUMER, TrainerLeaseRepository
+from agentrl.store.repositories.turns import TurnRepository
 
 
-class LedgerDoor(TurnDoor):
+class LedgerRepository(Repository):
     """Reads groups for training and keeps their standing."""
+
+    def __init__(
+        self, database: RunDatabase, turns: TurnRepository, leases: TrainerLeaseRepository
+    ) -> None:
+        super().__init__(database)
+        self._record_data = database["record_data"]
+        self._turn_training = database["turn_training"]
+        self._turns = turns
+        self._leases = leases
 
     @operation("read ready groups")
     async def ready_groups(
@@ -86,7 +96,7 @@ class LedgerDoor(TurnDoor):
 
     async def _hydrate(self, groups: list[list[DBRecordData]]) -> list[list[DBRecordData]]:
         ids = [turn_id for group in groups for data in group for turn_id in data.turn_ids]
-        turns = iter(await self._read_turns(ids))
+        turns = iter(await self._turns.get_many(ids))
         return [
             [
                 data.model_copy(update={"turns": tuple(next(turns) for _ in data.turn_ids)})
@@ -104,7 +114,7 @@ class LedgerDoor(TurnDoor):
                 a later one.
             LeaseLost: another trainer took over.
         """
-        await self._check_trainer(consumer)
+        await self._leases.check(consumer)
         field = f"ledger.{consumer}"
         free = [
             {f"{field}.status": None},
@@ -136,7 +146,7 @@ class LedgerDoor(TurnDoor):
         Raises:
             LeaseLost: another trainer took over.
         """
-        await self._check_trainer(consumer)
+        await self._leases.check(consumer)
         by_reason: defaultdict[str, list[str]] = defaultdict(list)
         for record_id in record_ids:
             by_reason[reasons if isinstance(reasons, str) else reasons[record_id]].append(record_id)
@@ -157,7 +167,7 @@ class LedgerDoor(TurnDoor):
         Raises:
             LeaseLost: another trainer took over.
         """
-        await self._check_trainer(consumer)
+        await self._leases.check(consumer)
         return await self._commit(consumer, up_to_step)
 
     async def _commit(self, consumer: str, up_to_step: int) -> int:
@@ -182,7 +192,7 @@ class LedgerDoor(TurnDoor):
         Raises:
             LeaseLost: another trainer took over.
         """
-        await self._check_trainer(consumer)
+        await self._leases.check(consumer)
         await self._commit(consumer, checkpoint_step)
         field = f"ledger.{consumer}"
         later = {
@@ -214,7 +224,7 @@ class LedgerDoor(TurnDoor):
             ],
         )
 
-    async def iter_record_data(
+    async def find(
         self,
         consumer: str = DEFAULT_CONSUMER,
         *,
@@ -233,14 +243,14 @@ class LedgerDoor(TurnDoor):
         wanted: Document = {f"ledger.{consumer}.status": status}
         if step is not None:
             wanted[f"ledger.{consumer}.step"] = step
-        async with boundary("read record data", self._uri):
+        async with boundary("read record data", self._database.uri):
             cursor = self._record_data.find(wanted).sort(f"ledger.{consumer}.step", 1)
             async for document in cursor:
                 data = from_document(DBRecordData, document)
                 yield (await self._hydrate([[data]]))[0][0] if hydrate else data
 
     @operation("count consumed groups")
-    async def consumed_groups(
+    async def num_consumed_groups(
         self, consumer: str = DEFAULT_CONSUMER, *, split: Split = "train"
     ) -> int:
         """Return the number of groups that were trained or dropped.
@@ -261,14 +271,17 @@ class LedgerDoor(TurnDoor):
             {"split": split, "group_completed": True, **_ready(consumer), "traj_id": 0}
         )
 
-    async def _check_trainer(self, consumer: str) -> None:
-        """Refuse ledger writes of a trainer that was replaced while it was asleep."""
-        fence = self._trainer_fences.get(consumer)
-        if fence is None:
-            return  # this store object never trained: a tool or a test that edits the ledger
-        run = await self._runs.find_one({f"trainer_leases.{consumer}.fence": fence}, {"_id": 1})
-        if run is None:
-            raise LeaseLost(f"the trainer lease {consumer!r} belongs to another process now")
+    @operation("store what a step made of its turns")
+    async def put_turn_trainings(self, trainings: Sequence[TurnTraining]) -> None:
+        """Store the trainings of one step with one bulk write; a repeated step replaces them."""
+        if trainings:
+            await self._turn_training.bulk_write(
+                [
+                    ReplaceOne({"_id": training.id}, to_document(training), upsert=True)
+                    for training in trainings
+                ],
+                ordered=False,
+            )
 
 
 def _ready(consumer: str) -> Document:

@@ -1,0 +1,314 @@
+"""The connection to one run's database, and how the driver's errors become ours.
+
+In comes a connection string or a client of the caller's; out goes a `RunDatabase`, from which the
+repositories take their collections. `operation` marks the methods that talk to the server: it
+retries what may be repeated and turns the driver's errors into one-line `StoreError`s. This module
+knows no document and no collection by name.
+"""
+
+import asyncio
+import functools
+import re
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from datetime import datetime
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+
+from bson.codec_options import CodecOptions
+from bson.errors import BSONError
+from pymongo import AsyncMongoClient
+from pymongo.asynchronous.collection import AsyncCollection
+from pymongo.asynchronous.database import AsyncDatabase
+from pymongo.errors import (
+    AutoReconnect,
+    CollectionInvalid,
+    ConfigurationError,
+    ConnectionFailure,
+    InvalidName,
+    OperationFailure,
+    PyMongoError,
+)
+from pymongo.write_concern import WriteConcern
+
+from agentrl.errors import ConfigError, StoreError
+from agentrl.store.documents.codec import Document
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+DURABLE = WriteConcern(w="majority", j=True)
+"""An acknowledged write survives the death of any process and of a minority of the servers."""
+RETRY_DELAYS_SECONDS = (0.1, 0.5, 2.0)
+"""Waits before a repeated operation, after the driver's own retry. Covers a step-down or restart."""
+SETTLE_SECONDS = 0.05
+UNAUTHORIZED = 13
+NAMESPACE_EXISTS = 48
+"""Error codes of the server."""
+
+_LOGIN_REFUSED = frozenset({18, 8000})
+_TLS_FAILED = "CERTIFICATE_VERIFY_FAILED"
+_AWARE: CodecOptions[Document] = CodecOptions(tz_aware=True)
+
+
+class RunDatabase:
+    """The database of one run."""
+
+    def __init__(
+        self, client: AsyncMongoClient[Document], handle: AsyncDatabase[Document], uri: str
+    ) -> None:
+        """Wrap a driver's database.
+
+        Args:
+            client: the client that the database belongs to.
+            handle: the database; its write concern has to be `DURABLE`.
+            uri: the address to name in errors; its password is never shown.
+        """
+        self.client = client
+        self.handle = handle
+        self.uri = uri
+
+    @property
+    def name(self) -> str:
+        """Name of the database: the run's."""
+        return self.handle.name
+
+    @property
+    def redacted_uri(self) -> str:
+        """The connection string of this database without its password."""
+        return with_database(without_password(self.uri), self.name)
+
+    def __getitem__(self, collection: str) -> AsyncCollection[Document]:
+        return self.handle[collection]
+
+    async def collections(self, **filter_: str) -> dict[str, Document]:
+        """Return the options of the collections (or views) that there are, by name."""
+        found = await (await self.handle.list_collections(filter=filter_)).to_list()
+        return {one["name"]: one.get("options", {}) for one in found}
+
+    async def create_collection(self, name: str, **options: Any) -> bool:
+        """Create a collection or view; False when another process did so a moment ago."""
+        try:
+            await self.handle.create_collection(name, **options)
+        except CollectionInvalid:
+            return False
+        except OperationFailure as error:
+            if error.code != NAMESPACE_EXISTS:
+                raise
+            return False
+        return True
+
+    async def server_time(self) -> datetime:
+        """Return the database server's clock, which all leases are measured by."""
+        hello = await self.handle.command("hello", codec_options=_AWARE)
+        now: datetime = hello["localTime"]
+        return now
+
+    def no_run(self) -> StoreError:
+        """Return the error of an operation that needs a run where there is none."""
+        return StoreError(f"database {self.name!r} holds no run yet")
+
+
+class Repository:
+    """Base of the repositories: each reads and writes one kind of document."""
+
+    def __init__(self, database: RunDatabase) -> None:
+        self._database = database
+
+
+# --- operations ---------------------------------------------------------------------------------
+
+
+class _OnDatabase(Protocol):
+    _database: RunDatabase
+
+
+D = TypeVar("D", bound=_OnDatabase)
+
+
+@asynccontextmanager
+async def boundary(what: str, uri: str) -> AsyncIterator[None]:
+    """Turn errors of the driver inside the block into a StoreError that begins with `what`."""
+    try:
+        yield
+    except (PyMongoError, BSONError) as error:
+        raise StoreError(f"{what}: {_one_line(error, uri)}") from error
+
+
+def operation(
+    what: str, *, repeatable: bool = True
+) -> Callable[
+    [Callable[Concatenate[D, P], Coroutine[Any, Any, R]]],
+    Callable[Concatenate[D, P], Coroutine[Any, Any, R]],
+]:
+    """Make a method an operation on the database.
+
+    Driver errors become StoreErrors. A repeatable operation (one that may run twice without harm)
+    is tried again, a bounded number of times, when the connection or the primary went away.
+
+    Args:
+        what: what is being done, for the error text.
+        repeatable: False where a second run would not be the same as one.
+    """
+
+    def decorate(
+        method: Callable[Concatenate[D, P], Coroutine[Any, Any, R]],
+    ) -> Callable[Concatenate[D, P], Coroutine[Any, Any, R]]:
+        @functools.wraps(method)
+        async def wrapper(self: D, /, *args: P.args, **kwargs: P.kwargs) -> R:
+            delays = RETRY_DELAYS_SECONDS if repeatable else ()
+            async with boundary(what, self._database.uri):
+                for delay in delays:
+                    try:
+                        return await method(self, *args, **kwargs)
+                    except AutoReconnect:
+                        await asyncio.sleep(delay)
+                return await method(self, *args, **kwargs)
+
+        return wrapper
+
+    return decorate
+
+
+def _one_line(error: BaseException, uri: str) -> str:
+    """Say in one line what went wrong and what to check; never with credentials."""
+    hosts = _hosts_of(uri)
+    if isinstance(error, AutoReconnect) and _TLS_FAILED in str(error):
+        return f"MongoDB at {hosts} speaks TLS, but its certificate is not trusted; check tlsCAFile"
+    if isinstance(error, AutoReconnect):
+        return (
+            f"MongoDB at {hosts} does not answer; check that it runs and that the address is right"
+        )
+    if isinstance(error, OperationFailure) and error.code in _LOGIN_REFUSED:
+        return f"MongoDB at {hosts} refused the login; check user, password and authSource"
+    if isinstance(error, OperationFailure) and error.code == UNAUTHORIZED:
+        return (
+            f"MongoDB at {hosts} does not allow this login to do so; it needs the role readWrite on "
+            "the run's database (and dbAdmin to delete it)"
+        )
+    text = " ".join(str(error).split())
+    return text if len(text) <= 300 else text[:297] + "..."
+
+
+# --- addresses ----------------------------------------------------------------------------------
+
+
+def without_password(uri: str) -> str:
+    """Return `uri` with its password, and whatever options carry secrets, replaced by `***`."""
+    redacted = re.sub(r"(?<=://)([^/@:]*):[^@]*(?=@)", r"\1:***", uri)
+    return re.sub(r"(?i)((?:password|token|secret)[^=&]*=)[^&]*", r"\1***", redacted)
+
+
+def with_database(uri: str, database: str) -> str:
+    """Return `uri` with its path naming `database`."""
+    scheme, _, rest = uri.partition("://")
+    hosts, _, tail = rest.partition("/")
+    options = tail.partition("?")[2]
+    return f"{scheme}://{hosts}/{database}" + (f"?{options}" if options else "")
+
+
+def _hosts_of(uri: str) -> str:
+    return uri.partition("://")[2].partition("/")[0].partition("?")[0].rpartition("@")[2]
+
+
+# --- connections --------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def connected(
+    uri: str, name: str | None, server_selection_timeout: float
+) -> AsyncIterator[RunDatabase]:
+    """Connect, check that the server answers, and close on exit.
+
+    Raises:
+        ConfigError: the URI is malformed, or no database is named.
+        StoreError: no server answers, or it refuses the login.
+    """
+    client = _client(uri, server_selection_timeout)
+    try:
+        await _check_reachable(client, uri)
+        yield RunDatabase(client, _durable_database(client, name), uri)
+    finally:
+        await client.close()
+
+
+def given(client: Any, name: str | None) -> RunDatabase:
+    """Return the database of a client that the caller made: PyMongo's asynchronous one or Motor's.
+
+    Raises:
+        ConfigError: no database is named.
+    """
+    handle: Any = _durable_database(client, name)
+    if type(client).__module__.partition(".")[0] == "motor":
+        handle = _MotorDatabase(handle)
+    return RunDatabase(client, handle, "mongodb://the-address-of-the-given-client/")
+
+
+async def _check_reachable(client: AsyncMongoClient[Document], uri: str) -> None:
+    async with boundary("connect", uri):
+        try:
+            await client.admin.command("ping")
+        except ConnectionFailure:
+            # The driver forgets a socket that is still connecting when its client is closed, and
+            # the socket would be reported as leaked. A refused connection is over in a moment.
+            await asyncio.sleep(SETTLE_SECONDS)
+            raise
+
+
+def _client(uri: str, server_selection_timeout: float) -> AsyncMongoClient[Document]:
+    try:
+        return AsyncMongoClient(
+            uri,
+            tz_aware=True,
+            appname="agentrl",
+            serverSelectionTimeoutMS=round(server_selection_timeout * 1000),
+        )
+    except (ConfigurationError, ValueError) as error:
+        # The driver's text may repeat the URI, so only its kind is shown.
+        raise ConfigError(
+            f"the MongoDB connection string cannot be read ({type(error).__name__}); "
+            "it looks like mongodb://user:password@host:27017/database"
+        ) from None
+
+
+def _durable_database(
+    client: AsyncMongoClient[Document], name: str | None
+) -> AsyncDatabase[Document]:
+    try:
+        if name is not None:
+            return client.get_database(name, write_concern=DURABLE, codec_options=_AWARE)
+        return client.get_default_database(write_concern=DURABLE, codec_options=_AWARE)
+    except InvalidName as error:
+        raise ConfigError(f"{name!r} cannot be the name of a database: {error}") from error
+    except ConfigurationError as error:
+        raise ConfigError(
+            "no database is named: give a run name, or a URI with /database"
+        ) from error
+
+
+class _MotorDatabase:
+    """A database of Motor's `AsyncIOMotorClient`, with the calls of PyMongo's asynchronous one.
+
+    Motor has reached its end of life and is not imported here; a caller that still has one of its
+    clients may hand it in. The two differ in `aggregate` alone: Motor's is no coroutine.
+    """
+
+    def __init__(self, database: Any) -> None:
+        self._wrapped = database
+
+    def __getitem__(self, name: str) -> "_MotorCollection":
+        return _MotorCollection(self._wrapped[name])
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._wrapped, name)
+
+
+class _MotorCollection:
+    def __init__(self, collection: Any) -> None:
+        self._wrapped = collection
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._wrapped, name)
+
+    async def aggregate(self, *args: Any, **options: Any) -> Any:
+        """Return the cursor from a coroutine, as PyMongo does."""
+        return self._wrapped.aggregate(*args, **options)

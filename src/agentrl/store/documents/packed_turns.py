@@ -1,0 +1,190 @@
+"""The stored form of a turn, and the blobs that its large values move to.
+
+A turn stores what it added to its parent. What the tries of a group share (tool schemas, system
+prompts), and what would bring a document near MongoDB's 16 MB limit, goes into blobs: the document
+then holds `{"blob": key}` and enough beside it for a person to recognise the value. Pure functions;
+`repositories.blobs` writes and reads the blobs.
+"""
+
+import copy
+import hashlib
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import bson
+from bson import Binary
+from bson.codec_options import CodecOptions
+
+from agentrl.schema import DispatchedSamplingTask
+from agentrl.schema.image import stored_key
+from agentrl.store.documents.codec import (
+    Document,
+    encode,
+    float32_array,
+    from_document,
+    int32_array,
+    to_document,
+)
+
+PART_BYTES = 8 * 2**20
+"""Largest part of a blob that does not fit into one document."""
+SHARED_BYTES = 256
+"""A value of a root turn that is longer is stored as a blob: the group's tries share it."""
+LARGE_BYTES = 2**20
+"""A value of any turn that is longer is stored as a blob, so that no document meets 16 MB."""
+PREVIEW_CHARS = 80
+_BLOB = "blob"
+_WHOLE = (
+    *("added_ids", "tools", "output_ids", "output_logprobs", "output_text"),
+    "routed_experts",
+)
+_LISTS = ("added_messages", "tool_results")
+"""Fields that may be blobs as a whole, and those whose items may be."""
+_CODEC: CodecOptions[Document] = CodecOptions(tz_aware=True)
+
+
+class Blob:
+    """One value on its way into the store.
+
+    Example:
+        `Blob("tools", schemas).key` is what a turn keeps in place of `schemas`.
+    """
+
+    def __init__(self, kind: str, value: Any) -> None:
+        self.kind = kind
+        self.value = value
+        self._encoded = bson.encode({"value": value})
+        self.key = hashlib.sha256(self._encoded).hexdigest()
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the value in BSON."""
+        return len(self._encoded)
+
+    def documents(self) -> list[Document]:
+        """Return the documents that hold the blob, head last."""
+        head: Document = {"_id": self.key, "kind": self.kind, "num_bytes": self.num_bytes}
+        if self.num_bytes <= PART_BYTES:
+            return [{**head, "value": self.value}]
+        starts = range(0, self.num_bytes, PART_BYTES)
+        parts: list[Document] = [
+            {
+                "_id": f"{self.key}/{number}",
+                "data": Binary(self._encoded[start : start + PART_BYTES]),
+            }
+            for number, start in enumerate(starts)
+        ]
+        return [*parts, {**head, "num_parts": len(parts)}]
+
+
+def joined(parts: Sequence[bytes]) -> Any:
+    """Return the value of a blob that was stored in parts."""
+    return bson.decode(b"".join(parts), _CODEC)["value"]
+
+
+class ToolsPacker:
+    """Packs the tools that turns show. They are large, and nearly always those of the last turn."""
+
+    def __init__(self) -> None:
+        self._last: tuple[tuple[Document, ...], int] = ((), 0)
+        self._packed: tuple[Any, list[Blob]] = (None, [])
+
+    def pack(self, tools: tuple[Document, ...], limit: int) -> tuple[Any, list[Blob]]:
+        """Return their stored form and the blobs that it refers to."""
+        if not tools:
+            return [], []
+        if self._last != (tools, limit):
+            blobs: list[Blob] = []
+            self._packed = _pack("tools", encode(tools), limit, blobs), blobs
+            self._last = copy.deepcopy(tools), limit
+        return self._packed
+
+
+def pack(turn: DispatchedSamplingTask, tools: ToolsPacker) -> tuple[Document, list[Blob]]:
+    """Return the stored form of a turn and the blobs that it refers to.
+
+    Where a value went into a blob, the document holds `{"blob": key}` and enough beside it for a
+    person to recognise it.
+    """
+    document = to_document(turn.model_copy(update={"tools": ()}))
+    limit = SHARED_BYTES if turn.parent is None else LARGE_BYTES
+    document["tools"], shared = tools.pack(turn.tools, limit)
+    blobs = list(shared)
+    document["added_ids"] = _pack("added_ids", document["added_ids"], limit, blobs)
+    for field in ("output_ids", "output_logprobs", "output_text", "routed_experts"):
+        document[field] = _pack(field, document[field], LARGE_BYTES, blobs)
+    for field, bound in (("added_messages", limit), ("tool_results", LARGE_BYTES)):
+        document[field], more = pack_values(field, document[field], bound)
+        blobs.extend(more)
+    return document, blobs
+
+
+def unpack(document: Document, blobs: dict[str, Any]) -> DispatchedSamplingTask:
+    """Return the turn that `pack` stored."""
+    fields = dict(document)
+    for name in filter(fields.__contains__, _WHOLE):
+        fields[name] = _resolve(fields[name], blobs)
+    for name in _LISTS:
+        fields[name] = [_resolve(value, blobs) for value in fields[name]]
+    for name in ("added_ids", "output_ids"):
+        fields[name] = int32_array(fields[name])
+    fields["output_logprobs"] = float32_array(fields["output_logprobs"])
+    return from_document(DispatchedSamplingTask, fields)
+
+
+def blob_keys(document: Document) -> Iterable[str]:
+    """Yield the keys of all blobs that a stored turn refers to, images included."""
+    yield from packed_keys(document)
+    addresses = [*document.get("added_images", ())]
+    for result in document["tool_results"]:
+        addresses += result.get("images", ())
+    yield from filter(None, map(stored_key, addresses))
+
+
+def packed_keys(document: Document) -> Iterable[str]:
+    """Yield the keys of the blobs that values of a stored turn were moved to."""
+    for item in (
+        *(document.get(name) for name in _WHOLE),
+        *(item for name in _LISTS for item in document[name]),
+    ):
+        if _is_reference(item):
+            yield item[_BLOB]
+
+
+def _pack(kind: str, value: Any, limit: int, blobs: list[Blob]) -> Any:
+    if not value or (isinstance(value, str | bytes) and len(value) <= limit):
+        return value
+    blob = Blob(kind, value)
+    if blob.num_bytes <= limit:
+        return value
+    blobs.append(blob)
+    return {_BLOB: blob.key, **_preview(value)}
+
+
+def pack_values(kind: str, values: list[Document], limit: int) -> tuple[list[Any], list[Blob]]:
+    """Return the stored form of the items of a list, and the blobs that it refers to."""
+    blobs: list[Blob] = []
+    return [_pack(kind, value, limit, blobs) for value in values], blobs
+
+
+def _preview(value: Any) -> Document:
+    if isinstance(value, bytes):
+        return {"num_tokens": len(value) // 4}
+    if isinstance(value, list):
+        return {"names": [item.get("function", item).get("name", "") for item in value]}
+    if isinstance(value, str):
+        return {"preview": value[:PREVIEW_CHARS]}
+    text = re.sub(r"\s+", " ", str(value.get("content", "")))
+    return {
+        "preview": text[:PREVIEW_CHARS],
+        **{k: value[k] for k in ("role", "name") if k in value},
+    }
+
+
+def _resolve(value: Any, blobs: dict[str, Any]) -> Any:
+    return blobs[value[_BLOB]] if _is_reference(value) else value
+
+
+def _is_reference(value: Any) -> bool:
+    return isinstance(value, dict) and isinstance(value.get(_BLOB), str)

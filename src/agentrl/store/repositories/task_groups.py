@@ -1,0 +1,341 @@
+"""Tasks, and the groups of Records that they are: added once, completed exactly once.
+
+A Task is stored together with its `num_generations` pending Records. When the last of them has
+ended, whoever ended it completes the group; what a crash left half done is found by `reap`.
+"""
+
+import asyncio
+from collections.abc import AsyncIterable, AsyncIterator, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from agentrl.schema import (
+    RECORD_TRANSITIONS,
+    TERMINAL_STATUSES,
+    DBRecordData,
+    MCPTask,
+    Record,
+    Split,
+    Task,
+)
+from agentrl.schema.image import image_from_data_url
+from agentrl.schema.task import TaskStatus
+from agentrl.store.database import Repository, RunDatabase, boundary, operation
+from agentrl.store.documents.codec import (
+    Document,
+    encode,
+    from_document,
+    record_to_document,
+    require,
+    task_from_document,
+    task_version,
+    to_document,
+    without_none,
+)
+from agentrl.store.documents.expressions import LEASE_EXPIRED, attempt_failed, held, may_become
+from agentrl.store.repositories.blobs import ImageRepository
+from agentrl.store.writes import insert_new
+
+TERMINAL: Document = {"$in": sorted(TERMINAL_STATUSES)}
+UNFINISHED = sorted(set(RECORD_TRANSITIONS) - TERMINAL_STATUSES)
+REAP_BATCH = 256
+KNOWN_TASKS, TASKS_AHEAD = 256, 32
+"""Tasks kept in memory for claims, and how many of the next ones are read along with one."""
+
+
+class TaskRepository(Repository):
+    """Adds and reads Tasks."""
+
+    def __init__(self, database: RunDatabase, images: ImageRepository) -> None:
+        super().__init__(database)
+        self._tasks = database["tasks"]
+        self._records = database["records"]
+        self._images = images
+        self._known: dict[str, Document] = {}
+        self._reading = asyncio.Lock()
+
+    async def add(self, tasks: Iterable[Task] | AsyncIterable[Task], batch_size: int = 500) -> int:
+        """Store tasks together with `num_generations` pending Records each.
+
+        A plain iterable is read in a thread, so that reading does not hold up the event loop.
+        Tasks that are there already are left as they are, and Records that a crash kept from being
+        written are added: calling it again with the same tasks repairs and changes nothing else.
+
+        Returns:
+            The number of tasks that were new.
+        """
+        num_new = 0
+        async for batch in _batches(tasks, batch_size):
+            num_new += await self._add_batch(batch)
+        return num_new
+
+    @operation("add tasks")
+    async def _add_batch(self, tasks: list[Task]) -> int:
+        tasks = [await self._with_stored_images(task) for task in tasks]
+        # Tasks first: a slot that can be claimed always finds its Task.
+        num_new = await insert_new(self._tasks, [to_document(task) for task in tasks])
+        if num_new < len(tasks):
+            # Those that were there say themselves how many slots they have, and where.
+            tasks = await self.get_many([task.id for task in tasks])
+        await insert_new(self._records, [slot for task in tasks for slot in _slots(task)])
+        return num_new
+
+    async def _with_stored_images(self, task: Task) -> Task:
+        """Return the task with addresses in place of the images that it brings along."""
+        if not (isinstance(task, MCPTask) and task.images):
+            return task
+        brought = [url for url in task.images if url.startswith("data:")]
+        stored = await self._images.put([image_from_data_url(url) for url in brought])
+        addresses = dict(zip(brought, stored, strict=True))
+        return task.model_copy(
+            update={"images": tuple(addresses.get(url, url) for url in task.images)}
+        )
+
+    @operation("read the next order")
+    async def next_train_order(self) -> int:
+        """Return the order that the next training Task gets: one above the highest, or 0."""
+        last = await self._tasks.find_one({"split": "train"}, {"order": 1}, sort=[("order", -1)])
+        return 0 if last is None else int(last["order"]) + 1
+
+    @operation("read the first open order")
+    async def first_open_order(self) -> int | None:
+        """Return the order of the first training Task that is not complete; None when all are."""
+        task = await self._tasks.find_one(
+            {"split": "train", "status": "created"}, {"order": 1}, sort=[("order", 1)]
+        )
+        return None if task is None else int(task["order"])
+
+    @operation("read a task")
+    async def get(self, task_id: str) -> Task | None:
+        """Return the Task, None when there is none of that id."""
+        document = await self._tasks.find_one({"_id": task_id})
+        return None if document is None else task_from_document(document)
+
+    @operation("read tasks")
+    async def get_many(self, task_ids: Sequence[str]) -> list[Task]:
+        """Return the Tasks of these ids that there are, in no particular order."""
+        cursor = self._tasks.find({"_id": {"$in": [encode(task_id) for task_id in task_ids]}})
+        return [task_from_document(document) async for document in cursor]
+
+    @operation("count tasks")
+    async def count(
+        self,
+        *,
+        split: Split | None = None,
+        tag: str | None = None,
+        status: TaskStatus | None = None,
+    ) -> int:
+        """Return the number of tasks that fit."""
+        return await self._tasks.count_documents(without_none(split=split, tag=tag, status=status))
+
+    async def find(
+        self,
+        *,
+        split: Split | None = None,
+        tag: str | None = None,
+        status: TaskStatus | None = None,
+    ) -> AsyncIterator[Task]:
+        """Yield the tasks that fit, in their order."""
+        async with boundary("read tasks", self._database.uri):
+            cursor = self._tasks.find(without_none(split=split, tag=tag, status=status))
+            async for document in cursor.sort("order", 1):
+                yield task_from_document(document)
+
+    @operation("read the scorers")
+    async def open_scorers(self, splits: Collection[Split] | None = None) -> list[str]:
+        """Return the names of the scorers that tasks still to be completed want, sorted."""
+        wanted: Document = {"status": "created"}
+        if splits is not None:
+            wanted["split"] = {"$in": list(splits)}
+        return sorted(await self._tasks.distinct("scorer", wanted))
+
+    async def of_claimed(self, record: Record) -> Task:
+        """Return the Task of a claimed Record; the tries of a group share one reading of it."""
+        if record.task_id not in self._known:
+            # Claims in flight together miss the same Tasks: one reading serves them all.
+            async with self._reading:
+                if record.task_id not in self._known:
+                    await self._read_ahead(record)
+        return task_from_document(self._known[record.task_id])
+
+    async def _read_ahead(self, record: Record) -> None:
+        """Read the Record's Task, in training with those that are to be claimed after it.
+
+        Where several processes sample a group, each meets a new Task at every claim: reading one
+        at a time would add half again to the cost of claiming.
+        """
+        if record.split == "train":
+            following = {"split": record.split, "order": {"$gte": record.order}}
+            found = self._tasks.find(following).sort("order", 1).limit(TASKS_AHEAD)
+            self._known.update({task["_id"]: task async for task in found})
+        if record.task_id not in self._known:
+            document = await self._tasks.find_one({"_id": record.task_id})
+            self._known[record.task_id] = require(document, f"task {record.task_id!r}")
+        while len(self._known) > KNOWN_TASKS:
+            self._known.pop(next(iter(self._known)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReapCounts:
+    """What one call of `reap` put right."""
+
+    num_expired: int
+    """Attempts that ended because their lease expired."""
+    num_groups_completed: int
+    """Groups that were complete without anybody having said so."""
+
+
+class GroupRepository(Repository):
+    """Completes groups, and finishes what crashed processes left half done."""
+
+    def __init__(self, database: RunDatabase) -> None:
+        super().__init__(database)
+        self._tasks = database["tasks"]
+        self._records = database["records"]
+        self._record_data = database["record_data"]
+
+    @operation("complete a group")
+    async def complete(self, task_id: str) -> bool:
+        """Complete the group if all its Records are scored or failed.
+
+        Every step may be repeated, by any number of processes at once, so a crash between two of
+        them is repaired by calling again.
+
+        Returns:
+            True for exactly one of all callers: the one whose write completed the Task.
+        """
+        return bool(await self.complete_all({task_id}))
+
+    async def complete_all(self, task_ids: Collection[str]) -> set[str]:
+        """Complete those of the groups whose Records have all ended, inside another operation.
+
+        Returns:
+            The ids of the tasks that this call completed; each is returned to one caller only.
+        """
+        if not task_ids:
+            return set()
+        unfinished = await self._records.distinct(
+            "task_id", {"task_id": {"$in": sorted(task_ids)}, "status": {"$in": UNFINISHED}}
+        )
+        ended = set(task_ids) - set(unfinished)
+        return {task_id for task_id in sorted(ended) if await self._complete(task_id)}
+
+    async def _complete(self, task_id: str) -> bool:
+        cursor = self._records.find({"task_id": task_id})
+        records = [from_document(Record, document) async for document in cursor]
+        task = await self._tasks.find_one({"_id": task_id})
+        if task is None or task["num_generations"] != len(records):
+            return False  # its slots are still being added
+        version = task_version(task)
+        await insert_new(self._record_data, [_record_data(record, version) for record in records])
+        # The one write that decides who completed the group: its filter matches once.
+        result = await self._tasks.update_one(
+            {"_id": task_id, "status": "created"},
+            {"$set": {"status": "completed"}, "$currentDate": {"completed_at": True}},
+        )
+        await self._record_data.update_many(
+            {"task_id": task_id, "group_completed": False}, {"$set": {"group_completed": True}}
+        )
+        # Last: while a record of the group is still open, a reaper will look at it again.
+        await self._records.update_many(
+            {"task_id": task_id, "group_open": True}, {"$unset": {"group_open": ""}}
+        )
+        return result.modified_count == 1
+
+    @operation("reap")
+    async def reap(self, max_attempts: int) -> ReapCounts:
+        """Take back expired leases, and finish what a crash left half done in groups.
+
+        Any process may call it, any number at once.
+        """
+        return ReapCounts(
+            num_expired=await self.reap_expired(max_attempts),
+            num_groups_completed=await self._reap_open_groups(),
+        )
+
+    async def reap_expired(self, max_attempts: int) -> int:
+        """End the attempts whose lease expired, inside another operation.
+
+        Returns:
+            The number of attempts that this call ended.
+        """
+        num_expired = 0
+        expired = self._records.find(
+            {"status": "running", **LEASE_EXPIRED}, {"task_id": 1, "lease": 1, "attempts": 1}
+        )
+        for found in await expired.limit(REAP_BATCH).to_list():
+            lease = found["lease"]
+            error = f"the lease of {lease['owner']} expired"
+            result = await self._records.update_one(
+                {
+                    **held(found["_id"], lease["fence"]),
+                    **LEASE_EXPIRED,  # its holder may have renewed it since
+                    "status": may_become("failed"),
+                },
+                attempt_failed("expired", error, max_attempts),
+            )
+            if result.modified_count:
+                num_expired += 1
+                await self.complete_all({found["task_id"]})
+        return num_expired
+
+    async def _reap_open_groups(self) -> int:
+        task_ids = await self._records.distinct("task_id", {"group_open": True, "status": TERMINAL})
+        return len(await self.complete_all(task_ids))
+
+
+def _slots(task: Task) -> list[Document]:
+    slots = []
+    for traj_id in range(task.num_generations):
+        record = Record(
+            id=f"{task.id}/{traj_id}",
+            task_id=task.id,
+            split=task.split,
+            traj_id=traj_id,
+            order=task.order,
+        )
+        # `group_open` is the store's own: the index of groups that still have to be completed.
+        slots.append({**record_to_document(record), "group_open": True})
+    return slots
+
+
+def _record_data(record: Record, version: str) -> Document:
+    """Return the trainer's view of a finished Record, without its turns."""
+    data = DBRecordData(
+        record_id=record.id,
+        task_id=record.task_id,
+        traj_id=record.traj_id,
+        split=record.split,
+        order=record.order,
+        attempt=record.attempt,
+        outcome=record.outcome,
+        score=record.score,
+        more_scores=record.more_scores,
+        turn_ids=record.turns,
+        num_tokens=record.num_prompt_tokens + record.num_output_tokens,
+        min_version=record.min_version,
+        max_version=record.max_version,
+        task_version=version,
+    )
+    document = to_document(data)
+    del document["turns"]
+    return document
+
+
+async def _batches(
+    tasks: Iterable[Task] | AsyncIterable[Task], size: int
+) -> AsyncIterator[list[Task]]:
+    if isinstance(tasks, AsyncIterable):
+        batch: list[Task] = []
+        async for task in tasks:
+            batch.append(task)
+            if len(batch) == size:
+                yield batch
+                batch = []
+        if batch:
+            yield batch
+        return
+    left = iter(tasks)
+    # In a thread: a question file may take long to read, and the caller has leases to keep.
+    while batch := await asyncio.to_thread(list, islice(left, size)):
+        yield batch

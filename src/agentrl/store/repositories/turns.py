@@ -1,0 +1,175 @@
+"""Turns: durable before the call returns, stored as what they added to their parent."""
+
+from collections.abc import Sequence
+
+from agentrl.errors import LeaseLost, StoreError
+from agentrl.schema import DispatchedSamplingTask, ToolResult
+from agentrl.store.database import Repository, RunDatabase, operation
+from agentrl.store.documents.codec import Document, encode, require
+from agentrl.store.documents.expressions import held, lease_lost
+from agentrl.store.documents.packed_turns import (
+    LARGE_BYTES,
+    ToolsPacker,
+    pack,
+    pack_values,
+    packed_keys,
+    unpack,
+)
+from agentrl.store.repositories.blobs import BlobRepository
+from agentrl.store.writes import Coalescer, Update, insert_new, update_each
+
+_Append = tuple[DispatchedSamplingTask, int]
+_Results = tuple[str, str, int, Sequence[ToolResult]]
+
+
+class TurnRepository(Repository):
+    """Appends and reads the turns of Records."""
+
+    def __init__(self, database: RunDatabase, blobs: BlobRepository) -> None:
+        super().__init__(database)
+        self._turns = database["turns"]
+        self._records = database["records"]
+        self._blobs = blobs
+        self._tools = ToolsPacker()
+        self._appends = Coalescer(self._append_all)
+        self._results = Coalescer(self._set_all_results)
+
+    @operation("append a turn")
+    async def append(self, turn: DispatchedSamplingTask, fence: int) -> None:
+        """Store a turn; it is durable on return.
+
+        Raises:
+            LeaseLost: the caller's lease is gone; the turn is not part of the record.
+        """
+        await self._appends.submit((turn, fence))
+
+    async def _append_all(self, items: Sequence[_Append]) -> list[LeaseLost | None]:
+        packed = [pack(turn, self._tools) for turn, _ in items]
+        await self._blobs.put(blob for _, blobs in packed for blob in blobs)
+        # The id of a turn holds the fence: only an earlier try of this very request can have
+        # inserted it before.
+        await insert_new(self._turns, [document for document, _ in packed])
+        updates = [
+            (
+                {**held(turn.record_id, fence), "status": "running", "turns": {"$ne": turn.id}},
+                record_update(turn),
+            )
+            for turn, fence in items
+        ]
+        if await update_each(self._records, updates) == len(items):
+            return [None] * len(items)
+        refused, unknown = await self._refused(
+            [(turn.id, turn.record_id, fence) for turn, fence in items]
+        )
+        await self._turns.delete_many({"_id": {"$in": unknown}})
+        return [refused.get(turn.id) for turn, _ in items]
+
+    @operation("store tool results")
+    async def set_tool_results(
+        self, turn_id: str, record_id: str, fence: int, results: Sequence[ToolResult]
+    ) -> None:
+        """Store what the tool calls of a turn led to.
+
+        Raises:
+            LeaseLost: the caller's lease is gone; nothing was written.
+        """
+        await self._results.submit((turn_id, record_id, fence, results))
+
+    async def _set_all_results(self, items: Sequence[_Results]) -> list[LeaseLost | None]:
+        refused, _ = await self._refused([(turn, rid, fence) for turn, rid, fence, _ in items])
+        updates: list[Update] = []
+        for turn_id, _, _, results in items:
+            if turn_id not in refused:
+                values = [encode(result.model_dump()) for result in results]
+                packed, blobs = pack_values("tool_results", values, LARGE_BYTES)
+                await self._blobs.put(blobs)
+                updates.append(({"_id": turn_id}, {"$set": {"tool_results": packed}}))
+        if updates:
+            await update_each(self._turns, updates)
+        return [refused.get(turn_id) for turn_id, *_ in items]
+
+    async def _refused(
+        self, claims: list[tuple[str, str, int]]
+    ) -> tuple[dict[str, LeaseLost], list[str]]:
+        """Check (turn id, record id, fence) against the records.
+
+        Returns:
+            The error by turn id of those that their record does not bear out, and the ids of those
+            turns that their record does not even name.
+        """
+        found = self._records.find(
+            {"_id": {"$in": [record_id for _, record_id, _ in claims]}},
+            {"status": 1, "lease.fence": 1, "turns": 1},
+        )
+        records = {document["_id"]: document async for document in found}
+        refused, unknown = {}, []
+        for turn_id, record_id, fence in claims:
+            record = records.get(record_id, {"status": None, "turns": ()})
+            held_by = (record.get("lease") or {}).get("fence")
+            named = turn_id in record["turns"]
+            if not named or record["status"] != "running" or held_by != fence:
+                refused[turn_id] = lease_lost(record_id, fence)
+            if not named:
+                unknown.append(turn_id)
+        return refused, unknown
+
+    @operation("read turns")
+    async def of_record(
+        self, record_id: str, attempt: int | None = None
+    ) -> list[DispatchedSamplingTask]:
+        """Return the turns of one attempt in order: the Record's current one, or any earlier."""
+        record = require(
+            await self._records.find_one({"_id": record_id}, {"attempt": 1, "turns": 1}),
+            f"record {record_id!r}",
+        )
+        if attempt in (None, record["attempt"]):
+            return await self.get_many(record["turns"])
+        found = self._turns.find({"record_id": record_id, "attempt": attempt}).sort("index", 1)
+        # A holder may have died between storing a turn and having it acknowledged; whoever took
+        # the attempt up then made that turn anew, under a higher fence.
+        latest: dict[int, Document] = {}
+        async for document in found:
+            known = latest.get(document["index"])
+            if known is None or _fence_of(known) < _fence_of(document):
+                latest[document["index"]] = document
+        return await self._unpack_all(list(latest.values()))
+
+    @operation("read turns")
+    async def get_many(self, turn_ids: Sequence[str]) -> list[DispatchedSamplingTask]:
+        """Return the turns of these ids, in the order of the ids; one query a collection.
+
+        Raises:
+            StoreError: a turn is missing.
+        """
+        found = {d["_id"]: d async for d in self._turns.find({"_id": {"$in": list(turn_ids)}})}
+        missing = set(turn_ids) - found.keys()
+        if missing:
+            raise StoreError(f"turn {min(missing)!r} is missing from the database")
+        return await self._unpack_all([found[turn_id] for turn_id in turn_ids])
+
+    async def _unpack_all(self, documents: list[Document]) -> list[DispatchedSamplingTask]:
+        blobs = await self._blobs.get(
+            key for document in documents for key in packed_keys(document)
+        )
+        return [unpack(document, blobs) for document in documents]
+
+
+def record_update(turn: DispatchedSamplingTask) -> Document:
+    """Return the update by which a Record acknowledges a turn."""
+    update: Document = {
+        "$push": {"turns": turn.id},
+        "$inc": {
+            "num_prompt_tokens": len(turn.added_ids),
+            "num_output_tokens": len(turn.output_ids),
+            "num_tool_calls": sum(call.format_error is None for call in turn.tool_calls),
+        },
+    }
+    versions = [span.version for span in turn.version_spans]
+    if versions and turn.trainable:
+        update["$min"] = {"min_version": min(versions)}
+        update["$max"] = {"max_version": max(versions)}
+    return update
+
+
+def _fence_of(document: Document) -> int:
+    return int(document["_id"].rsplit("/", 2)[1])

@@ -1,0 +1,164 @@
+"""`TrajectoryStore`: the only way to MongoDB, composed of one repository for each concept.
+
+Documents of `agentrl.schema` go in and come out; nothing of the driver is seen outside. Every
+method may be called from any number of processes at once.
+"""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, Self
+
+from agentrl.errors import StoreError
+from agentrl.schema import SCHEMA_VERSION
+from agentrl.store.collections.indexes import INDEXES, ledger_indexes
+from agentrl.store.collections.validators import ensure_validators
+from agentrl.store.collections.views import ensure_views
+from agentrl.store.database import RunDatabase, connected, given, operation
+from agentrl.store.repositories.blobs import BlobRepository, ImageRepository
+from agentrl.store.repositories.fenced_records import FencedRecords
+from agentrl.store.repositories.fleet import (
+    PolicyRepository,
+    SamplerRepository,
+    ServiceRepository,
+)
+from agentrl.store.repositories.ledger import LedgerRepository
+from agentrl.store.repositories.lineage import LineageRepository
+from agentrl.store.repositories.maintenance import MaintenanceRepository
+from agentrl.store.repositories.records import RecordRepository
+from agentrl.store.repositories.reports import ReportRepository
+from agentrl.store.repositories.runs import (
+    DEFAULT_CONSUMER,
+    RunRepository,
+    TrainerLeaseRepository,
+)
+from agentrl.store.repositories.scores import ScoreRepository
+from agentrl.store.repositories.task_groups import GroupRepository, TaskRepository
+from agentrl.store.repositories.transfer import TransferRepository
+from agentrl.store.repositories.turns import TurnRepository
+
+
+class TrajectoryStore:
+    """The run's database.
+
+    Example:
+        async with TrajectoryStore.connect("mongodb://127.0.0.1:27417/demo") as store:
+            await store.ensure_schema()
+            await store.tasks.add([MCPTask(id="train/0/q1", query="...", num_generations=8)])
+
+    Attributes:
+        runs: the run itself: identity, controls, status, admission.
+        trainer_leases: which process trains the run.
+        tasks: the questions, with the pending Records that belong to them.
+        groups: completion of a Task when all its Records have ended, and reaping after crashes.
+        records: claiming, renewing, finishing and failing Records.
+        turns: the model calls of Records.
+        images: images by the hash of their content.
+        scores: scoring of finished Records.
+        ledger: what a trainer reserved, trained and dropped, at which step.
+        policies: published weights.
+        services: inference servers.
+        samplers: sampler processes.
+        lineage: from a step to the tool calls behind it, and from a record to its steps.
+        reports: counts and details for people.
+        maintenance: sizes, and taking back space.
+        transfer: export to files and import.
+    """
+
+    def __init__(self, database: RunDatabase) -> None:
+        """Compose the repositories of an open database; callers use `connect` or `from_client`."""
+        self._database = database
+        blobs = BlobRepository(database)
+        self.images = ImageRepository(database, blobs)
+        self.tasks = TaskRepository(database, self.images)
+        self.groups = GroupRepository(database)
+        self.turns = TurnRepository(database, blobs)
+        fenced = FencedRecords(database, self.groups)
+        self.records = RecordRepository(database, self.tasks, self.groups, fenced)
+        self.scores = ScoreRepository(database, self.tasks, self.turns, fenced)
+        self.runs = RunRepository(database)
+        self.trainer_leases = TrainerLeaseRepository(database)
+        self.ledger = LedgerRepository(database, self.turns, self.trainer_leases)
+        self.policies = PolicyRepository(database)
+        self.services = ServiceRepository(database)
+        self.samplers = SamplerRepository(database)
+        self.lineage = LineageRepository(database, self.turns)
+        self.reports = ReportRepository(
+            database,
+            turns=self.turns,
+            ledger=self.ledger,
+            lineage=self.lineage,
+            services=self.services,
+        )
+        self.maintenance = MaintenanceRepository(database)
+        self.transfer = TransferRepository(database)
+
+    @classmethod
+    @asynccontextmanager
+    async def connect(
+        cls, uri: str, database: str | None = None, *, server_selection_timeout: float = 5.0
+    ) -> AsyncIterator[Self]:
+        """Connect, check that the server answers, and close on exit.
+
+        Args:
+            uri: MongoDB connection string. Writes are majority-acknowledged and journaled whatever
+                it says.
+            database: name of the database; the one that the URI names when not given.
+            server_selection_timeout: seconds to wait for a server that takes writes.
+
+        Raises:
+            ConfigError: the URI is malformed, or no database is named.
+            StoreError: no server answers, or it refuses the login.
+        """
+        async with connected(uri, database, server_selection_timeout) as run_database:
+            yield cls(run_database)
+
+    @classmethod
+    def from_client(cls, client: Any, database: str | None = None) -> Self:
+        """Use a client that the caller made, and will close.
+
+        Args:
+            client: PyMongo's `AsyncMongoClient` or Motor's `AsyncIOMotorClient`. Writes are
+                majority-acknowledged and journaled whatever its own settings are.
+            database: name of the database; the one that the client's URI names when not given.
+
+        Raises:
+            ConfigError: no database is named.
+        """
+        return cls(given(client, database))
+
+    @property
+    def database_name(self) -> str:
+        """Name of the run's database."""
+        return self._database.name
+
+    @property
+    def redacted_uri(self) -> str:
+        """The connection string to show: with the database, without the password."""
+        return self._database.redacted_uri
+
+    @operation("prepare the database")
+    async def ensure_schema(self) -> None:
+        """Create or bring up to date the validators, indexes and views.
+
+        Raises:
+            StoreError: another release wrote the database, in a schema that this one does not know.
+        """
+        await self._check_schema_version()
+        await ensure_validators(self._database)
+        for collection, indexes in INDEXES.items():
+            await self._database[collection].create_indexes(indexes)
+        await self._database["record_data"].create_indexes(ledger_indexes(DEFAULT_CONSUMER))
+        await ensure_views(self._database)
+
+    async def _check_schema_version(self) -> None:
+        run = await self._database["runs"].find_one({}, {"schema_version": 1})
+        if run is not None and run["schema_version"] != SCHEMA_VERSION:
+            raise StoreError(
+                f"database {self.database_name!r} has schema version {run['schema_version']}, "
+                f"this AgentRL needs {SCHEMA_VERSION}"
+            )
+
+    @operation("drop the database")
+    async def drop_database(self) -> None:
+        """Delete the whole database of the run. Nothing in AgentRL does so unasked."""
+        await self._database.client.drop_database(self.database_name)
