@@ -79,7 +79,7 @@ from agentrl.config.sections import DataSection, RolloutSection, SamplingSection
 from agentrl.datasets.question_files import load_questions
 from agentrl.datasets.task_stream import tasks_from_questions
 from agentrl.inference import ServerPool
-from agentrl.inference.client.http_client import SGLangClient
+from agentrl.inference.client.sglang_client import SGLangClient
 from agentrl.renderers.renderer import Renderer
 from agentrl.rewards import RegisteredScoring
 from agentrl.rollout import RolloutContext

@@ -23,7 +23,7 @@ import aiohttp
 import numpy as np
 
 from agentrl.inference import GenerateRequest, GenerateResult, ServerPool
-from agentrl.inference.client.http_client import OnPartial
+from agentrl.inference.client.sglang_client import OnPartial
 from agentrl.inference.wire import request_body
 
 CONCURRENCY = 64

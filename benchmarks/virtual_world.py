@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from agentrl.errors import ServerUnreachable
-from agentrl.inference.client.http_client import ModelInfo
+from agentrl.inference.client.sglang_client import ModelInfo
 from agentrl.inference.wire import GenerateRequest, GenerateResult, fit_spans
 from agentrl.schema import (
     Control,

@@ -56,9 +56,8 @@ from support.engines import engine_process, request
 from support.tiny_tokenizer import write_tokenizer
 
 from agentrl.config.sections import InferenceSection, PublishSection
-from agentrl.distributed.broadcast import Rendezvous, Seat, take_seat
-from agentrl.distributed.buckets import Bucket, in_buckets
-from agentrl.inference.client.http_client import SGLangClient
+from agentrl.distributed.broadcast import Bucket, RankAssignment, Rendezvous, in_buckets, join_group
+from agentrl.inference.client.sglang_client import SGLangClient
 from agentrl.inference.weight_sync import AdapterNames, PolicyPublisher
 from agentrl.inference.weight_sync.broadcast_delivery import BroadcastDelivery, SendWeights
 from agentrl.inference.wire import GenerateRequest
@@ -205,7 +204,7 @@ class GlooLink:
             reader.start()
 
     async def __aenter__(self) -> Self:
-        self._group = await self._rendezvous.lead("link", "gloo")
+        self._group = await self._rendezvous.form_group("link", "gloo")
         for _ in self._readers:
             self._got.get()
         return self
@@ -233,8 +232,8 @@ def read_broadcasts(
     async def read() -> None:
         torch.set_num_threads(1)
         memory = [torch.zeros(shape) for shape in shapes]
-        seat = Seat("127.0.0.1", port, rank, world_size)
-        group = await take_seat(seat, "link", "gloo", _LINK_SECONDS)
+        seat = RankAssignment("127.0.0.1", port, rank, world_size)
+        group = await join_group(seat, "link", "gloo", _LINK_SECONDS)
         got.put(rank)
         while True:
             await group.broadcast(memory, _LINK_SECONDS)

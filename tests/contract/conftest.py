@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 from support.engines import FIRST, Oracle, Served, engine_process, make_model
 from support.sglang import sglang_process
 
-from agentrl.inference.client.http_client import SGLangClient
+from agentrl.inference.client.sglang_client import SGLangClient
 
 KINDS = [
     "embedded",

@@ -23,7 +23,7 @@ from support.adapters import make_adapter
 from support.engines import FIRST, Oracle, Served, engine_process, make_model, prompt, request
 
 from agentrl.errors import ServerRefused
-from agentrl.inference.client.http_client import SGLangClient
+from agentrl.inference.client.sglang_client import SGLangClient
 from agentrl.models.lora import merge_adapter
 
 KINDS = ["embedded", pytest.param("sglang", marks=[pytest.mark.slow, pytest.mark.timeout(240)])]

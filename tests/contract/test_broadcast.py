@@ -14,10 +14,9 @@ from safetensors.torch import load_file
 from support.engines import FIRST, SECOND, Oracle, Served, prompt, request
 from support.in_flight import in_flight, split_at_update
 
-from agentrl.distributed.broadcast import BroadcastGroup, Rendezvous
-from agentrl.distributed.buckets import Bucket, in_buckets
+from agentrl.distributed.broadcast import BroadcastGroup, Bucket, Rendezvous, in_buckets
 from agentrl.errors import ServerRefused
-from agentrl.inference.client.http_client import SGLangClient
+from agentrl.inference.client.sglang_client import SGLangClient
 from agentrl.inference.wire import MIXED_VERSION
 
 BUCKET_BYTES = 100_000
@@ -61,7 +60,7 @@ async def joined(client: SGLangClient) -> AsyncIterator[Sender]:
         name=name,
         backend="gloo",
     )
-    group, _ = await asyncio.gather(rendezvous.lead(name, "gloo"), joining)
+    group, _ = await asyncio.gather(rendezvous.form_group(name, "gloo"), joining)
     try:
         yield Sender(client, group, name)
     finally:

@@ -12,7 +12,7 @@ from support.engines import SECOND, Oracle, Served, make_model, prompt, request,
 from support.in_flight import LONG, in_flight, split_at_update
 
 from agentrl.errors import ServerRefused
-from agentrl.inference.client.http_client import SGLangClient
+from agentrl.inference.client.sglang_client import SGLangClient
 from agentrl.inference.wire import GenerateRequest
 from agentrl.schema import SamplingParams
 

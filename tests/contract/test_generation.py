@@ -11,7 +11,7 @@ from support.engines import Oracle, Served, prompt, request
 from support.in_flight import in_flight
 
 from agentrl.errors import ServerRefused
-from agentrl.inference.client.http_client import SGLangClient
+from agentrl.inference.client.sglang_client import SGLangClient
 from agentrl.inference.wire import GenerateRequest, GenerateResult
 from agentrl.schema import SamplingParams
 

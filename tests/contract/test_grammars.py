@@ -10,7 +10,7 @@ import pytest
 from support.engines import EOS, Oracle, Served, prompt, request
 
 from agentrl.errors import ServerRefused
-from agentrl.inference.client.http_client import SGLangClient
+from agentrl.inference.client.sglang_client import SGLangClient
 from agentrl.renderers.constrained_replies import reply_grammar
 from agentrl.renderers.renderer import Renderer
 from agentrl.schema.grammar import Grammar

@@ -13,7 +13,7 @@ from support.engines import FIRST, SECOND, Oracle, Served, prompt, request
 from support.in_flight import LONG, in_flight, split_at_update
 
 from agentrl.errors import InferenceError
-from agentrl.inference.client.http_client import SGLangClient
+from agentrl.inference.client.sglang_client import SGLangClient
 
 BOTH = ("kv_cache", "weights")
 

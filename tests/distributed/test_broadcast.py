@@ -11,7 +11,7 @@ import pytest
 from support.engines import Oracle, engine_process, prompt, request
 from support.training import Player, train_tasks
 
-from agentrl.inference.client.http_client import SGLangClient
+from agentrl.inference.client.sglang_client import SGLangClient
 from agentrl.schema import InferenceService
 from agentrl.store import TrajectoryStore
 from agentrl.store.private_mongod import EmbeddedMongo

@@ -17,7 +17,7 @@ import torch
 from support.tiny_tokenizer import write_tokenizer
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from agentrl.inference.client.http_client import SGLangClient
+from agentrl.inference.client.sglang_client import SGLangClient
 from agentrl.inference.wire import GenerateRequest
 from agentrl.schema import SamplingParams
 

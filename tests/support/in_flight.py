@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 import httpx
 from support.engines import prompt
 
-from agentrl.inference.client.http_client import SGLangClient
+from agentrl.inference.client.sglang_client import SGLangClient
 from agentrl.inference.wire import GenerateResult, parse_result
 
 LONG = 250

@@ -111,7 +111,7 @@ def three_steps(models: Path, ranks: Ranks, case: MeshCase) -> dict[str, Any]:
     learner = make_learner(models, ranks, case)
     outcomes = []
     for number in range(len(STEPS)):
-        shares = step_batch(number, ranks.shape.num_shares, routed=case.routed).micro_batches
+        shares = step_batch(number, ranks.shape.dp_size, routed=case.routed).micro_batches
         outcomes.append(learner.train(ranks.scatter(shares if ranks.is_main else None)))
     return {
         "losses": torch.tensor([outcome.loss for outcome in outcomes]),

@@ -11,7 +11,7 @@ def main(argv: Sequence[str]) -> int:
     """Keep an inference server."""
     config = parse_flags(argv)
     uri = store_uri(config)
-    from agentrl.inference.supervisor.serve_process import run_server
+    from agentrl.inference.supervisor.server_supervisor import run_server
     from agentrl.runtime.logs import setup_logging
 
     setup_logging("serve")

@@ -1,7 +1,6 @@
-"""Ranks, their mesh, and sharding."""
+"""The trainer's ranks: mesh, sharding, collectives and sharded state on disk. Knows no flags."""
 
-from agentrl.distributed.mesh import MeshShape
-from agentrl.distributed.ranks import Ranks, joined_ranks
+from agentrl.distributed.mesh import MeshShape, Ranks, joined_ranks
 from agentrl.distributed.saving import StateWriter, read_state
 from agentrl.distributed.sharding import (
     clip_gradients,

@@ -1,17 +1,18 @@
-"""One sender, many receivers: weights over a process group of their own.
+"""Broadcasts weights from one sender to many receivers, over a process group of their own.
 
-The group is what SGLang forms for `/init_weights_update_group`: a TCP store on the sender's side,
-keys prefixed as `torch.distributed` prefixes them, and one backend on top of it. It is no part of
-torch's global state, so it stands beside the trainer's own groups and is dropped when a receiver is
-lost. Tensors travel from where they are to where they belong, without a copy on either side.
+The group is the one that SGLang forms for `/init_weights_update_group`: a TCP store on the sender's
+side, keys prefixed as `torch.distributed` prefixes them, and one backend on top. It stays out of
+torch's global state, so it coexists with the trainer's own groups and can be dropped when a
+receiver is lost. Tensors are sent from, and received into, their final memory without a copy.
+Nothing here knows servers or policies.
 """
 
 import asyncio
 import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, Literal, TypeVar
 
@@ -29,12 +30,12 @@ BackendName = Literal["gloo", "nccl"]
 SENDER = 0
 """Rank of the sender in every group."""
 _GLOO_THREADS = 4
-"""Broadcasts under way at a time. With torch's own 2, tensors of a few megabytes wait for each other's
+"""Broadcasts in flight at a time. With torch's own 2, tensors of a few megabytes wait for each other's
 handshakes: 300 of 2 MB to two processes on two cores took 0.75 s with 2, 0.57 s with 4 or 8."""
 
 
 @dataclass(frozen=True)
-class Seat:
+class RankAssignment:
     """A receiver's place in a group that is being formed."""
 
     host: str
@@ -45,7 +46,7 @@ class Seat:
 
 
 class Rendezvous:
-    """Where the receivers of a group find the sender."""
+    """The TCP store through which the receivers of a group find the sender."""
 
     def __init__(self, host: str, world_size: int, timeout_seconds: float) -> None:
         """Listen on a free port of one address.
@@ -59,7 +60,7 @@ class Rendezvous:
             BroadcastError: the address is not this machine's.
         """
         try:
-            # By itself the store would listen on every address of the machine.
+            # Without a listener of ours the store listens on every address of the machine.
             listener = socket.create_server((host, 0))
         except OSError as error:
             raise BroadcastError(
@@ -79,26 +80,26 @@ class Rendezvous:
             master_listen_fd=listener.detach(),
         )
 
-    async def lead(self, name: str, backend: BackendName) -> "BroadcastGroup":
-        """Form the group as its sender; returns when all receivers are there.
+    async def form_group(self, name: str, backend: BackendName) -> "BroadcastGroup":
+        """Form the group as its sender; return when all receivers have joined.
 
         Raises:
-            BroadcastError: they were not there in time.
+            BroadcastError: they did not join in time.
         """
 
         def form() -> BroadcastGroup:
             return _form(self._store, name, SENDER, self.world_size, backend, self.host)
 
-        return await _beside(form)
+        return await _in_thread(form)
 
 
-async def take_seat(
-    seat: Seat, name: str, backend: BackendName, timeout_seconds: float
+async def join_group(
+    seat: RankAssignment, name: str, backend: BackendName, timeout_seconds: float
 ) -> "BroadcastGroup":
-    """Join a group as a receiver; returns when all others are there.
+    """Join a group as a receiver; return when all others have joined.
 
     Raises:
-        BroadcastError: they were not there in time.
+        BroadcastError: they did not join in time.
     """
 
     def join() -> BroadcastGroup:
@@ -112,15 +113,15 @@ async def take_seat(
         )
         return _form(store, name, seat.rank, seat.world_size, backend, _address_towards(seat))
 
-    return await _beside(join)
+    return await _in_thread(join)
 
 
 class BroadcastGroup:
-    """A formed group."""
+    """A process group that is formed: rank 0 sends, all others receive."""
 
     def __init__(self, backend: Any, store: Any) -> None:
         self._backend = backend
-        self._store = store  # the group's life hangs on it
+        self._store = store  # kept alive for as long as the group uses it
 
     async def broadcast(
         self,
@@ -130,14 +131,15 @@ class BroadcastGroup:
     ) -> None:
         """Send (rank 0) or receive into contiguous tensors, in order.
 
-        After an error the group is of no use any more. What is under way goes on when the call is
-        cancelled, until its time is over.
+        After an error the group cannot be used any more. Cancelling the call does not stop what is
+        in flight: that goes on until its timeout.
 
         Args:
-            tensors: all on the CPU or all on one GPU; shapes and dtypes are the same on all ranks.
-            timeout_seconds: bound on each of them.
-            arrived: called with the index of every tensor that is through, in order and in another
-                thread, while those behind it are under way (gloo).
+            tensors: of any shape and dtype, but the same on all ranks; all on the CPU or all on one
+                GPU. They travel as flat bytes, uint8 [nbytes].
+            timeout_seconds: bound on each tensor.
+            arrived: called with the index of every tensor that is complete, in order and in another
+                thread, while later ones are in flight (gloo).
 
         Raises:
             BroadcastError: a peer is gone, or the time is over.
@@ -153,19 +155,19 @@ class BroadcastGroup:
 
         def run() -> None:
             with torch.cuda.device(flat[0].device) if is_cuda else nullcontext():
-                under_way = [backend.broadcast([data], options) for data in flat]
-                for number, work in enumerate(under_way):
+                in_flight = [backend.broadcast([data], options) for data in flat]
+                for number, work in enumerate(in_flight):
                     work.wait()
                     if arrived is not None:
                         arrived(number)
                 if is_cuda:
-                    # NCCL's work is only queued so far.
+                    # `wait` only ordered NCCL's work on the stream; here it is complete.
                     torch.cuda.current_stream().synchronize()
 
-        await _beside(run)
+        await _in_thread(run)
 
     def leave(self) -> None:
-        """Close the connections, as soon as nothing is under way any more; returns at once.
+        """Return at once; close the connections as soon as nothing is in flight any more.
 
         Leaving twice does no harm.
         """
@@ -176,7 +178,7 @@ class BroadcastGroup:
 
         def close() -> None:
             held[0].abort()
-            held.clear()  # waits for what is under way
+            held.clear()  # waits for what is in flight
 
         threading.Thread(target=close, name="leave", daemon=True).start()
 
@@ -184,7 +186,7 @@ class BroadcastGroup:
 def _form(
     store: Any, name: str, rank: int, world_size: int, backend: BackendName, address: str
 ) -> BroadcastGroup:
-    # As `_new_process_group_helper` of torch and `init_custom_process_group` of SGLang nest them.
+    # The nesting of `_new_process_group_helper` in torch and `init_custom_process_group` in SGLang.
     device = "cuda" if backend == "nccl" else "cpu"
     prefixed: dist.Store = store
     for prefix in (name, f"{name}/", f"{device}/"):
@@ -196,12 +198,12 @@ def _form(
     gloo = dist.ProcessGroupGloo._Options()
     gloo._timeout = store.timeout
     gloo._threads = _GLOO_THREADS
-    # By itself it would listen on whatever address the machine's name stands for.
+    # Without this, gloo listens on the address that the machine's name resolves to.
     gloo._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
     return BroadcastGroup(dist.ProcessGroupGloo(prefixed, rank, world_size, gloo), store)
 
 
-def _address_towards(seat: Seat) -> str:
+def _address_towards(seat: RankAssignment) -> str:
     """Return this machine's address on the way to the sender."""
     family, kind, _, _, address = socket.getaddrinfo(seat.host, seat.port, type=socket.SOCK_DGRAM)[
         0
@@ -211,8 +213,8 @@ def _address_towards(seat: Seat) -> str:
         return str(probe.getsockname()[0])
 
 
-async def _beside(operation: Callable[[], T]) -> T:
-    """Run a blocking operation of torch in a thread that holds up neither the loop nor the exit.
+async def _in_thread(operation: Callable[[], T]) -> T:
+    """Run a blocking operation of torch in a daemon thread: it blocks neither the loop nor the exit.
 
     Raises:
         BroadcastError: it failed.
@@ -225,7 +227,7 @@ async def _beside(operation: Callable[[], T]) -> T:
             if not done.done():
                 settled()
 
-        with suppress(RuntimeError):  # the loop is closed, and with it whoever waited
+        with suppress(RuntimeError):  # the loop is closed, so nobody waits any more
             loop.call_soon_threadsafe(unless_cancelled)
 
     def run() -> None:
@@ -240,3 +242,57 @@ async def _beside(operation: Callable[[], T]) -> T:
 
     threading.Thread(target=run, name="broadcast", daemon=True).start()
     return await done
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Named tensors that are announced together and broadcast one by one; it copies nothing."""
+
+    named: tuple[tuple[str, torch.Tensor], ...]
+    """Names in the checkpoint, and contiguous tensors of any dtype and shape."""
+    is_last: bool = False
+    """Whether it completes the weights."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the tensors in the checkpoint."""
+        return tuple(name for name, _ in self.named)
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """The tensors, in the order of `names`."""
+        return tuple(tensor for _, tensor in self.named)
+
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        """Names of the dtypes without `torch.`, such as `bfloat16`."""
+        return tuple(str(tensor.dtype).removeprefix("torch.") for tensor in self.tensors)
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Shapes of the tensors, in the order of `names`."""
+        return tuple(tuple(tensor.shape) for tensor in self.tensors)
+
+    def on_cpu(self) -> "Bucket":
+        """Return the bucket in host memory; tensors that are there already are not copied."""
+        return replace(self, named=tuple((name, tensor.cpu()) for name, tensor in self.named))
+
+
+def in_buckets(
+    groups: Iterable[Sequence[tuple[str, torch.Tensor]]], max_bytes: int
+) -> Iterator[Bucket]:
+    """Yield buckets of at most `max_bytes`, in order.
+
+    Tensors of one group stay together; a group that is larger gets a bucket of its own.
+    """
+    waiting: list[tuple[str, torch.Tensor]] = []
+    num_bytes = 0
+    for group in groups:
+        size = sum(tensor.nbytes for _, tensor in group)
+        if waiting and num_bytes + size > max_bytes:
+            yield Bucket(tuple(waiting))
+            waiting, num_bytes = [], 0
+        waiting += ((name, tensor.contiguous()) for name, tensor in group)
+        num_bytes += size
+    if waiting:
+        yield Bucket(tuple(waiting), is_last=True)

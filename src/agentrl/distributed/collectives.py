@@ -1,8 +1,8 @@
 """Collectives with gradients, for activations that are spread over the ranks of a group.
 
-`all_to_all` moves rows. `combine` adds up parts of something that all ranks of the group then use
-in the same way, in the same loss; each therefore gets the gradient of its own part without a word
-to the others.
+`all_to_all` moves rows between ranks, and their gradients back. `combine` sums the ranks' parts of a
+value that all of them then use in the same way, in the same loss: the gradient of each part equals
+the gradient of the sum, so the backward pass needs no communication.
 """
 
 from collections.abc import Sequence
@@ -17,23 +17,23 @@ Group = dist.ProcessGroup
 def all_to_all(
     rows: torch.Tensor, sent: Sequence[int], received: Sequence[int], group: Group
 ) -> torch.Tensor:
-    """Send stretches of rows to the ranks of a group and return what they sent (collective).
+    """Send slices of rows to the ranks of a group and return the slices received (collective).
 
     Args:
-        rows: [sum of sent, ...], the stretch for each rank in rank order.
-        sent: rows for each rank.
-        received: rows from each rank.
-        group: the ranks.
+        rows: [sum of `sent`, ...], any dtype; the slice for each rank, in rank order.
+        sent: number of rows for each rank.
+        received: number of rows from each rank.
+        group: the ranks that exchange rows.
 
     Returns:
-        [sum of received, ...], in rank order.
+        [sum of `received`, ...], in rank order.
     """
     moved: torch.Tensor = _AllToAll.apply(rows, list(sent), list(received), group)  # type: ignore[no-untyped-call]
     return moved
 
 
 def combine(part: torch.Tensor, group: Group) -> torch.Tensor:
-    """Return the sum of the ranks' parts, which all go on with alike (collective)."""
+    """Return the sum of the ranks' parts, [...] on every rank of the group (collective)."""
     total: torch.Tensor = _Combine.apply(part, group)  # type: ignore[no-untyped-call]
     return total
 

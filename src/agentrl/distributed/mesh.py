@@ -1,17 +1,25 @@
-"""The trainer's one device mesh: which ranks share what.
+"""The trainer's ranks and their one device mesh: who computes what, and how values travel.
 
 Dimensions, outermost first: `dp_replicate` (copies of the sharded model, HSDP), `dp_shard` (FSDP2),
 `cp` (the tokens of a row), `ep` (the experts of a mixture-of-experts model), `tp` (the heads, the
-hidden units and the vocabulary). The innermost ones talk most, so they lie on one machine.
+hidden units and the vocabulary). The innermost ones communicate most, so they lie on one machine.
 
-Ranks along `dp_replicate`, `dp_shard` and `ep` compute different micro-batches: a *share* of the
-step each. Ranks along `cp` and `tp` compute one share together.
+Ranks along `dp_replicate`, `dp_shard` and `ep` are data parallel: each computes its own share of a
+step's micro-batches. Ranks along `cp` and `tp` compute one share together.
+
+Comes in: the environment that `torchrun` and `accelerate launch` set (`RANK`, `WORLD_SIZE`,
+`LOCAL_RANK`, `MASTER_ADDR`, `MASTER_PORT`), and the sizes. A process alone has no process group.
 """
 
-from dataclasses import dataclass
-from typing import Self
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Self, TypeVar
 
 import torch
+import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from agentrl.errors import ConfigError
@@ -33,10 +41,10 @@ class MeshShape:
     def of(
         cls, world_size: int, *, dp_replicate: int = 1, cp: int = 1, ep: int = 1, tp: int = 1
     ) -> Self:
-        """Give `dp_shard` all ranks that the other dimensions leave.
+        """Return the shape whose `dp_shard` takes all ranks that the other dimensions leave.
 
         Raises:
-            ConfigError: the number of ranks is no multiple of what the others take.
+            ConfigError: the number of ranks is not a multiple of the other sizes' product.
         """
         taken = dp_replicate * cp * ep * tp
         if world_size % taken:
@@ -55,32 +63,156 @@ class MeshShape:
     @property
     def world_size(self) -> int:
         """Number of ranks."""
-        return self.num_shares * self.cp * self.tp
+        return self.dp_size * self.cp * self.tp
 
     @property
-    def num_shares(self) -> int:
-        """Number of shares into which a step's work is divided."""
+    def dp_size(self) -> int:
+        """Number of data-parallel shares of a step: `dp_replicate * dp_shard * ep`."""
         return self.dp_replicate * self.dp_shard * self.ep
 
-    def share_of(self, rank: int) -> int:
-        """Return which share a rank computes (alone or with others)."""
+    def dp_rank_of(self, rank: int) -> int:
+        """Return the index of the share that a rank computes, alone or with others."""
         outer, inner = divmod(rank, self.cp * self.ep * self.tp)
         return outer * self.ep + inner // self.tp % self.ep
 
-    def speaks(self, rank: int) -> bool:
-        """Return whether a rank is the one of its share whose sums and facts count."""
+    def is_dp_leader(self, rank: int) -> bool:
+        """Return whether a rank reports for its share: the first along `cp` and `tp`."""
         inner = rank % (self.cp * self.ep * self.tp)
         return inner // (self.ep * self.tp) == 0 and inner % self.tp == 0
 
     def build(self, device: torch.device) -> DeviceMesh:
         """Return the mesh (collective over all ranks).
 
-        Besides its dimensions it has the names `fsdp` (all ranks over which a parameter that is
-        not an expert's is sharded, before `tp`), `experts` (`ep` and `tp`: the ranks over which the
-        experts are dealt out) and `expert_fsdp` (the ranks that hold the same experts).
+        Three groups are flattened from its dimensions: `fsdp` (`dp_shard`, `cp`, `ep`: shards the
+        parameters that are not an expert's), `experts` (`ep`, `tp`: each rank holds some of the
+        experts) and `expert_fsdp` (`dp_shard`, `cp`: the ranks that hold the same experts).
         """
         mesh = init_device_mesh(device.type, self.sizes, mesh_dim_names=MESH_DIMENSIONS)
         mesh["dp_shard", "cp", "ep"]._flatten("fsdp")
         mesh["ep", "tp"]._flatten("experts")
         mesh["dp_shard", "cp"]._flatten("expert_fsdp")
         return mesh
+
+
+T = TypeVar("T")
+
+# Ranks other than 0 block in a broadcast while rank 0 waits for samples, which has no upper bound.
+# The death of a rank is noticed at once all the same, because its connection closes.
+_GROUP_TIMEOUT = timedelta(days=30)
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process among the trainer's processes, and its object collectives (over gloo)."""
+
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    shape: MeshShape = field(default_factory=MeshShape)
+    """How the work is divided among the ranks."""
+
+    @property
+    def is_dp_leader(self) -> bool:
+        """Whether this rank reports for its data-parallel share."""
+        return self.shape.is_dp_leader(self.rank)
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is rank 0, which talks to the store and the servers."""
+        return self.rank == 0
+
+    @property
+    def device(self) -> torch.device:
+        """The device that this rank computes on."""
+        if torch.cuda.is_available():
+            return torch.device("cuda", self.local_rank)
+        return torch.device("cpu")
+
+    def enter_thread(self) -> None:
+        """Make this rank's device the current one of the calling thread."""
+        if torch.cuda.is_available():
+            torch.cuda.set_device(self.local_rank)
+
+    def broadcast(self, value: T | None) -> T:
+        """Return rank 0's `value` on every rank (collective)."""
+        if self.world_size == 1:
+            assert value is not None
+            return value
+        box: list[T | None] = [value]
+        dist.broadcast_object_list(box, src=0, device=torch.device("cpu"))
+        received = box[0]
+        assert received is not None
+        return received
+
+    def scatter(self, values: Sequence[T] | None) -> T:
+        """Return the element of rank 0's `values` for this rank's share (collective).
+
+        Args:
+            values: one element for each data-parallel share; None on ranks other than 0.
+        """
+        if self.world_size == 1:
+            assert values is not None
+            assert len(values) == 1
+            return values[0]
+        box: list[T | None] = [None]
+        each = None
+        if values is not None:
+            each = [values[self.shape.dp_rank_of(rank)] for rank in range(self.world_size)]
+        dist.scatter_object_list(box, each, src=0)
+        received = box[0]
+        assert received is not None
+        return received
+
+    def gather_dp(self, value: T) -> list[T]:
+        """Return every share's `value` on rank 0, in order, and [] elsewhere (collective)."""
+        if self.world_size == 1:
+            return [value]
+        box: list[T | None] | None = [None] * self.world_size if self.is_main else None
+        dist.gather_object(value if self.is_dp_leader else None, box, dst=0)
+        return [received for received in box or () if received is not None]
+
+    def sum(self, values: Sequence[float]) -> list[float]:
+        """Return the element-wise float64 sum of `values` over all shares (collective)."""
+        if self.world_size == 1:
+            return list(values)
+        total = torch.tensor(values, dtype=torch.float64)
+        if not self.is_dp_leader:
+            total.zero_()
+        dist.all_reduce(total)
+        summed: list[float] = total.tolist()
+        return summed
+
+    def barrier(self) -> None:
+        """Wait until every rank is here (collective)."""
+        if self.world_size > 1:
+            dist.barrier()
+
+
+@contextmanager
+def joined_ranks(shape: Callable[[int], MeshShape] = MeshShape.of) -> Iterator[Ranks]:
+    """Join the process group that the environment describes, and leave it at the end.
+
+    Args:
+        shape: returns the mesh for a number of ranks.
+
+    Raises:
+        ConfigError: `shape` cannot use that many ranks.
+    """
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    mesh_shape = shape(world_size)
+    if world_size == 1:
+        yield Ranks()
+        return
+    ranks = Ranks(
+        rank=int(os.environ["RANK"]),
+        world_size=world_size,
+        local_rank=int(os.environ.get("LOCAL_RANK", os.environ["RANK"])),
+        shape=mesh_shape,
+    )
+    ranks.enter_thread()
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "cpu:gloo"
+    dist.init_process_group(backend, timeout=_GROUP_TIMEOUT)
+    try:
+        yield ranks
+    finally:
+        dist.destroy_process_group()

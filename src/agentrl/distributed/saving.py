@@ -1,7 +1,6 @@
 """Training state on disk through torch's distributed checkpoints: every rank writes its own part.
 
-What is written by some ranks on some mesh is read by any others. The directory must be one that
-all ranks see.
+State that was written on one mesh can be read on any other. All ranks must see the directory.
 """
 
 import warnings
@@ -16,20 +15,20 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save, save
 
-from agentrl.distributed.ranks import Ranks
+from agentrl.distributed.mesh import Ranks
 from agentrl.errors import WriteError
 
 State = dict[str, Any]
-"""Nested dicts of tensors (sharded ones too) and plain values; alike in structure on all ranks."""
+"""Nested dicts of tensors (also DTensors) and plain values, of one structure on all ranks."""
 
 
 class StateWriter:
-    """Writes one state after the other, beside training where that is asked for."""
+    """Writes one state at a time, in the background of training where asked."""
 
     def __init__(self, ranks: Ranks) -> None:
-        """Set up (collective)."""
+        """Make a process group of its own (collective)."""
         self._is_alone = ranks.world_size == 1
-        # What happens in the background must not get between the collectives of training.
+        # Writing in the background must not interleave with the collectives of training.
         self._group = None if self._is_alone else dist.new_group(backend="gloo")
         self._pending: tuple[Future[Any], Path] | None = None
 
@@ -37,13 +36,13 @@ class StateWriter:
         """Write a state (collective).
 
         Args:
-            state: what is to be written; with `in_background` it is copied first, so that the
-                caller may change it.
-            directory: made if it is not there.
-            in_background: return when the copy is made; `wait` says when the state is written.
+            state: the state; with `in_background` it is copied first, so that the caller may
+                change it.
+            directory: created if missing.
+            in_background: return as soon as the copy is made; `wait` returns when it is written.
 
         Raises:
-            WriteError: a rank could not write its part of this state, or of the one before it.
+            WriteError: a rank could not write its part of this state or of the previous one.
         """
         self.wait()
         _expect_one_process()
@@ -57,11 +56,11 @@ class StateWriter:
             assert isinstance(pending, Future)
             self._pending = pending, directory
         else:
-            with _said_in_one_line(directory):
+            with _errors_in_one_line(directory):
                 save(state, **options)
 
     def wait(self) -> None:
-        """Return when everything is written, on rank 0 also what the other ranks write.
+        """Return when everything is written; on rank 0, also by the other ranks.
 
         Raises:
             WriteError: a rank could not write its part.
@@ -69,7 +68,7 @@ class StateWriter:
         pending, self._pending = self._pending, None
         if pending is not None:
             future, directory = pending
-            with _said_in_one_line(directory):
+            with _errors_in_one_line(directory):
                 future.result()
 
 
@@ -77,14 +76,14 @@ def read_state(state: State, directory: Path, ranks: Ranks) -> None:
     """Overwrite a state in place with what `StateWriter` wrote (collective).
 
     Raises:
-        CheckpointException: the directory does not hold it.
+        CheckpointException: the directory holds no such state.
     """
     _expect_one_process()
     load(state, checkpoint_id=directory, no_dist=ranks.world_size == 1)
 
 
 @contextmanager
-def _said_in_one_line(directory: Path) -> Iterator[None]:
+def _errors_in_one_line(directory: Path) -> Iterator[None]:
     try:
         yield
     except CheckpointException as error:

@@ -1,4 +1,4 @@
-"""FSDP2 through torch's `fully_shard`, which works on gloo as on NCCL.
+"""FSDP2 through torch's `fully_shard`, on gloo as on NCCL: sharding, state dicts, clipping.
 
 With one rank every function here is the plain operation on a plain module.
 """
@@ -25,7 +25,7 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.tensor import DTensor, Shard
 
-from agentrl.distributed.ranks import Ranks
+from agentrl.distributed.mesh import Ranks
 
 
 def shard_model(
@@ -38,20 +38,20 @@ def shard_model(
 ) -> nn.Module:
     """Shard parameters, gradients and optimizer state over the ranks, layer by layer (in place).
 
-    Parameters stay in the precision they have; they are gathered in `compute_dtype`, and gradients
-    are reduced in their own. Experts that are dealt out over ranks already are sharded further
-    over the ranks that hold the same ones.
+    Parameters keep their dtype; they are gathered in `compute_dtype`, and gradients are reduced in
+    the parameters' own dtype. Experts that are already distributed over the `experts` group are
+    sharded further over `expert_fsdp`, the ranks that hold the same experts.
 
-    Gradients of the ranks are *summed*: the loss terms carry weights that are fixed over the
-    optimizer step's global batch, so that no rank has to know what share of it it computes.
+    Gradients are *summed* over the ranks, not averaged: the weights of the loss terms are fixed over
+    the optimizer step's global batch, so that no rank needs to know its share of it.
 
     Args:
-        model: with parameters that may be sharded over `tp` and `experts` already.
+        model: its parameters may already be sharded over `tp` and `experts`.
         ranks: this process among its peers.
         mesh: what `ranks.shape.build` returned; None for a process alone.
         compute_dtype: precision of forward and backward passes.
         cpu_offload: keep parameters, gradients and optimizer state in host memory; a layer is
-            copied to the device to be gathered. Where the device is the CPU nothing changes.
+            copied to the device to be gathered. Without effect where the device is the CPU.
     """
     if mesh is None:
         return model
@@ -59,7 +59,7 @@ def shard_model(
     if cpu_offload:
         offload = CPUOffloadPolicy(pin_memory=ranks.device.type == "cuda")
     parameters = list(model.parameters())
-    # What is frozen may be kept in compute precision.
+    # Frozen parameters may be kept in the compute dtype; they say nothing of the master dtype.
     master_dtype = next((p for p in parameters if p.requires_grad), parameters[0]).dtype
     precision = (
         MixedPrecisionPolicy()
@@ -68,8 +68,9 @@ def shard_model(
     )
     for layer in _decoder_layers(model):
         for module in layer.modules():
-            if any(_is_dealt_out(parameter, mesh) for parameter in module.parameters(False)):
-                # By the second dimension: a rank may hold fewer experts than others share them.
+            if any(_is_expert_sharded(parameter, mesh) for parameter in module.parameters(False)):
+                # Along dimension 1: dimension 0 is the experts, of which a rank may hold fewer than
+                # there are ranks to shard them over.
                 fully_shard(
                     module,
                     mesh=_data_mesh(mesh, "expert_fsdp"),
@@ -92,18 +93,18 @@ def shard_model(
 
 
 def _data_mesh(mesh: DeviceMesh, name: str) -> DeviceMesh:
-    """Return the ranks that shard along `name`, and their copies where there are any."""
+    """Return the ranks that shard along `name`, with their replicas where there are any (HSDP)."""
     return mesh["dp_replicate", name] if mesh["dp_replicate"].size() > 1 else mesh[name]
 
 
-def _is_dealt_out(parameter: nn.Parameter, mesh: DeviceMesh) -> bool:
+def _is_expert_sharded(parameter: nn.Parameter, mesh: DeviceMesh) -> bool:
     return isinstance(parameter, DTensor) and parameter.device_mesh == mesh["experts"]
 
 
 def full_state_dict(model: nn.Module, ranks: Ranks) -> dict[str, torch.Tensor]:
-    """Return the whole state dict in CPU memory on rank 0, and {} elsewhere (collective).
+    """Return the full state dict in host memory on rank 0, and {} elsewhere (collective).
 
-    Tied parameters stand in it once, under the name that comes first.
+    Tied parameters appear once, under the name that comes first.
     """
     if ranks.world_size == 1:
         state = dict(model.state_dict())
@@ -120,39 +121,39 @@ def _untied(model: nn.Module, state: dict[str, Any]) -> dict[str, Any]:
 
 
 def sharded_state_dict(model: nn.Module) -> dict[str, Any]:
-    """Return this rank's part of what is trained; tied ones once, as in `full_state_dict`."""
+    """Return this rank's shards of the trained parameters; tied ones once, as in `full_state_dict`."""
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     return {name: part for name, part in get_model_state_dict(model).items() if name in trained}
 
 
 def whole_tensor(part: torch.Tensor) -> torch.Tensor:
-    """Return the tensor that this rank has a part of (collective)."""
+    """Return the full tensor, [...], of which this rank holds a shard (collective over its mesh)."""
     return part.full_tensor() if isinstance(part, DTensor) else part
 
 
 def load_sharded_state_dict(model: nn.Module, state: dict[str, Any]) -> None:
     """Load what `sharded_state_dict` returned."""
-    # Tied parameters are in it once, so it is not complete by name.
+    # Not strict: tied parameters appear once, so names are missing.
     set_model_state_dict(model, state, options=StateDictOptions(strict=False))
 
 
 def load_full_state_dict(model: nn.Module, state: dict[str, Any]) -> None:
-    """Load some of the parameters from whole tensors, which every rank has (collective)."""
+    """Load some of the parameters from full tensors, which every rank has (collective)."""
     options = StateDictOptions(full_state_dict=True, strict=False)
     set_model_state_dict(model, state, options=options)
 
 
 def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> float:
-    """Scale gradients down to `max_norm` and return their global norm before that (collective).
+    """Scale gradients down to a global L2 norm of `max_norm` and return the norm before (collective).
 
-    With a norm that is not finite the gradients are left as they are.
+    A norm that is not finite leaves the gradients unchanged.
     """
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     if not gradients:
         return 0.0
     norm = math.sqrt(sum(squared_norms(gradients)))
     if math.isfinite(norm):
-        # torch's own clipping refuses gradients that lie on different meshes.
+        # torch's own clipping refuses gradients on different meshes. The 1e-6 is torch's, too.
         scale = min(1.0, max_norm / (norm + 1e-6))
         for gradient in gradients:
             _local(gradient).mul_(scale)
@@ -160,7 +161,10 @@ def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> float
 
 
 def squared_norms(tensors: Sequence[torch.Tensor]) -> list[float]:
-    """Return the sum of squares of every tensor, whole ones and sharded ones (collective)."""
+    """Return the sum of squares of every tensor, plain or sharded, in float64 (collective).
+
+    One all-reduce for each mesh and set of sharded dimensions, not one for each tensor.
+    """
     parts: dict[DeviceMesh | None, dict[tuple[int, ...], list[int]]] = {}
     for number, tensor in enumerate(tensors):
         mesh = tensor.device_mesh if isinstance(tensor, DTensor) else None

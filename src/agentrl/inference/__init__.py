@@ -1,7 +1,7 @@
 """The only door to inference servers: SGLang's HTTP, spoken by SGLang and the embedded engine."""
 
-from agentrl.inference.client.http_client import OnPartial, SGLangClient
 from agentrl.inference.client.pool import ServerPool
+from agentrl.inference.client.sglang_client import OnPartial, SGLangClient
 from agentrl.inference.wire import GenerateRequest, GenerateResult
 
 __all__ = ["GenerateRequest", "GenerateResult", "OnPartial", "SGLangClient", "ServerPool"]

@@ -17,7 +17,7 @@ from agentrl.config.sections import ModelSection, RootConfig
 from agentrl.datasets.task_stream import eval_tasks
 from agentrl.errors import ConfigError
 from agentrl.inference.weight_sync import AdapterNames
-from agentrl.inference.weight_sync.weight_files import weight_bytes
+from agentrl.inference.weight_sync.version_files import weight_bytes
 from agentrl.launcher.local_cluster import Stage
 from agentrl.launcher.preflight import check_inputs
 from agentrl.launcher.run import until_interrupted

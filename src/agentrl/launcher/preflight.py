@@ -13,7 +13,7 @@ from agentrl.config.sections import ModelSection, RootConfig, TrainerSection
 from agentrl.datasets.question_files import QuestionFile
 from agentrl.errors import ConfigError, InferenceError, ServerRefused, StoreError
 from agentrl.inference import SGLangClient
-from agentrl.inference.supervisor.server_commands import check_keys, sglang_python
+from agentrl.inference.supervisor.server_process import check_keys, sglang_python
 from agentrl.launcher.child_commands import tool_server_command
 from agentrl.models.resolve import check_adapter_targets, check_router_replay, resolve_model
 from agentrl.renderers.renderer import Renderer
@@ -192,7 +192,7 @@ async def _check_answers(flag: str, url: str) -> None:
 
 async def _check_is_server(url: str, key: SecretStr | None) -> None:
     """Refuse what answers and takes no weights: a gateway, or something else altogether."""
-    async with SGLangClient(url, api_key=key.get_secret_value() if key else None) as client:
+    async with SGLangClient(url, api_key=key) as client:
         try:
             async with asyncio.timeout(_ANSWER_SECONDS):
                 await client.model_info()

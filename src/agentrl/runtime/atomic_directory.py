@@ -22,18 +22,18 @@ def atomic_directory(target: Path) -> Iterator[Path]:
         WriteError: it could not be written; nothing of it is left, and what stood at `target` is
             still there.
     """
-    staging = stage(target)
+    staging = stage_directory(target)
     try:
         yield staging
-        put_in_place(staging, target)
+        commit_directory(staging, target)
     except OSError as error:
         raise _cannot_write(target, error) from error
     finally:
         shutil.rmtree(staging, ignore_errors=True)
 
 
-def stage(target: Path) -> Path:
-    """Return an empty directory in which to write what `put_in_place` moves to `target`.
+def stage_directory(target: Path) -> Path:
+    """Return an empty directory in which to write what `commit_directory` moves to `target`.
 
     For directories that several functions or processes fill; others use `atomic_directory`.
 
@@ -49,7 +49,7 @@ def stage(target: Path) -> Path:
     return staging
 
 
-def put_in_place(staging: Path, target: Path) -> None:
+def commit_directory(staging: Path, target: Path) -> None:
     """Make a directory durable and move it to `target`.
 
     A directory that stood at `target` before is replaced, and is there until the new one is whole.

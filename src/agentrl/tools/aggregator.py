@@ -22,10 +22,9 @@ import httpx
 from mcp.types import CallToolResult, ContentBlock, ImageContent, TextContent, Tool
 
 from agentrl.errors import CallTimedOut, InvalidResult, ToolCallFailed, ToolError
-from agentrl.tools.call_failures import describe
-from agentrl.tools.circuit_breaker import CircuitBreaker
-from agentrl.tools.json_repair import mended
+from agentrl.tools.json_repair import repaired
 from agentrl.tools.server_config import McpServer, ToolsConfig, http_headers
+from agentrl.tools.server_failures import CircuitBreaker, describe
 
 logger = logging.getLogger(__name__)
 
@@ -159,7 +158,7 @@ class Aggregator:
         if status in (*_STATUS_NOT_SENT, *_STATUS_LOST):
             raise _Lost(f"HTTP {status}", sent=status in _STATUS_LOST)
         try:
-            body = json.loads(mended(response.content))
+            body = json.loads(repaired(response.content))
         except ValueError as error:
             if status >= 400 or method == "GET":
                 raise self._error(

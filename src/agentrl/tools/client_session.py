@@ -13,10 +13,10 @@ from mcp.client.sse import sse_client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.types import Implementation
 
-from agentrl.tools.call_failures import describe
 from agentrl.tools.http_transport import MAX_MESSAGE_BYTES, FailureReportingTransport
-from agentrl.tools.json_repair import mending
+from agentrl.tools.json_repair import repairing
 from agentrl.tools.server_config import McpServer, ToolsConfig, http_headers
+from agentrl.tools.server_failures import describe
 
 logger = logging.getLogger(__name__)
 
@@ -24,7 +24,7 @@ _CLIENT_INFO = Implementation(name="agentrl", version="0.1.0")
 _READ_MARGIN_SECONDS = 30.0  # HTTP waits longer than the call may take, so that the call decides
 
 
-class Session:
+class McpSession:
     """A live SDK client, owned by one task: the SDK must be left by the task that entered it."""
 
     def __init__(self, server: McpServer, config: ToolsConfig) -> None:
@@ -84,11 +84,11 @@ async def _open_client(server: McpServer, config: ToolsConfig) -> AsyncIterator[
     async with AsyncExitStack() as stack:
         transport: Transport
         if server.transport == "stdio":
-            transport = mending(
+            transport = repairing(
                 stdio_client(_stdio_parameters(server), errlog=sys.stderr), server.address
             )
         elif server.transport == "sse":
-            transport = mending(
+            transport = repairing(
                 sse_client(
                     server.url or "",
                     headers=http_headers(server, config),

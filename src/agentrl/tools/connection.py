@@ -11,11 +11,10 @@ from mcp.types import CONNECTION_CLOSED, PARSE_ERROR, CallToolResult, Tool
 from pydantic import ValidationError
 
 from agentrl.errors import CallTimedOut, InvalidResult, ToolCallFailed, ToolError
-from agentrl.tools.call_failures import describe
-from agentrl.tools.circuit_breaker import CircuitBreaker
-from agentrl.tools.client_session import Session
+from agentrl.tools.client_session import McpSession
 from agentrl.tools.http_transport import FAILURE_KEY
 from agentrl.tools.server_config import McpServer, ToolsConfig
+from agentrl.tools.server_failures import CircuitBreaker, describe
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +36,7 @@ class ServerConnection:
             seconds=config.down_seconds,
             patience=config.down_patience_seconds,
         )
-        self._session: Session | None = None
+        self._session: McpSession | None = None
         self._connecting = asyncio.Lock()
         self._holds_state = False
 
@@ -226,7 +225,7 @@ class ServerConnection:
                     "it the state that earlier calls left there"
                 )
             for attempt in range(self._config.max_retries + 1):
-                session = Session(self.server, self._config)
+                session = McpSession(self.server, self._config)
                 try:
                     client = await session.opened()
                 except Exception as error:

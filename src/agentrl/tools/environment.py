@@ -44,8 +44,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from agentrl.errors import ConfigError, ToolCallFailed, ToolError
 from agentrl.tools.connection import ServerConnection
 from agentrl.tools.http_transport import FAILURE_KEY
-from agentrl.tools.selection import is_repeatable, unique_names
 from agentrl.tools.server_config import McpServer, ToolsConfig
+from agentrl.tools.tool_specs import is_repeatable, unique_names
 
 FILTER_HEADER = "MCP_SERVERS"
 """Request header with the names of the servers that a client wants to see, comma separated."""

@@ -15,8 +15,8 @@ import aiohttp
 import httpx2
 from yarl import URL
 
-from agentrl.tools.call_failures import describe
-from agentrl.tools.json_repair import mended, mended_lines
+from agentrl.tools.json_repair import repaired, repaired_lines
+from agentrl.tools.server_failures import describe
 
 FAILURE_KEY: Final = "agentrl_failure"
 Failure = Literal["not_sent", "lost", "refused", "session_ended", "too_large"]
@@ -76,7 +76,7 @@ class FailureReportingTransport(httpx2.AsyncBaseTransport):
         if content is None:
             size = f"{MAX_MESSAGE_BYTES >> 20} MiB"
             return _failure(request, "too_large", f"the answer is longer than {size}")
-        return _explained(request, _response(request, answer, content=mended(content)))
+        return _explained(request, _response(request, answer, content=repaired(content)))
 
     async def aclose(self) -> None:
         """Close all connections."""
@@ -105,7 +105,7 @@ class _Stream(httpx2.AsyncByteStream):
     async def __aiter__(self) -> AsyncIterator[bytes]:
         chunks = self._answer.content.iter_any()
         try:
-            async for chunk in mended_lines(chunks, longest=MAX_MESSAGE_BYTES):
+            async for chunk in repaired_lines(chunks, longest=MAX_MESSAGE_BYTES):
                 yield chunk
         except aiohttp.ClientError:
             return

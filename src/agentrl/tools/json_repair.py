@@ -1,4 +1,4 @@
-"""Messages of servers that are not quite JSON, mended where it is plain what was meant.
+"""Messages of servers that are not quite JSON, repaired where it is plain what was meant.
 
 JavaScript's servers write a text that was cut in the middle of an emoji as it is, with half of a
 surrogate pair. The SDK's parser refuses the whole message, and whoever waits for it waits in vain.
@@ -35,14 +35,14 @@ _ESCAPE = re.compile(
 _ANSWERED = re.compile(r'"id"\s*:\s*(\d+|"[^"\\]{1,64}")')
 
 
-def mended(data: bytes) -> bytes:
+def repaired(data: bytes) -> bytes:
     """Return JSON text with every half of a surrogate pair replaced by U+FFFD."""
     if _SUSPICIOUS.search(data) is None:
         return data
     return _ESCAPE.sub(lambda match: rb"\ufffd" if match["half"] else match[0], data)
 
 
-async def mended_lines(chunks: AsyncIterator[bytes], longest: int) -> AsyncIterator[bytes]:
+async def repaired_lines(chunks: AsyncIterator[bytes], longest: int) -> AsyncIterator[bytes]:
     """Mend a stream of lines.
 
     Args:
@@ -54,21 +54,21 @@ async def mended_lines(chunks: AsyncIterator[bytes], longest: int) -> AsyncItera
     async for chunk in chunks:
         end = max(chunk.rfind(b"\n"), chunk.rfind(b"\r")) + 1
         if end or num_held > longest:
-            yield mended(b"".join([*held, chunk[:end]]))
+            yield repaired(b"".join([*held, chunk[:end]]))
             held, num_held = [], 0
         held.append(chunk[end:])
         num_held += len(chunk) - end
-    yield mended(b"".join(held))
+    yield repaired(b"".join(held))
 
 
 @asynccontextmanager
-async def mending(transport: Transport, what: str) -> AsyncIterator["TransportStreams"]:
-    """Speak over a transport whose parser gives up on what can be mended; `what` names it."""
+async def repairing(transport: Transport, what: str) -> AsyncIterator["TransportStreams"]:
+    """Speak over a transport whose parser gives up on what can be repaired; `what` names it."""
     async with transport as (read_stream, write_stream):
-        yield _Mending(read_stream, what), write_stream
+        yield _RepairedStream(read_stream, what), write_stream
 
 
-class _Mending:
+class _RepairedStream:
     """A stream of messages, in which those that could not be parsed are parsed after all."""
 
     def __init__(self, inner: "ReadStream[SessionMessage | Exception]", what: str) -> None:
@@ -110,7 +110,7 @@ class _Mending:
             return item
         line = _line_of(item)
         try:
-            message = jsonrpc_message_adapter.validate_json(mended(line.encode()), by_name=False)
+            message = jsonrpc_message_adapter.validate_json(repaired(line.encode()), by_name=False)
         except ValueError:
             return self._unreadable(line, item)
         return SessionMessage(message)
@@ -154,5 +154,5 @@ def _is_noise(record: logging.LogRecord) -> bool:
     return not str(record.msg).startswith("Failed to parse JSONRPC message")
 
 
-# The SDK writes a traceback for every line that is no message; `_Mending` says it in one.
+# The SDK writes a traceback for every line that is no message; `_RepairedStream` says it in one.
 logging.getLogger("mcp.client.stdio").addFilter(_is_noise)

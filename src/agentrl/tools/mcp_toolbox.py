@@ -16,10 +16,9 @@ from agentrl.errors import CallTimedOut, ConfigError, InvalidResult, ToolError
 from agentrl.schema import ToolResult
 from agentrl.tools.aggregator import AggregatedServer, Aggregator
 from agentrl.tools.connection import ServerConnection
-from agentrl.tools.content import cut_middle, result_images, result_text
-from agentrl.tools.selection import check_filters, select_tools
+from agentrl.tools.result_content import cut_middle, result_images, result_text
 from agentrl.tools.server_config import ToolsConfig
-from agentrl.tools.toolbox import ToolSpec
+from agentrl.tools.tool_specs import ToolSpec, check_filters, select_tools
 
 logger = logging.getLogger(__name__)
 

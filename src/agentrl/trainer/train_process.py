@@ -243,7 +243,7 @@ async def _open_run(store: TrajectoryStore, config: RootConfig, ranks: Ranks) ->
         return checkpoint
     control = Control(
         max_staleness=config.algorithm.max_staleness,
-        groups_per_step=groups_per_step(config, ranks.shape.num_shares),
+        groups_per_step=groups_per_step(config, ranks.shape.dp_size),
     )
     await store.ensure_schema()
     await store.runs.create(

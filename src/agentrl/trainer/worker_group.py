@@ -15,7 +15,7 @@ from typing import Self, TypeVar
 
 from agentrl.data import MicroBatch
 from agentrl.distributed import Ranks
-from agentrl.distributed.buckets import Bucket
+from agentrl.distributed.broadcast import Bucket
 from agentrl.trainer.learner.learner import Learner, StepOutcome
 from agentrl.trainer.learner.merge_check import MergeCheck
 
@@ -90,7 +90,7 @@ class Team:
     @property
     def num_shares(self) -> int:
         """Number of shares into which a step's work is divided."""
-        return self._ranks.shape.num_shares
+        return self._ranks.shape.dp_size
 
     @property
     def pair_cost(self) -> float:

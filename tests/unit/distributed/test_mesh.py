@@ -14,9 +14,9 @@ def test_ranks_share_the_work_as_their_places_on_the_mesh_say() -> None:
     places = itertools.product(*map(range, shape.sizes))
     for rank, (replica, shard, context, experts, tensor) in enumerate(places):
         share = np.ravel_multi_index((replica, shard, experts), (2, 3, 2))
-        assert shape.share_of(rank) == share
-        assert shape.speaks(rank) == (context == tensor == 0)
-    assert (shape.dp_shard, shape.num_shares, shape.world_size) == (3, 12, 48)
+        assert shape.dp_rank_of(rank) == share
+        assert shape.is_dp_leader(rank) == (context == tensor == 0)
+    assert (shape.dp_shard, shape.dp_size, shape.world_size) == (3, 12, 48)
 
 
 def test_ranks_that_do_not_fill_the_mesh_are_refused() -> None:

@@ -4,13 +4,18 @@ from pathlib import Path
 import pytest
 
 from agentrl.errors import WriteError
-from agentrl.runtime.atomic_directory import atomic_directory, clear_leftovers, put_in_place, stage
+from agentrl.runtime.atomic_directory import (
+    atomic_directory,
+    clear_leftovers,
+    commit_directory,
+    stage_directory,
+)
 
 
 def write(target: Path, text: str) -> Path:
-    staging = stage(target)
+    staging = stage_directory(target)
     (staging / "model.safetensors").write_text(text)
-    put_in_place(staging, target)
+    commit_directory(staging, target)
     return target
 
 
@@ -26,7 +31,7 @@ def test_a_failed_move_leaves_the_predecessor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = write(tmp_path / "000001", "good")
-    staging = stage(target)
+    staging = stage_directory(target)
     (staging / "model.safetensors").write_text("next")
     rename = Path.rename
 
@@ -37,7 +42,7 @@ def test_a_failed_move_leaves_the_predecessor(
 
     monkeypatch.setattr(Path, "rename", full)
     with pytest.raises(WriteError, match="No space left"):
-        put_in_place(staging, target)
+        commit_directory(staging, target)
     assert (target / "model.safetensors").read_text() == "good"
     assert [path.name for path in tmp_path.iterdir()] == ["000001"]
 
@@ -45,7 +50,7 @@ def test_a_failed_move_leaves_the_predecessor(
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(WriteError, match=r"cannot write .*file/000001: Not a directory"):
-        stage(tmp_path / "file" / "000001")
+        stage_directory(tmp_path / "file" / "000001")
 
 
 def test_leftovers_of_a_crash_are_cleared_and_a_displaced_directory_returns(tmp_path: Path) -> None:

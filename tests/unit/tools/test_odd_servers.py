@@ -11,8 +11,8 @@ import pytest
 
 from agentrl.errors import ToolError
 from agentrl.tools import ToolsConfig, connect_tools
-from agentrl.tools.call_failures import describe
-from agentrl.tools.json_repair import mended, mended_lines
+from agentrl.tools.json_repair import repaired, repaired_lines
+from agentrl.tools.server_failures import describe
 
 SERVER = str(Path(__file__).parent / "odd_server.py")
 ConfigFor = Callable[..., ToolsConfig]
@@ -102,7 +102,7 @@ async def test_tools_that_a_server_adds_are_shown_to_the_next_rollouts(
 
 async def test_lines_are_mended_however_they_are_cut_up() -> None:
     text = rb'{"a": "\ud83d\ude00 \ud83d \\ud83d \\\ud83d \ude00"}' + b"\r\ndata: \\udc00\n\nrest"
-    expected = mended(text)
+    expected = repaired(text)
     assert expected.count(rb"\ufffd") == 4
     assert rb"\ud83d\ude00 \ufffd \\ud83d \\\ufffd \ufffd" in expected
     dice = random.Random(0)
@@ -114,7 +114,7 @@ async def test_lines_are_mended_however_they_are_cut_up() -> None:
             for begin, end in bounds:
                 yield text[begin:end]
 
-        assert b"".join([line async for line in mended_lines(chunks(), 1000)]) == expected
+        assert b"".join([line async for line in repaired_lines(chunks(), 1000)]) == expected
 
 
 def test_errors_are_described_in_a_short_line_that_terminals_do_not_act_upon() -> None:

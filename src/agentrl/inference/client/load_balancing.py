@@ -75,7 +75,7 @@ class Pressure:
         return 2 * pressed >= len(self._seen) > 0
 
 
-class Balance:
+class LoadBalancer:
     """Chooses servers; remembers where a conversation was."""
 
     def __init__(self, pressure: Pressure) -> None:

@@ -3,16 +3,17 @@
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
+from pydantic import SecretStr
 
 from agentrl.errors import InferenceError, NoServerAvailable, ServerRefused, ServerUnreachable
-from agentrl.inference.client.http_client import OnPartial, SGLangClient
-from agentrl.inference.client.load_balancing import Balance, Pressure
-from agentrl.inference.client.sampling_clock import SamplingClock
+from agentrl.inference.client.load_balancing import LoadBalancer, Pressure
+from agentrl.inference.client.sglang_client import OnPartial, SGLangClient
 from agentrl.inference.wire import GenerateRequest, GenerateResult, join_results, new_rid
 from agentrl.schema import InferenceService
 
@@ -30,7 +31,7 @@ class ServerPool:
     def __init__(
         self,
         *,
-        api_key: str | None = None,
+        api_key: SecretStr | None = None,
         gateway: str | None = None,
         no_server_seconds: float = 60.0,
     ) -> None:
@@ -50,7 +51,7 @@ class ServerPool:
         self.pressure = Pressure()
         self.clock = SamplingClock()
         """Stands still while all servers sleep."""
-        self._balance = Balance(self.pressure)
+        self._balance = LoadBalancer(self.pressure)
         self._shunned_until: dict[str, float] = {}
         self._changed = asyncio.Event()
         self._gateway = gateway.rstrip("/") if gateway else None
@@ -227,3 +228,57 @@ def _rest_of(request: GenerateRequest, so_far: GenerateResult | None) -> Generat
     )
     ids = np.concatenate([request.input_ids, so_far.output_ids])
     return request.model_copy(update={"rid": new_rid(), "input_ids": ids, "sampling": rest})
+
+
+_LOOK_SECONDS = 0.05
+"""How soon a bound is looked at again that has nearly come."""
+
+
+class SamplingClock:
+    """Stands still while all servers are asleep, since their device is the trainer's then.
+
+    So a rollout that waits for the trainer's turn to end uses up none of its own time.
+    """
+
+    def __init__(self) -> None:
+        self._seconds_asleep = 0.0
+        self._asleep_since: float | None = None
+
+    def note(self, services: Sequence[InferenceService]) -> None:
+        """Take over the registered servers, as they are from now on."""
+        statuses = {service.status for service in services if service.status != "down"}
+        now = time.monotonic()
+        if self._asleep_since is not None:
+            self._seconds_asleep += now - self._asleep_since
+        self._asleep_since = now if statuses == {"asleep"} else None
+
+    def now(self) -> float:
+        """Return the time in seconds; only differences mean something."""
+        real = time.monotonic() if self._asleep_since is None else self._asleep_since
+        return real - self._seconds_asleep
+
+    @asynccontextmanager
+    async def timeout_at(self, deadline: float) -> AsyncIterator[None]:
+        """Bound a block by this clock.
+
+        Raises:
+            TimeoutError: the block was cancelled at the deadline.
+        """
+        loop = asyncio.get_running_loop()
+        async with asyncio.timeout(None) as bound:
+            timer: asyncio.Handle | None = None
+
+            def look() -> None:
+                nonlocal timer
+                left = deadline - self.now()
+                if left > 0:
+                    timer = loop.call_later(max(left, _LOOK_SECONDS), look)
+                else:
+                    bound.reschedule(loop.time())
+
+            look()
+            try:
+                yield
+            finally:
+                if timer is not None:
+                    timer.cancel()

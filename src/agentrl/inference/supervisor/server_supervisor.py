@@ -15,14 +15,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from agentrl.config.sections import InferenceSection, ModelSection, PublishSection
+from agentrl.config.sections import InferenceSection, ModelSection, PublishSection, RootConfig
 from agentrl.errors import InferenceError, ServerRefused, ServerUnusable, StoreError
-from agentrl.inference.client.http_client import SGLangClient
-from agentrl.inference.supervisor.server_process import EngineProcess
-from agentrl.inference.supervisor.shared_device import DeviceShare
-from agentrl.inference.weight_sync.adapter_names import is_of_same_run
-from agentrl.inference.weight_sync.server_update import Served, bring_to, served
+from agentrl.inference.client.sglang_client import SGLangClient
+from agentrl.inference.supervisor.device_sharing import DeviceSharing
+from agentrl.inference.supervisor.server_process import ServerProcess, check_keys
+from agentrl.inference.weight_sync.server_operations import (
+    ServedPolicy,
+    served_policy,
+    update_to_policy,
+)
+from agentrl.inference.weight_sync.version_files import is_of_same_run
+from agentrl.models.resolve import resolve_model
 from agentrl.runtime.child_processes import Supervisor
+from agentrl.runtime.signals import stop_on_signals
 from agentrl.schema import InferenceService, Policy, ServerLoad, ServiceStatus
 from agentrl.store import TrajectoryStore
 
@@ -59,7 +65,7 @@ class _Address:
     url: str
 
 
-class ServerKeeper:
+class ServerSupervisor:
     """Keeps one server; `run` returns when told to stop or when the server cannot be had."""
 
     def __init__(
@@ -85,7 +91,7 @@ class ServerKeeper:
         self._retiring: set[asyncio.Task[None]] = set()
         self._load: ServerLoad | None = None
         self._share = (
-            DeviceShare(store, self._latest_files, publish.publish_timeout_seconds)
+            DeviceSharing(store, self._latest_files, publish.publish_timeout_seconds)
             if inference.colocated
             else None
         )
@@ -130,10 +136,10 @@ class ServerKeeper:
                     )
                 await self._set_status("down", error="stopped")
 
-    def _engine(self, supervisor: Supervisor) -> EngineProcess | None:
+    def _engine(self, supervisor: Supervisor) -> ServerProcess | None:
         if self._plan.url is not None:
             return None
-        return EngineProcess(
+        return ServerProcess(
             supervisor,
             inference=self._inference,
             model=self._model,
@@ -141,7 +147,7 @@ class ServerKeeper:
             seed=self._plan.seed,
         )
 
-    async def _start(self, engine: EngineProcess | None, start_seconds: float) -> _Address:
+    async def _start(self, engine: ServerProcess | None, start_seconds: float) -> _Address:
         if engine is None:
             url = (self._plan.url or "").rstrip("/")
             return _Address(url, url)
@@ -161,14 +167,14 @@ class ServerKeeper:
         key, admin = self._inference.inference_api_key, self._inference.inference_admin_key
         return SGLangClient(
             self._address.url,
-            api_key=key.get_secret_value() if key else None,
-            admin_key=admin.get_secret_value() if admin else None,
+            api_key=key,
+            admin_key=admin,
         )
 
     async def _live(
         self,
         client: SGLangClient,
-        engine: EngineProcess | None,
+        engine: ServerProcess | None,
         stop: asyncio.Event,
         start_seconds: float,
     ) -> bool:
@@ -193,7 +199,7 @@ class ServerKeeper:
     async def _care(
         self,
         client: SGLangClient,
-        engine: EngineProcess | None,
+        engine: ServerProcess | None,
         stop: asyncio.Event,
         start_seconds: float,
     ) -> None:
@@ -229,7 +235,7 @@ class ServerKeeper:
         self._load = None
         policy = await self._store.policies.latest()
         try:
-            found = await self._in_time(served(client, policy))
+            found = await self._in_time(served_policy(client, policy))
             if service.status == "up":  # what a paused server says of its load is of before
                 self._load = await self._load_of(client)
         except InferenceError as error:
@@ -273,7 +279,9 @@ class ServerKeeper:
         if is_own and silent_seconds > self._inference.server_hang_seconds:
             raise ServerUnusable(f"silent for {silent_seconds:.0f} s")
 
-    def _was_missed(self, service: InferenceService, found: Served, policy: Policy | None) -> bool:
+    def _was_missed(
+        self, service: InferenceService, found: ServedPolicy, policy: Policy | None
+    ) -> bool:
         """Whether this keeper, and not the publisher, has to bring the server up to date."""
         if policy is None or found.is_policy(policy):
             self._behind_since = None
@@ -290,17 +298,17 @@ class ServerKeeper:
         )
         return now - self._behind_since > patience
 
-    async def _catch_up(self, client: SGLangClient) -> Served:
+    async def _catch_up(self, client: SGLangClient) -> ServedPolicy:
         """Bring the server to the latest version, where there is one; return what it serves."""
         policy = await self._latest_files(self._publish.publish_timeout_seconds)
-        found = await self._in_time(served(client, policy))
+        found = await self._in_time(served_policy(client, policy))
         if policy is None or found.is_policy(policy):
             return found
-        await bring_to(client, policy, self._publish)
+        await update_to_policy(client, policy, self._publish)
         self._behind_since = None
-        return Served(policy.version, policy.adapter)
+        return ServedPolicy(policy.version, policy.adapter)
 
-    async def _retire_adapters(self, client: SGLangClient, found: Served) -> None:
+    async def _retire_adapters(self, client: SGLangClient, found: ServedPolicy) -> None:
         """Unload what is older than the adapter before the newest.
 
         Samplers that have not heard of the newest yet ask for the one before. The server itself
@@ -341,7 +349,7 @@ class ServerKeeper:
             await asyncio.sleep(0.1)
 
     async def _until_healthy(
-        self, client: SGLangClient, engine: EngineProcess | None, start_seconds: float
+        self, client: SGLangClient, engine: ServerProcess | None, start_seconds: float
     ) -> None:
         """Wait for the server; nothing is asked of what listens there and is not the own child."""
         deadline = time.monotonic() + start_seconds
@@ -373,7 +381,7 @@ class ServerKeeper:
             raise InferenceError(f"no answer within {patience:g} s") from None
 
     async def _set_status(
-        self, status: ServiceStatus, *, error: str | None = None, served: Served | None = None
+        self, status: ServiceStatus, *, error: str | None = None, served: ServedPolicy | None = None
     ) -> None:
         if self._registered:
             await self._store.services.set_status(
@@ -383,3 +391,58 @@ class ServerKeeper:
                 policy_version=served.version if served else None,
                 adapter=served.adapter if served else None,
             )
+
+
+MAX_RESTARTS = 5
+START_SECONDS = {"embedded": 120.0, "sglang": 1800.0}
+
+
+async def run_server(config: RootConfig, uri: str) -> None:
+    """Keep this process's servers until SIGTERM or SIGINT; a second one ends the process at once.
+
+    Raises:
+        ConfigError: the model is not there, no port is free, or a key is missing.
+        InferenceError: a server did not start, or died too often.
+        StoreError: the store is unreachable.
+    """
+    stop = stop_on_signals("the server is ended first")
+    plans = _plans(config)
+    async with TrajectoryStore.connect(uri, database=config.run.run_name) as store:
+        keepers = [
+            ServerSupervisor(
+                store,
+                plan,
+                model=config.model,
+                inference=config.inference,
+                publish=config.publish,
+            )
+            for plan in plans
+        ]
+        async with asyncio.TaskGroup() as group:
+            for keeper in keepers:
+                group.create_task(
+                    keeper.run(
+                        stop,
+                        max_restarts=MAX_RESTARTS,
+                        start_seconds=START_SECONDS[config.inference.inference_backend],
+                    )
+                )
+
+
+def _plans(config: RootConfig) -> list[ServerPlan]:
+    run, given = config.run, config.inference.inference_urls
+    name = config.model.model_name_or_path
+    if not given:
+        check_keys(config.inference)
+    # Who only watches servers needs no weights, which may be large and not here.
+    model_path = Path(name) if given else resolve_model(name)
+    urls: tuple[str | None, ...] = given or (None,)
+    return [
+        ServerPlan(
+            url=url,
+            model_path=model_path,
+            log_prefix=str(run.logs_dir / f"{run.run_name}_engine_"),
+            seed=run.seed,
+        )
+        for url in urls
+    ]

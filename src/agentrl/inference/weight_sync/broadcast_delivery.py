@@ -1,10 +1,10 @@
 """Weights straight from the trainer's memory to all servers, over a process group.
 
-A group lives for one publication, so a server that came, went or restarted needs no care. Where a
-server fails or hangs in the middle, the group is given up and those that are left get everything
-again over a new one; each of the two attempts has half of the bound. Until the last bucket is in, a
-server's weights are of two versions: it carries a label that no policy has, and one that is taken
-out then is not continued before it has whole weights again.
+A group lives for one round, so servers that came, went or restarted need no care. Where a server
+fails or hangs in the middle, the group is abandoned, and the remaining servers receive everything
+again over a new one; each of the two rounds has half of the time. Until the last bucket is in, a
+server holds weights of two versions: it carries a label that no policy has, and one that is taken
+out at that point stays paused until it has complete weights again.
 
     form ── open ──┬─ gather ─┬─ send ── install ──┬── close
                    └──────────┘ next bucket gathered meanwhile
@@ -18,42 +18,92 @@ import uuid
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
 from contextlib import aclosing, contextmanager
+from dataclasses import dataclass, field
 
 from agentrl.config.sections import PublishSection
-from agentrl.distributed.broadcast import BackendName, BroadcastGroup, Rendezvous
-from agentrl.distributed.buckets import Bucket
+from agentrl.distributed.broadcast import BackendName, BroadcastGroup, Bucket, Rendezvous
 from agentrl.errors import BroadcastError, InferenceError, ServerRefused
-from agentrl.inference.client.http_client import SGLangClient
-from agentrl.inference.weight_sync.broadcast_attempt import (
-    Attempt,
-    close_update,
-    give_up_group,
-    leave_paused,
-    open_update,
+from agentrl.inference.client.sglang_client import SGLangClient
+from agentrl.inference.weight_sync.delivery import OnOutcome
+from agentrl.inference.weight_sync.server_operations import (
+    abandon_group,
+    abort_paused,
+    close_broadcast,
+    open_broadcast,
 )
-from agentrl.inference.weight_sync.delivery import Settled
 from agentrl.schema import Policy
 
 logger = logging.getLogger(__name__)
 
 SendWeights = Callable[[int, Callable[[Bucket], None]], Awaitable[None]]
-"""Calls a function, in another thread, with the weights in buckets of at most so many bytes. They
-may be the very memory that is trained: it is not changed before the delivery is over."""
+"""Calls a function, in another thread, with the weights in buckets of at most so many bytes. The
+tensors may be the very memory that is trained: it does not change before the delivery is over."""
 
-_ATTEMPTS = 2
-_GRACE = 0.1
-"""Share of the bound in which servers have to notice that a group was given up."""
+_NUM_ROUNDS = 2
+_NOTICE_SHARE = 0.1
+"""Share of the time bound in which servers have to notice that a group was abandoned."""
 # SGLang's words for weights that did not come: the server itself is fine.
 _NOT_RECEIVED = "failed to receive weights"
 
 
+@dataclass
+class BroadcastRound:
+    """One try to bring servers to a version together."""
+
+    servers: dict[str, SGLangClient]
+    """Those that still take part."""
+    end: float
+    """When its time is over, on the monotonic clock."""
+    lost: dict[str, InferenceError] = field(default_factory=dict)
+    """Those that do not any more, and why."""
+
+    @property
+    def seconds_left(self) -> float:
+        """Time that is left; never 0, which would mean no bound to some callees."""
+        return max(self.end - time.monotonic(), 0.001)
+
+    def drop(self, name: str, error: InferenceError) -> None:
+        """Take a server out of the round."""
+        del self.servers[name]
+        self.lost[name] = error
+
+    async def each(
+        self,
+        operation: Callable[[str, SGLangClient], Awaitable[None]],
+        seconds: float | None = None,
+    ) -> bool:
+        """Run an operation on every server at once; drop those that fail or are too slow.
+
+        Args:
+            operation: called with the id of a server and its client.
+            seconds: bound; all the time that is left when not given.
+
+        Returns:
+            Whether every server succeeded.
+        """
+        bound = seconds or self.seconds_left
+
+        async def run(name: str, client: SGLangClient) -> None:
+            try:
+                async with asyncio.timeout(bound):
+                    await operation(name, client)
+            except InferenceError as error:
+                self.drop(name, error)
+            except TimeoutError:
+                self.drop(name, InferenceError(f"{client.base_url} took too long for new weights"))
+
+        count = len(self.servers)
+        await asyncio.gather(*(run(*server) for server in list(self.servers.items())))
+        return len(self.servers) == count
+
+
 class BroadcastDelivery:
-    """Every server takes the weights as they are broadcast, all in step."""
+    """All servers take the weights in step, as they are broadcast."""
 
     needs_files = False
 
     def __init__(self, publish: PublishSection, send: SendWeights, backend: BackendName) -> None:
-        """Set up.
+        """Prepare; nothing is sent.
 
         Args:
             publish: how servers are updated.
@@ -64,31 +114,31 @@ class BroadcastDelivery:
         self._send = send
         self._backend: BackendName = backend
         self.phases: dict[str, float] = {}
-        """Seconds that the last delivery spent in each of its phases, those of a second attempt
-        included. `gather` is only the wait for weights that were not there yet."""
+        """Seconds that the last delivery spent in each of its phases, summed over its rounds.
+        `gather` counts only the wait for weights that were not there yet."""
 
     async def deliver(
-        self, policy: Policy, servers: Mapping[str, SGLangClient], settled: Settled
+        self, policy: Policy, servers: Mapping[str, SGLangClient], on_outcome: OnOutcome
     ) -> None:
         """See `Delivery.deliver`."""
         seconds = self._publish.publish_timeout_seconds
         started = time.monotonic()
         self.phases = defaultdict(float)
         waiting = dict(servers)
-        paused: dict[str, float] = {}
-        async with asyncio.TaskGroup() as leaving:
+        paused_at: dict[str, float] = {}
+        async with asyncio.TaskGroup() as cleanups:
 
             async def take_out(name: str, error: InferenceError) -> None:
-                await settled(name, error)
-                if name in paused:
-                    leaving.create_task(leave_paused(servers[name]))
+                await on_outcome(name, error)
+                if name in paused_at:
+                    cleanups.create_task(abort_paused(servers[name]))
 
-            for number in range(1, _ATTEMPTS + 1):
-                attempt = Attempt(waiting, started + seconds * number / _ATTEMPTS)
-                is_done = bool(waiting) and await self._try(policy, attempt, paused)
-                for name, error in attempt.lost.items():
+            for number in range(1, _NUM_ROUNDS + 1):
+                round_ = BroadcastRound(waiting, started + seconds * number / _NUM_ROUNDS)
+                is_done = bool(waiting) and await self._run_round(policy, round_, paused_at)
+                for name, error in round_.lost.items():
                     await take_out(name, error)
-                waiting = attempt.servers
+                waiting = round_.servers
                 if is_done:
                     break
             else:
@@ -99,54 +149,56 @@ class BroadcastDelivery:
                 return
             ended = time.monotonic()
             for name in waiting:
-                await settled(name, ended - paused[name])
+                await on_outcome(name, ended - paused_at[name])
         spent = ", ".join(f"{phase} {value:.3f} s" for phase, value in self.phases.items())
         logger.info(
             "version %d was broadcast to %d servers: %s", policy.version, len(waiting), spent
         )
 
-    async def _try(self, policy: Policy, attempt: Attempt, paused: dict[str, float]) -> bool:
-        """Deliver to all servers of an attempt; False when some were lost, or the group was."""
+    async def _run_round(
+        self, policy: Policy, round_: BroadcastRound, paused_at: dict[str, float]
+    ) -> bool:
+        """Deliver to all servers of a round; False when some were dropped, or the group failed."""
         name = uuid.uuid4().hex
         with self._phase("form"):
-            group = await self._form(attempt, name)
+            group = await self._form(round_, name)
         if group is None:
             return False
 
         async def open_one(server: str, client: SGLangClient) -> None:
-            paused.setdefault(server, time.monotonic())
-            await open_update(client, self._publish.publish_mode)
+            paused_at.setdefault(server, time.monotonic())
+            await open_broadcast(client, self._publish.publish_mode)
 
         try:
             with self._phase("open"):
-                is_fine = await attempt.each(open_one)
-            is_sent = is_fine and await self._send_all(policy, attempt, group, name)
+                is_fine = await round_.each(open_one)
+            is_sent = is_fine and await self._send_all(policy, round_, group, name)
         finally:
             group.leave()
         if not is_sent:
-            await asyncio.gather(*(give_up_group(it, name) for it in attempt.servers.values()))
+            await asyncio.gather(*(abandon_group(it, name) for it in round_.servers.values()))
             return False
         with self._phase("close"):
-            await attempt.each(lambda _, client: close_update(client, name))
+            await round_.each(lambda _, client: close_broadcast(client, name))
         return True
 
-    async def _form(self, attempt: Attempt, name: str) -> BroadcastGroup | None:
-        """Form a group with all servers of an attempt; None where that failed."""
+    async def _form(self, round_: BroadcastRound, name: str) -> BroadcastGroup | None:
+        """Form a group with all servers of a round; None where that failed."""
         sizes: dict[str, int] = {}
 
         async def ask_size(server: str, client: SGLangClient) -> None:
             sizes[server] = _num_ranks(client, await client.server_info())
 
-        # A server that hangs is known by its silence, before others wait for it in the group.
-        await attempt.each(ask_size, attempt.seconds / 2)
-        if not attempt.servers:
+        # A server that hangs shows itself by its silence, before others wait for it in the group.
+        await round_.each(ask_size, round_.seconds_left / 2)
+        if not round_.servers:
             return None
         offsets: dict[str, int] = {}
-        world_size = 1
-        for server in attempt.servers:
+        world_size = 1  # the sender's rank is 0
+        for server in round_.servers:
             offsets[server] = world_size
             world_size += sizes[server]
-        rendezvous = Rendezvous(self._publish.weight_sync_host, world_size, attempt.seconds / 2)
+        rendezvous = Rendezvous(self._publish.weight_sync_host, world_size, round_.seconds_left / 2)
 
         async def invite(server: str, client: SGLangClient) -> None:
             await client.init_weights_update_group(
@@ -158,9 +210,9 @@ class BroadcastDelivery:
                 backend=self._backend,
             )
 
-        inviting = asyncio.create_task(attempt.each(invite))
+        inviting = asyncio.create_task(round_.each(invite))
         try:
-            group = await rendezvous.lead(name, self._backend)
+            group = await rendezvous.form_group(name, self._backend)
         except BroadcastError:
             group = None
         is_fine = await inviting
@@ -170,55 +222,33 @@ class BroadcastDelivery:
         return group
 
     async def _send_all(
-        self, policy: Policy, attempt: Attempt, group: BroadcastGroup, name: str
+        self, policy: Policy, round_: BroadcastRound, group: BroadcastGroup, name: str
     ) -> bool:
-        """Broadcast all buckets; the next is gathered while one is under way."""
+        """Broadcast all buckets; the next one is gathered while one is in flight."""
         is_fine = True
-        async with aclosing(self._gathered()) as buckets:
-            async for bucket in buckets:
-                # The ranks gather together, so what was begun is gathered to its end.
-                if is_fine:
-                    is_fine = await self._send_one(policy, bucket, attempt, group, name)
-        return is_fine
-
-    async def _gathered(self) -> AsyncGenerator[Bucket]:
-        """Yield the weights as they come; at most one bucket waits while one is used."""
-        loop = asyncio.get_running_loop()
-        buckets: asyncio.Queue[Bucket | None] = asyncio.Queue()
-        room = threading.Semaphore(1)
-        is_over = threading.Event()
-
-        def put(bucket: Bucket) -> None:
-            ready = bucket if self._backend == "nccl" else bucket.on_cpu()
-            while not is_over.is_set():
-                if room.acquire(timeout=1):
-                    loop.call_soon_threadsafe(buckets.put_nowait, ready)
-                    return
-
-        async def produce() -> None:
-            try:
-                await self._send(self._publish.weight_sync_bucket_mb << 20, put)
-            finally:
-                buckets.put_nowait(None)
-
-        producing = asyncio.create_task(produce())
-        try:
+        bucket_bytes = self._publish.weight_sync_bucket_mb << 20
+        gathering = gathered_buckets(self._send, bucket_bytes, on_cpu=self._backend == "gloo")
+        async with aclosing(gathering) as buckets:
             while True:
                 with self._phase("gather"):
-                    bucket = await buckets.get()
+                    bucket = await anext(buckets, None)
                 if bucket is None:
-                    break
-                room.release()
-                yield bucket
-        finally:
-            is_over.set()
-        await producing
+                    return is_fine
+                # All ranks of the trainer gather together, so that a gathering that began has to
+                # be drained to its end, whatever became of the broadcast.
+                if is_fine:
+                    is_fine = await self._send_one(policy, bucket, round_, group, name)
 
     async def _send_one(
-        self, policy: Policy, bucket: Bucket, attempt: Attempt, group: BroadcastGroup, name: str
+        self,
+        policy: Policy,
+        bucket: Bucket,
+        round_: BroadcastRound,
+        group: BroadcastGroup,
+        name: str,
     ) -> bool:
-        """Broadcast one bucket; False when that failed, and then the group was left."""
-        taking = {
+        """Broadcast one bucket; on failure leave the group and return False."""
+        installing = {
             server: asyncio.create_task(
                 client.update_weights_from_distributed(
                     bucket,
@@ -227,35 +257,35 @@ class BroadcastDelivery:
                     flush_cache=bucket.is_last and self._publish.publish_mode != "in_place",
                 )
             )
-            for server, client in attempt.servers.items()
+            for server, client in round_.servers.items()
         }
-        sending = asyncio.create_task(group.broadcast(bucket.tensors, attempt.seconds))
+        sending = asyncio.create_task(group.broadcast(bucket.tensors, round_.seconds_left))
         started = sent = time.monotonic()
 
-        def note(_: object) -> None:
+        def note_sent(_: object) -> None:
             nonlocal sent
             sent = time.monotonic()
 
-        sending.add_done_callback(note)
-        under_way = {sending, *taking.values()}
-        _, left = await asyncio.wait(
-            under_way, timeout=attempt.seconds, return_when=asyncio.FIRST_EXCEPTION
+        sending.add_done_callback(note_sent)
+        in_flight = {sending, *installing.values()}
+        _, unfinished = await asyncio.wait(
+            in_flight, timeout=round_.seconds_left, return_when=asyncio.FIRST_EXCEPTION
         )
         self.phases["send"] += sent - started
         self.phases["install"] += time.monotonic() - sent
-        if not left and all(task.exception() is None for task in under_way):
+        if not unfinished and all(task.exception() is None for task in in_flight):
             return True
         group.leave()
-        await asyncio.wait(under_way, timeout=_GRACE * self._publish.publish_timeout_seconds)
-        for server, task in taking.items():
-            url = attempt.servers[server].base_url
+        await asyncio.wait(in_flight, timeout=_NOTICE_SHARE * self._publish.publish_timeout_seconds)
+        for server, task in installing.items():
+            url = round_.servers[server].base_url
             if not task.done():
-                attempt.lose(server, InferenceError(f"{url} was silent as weights came"))
+                round_.drop(server, InferenceError(f"{url} was silent as weights came"))
             elif isinstance(error := task.exception(), InferenceError) and not _is_fine(error):
-                attempt.lose(server, error)
+                round_.drop(server, error)
             task.cancel()
         sending.cancel()
-        await asyncio.gather(*under_way, return_exceptions=True)
+        await asyncio.gather(*in_flight, return_exceptions=True)
         return False
 
     @contextmanager
@@ -267,8 +297,48 @@ class BroadcastDelivery:
             self.phases[name] += time.monotonic() - started
 
 
+async def gathered_buckets(
+    send: SendWeights, bucket_bytes: int, *, on_cpu: bool
+) -> AsyncGenerator[Bucket]:
+    """Yield the weights as they are gathered; at most one bucket waits while one is used.
+
+    A consumer that stops early releases the gathering thread, which then discards the rest.
+
+    Args:
+        send: gathers the weights, in another thread.
+        bucket_bytes: most bytes of a bucket, unless one group of tensors is larger.
+        on_cpu: copy the buckets to host memory, in the gathering thread.
+    """
+    loop = asyncio.get_running_loop()
+    buckets: asyncio.Queue[Bucket | None] = asyncio.Queue()
+    room = threading.Semaphore(1)
+    is_over = threading.Event()
+
+    def put(bucket: Bucket) -> None:
+        ready = bucket.on_cpu() if on_cpu else bucket
+        while not is_over.is_set():
+            if room.acquire(timeout=1):
+                loop.call_soon_threadsafe(buckets.put_nowait, ready)
+                return
+
+    async def produce() -> None:
+        try:
+            await send(bucket_bytes, put)
+        finally:
+            buckets.put_nowait(None)
+
+    producing = asyncio.create_task(produce())
+    try:
+        while (bucket := await buckets.get()) is not None:
+            room.release()
+            yield bucket
+    finally:
+        is_over.set()
+    await producing
+
+
 def _is_fine(error: InferenceError) -> bool:
-    """Whether a server failed for no fault of its own."""
+    """Whether a server reports a failure that is not its own."""
     return isinstance(error, ServerRefused) and _NOT_RECEIVED in str(error).lower()
 
 

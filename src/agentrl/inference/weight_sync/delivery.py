@@ -1,7 +1,8 @@
-"""How the weights of a version reach the servers.
+"""How the weights of a version reach the servers: the protocol, and delivery through files.
 
-A `Delivery` knows the way (files, broadcast); the publisher knows which servers there are and what
-becomes of those that fail.
+A `Delivery` knows one way to the servers; the publisher knows which servers there are and what
+becomes of those that fail. A further way is one module with one class: `BroadcastDelivery` is the
+example to follow.
 """
 
 import asyncio
@@ -10,34 +11,34 @@ from typing import Protocol
 
 from agentrl.config.sections import PublishSection
 from agentrl.errors import InferenceError
-from agentrl.inference.client.http_client import SGLangClient
-from agentrl.inference.weight_sync.server_update import bring_to
+from agentrl.inference.client.sglang_client import SGLangClient
+from agentrl.inference.weight_sync.server_operations import update_to_policy
 from agentrl.schema import Policy
 
-Settled = Callable[[str, float | InferenceError], Awaitable[None]]
-"""Told the id of a server and for how many seconds it was paused, or why it has to go."""
+OnOutcome = Callable[[str, float | InferenceError], Awaitable[None]]
+"""Awaited with the id of a server and either the seconds for which it was paused or its error."""
 
 
 class Delivery(Protocol):
     """One way to the servers."""
 
     needs_files: bool
-    """Whether the version's directory has to be there before."""
+    """Whether the version's directory has to be written before `deliver`."""
 
     async def deliver(
-        self, policy: Policy, servers: Mapping[str, SGLangClient], settled: Settled
+        self, policy: Policy, servers: Mapping[str, SGLangClient], on_outcome: OnOutcome
     ) -> None:
         """Bring servers to a version.
 
         Args:
             policy: the version.
-            servers: control routes by the id of the server.
-            settled: awaited once for every server, as soon as its part is over; errors of servers
-                are told this way and not raised.
+            servers: clients with the control key, by the id of the server.
+            on_outcome: awaited exactly once for every server, as soon as the server is done. A
+                server's error is reported here and never raised.
         """
 
 
-class FileDelivery:
+class DiskDelivery:
     """Every server reads the version's directory, each at its own pace."""
 
     needs_files = True
@@ -46,19 +47,22 @@ class FileDelivery:
         self._publish = publish
 
     async def deliver(
-        self, policy: Policy, servers: Mapping[str, SGLangClient], settled: Settled
+        self, policy: Policy, servers: Mapping[str, SGLangClient], on_outcome: OnOutcome
     ) -> None:
-        """See `Delivery.deliver`; the directory has to be there."""
+        """See `Delivery.deliver`."""
         await asyncio.gather(
-            *(self._update(name, client, policy, settled) for name, client in servers.items())
+            *(
+                report(name, update_to_policy(client, policy, self._publish), on_outcome)
+                for name, client in servers.items()
+            )
         )
 
-    async def _update(
-        self, name: str, client: SGLangClient, policy: Policy, settled: Settled
-    ) -> None:
-        outcome: float | InferenceError
-        try:
-            outcome = await bring_to(client, policy, self._publish)
-        except InferenceError as error:
-            outcome = error
-        await settled(name, outcome)
+
+async def report(name: str, operation: Awaitable[float], on_outcome: OnOutcome) -> None:
+    """Await an operation on a server and report the seconds that it returns, or its error."""
+    outcome: float | InferenceError
+    try:
+        outcome = await operation
+    except InferenceError as error:
+        outcome = error
+    await on_outcome(name, outcome)

@@ -1,8 +1,8 @@
-"""From weights in the trainer to weights in every server.
+"""Publishes policy versions: announces them in the store and delivers them to every server.
 
-`write` makes the version's directory, `announce` tells the store and the servers. Between the two
-the trainer commits its checkpoint, so that no version is ever served that a crash would take back
-together with the records it was trained on.
+The trainer writes a version's directory, commits its checkpoint, and only then announces the
+version: no version is ever served that a crash would take back together with the records it was
+trained on. How the weights travel is the `Delivery`'s business.
 """
 
 import asyncio
@@ -12,15 +12,13 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pydantic import SecretStr
-
 from agentrl.config.sections import InferenceSection, PublishSection
 from agentrl.errors import InferenceError
-from agentrl.inference.client.http_client import SGLangClient
-from agentrl.inference.weight_sync.adapter_names import AdapterNames
-from agentrl.inference.weight_sync.delivery import Delivery, FileDelivery, Settled
-from agentrl.inference.weight_sync.server_sleep import put_to_sleep, wake
-from agentrl.inference.weight_sync.weight_files import (
+from agentrl.inference.client.sglang_client import SGLangClient
+from agentrl.inference.weight_sync.delivery import Delivery, DiskDelivery, report
+from agentrl.inference.weight_sync.server_operations import put_to_sleep, wake
+from agentrl.inference.weight_sync.version_files import (
+    AdapterNames,
     checksum,
     remove_old_versions,
     version_dir,
@@ -38,19 +36,19 @@ WriteFiles = Callable[[Path], Awaitable[None]]
 
 @dataclass(frozen=True)
 class PublishReport:
-    """How the servers took a new version."""
+    """What came of publishing a version to the servers."""
 
     version: int
     updated: tuple[str, ...] = ()
-    """Ids of the servers that serve it now."""
+    """Ids of the servers that serve the version now."""
     failed: dict[str, str] = field(default_factory=dict)
-    """Ids of the servers that were taken out -> why."""
+    """Errors of the servers that were taken out, by id."""
     paused_seconds: dict[str, float] = field(default_factory=dict)
-    """Ids of the updated servers -> how long they generated nothing."""
+    """Seconds for which each updated server generated nothing, by id."""
 
 
 class PolicyPublisher:
-    """Writes policy versions below one directory and hands them to the registered servers."""
+    """Publishes the versions below one directory to the registered servers."""
 
     def __init__(
         self,
@@ -62,23 +60,23 @@ class PolicyPublisher:
         delivery: Delivery | None = None,
         adapters: AdapterNames | None = None,
     ) -> None:
-        """Set up.
+        """Remove what an interrupted writer left below `root`; nothing is published yet.
 
         Args:
             store: where versions are announced and servers are registered.
             root: directory of the version directories.
             publish: how servers are updated.
             inference: keys of the servers.
-            delivery: how weights reach the servers; over files when not given.
-            adapters: names of the versions where they are adapters; None where they are whole.
+            delivery: how weights reach the servers; through files when not given.
+            adapters: names the versions of a run that trains an adapter (LoRA); None for whole models.
         """
         self._store = store
         self._root = root.absolute()
         self._publish = publish
         self._inference = inference
-        self._delivery = delivery or FileDelivery(publish)
+        self._delivery = delivery or DiskDelivery(publish)
         self._adapters = adapters
-        self._filing: asyncio.Task[None] | None = None
+        self._finishing: asyncio.Task[None] | None = None
         clear_leftovers(self._root)
 
     def directory(self, version: int) -> Path:
@@ -91,19 +89,20 @@ class PolicyPublisher:
         return self._delivery.needs_files
 
     async def announce(self, version: int, write: WriteFiles | None = None) -> PublishReport:
-        """Publish a version: in the store, then to every server that is not down, at once.
+        """Publish a version in the store, then to all servers that are not down, at once.
 
-        A server that fails or is too slow is set down with its error; it is not waited for. That
-        no server is up is no error: those that come later take the version from the store. One
-        that is `updating` was left so, and maybe paused, by a trainer that died: it is taken up.
+        A server that fails or is too slow is set `down` with its error, and the others do not wait
+        for it. It is no error that no server is up: servers that come later take the version from
+        the store. A server that is `updating` was left so, perhaps paused, by a trainer that died,
+        and is updated like the others.
 
         Args:
             version: optimizer steps behind the weights.
-            write: writes the version's directory, once the servers have the weights; None where
-                it is written already.
+            write: writes the version's directory after the servers have the weights; None if the
+                directory is written already.
 
         Raises:
-            StoreError: the store could not be told. No server was changed then.
+            StoreError: the store did not take the version; no server was changed.
         """
         directory = self.directory(version)
         await self.settle()
@@ -115,17 +114,17 @@ class PolicyPublisher:
             is_written=write is None,
         )
         await self._store.policies.publish(policy)
-        report = await self._hand_out(policy)
-        self._filing = asyncio.create_task(self._file(policy, write))
-        return report
+        publish_report = await self._deliver(policy)
+        self._finishing = asyncio.create_task(self._finish(policy, write))
+        return publish_report
 
     async def put_to_sleep(self) -> None:
-        """Have every server that is not down give its memory up; `announce` wakes it.
+        """Have every server that is not down release its memory; `announce` wakes them again.
 
-        A server that fails or is too slow is set down with its error, as by `announce`.
+        A server that fails or is too slow is set `down` with its error, as by `announce`.
 
         Raises:
-            StoreError: the store could not be told.
+            StoreError: the store could not record it.
         """
         services = [s for s in await self._store.services.all() if s.status in ("up", "updating")]
         await asyncio.gather(*map(self._put_to_sleep, services))
@@ -134,14 +133,14 @@ class PolicyPublisher:
         """Wait until the last version has its checksum and old versions are gone.
 
         Raises:
-            StoreError: the store could not be told.
+            StoreError: the store could not record it.
         """
-        if self._filing is not None:
-            filing, self._filing = self._filing, None
-            await filing
+        if self._finishing is not None:
+            finishing, self._finishing = self._finishing, None
+            await finishing
 
-    async def _file(self, policy: Policy, write: WriteFiles | None) -> None:
-        """Do what nobody waits for: write and hash what was published, remove old versions."""
+    async def _finish(self, policy: Policy, write: WriteFiles | None) -> None:
+        """Do what no server waits for: write and hash the version, remove old ones."""
         directory = Path(policy.path)
         if write is not None:
             await write(directory)
@@ -150,16 +149,17 @@ class PolicyPublisher:
         await self._store.policies.set_checksum(policy.version, digest)
         await self._remove_old()
 
-    async def _hand_out(self, policy: Policy) -> PublishReport:
-        """Deliver a version to every server that is not down, and wake those that sleep."""
+    async def _deliver(self, policy: Policy) -> PublishReport:
+        """Deliver a version to every server that is awake, and wake those that sleep."""
         registered = [s for s in await self._store.services.all() if s.status != "down"]
         awake = {s.id: s for s in registered if s.status != "asleep"}
         updating = (self._store.services.set_status(name, status="updating") for name in awake)
         await asyncio.gather(*updating)
         services = awake | await self._claim_sleeping(registered)
         outcomes: dict[str, float | InferenceError] = {}
+        seconds = self._publish.publish_timeout_seconds
 
-        async def settled(name: str, outcome: float | InferenceError) -> None:
+        async def on_outcome(name: str, outcome: float | InferenceError) -> None:
             outcomes[name] = outcome
             if isinstance(outcome, InferenceError):
                 logger.warning("server %s is taken out: %s", services[name].base_url, outcome)
@@ -175,9 +175,9 @@ class PolicyPublisher:
                 for name, service in services.items()
             }
             await asyncio.gather(
-                self._delivery.deliver(policy, {name: clients[name] for name in awake}, settled),
+                self._delivery.deliver(policy, {name: clients[name] for name in awake}, on_outcome),
                 *(
-                    self._wake(name, clients[name], policy, settled)
+                    report(name, wake(clients[name], policy, timeout_seconds=seconds), on_outcome)
                     for name in services.keys() - awake.keys()
                 ),
             )
@@ -192,27 +192,15 @@ class PolicyPublisher:
     async def _claim_sleeping(
         self, services: Iterable[InferenceService]
     ) -> dict[str, InferenceService]:
-        """Return the sleeping ones that are this publisher's to wake, and not their keepers'."""
+        """Claim the right to wake servers; a supervisor that was first keeps the server it claimed."""
         return {
             s.id: s
             for s in services
             if s.status == "asleep" and await self._store.services.claim_sleeping(s.id)
         }
 
-    async def _wake(
-        self, name: str, client: SGLangClient, policy: Policy, settled: Settled
-    ) -> None:
-        outcome: float | InferenceError
-        try:
-            outcome = await wake(
-                client, policy, timeout_seconds=self._publish.publish_timeout_seconds
-            )
-        except InferenceError as error:
-            outcome = error
-        await settled(name, outcome)
-
     async def _put_to_sleep(self, service: InferenceService) -> None:
-        # Told first: a server that is asleep and said to be up would stay asleep for ever.
+        # Recorded first: a server that sleeps but is registered as up would sleep for ever.
         await self._store.services.set_status(service.id, status="asleep")
         try:
             async with self._client(service) as client:
@@ -228,8 +216,8 @@ class PolicyPublisher:
     def _client(self, service: InferenceService) -> SGLangClient:
         return SGLangClient(
             service.base_url,
-            api_key=_secret(self._inference.inference_api_key),
-            admin_key=_secret(self._inference.inference_admin_key),
+            api_key=self._inference.inference_api_key,
+            admin_key=self._inference.inference_admin_key,
         )
 
     async def _remove_old(self) -> None:
@@ -242,7 +230,7 @@ class PolicyPublisher:
 
 
 class PolicyFiles:
-    """Writes policy versions below one directory, for a trainer that publishes nothing."""
+    """Stands in for a publisher where a trainer writes versions but serves none of them."""
 
     def __init__(self, root: Path, *, keep: int) -> None:
         self._root = root.absolute()
@@ -255,17 +243,13 @@ class PolicyFiles:
 
     @property
     def needs_files(self) -> bool:
-        """Always: nothing else comes of an announcement."""
+        """Always true: the files are all that a version consists of."""
         return True
 
     async def announce(self, version: int, write: WriteFiles | None = None) -> PublishReport:
-        """Tell nobody, and remove old versions."""
+        """Remove old versions; no server is told."""
         await asyncio.to_thread(remove_old_versions, self._root, keep=self._keep, in_use=set())
         return PublishReport(version=version)
 
     async def settle(self) -> None:
-        """Return at once: everything was done in `announce`."""
-
-
-def _secret(value: SecretStr | None) -> str | None:
-    return value.get_secret_value() if value is not None else None
+        """Return at once: `announce` left nothing to finish."""

@@ -20,7 +20,7 @@ from agentrl.config.sections import RootConfig
 from agentrl.datasets.question_files import load_questions
 from agentrl.errors import AgentRLError, ConfigError
 from agentrl.inference.weight_sync import PolicyPublisher
-from agentrl.inference.weight_sync.weight_files import version_dir
+from agentrl.inference.weight_sync.version_files import version_dir
 from agentrl.integrations.trl.trl_rollouts import Rollouts, reward_of_rollout, save_model
 from agentrl.launcher.local_cluster import Stage
 from agentrl.launcher.preflight import check_inputs, check_name_is_free

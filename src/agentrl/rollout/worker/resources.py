@@ -46,7 +46,7 @@ async def open_context(
         check_tools(config, model_dir, renderer, toolbox.specs)
         servers = await stack.enter_async_context(
             ServerPool(
-                api_key=None if key is None else key.get_secret_value(),
+                api_key=key,
                 gateway=config.inference.inference_gateway,
             )
         )

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Self
 
 from agentrl.errors import ConfigError, WriteError
-from agentrl.inference.weight_sync.weight_files import remove_old_versions, version_dir
-from agentrl.runtime.atomic_directory import put_in_place, stage
+from agentrl.inference.weight_sync.version_files import remove_old_versions, version_dir
+from agentrl.runtime.atomic_directory import commit_directory, stage_directory
 from agentrl.trainer.metrics.history import History
 
 MODEL_DIR = "model"
@@ -82,7 +82,7 @@ class Draft:
             WriteError: it could not be written.
         """
         target = version_dir(checkpoints_root(output_path), step)
-        staging = stage(target)
+        staging = stage_directory(target)
         try:
             shutil.copytree(model_dir, staging / MODEL_DIR, copy_function=_link_or_copy)
             state = {"format": _FORMAT, "step": step, "history": history.to_json()}
@@ -105,7 +105,7 @@ class Draft:
         Raises:
             WriteError: it could not be moved to its place.
         """
-        put_in_place(self.staging, self.target)
+        commit_directory(self.staging, self.target)
         remove_old_versions(self.target.parent, keep=keep, in_use=())
         return self.target
 

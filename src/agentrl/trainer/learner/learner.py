@@ -34,7 +34,7 @@ from agentrl.distributed import (
     sharded_state_dict,
     whole_tensor,
 )
-from agentrl.distributed.buckets import Bucket, in_buckets
+from agentrl.distributed.broadcast import Bucket, in_buckets
 from agentrl.errors import ConfigError
 from agentrl.models.adapter_files import AdapterShape
 from agentrl.models.attention.registry import implementation_of
@@ -226,7 +226,7 @@ class Learner:
             grad_norm=grad_norm,
             learning_rate=rate,
             num_terms=int(totals.num_terms),
-            terms=term_stats(TermTrace.joined(self._ranks.gather_shares(trace))),
+            terms=term_stats(TermTrace.joined(self._ranks.gather_dp(trace))),
             flops=totals.flops,
             peak_tflops=self._trainer.peak_tflops or peak_tflops(self._ranks.device),
             entropy=totals.entropy / count if self._trainer.log_entropy else None,
@@ -236,7 +236,7 @@ class Learner:
                 "forward_backward": accumulated - started,
                 "optimizer": time.monotonic() - accumulated,
             },
-            ratios=joined(self._ranks.gather_shares(ratios)),
+            ratios=joined(self._ranks.gather_dp(ratios)),
             skipped=skipped,
         )
 

@@ -126,7 +126,7 @@ async def lead_sft(
                 if config.data.eval_file is None
                 else await asyncio.to_thread(file_examples, config.data.eval_file, renderer)
             )
-            plan = _plan(config, len(examples), ranks.shape.num_shares)
+            plan = _plan(config, len(examples), ranks.shape.dp_size)
             config = _for_sft(config, plan)
             state = (
                 checkpoint.state_path if checkpoint and checkpoint.step < plan.num_steps else None

@@ -9,7 +9,7 @@ import pytest
 from starlette.responses import JSONResponse, Response
 from support.stub_server import generation, stub_server
 
-from agentrl.inference.client.http_client import SGLangClient
+from agentrl.inference.client.sglang_client import SGLangClient
 from agentrl.inference.wire import GenerateRequest
 from agentrl.schema import SamplingParams
 

@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import pytest
 
-from agentrl.inference.client.load_balancing import Balance, Pressure
+from agentrl.inference.client.load_balancing import LoadBalancer, Pressure
 from agentrl.schema import InferenceService, ServerLoad, ServiceStatus, utc_now
 
 URLS = ("http://a", "http://b", "http://c")
@@ -78,7 +78,7 @@ def test_servers_that_do_not_tell_are_never_pressed() -> None:
 
 def test_new_conversations_avoid_a_pressed_server_and_old_ones_wait_for_it_no_longer() -> None:
     pressure = Pressure()
-    balance = Balance(pressure)
+    balance = LoadBalancer(pressure)
     a, b, _ = URLS
     balance.in_flight[b] = 5
     assert balance.choose("old", None, URLS[:2]) == a
@@ -95,7 +95,7 @@ def test_new_conversations_avoid_a_pressed_server_and_old_ones_wait_for_it_no_lo
 
 
 def test_conversation_leaves_a_server_that_is_far_busier_than_the_idlest() -> None:
-    balance = Balance(Pressure())
+    balance = LoadBalancer(Pressure())
     first = balance.choose("record", None, URLS)
     balance.in_flight[first] = 8
     assert balance.choose("record", None, URLS) == first
@@ -108,7 +108,7 @@ def test_servers_get_work_in_proportion_to_their_speed(times_as_fast: float) -> 
     """Conversations of four turns, one after the other in each of 32 places, on a virtual clock."""
     fast, slow = URLS[:2]
     seconds = {fast: 1.0, slow: times_as_fast}
-    balance, random_ = Balance(Pressure()), random.Random(0)
+    balance, random_ = LoadBalancer(Pressure()), random.Random(0)
     done: Counter[str] = Counter()
     ends: list[tuple[float, int, int, str]] = []  # time, place, turn, server
 
@@ -130,7 +130,7 @@ def test_servers_get_work_in_proportion_to_their_speed(times_as_fast: float) -> 
 
 def test_processes_agree_on_the_server_of_a_group() -> None:
     homes = [
-        [Balance(Pressure()).choose(f"{process}/{n}", f"task {n}", URLS) for n in range(300)]
+        [LoadBalancer(Pressure()).choose(f"{process}/{n}", f"task {n}", URLS) for n in range(300)]
         for process in range(2)
     ]
     assert homes[0] == homes[1]
@@ -138,19 +138,19 @@ def test_processes_agree_on_the_server_of_a_group() -> None:
 
 
 def test_server_gets_a_quarter_more_than_its_part_for_the_sake_of_a_group() -> None:
-    balance = Balance(Pressure())
+    balance = LoadBalancer(Pressure())
     for number in range(60):  # tries of one and the same question
         balance.in_flight[balance.choose(f"try {number}", "task", URLS)] += 1
     assert sorted(balance.in_flight.values())[1:] == [25, 25]
-    spread = Balance(Pressure())
+    spread = LoadBalancer(Pressure())
     for number in range(60):
         spread.in_flight[spread.choose(f"try {number}", f"task {number // 4}", URLS)] += 1
     assert max(spread.in_flight.values()) <= 26
 
 
 def test_groups_stay_where_they_are_as_another_server_goes() -> None:
-    before = {n: Balance(Pressure()).choose("k", f"task {n}", URLS) for n in range(100)}
-    after = {n: Balance(Pressure()).choose("k", f"task {n}", URLS[:2]) for n in range(100)}
+    before = {n: LoadBalancer(Pressure()).choose("k", f"task {n}", URLS) for n in range(100)}
+    after = {n: LoadBalancer(Pressure()).choose("k", f"task {n}", URLS[:2]) for n in range(100)}
     moved = [n for n in before if before[n] != after[n]]
     assert all(before[n] == URLS[2] for n in moved)
 
@@ -161,7 +161,7 @@ def servers_of_a_group(*, are_groups: bool) -> float:
     Returns:
         How many servers a group's tries came to, on average: each computes the question anew.
     """
-    balance, random_ = Balance(Pressure()), random.Random(0)
+    balance, random_ = LoadBalancer(Pressure()), random.Random(0)
     urls = [f"http://server{number}" for number in range(16)]
     ends: list[tuple[float, str]] = []
     met: set[tuple[int, str]] = set()

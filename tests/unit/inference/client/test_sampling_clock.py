@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from agentrl.inference.client.sampling_clock import SamplingClock
+from agentrl.inference.client.pool import SamplingClock
 from agentrl.schema import InferenceService, ServiceStatus
 
 TURN_SECONDS = 0.2

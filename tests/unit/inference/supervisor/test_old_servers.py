@@ -18,9 +18,9 @@ from support.stub_server import generation
 from agentrl.config.sections import InferenceSection, ModelSection, PublishSection
 from agentrl.inference import SGLangClient
 from agentrl.inference.client.pool import ServerPool
-from agentrl.inference.supervisor.server_supervisor import ServerKeeper, ServerPlan
+from agentrl.inference.supervisor.server_supervisor import ServerPlan, ServerSupervisor
 from agentrl.inference.weight_sync import PolicyPublisher
-from agentrl.inference.weight_sync.broadcast_attempt import close_update, open_update
+from agentrl.inference.weight_sync.server_operations import close_broadcast, open_broadcast
 from agentrl.inference.wire import GenerateRequest
 from agentrl.schema import Run, SamplingParams
 from agentrl.store import TrajectoryStore
@@ -71,7 +71,7 @@ async def server_of(version: str) -> AsyncIterator[ControlServer]:
 async def kept(store: TrajectoryStore, url: str) -> AsyncIterator[None]:
     """A keeper at work beside a server that somebody else runs."""
     plan = ServerPlan(url=url, model_path=Path("m"), log_prefix="", seed=0)
-    keeper = ServerKeeper(
+    keeper = ServerSupervisor(
         store, plan, model=ModelSection(), inference=KEYED, publish=PublishSection()
     )
     stop = asyncio.Event()
@@ -100,7 +100,7 @@ async def test_every_version_takes_new_weights_and_gives_tokens_with_their_versi
         await publisher.settle()
         (service,) = await store.services.all()
         assert (service.status, service.policy_version) == ("up", 1)
-        async with ServerPool(api_key="data", gateway=None) as pool:
+        async with ServerPool(api_key=SecretStr("data"), gateway=None) as pool:
             pool.update([service])
             result = await pool.generate("record", REQUEST)
     assert [(span.version, span.start, span.end) for span in result.version_spans] == [(1, 0, 2)]
@@ -114,8 +114,8 @@ async def test_every_version_takes_new_weights_and_gives_tokens_with_their_versi
 @pytest.mark.parametrize("version", MISSING)
 async def test_every_version_is_opened_for_a_broadcast_and_closed_again(version: str) -> None:
     async with server_of(version) as control, SGLangClient(control.base_url) as client:
-        await open_update(client, "retract")
-        await close_update(client, "group")
+        await open_broadcast(client, "retract")
+        await close_broadcast(client, "group")
     assert control.names()[-1] == "continue_generation"
 
 
@@ -132,7 +132,7 @@ async def test_each_key_goes_to_its_routes_and_a_gateway_gets_the_one_for_genera
     ):
         await publisher.announce(1)
         await publisher.settle()
-        async with ServerPool(api_key="data", gateway=gateway.base_url) as pool:
+        async with ServerPool(api_key=SecretStr("data"), gateway=gateway.base_url) as pool:
             pool.update(await store.services.all())
             await pool.generate("record", REQUEST)
         async with asyncio.timeout(10):

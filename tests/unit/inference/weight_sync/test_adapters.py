@@ -14,10 +14,10 @@ from support.engines import Oracle, make_model, prompt, request
 from agentrl.config.sections import InferenceSection, ModelSection, PublishSection
 from agentrl.errors import InferenceError
 from agentrl.inference import ServerPool
-from agentrl.inference.client.http_client import SGLangClient
-from agentrl.inference.supervisor.server_supervisor import ServerKeeper, ServerPlan
+from agentrl.inference.client.sglang_client import SGLangClient
+from agentrl.inference.supervisor.server_supervisor import ServerPlan, ServerSupervisor
 from agentrl.inference.weight_sync import AdapterNames, PolicyPublisher
-from agentrl.inference.weight_sync.adapter_names import is_of_same_run
+from agentrl.inference.weight_sync.version_files import is_of_same_run
 from agentrl.inference.wire import GenerateResult, adapter_version
 from agentrl.models.lora import merge_adapter
 from agentrl.runtime.ports import free_port
@@ -33,7 +33,7 @@ class Scene:
 
     store: TrajectoryStore
     publisher: PolicyPublisher
-    keeper: ServerKeeper
+    keeper: ServerSupervisor
     pool: ServerPool
     merged: list[Path]
     oracle: Oracle = field(default_factory=Oracle)
@@ -71,7 +71,7 @@ async def scene(store: TrajectoryStore, tmp_path: Path) -> AsyncIterator[Scene]:
     for version in range(NUM_VERSIONS):
         directory = make_adapter(model, publisher.directory(version), seed=version)
         merged.append(merge_adapter(directory, model, tmp_path / f"merged{version}"))
-    keeper = ServerKeeper(
+    keeper = ServerSupervisor(
         store,
         ServerPlan(url=None, model_path=model, log_prefix=f"{tmp_path}/engine_", seed=0),
         model=ModelSection(lora_rank=4),

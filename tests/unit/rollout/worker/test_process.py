@@ -290,7 +290,7 @@ for name in ("torch", "transformers", "accelerate"):
     sys.modules[name] = None
 import agentrl.rollout.worker.sampler_process
 import agentrl.rollout, agentrl.datasets.task_stream, agentrl.rewards, agentrl.tools
-import agentrl.renderers, agentrl.store, agentrl.inference.client.http_client, agentrl.inference.client.pool
+import agentrl.renderers, agentrl.store, agentrl.inference.client.sglang_client, agentrl.inference.client.pool
 """
     subprocess.run([sys.executable, "-c", program], check=True, timeout=30)
 

@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from agentrl.distributed.broadcast import Seat
+from agentrl.distributed.broadcast import RankAssignment
 from agentrl.errors import InferenceError
 from agentrl.inference.engine.generation.batch_scheduler import PauseMode
 from agentrl.inference.engine.http.frontend import BadRequest, FrontEnd, NotFlushed, Refused
@@ -331,7 +331,7 @@ class _Routes:
         backend = typed(body, "backend", str, "nccl")
         if backend != "gloo":
             return failed(f"the embedded engine runs on the CPU and joins gloo, not {backend}")
-        seat = Seat(
+        seat = RankAssignment(
             host=required(body, "master_address", str),
             port=required(body, "master_port", int),
             rank=required(body, "rank_offset", int),

@@ -11,7 +11,7 @@ from typing import Self
 import torch
 from transformers import PreTrainedModel
 
-from agentrl.distributed.broadcast import BroadcastGroup, Seat, take_seat
+from agentrl.distributed.broadcast import BroadcastGroup, RankAssignment, join_group
 from agentrl.errors import BroadcastError, InferenceError
 from agentrl.inference.engine.weights.live_weights import model_places, not_finite, place_of
 
@@ -82,14 +82,14 @@ class WeightReceiver:
     def __init__(self) -> None:
         self._groups: dict[str, BroadcastGroup] = {}
 
-    async def join(self, name: str, seat: Seat) -> None:
+    async def join(self, name: str, assignment: RankAssignment) -> None:
         """Join a group; returns when all others are there.
 
         Raises:
             InferenceError: they did not come.
         """
         try:
-            group = await take_seat(seat, name, "gloo", _JOIN_SECONDS)
+            group = await join_group(assignment, name, "gloo", _JOIN_SECONDS)
         except BroadcastError as error:
             raise InferenceError(str(error)) from error
         self._groups[name] = group

@@ -1,7 +1,7 @@
 import hashlib
 from pathlib import Path
 
-from agentrl.inference.weight_sync.weight_files import (
+from agentrl.inference.weight_sync.version_files import (
     checksum,
     remove_old_versions,
     version_dir,

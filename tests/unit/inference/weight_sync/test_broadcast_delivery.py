@@ -17,11 +17,15 @@ from safetensors.torch import load_file
 from support.engines import Oracle, engine_process, make_model, prompt, request
 
 from agentrl.config.sections import InferenceSection, PublishSection
-from agentrl.distributed.buckets import Bucket, in_buckets
+from agentrl.distributed.broadcast import Bucket, in_buckets
 from agentrl.errors import ServerRefused
-from agentrl.inference.client.http_client import SGLangClient
+from agentrl.inference.client.sglang_client import SGLangClient
 from agentrl.inference.weight_sync import PolicyPublisher
-from agentrl.inference.weight_sync.broadcast_delivery import BroadcastDelivery, SendWeights
+from agentrl.inference.weight_sync.broadcast_delivery import (
+    BroadcastDelivery,
+    SendWeights,
+    gathered_buckets,
+)
 from agentrl.inference.wire import MIXED_LABEL, parse_result
 from agentrl.schema import InferenceService, Run
 from agentrl.store import TrajectoryStore
@@ -200,10 +204,8 @@ async def test_gathering_ends_when_nobody_takes_the_weights_any_more() -> None:
 
         await asyncio.to_thread(work)
 
-    delivery = BroadcastDelivery(PublishSection(), send, "gloo")
-    delivery.phases["gather"] = 0.0
     before = asyncio.all_tasks()
-    async with aclosing(delivery._gathered()) as buckets:
+    async with aclosing(gathered_buckets(send, 1 << 20, on_cpu=True)) as buckets:
         await anext(buckets)
         (gathering,) = asyncio.all_tasks() - before
-    await asyncio.wait_for(gathering, 5)
+    await asyncio.wait_for(gathering, 60)

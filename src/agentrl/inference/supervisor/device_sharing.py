@@ -11,8 +11,8 @@ import time
 from collections.abc import Awaitable, Callable
 
 from agentrl.errors import InferenceError, ServerUnusable, StoreError
-from agentrl.inference.client.http_client import SGLangClient
-from agentrl.inference.weight_sync.server_sleep import wake
+from agentrl.inference.client.sglang_client import SGLangClient
+from agentrl.inference.weight_sync.server_operations import wake
 from agentrl.schema import InferenceService, Policy
 from agentrl.store import TrajectoryStore
 
@@ -23,7 +23,7 @@ _GRACE_SECONDS = 3.0
 """Beyond the publisher's own bound on a server's way to sleep or from it."""
 
 
-class DeviceShare:
+class DeviceSharing:
     """One server's share of a device: when it may start, when it sleeps, and who wakes it.
 
     Args:

@@ -1,12 +1,14 @@
-"""Directories of published weights: their names, sizes and checksums, and which of them stay."""
+"""Published versions on disk: names, sizes, checksums, and which of them are kept."""
 
 import hashlib
 import re
+import secrets
 import shutil
 from collections.abc import Collection
 from pathlib import Path
 
 _VERSION_DIR = re.compile(r"^\d{6,}$")
+_ADAPTER_NAME = re.compile(r"^(?P<run>.+)-[0-9a-f]{6}-v\d+$")
 _CHUNK_BYTES = 1 << 20
 
 
@@ -16,12 +18,12 @@ def version_dir(root: Path, version: int) -> Path:
 
 
 def weight_bytes(directory: Path) -> int:
-    """Return the bytes of a directory's weight files in all."""
+    """Return the total size of a directory's weight files in bytes."""
     return sum(path.stat().st_size for path in directory.glob("*.safetensors"))
 
 
 def checksum(directory: Path) -> str:
-    """Return the SHA-256 over a directory's weight files in name order."""
+    """Return the SHA-256 over a directory's weight files in name order, as hex digits."""
     digest = hashlib.sha256()
     for path in sorted(directory.glob("*.safetensors")):
         with path.open("rb") as file:
@@ -45,3 +47,25 @@ def remove_old_versions(root: Path, *, keep: int, in_use: Collection[int]) -> li
     for version in removed:
         shutil.rmtree(version_dir(root, version), ignore_errors=True)
     return removed
+
+
+class AdapterNames:
+    """Names of the adapters that one trainer process publishes: `RUN-1a2b3c-v12`.
+
+    The hexadecimal part is drawn when the trainer starts. A trainer that resumes publishes version
+    numbers again that servers may know from a future that was lost; the new names keep a server
+    from answering with the old weights.
+    """
+
+    def __init__(self, run_name: str) -> None:
+        self._prefix = f"{run_name}-{secrets.token_hex(3)}"
+
+    def of(self, version: int) -> str:
+        """Return the name of a policy version's adapter."""
+        return f"{self._prefix}-v{version}"
+
+
+def is_of_same_run(name: str, other: str) -> bool:
+    """Return whether two names are of adapters of one run, whichever trainer process chose them."""
+    found, wanted = _ADAPTER_NAME.match(name), _ADAPTER_NAME.match(other)
+    return found is not None and wanted is not None and found["run"] == wanted["run"]

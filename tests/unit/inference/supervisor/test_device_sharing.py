@@ -10,8 +10,8 @@ import pytest
 from support.engines import make_model, request
 
 from agentrl.config.sections import InferenceSection, ModelSection, PublishSection
-from agentrl.inference.client.http_client import SGLangClient
-from agentrl.inference.supervisor.server_supervisor import ServerKeeper, ServerPlan
+from agentrl.inference.client.sglang_client import SGLangClient
+from agentrl.inference.supervisor.server_supervisor import ServerPlan, ServerSupervisor
 from agentrl.inference.weight_sync import PolicyPublisher
 from agentrl.runtime.ports import free_port
 from agentrl.schema import InferenceService, Run, ServiceStatus
@@ -29,7 +29,7 @@ PUBLISH = PublishSection(publish_timeout_seconds=5)
 @asynccontextmanager
 async def kept(store: TrajectoryStore, model: Path, folder: Path) -> AsyncIterator[None]:
     """A keeper at work, beside a run whose trainer has its lease."""
-    keeper = ServerKeeper(
+    keeper = ServerSupervisor(
         store,
         ServerPlan(url=None, model_path=model, log_prefix=f"{folder}/engine_", seed=0),
         model=ModelSection(),

@@ -10,9 +10,9 @@ from support.control_server import ControlServer, refuse, serve
 
 from agentrl.config.sections import InferenceSection, PublishSection
 from agentrl.errors import InferenceError
-from agentrl.inference.client.http_client import SGLangClient
+from agentrl.inference.client.sglang_client import SGLangClient
 from agentrl.inference.weight_sync import PolicyPublisher, update_server
-from agentrl.inference.weight_sync.server_update import release_of
+from agentrl.inference.weight_sync.server_operations import release_of
 from agentrl.schema import InferenceService, Run
 from agentrl.store import TrajectoryStore
 
@@ -99,7 +99,7 @@ async def test_a_slow_server_is_given_up_and_continued() -> None:
 async def test_server_that_answers_nothing_at_all_holds_nobody_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("agentrl.inference.weight_sync.server_update._CONTINUE_SECONDS", 0.2)
+    monkeypatch.setattr("agentrl.inference.weight_sync.server_operations._CONTINUE_SECONDS", 0.2)
     async with serve() as control:
         release = asyncio.Event()
 

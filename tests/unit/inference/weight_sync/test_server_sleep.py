@@ -9,9 +9,9 @@ from support.control_server import ControlServer, refuse, serve
 
 from agentrl.config.sections import InferenceSection, PublishSection
 from agentrl.errors import InferenceError
-from agentrl.inference.client.http_client import SGLangClient
+from agentrl.inference.client.sglang_client import SGLangClient
 from agentrl.inference.weight_sync import PolicyPublisher
-from agentrl.inference.weight_sync.server_sleep import put_to_sleep, wake
+from agentrl.inference.weight_sync.server_operations import put_to_sleep, wake
 from agentrl.schema import InferenceService, Policy, Run
 from agentrl.store import TrajectoryStore
 

@@ -10,6 +10,7 @@ from typing import Any, Literal, Protocol, Self
 
 import aiohttp
 import orjson
+from pydantic import SecretStr
 
 from agentrl.errors import InferenceError, ServerRefused, ServerUnreachable
 from agentrl.inference.wire import (
@@ -77,8 +78,8 @@ class SGLangClient:
         self,
         base_url: str,
         *,
-        api_key: str | None = None,
-        admin_key: str | None = None,
+        api_key: SecretStr | None = None,
+        admin_key: SecretStr | None = None,
         generate_timeout_seconds: float | None = None,
     ) -> None:
         """Prepare a client, inside a running event loop.
@@ -449,5 +450,5 @@ def _json(content: bytes, base_url: str) -> Any:
         raise InferenceError(f"{base_url} answered with something that is not JSON") from error
 
 
-def _bearer(key: str | None) -> dict[str, str]:
-    return {} if key is None else {"Authorization": f"Bearer {key}"}
+def _bearer(key: SecretStr | None) -> dict[str, str]:
+    return {} if key is None else {"Authorization": f"Bearer {key.get_secret_value()}"}

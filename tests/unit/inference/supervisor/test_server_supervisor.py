@@ -10,8 +10,8 @@ import pytest
 from support.engines import make_model, request
 
 from agentrl.config.sections import InferenceSection, ModelSection, PublishSection
-from agentrl.inference.client.http_client import SGLangClient
-from agentrl.inference.supervisor.server_supervisor import ServerKeeper, ServerPlan
+from agentrl.inference.client.sglang_client import SGLangClient
+from agentrl.inference.supervisor.server_supervisor import ServerPlan, ServerSupervisor
 from agentrl.runtime.ports import free_port
 from agentrl.schema import InferenceService
 from agentrl.store import TrajectoryStore
@@ -28,9 +28,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @asynccontextmanager
 async def kept(
     store: TrajectoryStore, model: Path, folder: Path, port: int, **inference: object
-) -> AsyncIterator[ServerKeeper]:
+) -> AsyncIterator[ServerSupervisor]:
     """A keeper at work, with a server on the port or one after it."""
-    keeper = ServerKeeper(
+    keeper = ServerSupervisor(
         store,
         ServerPlan(url=None, model_path=model, log_prefix=f"{folder}/engine_", seed=0),
         model=ModelSection(),

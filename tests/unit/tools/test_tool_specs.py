@@ -4,7 +4,7 @@ from pydantic import SecretStr
 
 from agentrl.errors import ConfigError
 from agentrl.tools import McpServer, ToolsConfig
-from agentrl.tools.selection import check_filters, select_tools, unique_names
+from agentrl.tools.tool_specs import check_filters, select_tools, unique_names
 
 
 def tool(name: str) -> Tool:

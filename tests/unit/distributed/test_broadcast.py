@@ -2,7 +2,7 @@
 
 import torch
 
-from agentrl.distributed.buckets import in_buckets
+from agentrl.distributed.broadcast import in_buckets
 
 
 def group(*sizes: int) -> list[tuple[str, torch.Tensor]]:

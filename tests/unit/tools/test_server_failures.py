@@ -3,7 +3,7 @@ import asyncio
 import pytest
 
 from agentrl.errors import ToolError
-from agentrl.tools.circuit_breaker import CircuitBreaker
+from agentrl.tools.server_failures import CircuitBreaker
 
 
 def breaker(**options: float) -> CircuitBreaker:

@@ -1,0 +1,289 @@
+"""Sequences of control calls on one server: update it, put it to sleep, wake it, take a broadcast.
+
+What happens to generations in flight while a server is paused:
+
+    retract   they are recomputed under the new weights and go on
+    in_place  they go on with the cache of the old weights
+    abort     they are cut; the client resumes them where they were cut
+
+Comes in: a client and a policy. Goes out: a server that serves it, or an `InferenceError`. Nothing
+here knows the store, or that there are other servers.
+"""
+
+import asyncio
+import contextlib
+import re
+import time
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from agentrl.config.sections import PublishSection
+from agentrl.errors import InferenceError, ServerRefused
+from agentrl.inference.client.sglang_client import SGLangClient
+from agentrl.inference.weight_sync.version_files import is_of_same_run
+from agentrl.inference.wire import MIXED_LABEL, adapter_version
+from agentrl.schema import Policy
+
+PauseMode = Literal["retract", "in_place", "abort"]
+
+# Before this version a server dies when the cache is flushed while retracted requests wait.
+_RETRACT_SINCE = (0, 5, 20)
+# The weights are in, only the flush was refused: the update must not be repeated from scratch.
+_UPDATED_NOT_FLUSHED = "weights were updated"
+_CONTINUE_ATTEMPTS = 3
+_CONTINUE_SECONDS = 5.0
+_FLUSH_RETRY_SECONDS = 0.05
+_CLEANUP_SECONDS = 3.0
+"""Bound on each step of cleaning up after a broadcast that failed."""
+_NOT_FOUND = 404
+_WEIGHTS, _CACHE = "weights", "kv_cache"
+
+
+@dataclass(frozen=True)
+class ServedPolicy:
+    """What a server can serve."""
+
+    version: int
+    adapter: str | None = None
+
+    def is_policy(self, policy: Policy) -> bool:
+        """Return whether it is the given policy."""
+        return (self.version, self.adapter) == (policy.version, policy.adapter)
+
+
+async def served_policy(client: SGLangClient, policy: Policy | None) -> ServedPolicy:
+    """Return `policy` if the server can serve it, else what the server has instead."""
+    if policy is not None and policy.adapter is not None:
+        loaded = await client.adapters()
+        if policy.adapter in loaded:
+            return ServedPolicy(policy.version, policy.adapter)
+        others = [name for name in loaded if is_of_same_run(name, policy.adapter)]
+        if others:
+            newest = max(others, key=adapter_version)
+            return ServedPolicy(adapter_version(newest), newest)
+    return ServedPolicy((await client.model_info()).weight_version)
+
+
+async def update_to_policy(client: SGLangClient, policy: Policy, publish: PublishSection) -> float:
+    """Bring a server to a published policy from its files.
+
+    An adapter is loaded beside those that are there: nothing is paused, and generations in flight
+    go on under the adapter that they began with.
+
+    Returns:
+        Seconds for which the server was paused.
+
+    Raises:
+        InferenceError: as for `update_server`.
+    """
+    if policy.adapter is None:
+        return await update_server(
+            client,
+            Path(policy.path),
+            policy.version,
+            mode=publish.publish_mode,
+            timeout_seconds=publish.publish_timeout_seconds,
+        )
+    async with _bounded(client, publish.publish_timeout_seconds, "for an adapter"):
+        if policy.adapter not in await client.adapters():
+            await client.load_adapter(policy.adapter, policy.path)
+    return 0.0
+
+
+async def update_server(
+    client: SGLangClient, path: Path, version: int, *, mode: PauseMode, timeout_seconds: float
+) -> float:
+    """Bring a server to a policy version; it is told to continue whatever happens.
+
+    Args:
+        client: has the control key.
+        path: Hugging Face directory that the server can read.
+        version: policy version of the weights in it.
+        mode: what happens to generations in flight.
+        timeout_seconds: bound on pause and update together; 5 s come on top when they failed.
+
+    Returns:
+        Seconds for which the server was paused.
+
+    Raises:
+        InferenceError: the server refused, failed, or took too long. A server that hangs may be
+            left paused; it has to be brought up to date before it is used again.
+    """
+    async with _bounded(client, timeout_seconds, "for new weights"):
+        mode = await supported_mode(client, mode)
+        started = time.monotonic()
+        try:
+            await client.pause(mode)
+            await _load_weights(client, path, version, flush_cache=mode != "in_place")
+        except BaseException:
+            # Also when the pause itself failed: its answer may have been lost, not the request.
+            with contextlib.suppress(TimeoutError, InferenceError):
+                await asyncio.wait_for(_resume(client), _CONTINUE_SECONDS)
+            raise
+        await _resume(client)
+        return time.monotonic() - started
+
+
+async def put_to_sleep(client: SGLangClient, *, mode: PauseMode, timeout_seconds: float) -> None:
+    """Have a server release the memory of its weights and its cache.
+
+        pause ─> flush ─> release ┄ the trainer computes ┄> weights' memory ─> weights ─> cache ─> continue
+
+    Generations in flight stay in flight: the server retracts them, or cuts them and the client asks
+    again, which waits at the pause. A server that fails on the way is in an unknown state; its
+    supervisor restarts it.
+
+    Args:
+        client: has the control key.
+        mode: what happens to generations in flight, `retract` or `abort`.
+        timeout_seconds: bound on all of it.
+
+    Raises:
+        InferenceError: it cannot, failed, or took too long.
+    """
+    async with _bounded(client, timeout_seconds, "to give its memory up"):
+        if not (await client.server_info()).get("enable_memory_saver"):
+            raise InferenceError(
+                f"{client.base_url} gives no memory up: start it with --colocated, too "
+                "(SGLang's --enable-memory-saver)"
+            )
+        await client.pause(await supported_mode(client, mode))
+        await _flush(client)
+        await client.release_memory([_CACHE, _WEIGHTS])
+
+
+async def wake(client: SGLangClient, policy: Policy, *, timeout_seconds: float) -> float:
+    """Have a sleeping server take its memory back and go on under a published policy.
+
+    Returns:
+        Seconds that it took.
+
+    Raises:
+        InferenceError: it failed, or took too long.
+    """
+    started = time.monotonic()
+    async with _bounded(client, timeout_seconds, "to wake up"):
+        await client.resume_memory([_WEIGHTS])
+        await _load_weights(client, Path(policy.path), policy.version, flush_cache=True)
+        # Last, so that the cache does not compete for memory while the weights are loaded.
+        await client.resume_memory([_CACHE])
+        await _resume(client)
+    return time.monotonic() - started
+
+
+async def open_broadcast(client: SGLangClient, mode: PauseMode) -> None:
+    """Pause a server and open its update session; from now on its weights are of no version."""
+    await client.pause(await supported_mode(client, mode))
+    await client.update_weight_version(MIXED_LABEL)
+    try:
+        await _ignore_not_found(client.begin_weight_update())
+    except ServerRefused:
+        # Left open by a round that failed, or by a trainer that died.
+        await client.end_weight_update()
+        await client.begin_weight_update()
+
+
+async def close_broadcast(client: SGLangClient, group: str) -> None:
+    """Close a server's update session, and let it go on with weights that are complete."""
+    await _ignore_not_found(client.end_weight_update())
+    await client.destroy_weights_update_group(group)
+    await _resume(client)
+
+
+async def abandon_group(client: SGLangClient, group: str) -> None:
+    """Have a server leave a group that has failed, if it ever joined it."""
+    with contextlib.suppress(InferenceError, TimeoutError):
+        async with asyncio.timeout(_CLEANUP_SECONDS):
+            await client.destroy_weights_update_group(group)
+
+
+async def abort_paused(client: SGLangClient) -> None:
+    """Cut what a paused server has in flight; it stays paused until it has complete weights."""
+    with contextlib.suppress(InferenceError, TimeoutError):
+        async with asyncio.timeout(_CLEANUP_SECONDS):
+            await client.abort()
+            await _ignore_not_found(client.end_weight_update())
+
+
+async def supported_mode(client: SGLangClient, mode: PauseMode) -> PauseMode:
+    """Return the mode, or `abort` where the server is too old for it."""
+    if mode != "retract":
+        return mode
+    info = await client.server_info()
+    version = release_of(str(info.get("version", "")))
+    return mode if version is None or version >= _RETRACT_SINCE else "abort"
+
+
+def release_of(version: str) -> tuple[int, int, int] | None:
+    """Return the numbers of a version such as `0.5.12.post1`; None when it does not look like one."""
+    match = re.match(r"v?(\d+)\.(\d+)\.(\d+)", version)
+    return (int(match[1]), int(match[2]), int(match[3])) if match else None
+
+
+@asynccontextmanager
+async def _bounded(client: SGLangClient, seconds: float, purpose: str) -> AsyncIterator[None]:
+    """Turn the end of the time into an `InferenceError` that says what took too long."""
+    try:
+        async with asyncio.timeout(seconds):
+            yield
+    except TimeoutError:
+        raise InferenceError(
+            f"{client.base_url} took longer than {seconds:g} s {purpose}"
+        ) from None
+
+
+async def _load_weights(
+    client: SGLangClient, path: Path, version: int, *, flush_cache: bool
+) -> None:
+    """Have a paused server load weights and their version label.
+
+    Raises:
+        InferenceError: the server still has the former weights.
+    """
+    try:
+        await client.update_weights_from_disk(
+            str(path), weight_version=str(version), flush_cache=flush_cache
+        )
+    except InferenceError as error:
+        if _UPDATED_NOT_FLUSHED not in str(error).lower():
+            raise
+        await client.flush_cache()
+        # The front end kept the old label, because the call as a whole failed.
+        await client.update_weight_version(str(version))
+
+
+async def _resume(client: SGLangClient) -> None:
+    """Tell a server to continue, repeatedly if need be."""
+    for attempt in range(_CONTINUE_ATTEMPTS):
+        try:
+            await client.continue_()
+            return
+        except InferenceError:
+            if attempt == _CONTINUE_ATTEMPTS - 1:
+                raise
+            await asyncio.sleep(0.2 * (attempt + 1))
+
+
+async def _flush(client: SGLangClient) -> None:
+    """Flush the cache as soon as nothing runs: what was aborted is computed for one more step."""
+    while True:
+        try:
+            await client.flush_cache()
+        except ServerRefused as error:
+            if error.status != 400:
+                raise
+            await asyncio.sleep(_FLUSH_RETRY_SECONDS)
+        else:
+            return
+
+
+async def _ignore_not_found(call: Awaitable[None]) -> None:
+    """Await a call of a route that SGLang has had since about 0.5.20; older ones do without."""
+    try:
+        await call
+    except ServerRefused as error:
+        if error.status != _NOT_FOUND:
+            raise

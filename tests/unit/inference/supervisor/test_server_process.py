@@ -1,0 +1,66 @@
+"""Command lines of inference servers."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import SecretStr
+
+from agentrl.config.sections import InferenceSection, ModelSection
+from agentrl.errors import ConfigError
+from agentrl.inference.supervisor import server_process
+from agentrl.inference.supervisor.server_process import check_keys, server_command
+
+
+@pytest.fixture(autouse=True)
+def sglang_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_process, "sglang_python", lambda: "python")
+
+
+def command(model: ModelSection | None = None, **inference: Any) -> list[str]:
+    return server_command(
+        InferenceSection(**{"inference_backend": "sglang", **inference}),
+        model or ModelSection(),
+        model_path=Path("model"),
+        port=30000,
+        version=0,
+        seed=0,
+    )
+
+
+@pytest.mark.parametrize("router_replay", [False, True])
+def test_sglang_says_which_experts_it_chose_where_they_are_replayed(router_replay: bool) -> None:
+    argv = command(ModelSection(router_replay=router_replay))
+    assert [argv[0], Path(argv[1]).name] == ["python", "sglang_starter.py"]
+    assert ("--enable-return-routed-experts" in argv) is router_replay
+
+
+@pytest.mark.parametrize("colocated", [False, True])
+def test_sglang_can_give_memory_up_where_the_trainer_needs_it(colocated: bool) -> None:
+    assert ("--enable-memory-saver" in command(colocated=colocated)) is colocated
+
+
+@pytest.mark.parametrize("backend", ["embedded", "sglang"])
+def test_no_key_stands_among_a_servers_arguments(backend: str) -> None:
+    argv = command(
+        inference_backend=backend,
+        inference_api_key=SecretStr("data-key"),
+        inference_admin_key=SecretStr("admin-key"),
+    )
+    assert "-key" not in " ".join(argv)
+
+
+def test_servers_for_other_machines_want_a_key_of_their_own_for_control() -> None:
+    reachable = InferenceSection(inference_host="10.0.0.1", inference_api_key=SecretStr("data"))
+    with pytest.raises(ConfigError, match="set AGENTRL_ADMIN_KEY as well"):
+        check_keys(reachable)
+    check_keys(reachable.model_copy(update={"inference_admin_key": SecretStr("admin")}))
+
+
+@pytest.mark.parametrize("lora_rank", [0, 8])
+def test_sglang_makes_room_for_adapters_only_where_there_are_to_be_any(lora_rank: int) -> None:
+    model = ModelSection(lora_rank=lora_rank, lora_target_modules=("q_proj", "v_proj"))
+    line = " ".join(command(model))
+    wanted = "--enable-lora --max-lora-rank 8 --lora-target-modules q_proj v_proj"
+    assert (wanted in line) == bool(lora_rank)
+    assert ("lora" in line) == bool(lora_rank)
