@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from agentrl.config.loading import parse_flags
+from agentrl.config.command_line import parse_flags
 from agentrl.rewards import GroundTruth, MCPScorerFactory, extract_answer
 from agentrl.rollout import (
     AsyncSampler,

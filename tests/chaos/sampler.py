@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from chaos.journal import Journal
 
-from agentrl.config.loading import parse_flags
+from agentrl.config.command_line import parse_flags
 from agentrl.rollout.worker.sampler_process import run_sampler
 from agentrl.runtime.logs import setup_logging
 from agentrl.schema import DispatchedSamplingTask

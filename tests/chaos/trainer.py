@@ -9,7 +9,7 @@ from typing import Any
 
 from chaos.journal import Journal
 
-from agentrl.config.loading import parse_flags
+from agentrl.config.command_line import parse_flags
 from agentrl.trainer import train_process as process
 from agentrl.trainer.checkpoint.checkpoint import Checkpoint, latest_checkpoint
 from agentrl.trainer.learner.learner import StepOutcome

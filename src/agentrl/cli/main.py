@@ -1,73 +1,112 @@
-"""`agentrl COMMAND [flags]`: dispatch, help, and one line for every user error."""
+"""The `agentrl` command: finds the command that was asked for, and words every user's error.
+
+Commands are imported when they are used, so that `agentrl --help` is quick and a sampler never
+imports torch.
+"""
 
 import importlib
+import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from agentrl import __version__
+import click
+
 from agentrl.errors import AgentRLError, ConfigError
 
-# command -> (module with a `main(argv) -> int`, one-line help). Modules are imported when used, so
-# that `agentrl --help` stays fast and a sampler never meets torch.
 COMMANDS: dict[str, tuple[str, str]] = {
-    "run": ("agentrl.cli.run", "train: starts store, servers, samplers and trainer on one machine"),
-    "sample": ("agentrl.cli.sample", "one sampler process; start as many as you like"),
-    "train": ("agentrl.cli.train", "the trainer (under accelerate launch for several ranks)"),
-    "sft": ("agentrl.cli.sft", "supervised fine-tuning on conversations, or on records of a run"),
-    "serve": ("agentrl.cli.serve", "an inference server, registered and kept up to date"),
-    "eval": ("agentrl.cli.evaluate", "score a checkpoint on held-out questions"),
-    "export": ("agentrl.cli.export", "add a run's adapter (LoRA) into its model's weights"),
-    "tasks": ("agentrl.cli.tasks", "add|list|retry|stats: the questions of a run"),
-    "inspect": ("agentrl.cli.inspect", "look into a run: progress, records turn by turn, failures"),
-    "env": ("agentrl.cli.env", "up: serve MCP servers behind one address, isolated by client"),
-    "verify": ("agentrl.cli.verify", "check that merged training is exact: agentrl verify merge"),
+    "run": ("commands:run", "train on this machine: store, servers, samplers and trainer"),
+    "sample": ("commands:sample", "one sampler process; start as many as you like"),
+    "train": ("commands:train", "the trainer (under accelerate launch for several ranks)"),
+    "sft": ("commands:sft", "supervised fine-tuning on conversations, or on records of a run"),
+    "serve": ("commands:serve", "an inference server, registered and kept up to date"),
+    "eval": ("commands:evaluate", "score a checkpoint on held-out questions"),
+    "export": ("commands:export", "merge a run's adapter (LoRA) into its model's weights"),
+    "tasks": ("task_commands:tasks", "add|list|retry|stats: the questions of a run"),
+    "inspect": (
+        "inspect_commands:inspect",
+        "look into a run: progress, records turn by turn, failures",
+    ),
+    "env": ("commands:env", "up: serve MCP servers behind one address, isolated by client"),
+    "verify": ("commands:verify", "check that merged training is exact: agentrl verify merge"),
     "store": (
-        "agentrl.cli.store",
-        "up|set|stats|export|import|rescore|compact|drop: the database of a run",
+        "store_commands:store",
+        "up|set|rescore|stats|export|import|compact|drop: the database of a run",
     ),
 }
+"""Command -> the module of this package and the function in it, and its summary."""
 
 
-def usage() -> str:
-    """Return the help text of the bare command."""
-    lines = [f"agentrl {__version__}: reinforcement learning for language-model agents", ""]
-    lines.append(
-        "usage: agentrl COMMAND [--flag value ...]   (agentrl COMMAND --help for its flags)"
-    )
-    lines += ["", *(f"  {name:8} {text}" for name, (_, text) in COMMANDS.items())]
-    return "\n".join(lines)
+class _Commands(click.Group):
+    """The commands of the table above, imported on demand."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            raise click.UsageError(
+                f"unknown command {cmd_name!r}; one of {', '.join(COMMANDS)}", ctx
+            )
+        module, _, function = COMMANDS[cmd_name][0].partition(":")
+        command: click.Command = getattr(importlib.import_module(f"agentrl.cli.{module}"), function)
+        return command
+
+    def get_help(self, ctx: click.Context) -> str:
+        from agentrl import __version__
+
+        lines = [f"agentrl {__version__}: reinforcement learning for language-model agents", ""]
+        lines.append(
+            "usage: agentrl COMMAND [--flag value ...]   (agentrl COMMAND --help explains its flags)"
+        )
+        lines += ["", *(f"  {name:8} {text}" for name, (_, text) in COMMANDS.items())]
+        return "\n".join(lines)
+
+
+agentrl = _Commands("agentrl", context_settings={"help_option_names": ["--help", "-h"]})
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status (2: the user's mistake, 1: a failure)."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    if not arguments or arguments[0] in ("--help", "-h", "help"):
-        print(usage())
-        return 0
-    if arguments[0] in ("--version", "version"):
+    arguments = list(sys.argv[1:] if argv is None else argv) or ["--help"]
+    if arguments[0] in ("version", "--version"):
+        from agentrl import __version__
+
         print(__version__)
         return 0
-    command, *rest = arguments
-    if command not in COMMANDS:
-        print(
-            f"agentrl: unknown command {command!r}; one of {', '.join(COMMANDS)}", file=sys.stderr
-        )
-        return 2
+    if arguments[0] == "help":
+        arguments[0] = "--help"
+    name = f"agentrl {arguments[0]}" if arguments[0] in COMMANDS else "agentrl"
     try:
-        if "--help" in rest or "-h" in rest:
-            from agentrl.cli.help import command_help
+        with agentrl.make_context("agentrl", arguments) as context:
+            status: int = agentrl.invoke(context)
+        sys.stdout.flush()
+        return status
+    except click.exceptions.Exit as end:  # after a help text
+        return end.exit_code
+    except click.UsageError as error:
+        from agentrl.config.command_line import usage_problem
 
-            print(command_help(command, COMMANDS[command][1]))
-            return 0
-        entry: Callable[[Sequence[str]], int] = importlib.import_module(COMMANDS[command][0]).main
-        return entry(rest)
-    except ConfigError as error:
-        print(f"agentrl {command}: {error}", file=sys.stderr)
+        print(f"{name}: {usage_problem(error)}", file=sys.stderr)
         return 2
     except AgentRLError as error:
-        print(f"agentrl {command}: {error}", file=sys.stderr)
-        return 1
+        print(f"{name}: {error}", file=sys.stderr)
+        return 2 if isinstance(error, ConfigError) else 1
     except KeyboardInterrupt:
         from agentrl.runtime.signals import INTERRUPTED
 
         return INTERRUPTED
+    except BrokenPipeError:
+        if not _stdout_is_closed():
+            raise
+        return 1
+
+
+def _stdout_is_closed() -> bool:
+    """Return whether the reader of the output is gone, as with `| head`; then write nowhere."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The interpreter flushes once more on its way out.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return True
+    return False

@@ -41,7 +41,6 @@ def check_config(config: RootConfig) -> RootConfig:
         ConfigError: values contradict each other, or ask for what is not supported yet.
     """
     for problem in (
-        *_unsupported(config),
         *_unknown_trackers(config.trainer.report_to),
         *_contradictions(config),
     ):
@@ -49,9 +48,6 @@ def check_config(config: RootConfig) -> RootConfig:
     if config.trainer.sync_sampling and config.algorithm.max_staleness != 0:
         algorithm = config.algorithm.model_copy(update={"max_staleness": 0})
         config = config.model_copy(update={"algorithm": algorithm})
-    if config.trainer.bf16 and config.model.torch_dtype == "auto":
-        model = config.model.model_copy(update={"torch_dtype": "bfloat16"})
-        config = config.model_copy(update={"model": model})
     return config
 
 
@@ -106,17 +102,6 @@ def groups_per_step(config: RootConfig, num_shares: int = 1) -> int:
         return trainer.groups_per_step
     records = trainer.per_device_train_batch_size * trainer.gradient_accumulation_steps * num_shares
     return -(-records // config.data.num_generations)
-
-
-def _unsupported(config: RootConfig) -> Iterator[str]:
-    trainer = config.trainer
-    if trainer.pp_size != 1:
-        yield (
-            f"--pp_size {trainer.pp_size}: token trees are not trained in a pipeline; use 1, and "
-            "--tp_size, --cp_size, --ep_size or more ranks (FSDP2) instead"
-        )
-    if not config.model.cpu_ram_efficient_loading:
-        yield "--cpu_ram_efficient_loading false: every rank reads its own parts only; leave it out"
 
 
 def _unknown_trackers(report_to: Sequence[str]) -> Iterator[str]:

@@ -1,10 +1,15 @@
-"""The flat flag table: which section each flag belongs to, its aliases, and what has no effect."""
+"""The table of flags: every field of every section is one flag of the same name.
+
+This module knows names, types and help texts. It parses nothing (`command_line`) and checks no
+values (`loading`, `checks`).
+"""
 
 import difflib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args, get_origin
 
+from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
 from agentrl.config.sections import SECTIONS
@@ -14,7 +19,7 @@ ALIASES = {
     "mcp_servers_config": "mcp_servers",
     "db_uri": "db_connection_string",
 }
-"""Other names of a flag: the original AgentRL's spelling is accepted everywhere."""
+"""Other spellings of a flag, accepted everywhere; the first is the original AgentRL's."""
 
 _PACKED = "turns are always packed without padding"
 _STREAMED = "the trainer streams from the store and has no data loader"
@@ -32,12 +37,46 @@ NO_EFFECT = {
     "remove_unused_columns": _STREAMED,
     "shift_labels": "targets are always the next token",
 }
-"""Flags of the original that are accepted and change nothing, with the reason."""
+"""Flags of the original AgentRL that are accepted and change nothing -> why."""
+
+ONE_VALUE = {
+    "cpu_ram_efficient_loading": ("true", "every rank reads its own parts only; leave it out"),
+    "pp_size": (
+        "1",
+        "token trees are not trained in a pipeline; use 1, and --tp_size, --cp_size, --ep_size or "
+        "more ranks (FSDP2) instead",
+    ),
+}
+"""Flags of the original AgentRL with one possible value -> that value, and why no other is."""
+
+SHORTHANDS = {"bf16": ("torch_dtype", "bfloat16")}
+"""Switches of the original AgentRL -> the flag and the value that they stand for. A value other
+than `auto` that the flag itself was given counts more."""
+
+USUAL = (
+    *("run_name", "output_dir", "model_name_or_path", "lora_rank", "db_connection_string"),
+    *("train_file", "eval_file", "num_generations", "default_scorer", "scorer_module"),
+    *("num_samplers", "max_turns", "max_new_tokens", "mcp_servers", "mcp_manager_url", "agent"),
+    *("inference_backend", "num_inference_servers", "loss_calculator", "max_steps"),
+    *("groups_per_step", "learning_rate", "max_tokens", "num_processes", "report_to"),
+)
+"""Flags that most command lines need: `--help` shows them first, `--help-all` shows the rest too."""
+
+_VALUE_NAMES: dict[Any, str] = {
+    bool: "",
+    int: "N",
+    float: "X",
+    str: "TEXT",
+    Path: "PATH",
+    SecretStr: "SECRET",
+    dict: "JSON",
+    tuple: "A,B,...",
+}
 
 
 @dataclass(frozen=True)
 class Flag:
-    """One flag: its section, its field and the field's description."""
+    """One flag: its section, its field and what they say of its values."""
 
     name: str
     section: str
@@ -51,25 +90,45 @@ class Flag:
     @property
     def is_tuple(self) -> bool:
         """Whether the flag takes a comma-separated list."""
-        return getattr(self.field.annotation, "__origin__", None) is tuple
+        return self._kind is tuple
 
     @property
     def is_path(self) -> bool:
         """Whether the flag names a file or a directory."""
-        return Path in (self.field.annotation, *get_args(self.field.annotation))
+        return self._kind is Path
 
     @property
     def is_mapping(self) -> bool:
         """Whether the flag takes a JSON object."""
-        kinds = (self.field.annotation, *get_args(self.field.annotation))
-        return any(getattr(kind, "__origin__", None) is dict for kind in kinds)
+        return self._kind is dict
+
+    @property
+    def metavar(self) -> str:
+        """What stands for the value in help texts: its choices, or a word for its type."""
+        choices = get_args(self._type) if get_origin(self._type) is Literal else ()
+        return "|".join(choices) or _VALUE_NAMES[self._kind]
 
     @property
     def help(self) -> str:
         """The field's docstring with its default."""
         default: Any = self.field.default
         text = " ".join((self.field.description or "").split())
-        return text if default is None or default == () else f"{text} [{default}]"
+        if default is None or default == () or default == "":
+            return text
+        if isinstance(default, tuple):
+            default = ",".join(default)
+        return f"{text} [{str(default).lower() if self.is_bool else default}]"
+
+    @property
+    def _type(self) -> Any:
+        """The field's type without `None`."""
+        alternatives = get_args(self.field.annotation)
+        return alternatives[0] if type(None) in alternatives else self.field.annotation
+
+    @property
+    def _kind(self) -> Any:
+        """The field's type without parameters: `dict` for `dict[str, str] | None`."""
+        return get_origin(self._type) or self._type
 
 
 FLAGS: dict[str, Flag] = {
@@ -87,6 +146,13 @@ def canonical_name(flag: str) -> str:
 
 def nearest_name(name: str) -> str | None:
     """Return the known flag that a misspelt one most resembles, if any does."""
-    known = [*FLAGS, *ALIASES, *NO_EFFECT]
+    known = [*FLAGS, *ALIASES, *NO_EFFECT, *ONE_VALUE, *SHORTHANDS]
     matches = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
     return matches[0] if matches else None
+
+
+def unknown_flag(name: str) -> str:
+    """Return the message about a flag that does not exist."""
+    nearest = nearest_name(name)
+    hint = f"; did you mean --{nearest}?" if nearest else "; see --help"
+    return f"unknown flag --{name}{hint}"

@@ -1,18 +1,29 @@
-"""Flags and YAML files to a `RootConfig`, and back to a file that children and people read."""
+"""Flat values and YAML files to a `RootConfig`, and back to a file that children and people read.
+
+In go values by flag name, as typed or as YAML has them; out comes a configuration that was checked
+as a whole. This module knows no command line (`command_line` does).
+"""
 
 import json
 import os
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import yaml
-from pydantic import SecretStr, ValidationError
+from pydantic import SecretStr, TypeAdapter, ValidationError
 
 from agentrl.config.checks import check_config
-from agentrl.config.flags import FLAGS, NO_EFFECT, canonical_name, nearest_name
+from agentrl.config.flags import (
+    FLAGS,
+    NO_EFFECT,
+    ONE_VALUE,
+    SHORTHANDS,
+    canonical_name,
+    unknown_flag,
+)
 from agentrl.config.sections import SECTIONS, RootConfig
 from agentrl.config.shipped_files import existing_or_shipped
 from agentrl.errors import ConfigError
@@ -39,35 +50,45 @@ _ONE_SHOT = {"fresh", "delete_existing", *MACHINE_ENVIRONMENT}
 """Flags that speak of one start and not of the run; they are not written down."""
 
 
-def parse_flags(argv: Sequence[str]) -> RootConfig:
-    """Build the configuration of a process from its command line.
+def load_config(typed: Mapping[str, Any]) -> RootConfig:
+    """Return the configuration of a process from its flags.
 
-    A `--config FILE` gives values that the other flags override; secrets and the machine's place
-    among several are read from the environment where neither gives them.
+    The file that `config` names gives values that the other flags override. Secrets, and the
+    machine's place among several, are read from the environment where neither gives them.
+
+    Args:
+        typed: values by canonical flag name, `config` among them.
 
     Raises:
-        ConfigError: an unknown flag (the nearest known one is named), a missing or impossible
-            value, or an unreadable file.
+        ConfigError: an unknown flag (the message names the nearest one), an impossible value, or an
+            unreadable file.
     """
-    typed = _split_arguments(argv)
-    values: dict[str, Any] = {}
-    if "config" in typed:
-        values.update(_read_yaml(existing_or_shipped(Path(typed.pop("config")))))
-    values.update(typed)
+    values = dict(typed)
+    path = values.pop("config", None)
+    if path is not None:
+        values = read_yaml(existing_or_shipped(Path(path))) | values
     return build_config(values)
 
 
 def build_config(values: Mapping[str, Any]) -> RootConfig:
-    """Validate flat values (strings as typed, or already typed) into a `RootConfig`."""
+    """Validate flat values (strings as typed, or already typed) into a `RootConfig`.
+
+    Raises:
+        ConfigError: see `load_config`.
+    """
     sections: dict[str, dict[str, Any]] = {name: {} for name in SECTIONS}
     for typed_name, value in values.items():
         name = canonical_name(typed_name)
-        if name in NO_EFFECT:
+        if name in FLAGS:
+            sections[FLAGS[name].section][name] = _convert(name, value)
+        elif name in ONE_VALUE:
+            _check_only_value(name, value)
+        elif name in NO_EFFECT:
             sys.stderr.write(f"note: --{name} has no effect here: {NO_EFFECT[name]}\n")
-            continue
-        if name not in FLAGS:
-            raise ConfigError(_unknown(name))
-        sections[FLAGS[name].section][name] = _convert(name, value)
+        elif name not in SHORTHANDS:
+            raise ConfigError(unknown_flag(name))
+    for name in SHORTHANDS.keys() & {canonical_name(name) for name in values}:
+        _expand_shorthand(name, values[name], sections)
     from_environment = set()
     for name, variable in _ENVIRONMENT.items():
         section = sections[FLAGS[name].section]
@@ -125,30 +146,21 @@ def secret_environment(config: RootConfig) -> dict[str, str]:
     }
 
 
-def _split_arguments(argv: Sequence[str]) -> dict[str, Any]:
-    typed: dict[str, Any] = {}
-    position = 0
-    while position < len(argv):
-        argument = argv[position]
-        if not argument.startswith("--"):
-            raise ConfigError(f"unexpected argument {argument!r}; flags look like --max_steps 10")
-        position += 1
-        flag, has_value, value = argument[2:].partition("=")
-        name = canonical_name(flag)
-        if name != "config" and name not in FLAGS and name not in NO_EFFECT:
-            raise ConfigError(_unknown(name))
-        if not has_value:
-            # A flag's value may begin with "-" (as in -1), but never with "--".
-            follows = position < len(argv) and not argv[position].startswith("--")
-            if follows:
-                value = argv[position]
-                position += 1
-            elif name in NO_EFFECT or (name in FLAGS and FLAGS[name].is_bool):
-                value = "true"
-            else:
-                raise ConfigError(f"--{name} needs a value")
-        typed[name] = value
-    return typed
+def _check_only_value(name: str, value: Any) -> None:
+    only, reason = ONE_VALUE[name]
+    if str(value).lower() != only:
+        raise ConfigError(f"--{name} {str(value).lower()}: {reason}")
+
+
+def _expand_shorthand(name: str, value: Any, sections: dict[str, dict[str, Any]]) -> None:
+    flag, meaning = SHORTHANDS[name]
+    section = sections[FLAGS[flag].section]
+    try:
+        is_on = TypeAdapter(bool).validate_python(value)
+    except ValidationError:
+        raise ConfigError(f"--{name}: Input should be a valid boolean, got {value!r}") from None
+    if is_on and section.get(flag, "auto") == "auto":
+        section[flag] = meaning
 
 
 def _convert(name: str, value: Any) -> Any:
@@ -189,7 +201,12 @@ def _apply_preferred_sampling(config: RootConfig) -> RootConfig:
     return config.model_copy(update={"sampling": sampling})
 
 
-def _read_yaml(path: Path) -> dict[str, Any]:
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Return the values of a configuration file by canonical flag name.
+
+    Raises:
+        ConfigError: it cannot be read, or it holds no mapping.
+    """
     try:
         content = yaml.safe_load(path.read_text())
     except OSError as error:
@@ -202,12 +219,6 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ConfigError(f"--config {path}: expected `flag: value` lines")
     return {canonical_name(str(key)): value for key, value in content.items()}
-
-
-def _unknown(name: str) -> str:
-    nearest = nearest_name(name)
-    hint = f"; did you mean --{nearest}?" if nearest else "; see --help"
-    return f"unknown flag --{name}{hint}"
 
 
 def _first_problem(error: ValidationError, from_environment: Collection[str] = ()) -> str:

@@ -88,8 +88,6 @@ class ModelSection(Section):
     router_replay: bool = False
     """Mixture-of-experts models: ask the servers which experts every token went to, store it with
     the turns, and let the trainer send the token to the same ones."""
-    cpu_ram_efficient_loading: bool = True
-    """Ranks read only their own parts of the weights. There is no other way; false is refused."""
     lora_rank: int = Field(default=0, ge=0)
     """Train a low-rank adapter (LoRA) of this rank on the frozen model; 0: train all weights. Servers
     get adapters, beside the model, and samples go on while they load (see docs/lora.md)."""
@@ -487,14 +485,10 @@ class TrainerSection(Section):
     cpu_offload: bool = False
     """Keep weights, gradients and optimizer state in host memory and copy a layer at a time to the
     GPU (FSDP2, several ranks). Without GPUs everything is there anyway."""
-    bf16: bool = False
-    """Same as torch_dtype bfloat16."""
     dp_replicate_size: int = Field(default=1, ge=1)
     """Copies of the sharded model (HSDP); the ranks that the sizes leave shard it with FSDP2."""
     tp_size: int = Field(default=1, ge=1)
     """Ranks that split heads, hidden units and vocabulary (tensor and sequence parallel)."""
-    pp_size: int = Field(default=1, ge=1)
-    """Pipeline stages; only 1 is possible with token trees."""
     ep_size: int = Field(default=1, ge=1)
     """Ranks that share out the experts of a mixture-of-experts model."""
     cp_size: int = Field(default=1, ge=1)

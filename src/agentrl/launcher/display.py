@@ -23,6 +23,30 @@ CURVE_STEPS = 60
 _BARS = "▁▂▃▄▅▆▇█"
 
 
+class Rates:
+    """Samples and tokens a second over the last `RATE_WINDOW_SECONDS`."""
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[float, int, int]] = deque()
+        self.samples = 0.0
+        """Scored samples a second, evaluations included."""
+        self.tokens = 0.0
+        """Sampled tokens a second."""
+
+    def add(self, progress: RunProgress) -> None:
+        """Take in the counts as they are now."""
+        scored = progress.records.get("scored", 0) + progress.eval_records.get("scored", 0)
+        now = time.monotonic()
+        self._seen.append((now, scored, progress.num_output_tokens))
+        while now - self._seen[0][0] > RATE_WINDOW_SECONDS:
+            self._seen.popleft()
+        then, scored_then, tokens_then = self._seen[0]
+        passed = max(now - then, 1e-9)
+        # Counts may fall: a database that was dropped starts at zero again.
+        self.samples = max(0.0, (scored - scored_then) / passed)
+        self.tokens = max(0.0, (progress.num_output_tokens - tokens_then) / passed)
+
+
 class Display:
     """Follows a run through the store and its metrics file until it is cancelled."""
 
@@ -36,7 +60,7 @@ class Display:
         self._steps: list[dict[str, Any]] = []
         self._offset = 0
         self._inode = 0
-        self._counts: deque[tuple[float, int, int]] = deque()
+        self._rates = Rates()
         self._bar = Progress(
             TextColumn("step"),
             BarColumn(bar_width=40),
@@ -104,19 +128,20 @@ class Display:
         table.add_column(justify="right", style="dim")
         table.add_column()
         rewards = [s["reward_mean"] for s in self._steps if s.get("reward_mean") is not None]
-        samples, tokens = self._rates(progress)
+        if progress is not None:
+            self._rates.add(progress)
         last = self._steps[-1] if self._steps else {}
         table.add_row(
             "reward",
             f"[bold]{rewards[-1]:.3f}[/]" if rewards else "-",
             "samples/s",
-            f"{samples:.1f}",
+            f"{self._rates.samples:.1f}",
         )
         table.add_row(
             "staleness",
             f"{_mean_staleness(last):.2f}" if last else "-",
             "tokens/s",
-            f"{tokens:.0f}",
+            f"{self._rates.tokens:.0f}",
         )
         if progress is not None:
             table.add_row(
@@ -128,22 +153,6 @@ class Display:
             )
         curve = _curve(rewards[-CURVE_STEPS:])
         return Panel(Group(self._bar, table, curve), title="AgentRL", title_align="left")
-
-    def _rates(self, progress: RunProgress | None) -> tuple[float, float]:
-        """Return scored samples and sampled tokens a second over the last while."""
-        if progress is None:
-            return 0.0, 0.0
-        scored = progress.records.get("scored", 0) + progress.eval_records.get("scored", 0)
-        now = time.monotonic()
-        self._counts.append((now, scored, progress.num_output_tokens))
-        while now - self._counts[0][0] > RATE_WINDOW_SECONDS:
-            self._counts.popleft()
-        then, scored_then, tokens_then = self._counts[0]
-        passed = max(now - then, 1e-9)
-        return (
-            max(0.0, (scored - scored_then) / passed),
-            max(0.0, (progress.num_output_tokens - tokens_then) / passed),
-        )
 
 
 def _curve(rewards: list[float]) -> str:

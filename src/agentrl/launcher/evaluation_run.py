@@ -20,7 +20,7 @@ from agentrl.inference.weight_sync import AdapterNames
 from agentrl.inference.weight_sync.version_files import weight_bytes
 from agentrl.launcher.local_cluster import Stage
 from agentrl.launcher.preflight import check_inputs
-from agentrl.launcher.run import until_interrupted
+from agentrl.launcher.training_run import until_interrupted
 from agentrl.models.adapter_files import is_adapter, read_shape
 from agentrl.rewards import MCPScorerFactory
 from agentrl.rollout.evaluation.eval_scores import EvalMetrics

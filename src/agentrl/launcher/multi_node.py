@@ -11,13 +11,13 @@ from pathlib import Path
 from rich.console import Console
 
 from agentrl.config.checks import check_machines
-from agentrl.config.loading import MACHINE_ENVIRONMENT, parse_flags
+from agentrl.config.loading import MACHINE_ENVIRONMENT, load_config
 from agentrl.config.sections import RootConfig, TrainerSection
 from agentrl.errors import AgentRLError, ConfigError
 from agentrl.launcher.local_cluster import Stage
 from agentrl.launcher.preflight import check_ranks
-from agentrl.launcher.run import already_done, until_interrupted
 from agentrl.launcher.run_report import last_error
+from agentrl.launcher.training_run import already_done, until_interrupted
 from agentrl.runtime.signals import INTERRUPTED
 
 # As long as torch waits for the last machine.
@@ -136,7 +136,7 @@ async def check_same_flags(
                 "directory that all machines share, under the same path"
             )
         await asyncio.sleep(_LOOK_SECONDS)
-    first = parse_flags(["--config", str(path)])
+    first = load_config({"config": path})
     for mine, theirs in (
         (config.model, first.model),
         (config.algorithm, first.algorithm),

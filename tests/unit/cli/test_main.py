@@ -8,9 +8,8 @@ from collections.abc import Iterator
 import pytest
 from support.doc_blocks import DOCS
 
-from agentrl.cli.help import command_help
 from agentrl.cli.main import COMMANDS, main
-from agentrl.config.flags import canonical_name
+from agentrl.config.flags import FLAGS, USUAL, canonical_name
 
 _FENCED = re.compile(r"^```\w*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -44,16 +43,44 @@ def test_every_command_explains_its_flags(command: str, capsys: pytest.CaptureFi
     assert flag in capsys.readouterr().out
 
 
-def test_the_docs_show_only_flags_that_the_command_explains() -> None:
+def test_the_docs_show_only_flags_that_the_command_explains(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     shown = set(documented_flags())
     assert len(shown) > 40
-    texts = {command: command_help(command, "") for command in {one for _, one, _ in shown}}
+    texts = {}
+    for command in {one for _, one, _ in shown}:
+        assert main([command, "--help-all"]) == 0
+        texts[command] = capsys.readouterr().out
     unknown = [
         (page, command, flag)
         for page, command, flag in sorted(shown)
         if not re.search(rf"--{canonical_name(flag)}\b", texts[command])
     ]
     assert not unknown
+
+
+def test_help_shows_the_usual_flags_and_tells_how_to_see_all(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["run", "--help"]) == 0
+    short = capsys.readouterr().out
+    assert main(["run", "--help-all"]) == 0
+    complete = capsys.readouterr().out
+    flags = {name: re.compile(rf"^  --{name}\b", re.MULTILINE) for name in FLAGS}
+    assert [name for name, line in flags.items() if not line.search(complete)] == []
+    assert {name for name, line in flags.items() if line.search(short)} == set(USUAL)
+    assert f"--help-all` explains {len(FLAGS) - len(USUAL)} further flags" in short
+    for text in (short, complete):
+        assert "--loss_calculator GRPO|MINIRL|GSPO|CISPO|REINFORCE" in text
+
+
+@pytest.mark.parametrize("words", ["help", "run --help-all", "inspect --help"])
+def test_a_reader_that_leaves_early_is_no_error(words: str) -> None:
+    command = f"{sys.executable} -m agentrl {words} | head -n 1"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, check=True)
+    assert done.stdout.count("\n") == 1
+    assert done.stderr == ""
 
 
 def test_an_unknown_command_is_named_with_the_known_ones(

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.cli import run
+from agentrl.cli.main import main
 from agentrl.config.sections import RootConfig
 
 
@@ -17,14 +17,14 @@ def trained(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[RootConfig]
         configs.append(config)
         return 0
 
-    monkeypatch.setattr("agentrl.launcher.run.run_training", note)
+    monkeypatch.setattr("agentrl.launcher.training_run.run_training", note)
     return configs
 
 
 def test_without_a_model_and_questions_it_is_the_demo(
     trained: list[RootConfig], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run.main(["--run_name", "demo", "--max_steps", "3"]) == 0
+    assert main(["run", "--run_name", "demo", "--max_steps", "3"]) == 0
 
     assert trained[0].data.train_file is not None
     assert trained[0].trainer.max_steps == 3
@@ -43,7 +43,7 @@ def test_without_a_model_and_questions_it_is_the_demo(
 def test_what_the_user_names_is_not_mixed_with_the_demo(
     trained: list[RootConfig], flags: list[str]
 ) -> None:
-    run.main(["--run_name", "mine", *flags])
+    main(["run", "--run_name", "mine", *flags])
 
     assert trained[0].data.eval_file is None
 
@@ -53,7 +53,7 @@ def test_a_database_from_the_environment_is_not_mixed_with_the_demo(
 ) -> None:
     monkeypatch.setenv("MONGODB_URI", "mongodb://127.0.0.1")
 
-    run.main(["--run_name", "mine"])
+    main(["run", "--run_name", "mine"])
 
     assert trained[0].data.train_file is None
 
@@ -63,6 +63,6 @@ def test_questions_that_were_added_by_hand_are_not_mixed_with_the_demo(
 ) -> None:
     Path(".agentrl/mongo/mine").mkdir(parents=True)
 
-    run.main(["--run_name", "mine"])
+    main(["run", "--run_name", "mine"])
 
     assert trained[0].data.train_file is None

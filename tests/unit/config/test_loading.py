@@ -5,10 +5,10 @@ import pytest
 import yaml
 
 from agentrl.config.checks import groups_per_step
+from agentrl.config.command_line import parse_flags
 from agentrl.config.loading import (
     build_config,
     flat_values,
-    parse_flags,
     secret_environment,
     write_config,
 )

@@ -2,7 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.config.loading import build_config, parse_flags
+from agentrl.config.command_line import parse_flags
+from agentrl.config.loading import build_config
 from agentrl.config.shipped_files import existing_or_shipped, shipped_file
 
 ROOT = Path(__file__).parents[3]

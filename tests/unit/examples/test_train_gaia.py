@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from agentrl.config.loading import parse_flags
+from agentrl.config.command_line import parse_flags
 from agentrl.config.sections import DataSection
 from agentrl.datasets.question_files import QuestionFile
 from agentrl.rewards import MCPScorerFactory

@@ -16,7 +16,7 @@ from support.scripted_engine import ScriptedEngine, serve_script
 from support.tiny_tokenizer import IMAGE_TOKEN, write_seeing_tokenizer
 from support.tool_server import picture
 
-from agentrl.config.loading import parse_flags
+from agentrl.config.command_line import parse_flags
 from agentrl.config.sections import RolloutSection
 from agentrl.errors import ConfigError, RenderError
 from agentrl.renderers.renderer import Renderer

@@ -8,7 +8,7 @@ from support.doc_blocks import DOCS
 from torch.distributed.run import get_args_parser
 from transformers import PretrainedConfig, Qwen3Config, Qwen3MoeConfig
 
-from agentrl.config.loading import parse_flags
+from agentrl.config.command_line import parse_flags
 from agentrl.models.parallel import check_parallel_support
 from agentrl.trainer.train_process import mesh_shape
 

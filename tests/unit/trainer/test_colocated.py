@@ -11,7 +11,7 @@ from support.doc_blocks import DOCS
 from support.training import Player, train_tasks
 from torch.optim import AdamW
 
-from agentrl.config.loading import parse_flags
+from agentrl.config.command_line import parse_flags
 from agentrl.distributed import Ranks
 from agentrl.errors import ConfigError
 from agentrl.models.load import load_policy

@@ -95,7 +95,7 @@ def test_a_tracker_that_fails_stops_nothing(caplog):
 
 _OFFLINE = """
 import sys
-from agentrl.config.loading import parse_flags
+from agentrl.config.command_line import parse_flags
 from agentrl.trainer.metrics.trackers import open_trackers
 trackers = open_trackers(parse_flags(sys.argv[1:]))
 trackers.log({"loss": 1.25, "seconds": {"publish": 2.0}, "skipped": "no number"}, 1)

@@ -15,7 +15,8 @@ from typing import Any
 
 from rich.console import Console
 
-from agentrl.config.loading import flat_values, parse_flags
+from agentrl.config.command_line import parse_flags
+from agentrl.config.loading import flat_values
 from agentrl.config.sections import RootConfig
 from agentrl.datasets.question_files import load_questions
 from agentrl.errors import AgentRLError, ConfigError
@@ -24,7 +25,7 @@ from agentrl.inference.weight_sync.version_files import version_dir
 from agentrl.integrations.trl.trl_rollouts import Rollouts, reward_of_rollout, save_model
 from agentrl.launcher.local_cluster import Stage
 from agentrl.launcher.preflight import check_inputs, check_name_is_free
-from agentrl.launcher.run import until_interrupted
+from agentrl.launcher.training_run import until_interrupted
 from agentrl.models.resolve import resolve_model
 from agentrl.rewards import MCPScorerFactory
 from agentrl.runtime.atomic_directory import atomic_directory

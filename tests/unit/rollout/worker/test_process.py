@@ -21,7 +21,7 @@ from agentrl.store import TrajectoryStore
 ANSWER = "<answer>7</answer>"
 STARTER = """
 import sys
-from agentrl.config.loading import parse_flags
+from agentrl.config.command_line import parse_flags
 from agentrl.rollout.worker.sampler_process import run_sampler
 sys.exit(run_sampler(parse_flags(sys.argv[1:])))
 """

@@ -1,4 +1,4 @@
-"""The database that a command works on."""
+"""The database that a command works on: given, of a running run, or served while it is read."""
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager

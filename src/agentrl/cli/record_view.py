@@ -1,4 +1,4 @@
-"""One record, turn by turn, for people and for programs."""
+"""One record, turn by turn: as text for people, and as JSON values for programs."""
 
 import json
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from agentrl.cli.words import figure, plain
+from agentrl.cli.views import figure, plain
 from agentrl.schema import DispatchedSamplingTask, MCPTask, Record, TurnTraining
 from agentrl.store.repositories.reports import RecordDetail
 
@@ -20,51 +20,51 @@ SHORT_CHARS = 600
 _ARRAYS = {"added_ids", "output_ids", "output_logprobs", "routed_experts"}
 
 
-def story_json(story: RecordDetail) -> dict[str, Any]:
-    """Return the story as JSON values; token arrays are given by their lengths."""
-    trainings = _trainings(story)
+def record_json(detail: RecordDetail) -> dict[str, Any]:
+    """Return the record as JSON values; token arrays are given by their lengths."""
+    trainings = _trainings(detail)
     return {
-        "record": story.record.model_dump(mode="json"),
-        "task": {"kind": story.task.kind, **story.task.model_dump(mode="json")},
-        "attempt": story.attempt,
+        "record": detail.record.model_dump(mode="json"),
+        "task": {"kind": detail.task.kind, **detail.task.model_dump(mode="json")},
+        "attempt": detail.attempt,
         "turns": [
             {
                 **turn.model_dump(mode="json", exclude=_ARRAYS),
                 "num_added_tokens": len(turn.added_ids),
                 "num_output_tokens": len(turn.output_ids),
                 "mean_logprob": _mean_logprob(turn),
-                "staleness": _staleness(turn, story.policy_version),
+                "staleness": _staleness(turn, detail.policy_version),
                 "trainings": [one.model_dump(mode="json") for one in trainings.get(turn.id, ())],
             }
-            for turn in story.turns
+            for turn in detail.turns
         ],
-        "policy_version": story.policy_version,
-        "task_version": story.lineage.task_version,
+        "policy_version": detail.policy_version,
+        "task_version": detail.lineage.task_version,
         "ledger": {
             consumer: entry.model_dump(mode="json")
-            for consumer, entry in story.lineage.ledger.items()
+            for consumer, entry in detail.lineage.ledger.items()
         },
     }
 
 
-def story_page(story: RecordDetail, *, full: bool = False) -> RenderableType:
-    """Return the story as text for a terminal; texts are cut unless `full`."""
+def record_page(detail: RecordDetail, *, full: bool = False) -> RenderableType:
+    """Return the record as text for a terminal; texts are cut unless `full`."""
     limit = None if full else SHORT_CHARS
-    trainings = _trainings(story)
+    trainings = _trainings(detail)
     turns = [
         part
-        for turn in story.turns
-        for part in _turn(turn, story.policy_version, trainings.get(turn.id, ()), limit)
+        for turn in detail.turns
+        for part in _turn(turn, detail.policy_version, trainings.get(turn.id, ()), limit)
     ]
     return Group(
-        Panel(_head(story), title=Text(f"record {story.record.id}"), title_align="left"),
-        _attempts(story.record),
-        *(turns or [Text(f"attempt {story.attempt} has no turns")]),
+        Panel(_head(detail), title=Text(f"record {detail.record.id}"), title_align="left"),
+        _attempts(detail.record),
+        *(turns or [Text(f"attempt {detail.attempt} has no turns")]),
     )
 
 
-def _head(story: RecordDetail) -> Table:
-    record, task, lineage = story.record, story.task, story.lineage
+def _head(detail: RecordDetail) -> Table:
+    record, task, lineage = detail.record, detail.task, detail.lineage
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="dim", justify="right")
     grid.add_column(overflow="fold")
@@ -85,7 +85,7 @@ def _head(story: RecordDetail) -> Table:
     versions = (
         "none" if record.min_version is None else f"{record.min_version}..{record.max_version}"
     )
-    row("versions", f"{versions} (the run is at {story.policy_version})")
+    row("versions", f"{versions} (the run is at {detail.policy_version})")
     row(
         "tokens",
         f"{record.num_prompt_tokens} prompt, {record.num_output_tokens} sampled, "
@@ -185,5 +185,5 @@ def _mean_logprob(turn: DispatchedSamplingTask) -> float | None:
     return float(np.mean(turn.output_logprobs)) if len(turn.output_logprobs) else None
 
 
-def _trainings(story: RecordDetail) -> dict[str, tuple[TurnTraining, ...]]:
-    return {turn.id: turn.trainings for turn in story.lineage.turns}
+def _trainings(detail: RecordDetail) -> dict[str, tuple[TurnTraining, ...]]:
+    return {turn.id: turn.trainings for turn in detail.lineage.turns}

@@ -40,7 +40,9 @@ def test_a_run_is_measured_exported_imported_and_dropped(
     assert "214 tokens" in call("stats")
     assert f"documents of run '{name}' in copy" in call("export", "copy")
     assert "exists already" in call("export", "copy", code=2)
-    assert "--format csv: one of jsonl, parquet" in call("export", "x", "--format", "csv", code=2)
+    assert "'csv' is not one of 'jsonl', 'parquet'" in call(
+        "export", "x", "--format", "csv", code=2
+    )
     copy = f"{name}_copy"
     assert "holds no export" in call("import", "nowhere", run=copy, code=2)
     assert json.loads(call("import", "copy", "--json", run=copy))["run"] == name
@@ -120,7 +122,7 @@ def test_finished_records_are_scored_anew_by_a_scorer_of_the_users(
     assert rescore("--scorer", "of_a_fil") == 2
     assert "of_a_file" in capsys.readouterr().err
     assert rescore() == 2
-    assert "--scorer NAME" in capsys.readouterr().err
+    assert "missing option '--scorer'" in capsys.readouterr().err
     added = [("of_a_file", "7", 0.5)]
     assert asyncio.run(more_scores(uri, name)) == {"train/0/q0/0": added, "train/0/q0/1": added}
 
@@ -137,8 +139,8 @@ async def more_scores(uri: str, name: str) -> dict[str, list[tuple[str, str, flo
     ("words", "message"),
     [
         ([], "one of up, set, rescore, stats, export, import, compact, drop"),
-        (["export"], "takes FOLDER, not nothing"),
-        (["stats", "--yes"], "takes no --yes"),
+        (["export"], "missing argument 'FOLDER'"),
+        (["stats", "--yes"], "`agentrl store stats` takes no --yes, `agentrl store compact` does"),
         (["drop", "--run_name", "nobody"], ".agentrl/mongo/nobody does not exist"),
     ],
 )

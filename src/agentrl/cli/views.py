@@ -1,7 +1,10 @@
-"""Values of the store as tables for a terminal."""
+"""Views of the store as tables for a terminal.
 
-import time
-from collections import deque
+In go values that the store returns, out come rich renderables. Text from outside is never read as
+markup and cannot steer the terminal. This module asks the store nothing.
+"""
+
+import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -11,38 +14,35 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from agentrl.cli.words import figure, plain, since
+from agentrl.launcher.display import Rates
 from agentrl.store.repositories.lineage import RecordLineage, StepLineage
 from agentrl.store.repositories.reports import Failure, Liveness, RunOverview
 
 ALIVE_SECONDS = 15.0
 """A process that has not reported for longer is shown as silent."""
-RATE_WINDOW_SECONDS = 20.0
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
-class Rates:
-    """Samples and tokens a second over the last while."""
+def plain(text: str, limit: int | None = None) -> str:
+    """Return text from outside so that it cannot steer the terminal, cut to `limit` characters."""
+    shown = _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
+    if limit is not None and len(shown) > limit:
+        return f"{shown[:limit]}… ({len(text)} characters)"
+    return shown
 
-    def __init__(self) -> None:
-        self._seen: deque[tuple[float, int, int]] = deque()
 
-    def note(self, view: RunOverview) -> None:
-        """Add what is known now."""
-        now = time.monotonic()
-        self._seen.append((now, _num_scored(view), view.progress.num_output_tokens))
-        while now - self._seen[0][0] > RATE_WINDOW_SECONDS:
-            self._seen.popleft()
+def figure(value: float | None) -> str:
+    """Return a figure with three digits after the point, `-` for none."""
+    return "-" if value is None else f"{value:.3f}"
 
-    def line(self) -> str:
-        """Return the rates as text."""
-        (then, scored_then, tokens_then), (now, scored, tokens) = self._seen[0], self._seen[-1]
-        passed = now - then
-        if passed <= 0:
-            return "-"
-        return (
-            f"{(scored - scored_then) / passed:.1f} samples/s, "
-            f"{(tokens - tokens_then) / passed:.0f} tokens/s"
-        )
+
+def since(seconds: float) -> str:
+    """Return a length of time in the unit that fits."""
+    if seconds < 120:
+        return f"{max(seconds, 0.0):.0f} s"
+    if seconds < 7200:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.0f} h" if seconds < 172_800 else f"{seconds / 86_400:.0f} days"
 
 
 def runs_page(runs: Sequence[Mapping[str, Any]]) -> RenderableType:
@@ -84,7 +84,7 @@ def progress_page(view: RunOverview, rates: Rates | None = None) -> RenderableTy
     grid.add_row("reward", f"{figure(summary.mean_score)} (mean of all scored training records)")
     grid.add_row("tokens", f"{progress.num_output_tokens} sampled")
     if rates is not None:
-        grid.add_row("rate", rates.line())
+        grid.add_row("rate", f"{rates.samples:.1f} samples/s, {rates.tokens:.0f} tokens/s")
     title = f"run {summary.name}"
     return Group(
         Panel(grid, title=title, title_align="left"),
@@ -231,11 +231,6 @@ def _row(table: Table, *cells: str | Text) -> None:
 
 def _counts(counts: Mapping[Any, int]) -> str:
     return ", ".join(f"{count} {status}" for status, count in counts.items()) or "nothing yet"
-
-
-def _num_scored(view: RunOverview) -> int:
-    progress = view.progress
-    return progress.records.get("scored", 0) + progress.eval_records.get("scored", 0)
 
 
 def _heartbeat(now: datetime, at: datetime) -> Text:

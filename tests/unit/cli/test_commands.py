@@ -30,9 +30,9 @@ def test_any_checkpoint_can_be_verified(tmp_path: Path, capsys: pytest.CaptureFi
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        ([], "say `agentrl verify merge"),
-        (["merge", "--trees", "0"], "--trees wants a number"),
-        (["merge", "--dtype", "int8"], "--dtype is float64 or float32"),
+        ([], "say `agentrl verify` and one of merge"),
+        (["merge", "--trees", "0"], "'--trees': 0 is not in the range x>=1"),
+        (["merge", "--dtype", "int8"], "'int8' is not one of 'float64', 'float32'"),
     ],
 )
 def test_a_wrong_flag_ends_with_one_line(

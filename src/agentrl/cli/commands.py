@@ -1,0 +1,305 @@
+"""The commands that start processes, and those that work on a run's weights.
+
+Each function takes the configuration and its own options and returns an exit status. What a command
+needs beside them is imported inside it.
+"""
+
+import json
+import os
+import secrets
+import sys
+from collections.abc import Collection
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from typing import Literal
+
+import click
+from pydantic import SecretStr
+
+from agentrl.cli.databases import served_uri, store_uri
+from agentrl.config.command_line import Count, FlagCommand, FlagGroup, given_flags
+from agentrl.config.loading import load_config
+from agentrl.config.sections import RootConfig, RunSection
+from agentrl.errors import ConfigError
+from agentrl.runtime.signals import INTERRUPTED
+
+DEMO_CONFIG = "assets/demo/grpo.yaml"
+_TRAINS_SOMETHING = {"config", "model_name_or_path", "train_file", "db_connection_string"}
+_SAMPLING = ("run", "model", "store", "data", "sampling", "rollout", "tools", "agents", "inference")
+_TRAINING = (
+    *("run", "model", "store", "data", "sampling", "rollout", "inference"),
+    *("algorithm", "trainer", "publish"),
+)
+
+
+@click.command("run", cls=FlagCommand)
+@click.pass_context
+async def run(context: click.Context, config: RootConfig) -> int:
+    """Train on this machine: starts store, servers, samplers and trainer, and shows progress.
+
+    Ctrl-C ends all of them; the same command resumes the run. With --machine_rank above 0, only
+    this machine's trainer ranks are started. Without a model and questions, this trains the demo.
+    """
+    given = given_flags(context)
+    if _is_demo(given, config):
+        sys.stderr.write(f"note: no model and no questions given; this is --config {DEMO_CONFIG}\n")
+        config = load_config({"config": DEMO_CONFIG, **given})
+    from agentrl.launcher.multi_node import join_training
+    from agentrl.launcher.training_run import run_training
+
+    train_here = join_training if config.trainer.machine_rank else run_training
+    return await train_here(config)
+
+
+@click.command("sample", cls=FlagCommand, sections=_SAMPLING)
+def sample(config: RootConfig) -> int:
+    """Run one sampler process; start as many as you like, on any host."""
+    store_uri(config)
+    from agentrl.rollout.worker.sampler_process import run_sampler
+    from agentrl.runtime.logs import setup_logging
+
+    setup_logging("sampler")
+    return run_sampler(config)
+
+
+@click.command("train", cls=FlagCommand, sections=_TRAINING)
+def train(config: RootConfig) -> int:
+    """Run the trainer; under `accelerate launch` or `torchrun` this is one rank of several."""
+    store_uri(config)
+    _log_by_rank(config.run)
+    from agentrl.trainer.train_process import train
+
+    result = train(config)
+    return INTERRUPTED if result is not None and result.status == "stopped" else 0
+
+
+@click.command(
+    "sft", cls=FlagCommand, sections=("run", "model", "store", "data", "algorithm", "trainer")
+)
+def sft(config: RootConfig) -> int:
+    """Fine-tune on conversations, or on records of a run.
+
+    Conversations (--train_file, --eval_file) are objects with `messages` in OpenAI form and
+    optionally `tools`; see docs/sft.md. Under `accelerate launch` or `torchrun` this is one rank of
+    several.
+    """
+    _log_by_rank(config.run)
+    with ExitStack() as stack:
+        uri = None
+        if config.data.records_of is not None and os.environ.get("RANK", "0") == "0":
+            source = config.run.model_copy(update={"run_name": config.data.records_of})
+            uri = stack.enter_context(served_uri(config.model_copy(update={"run": source})))
+        from agentrl.trainer.sft.sft_process import fine_tune
+
+        result = fine_tune(config, uri)
+    if result is not None:
+        print(f"{result.status} after step {result.step}; the model is in {result.model_path}")
+    return INTERRUPTED if result is not None and result.status == "stopped" else 0
+
+
+@click.command("serve", cls=FlagCommand, sections=("run", "model", "store", "inference", "publish"))
+async def serve(config: RootConfig) -> int:
+    """Start an inference server, register it with the run and keep its weights up to date."""
+    uri = store_uri(config)
+    from agentrl.inference.supervisor.server_supervisor import run_server
+    from agentrl.runtime.logs import setup_logging
+
+    setup_logging("serve")
+    await run_server(config, uri)
+    return 0
+
+
+@click.command("eval", cls=FlagCommand, sections=_SAMPLING)
+@click.pass_context
+async def evaluate(context: click.Context, config: RootConfig) -> int:
+    """Score the run's newest checkpoint, or the model that --model_name_or_path names."""
+    from agentrl.launcher.evaluation_run import newest_checkpoint, run_evaluation
+
+    # On the command line: the run's own configuration file names the model that it began with.
+    is_named = "model_name_or_path" in given_flags(context)
+    checkpoint = None if is_named else newest_checkpoint(config.run.output_path)
+    return await run_evaluation(config, checkpoint)
+
+
+@click.command("export", cls=FlagCommand, sections=("run", "model"))
+def export(config: RootConfig) -> int:
+    """Merge the newest checkpoint's adapter (LoRA) into its base model.
+
+    The checkpoint is looked for below --output_dir; `merged` is written beside it. Give
+    --model_name_or_path only where the base model was moved.
+    """
+    from transformers.utils.logging import disable_progress_bar
+
+    from agentrl.launcher.evaluation_run import newest_checkpoint
+    from agentrl.models.adapter_files import is_adapter, read_shape
+    from agentrl.models.lora import merge_adapter
+    from agentrl.models.resolve import resolve_model
+
+    disable_progress_bar()  # type: ignore[no-untyped-call]
+    adapter = newest_checkpoint(config.run.output_path)
+    if not is_adapter(adapter):
+        raise ConfigError(f"{adapter} holds all weights already")
+    is_moved = "model_name_or_path" in config.model.model_fields_set
+    base = config.model.model_name_or_path if is_moved else read_shape(adapter).base
+    target: Path = merge_adapter(adapter, resolve_model(base), config.run.output_path / "merged")
+    print(f"{adapter} and {base} are one model in {target}")
+    return 0
+
+
+@click.group("verify", cls=FlagGroup, sections=("run", "model"))
+def verify() -> None:
+    """Check that merged training is exact."""
+
+
+@verify.command("merge", cls=FlagCommand, sections=("run", "model"))
+@click.option("--trees", type=Count(), default=8, help="Random trees to compare on. [8]")
+@click.option(
+    "--dtype",
+    type=click.Choice(["float64", "float32"]),
+    default="float64",
+    help="Precision of the comparison. [float64]",
+)
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="Print one JSON object; `max_relative_gradient_error` is the figure.",
+)
+def verify_merge(
+    config: RootConfig, trees: int, dtype: Literal["float64", "float32"], as_json: bool
+) -> int:
+    """Compare gradients of merged and separate turns; the exit status is 1 when they differ.
+
+    Without --model_name_or_path, small random models are compared.
+    """
+    import torch
+    from transformers.utils.logging import disable_progress_bar
+
+    from agentrl.distributed import Ranks
+    from agentrl.models.load import load_policy
+    from agentrl.models.resolve import resolve_model
+    from agentrl.trainer.learner.merge_check import check_random_trees, small_random_policies
+
+    disable_progress_bar()  # type: ignore[no-untyped-call]
+    if config.trainer.trainer_threads is not None:
+        torch.set_num_threads(config.trainer.trainer_threads)
+    precision, device = getattr(torch, dtype), Ranks().device
+    if "model_name_or_path" in config.model.model_fields_set:
+        model = config.model.model_name_or_path
+        path = resolve_model(model)
+        trust = config.model.trust_remote_code
+        policies = [load_policy(path, dtype=precision, device=device, trust_remote_code=trust)]
+    else:
+        model = "random Qwen3 and Llama of two layers"
+        policies = small_random_policies(precision, device)
+    found = check_random_trees(policies, seed=config.run.seed, trees=trees)
+    report = {
+        **asdict(found),
+        "equal": found.is_equal,
+        "dtype": dtype,
+        "seed": config.run.seed,
+        "model": model,
+    }
+    if as_json:
+        print(json.dumps(report))
+    else:
+        print(
+            f"{found.trees} random trees, {model}, {dtype}: "
+            f"{found.tokens_separate} tokens as {found.tokens_merged}; largest relative gradient "
+            f"error {found.max_relative_gradient_error:.2g}, "
+            f"{'within' if found.is_equal else 'BEYOND'} {found.tolerance:g}"
+        )
+    return 0 if found.is_equal else 1
+
+
+@click.group("env", cls=FlagGroup, sections=("tools",))
+def env() -> None:
+    """Serve tools to agents of this machine."""
+
+
+@env.command("up", cls=FlagCommand, sections=("tools",))
+@click.option("--host", default="127.0.0.1", help="Address to listen on. [127.0.0.1]")
+@click.option("--port", type=Count(), help="Port to listen on; a free one from 8000 by default.")
+@click.option(
+    "--env_file",
+    metavar="PATH",
+    type=Path,
+    help="File of environment variables; `.env` by default.",
+)
+@click.option(
+    "--session_idle_seconds",
+    type=Count(),
+    default=1800,
+    help="Seconds without a call after which a client's servers are ended. [1800]",
+)
+async def env_up(
+    config: RootConfig,
+    host: str,
+    port: int | None,
+    env_file: Path | None,
+    session_idle_seconds: int,
+) -> int:
+    """Serve the MCP servers of --mcp_servers behind one address until Ctrl-C.
+
+    Every client gets server processes of its own. Prints the connection as JSON. The token is
+    MCP_SERVER_TOKEN, or a fresh one.
+    """
+    from agentrl.runtime.ports import free_port
+    from agentrl.tools import ToolsConfig, load_mcp_servers
+    from agentrl.tools.agent_environment import (
+        TOKEN_VARIABLE,
+        get_agent_tool_env_and_servers,
+        load_env_file,
+    )
+    from agentrl.tools.environment import Environment, serve
+
+    load_env_file(env_file)
+    if config.tools.mcp_servers is None:
+        raise ConfigError("`agentrl env up` needs --mcp_servers FILE (an mcpServers JSON file)")
+    given = os.environ.get(TOKEN_VARIABLE)
+    token = given or secrets.token_urlsafe(32)
+    port = free_port(host, 8000) if port is None else port
+    environment = Environment(
+        ToolsConfig(
+            servers=load_mcp_servers(config.tools.mcp_servers),
+            call_timeout_seconds=config.tools.tool_timeout_seconds,
+        ),
+        token=SecretStr(token),
+        session_idle_seconds=session_idle_seconds,
+    )
+    reachable = "127.0.0.1" if host in ("0.0.0.0", "localhost") else host
+    connection, _ = get_agent_tool_env_and_servers(
+        f"http://{reachable}:{port}/mcp",
+        tool_config={
+            # A token that the user set is not repeated on the screen.
+            "authorization": f"Bearer ${{{TOKEN_VARIABLE}}}" if given else f"Bearer {token}"
+        },
+    )
+
+    def say() -> None:
+        print(json.dumps(connection, indent=2), flush=True)
+
+    await serve(environment, host=host, port=port, when_ready=say)
+    return 0
+
+
+def _is_demo(given: Collection[str], config: RootConfig) -> bool:
+    """Whether a command line names nothing of the user's to train: no model, questions or database.
+
+    A private database without an output directory holds questions that were added by hand.
+    """
+    if not _TRAINS_SOMETHING.isdisjoint(given) or "MONGODB_URI" in os.environ:
+        return False
+    return config.run.output_path.exists() or not config.private_mongo_dir.exists()
+
+
+def _log_by_rank(run: RunSection) -> None:
+    """Send this rank's output to its own log file where ranks share one terminal."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        return
+    path = run.logs_dir / f"{run.run_name}_train_{os.environ['RANK']}.log"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(log, 1)
+    os.dup2(log, 2)

@@ -1,0 +1,175 @@
+"""`agentrl inspect`: look into a run that goes on, or into one that has ended.
+
+Each command reads one view from the store and prints it as a page or as JSON.
+"""
+
+import asyncio
+import json
+import sys
+from typing import Any
+
+import click
+from rich.console import Console, RenderableType
+from rich.live import Live
+
+from agentrl.cli import views
+from agentrl.cli.databases import opened_store, served_uri
+from agentrl.cli.record_view import record_json, record_page
+from agentrl.config.command_line import Count, FlagCommand, FlagGroup
+from agentrl.config.sections import PRIVATE_MONGO_ROOT, RootConfig
+from agentrl.errors import StoreError
+from agentrl.launcher.display import Rates
+from agentrl.store import TrajectoryStore
+from agentrl.store.private_mongod import is_private_uri
+
+REFRESH_SECONDS = 1.0
+_SECTIONS = ("run", "store")
+_json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+@click.group("inspect", cls=FlagGroup, sections=_SECTIONS)
+def inspect() -> None:
+    """Look into a run that goes on, or into one that has ended."""
+
+
+@inspect.command("runs", cls=FlagCommand, sections=_SECTIONS)
+@_json_option
+async def runs(config: RootConfig, as_json: bool) -> int:
+    """List all runs of this machine, or of the server that --db_connection_string names."""
+    found = await _all_runs(config)
+    return _show(views.runs_page(found), found, as_json)
+
+
+@inspect.command("progress", cls=FlagCommand, sections=_SECTIONS)
+@click.option("--follow", is_flag=True, help="Go on until the run ends or Ctrl-C.")
+@_json_option
+def progress(config: RootConfig, follow: bool, as_json: bool) -> int:
+    """Show how far the run is and who works on it."""
+    try:
+        return asyncio.run(_follow(config, as_json) if follow else _progress(config, as_json))
+    except KeyboardInterrupt:
+        if follow:
+            return 0  # Ctrl-C is how following ends
+        raise
+
+
+@inspect.command("record", cls=FlagCommand, sections=_SECTIONS)
+@click.argument("record_id")
+@click.option("--full", is_flag=True, help="Print texts whole.")
+@click.option("--attempt", type=Count(), help="Attempt to show; the last by default.")
+@_json_option
+async def record(
+    config: RootConfig, record_id: str, full: bool, attempt: int | None, as_json: bool
+) -> int:
+    """Show one try turn by turn: texts, tool calls, results, reward, versions, training steps."""
+    async with opened_store(config) as store:
+        detail = await store.reports.record_detail(record_id, attempt)
+    return _show(record_page(detail, full=full), record_json(detail), as_json)
+
+
+@inspect.command("step", cls=FlagCommand, sections=_SECTIONS)
+@click.argument("step", type=Count())
+@_json_option
+async def step(config: RootConfig, step: int, as_json: bool) -> int:
+    """Show the records, turns and tool calls behind the weights of one optimizer step."""
+    async with opened_store(config) as store:
+        lineage = await store.lineage.of_step(step, config.trainer.consumer)
+    return _show(views.step_page(lineage), lineage.model_dump(mode="json"), as_json)
+
+
+@inspect.command("failures", cls=FlagCommand, sections=_SECTIONS)
+@click.option("--limit", type=Count(), default=50, help="Most failures to show. [50]")
+@_json_option
+async def failures(config: RootConfig, limit: int, as_json: bool) -> int:
+    """Show what went wrong, the latest first."""
+    async with opened_store(config) as store:
+        found = await store.reports.failures(limit)
+    value = [failure.model_dump(mode="json") for failure in found]
+    return _show(views.failures_page(found), value, as_json)
+
+
+@inspect.command("samplers", cls=FlagCommand, sections=_SECTIONS)
+@_json_option
+async def samplers(config: RootConfig, as_json: bool) -> int:
+    """Show the sampler processes and what they do."""
+    async with opened_store(config) as store:
+        found = await store.reports.processes()
+    value = [one.model_dump(mode="json") for one in found.samplers]
+    return _show(views.samplers_page(found), value, as_json)
+
+
+@inspect.command("servers", cls=FlagCommand, sections=_SECTIONS)
+@_json_option
+async def servers(config: RootConfig, as_json: bool) -> int:
+    """Show the inference servers and what they serve."""
+    async with opened_store(config) as store:
+        found = await store.reports.processes()
+    value = [one.model_dump(mode="json") for one in found.services]
+    return _show(views.servers_page(found), value, as_json)
+
+
+def _show(page: RenderableType, value: Any, as_json: bool) -> int:
+    if as_json:
+        print(json.dumps(value, ensure_ascii=False))
+    else:
+        Console(highlight=False).print(page)
+    return 0
+
+
+async def _progress(config: RootConfig, as_json: bool) -> int:
+    async with opened_store(config) as store:
+        view = await store.reports.overview(config.trainer.consumer)
+    return _show(views.progress_page(view), view.model_dump(mode="json"), as_json)
+
+
+async def _follow(config: RootConfig, as_json: bool) -> int:
+    console, rates = Console(highlight=False), Rates()
+    live = Live(console=console, auto_refresh=False) if console.is_terminal else None
+    async with opened_store(config) as store:
+        if live is not None and not as_json:
+            live.start(refresh=False)
+        try:
+            while True:
+                view = await store.reports.overview(config.trainer.consumer)
+                rates.add(view.progress)
+                if as_json:
+                    print(view.model_dump_json(), flush=True)
+                elif live is not None:
+                    live.update(views.progress_page(view, rates), refresh=True)
+                else:
+                    print(views.progress_line(view), flush=True)
+                if view.summary.status in ("completed", "failed"):
+                    return 0
+                await asyncio.sleep(REFRESH_SECONDS)
+        finally:
+            if live is not None:
+                live.stop()
+
+
+async def _all_runs(config: RootConfig) -> list[dict[str, Any]]:
+    """Return all runs of the named server, or of every private mongod's data below this folder."""
+    given = config.store.db_connection_string
+    if given is not None and not is_private_uri(given.get_secret_value()):
+        return await _runs_at(given.get_secret_value())
+    found: list[dict[str, Any]] = []
+    for data_dir in sorted(PRIVATE_MONGO_ROOT.glob("*/")):
+        section = config.store.model_copy(
+            update={"mongo_data_dir": data_dir, "db_connection_string": None}
+        )
+        try:
+            with served_uri(config.model_copy(update={"store": section})) as uri:
+                found += await _runs_at(uri)
+        except StoreError as error:  # one broken folder must not hide the others
+            print(f"agentrl inspect: {data_dir}: {error}", file=sys.stderr)
+    return found
+
+
+async def _runs_at(uri: str) -> list[dict[str, Any]]:
+    found = []
+    async with TrajectoryStore.connect(uri, "admin") as server:
+        names = await server.reports.run_names()
+    for name in names:
+        async with TrajectoryStore.connect(uri, name) as store:
+            summary = await store.reports.summary()
+            found.append({**summary.model_dump(mode="json"), "uri": store.redacted_uri})
+    return found

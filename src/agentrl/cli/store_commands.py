@@ -1,0 +1,247 @@
+"""`agentrl store`: serve, control, rescore, measure, copy, tidy up and delete a run's database."""
+
+import getpass
+import json
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from agentrl.cli.databases import opened_store, served_uri
+from agentrl.config.command_line import FlagCommand, FlagGroup
+from agentrl.config.sections import RootConfig
+from agentrl.errors import ConfigError, StoreError
+
+if TYPE_CHECKING:
+    from agentrl.rewards import AgentConfig, Scorer
+
+_SECTIONS = ("run", "store", "rollout")
+_Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+_json_option: _Decorator = click.option(
+    "--json", "as_json", is_flag=True, help="Print JSON instead of text."
+)
+_yes_option: _Decorator = click.option(
+    "--yes", "is_agreed", is_flag=True, help="Delete without asking."
+)
+
+
+@click.group("store", cls=FlagGroup, sections=_SECTIONS)
+def store() -> None:
+    """Work on the database of a run that goes on, or of one that has ended."""
+
+
+@store.command("up", cls=FlagCommand, sections=_SECTIONS)
+def up(config: RootConfig) -> int:
+    """Serve the data of a private mongod until Ctrl-C, so that other tools can read them."""
+    from agentrl.store.private_mongod import EmbeddedMongo, running_uri
+
+    data_dir = config.private_mongo_dir
+    if not data_dir.is_dir():
+        raise StoreError(f"{data_dir} does not exist; is {config.run.run_name!r} the run's name?")
+    running = running_uri(data_dir)
+    if running is not None:
+        print(f"the run is going on and its mongod is up: {running}")
+        return 0
+    with EmbeddedMongo(data_dir, config.store.mongo_port) as mongo:
+        print(f"{mongo.uri(config.run.run_name)}\nCtrl-C ends it; the data stay.", flush=True)
+        stop = threading.Event()
+        for signum in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(signum, lambda *_: stop.set())
+        stop.wait()
+    return 0
+
+
+@store.command("set", cls=FlagCommand, sections=_SECTIONS)
+@click.argument("key")
+@click.argument("value")
+async def set_control(config: RootConfig, key: str, value: str) -> int:
+    """Change a control of a running run; samplers and trainer follow within two seconds.
+
+    VALUE is JSON (`true`, `4`, `0.7`) or the name of a scorer; `null` goes back to what the
+    processes were started with.
+    """
+    setting: Any
+    if key == "scorer" and value != "null":
+        setting = configured_scorer(config, value)[0].name
+    else:
+        try:
+            setting = json.loads(value)
+        except ValueError:
+            raise ConfigError(
+                f"{value!r} is not JSON: say true, false, null or a number (for example: {key} 2)"
+            ) from None
+    async with opened_store(config) as opened:
+        by = f"{getpass.getuser()}@{socket.gethostname()}"
+        run = await opened.runs.update_control(by=by, **{key: setting})
+        change = run.control_log[-1]
+        before, after = change.before.get(key), change.after[key]
+        print(f"{run.name}: {key} {json.dumps(before)} -> {json.dumps(after)}")
+    return 0
+
+
+@store.command("rescore", cls=FlagCommand, sections=_SECTIONS)
+@click.option("--scorer", metavar="NAME", required=True, help="Scorer to apply.")
+async def rescore(config: RootConfig, scorer: str) -> int:
+    """Score every finished record that lacks a score of --scorer, without sampling again.
+
+    The exit status is 1 when records could not be decided.
+    """
+    from agentrl.rewards.rescore import rescore as add_scores
+
+    chosen, agent_config = configured_scorer(config, scorer)
+    async with opened_store(config) as opened:
+        counts = await add_scores(opened, chosen, agent_config)
+    print(
+        f"{chosen.name}@{chosen.version}: {counts.num_scored} records scored, "
+        f"{counts.num_known} had this score, {counts.num_open} belong to unfinished groups, "
+        f"{counts.num_undecided} could not be decided"
+    )
+    for reason in counts.reasons:
+        print(f"  {reason}")
+    return 1 if counts.num_undecided else 0
+
+
+@store.command("stats", cls=FlagCommand, sections=_SECTIONS)
+@_json_option
+async def stats(config: RootConfig, as_json: bool) -> int:
+    """Print documents and bytes of each collection, and bytes a token."""
+    async with opened_store(config) as opened:
+        found = await opened.maintenance.stats()
+    if as_json:
+        print(found.model_dump_json())
+        return 0
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    table.add_column("collection")
+    for column in ("documents", "data bytes", "on disk", "indexes"):
+        table.add_column(column, justify="right")
+    for one in found.collections:
+        sizes = (one.num_documents, one.data_bytes, one.storage_bytes, one.index_bytes)
+        table.add_row(one.name, *(f"{size:,}" for size in sizes))
+    Console(highlight=False).print(table)
+    per_token = found.bytes_per_token
+    shown = "-" if per_token is None else f"{per_token:.1f}"
+    print(f"{found.num_tokens:,} tokens, {shown} bytes a token")
+    return 0
+
+
+@store.command("export", cls=FlagCommand, sections=_SECTIONS)
+@click.argument("folder", type=Path)
+@click.option(
+    "--format",
+    "format_",
+    type=click.Choice(["jsonl", "parquet"]),
+    default="jsonl",
+    help="Format of the files. [jsonl]",
+)
+@_json_option
+async def export_run(
+    config: RootConfig, folder: Path, format_: Literal["jsonl", "parquet"], as_json: bool
+) -> int:
+    """Write the run to files in FOLDER, which must not exist."""
+    async with opened_store(config) as opened:
+        manifest = await opened.transfer.export_run(folder, format_)
+    total = sum(file.num_documents for file in manifest.files.values())
+    _report(
+        f"{total} documents of run {manifest.run!r} in {folder}",
+        {"folder": str(folder), "num_documents": total, "run": manifest.run},
+        as_json,
+    )
+    return 0
+
+
+@store.command("import", cls=FlagCommand, sections=_SECTIONS)
+@click.argument("folder", type=Path)
+@_json_option
+async def import_run(config: RootConfig, folder: Path, as_json: bool) -> int:
+    """Read an export into an empty database, which --run_name names."""
+    from agentrl.store import TrajectoryStore
+    from agentrl.store.repositories.transfer import read_manifest
+
+    read_manifest(folder)  # before a database is created for it
+    with served_uri(config, create=True) as uri:
+        async with TrajectoryStore.connect(uri, config.run.run_name) as opened:
+            manifest = await opened.transfer.import_run(folder)
+            await opened.ensure_schema()
+            total = sum(file.num_documents for file in manifest.files.values())
+            _report(
+                f"{total} documents of run {manifest.run!r} are in {opened.redacted_uri}",
+                {"database": opened.database_name, "num_documents": total, "run": manifest.run},
+                as_json,
+            )
+    return 0
+
+
+@store.command("compact", cls=FlagCommand, sections=_SECTIONS)
+@_yes_option
+@_json_option
+async def compact(config: RootConfig, is_agreed: bool, as_json: bool) -> int:
+    """Delete what nothing needs: turns that later attempts replaced, unused shared texts."""
+    async with opened_store(config) as opened:
+        await opened.maintenance.check_idle()
+        plan = await opened.maintenance.plan_compaction()
+        text = (
+            f"{plan.superseded_turns} turns that later attempts replaced, "
+            f"{plan.unreferenced_turns} refused turns and {plan.unreferenced_blobs} unused shared "
+            f"texts ({plan.num_bytes:,} bytes)"
+        )
+        if not is_agreed:
+            _ask(f"delete {text} from {opened.redacted_uri}?")
+        done = await opened.maintenance.compact()
+    _report(f"deleted {text}", done.model_dump(), as_json)
+    return 0
+
+
+@store.command("drop", cls=FlagCommand, sections=_SECTIONS)
+@_yes_option
+@_json_option
+async def drop(config: RootConfig, is_agreed: bool, as_json: bool) -> int:
+    """Delete the run's database; its files stay."""
+    async with opened_store(config) as opened:
+        await opened.maintenance.check_idle()
+        summary = await opened.reports.summary()
+        name = opened.database_name
+        if not is_agreed:
+            _ask(
+                f"delete the database {name!r} at {opened.redacted_uri} with its "
+                f"{summary.num_groups} groups, trained to version {summary.policy_version}?"
+            )
+        await opened.drop_database()
+    _report(f"database {name!r} is deleted; files of the run stay", {"dropped": name}, as_json)
+    return 0
+
+
+def configured_scorer(config: RootConfig, name: str) -> "tuple[Scorer, AgentConfig | None]":
+    """Return a scorer, the user's own included, and the models that it may ask.
+
+    Raises:
+        ConfigError: there is no such scorer, or it lacks its configuration.
+    """
+    from agentrl.rewards import MCPScorerFactory, RegisteredScoring
+
+    scoring = RegisteredScoring.load(config.rollout)
+    scoring.check(name)
+    return MCPScorerFactory.get_scorer(name), scoring.agent_config
+
+
+def _ask(question: str) -> None:
+    """Have the user agree.
+
+    Raises:
+        ConfigError: the user does not, or standard input is not a terminal.
+    """
+    if not sys.stdin.isatty():
+        raise ConfigError(f"{question} Nobody is there to be asked; say --yes")
+    print(f"{question} Type yes: ", end="", file=sys.stderr, flush=True)
+    if sys.stdin.readline().strip() != "yes":
+        raise ConfigError("nothing was deleted")
+
+
+def _report(text: str, value: dict[str, object], as_json: bool) -> None:
+    print(json.dumps(value) if as_json else text)

@@ -1,0 +1,124 @@
+"""`agentrl tasks`: the questions of a run."""
+
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import click
+
+from agentrl.cli.databases import store_uri
+from agentrl.config.command_line import FlagCommand, FlagGroup
+from agentrl.config.sections import RootConfig
+from agentrl.errors import ConfigError, StoreError
+from agentrl.schema import Split, Task
+from agentrl.store import TrajectoryStore
+
+_SPLITS: tuple[Split, ...] = ("train", "eval", "test", "valid")
+_SECTIONS = ("run", "store", "data", "rollout")
+
+
+def _splits(ctx: click.Context, param: click.Parameter, split: Split | None) -> Sequence[Split]:
+    return _SPLITS if split is None else (split,)
+
+
+_split_argument = click.argument(
+    "splits",
+    metavar=f"[{'|'.join(_SPLITS)}]",
+    required=False,
+    type=click.Choice(_SPLITS),
+    callback=_splits,
+)
+
+
+@click.group("tasks", cls=FlagGroup, sections=_SECTIONS)
+def tasks() -> None:
+    """Add questions to a run, list or count what it has, or ask again what had failed."""
+
+
+@tasks.command("add", cls=FlagCommand, sections=_SECTIONS)
+async def add(config: RootConfig) -> int:
+    """Add the questions of --train_file that the run does not have yet."""
+    from agentrl.datasets.task_stream import append_tasks, train_tasks
+    from agentrl.rewards import MCPScorerFactory, load_scorer_module
+
+    async with TrajectoryStore.connect(store_uri(config), config.run.run_name) as store:
+        if config.data.train_file is None:
+            raise ConfigError("`agentrl tasks add` needs --train_file")
+        if config.rollout.scorer_module is not None:
+            load_scorer_module(config.rollout.scorer_module)
+        await store.ensure_schema()
+        questions = train_tasks(config.data, config.run.seed, MCPScorerFactory.check_question)
+        num_new, num_known = await append_tasks(store, questions)
+        print(f"{num_new} new tasks in {store.database_name!r}, {num_known} were there before")
+    return 0
+
+
+@tasks.command("list", cls=FlagCommand, sections=_SECTIONS)
+@_split_argument
+async def list_tasks(config: RootConfig, splits: Sequence[Split]) -> int:
+    """Print one line a task: status, mean score, and what became of its tries."""
+    async with _with_tasks(config) as store:
+        for split in splits:
+            async for task in store.tasks.find(split=split):
+                print(await _line(store, task))
+    return 0
+
+
+@tasks.command("retry", cls=FlagCommand, sections=_SECTIONS)
+@_split_argument
+async def retry(config: RootConfig, splits: Sequence[Split]) -> int:
+    """Ask the questions again whose tries failed for good."""
+    from agentrl.datasets.task_stream import retry_dead_letters
+
+    async with _with_tasks(config) as store:
+        num_added = sum([await retry_dead_letters(store, split) for split in splits])
+        print(f"{num_added} questions are asked again")
+    return 0
+
+
+@tasks.command("stats", cls=FlagCommand, sections=_SECTIONS)
+@_split_argument
+async def stats(config: RootConfig, splits: Sequence[Split]) -> int:
+    """Print the numbers of tasks and tries and the mean score of each split."""
+    async with _with_tasks(config) as store:
+        for split in splits:
+            total = await store.tasks.count(split=split)
+            if not total:
+                continue
+            completed = await store.tasks.count(split=split, status="completed")
+            num_failed, num_scored, score = 0, 0, 0.0
+            async for record in store.records.find(split=split):
+                num_failed += record.status == "failed"
+                if record.score is not None:
+                    num_scored += 1
+                    score += record.score.value
+            mean = f"{score / num_scored:.3f}" if num_scored else "-"
+            print(
+                f"{split:6} {completed} of {total} tasks completed, "
+                f"mean score {mean} over {num_scored} tries, {num_failed} tries dead-lettered"
+            )
+    return 0
+
+
+@asynccontextmanager
+async def _with_tasks(config: RootConfig) -> AsyncIterator[TrajectoryStore]:
+    """Yield the store of a run that has tasks.
+
+    Raises:
+        StoreError: it has none; the message lists the runs that there are.
+    """
+    async with TrajectoryStore.connect(store_uri(config), config.run.run_name) as store:
+        if not await store.tasks.count():
+            known = await store.reports.run_names()
+            hint = f"; there are {', '.join(known)}" if known else ""
+            raise StoreError(f"{store.redacted_uri} holds no tasks (--run_name){hint}")
+        yield store
+
+
+async def _line(store: TrajectoryStore, task: Task) -> str:
+    records = await store.records.of_task(task.id)
+    counts = Counter(record.status for record in records)
+    scores = [record.score.value for record in records if record.score is not None]
+    mean = f"{sum(scores) / len(scores):.3f}" if scores else "-"
+    tries = ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
+    return f"{task.id}  {task.status}  score {mean}  {tries}"

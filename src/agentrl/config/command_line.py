@@ -1,0 +1,272 @@
+"""Command lines: the flags of the configuration as options of click commands, and their help.
+
+In goes an argv, out comes a `RootConfig` beside a command's own options. `parse_flags` is such a
+command without any of its own, for programs that are not the `agentrl` command.
+"""
+
+import asyncio
+import inspect
+import textwrap
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import click
+
+from agentrl.config.flags import (
+    FLAGS,
+    NO_EFFECT,
+    ONE_VALUE,
+    SHORTHANDS,
+    USUAL,
+    canonical_name,
+    unknown_flag,
+)
+from agentrl.config.loading import load_config
+from agentrl.config.sections import SECTIONS, RootConfig
+from agentrl.errors import ConfigError
+
+_WIDTH = 100
+_INDENT = " " * 8
+_FLAG_HINT = "flags look like --max_steps 10"
+_SETTINGS = {"help_option_names": ["--help", "-h"]}
+_SHORT_HELP_FLAGS = 25
+"""A command with no more flags than this shows all of them in its `--help`."""
+
+
+class Count(click.IntRange):
+    """A whole number from 1, as the value of a command's own option."""
+
+    name = "whole number"
+
+    def __init__(self) -> None:
+        super().__init__(1)
+
+
+class FlagCommand(click.Command):
+    """A command whose function takes the configuration, then the command's own parameters.
+
+    Every flag of every section is accepted, so that one configuration file serves all commands;
+    help shows only `sections`. An `async` function is run to its end.
+
+    Attributes:
+        sections: names of the sections that the command uses.
+        own_params: its parameters beside the configuration's flags.
+    """
+
+    def __init__(
+        self, *args: Any, sections: Sequence[str] = tuple(SECTIONS), **kwargs: Any
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        self.sections = sections
+        self.context_settings = {
+            **_SETTINGS,
+            "token_normalize_func": canonical_name,
+            "allow_extra_args": True,  # `parse_args` words the error
+        }
+        self.own_params = list(self.params)
+        self.params += [*_flag_options(), _HELP_ALL]
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse as click does, except that a value beginning with "--" has to follow a "="."""
+        takes_value = {
+            name
+            for param in self.params
+            if isinstance(param, click.Option) and not param.is_flag
+            if not isinstance(param.flag_value, str)
+            for name in param.opts
+        }
+        for typed, following in pairwise([*args, "--"]):
+            name = f"--{canonical_name(typed)}"
+            if typed.startswith("--") and following.startswith("--") and name in takes_value:
+                raise click.BadOptionUsage(name, f"{name} needs a value", ctx)
+        super().parse_args(ctx, args)
+        if ctx.args:
+            words = f"usage: {self.usage(ctx.command_path)}"
+            hint = words if self.own_params else _FLAG_HINT
+            raise click.UsageError(f"unexpected argument {ctx.args[0]!r}; {hint}", ctx)
+        return ctx.args
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Call the command's function."""
+        own = {name: value for name, value in ctx.params.items() if name not in _CONFIGURES}
+        assert self.callback is not None, "a command has a function"
+        result = self.callback(load_config(given_flags(ctx)), **own)
+        return asyncio.run(result) if inspect.iscoroutine(result) else result
+
+    def get_help(self, ctx: click.Context, *, complete: bool = False) -> str:
+        """Return the help text: the flags that most people need, or all with `complete`."""
+        lines = [f"usage: {self.usage(ctx.command_path)} [--flag value ...]", ""]
+        lines += textwrap.wrap(" ".join((self.help or "").split()), _WIDTH)
+        lines += [""] * bool(self.own_params)
+        for option in self.own_params:
+            if isinstance(option, click.Option):
+                lines += _entry(_head(option), option.help or "")
+        return "\n".join([*lines, *_flag_lines(ctx.command_path, self.sections, complete)])
+
+    def usage(self, path: str) -> str:
+        """Return how the command is typed, without the configuration's flags."""
+        words = [path]
+        for param in self.own_params:
+            is_option = isinstance(param, click.Option)
+            words.append(f"[{_head(param)}]" if is_option else param.make_metavar(_NO_CONTEXT))
+        return " ".join(words)
+
+
+class FlagGroup(click.Group):
+    """Commands behind one word, as `agentrl inspect`.
+
+    Attributes:
+        sections: names of the sections that any of its commands uses, for help.
+    """
+
+    def __init__(self, *args: Any, sections: Sequence[str] = (), **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs, no_args_is_help=False)
+        self.sections = sections
+        self.context_settings = dict(_SETTINGS)
+        self.params.append(_HELP_ALL)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of the commands in the order of their definition."""
+        return list(self.commands)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command that the first word names."""
+        if args[0] not in self.list_commands(ctx):
+            names = ", ".join(self.list_commands(ctx))
+            raise click.UsageError(f"unknown command {args[0]!r}; one of {names}", ctx)
+        return super().resolve_command(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Call the command that was asked for."""
+        if not ctx.protected_args and not ctx.args:
+            names = ", ".join(self.list_commands(ctx))
+            raise click.UsageError(f"say `{ctx.command_path}` and one of {names}", ctx)
+        return super().invoke(ctx)
+
+    def get_help(self, ctx: click.Context, *, complete: bool = False) -> str:
+        """Return the help text: the commands, and the flags that they use."""
+        lines = [f"usage: {ctx.command_path} COMMAND [--flag value ...]", ""]
+        lines += textwrap.wrap(" ".join((self.help or "").split()), _WIDTH)
+        lines.append("")
+        for name, command in self.commands.items():
+            assert isinstance(command, FlagCommand)
+            lines.append(f"  {command.usage(f'{ctx.command_path} {name}')}")
+            text = " ".join((command.help or "").split())
+            lines += textwrap.wrap(text, _WIDTH, initial_indent=_INDENT, subsequent_indent=_INDENT)
+        return "\n".join([*lines, *_flag_lines(ctx.command_path, self.sections, complete)])
+
+
+def parse_flags(argv: Sequence[str]) -> RootConfig:
+    """Return the configuration that a program's command line gives.
+
+    Raises:
+        ConfigError: an unknown flag (the message names the nearest one), a missing or impossible
+            value, or an unreadable file.
+    """
+    command = FlagCommand("agentrl", callback=lambda config: config)
+    try:
+        with command.make_context("agentrl", list(argv)) as ctx:
+            config: RootConfig = command.invoke(ctx)
+            return config
+    except click.UsageError as error:
+        raise ConfigError(usage_problem(error)) from None
+
+
+def given_flags(ctx: click.Context) -> dict[str, str]:
+    """Return the configuration's flags that were typed, by name."""
+    return {
+        name: value
+        for name, value in ctx.params.items()
+        if name in _CONFIGURES and value is not None
+    }
+
+
+def usage_problem(error: click.UsageError) -> str:
+    """Return one line that says what is wrong with a command line, and the nearest right one."""
+    message = error.format_message().rstrip(".")
+    if not isinstance(error, click.NoSuchOption):
+        is_ours = isinstance(error, click.BadOptionUsage) or type(error) is click.UsageError
+        return message if is_ours else message[:1].lower() + message[1:]
+    if not error.option_name.startswith("--"):
+        return f"unexpected argument {error.option_name!r}; {_FLAG_HINT}"
+    name, ctx = canonical_name(error.option_name), error.ctx
+    if ctx is not None and isinstance(ctx.command, click.Group) and name in _CONFIGURES:
+        return f"say the command before --{name}: `{ctx.command_path} COMMAND --{name} ...`"
+    group = None if ctx is None or ctx.parent is None else ctx.parent.command
+    if ctx is not None and isinstance(group, FlagGroup):
+        # An option of another command of the group is not misspelt, it is misplaced.
+        for other in group.commands.values():
+            if any(f"--{name}" in param.opts for param in other.params):
+                path = ctx.command_path.replace(str(ctx.info_name), str(other.name))
+                return f"`{ctx.command_path}` takes no --{name}, `{path}` does"
+    return unknown_flag(name)
+
+
+def _flag_options() -> list[click.Option]:
+    """Return one option a flag; values stay text until `load_config` converts them."""
+    may_stand_alone = {name for name, flag in FLAGS.items() if flag.is_bool}
+    may_stand_alone |= NO_EFFECT.keys() | ONE_VALUE.keys() | SHORTHANDS.keys()
+    return [
+        click.Option([f"--{name}"], type=click.UNPROCESSED, is_flag=False, flag_value="true")
+        if name in may_stand_alone
+        else click.Option([f"--{name}"], type=click.UNPROCESSED)
+        for name in _CONFIGURES
+    ]
+
+
+def _flag_lines(path: str, sections: Sequence[str], complete: bool) -> list[str]:
+    """Return the help of the configuration's flags, by section."""
+    lines = ["", "Flags are the same for every command; --config FILE reads them from YAML."]
+    used = [flag for flag in FLAGS.values() if flag.section in sections]
+    shown = used
+    if not complete and len(used) > _SHORT_HELP_FLAGS:
+        shown = [flag for flag in used if flag.name in USUAL]
+    for section in sections:
+        flags = [flag for flag in shown if flag.section == section]
+        if flags:
+            lines += ["", f"{section}: {(SECTIONS[section].__doc__ or '').strip()}"]
+        for flag in flags:
+            lines += _entry(f"--{flag.name} {flag.metavar}".rstrip(), flag.help)
+    if len(shown) < len(used):
+        lines += ["", f"`{path} --help-all` explains {len(used) - len(shown)} further flags."]
+    if complete:
+        accepted = ", ".join([*NO_EFFECT, *ONE_VALUE])
+        lines += ["", *_entry("accepted without effect:", accepted)]
+    return lines
+
+
+def _show_all_help(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
+    if asked and isinstance(ctx.command, FlagCommand | FlagGroup):
+        click.echo(ctx.command.get_help(ctx, complete=True))
+        ctx.exit()
+
+
+def _head(option: click.Parameter) -> str:
+    """Return an option with a word for its value, if it takes one."""
+    name, kind = option.opts[0], option.type
+    if isinstance(option, click.Option) and option.is_flag:
+        return name
+    if isinstance(kind, click.Choice):
+        return f"{name} {'|'.join(kind.choices)}"
+    return f"{name} {option.metavar or ('N' if isinstance(kind, Count) else 'TEXT')}"
+
+
+def _entry(head: str, text: str) -> list[str]:
+    return textwrap.wrap(
+        f"{head}  {text}",
+        _WIDTH,
+        initial_indent="  ",
+        subsequent_indent=_INDENT,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+_CONFIGURES = ("config", *FLAGS, *NO_EFFECT, *ONE_VALUE, *SHORTHANDS)
+_NO_CONTEXT = click.Context(click.Command("agentrl"))
+_HELP_ALL = click.Option(
+    ["--help-all"], is_flag=True, is_eager=True, expose_value=False, callback=_show_all_help
+)
