@@ -121,7 +121,7 @@ class FlagGroup(click.Group):
     """
 
     def __init__(self, *args: Any, sections: Sequence[str] = (), **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs, no_args_is_help=False)
+        super().__init__(*args, **{"no_args_is_help": False, **kwargs})
         self.sections = sections
         self.context_settings = dict(_SETTINGS)
         self.params.append(_HELP_ALL)
@@ -139,12 +139,12 @@ class FlagGroup(click.Group):
             raise click.UsageError(f"unknown command {args[0]!r}; one of {names}", ctx)
         return super().resolve_command(ctx, args)
 
-    def invoke(self, ctx: click.Context) -> Any:
-        """Call the command that was asked for."""
-        if not ctx.protected_args and not ctx.args:
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse as click does, with an error where no command is given."""
+        if not args:
             names = ", ".join(self.list_commands(ctx))
             raise click.UsageError(f"say `{ctx.command_path}` and one of {names}", ctx)
-        return super().invoke(ctx)
+        return super().parse_args(ctx, args)
 
     def get_help(self, ctx: click.Context, *, complete: bool = False) -> str:
         """Return the help text: the commands, and the flags that they use."""
@@ -194,7 +194,8 @@ def usage_problem(error: click.UsageError) -> str:
         return f"unexpected argument {error.option_name!r}; {_FLAG_HINT}"
     name, ctx = canonical_name(error.option_name), error.ctx
     if ctx is not None and isinstance(ctx.command, click.Group) and name in _CONFIGURES:
-        return f"say the command before --{name}: `{ctx.command_path} COMMAND --{name} ...`"
+        names = ", ".join(ctx.command.list_commands(ctx))
+        return f"say `{ctx.command_path}` and one of {names}, then --{name}"
     group = None if ctx is None or ctx.parent is None else ctx.parent.command
     if ctx is not None and isinstance(group, FlagGroup):
         # An option of another command of the group is not misspelt, it is misplaced.
