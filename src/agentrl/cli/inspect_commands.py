@@ -6,21 +6,17 @@ Each command reads one view from the store and prints it as a page or as JSON.
 import asyncio
 import json
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
-from rich.console import Console, RenderableType
-from rich.live import Live
 
-from agentrl.cli import views
 from agentrl.cli.databases import opened_store, served_uri
-from agentrl.cli.record_view import record_json, record_page
 from agentrl.config.command_line import Count, FlagCommand, FlagGroup
 from agentrl.config.sections import PRIVATE_MONGO_ROOT, RootConfig
 from agentrl.errors import StoreError
-from agentrl.launcher.display import Rates
-from agentrl.store import TrajectoryStore
-from agentrl.store.private_mongod import is_private_uri
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 REFRESH_SECONDS = 1.0
 _SECTIONS = ("run", "store")
@@ -36,6 +32,8 @@ def inspect() -> None:
 @_json_option
 async def runs(config: RootConfig, as_json: bool) -> int:
     """List all runs of this machine, or of the server that --db_connection_string names."""
+    from agentrl.cli import views
+
     found = await _all_runs(config)
     return _show(views.runs_page(found), found, as_json)
 
@@ -62,6 +60,8 @@ async def record(
     config: RootConfig, record_id: str, full: bool, attempt: int | None, as_json: bool
 ) -> int:
     """Show one try turn by turn: texts, tool calls, results, reward, versions, training steps."""
+    from agentrl.cli.record_view import record_json, record_page
+
     async with opened_store(config) as store:
         detail = await store.reports.record_detail(record_id, attempt)
     return _show(record_page(detail, full=full), record_json(detail), as_json)
@@ -72,6 +72,8 @@ async def record(
 @_json_option
 async def step(config: RootConfig, step: int, as_json: bool) -> int:
     """Show the records, turns and tool calls behind the weights of one optimizer step."""
+    from agentrl.cli import views
+
     async with opened_store(config) as store:
         lineage = await store.lineage.of_step(step, config.trainer.consumer)
     return _show(views.step_page(lineage), lineage.model_dump(mode="json"), as_json)
@@ -82,6 +84,8 @@ async def step(config: RootConfig, step: int, as_json: bool) -> int:
 @_json_option
 async def failures(config: RootConfig, limit: int, as_json: bool) -> int:
     """Show what went wrong, the latest first."""
+    from agentrl.cli import views
+
     async with opened_store(config) as store:
         found = await store.reports.failures(limit)
     value = [failure.model_dump(mode="json") for failure in found]
@@ -92,6 +96,8 @@ async def failures(config: RootConfig, limit: int, as_json: bool) -> int:
 @_json_option
 async def samplers(config: RootConfig, as_json: bool) -> int:
     """Show the sampler processes and what they do."""
+    from agentrl.cli import views
+
     async with opened_store(config) as store:
         found = await store.reports.processes()
     value = [one.model_dump(mode="json") for one in found.samplers]
@@ -102,13 +108,17 @@ async def samplers(config: RootConfig, as_json: bool) -> int:
 @_json_option
 async def servers(config: RootConfig, as_json: bool) -> int:
     """Show the inference servers and what they serve."""
+    from agentrl.cli import views
+
     async with opened_store(config) as store:
         found = await store.reports.processes()
     value = [one.model_dump(mode="json") for one in found.services]
     return _show(views.servers_page(found), value, as_json)
 
 
-def _show(page: RenderableType, value: Any, as_json: bool) -> int:
+def _show(page: "RenderableType", value: Any, as_json: bool) -> int:
+    from rich.console import Console
+
     if as_json:
         print(json.dumps(value, ensure_ascii=False))
     else:
@@ -117,12 +127,20 @@ def _show(page: RenderableType, value: Any, as_json: bool) -> int:
 
 
 async def _progress(config: RootConfig, as_json: bool) -> int:
+    from agentrl.cli import views
+
     async with opened_store(config) as store:
         view = await store.reports.overview(config.trainer.consumer)
     return _show(views.progress_page(view), view.model_dump(mode="json"), as_json)
 
 
 async def _follow(config: RootConfig, as_json: bool) -> int:
+    from rich.console import Console
+    from rich.live import Live
+
+    from agentrl.cli import views
+    from agentrl.launcher.display import Rates
+
     console, rates = Console(highlight=False), Rates()
     live = Live(console=console, auto_refresh=False) if console.is_terminal else None
     async with opened_store(config) as store:
@@ -148,6 +166,8 @@ async def _follow(config: RootConfig, as_json: bool) -> int:
 
 async def _all_runs(config: RootConfig) -> list[dict[str, Any]]:
     """Return all runs of the named server, or of every private mongod's data below this folder."""
+    from agentrl.store.private_mongod import is_private_uri
+
     given = config.store.db_connection_string
     if given is not None and not is_private_uri(given.get_secret_value()):
         return await _runs_at(given.get_secret_value())
@@ -165,6 +185,8 @@ async def _all_runs(config: RootConfig) -> list[dict[str, Any]]:
 
 
 async def _runs_at(uri: str) -> list[dict[str, Any]]:
+    from agentrl.store import TrajectoryStore
+
     found = []
     async with TrajectoryStore.connect(uri, "admin") as server:
         names = await server.reports.run_names()

@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
-from rich.console import Console
-from rich.table import Table
 
 from agentrl.cli.databases import opened_store, served_uri
 from agentrl.config.command_line import FlagCommand, FlagGroup
@@ -112,6 +110,9 @@ async def rescore(config: RootConfig, scorer: str) -> int:
 @_json_option
 async def stats(config: RootConfig, as_json: bool) -> int:
     """Print documents and bytes of each collection, and bytes a token."""
+    from rich.console import Console
+    from rich.table import Table
+
     async with opened_store(config) as opened:
         found = await opened.maintenance.stats()
     if as_json:

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
 
 import click
 
@@ -10,14 +11,16 @@ from agentrl.cli.databases import store_uri
 from agentrl.config.command_line import FlagCommand, FlagGroup
 from agentrl.config.sections import RootConfig
 from agentrl.errors import ConfigError, StoreError
-from agentrl.schema import Split, Task
-from agentrl.store import TrajectoryStore
 
-_SPLITS: tuple[Split, ...] = ("train", "eval", "test", "valid")
+if TYPE_CHECKING:
+    from agentrl.schema import Split, Task
+    from agentrl.store import TrajectoryStore
+
+_SPLITS: tuple["Split", ...] = ("train", "eval", "test", "valid")
 _SECTIONS = ("run", "store", "data", "rollout")
 
 
-def _splits(ctx: click.Context, param: click.Parameter, split: Split | None) -> Sequence[Split]:
+def _splits(ctx: click.Context, param: click.Parameter, split: "Split | None") -> "Sequence[Split]":
     return _SPLITS if split is None else (split,)
 
 
@@ -40,6 +43,7 @@ async def add(config: RootConfig) -> int:
     """Add the questions of --train_file that the run does not have yet."""
     from agentrl.datasets.task_stream import append_tasks, train_tasks
     from agentrl.rewards import MCPScorerFactory, load_scorer_module
+    from agentrl.store import TrajectoryStore
 
     async with TrajectoryStore.connect(store_uri(config), config.run.run_name) as store:
         if config.data.train_file is None:
@@ -55,7 +59,7 @@ async def add(config: RootConfig) -> int:
 
 @tasks.command("list", cls=FlagCommand, sections=_SECTIONS)
 @_split_argument
-async def list_tasks(config: RootConfig, splits: Sequence[Split]) -> int:
+async def list_tasks(config: RootConfig, splits: "Sequence[Split]") -> int:
     """Print one line a task: status, mean score, and what became of its tries."""
     async with _with_tasks(config) as store:
         for split in splits:
@@ -66,7 +70,7 @@ async def list_tasks(config: RootConfig, splits: Sequence[Split]) -> int:
 
 @tasks.command("retry", cls=FlagCommand, sections=_SECTIONS)
 @_split_argument
-async def retry(config: RootConfig, splits: Sequence[Split]) -> int:
+async def retry(config: RootConfig, splits: "Sequence[Split]") -> int:
     """Ask the questions again whose tries failed for good."""
     from agentrl.datasets.task_stream import retry_dead_letters
 
@@ -78,7 +82,7 @@ async def retry(config: RootConfig, splits: Sequence[Split]) -> int:
 
 @tasks.command("stats", cls=FlagCommand, sections=_SECTIONS)
 @_split_argument
-async def stats(config: RootConfig, splits: Sequence[Split]) -> int:
+async def stats(config: RootConfig, splits: "Sequence[Split]") -> int:
     """Print the numbers of tasks and tries and the mean score of each split."""
     async with _with_tasks(config) as store:
         for split in splits:
@@ -101,12 +105,14 @@ async def stats(config: RootConfig, splits: Sequence[Split]) -> int:
 
 
 @asynccontextmanager
-async def _with_tasks(config: RootConfig) -> AsyncIterator[TrajectoryStore]:
+async def _with_tasks(config: RootConfig) -> "AsyncIterator[TrajectoryStore]":
     """Yield the store of a run that has tasks.
 
     Raises:
         StoreError: it has none; the message lists the runs that there are.
     """
+    from agentrl.store import TrajectoryStore
+
     async with TrajectoryStore.connect(store_uri(config), config.run.run_name) as store:
         if not await store.tasks.count():
             known = await store.reports.run_names()
@@ -115,7 +121,7 @@ async def _with_tasks(config: RootConfig) -> AsyncIterator[TrajectoryStore]:
         yield store
 
 
-async def _line(store: TrajectoryStore, task: Task) -> str:
+async def _line(store: "TrajectoryStore", task: "Task") -> str:
     records = await store.records.of_task(task.id)
     counts = Counter(record.status for record in records)
     scores = [record.score.value for record in records if record.score is not None]

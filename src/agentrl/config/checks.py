@@ -18,7 +18,6 @@ from agentrl.config.sections import (
     ToolsSection,
 )
 from agentrl.errors import ConfigError
-from agentrl.schema.task import is_answer_schema
 
 _ROUTE_KEYS = {"base_url", "model", "api_key_env"}
 _DP_FLAGS = ("--dp", "--dp-size", "--data-parallel-size")
@@ -28,6 +27,7 @@ _SGLANG_OPEN_FLAGS = frozenset(
     {"--tokenizer-worker-num", "--grpc-mode", "--smg-grpc-mode", "--grpc-port", "--encoder-only"}
 )
 """What has SGLang listen in a way that its check of keys does not cover."""
+_TAG_NAME = re.compile(r"[A-Za-z_][\w.-]*")
 _SECRET_NAME = re.compile("auth|key|token|secret|passw|cookie|credential", re.IGNORECASE)
 BUILT_IN_REPORTS = ("none", "console", "jsonl")
 """Names in `--report_to` that ask for nothing more than what is always written."""
@@ -318,6 +318,11 @@ def _agent_contradictions(agents: AgentSection) -> Iterator[str]:
             f"--agent_gateway_host {agents.agent_gateway_host}: name the address itself, agents are "
             "told it"
         )
+
+
+def is_answer_schema(text: str) -> bool:
+    """Return whether a text is `boxed`, or could be the name of a tag."""
+    return _TAG_NAME.fullmatch(text) is not None
 
 
 def _is_network(text: str) -> bool:

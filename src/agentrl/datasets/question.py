@@ -18,10 +18,10 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+from agentrl.config.checks import is_answer_schema
 from agentrl.config.sections import DataSection
 from agentrl.datasets.entries import BadEntry
 from agentrl.schema.image import image_addresses, image_from_bytes, image_from_data_url
-from agentrl.schema.task import is_answer_schema
 
 ScorerCheck = Callable[[str, bool], None]
 """Raises ConfigError unless this scorer can judge answers, given whether there is a reference."""

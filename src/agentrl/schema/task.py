@@ -1,6 +1,5 @@
 """`Task`: one question that is tried `num_generations` times. Its tries are `Record`s."""
 
-import re
 from datetime import datetime
 from typing import Any, ClassVar, Literal, TypeVar
 
@@ -10,12 +9,6 @@ from agentrl.schema.base import Value, utc_now
 
 Split = Literal["train", "eval", "test", "valid"]
 TaskStatus = Literal["created", "completed"]
-_TAG_NAME = re.compile(r"[A-Za-z_][\w.-]*")
-
-
-def is_answer_schema(text: str) -> bool:
-    """Return whether a text is `boxed`, or could be the name of a tag."""
-    return _TAG_NAME.fullmatch(text) is not None
 
 
 class Task(Value):
