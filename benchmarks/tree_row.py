@@ -17,7 +17,7 @@ from agentrl.config.sections import AlgorithmSection, TrainerSection
 from agentrl.data import MicroBatch, StepBatch, build_step
 from agentrl.data.tree import Merge
 from agentrl.distributed import clip_gradients
-from agentrl.models.attention.registry import implementation_of
+from agentrl.models.attention.attention_registry import implementation_of
 from agentrl.models.flops import FlopCount, peak_tflops
 from agentrl.models.load import wrap_policy
 from agentrl.models.policy import PolicyModel

@@ -62,8 +62,8 @@ from agentrl.inference.weight_sync import AdapterNames, PolicyPublisher
 from agentrl.inference.weight_sync.broadcast_delivery import BroadcastDelivery, SendWeights
 from agentrl.inference.wire import GenerateRequest
 from agentrl.models.adapter_files import AdapterShape
+from agentrl.models.checkpoint_export import save_hf
 from agentrl.models.checkpoint_layout import checkpoint_tensors
-from agentrl.models.export import save_hf
 from agentrl.models.lora import (
     adapter_tensors,
     add_adapter,

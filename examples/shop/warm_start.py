@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import torch
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
-from agentrl.models.attention.registry import TREE_ATTENTION
+from agentrl.models.attention.attention_registry import TREE_ATTENTION
 from agentrl.models.load import wrap_policy
 from agentrl.trainer.learner.passes import forward_backward
 from agentrl.trainer.sft.curriculum import Example, sft_batch

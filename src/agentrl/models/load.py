@@ -17,7 +17,7 @@ from transformers import (
 
 from agentrl.errors import ConfigError
 from agentrl.models.architectures import check_tree_support
-from agentrl.models.attention.registry import TREE_ATTENTION, check_device
+from agentrl.models.attention.attention_registry import TREE_ATTENTION, check_device
 from agentrl.models.policy import PolicyModel
 from agentrl.models.router_replay import make_routers_replay
 from agentrl.models.weights import materialize, read_weights

@@ -25,7 +25,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from agentrl.distributed import load_full_state_dict
 from agentrl.errors import ConfigError
 from agentrl.models.adapter_files import WEIGHTS_FILE, AdapterShape
-from agentrl.models.export import read_tokenizer_files, weights_appear_whole
+from agentrl.models.checkpoint_export import read_tokenizer_files, weights_appear_whole
 from agentrl.models.policy import PolicyModel, TermLogprobs
 
 BASE = "base_layer"

@@ -21,8 +21,8 @@ from transformers import PreTrainedModel
 
 from agentrl.data.rows import PackedRow
 from agentrl.errors import TrainingError
+from agentrl.models.attention.attention_registry import layer_keywords
 from agentrl.models.attention.backend import ChunkStates
-from agentrl.models.attention.registry import layer_keywords
 from agentrl.models.router_replay import ROUTED_EXPERTS
 from agentrl.models.row_split import RowShare, RowSplit
 from agentrl.models.vocabulary import Vocabulary

@@ -6,7 +6,7 @@ from support.trees import random_group, tiny_policy
 
 from agentrl.data.tree import TokenTree
 from agentrl.errors import ConfigError
-from agentrl.models.attention.registry import BACKENDS, implementation_of
+from agentrl.models.attention.attention_registry import BACKENDS, implementation_of
 from agentrl.models.policy import term_logprobs
 
 ROW = TokenTree.from_tokens(random_group(5).turns).row

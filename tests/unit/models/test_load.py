@@ -21,7 +21,7 @@ from transformers.utils import logging
 from agentrl.data.tree import TokenTree
 from agentrl.errors import ConfigError, WriteError
 from agentrl.models.architectures import check_tree_support
-from agentrl.models.export import read_tokenizer_files, save_hf
+from agentrl.models.checkpoint_export import read_tokenizer_files, save_hf
 from agentrl.models.load import load_policy
 from agentrl.models.policy import term_logprobs
 

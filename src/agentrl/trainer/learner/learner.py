@@ -37,9 +37,9 @@ from agentrl.distributed import (
 from agentrl.distributed.broadcast import Bucket, in_buckets
 from agentrl.errors import ConfigError
 from agentrl.models.adapter_files import AdapterShape
-from agentrl.models.attention.registry import implementation_of
+from agentrl.models.attention.attention_registry import implementation_of
+from agentrl.models.checkpoint_export import read_tokenizer_files, save_hf
 from agentrl.models.checkpoint_layout import checkpoint_tensors
-from agentrl.models.export import read_tokenizer_files, save_hf
 from agentrl.models.flops import FlopCount, peak_tflops
 from agentrl.models.load import load_policy
 from agentrl.models.lora import (

@@ -15,7 +15,7 @@ from agentrl.data import MicroBatch, SelectedGroup, TokenTree, build_step
 from agentrl.data.random_groups import random_group
 from agentrl.data.tree import Merge
 from agentrl.distributed import Ranks, squared_norms
-from agentrl.models.attention.registry import ORACLE, TREE_ATTENTION
+from agentrl.models.attention.attention_registry import ORACLE, TREE_ATTENTION
 from agentrl.models.load import wrap_policy
 from agentrl.models.policy import PolicyModel, term_logprobs
 from agentrl.trainer.learner.passes import forward_backward

@@ -7,7 +7,7 @@ import torch
 from support.engines import Oracle, make_model
 from transformers import PreTrainedModel
 
-from agentrl.inference.engine.weights.live_weights import load_model
+from agentrl.inference.engine.generation.model_runner import load_model
 
 
 @pytest.fixture(scope="session")

@@ -1,18 +1,17 @@
-"""`Scheduler`: continuous batching. Who is computed next, who waits, who ended.
+"""`BatchScheduler`: continuous batching. Who is computed next, who waits, who ended.
 
-Used from one thread only. Where running sequences lie in the cache is the business of `Rows`.
+Used from one thread only. Where running sequences lie in the cache is the business of `RunningBatch`.
 
     submit ──> waiting ──admit──> running ──stop, length, abort──> finished
                   ^                  │
                   └─────retract──────┘   (short of memory, or paused for new weights)
 
 While sampling is paused, or new weights wait for the engine to be idle, new sequences are held
-apart and start waiting afterwards. Nothing is computed while memory is released.
+back and start waiting afterwards. Nothing is computed while memory is released.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
-from collections.abc import Sequence as Many
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -20,22 +19,20 @@ import torch
 from transformers import PreTrainedModel
 
 from agentrl.errors import InferenceError
-from agentrl.inference.engine.generation.cached_attention import Chunk, plan_step
+from agentrl.inference.engine.generation.cached_attention import Chunk
 from agentrl.inference.engine.generation.kv_cache import KVCache, KVShape, PrefixStore
-from agentrl.inference.engine.generation.memory_saver import Memory
-from agentrl.inference.engine.generation.router_capture import RouterWatch
-from agentrl.inference.engine.generation.running_batch import Rows
-from agentrl.inference.engine.generation.sequence import Finish, Sequence
+from agentrl.inference.engine.generation.memory_saver import MemorySaver
+from agentrl.inference.engine.generation.model_runner import ModelRunner
+from agentrl.inference.engine.generation.running_batch import RunningBatch
 from agentrl.inference.engine.generation.token_sampling import SamplingBatch
+from agentrl.inference.engine.generation.token_sequence import FinishReason, TokenSequence
 from agentrl.inference.engine.weights.live_weights import swap_weights
-from agentrl.inference.engine.weights.lora_adapters import AdapterLayers
-from agentrl.models.attention.backend import CONTEXT
 
 PauseMode = Literal["abort", "retract", "in_place"]
 
 # Positions that running sequences may grow by before one more is worth letting in.
 _HEADROOM = 64
-_ABORTED = Finish("abort", message="aborted on request")
+_ABORTED = FinishReason("abort", message="aborted on request")
 
 
 @dataclass(frozen=True)
@@ -65,7 +62,7 @@ class SchedulerLoad:
     longest, so that this is what decides whether one more fits."""
 
 
-class Scheduler:
+class BatchScheduler:
     """Continuous batching over one model.
 
     Args:
@@ -80,14 +77,13 @@ class Scheduler:
         model: PreTrainedModel,
         limits: SchedulerLimits,
         label: str,
-        find_stop: Callable[[Sequence], str | None] | None = None,
+        find_stop: Callable[[TokenSequence], str | None] | None = None,
     ) -> None:
         config = model.config
         self.model = model
         self.limits = limits
         self.label = label
         self._find_stop = find_stop
-        self._router_watch = RouterWatch.of(model)
         self._vocab_size = int(config.vocab_size)
         head_dim = getattr(config, "head_dim", None)
         shape = KVShape(
@@ -98,21 +94,20 @@ class Scheduler:
         )
         self._kv = KVCache(shape, limits.max_running, limits.context_length, limits.kv_cache_bytes)
         self._prefixes = PrefixStore(shape, limits.prefix_cache_bytes)
-        self._memory = Memory(model, self._kv, self._prefixes)
-        self._rows = Rows(self._kv, self._prefixes)
-        self._running = self._rows.running
-        self._waiting: deque[Sequence] = deque()
-        self._held: deque[Sequence] = deque()
-        self._live: dict[str, Sequence] = {}
+        self._memory = MemorySaver(model, self._kv, self._prefixes)
+        self._runner = ModelRunner(model, self._kv)
+        self._batch = RunningBatch(self._kv, self._prefixes)
+        self._running = self._batch.running
+        self._waiting: deque[TokenSequence] = deque()
+        self._held_back: deque[TokenSequence] = deque()
+        self._live: dict[str, TokenSequence] = {}
         self._paused: PauseMode | None = None
         self._is_draining = False
         self._are_weights_coming = False
-        self._batch: SamplingBatch | None = None
-        self._finished: list[Sequence] = []
-        self._streamed: list[Sequence] = []
-        self._adapters = AdapterLayers(model)
+        self._sampling: SamplingBatch | None = None
+        self._finished: list[TokenSequence] = []
+        self._streamed: list[TokenSequence] = []
         self.num_sampled = 0
-        self.num_prefilled = 0
 
     # What the loop asks.
 
@@ -138,7 +133,7 @@ class Scheduler:
 
     @property
     def num_in_flight(self) -> int:
-        """Sequences that have not ended, held ones included."""
+        """Sequences that have not ended, those held back included."""
         return len(self._live)
 
     @property
@@ -149,11 +144,16 @@ class Scheduler:
     @property
     def num_cached(self) -> int:
         """Prompt tokens that did not have to be computed, so far. May be read from any thread."""
-        return self._rows.num_cached
+        return self._batch.num_cached
+
+    @property
+    def num_prefilled(self) -> int:
+        """Prompt tokens that were computed, so far. May be read from any thread."""
+        return self._runner.num_prefilled
 
     def load(self) -> SchedulerLoad:
         """Return how busy the engine is."""
-        queued = [*self._waiting, *self._held]
+        queued = [*self._waiting, *self._held_back]
         longest = max((sequence.length for sequence in self._running), default=0)
         return SchedulerLoad(
             num_running=len(self._running),
@@ -165,7 +165,7 @@ class Scheduler:
             token_usage=min(1.0, len(self._running) * longest / self.max_tokens),
         )
 
-    def take_events(self) -> tuple[list[Sequence], list[Sequence]]:
+    def take_events(self) -> tuple[list[TokenSequence], list[TokenSequence]]:
         """Return sequences that ended and streams that grew since the last call."""
         events = self._finished, self._streamed
         self._finished, self._streamed = [], []
@@ -173,27 +173,26 @@ class Scheduler:
 
     # What the front end asks.
 
-    def submit_all(self, sequences: Iterable[Sequence]) -> None:
+    def submit_all(self, sequences: Iterable[TokenSequence]) -> None:
         """Queue sequences; one that cannot be queued ends at once, with the status to answer."""
         for sequence in sequences:
             self.submit(sequence)
 
-    def submit(self, sequence: Sequence) -> None:
+    def submit(self, sequence: TokenSequence) -> None:
         """Queue one sequence."""
         if sequence.rid in self._live:
             message = f"request id {sequence.rid} is in use by a live request"
-            sequence.finish = Finish("abort", message=message, status=400)
+            sequence.finish = FinishReason("abort", message=message, status=400)
             self._finished.append(sequence)
             return
-        if len(self._waiting) + len(self._held) >= self.limits.max_queued:
+        if len(self._waiting) + len(self._held_back) >= self.limits.max_queued:
             message = f"the queue is full ({self.limits.max_queued} requests)"
-            sequence.finish = Finish("abort", message=message, status=503)
+            sequence.finish = FinishReason("abort", message=message, status=503)
             self._finished.append(sequence)
             return
-        if self._router_watch is not None:
-            sequence.routes = self._router_watch.room_for(len(sequence.tokens))
+        sequence.routed_experts = self._runner.room_for_experts(len(sequence.tokens))
         self._live[sequence.rid] = sequence
-        queue = self._held if self._paused is not None or self._is_draining else self._waiting
+        queue = self._held_back if self._paused is not None or self._is_draining else self._waiting
         queue.append(sequence)
 
     def abort(self, rid: str) -> None:
@@ -202,14 +201,14 @@ class Scheduler:
         if sequence is not None:
             self._abort(sequence)
 
-    def abort_all_of(self, sequences: Iterable[Sequence]) -> None:
+    def abort_all_of(self, sequences: Iterable[TokenSequence]) -> None:
         """End these very sequences, as far as they have not ended."""
         for sequence in sequences:
             if self._live.get(sequence.rid) is sequence:
                 self._abort(sequence)
 
     def abort_all(self) -> None:
-        """End all sequences in flight; those held at a pause stay."""
+        """End all sequences in flight; those held back at a pause stay."""
         for sequence in [*self._running, *self._waiting]:
             self._abort(sequence)
 
@@ -247,8 +246,8 @@ class Scheduler:
         """
         self._memory.check_weights()
 
-    def release_memory(self, tags: Many[str]) -> None:
-        """Give memory back, see `Memory.release`.
+    def release_memory(self, tags: Sequence[str]) -> None:
+        """Give memory back, see `MemorySaver.release`.
 
         Sequences that wait are in nobody's way while sampling is paused, so that a pause that
         retracts, and resuming everything, makes them go on.
@@ -260,11 +259,11 @@ class Scheduler:
             raise InferenceError("memory is not released while new weights come")
         if self._running or (self._waiting and not self.is_paused):
             raise InferenceError("memory is released by an idle server only; pause it first")
-        self._batch = None
+        self._sampling = None
         self._memory.release(tags)
 
-    def resume_memory(self, tags: Many[str]) -> None:
-        """Take memory again, see `Memory.resume`."""
+    def resume_memory(self, tags: Sequence[str]) -> None:
+        """Take memory again, see `MemorySaver.resume`."""
         self._memory.resume(tags)
 
     def install(self, tensors: Mapping[str, torch.Tensor], label: str | None) -> None:
@@ -294,7 +293,7 @@ class Scheduler:
         """
         self._are_weights_coming = False
         self._memory.note_loaded(loaded)
-        self._rows.forget_computed()
+        self._batch.forget_computed()
         self.label = label
 
     # One step.
@@ -305,19 +304,18 @@ class Scheduler:
         self._make_room()
         num_decoding = sum(1 for sequence in self._running if sequence.is_prefilled)
         chunks = self._prefill(num_decoding)
-        decoding = self._running[:num_decoding]
         if not self._running:
             return
-        logits, sampled = self._forward(decoding, chunks)
+        logits, sampled = self._runner.forward(self._running, num_decoding, chunks)
         if not sampled:
             return
-        if self._batch is None or self._batch.sequences != sampled:
-            self._batch = SamplingBatch(sampled, self._vocab_size)
-        tokens, logprobs = self._batch.draw(logits)
+        if self._sampling is None or self._sampling.sequences != sampled:
+            self._sampling = SamplingBatch(sampled, self._vocab_size)
+        tokens, logprobs = self._sampling.draw(logits)
         ended = []
         for sequence, token, logprob in zip(sampled, tokens, logprobs, strict=True):
             if sequence.params.max_new_tokens == 0:  # only its prompt was to be scored
-                sequence.finish = Finish("length")
+                sequence.finish = FinishReason("length")
                 ended.append(sequence)
                 continue
             sequence.append(token, logprob, self.label)
@@ -328,71 +326,27 @@ class Scheduler:
                 self._streamed.append(sequence)
         self.num_sampled += len(tokens)
         for sequence in ended:
-            self._rows.leave(sequence)
+            self._batch.leave(sequence)
             self._end(sequence)
 
-    def _forward(
-        self, decoding: list[Sequence], chunks: list[Chunk]
-    ) -> tuple[torch.Tensor, list[Sequence]]:
-        """Run the model; return logits [B, V] of the sequences that get a token, and these."""
-        plan = plan_step(self._kv, [sequence.length for sequence in decoding], chunks)
-        input_ids = [int(sequence.tokens[sequence.length - 1]) for sequence in decoding]
-        positions = [sequence.length - 1 for sequence in decoding]
-        adapters = [sequence.adapter for sequence in decoding]
-        wanted = list(range(len(decoding)))
-        sampled = list(decoding)
-        scored: list[tuple[Sequence, Chunk, int]] = []
-        for chunk in chunks:
-            sequence = self._running[chunk.row]
-            offset = len(input_ids)
-            input_ids += sequence.tokens[chunk.start : chunk.end].tolist()
-            positions += range(chunk.start, chunk.end)
-            adapters += [sequence.adapter] * chunk.size
-            sequence.num_computed = chunk.end
-            self.num_prefilled += chunk.end - chunk.start
-            if sequence.prompt_logprobs_from >= 0:
-                scored.append((sequence, chunk, offset))
-            if chunk.end == sequence.length:
-                wanted.append(len(input_ids) - 1)
-                sampled.append(sequence)
-        for sequence in decoding:
-            sequence.num_computed = sequence.length
-        # Only where prompt logprobs are asked for are the logits of all positions needed.
-        keep = torch.arange(len(input_ids)) if scored else torch.tensor(wanted, dtype=torch.int64)
-        self._adapters.choose(adapters)
-        logits: torch.Tensor = self.model(
-            input_ids=torch.tensor([input_ids]),
-            position_ids=torch.tensor([positions]),
-            use_cache=False,
-            logits_to_keep=keep,
-            **{CONTEXT: plan},
-        ).logits[0]
-        if self._router_watch is not None:
-            owners = [(sequence, sequence.length - 1, sequence.length) for sequence in decoding]
-            owners += [(self._running[chunk.row], chunk.start, chunk.end) for chunk in chunks]
-            self._router_watch.note(owners)
-        for sequence, chunk, offset in scored:
-            _score_prompt(sequence, chunk, logits[offset : offset + chunk.end - chunk.start])
-        return (logits[wanted] if scored else logits), sampled
-
-    def _finish_of(self, sequence: Sequence, token: int) -> Finish | None:
+    def _finish_of(self, sequence: TokenSequence, token: int) -> FinishReason | None:
         params = sequence.params
         if token in params.stop_ids:
-            return Finish("stop", matched=token)
-        if sequence.held is not None:
-            if sequence.held.fault is not None:
-                return Finish("abort", message=sequence.held.fault, status=400)
-            if sequence.held.is_over:
-                return Finish("stop", matched=token)
+            return FinishReason("stop", matched=token)
+        if sequence.constraint is not None:
+            if sequence.constraint.fault is not None:
+                return FinishReason("abort", message=sequence.constraint.fault, status=400)
+            if sequence.constraint.is_over:
+                return FinishReason("stop", matched=token)
         if params.stop_strings and self._find_stop is not None:
             matched = self._find_stop(sequence)
             if matched is not None:
-                return Finish("stop", matched=matched)
+                return FinishReason("stop", matched=matched)
         if len(sequence.output_ids) >= params.max_new_tokens:
-            return Finish("length")
+            return FinishReason("length")
         return None
 
-    # Rows.
+    # RunningBatch.
 
     def _prefill(self, num_decoding: int) -> list[Chunk]:
         """Choose prompt tokens for this step; lets sequences in as far as there is room."""
@@ -400,7 +354,7 @@ class Scheduler:
         chunks: list[Chunk] = []
         for row in range(num_decoding, len(self._running)):
             budget -= self._add_chunk(chunks, row, budget)
-        skipped: list[Sequence] = []
+        skipped: list[TokenSequence] = []
         fresh = self._running[num_decoding:]
         while self._waiting and budget > 0:
             sequence = self._waiting[0]
@@ -409,7 +363,7 @@ class Scheduler:
             if not self._kv.ensure(len(self._running) + 1, room if self._running else length):
                 break
             self._waiting.popleft()
-            if self._rows.admit(sequence, fresh):
+            if self._batch.admit(sequence, fresh):
                 fresh.append(sequence)
                 budget -= self._add_chunk(chunks, len(self._running) - 1, budget)
             else:
@@ -433,38 +387,27 @@ class Scheduler:
 
     def _retract_last(self) -> None:
         sequence = self._running[-1]
-        self._rows.leave(sequence)
+        self._batch.leave(sequence)
         sequence.num_retractions += 1
         if not sequence.output_ids:
             sequence.prompt_logprobs.clear()  # its prompt is computed again from the start
         self._waiting.appendleft(sequence)
 
-    def _abort(self, sequence: Sequence) -> None:
+    def _abort(self, sequence: TokenSequence) -> None:
         if sequence in self._running:
-            self._rows.leave(sequence)
+            self._batch.leave(sequence)
         elif sequence in self._waiting:
             self._waiting.remove(sequence)
         else:
-            self._held.remove(sequence)
+            self._held_back.remove(sequence)
         sequence.finish = _ABORTED
         self._end(sequence)
 
-    def _end(self, sequence: Sequence) -> None:
+    def _end(self, sequence: TokenSequence) -> None:
         del self._live[sequence.rid]
         self._finished.append(sequence)
 
     def _let_in(self) -> None:
         if self._paused is None and not self._is_draining:
-            self._waiting.extend(self._held)
-            self._held.clear()
-
-
-def _score_prompt(sequence: Sequence, chunk: Chunk, logits: torch.Tensor) -> None:
-    """Note the logprobs of prompt tokens that the logits [chunk, V] of a chunk predict."""
-    first = max(chunk.start, sequence.prompt_logprobs_from)
-    last = min(chunk.end, sequence.num_prompt - 1)
-    if first >= last or len(sequence.prompt_logprobs) >= last - sequence.prompt_logprobs_from:
-        return
-    logprobs = torch.log_softmax(logits[first - chunk.start : last - chunk.start].float(), dim=-1)
-    targets = torch.from_numpy(sequence.tokens[first + 1 : last + 1].astype("int64"))
-    sequence.prompt_logprobs += logprobs.gather(1, targets.unsqueeze(1)).squeeze(1).tolist()
+            self._waiting.extend(self._held_back)
+            self._held_back.clear()

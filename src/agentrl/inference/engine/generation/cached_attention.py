@@ -9,7 +9,7 @@ Shape legend: N tokens of the step, H query heads, K key-value heads, D head dim
 T positions.
 """
 
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -55,7 +55,7 @@ class StepPlan:
     """bool [queries, keys] each, or None where plain causal attention does."""
 
 
-def plan_step(cache: KVCache, decode_lengths: Many[int], chunks: Many[Chunk]) -> StepPlan:
+def plan_step(cache: KVCache, decode_lengths: Sequence[int], chunks: Sequence[Chunk]) -> StepPlan:
     """Return the plan of a step.
 
     Args:

@@ -10,12 +10,13 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
 
-from agentrl.inference.engine.generation.batch_scheduler import Scheduler
-from agentrl.inference.engine.generation.sequence import Sequence
+from agentrl.inference.engine.generation.batch_scheduler import BatchScheduler
+from agentrl.inference.engine.generation.token_sequence import TokenSequence
 
 logger = logging.getLogger(__name__)
 
@@ -34,30 +35,31 @@ class EngineLoop:
 
     Args:
         scheduler: touched by the thread only, from `start` on.
-        on_events: called in the thread with sequences that ended and streams that grew.
-        on_death: called in the thread when it cannot go on.
         num_threads: CPU threads of torch; None leaves it alone.
     """
 
-    def __init__(
-        self,
-        scheduler: Scheduler,
-        on_events: Callable[[list[Sequence], list[Sequence]], None],
-        on_death: Callable[[], None],
-        num_threads: int | None,
-    ) -> None:
+    def __init__(self, scheduler: BatchScheduler, num_threads: int | None) -> None:
         self._scheduler = scheduler
-        self._on_events = on_events
-        self._on_death = on_death
         self._num_threads = num_threads
         self._calls: deque[_Call] = deque()
         self._when_idle: deque[_Call] = deque()
         self._wake = threading.Event()
         self._is_stopping = False
-        self._thread = threading.Thread(target=self._main, name="engine", daemon=True)
 
-    def start(self) -> None:
-        """Start the thread."""
+    def start(
+        self,
+        *,
+        on_events: Callable[[list[TokenSequence], list[TokenSequence]], object],
+        on_death: Callable[[], object],
+    ) -> None:
+        """Start the thread.
+
+        Args:
+            on_events: called in the thread with sequences that ended and streams that grew.
+            on_death: called in the thread when it cannot go on.
+        """
+        main = partial(self._main, on_events, on_death)
+        self._thread = threading.Thread(target=main, name="engine", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
@@ -79,7 +81,11 @@ class EngineLoop:
         self._wake.set()
         return future
 
-    def _main(self) -> None:
+    def _main(
+        self,
+        on_events: Callable[[list[TokenSequence], list[TokenSequence]], object],
+        on_death: Callable[[], object],
+    ) -> None:
         if self._num_threads is not None:
             torch.set_num_threads(self._num_threads)
         try:
@@ -90,12 +96,12 @@ class EngineLoop:
                     self._scheduler.step()
                 finished, streamed = self._scheduler.take_events()
                 if finished or streamed:
-                    self._on_events(finished, streamed)
+                    on_events(finished, streamed)
                 if not self._scheduler.has_work and not self._may_answer_idle_call():
                     self._wake.wait()
         except Exception:
             logger.exception("the engine cannot go on")
-            self._on_death()
+            on_death()
         finally:
             self._is_stopping = True
             for call in [*self._calls, *self._when_idle]:

@@ -1,4 +1,4 @@
-"""Replies held to a grammar: which tokens may come next.
+"""Constrained decoding: which tokens a grammar allows next.
 
 llguidance keeps track of what was written and allows what may follow. As in SGLang, what ends a
 reply is an end-of-text token, allowed where the grammar is satisfied.
@@ -36,11 +36,7 @@ _ANY_TEXT = r"/(.|\n)*/"
 _ESCAPED_OR_SLASH = re.compile(r"\\.|/", re.DOTALL)
 
 
-class BadGrammar(Exception):
-    """The grammar cannot be compiled; the text says why, in one line."""
-
-
-class Held:
+class GrammarConstraint:
     """Where one reply stands in its grammar."""
 
     def __init__(self, matcher: LLMatcher, end_ids: frozenset[int]) -> None:
@@ -49,9 +45,9 @@ class Held:
         self.is_over = False
         """Whether the token that ends the reply was taken."""
 
-    def fresh(self) -> "Held":
+    def fresh(self) -> "GrammarConstraint":
         """Return a reply of its own that stands at the same place."""
-        return Held(self._matcher.deep_copy(), self._end_ids)
+        return GrammarConstraint(self._matcher.deep_copy(), self._end_ids)
 
     def allow_next(self, bits: np.ndarray, row: int) -> None:
         """Set the bits of the tokens that may come next.
@@ -75,7 +71,7 @@ class Held:
         return _one_line(self._matcher.get_error()) if self._matcher.is_error() else None
 
 
-class Grammars:
+class GrammarCompiler:
     """Compiles grammars for one tokenizer.
 
     Args:
@@ -89,26 +85,26 @@ class Grammars:
         self._tokenizer = _tokenizer_of(tokenizer, vocab_size, end_ids)
         self._compiled = lru_cache(_NUM_KEPT)(self._compile)
 
-    def hold(self, grammar: Grammar) -> Held:
-        """Return the beginning of a reply that is held to a grammar.
+    def start(self, grammar: Grammar) -> GrammarConstraint:
+        """Return the constraint of a reply that has to follow a grammar, at its beginning.
 
         Raises:
-            BadGrammar: it cannot be compiled.
+            ValueError: it cannot be compiled.
         """
         return self._compiled(grammar).fresh()
 
-    def _compile(self, grammar: Grammar) -> Held:
+    def _compile(self, grammar: Grammar) -> GrammarConstraint:
         try:
             source = _source(grammar)
         except ValueError as error:
-            raise BadGrammar(_one_line(str(error))) from None
+            raise ValueError(_one_line(str(error))) from None
         matcher = LLMatcher(self._tokenizer, source, log_level=_SILENT)
         if matcher.is_error():
-            raise BadGrammar(_one_line(matcher.get_error()))
-        return Held(matcher, self._end_ids)
+            raise ValueError(_one_line(matcher.get_error()))
+        return GrammarConstraint(matcher, self._end_ids)
 
 
-class _Vocabulary:
+class _GrammarVocabulary:
     """Tokens as bytes, for llguidance.
 
     Its own reading of a tokenizer takes every added token in angle brackets for a control token;
@@ -134,7 +130,7 @@ class _Vocabulary:
 
 
 def _tokenizer_of(tokenizer: Tokenizer, vocab_size: int, end_ids: frozenset[int]) -> LLTokenizer:
-    vocabulary = TokenizerWrapper(_Vocabulary(tokenizer, vocab_size, end_ids))
+    vocabulary = TokenizerWrapper(_GrammarVocabulary(tokenizer, vocab_size, end_ids))
     return LLTokenizer(vocabulary, n_vocab=vocab_size, eos_token=sorted(end_ids))
 
 

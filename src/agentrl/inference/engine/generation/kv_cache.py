@@ -36,7 +36,7 @@ class KVShape:
 
 
 class KVCache:
-    """Rows of running sequences. Grows with rows and lengths, up to a bound in bytes.
+    """RunningBatch of running sequences. Grows with rows and lengths, up to a bound in bytes.
 
     Args:
         shape: what one token takes.
@@ -121,8 +121,8 @@ class Prefix:
     """int32 [T]."""
     kv: torch.Tensor
     """[L, 2, K, T, D]."""
-    routes: np.ndarray | None
-    """int16 [T, W], see `Sequence.routes`."""
+    routed_experts: np.ndarray | None
+    """int16 [T, W], see `TokenSequence.routed_experts`."""
 
 
 class PrefixStore:
@@ -166,7 +166,7 @@ class PrefixStore:
         namespace: str,
         tokens: np.ndarray,
         kv: torch.Tensor,
-        routes: np.ndarray | None = None,
+        routed_experts: np.ndarray | None = None,
     ) -> None:
         """Keep a copy. What it continues is dropped, since it holds all of that."""
         if not MIN_PREFIX <= len(tokens) <= self._max_tokens:
@@ -185,7 +185,7 @@ class PrefixStore:
             self._drop(prefix)
         while self._prefixes and self.num_tokens + len(tokens) > self._max_tokens:
             self._drop(next(iter(self._prefixes.values())))
-        kept = None if routes is None else routes.copy()
+        kept = None if routed_experts is None else routed_experts.copy()
         added = Prefix(namespace, tokens.copy(), kv.clone(), kept)
         self._prefixes[id(added)] = added
         self.num_tokens += len(tokens)

@@ -1,4 +1,4 @@
-"""`Memory`: what the engine gives back to the machine for a while, and takes again.
+"""`MemorySaver`: what the engine gives back to the machine for a while, and takes again.
 
 Weights come back without their values, as they do from a GPU: nothing is computed until new ones
 were loaded. What a sequence has sampled is kept, and its prompt is computed again.
@@ -19,7 +19,7 @@ _ALL = (KV_CACHE, WEIGHTS, CUDA_GRAPH)
 """What no tags at all stand for. Of CUDA graphs there are none, so that nothing comes of theirs."""
 
 
-class Memory:
+class MemorySaver:
     """Which parts of the engine's memory are there. Used by the scheduler, from its thread.
 
     Args:

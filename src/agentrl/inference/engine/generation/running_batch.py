@@ -1,4 +1,4 @@
-"""`Rows`: the running sequences, and what the cache holds of them."""
+"""`RunningBatch`: the running sequences, and what the cache holds of them."""
 
 import numpy as np
 
@@ -9,10 +9,10 @@ from agentrl.inference.engine.generation.kv_cache import (
     PrefixStore,
     common_prefix,
 )
-from agentrl.inference.engine.generation.sequence import Sequence
+from agentrl.inference.engine.generation.token_sequence import TokenSequence
 
 
-class Rows:
+class RunningBatch:
     """Running sequences occupy cache rows 0, 1, ... in the order of `running`.
 
     First those that decode, then at most one whose prompt is not yet computed in full.
@@ -26,7 +26,7 @@ class Rows:
         self._kv = kv
         self._prefixes = prefixes
         self._epoch = 0
-        self.running: list[Sequence] = []
+        self.running: list[TokenSequence] = []
         self.num_cached = 0
         """Prompt tokens that did not have to be computed, so far."""
 
@@ -35,7 +35,7 @@ class Rows:
         self._epoch += 1
         self._prefixes.clear()
 
-    def admit(self, sequence: Sequence, fresh: list[Sequence]) -> bool:
+    def admit(self, sequence: TokenSequence, fresh: list[TokenSequence]) -> bool:
         """Give a sequence the next row, with the longest known prefix in it.
 
         Args:
@@ -58,15 +58,15 @@ class Rows:
                 if common_prefix(coming, wanted, longer_than=worth_waiting) > worth_waiting:
                     return False
         row = len(self.running)
-        routes = None
+        experts = None
         if isinstance(known, Prefix):
             self._kv.fill(row, known.kv, num_known)
-            routes = known.routes
+            experts = known.routed_experts
         elif known is not None:
             self._kv.move(known, row, num_known)
-            routes = self.running[known].routes
-        if sequence.routes is not None and routes is not None:
-            sequence.routes[:num_known] = routes[:num_known]
+            experts = self.running[known].routed_experts
+        if sequence.routed_experts is not None and experts is not None:
+            sequence.routed_experts[:num_known] = experts[:num_known]
         sequence.num_computed = num_known
         sequence.epoch = self._epoch
         if sequence.num_cached is None:
@@ -75,14 +75,14 @@ class Rows:
         self.running.append(sequence)
         return True
 
-    def leave(self, sequence: Sequence) -> None:
+    def leave(self, sequence: TokenSequence) -> None:
         """Free the row of a running sequence and keep what it computed."""
         row = self.running.index(sequence)
         if sequence.epoch == self._epoch and self._prefixes.keeps_any:
             count = sequence.num_computed
             known = sequence.tokens[:count]
-            routes = None if sequence.routes is None else sequence.routes[:count]
-            self._prefixes.add(sequence.namespace, known, self._kv.prefix(row, count), routes)
+            experts = None if sequence.routed_experts is None else sequence.routed_experts[:count]
+            self._prefixes.add(sequence.namespace, known, self._kv.prefix(row, count), experts)
         sequence.forget_cache()
         last = len(self.running) - 1
         if row < last and not self.running[last].is_prefilled:

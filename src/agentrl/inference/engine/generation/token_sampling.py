@@ -1,26 +1,26 @@
 """Draw the next token of every sequence of a step at once.
 
 Logprobs are `log_softmax(logits / temperature)` after penalties and before truncation, which is
-what importance ratios need; a greedy sequence reports the raw `log_softmax`. Of a sequence that is
-held to a grammar they are those of the tokens that the grammar allows, as in SGLang: what was drawn
-was drawn from these alone.
+what importance ratios need; a greedy sequence reports the raw `log_softmax`. Where a grammar
+constrains a sequence they are those of the tokens that it allows, as in SGLang: what was drawn was
+drawn from these alone.
 
 Shape legend: B sequences, V vocabulary.
 """
 
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 
-from agentrl.inference.engine.generation.grammars import Held
-from agentrl.inference.engine.generation.sequence import Sequence
+from agentrl.inference.engine.generation.grammars import GrammarConstraint
+from agentrl.inference.engine.generation.token_sequence import TokenSequence
 
 
 class SamplingBatch:
     """The sampling parameters of a list of sequences as tensors; made anew when the list changes."""
 
-    def __init__(self, sequences: Many[Sequence], vocab_size: int) -> None:
+    def __init__(self, sequences: Sequence[TokenSequence], vocab_size: int) -> None:
         params = [sequence.params for sequence in sequences]
         self.sequences = list(sequences)
         self._seeds = np.array([p.seed % 2**64 for p in params], dtype=np.uint64)
@@ -37,8 +37,10 @@ class SamplingBatch:
         self._min_p = torch.tensor([p.min_p for p in cut])
         edited = [row for row, p in enumerate(params) if p.is_edited]
         self._edits = LogitEdits(sequences, edited, vocab_size) if edited else None
-        held = [(row, s.held) for row, s in enumerate(sequences) if s.held is not None]
-        self._grammars = GrammarMasks(held, vocab_size) if held else None
+        constraints = [
+            (row, s.constraint) for row, s in enumerate(sequences) if s.constraint is not None
+        ]
+        self._grammars = GrammarMasks(constraints, vocab_size) if constraints else None
 
     def draw(self, logits: torch.Tensor) -> tuple[list[int], list[float]]:
         """Draw one token a sequence.
@@ -132,7 +134,9 @@ class LogitEdits:
     Keeps count of tokens as they are drawn, so it holds for one list of sequences only.
     """
 
-    def __init__(self, sequences: Many[Sequence], rows: list[int], vocab_size: int) -> None:
+    def __init__(
+        self, sequences: Sequence[TokenSequence], rows: list[int], vocab_size: int
+    ) -> None:
         self._sequences = [sequences[row] for row in rows]
         self._rows = torch.tensor(rows)
         params = [sequence.params for sequence in self._sequences]
@@ -170,15 +174,17 @@ class LogitEdits:
 class GrammarMasks:
     """Takes from some rows of a batch the tokens that their grammars do not allow."""
 
-    def __init__(self, held: Many[tuple[int, Held]], vocab_size: int) -> None:
-        self._held = [grammar for _, grammar in held]
-        self._rows = torch.tensor([row for row, _ in held])
+    def __init__(
+        self, constraints: Sequence[tuple[int, GrammarConstraint]], vocab_size: int
+    ) -> None:
+        self._constraints = [grammar for _, grammar in constraints]
+        self._rows = torch.tensor([row for row, _ in constraints])
         self._vocab_size = vocab_size
-        self._bits = np.zeros((len(held), (vocab_size + 31) // 32), dtype="<i4")
+        self._bits = np.zeros((len(constraints), (vocab_size + 31) // 32), dtype="<i4")
 
     def apply(self, logits: torch.Tensor) -> None:
         """Set the logits [B, V] of tokens that may not come next to -inf, in place."""
-        for row, grammar in enumerate(self._held):
+        for row, grammar in enumerate(self._constraints):
             grammar.allow_next(self._bits, row)
         allowed = np.unpackbits(
             self._bits.view(np.uint8), axis=1, bitorder="little", count=self._vocab_size

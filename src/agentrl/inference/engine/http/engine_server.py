@@ -11,9 +11,9 @@ import uvloop
 
 from agentrl.errors import ConfigError
 from agentrl.inference.engine.engine_config import EngineConfig
+from agentrl.inference.engine.generation.model_runner import load_model
 from agentrl.inference.engine.http.frontend import FrontEnd
 from agentrl.inference.engine.http.http_routes import make_app
-from agentrl.inference.engine.weights.live_weights import load_model
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ def serve(config: EngineConfig) -> int:
 
 async def _serve(front_end: FrontEnd, listener: socket.socket) -> int:
     app = make_app(front_end)
-    server = _Server(
+    server = _UvicornServer(
         uvicorn.Config(
             app,
             log_level="warning",
@@ -91,10 +91,10 @@ async def _serve(front_end: FrontEnd, listener: socket.socket) -> int:
         await server.serve(sockets=[listener])
     finally:
         front_end.stop()
-    return 1 if front_end.is_dead else 0
+    return 1 if front_end.requests.is_dead else 0
 
 
-class _Server(uvicorn.Server):
+class _UvicornServer(uvicorn.Server):
     """Closes the front end as it begins to shut down, instead of waiting for generations."""
 
     def __init__(self, config: uvicorn.Config, front_end: FrontEnd) -> None:
@@ -102,7 +102,7 @@ class _Server(uvicorn.Server):
         self._front_end = front_end
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._front_end.close()
+        self._front_end.requests.close()
         await super().shutdown(sockets)
 
 

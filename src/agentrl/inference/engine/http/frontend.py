@@ -1,10 +1,9 @@
-"""`FrontEnd`: what the routes do, between the event loop of HTTP and the thread of the engine."""
+"""`FrontEnd`: the engine as the routes see it, over the engine's thread."""
 
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
-from collections.abc import Sequence as Many
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
@@ -15,23 +14,21 @@ from transformers import PreTrainedModel
 
 from agentrl.inference.engine.engine_config import EngineConfig
 from agentrl.inference.engine.generation.batch_scheduler import (
+    BatchScheduler,
     PauseMode,
-    Scheduler,
     SchedulerLimits,
     SchedulerLoad,
 )
 from agentrl.inference.engine.generation.engine_loop import EngineLoop
-from agentrl.inference.engine.generation.grammars import Grammars, Held
-from agentrl.inference.engine.generation.sequence import Sequence
-from agentrl.inference.engine.http.request_log import RequestLog
+from agentrl.inference.engine.generation.grammars import GrammarCompiler, GrammarConstraint
+from agentrl.inference.engine.generation.token_sequence import TokenSequence
+from agentrl.inference.engine.http.generation_requests import GenerationRequests
 from agentrl.inference.engine.http.request_parsing import (
-    BadRequest,
     ModelLimits,
     ParsedRequest,
     parse_generate,
 )
-from agentrl.inference.engine.http.response_bodies import answer
-from agentrl.inference.engine.http.text import Text, end_of_text_ids
+from agentrl.inference.engine.http.text_codec import TextCodec, end_of_text_ids
 from agentrl.inference.engine.weights.live_weights import read_weights
 from agentrl.inference.engine.weights.lora_adapters import LoadedAdapters
 from agentrl.inference.engine.weights.weight_receiver import (
@@ -43,18 +40,6 @@ from agentrl.inference.wire import MIXED_LABEL
 from agentrl.schema.grammar import Grammar
 
 T = TypeVar("T")
-
-
-class Refused(Exception):
-    """A request that cannot be served, with the status to answer."""
-
-    def __init__(self, message: str, status: int) -> None:
-        super().__init__(message)
-        self.status = status
-
-
-class NotFlushed(Exception):
-    """The cache could not be flushed because sequences hold it."""
 
 
 class FrontEnd:
@@ -73,7 +58,7 @@ class FrontEnd:
         """The version that `/model_info` shows; behind the engine's own after a failed flush."""
         self.model_type = str(model.config.model_type)
         self.architectures = list(model.config.architectures or [])
-        self.text = Text(config.model_path)
+        self.text = TextCodec(config.model_path)
         own_limit = int(model.config.max_position_embeddings)
         self.limits = ModelLimits(
             context_length=min(config.context_length or own_limit, own_limit),
@@ -81,10 +66,10 @@ class FrontEnd:
             eos_ids=end_of_text_ids(config.model_path, model.config, self.text),
             has_experts=getattr(model.config, "num_experts_per_tok", None) is not None,
         )
-        self._grammars: Grammars | None = None
+        self._grammars: GrammarCompiler | None = None
         self._model = model
         self._seeds = random.Random(config.seed)
-        self._scheduler = Scheduler(
+        self._scheduler = BatchScheduler(
             model,
             SchedulerLimits(
                 max_running=config.max_running_requests,
@@ -97,90 +82,39 @@ class FrontEnd:
             config.weight_version,
             self.text.find_stop,
         )
-        self._endings: dict[Sequence, asyncio.Future[None]] = {}
-        self._growth: dict[Sequence, asyncio.Event] = {}
         self.adapters = LoadedAdapters(model)
         self._updating = asyncio.Lock()
         self.broadcasts = WeightReceiver()
         """The groups over which new weights may come."""
-        self._log = RequestLog(config.log_requests) if config.log_requests else None
-        self.is_dead = False
-        self.is_closing = False
+        self._loop = EngineLoop(self._scheduler, config.num_threads)
+        self.requests = GenerationRequests(
+            self._scheduler, self._loop, self.text, self.adapters, config.log_requests
+        )
         self.started_at = int(time.time())
 
     def start(self, on_death: Callable[[], None]) -> None:
         """Start the engine's thread; `on_death` is called in the event loop if it fails."""
-        self._events = asyncio.get_running_loop()
+        events = asyncio.get_running_loop()
 
-        def died() -> None:
-            self._events.call_soon_threadsafe(self._die, on_death)
+        def die() -> None:
+            self.requests.die()
+            on_death()
 
-        self._loop = EngineLoop(self._scheduler, self._on_events, died, self.config.num_threads)
-        self._loop.start()
+        def deliver(finished: list[TokenSequence], streamed: list[TokenSequence]) -> None:
+            events.call_soon_threadsafe(self.requests.deliver, finished, streamed)
+
+        self._loop.start(on_events=deliver, on_death=lambda: events.call_soon_threadsafe(die))
 
     def stop(self) -> None:
         """End the engine's thread."""
         self._loop.stop()
-        if self._log is not None:
-            self._log.close()
-
-    # Generation.
-
-    async def generate(self, request: ParsedRequest) -> list[dict[str, Any]]:
-        """Serve a request to its end; sequences are aborted when the caller is cancelled.
-
-        Raises:
-            Refused: it cannot be served.
-        """
-        endings = self.submit(request)
-        try:
-            await asyncio.gather(*endings)
-        except asyncio.CancelledError:
-            self.drop(request)
-            raise
-        for sequence in request.sequences:
-            if sequence.finish is not None and sequence.finish.status is not None:
-                self.drop(request)
-                raise Refused(sequence.finish.message, sequence.finish.status)
-        return [self.answer(sequence, request) for sequence in request.sequences]
-
-    async def stream(self, request: ParsedRequest) -> AsyncIterator[tuple[int, dict[str, Any]]]:
-        """Yield cumulative answers, each with the index of its sequence, as tokens come."""
-        changed = asyncio.Event()
-        for sequence in request.sequences:
-            self._growth[sequence] = changed
-        self.submit(request)
-        # The first token at once, and then one frame an interval.
-        due = dict.fromkeys(request.sequences, 1)
-        open_sequences = list(request.sequences)
-        try:
-            while open_sequences:
-                await changed.wait()
-                changed.clear()
-                if not self.is_serving:
-                    raise self._gone()
-                for index, sequence in enumerate(request.sequences):
-                    if sequence not in open_sequences:
-                        continue
-                    ended = sequence.finish is not None
-                    count = len(sequence.output_logprobs)
-                    if ended and sequence.finish and sequence.finish.status is not None:
-                        raise Refused(sequence.finish.message, sequence.finish.status)
-                    if ended or count >= due[sequence]:
-                        due[sequence] = count + request.stream_interval
-                        if ended:
-                            open_sequences.remove(sequence)
-                        yield index, self.answer(sequence, request)
-        finally:
-            for sequence in request.sequences:
-                self._growth.pop(sequence, None)
-            self.drop(request)
+        self.requests.stop()
 
     def parse(self, body: Mapping[str, Any]) -> ParsedRequest:
         """Check a request.
 
         Raises:
-            BadRequest: the request breaks a rule.
+            InvalidRequest: the request breaks a rule.
         """
         return parse_generate(
             body,
@@ -188,82 +122,13 @@ class FrontEnd:
             encode=self.text.encode,
             new_seed=lambda: self._seeds.getrandbits(63),
             adapters=self.adapters,
-            hold=self._hold,
+            constrain=self._constrain,
         )
 
-    def _hold(self, grammar: Grammar) -> Held:
+    def _constrain(self, grammar: Grammar) -> GrammarConstraint:
         if self._grammars is None:
             self._grammars = self.text.grammars(self.limits.vocab_size, self.limits.eos_ids)
-        return self._grammars.hold(grammar)
-
-    def submit(self, request: ParsedRequest) -> list[asyncio.Future[None]]:
-        """Hand the sequences to the engine; the futures are done as they end."""
-        if not self.is_serving:
-            raise self._gone()
-        endings: list[asyncio.Future[None]] = []
-        for sequence in request.sequences:
-            ending = self._events.create_future()
-            self._endings[sequence] = ending
-            endings.append(ending)
-        self._loop.call(partial(self._scheduler.submit_all, request.sequences))
-        return endings
-
-    def drop(self, request: ParsedRequest) -> None:
-        """End sequences that nobody waits for any more."""
-        left = [sequence for sequence in request.sequences if sequence.finish is None]
-        for sequence in request.sequences:
-            self._endings.pop(sequence, None)
-        self._let_go()
-        if left:
-            self._loop.call(partial(self._scheduler.abort_all_of, left))
-
-    def answer(self, sequence: Sequence, request: ParsedRequest) -> dict[str, Any]:
-        """Return the object that describes a sequence as far as it got."""
-        return answer(sequence, request, self.text, self._scheduler.label)
-
-    def _on_events(self, finished: list[Sequence], streamed: list[Sequence]) -> None:
-        self._events.call_soon_threadsafe(self._deliver, finished, streamed)
-
-    def _deliver(self, finished: list[Sequence], streamed: list[Sequence]) -> None:
-        for sequence in finished:
-            if self._log is not None:
-                self._log.write(sequence)
-            ending = self._endings.pop(sequence, None)
-            if ending is not None and not ending.done():
-                ending.set_result(None)
-        self._let_go()
-        for sequence in (*finished, *streamed):
-            changed = self._growth.get(sequence)
-            if changed is not None:
-                changed.set()
-
-    def close(self) -> None:
-        """Refuse what is in flight and what still comes, so that clients go elsewhere at once."""
-        self.is_closing = True
-        self._refuse_all()
-
-    def _die(self, on_death: Callable[[], None]) -> None:
-        self.is_dead = True
-        self._refuse_all()
-        on_death()
-
-    def _refuse_all(self) -> None:
-        for ending in self._endings.values():
-            if not ending.done():
-                ending.set_exception(self._gone())
-        self._endings.clear()
-        self._let_go()
-        for changed in self._growth.values():
-            changed.set()
-
-    def _gone(self) -> Refused:
-        what = "the engine failed; see its log" if self.is_dead else "the server is shutting down"
-        return Refused(what, 503)
-
-    @property
-    def is_serving(self) -> bool:
-        """Whether requests are taken."""
-        return not self.is_dead and not self.is_closing
+        return self._grammars.start(grammar)
 
     async def unload_adapter(self, name: str) -> None:
         """Refuse new requests for an adapter, and return when those that use it have ended.
@@ -272,12 +137,8 @@ class FrontEnd:
             InferenceError: there is none of this name.
         """
         retired = self.adapters.retire(name)
-        self._let_go()
+        self.requests.release_adapters()
         await retired
-
-    def _let_go(self) -> None:
-        if self.adapters.has_retired:
-            self.adapters.let_go({sequence.adapter for sequence in self._endings})
 
     # Control.
 
@@ -300,7 +161,7 @@ class FrontEnd:
         """Forget the prefix cache; False when sequences hold it."""
         return await self._call(self._scheduler.flush)
 
-    async def release_memory(self, tags: Many[str]) -> None:
+    async def release_memory(self, tags: Sequence[str]) -> None:
         """Give memory back; requests wait until it is there again.
 
         Raises:
@@ -308,7 +169,7 @@ class FrontEnd:
         """
         await self._call(partial(self._scheduler.release_memory, tags))
 
-    async def resume_memory(self, tags: Many[str]) -> None:
+    async def resume_memory(self, tags: Sequence[str]) -> None:
         """Take memory again. Weights come without their values, which have to be loaded.
 
         Raises:
@@ -352,15 +213,15 @@ class FrontEnd:
 
     async def update_weights(
         self, path: str, label: str | None, *, flush: bool, abort_all: bool
-    ) -> int:
+    ) -> tuple[int, bool]:
         """Load weights from a directory; unless paused, after all in flight have ended.
 
         Returns:
-            The number of sequences in flight that go on under the new weights.
+            The number of sequences in flight that go on under the new weights, and whether the cache
+            is flushed if that was asked for: not while sequences hold it.
 
         Raises:
             InferenceError: they cannot be loaded; nothing has changed.
-            NotFlushed: they are loaded, but sequences hold the cache.
         """
         async with self._updating:
             await self._call(self._scheduler.check_weights)
@@ -370,11 +231,11 @@ class FrontEnd:
             num_kept, is_flushed = await self._install(tensors, label, flush=flush)
             self.model_path = self.served_model_name = str(Path(path))
             self._note(label, is_flushed=is_flushed)
-        return num_kept
+        return num_kept, is_flushed
 
     async def update_weights_from_group(
         self, manifest: WeightManifest, label: str | None, *, flush: bool, abort_all: bool
-    ) -> None:
+    ) -> bool:
         """Take some weights from broadcasts; unless paused, after all in flight have ended.
 
         They come straight into the model's memory, and nothing is sampled meanwhile. Where they
@@ -402,7 +263,9 @@ class FrontEnd:
                 await self._call(partial(self._scheduler.weights_changed, left, loaded))
                 if left == MIXED_LABEL:
                     self.weight_version = MIXED_LABEL
-            self._note(label, is_flushed=not flush or await self.flush())
+            is_flushed = not flush or await self.flush()
+            self._note(label, is_flushed=is_flushed)
+        return is_flushed
 
     async def _install(
         self, tensors: Mapping[str, torch.Tensor], label: str | None, *, flush: bool
@@ -417,16 +280,11 @@ class FrontEnd:
         return await self._call(install, when_idle=True)
 
     def _note(self, label: str | None, *, is_flushed: bool) -> None:
-        if not is_flushed:
-            raise NotFlushed
-        if label is not None:
+        if is_flushed and label is not None:
             self.weight_version = label
 
     async def _call(self, run: Callable[[], T], *, when_idle: bool = False) -> T:
-        if self.is_dead:
-            raise self._gone()
+        if self.requests.is_dead:
+            raise self.requests.gone()
         future: Future[T] = self._loop.call(run, when_idle=when_idle)
         return await asyncio.wrap_future(future)
-
-
-__all__ = ["BadRequest", "FrontEnd", "NotFlushed", "Refused"]

@@ -8,7 +8,7 @@ that a broadcast which fails leaves the label of no policy.
 
 import hmac
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from typing import Any, cast
 
 from starlette.applications import Starlette
@@ -20,7 +20,14 @@ from starlette.routing import Route
 from agentrl.distributed.broadcast import RankAssignment
 from agentrl.errors import InferenceError
 from agentrl.inference.engine.generation.batch_scheduler import PauseMode
-from agentrl.inference.engine.http.frontend import BadRequest, FrontEnd, NotFlushed, Refused
+from agentrl.inference.engine.http.frontend import FrontEnd
+from agentrl.inference.engine.http.http_errors import (
+    InvalidRequest,
+    RequestRejected,
+    on_http_exception,
+    on_invalid_request,
+    on_rejected,
+)
 from agentrl.inference.engine.http.streaming import (
     answer_frames,
     error_frames,
@@ -28,9 +35,6 @@ from agentrl.inference.engine.http.streaming import (
     failed,
     json_object,
     json_response,
-    on_bad_request,
-    on_http_exception,
-    on_refused,
     one_of,
     required,
     typed,
@@ -42,80 +46,64 @@ SGLANG_VERSION = "0.5.23"
 """The release whose HTTP is followed; clients choose what to rely upon by it."""
 _PAUSE_MODES = ("abort", "retract", "in_place")
 _SELECTORS = ("all", "target", "draft")
-_CONTROL_PATHS = frozenset(
-    {
-        "/abort_request",
-        "/begin_weight_update",
-        "/continue_generation",
-        "/destroy_weights_update_group",
-        "/end_weight_update",
-        "/flush_cache",
-        "/init_weights_update_group",
-        "/load_lora_adapter",
-        "/pause_generation",
-        "/release_memory_occupation",
-        "/resume_memory_occupation",
-        "/unload_lora_adapter",
-        "/update_weight_version",
-        "/update_weights_from_disk",
-        "/update_weights_from_distributed",
-    }
-)
 _GROUP = "weight_update_group"
 _OPEN_PATHS = frozenset({"/health", "/health_generate", "/ready"})
 _NOT_FLUSHED = "Weights were updated, but the cache was not flushed because requests are running."
-
-Handler = Callable[[Request], Awaitable[Response]]
 
 
 def make_app(front_end: FrontEnd) -> Starlette:
     """Return the application over a front end that was started."""
     routes = _Routes(front_end)
     get, post, both = ["GET"], ["POST"], ["GET", "POST"]
+    data = [
+        Route("/health", routes.health, methods=get),
+        Route("/health_generate", routes.health, methods=get),
+        Route("/ready", routes.ready, methods=get),
+        Route("/ping", routes.health, methods=get),
+        Route("/model_info", routes.model_info, methods=get),
+        Route("/get_model_info", routes.model_info, methods=get),
+        Route("/server_info", routes.server_info, methods=get),
+        Route("/get_server_info", routes.server_info, methods=get),
+        Route("/v1/models", routes.models, methods=get),
+        Route("/v1/loads", routes.loads, methods=get),
+        Route("/generate", routes.generate, methods=["POST", "PUT"]),
+    ]
+    control = [
+        Route("/abort_request", routes.abort, methods=post),
+        Route("/pause_generation", routes.pause, methods=post),
+        Route("/continue_generation", routes.resume, methods=post),
+        Route("/flush_cache", routes.flush, methods=both),
+        Route("/update_weights_from_disk", routes.update_weights, methods=post),
+        Route("/update_weight_version", routes.update_label, methods=post),
+        Route("/release_memory_occupation", routes.release_memory, methods=both),
+        Route("/resume_memory_occupation", routes.resume_memory, methods=both),
+        Route("/load_lora_adapter", routes.load_adapter, methods=post),
+        Route("/unload_lora_adapter", routes.unload_adapter, methods=post),
+        Route("/begin_weight_update", routes.begin_update, methods=post),
+        Route("/end_weight_update", routes.end_update, methods=post),
+        Route("/init_weights_update_group", routes.join_group, methods=post),
+        Route("/destroy_weights_update_group", routes.leave_group, methods=post),
+        Route("/update_weights_from_distributed", routes.update_from_group, methods=post),
+    ]
     app = Starlette(
-        routes=[
-            Route("/health", routes.health, methods=get),
-            Route("/health_generate", routes.health, methods=get),
-            Route("/ready", routes.ready, methods=get),
-            Route("/ping", routes.health, methods=get),
-            Route("/model_info", routes.model_info, methods=get),
-            Route("/get_model_info", routes.model_info, methods=get),
-            Route("/server_info", routes.server_info, methods=get),
-            Route("/get_server_info", routes.server_info, methods=get),
-            Route("/v1/models", routes.models, methods=get),
-            Route("/v1/loads", routes.loads, methods=get),
-            Route("/generate", routes.generate, methods=["POST", "PUT"]),
-            Route("/abort_request", routes.abort, methods=post),
-            Route("/pause_generation", routes.pause, methods=post),
-            Route("/continue_generation", routes.resume, methods=post),
-            Route("/flush_cache", routes.flush, methods=both),
-            Route("/update_weights_from_disk", routes.update_weights, methods=post),
-            Route("/update_weight_version", routes.update_label, methods=post),
-            Route("/release_memory_occupation", routes.release_memory, methods=both),
-            Route("/resume_memory_occupation", routes.resume_memory, methods=both),
-            Route("/load_lora_adapter", routes.load_adapter, methods=post),
-            Route("/unload_lora_adapter", routes.unload_adapter, methods=post),
-            Route("/begin_weight_update", routes.begin_update, methods=post),
-            Route("/end_weight_update", routes.end_update, methods=post),
-            Route("/init_weights_update_group", routes.join_group, methods=post),
-            Route("/destroy_weights_update_group", routes.leave_group, methods=post),
-            Route("/update_weights_from_distributed", routes.update_from_group, methods=post),
-        ],
+        routes=[*data, *control],
         exception_handlers={
-            BadRequest: on_bad_request,
-            Refused: on_refused,
+            InvalidRequest: on_invalid_request,
+            RequestRejected: on_rejected,
             HTTPException: on_http_exception,
         },
     )
-    app.add_middleware(_Authorization, front_end=front_end)
+    control_paths = frozenset(route.path for route in control)
+    app.add_middleware(_Authorization, front_end=front_end, control_paths=control_paths)
     return app
 
 
 class _Authorization:
     """Bearer keys: one for data, one for control. A bare ASGI layer, so that streams pass freely."""
 
-    def __init__(self, app: Any, front_end: FrontEnd) -> None:
+    def __init__(self, app: Any, front_end: FrontEnd, control_paths: frozenset[str]) -> None:
         self._app = app
+        self._control_paths = control_paths
         data, admin = front_end.config.api_key, front_end.config.admin_api_key
         self._data_key = data.get_secret_value() if data else None
         self._admin_key = admin.get_secret_value() if admin else self._data_key
@@ -123,7 +111,7 @@ class _Authorization:
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "http":
             path = scope["path"]
-            key = self._admin_key if path in _CONTROL_PATHS else self._data_key
+            key = self._admin_key if path in self._control_paths else self._data_key
             if key is not None and path not in _OPEN_PATHS and not _has_key(scope, key):
                 await JSONResponse({"error": "Unauthorized"}, 401)(scope, receive, send)
                 return
@@ -143,13 +131,13 @@ class _Routes:
 
     def __init__(self, front_end: FrontEnd) -> None:
         self._engine = front_end
-        self._is_session_open = False
+        self._is_update_open = False
 
     async def health(self, _: Request) -> Response:
-        return Response(status_code=200 if self._engine.is_serving else 503)
+        return Response(status_code=200 if self._engine.requests.is_serving else 503)
 
     async def ready(self, _: Request) -> Response:
-        is_ready = self._engine.is_serving and not self._engine.is_paused
+        is_ready = self._engine.requests.is_serving and not self._engine.is_paused
         return Response(status_code=200 if is_ready else 503)
 
     async def model_info(self, _: Request) -> Response:
@@ -226,14 +214,14 @@ class _Routes:
         body = await json_object(http)
         try:
             parsed = self._engine.parse(body)
-        except BadRequest as error:
+        except InvalidRequest as error:
             # Who asked for a stream is told of a broken rule in the stream.
-            if type(error) is not BadRequest or body.get("stream") is not True:
+            if type(error) is not InvalidRequest or body.get("stream") is not True:
                 raise
             return event_stream(error_frames(str(error), 400))
         if parsed.stream:
-            return event_stream(answer_frames(self._engine, parsed))
-        answers = await unless_disconnected(http, self._engine.generate(parsed))
+            return event_stream(answer_frames(self._engine.requests, parsed))
+        answers = await unless_disconnected(http, self._engine.requests.generate(parsed))
         return json_response(answers if parsed.is_batch else answers[0])
 
     async def abort(self, http: Request) -> Response:
@@ -264,7 +252,7 @@ class _Routes:
         body = await json_object(http)
         path = required(body, "model_path", str)
         try:
-            num_kept = await self._engine.update_weights(
+            num_kept, is_flushed = await self._engine.update_weights(
                 path,
                 typed(body, "weight_version", str, None),
                 flush=typed(body, "flush_cache", bool, True),
@@ -272,7 +260,7 @@ class _Routes:
             )
         except InferenceError as error:
             return failed(f"Weights not loaded: {error}", num_paused_requests=0)
-        except NotFlushed:
+        if not is_flushed:
             return failed(_NOT_FLUSHED, num_paused_requests=0)
         message = "Weights were updated."
         return JSONResponse({"success": True, "message": message, "num_paused_requests": num_kept})
@@ -320,11 +308,11 @@ class _Routes:
 
     async def begin_update(self, http: Request) -> Response:
         one_of(await json_object(http), "selector", _SELECTORS)
-        return self._session(opens=True)
+        return self._switch_update(opens=True)
 
     async def end_update(self, http: Request) -> Response:
         await json_object(http)
-        return self._session(opens=False)
+        return self._switch_update(opens=False)
 
     async def join_group(self, http: Request) -> Response:
         body = await json_object(http)
@@ -360,10 +348,10 @@ class _Routes:
         load_format = typed(body, "load_format", str, None)
         if load_format is not None:
             return failed(f"the embedded engine takes tensors one by one, not as {load_format}")
-        if not self._is_session_open:
+        if not self._is_update_open:
             return failed("weights come between begin_weight_update and end_weight_update only")
         try:
-            await self._engine.update_weights_from_group(
+            is_flushed = await self._engine.update_weights_from_group(
                 manifest,
                 typed(body, "weight_version", str, None),
                 flush=typed(body, "flush_cache", bool, True),
@@ -371,15 +359,15 @@ class _Routes:
             )
         except InferenceError as error:
             return failed(str(error))
-        except NotFlushed:
+        if not is_flushed:
             return failed(_NOT_FLUSHED)
         return JSONResponse({"success": True, "message": "Weights were updated."})
 
-    def _session(self, *, opens: bool) -> Response:
-        if opens == self._is_session_open:
+    def _switch_update(self, *, opens: bool) -> Response:
+        if opens == self._is_update_open:
             message = "a weight update is open" if opens else "no weight update is open"
             return failed(message)
-        self._is_session_open = opens
+        self._is_update_open = opens
         return JSONResponse({"success": True, "message": "ok"})
 
 
@@ -395,10 +383,10 @@ async def _null_after(change: Awaitable[None]) -> Response:
     """Answer a change of the memory; SGLang has no word for success here.
 
     Raises:
-        BadRequest: it was refused.
+        InvalidRequest: it was refused.
     """
     try:
         await change
     except InferenceError as error:
-        raise BadRequest(str(error)) from error
+        raise InvalidRequest(str(error)) from error
     return JSONResponse(None)

@@ -4,30 +4,23 @@ Unknown keys beside the prompt are ignored; unknown sampling parameters are refu
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, get_args
 
 import numpy as np
 
-from agentrl.inference.engine.generation.grammars import BadGrammar, Held
-from agentrl.inference.engine.generation.sequence import DrawParams, Sequence
+from agentrl.inference.engine.generation.grammars import GrammarConstraint
+from agentrl.inference.engine.generation.token_sequence import DrawParams, TokenSequence
+from agentrl.inference.engine.http.http_errors import (
+    InvalidField,
+    InvalidParameter,
+    InvalidRequest,
+)
 from agentrl.inference.engine.weights.lora_adapters import Adapter
 from agentrl.inference.wire import new_rid
 from agentrl.schema.grammar import Grammar, GrammarKind
 
 DEFAULT_NEW_TOKENS = 128
-
-
-class BadRequest(Exception):
-    """The request breaks a rule; the text says which."""
-
-
-class BadType(BadRequest):
-    """A sampling parameter has the wrong JSON type, or is unknown; a flag is a number."""
-
-
-class BadShape(BadRequest):
-    """A field beside the sampling parameters has the wrong JSON type."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +37,7 @@ class ModelLimits:
 class ParsedRequest:
     """A checked request for one or several sequences."""
 
-    sequences: tuple[Sequence, ...]
+    sequences: tuple[TokenSequence, ...]
     is_batch: bool
     """Whether the answer is a list."""
     stream: bool
@@ -118,11 +111,7 @@ _SAMPLING_FIELDS: dict[str, tuple[str, Callable[[object], bool]]] = {
     "choice": ("anything", _is_anything),
     "custom_params": ("anything", _is_anything),
 }
-_UNSUPPORTED = (
-    "stop_regex",
-    "beam_width",
-    "watermark",
-)
+_UNSUPPORTED = ("stop_regex", "beam_width", "watermark")
 _RANGES: dict[str, tuple[str, Callable[[float], bool]]] = {
     "max_new_tokens": ("at least 0", lambda value: value >= 0),
     "min_new_tokens": ("at least 0", lambda value: value >= 0),
@@ -145,25 +134,26 @@ def parse_generate(
     encode: Callable[[str], list[int]],
     new_seed: Callable[[], int],
     adapters: Mapping[str, Adapter],
-    hold: Callable[[Grammar], Held],
+    constrain: Callable[[Grammar], GrammarConstraint],
 ) -> ParsedRequest:
     """Check a request and make its sequences.
 
     Args:
         body: the decoded JSON object.
         limits: what the model allows.
-        encode: makes token ids of text; raises `BadRequest` where there is no tokenizer.
+        encode: makes token ids of text; raises `InvalidRequest` where there is no tokenizer.
         new_seed: gives seeds to sequences that come without.
         adapters: those that are loaded, by name.
-        hold: compiles a grammar; raises `BadRequest` where there is no tokenizer, and `BadGrammar`.
+        constrain: compiles a grammar; raises `InvalidRequest` where there is no tokenizer, and
+            `ValueError` where the grammar is malformed.
 
     Raises:
-        BadRequest: says what is wrong.
+        InvalidRequest: says what is wrong.
     """
     prompts, is_batch = _prompts(body, encode)
     logprob_start = _field(body, "logprob_start_len", _is_int, -1)
     if _field(body, "top_logprobs_num", _is_int, 0) or body.get("token_ids_logprob"):
-        raise BadRequest("top_logprobs_num and token_ids_logprob are not supported here")
+        raise InvalidRequest("top_logprobs_num and token_ids_logprob are not supported here")
     routed_from = _routed_from(body, prompts, limits)
     stream = _flag(body, "stream", takes_null=False)
     return_logprob = _flag(body, "return_logprob")
@@ -171,25 +161,25 @@ def parse_generate(
     chosen = _adapters(body.get("lora_path"), len(prompts), adapters)
     samplings = _per_prompt(body.get("sampling_params"), len(prompts))
     first = samplings[0]
-    sequences: list[Sequence] = []
+    sequences: list[TokenSequence] = []
     rids = _rids(body.get("rid"), len(prompts), is_batch)
     for prompt, sampling, rid, adapter in zip(prompts, samplings, rids, chosen, strict=True):
         _check_prompt(prompt, limits)
         if return_logprob and logprob_start > len(prompt):
-            raise BadRequest("logprob_start_len is beyond the end of the prompt")
+            raise InvalidRequest("logprob_start_len is beyond the end of the prompt")
         params, count = _draw_params(sampling, len(prompt), limits, new_seed)
-        held = _held(sampling, hold)
+        constraint = _constraint(sampling, constrain)
         for number in range(count):
-            seeded = params if number == 0 else _reseeded(params, number)
+            seeded = replace(params, seed=params.seed + number)
             sequences.append(
-                Sequence.start(
+                TokenSequence.start(
                     rid if count == 1 else new_rid(),
                     np.asarray(prompt, dtype=np.int32),
                     seeded,
                     namespace="\0".join([*keys, adapter.namespace] if adapter else keys),
                     adapter=adapter,
                     stream=stream,
-                    held=None if held is None else held.fresh(),
+                    constraint=None if constraint is None else constraint.fresh(),
                     prompt_logprobs_from=logprob_start if return_logprob else -1,
                 )
             )
@@ -212,22 +202,24 @@ def _prompts(
     body: Mapping[str, Any], encode: Callable[[str], list[int]]
 ) -> tuple[list[list[int]], bool]:
     if body.get("input_embeds") is not None:
-        raise BadRequest("input_embeds is not supported here; send input_ids")
+        raise InvalidRequest("input_embeds is not supported here; send input_ids")
     for name in ("image_data", "video_data", "audio_data"):
         if body.get(name):
-            raise BadRequest(f"{name} is not supported: this engine reads text only; use SGLang")
+            raise InvalidRequest(
+                f"{name} is not supported: this engine reads text only; use SGLang"
+            )
     text = body.get("text")
     if text is not None and not _is_texts(text):
-        raise BadShape("text has to be a string or a list of strings")
+        raise InvalidField("text has to be a string or a list of strings")
     ids = body.get("input_ids")
     if ids is not None:  # it counts where both are given
         if _is_ints(ids):
             return [ids], False
         if isinstance(ids, list) and all(_is_ints(item) for item in ids):
             return ids, True
-        raise BadShape("input_ids has to be a list of integers or a list of such lists")
+        raise InvalidField("input_ids has to be a list of integers or a list of such lists")
     if text is None:
-        raise BadRequest("input_ids or text has to be given")
+        raise InvalidRequest("input_ids or text has to be given")
     texts = [text] if isinstance(text, str) else text
     return [encode(item) for item in texts], not isinstance(text, str)
 
@@ -239,9 +231,9 @@ def _routed_from(
     if not _flag(body, "return_routed_experts"):
         return None
     if not limits.has_experts:
-        raise BadRequest("return_routed_experts: the model has no experts")
+        raise InvalidRequest("return_routed_experts: the model has no experts")
     if not 0 <= start <= min(map(len, prompts)):
-        raise BadRequest("routed_experts_start_len has to be in [0, number of prompt tokens]")
+        raise InvalidRequest("routed_experts_start_len has to be in [0, number of prompt tokens]")
     return start
 
 
@@ -252,18 +244,20 @@ def _rids(value: object, count: int, is_batch: bool) -> list[str]:
         return [f"{value}_{number}" for number in range(count)] if is_batch else [value]
     if isinstance(value, list) and len(value) == count and all(map(_is_text, value)):
         if len(set(value)) < count:
-            raise BadRequest("rid names one id twice")
+            raise InvalidRequest("rid names one id twice")
         return value
-    raise BadShape("rid has to be a string, or a list of strings, one for each prompt")
+    raise InvalidField("rid has to be a string, or a list of strings, one for each prompt")
 
 
 def _adapters(value: object, count: int, loaded: Mapping[str, Adapter]) -> list[Adapter | None]:
     names: list[Any] = value if isinstance(value, list) else [value] * count
     if len(names) != count or not all(name is None or _is_text(name) for name in names):
-        raise BadShape("lora_path has to be a string, or a list of strings, one for each prompt")
+        raise InvalidField(
+            "lora_path has to be a string, or a list of strings, one for each prompt"
+        )
     for name in names:
         if name and name not in loaded:
-            raise BadRequest(
+            raise InvalidRequest(
                 f"the LoRA adapter {name} is not loaded; loaded are: {', '.join(loaded) or 'none'}"
             )
     return [loaded[name] if name else None for name in names]
@@ -276,38 +270,40 @@ def _per_prompt(value: object, count: int) -> list[Mapping[str, Any]]:
         return [_checked_sampling(value)] * count
     if isinstance(value, list) and len(value) == count:
         return [_checked_sampling(item) for item in value]
-    raise BadShape("sampling_params has to be an object, or a list of objects, one for each prompt")
+    raise InvalidField(
+        "sampling_params has to be an object, or a list of objects, one for each prompt"
+    )
 
 
 def _checked_sampling(value: object) -> Mapping[str, Any]:
     if not isinstance(value, dict):
-        raise BadShape("sampling_params has to be an object")
+        raise InvalidField("sampling_params has to be an object")
     for name, item in value.items():
         if name in _UNSUPPORTED:
             if item is not None:
-                raise BadRequest(f"sampling_params.{name} is not supported here")
+                raise InvalidRequest(f"sampling_params.{name} is not supported here")
             continue
         if name not in _SAMPLING_FIELDS:
-            raise BadType(f"sampling_params.{name} is not a known parameter")
+            raise InvalidParameter(f"sampling_params.{name} is not a known parameter")
         wanted, is_valid = _SAMPLING_FIELDS[name]
         if item is not None and not is_valid(item):
-            raise BadType(f"sampling_params.{name} has to be {wanted}")
+            raise InvalidParameter(f"sampling_params.{name} has to be {wanted}")
     for name, (rule, holds) in _RANGES.items():
         item = value.get(name)
         if item is not None and not holds(item):
-            raise BadRequest(f"{name} must be {rule}, got {item}")
+            raise InvalidRequest(f"{name} must be {rule}, got {item}")
     return value
 
 
 def _check_prompt(prompt: list[int], limits: ModelLimits) -> None:
     if not prompt:
-        raise BadRequest("the prompt is empty")
+        raise InvalidRequest("the prompt is empty")
     if len(prompt) >= limits.context_length:
-        raise BadRequest(
+        raise InvalidRequest(
             f"the prompt has {len(prompt)} tokens, the context is {limits.context_length} tokens"
         )
     if min(prompt) < 0 or max(prompt) >= limits.vocab_size:
-        raise BadRequest(f"token ids have to be in [0, {limits.vocab_size})")
+        raise InvalidRequest(f"token ids have to be in [0, {limits.vocab_size})")
 
 
 def _draw_params(
@@ -324,13 +320,13 @@ def _draw_params(
     if max_new is None:  # said, as opposed to left out: all that fits
         max_new = room
     if max_new > room:
-        raise BadRequest(
+        raise InvalidRequest(
             f"{num_prompt} prompt tokens and max_new_tokens {max_new} are more than the "
             f"context of {limits.context_length} tokens"
         )
     min_new = given("min_new_tokens", 0)
     if min_new > max_new:
-        raise BadRequest(f"min_new_tokens {min_new} is more than max_new_tokens {max_new}")
+        raise InvalidRequest(f"min_new_tokens {min_new} is more than max_new_tokens {max_new}")
     stop_ids = frozenset(given("stop_token_ids", ()))
     stop, seed = given("stop", ()), given("sampling_seed", None)
     params = DrawParams(
@@ -351,32 +347,29 @@ def _draw_params(
     return params, given("n", 1)
 
 
-def _held(sampling: Mapping[str, Any], hold: Callable[[Grammar], Held]) -> Held | None:
+def _constraint(
+    sampling: Mapping[str, Any], constrain: Callable[[Grammar], GrammarConstraint]
+) -> GrammarConstraint | None:
     given = [Grammar(kind=k, text=sampling[k]) for k in get_args(GrammarKind) if sampling.get(k)]
     if not given:
         return None
     if len(given) > 1:
-        raise BadRequest(f"only one of {', '.join(get_args(GrammarKind))} can be given")
+        raise InvalidRequest(f"only one of {', '.join(get_args(GrammarKind))} can be given")
     if sampling.get("min_new_tokens"):
-        raise BadRequest("min_new_tokens: a grammar says where a reply may end")
+        raise InvalidRequest("min_new_tokens: a grammar says where a reply may end")
     try:
-        return hold(given[0])
-    except BadGrammar as error:
-        raise BadRequest(f"Failed to compile the {given[0].kind}: {error}") from error
+        return constrain(given[0])
+    except ValueError as error:
+        raise InvalidRequest(f"Failed to compile the {given[0].kind}: {error}") from error
 
 
 def _bias(value: Mapping[str, float], limits: ModelLimits) -> dict[int, float]:
     bias = {}
     for key, number in value.items():
         if not key.isdecimal() or int(key) >= limits.vocab_size:
-            raise BadRequest(f"logit_bias: {key} is no token id")
+            raise InvalidRequest(f"logit_bias: {key} is no token id")
         bias[int(key)] = float(number)
     return bias
-
-
-def _reseeded(params: DrawParams, number: int) -> DrawParams:
-    fields = {name: getattr(params, name) for name in params.__dataclass_fields__}
-    return DrawParams(**(fields | {"seed": params.seed + number}))
 
 
 def _field(
@@ -386,7 +379,7 @@ def _field(
     if value is None:
         return default
     if not is_valid(value):
-        raise BadShape(f"{name} has the wrong type")
+        raise InvalidField(f"{name} has the wrong type")
     return value
 
 
@@ -395,6 +388,6 @@ def _flag(body: Mapping[str, Any], name: str, *, takes_null: bool = True) -> boo
     if value is None and takes_null:
         return False
     if not isinstance(value, bool):
-        fault = BadType if value in (0, 1) else BadShape
+        fault = InvalidParameter if value in (0, 1) else InvalidField
         raise fault(f"{name} has to be a boolean")
     return value

@@ -5,12 +5,14 @@ import time
 from itertools import pairwise
 from typing import Any
 
-from agentrl.inference.engine.generation.sequence import Finish, Sequence
+from agentrl.inference.engine.generation.token_sequence import FinishReason, TokenSequence
 from agentrl.inference.engine.http.request_parsing import ParsedRequest
-from agentrl.inference.engine.http.text import Text
+from agentrl.inference.engine.http.text_codec import TextCodec
 
 
-def answer(sequence: Sequence, request: ParsedRequest, text: Text, label: str) -> dict[str, Any]:
+def answer(
+    sequence: TokenSequence, request: ParsedRequest, text: TextCodec, label: str
+) -> dict[str, Any]:
     """Return the object that describes a sequence as far as it got.
 
     Args:
@@ -36,9 +38,9 @@ def answer(sequence: Sequence, request: ParsedRequest, text: Text, label: str) -
     }
     if finish is not None:
         meta["weight_versions"] = version_spans(sequence, count, label)
-        if request.routed_from is not None and sequence.routes is not None:
+        if request.routed_from is not None and sequence.routed_experts is not None:
             # The last token was never computed.
-            known = sequence.routes[request.routed_from : sequence.length - 1].astype("<i4")
+            known = sequence.routed_experts[request.routed_from : sequence.length - 1].astype("<i4")
             meta["routed_experts"] = base64.b64encode(known.tobytes()).decode()
     if request.return_logprob:
         meta |= _logprobs(sequence, request, text, count)
@@ -55,7 +57,7 @@ def answer(sequence: Sequence, request: ParsedRequest, text: Text, label: str) -
     return body
 
 
-def version_spans(sequence: Sequence, count: int, label: str) -> list[dict[str, Any]]:
+def version_spans(sequence: TokenSequence, count: int, label: str) -> list[dict[str, Any]]:
     """Return the weight versions of the first `count` output tokens as half-open spans.
 
     Without any token there is one empty span, of the version `label`.
@@ -70,7 +72,7 @@ def version_spans(sequence: Sequence, count: int, label: str) -> list[dict[str, 
     ]
 
 
-def _finish_reason(finish: Finish, count: int) -> dict[str, Any]:
+def _finish_reason(finish: FinishReason, count: int) -> dict[str, Any]:
     if finish.kind == "stop":
         return {"type": "stop", "matched": finish.matched}
     if finish.kind == "length":
@@ -83,7 +85,9 @@ def _finish_reason(finish: Finish, count: int) -> dict[str, Any]:
     }
 
 
-def _logprobs(sequence: Sequence, request: ParsedRequest, text: Text, count: int) -> dict[str, Any]:
+def _logprobs(
+    sequence: TokenSequence, request: ParsedRequest, text: TextCodec, count: int
+) -> dict[str, Any]:
     def word(token: int) -> str | None:
         return text.of_token(token) if request.return_text_in_logprobs else None
 

@@ -1,29 +1,26 @@
-"""Bodies of requests and answers: their JSON, streams, and the three forms of errors.
-
-The forms are `{"error": {"message"}}` for broken rules, `{"error": ".."}` for wrong sampling
-parameters, and `{"object": "error", ..}` for everything else.
-"""
+"""Bodies of requests and answers: fields of JSON objects, and streams of server-sent events."""
 
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Mapping
-from typing import Any, cast
+from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from agentrl.inference.engine.http.frontend import FrontEnd, Refused
-from agentrl.inference.engine.http.request_parsing import BadShape, BadType, ParsedRequest
+from agentrl.inference.engine.http.generation_requests import GenerationRequests
+from agentrl.inference.engine.http.http_errors import RequestRejected
+from agentrl.inference.engine.http.request_parsing import ParsedRequest
 
 
-async def answer_frames(engine: FrontEnd, request: ParsedRequest) -> AsyncIterator[str]:
+async def answer_frames(requests: GenerationRequests, request: ParsedRequest) -> AsyncIterator[str]:
     """Server-sent events with cumulative answers."""
     try:
-        async for index, body in engine.stream(request):
+        async for index, body in requests.stream(request):
             answer = body | {"index": index} if request.is_batch else body
             yield f"data: {json.dumps(answer)}\n\n"
-    except Refused as error:
+    except RequestRejected as error:
         async for frame in error_frames(str(error), error.status):
             yield frame
         return
@@ -129,32 +126,3 @@ def failed(message: str, **details: object) -> Response:
 def json_response(content: object) -> Response:
     """Return a body of JSON, written compactly."""
     return Response(json.dumps(content, separators=(",", ":")), media_type="application/json")
-
-
-async def on_bad_request(_: Request, error: Exception) -> Response:
-    """Answer a `BadRequest`."""
-    message = str(error)
-    if isinstance(error, BadShape):
-        return _openai_error(message, 400)
-    return JSONResponse(
-        {"error": message if isinstance(error, BadType) else {"message": message}}, 400
-    )
-
-
-async def on_refused(_: Request, error: Exception) -> Response:
-    """Answer a `Refused`."""
-    return _openai_error(str(error), cast(Refused, error).status)
-
-
-async def on_http_exception(_: Request, error: Exception) -> Response:
-    """Answer an `HTTPException`."""
-    fault = cast(HTTPException, error)
-    if fault.status_code in (404, 405):
-        return JSONResponse({"detail": fault.detail}, fault.status_code)
-    return _openai_error(fault.detail, fault.status_code)
-
-
-def _openai_error(message: str, status: int) -> Response:
-    kind = "BadRequestError" if status < 500 else "InternalServerError"
-    body = {"object": "error", "message": message, "type": kind, "param": None, "code": status}
-    return JSONResponse(body, status)

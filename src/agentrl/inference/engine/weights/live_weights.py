@@ -1,4 +1,4 @@
-"""The model and its weights: loading, checking a checkpoint whole, swapping it in."""
+"""Weights of a model that serves: checking a checkpoint whole, reading it, swapping it in."""
 
 import copy
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -7,61 +7,20 @@ from pathlib import Path
 import psutil
 import torch
 from safetensors import SafetensorError, safe_open
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
-from transformers.utils import logging as transformers_logging
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from agentrl.errors import ConfigError, InferenceError
-from agentrl.inference.engine.generation.cached_attention import ENGINE_ATTENTION
-from agentrl.models.architectures import (
-    FULL_ATTENTION,
-    SUPPORTED_MODEL_TYPES,
-    has_window,
-    layer_kinds,
-)
 from agentrl.models.checkpoint_layout import checkpoint_tensors, is_expert, pieces, tied_names
 
 
-def load_model(path: str | Path, dtype: torch.dtype) -> PreTrainedModel:
-    """Load a model for generation.
-
-    Raises:
-        ConfigError: the directory is not a checkpoint, or of an unsupported architecture; its
-            weights are not those of its config.json.
-    """
-    if not Path(path).is_dir():
-        raise ConfigError(f"--model-path {path}: no such directory")
-    disable_progress_bar: Callable[[], None] = transformers_logging.disable_progress_bar
-    disable_progress_bar()
-    try:
-        config = AutoConfig.from_pretrained(path)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"--model-path {path}: {_first_line(error)}") from error
-    kinds = layer_kinds(config)
-    if config.model_type not in SUPPORTED_MODEL_TYPES or has_window(config):
-        raise ConfigError(
-            f"--model-path {path}: the embedded engine serves {', '.join(SUPPORTED_MODEL_TYPES)} "
-            f"with full attention, not {config.model_type!r}; use SGLang for it"
-        )
-    if kinds != {FULL_ATTENTION}:
-        raise ConfigError(
-            f"--model-path {path}: the embedded engine serves full attention only, "
-            f"not {', '.join(sorted(kinds))}; use SGLang for it"
-        )
-    _check_weights(path, config, dtype)
-    try:
-        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-            path, config=config, dtype=dtype, attn_implementation=ENGINE_ATTENTION
-        )
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise ConfigError(f"--model-path {path}: {_first_line(error)}") from error
-    return model
-
-
-def _check_weights(path: str | Path, config: PretrainedConfig, dtype: torch.dtype) -> None:
+def check_checkpoint(path: str | Path, config: PretrainedConfig, dtype: torch.dtype) -> None:
     """Compare the files' headers with what config.json asks for, before any memory is taken.
 
     transformers would first make up what is missing or of another shape: tens of gigabytes where
     config.json is that of a larger model.
+
+    Raises:
+        ConfigError: files and configuration do not fit, or memory is too short.
     """
     from_config: Callable[[PretrainedConfig], PreTrainedModel] = AutoModelForCausalLM.from_config
     with torch.device("meta"):
@@ -78,7 +37,7 @@ def _check_weights(path: str | Path, config: PretrainedConfig, dtype: torch.dtyp
         _check_complete(path, found, model)
     except (InferenceError, OSError, SafetensorError) as error:
         raise ConfigError(
-            f"--model-path {path}: weights and config.json do not fit: {_first_line(error)}"
+            f"--model-path {path}: weights and config.json do not fit: {first_line(error)}"
         ) from error
     needed, free = model.num_parameters() * dtype.itemsize, psutil.virtual_memory().available
     if needed > free:
@@ -164,7 +123,7 @@ def _tensors_of(files: Iterable[Path]) -> Iterator[tuple[str, torch.Tensor]]:
                 for name in opened.keys():  # noqa: SIM118
                     yield name, opened.get_tensor(name)
         except (OSError, SafetensorError) as error:
-            raise InferenceError(f"{file} cannot be read: {_first_line(error)}") from error
+            raise InferenceError(f"{file} cannot be read: {first_line(error)}") from error
 
 
 def _check_complete(path: str | Path, found: Collection[str], model: PreTrainedModel) -> None:
@@ -182,5 +141,6 @@ def _check_complete(path: str | Path, found: Collection[str], model: PreTrainedM
         raise InferenceError(f"experts of {name} are missing")
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """Return what fits into the one line of our errors."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -8,8 +8,7 @@ Shape legend: N tokens of a step, I and O inputs and outputs of a layer, r rank.
 
 import asyncio
 import json
-from collections.abc import Collection, Iterator, Mapping
-from collections.abc import Sequence as Many
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -146,7 +145,7 @@ class AdapterLayers:
         self._hooked: set[str] = set()
         self._parts: list[tuple[Adapter, torch.Tensor | None]] = []
 
-    def choose(self, adapters: Many[Adapter | None]) -> None:
+    def choose(self, adapters: Sequence[Adapter | None]) -> None:
         """Say which adapter each token of the next forward pass goes through.
 
         Args:

@@ -1,4 +1,4 @@
-"""`Sequence`: one generation from its request to its end. Plain state; the scheduler moves it."""
+"""`TokenSequence`: one generation from its request to its end. Plain state; the scheduler moves it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -6,7 +6,7 @@ from typing import Literal
 
 import numpy as np
 
-from agentrl.inference.engine.generation.grammars import Held
+from agentrl.inference.engine.generation.grammars import GrammarConstraint
 from agentrl.inference.engine.weights.lora_adapters import Adapter
 
 MIN_TEMPERATURE = 1e-6
@@ -56,7 +56,7 @@ class DrawParams:
 
 
 @dataclass(frozen=True)
-class Finish:
+class FinishReason:
     """Why a sequence ended."""
 
     kind: Literal["stop", "length", "abort"]
@@ -67,7 +67,7 @@ class Finish:
 
 
 @dataclass(eq=False, slots=True)
-class Sequence:
+class TokenSequence:
     """One generation. `tokens[:length]` is the prompt followed by the output."""
 
     rid: str
@@ -80,8 +80,8 @@ class Sequence:
     adapter: Adapter | None = None
     """What it is sampled from beside the model; never changes."""
     stream: bool = False
-    held: Held | None = None
-    """The grammar that the output is held to."""
+    constraint: GrammarConstraint | None = None
+    """Where the output stands in the grammar that it has to follow."""
     prompt_logprobs_from: int = -1
     """First prompt position whose logprob is wanted; -1: none."""
     length: int = 0
@@ -97,11 +97,11 @@ class Sequence:
     """Weights under which they were computed; -1 for none."""
     num_cached: int | None = None
     """Prompt tokens that were not computed because their prefix was known."""
-    routes: np.ndarray | None = None
+    routed_experts: np.ndarray | None = None
     """int16 [prompt + room for the output, W], experts that each computed token went to, layer by
     layer; None where the model has no experts."""
     num_retractions: int = 0
-    finish: Finish | None = None
+    finish: FinishReason | None = None
 
     @classmethod
     def start(
@@ -113,9 +113,9 @@ class Sequence:
         namespace: str = "",
         adapter: Adapter | None = None,
         stream: bool = False,
-        held: Held | None = None,
+        constraint: GrammarConstraint | None = None,
         prompt_logprobs_from: int = -1,
-    ) -> "Sequence":
+    ) -> "TokenSequence":
         """Return a sequence that has not been scheduled yet."""
         tokens = np.empty(len(prompt) + params.max_new_tokens, dtype=np.int32)
         tokens[: len(prompt)] = prompt
@@ -127,7 +127,7 @@ class Sequence:
             namespace=namespace,
             adapter=adapter,
             stream=stream,
-            held=held,
+            constraint=constraint,
             prompt_logprobs_from=prompt_logprobs_from,
             length=len(prompt),
         )
@@ -145,8 +145,8 @@ class Sequence:
         self.length += 1
         self.output_ids.append(token)
         self.output_logprobs.append(logprob)
-        if self.held is not None:
-            self.held.take(token)
+        if self.constraint is not None:
+            self.constraint.take(token)
 
     def forget_cache(self) -> None:
         """Note that the sequence has no cache row any more."""

@@ -119,7 +119,7 @@ async def test_closing_refuses_what_is_in_flight(
     held = asyncio.create_task(app.post("/generate", json=BODY))
     while (await front_end.load()).num_waiting == 0:
         await asyncio.sleep(0.01)
-    front_end.close()
+    front_end.requests.close()
     assert (await held).status_code == 503
     assert (await app.post("/generate", json=BODY)).status_code == 503
     assert (await app.get("/health")).status_code == 503

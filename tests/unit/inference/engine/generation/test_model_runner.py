@@ -13,18 +13,19 @@ from support.training import write_moe_model
 from transformers import AutoModelForCausalLM
 
 from agentrl.errors import InferenceError
-from agentrl.inference.engine.generation.batch_scheduler import Scheduler, SchedulerLimits
-from agentrl.inference.engine.generation.grammars import Held
-from agentrl.inference.engine.generation.sequence import Sequence
+from agentrl.inference.engine.generation.batch_scheduler import BatchScheduler, SchedulerLimits
+from agentrl.inference.engine.generation.grammars import GrammarConstraint
+from agentrl.inference.engine.generation.model_runner import load_model
+from agentrl.inference.engine.generation.token_sequence import TokenSequence
 from agentrl.inference.engine.http.request_parsing import (
-    BadRequest,
+    InvalidRequest,
     ModelLimits,
     ParsedRequest,
     parse_generate,
 )
 from agentrl.inference.engine.http.response_bodies import answer
-from agentrl.inference.engine.http.text import Text
-from agentrl.inference.engine.weights.live_weights import load_model, read_weights, swap_weights
+from agentrl.inference.engine.http.text_codec import TextCodec
+from agentrl.inference.engine.weights.live_weights import read_weights, swap_weights
 from agentrl.schema.grammar import Grammar
 
 LIMITS = ModelLimits(256, 272, frozenset(), has_experts=True)
@@ -35,7 +36,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_moe_model(tmp_path_factory.mktemp("moe"))
 
 
-def scheduler(checkpoint: Path, **limits: int) -> Scheduler:
+def scheduler(checkpoint: Path, **limits: int) -> BatchScheduler:
     given = {
         "max_running": 8,
         "max_queued": 100,
@@ -45,22 +46,22 @@ def scheduler(checkpoint: Path, **limits: int) -> Scheduler:
         "prefix_cache_bytes": 1 << 22,
     }
     model = load_model(checkpoint, torch.float32)
-    return Scheduler(model, SchedulerLimits(**(given | limits)), "1")
+    return BatchScheduler(model, SchedulerLimits(**(given | limits)), "1")
 
 
-def no_grammars(grammar: Grammar) -> Held:
+def no_grammars(grammar: Grammar) -> GrammarConstraint:
     raise AssertionError("no request here has one")
 
 
 def parse(body: dict[str, Any], limits: ModelLimits) -> ParsedRequest:
     return parse_generate(
-        body, limits, encode=lambda _: [], new_seed=lambda: 0, adapters={}, hold=no_grammars
+        body, limits, encode=lambda _: [], new_seed=lambda: 0, adapters={}, constrain=no_grammars
     )
 
 
 def play(
-    engine: Scheduler, checkpoint: Path, prompts: list[np.ndarray], new: int, start: int = 0
-) -> list[tuple[Sequence, np.ndarray]]:
+    engine: BatchScheduler, checkpoint: Path, prompts: list[np.ndarray], new: int, start: int = 0
+) -> list[tuple[TokenSequence, np.ndarray]]:
     """Run a batch of requests; return each with the experts that its answer names, [N, L, K]."""
     body: dict[str, Any] = {
         "input_ids": [ids.tolist() for ids in prompts],
@@ -72,7 +73,7 @@ def play(
     engine.submit_all(parsed.sequences)
     while engine.has_work:
         engine.step()
-    text = Text(str(checkpoint))
+    text = TextCodec(str(checkpoint))
     found = []
     for sequence in parsed.sequences:
         meta = answer(sequence, parsed, text, "1")["meta_info"]
@@ -81,7 +82,7 @@ def play(
     return found
 
 
-def expected(checkpoint: Path, sequence: Sequence) -> np.ndarray:
+def expected(checkpoint: Path, sequence: TokenSequence) -> np.ndarray:
     """What transformers' own routers choose for a sequence's tokens; 0 in the dense layer."""
     model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
     seen: list[torch.Tensor] = []
@@ -125,9 +126,9 @@ def test_experts_survive_a_retraction(checkpoint: Path) -> None:
 def test_experts_that_a_model_does_not_have_are_refused() -> None:
     body = {"input_ids": [1, 2], "return_routed_experts": True}
     dense = ModelLimits(256, 272, frozenset())
-    with pytest.raises(BadRequest, match="the model has no experts"):
+    with pytest.raises(InvalidRequest, match="the model has no experts"):
         parse(body, dense)
-    with pytest.raises(BadRequest, match="routed_experts_start_len has to be in"):
+    with pytest.raises(InvalidRequest, match="routed_experts_start_len has to be in"):
         parse(body | {"routed_experts_start_len": 3}, LIMITS)
 
 

@@ -1,4 +1,4 @@
-"""What may come next in a reply that is held to a grammar."""
+"""What may come next in a reply that a grammar constrains."""
 
 import json
 
@@ -7,7 +7,7 @@ import pytest
 from support.tiny_tokenizer import write_tokenizer
 from tokenizers import Tokenizer
 
-from agentrl.inference.engine.generation.grammars import BadGrammar, Grammars
+from agentrl.inference.engine.generation.grammars import GrammarCompiler
 from agentrl.renderers.constrained_replies import reply_grammar
 from agentrl.schema.grammar import Grammar, GrammarKind
 
@@ -33,26 +33,26 @@ class Check:
         self._tokenizer = tokenizer
         self._size = tokenizer.get_vocab_size(with_added_tokens=True)
         self._end = tokenizer.token_to_id("<|im_end|>")
-        self._grammars = Grammars(tokenizer, self._size + SPARE, frozenset({self._end}))
+        self._grammars = GrammarCompiler(tokenizer, self._size + SPARE, frozenset({self._end}))
 
     def compile(self, kind: GrammarKind, text: str) -> None:
-        self._grammars.hold(Grammar(kind=kind, text=text))
+        self._grammars.start(Grammar(kind=kind, text=text))
 
     def allows(self, grammar: Grammar, text: str) -> bool:
         """Whether a reply may be this text, token by token, and end there."""
-        held = self._grammars.hold(grammar)
+        constraint = self._grammars.start(grammar)
         bits = np.zeros((2, (self._size + SPARE + 31) // 32), dtype=np.int32)
         for id_ in [*self._tokenizer.encode(text, add_special_tokens=False).ids, self._end]:
-            held.allow_next(bits, 1)
+            constraint.allow_next(bits, 1)
             allowed = np.unpackbits(bits.view(np.uint8), axis=1, bitorder="little")
             assert not allowed[0].any()
             assert not allowed[1, self._size :].any()  # rows that stand for no token
             if not allowed[1, id_]:
                 return False
-            assert not held.is_over
-            held.take(id_)
-            assert held.fault is None
-        return held.is_over
+            assert not constraint.is_over
+            constraint.take(id_)
+            assert constraint.fault is None
+        return constraint.is_over
 
 
 @pytest.fixture(scope="module")
@@ -128,6 +128,6 @@ def test_slashes_in_an_expression_inside_a_tag_are_slashes(check: Check) -> None
 def test_what_cannot_be_compiled_is_told_in_one_line(
     check: Check, kind: GrammarKind, source: str, problem: str
 ) -> None:
-    with pytest.raises(BadGrammar, match=problem) as caught:
+    with pytest.raises(ValueError, match=problem) as caught:
         check.compile(kind, source)
     assert "\n" not in str(caught.value)

@@ -9,7 +9,7 @@ from support.training import write_moe_model
 from transformers import PreTrainedModel
 
 from agentrl.errors import InferenceError
-from agentrl.inference.engine.weights.live_weights import load_model
+from agentrl.inference.engine.generation.model_runner import load_model
 from agentrl.inference.engine.weights.weight_receiver import (
     AwaitedTensor,
     WeightManifest,

@@ -7,14 +7,14 @@ import pytest
 from support.engines import Oracle, prompt
 from transformers import PreTrainedModel
 
-from agentrl.inference.engine.generation.batch_scheduler import Scheduler, SchedulerLimits
-from agentrl.inference.engine.generation.sequence import DrawParams, Sequence
+from agentrl.inference.engine.generation.batch_scheduler import BatchScheduler, SchedulerLimits
+from agentrl.inference.engine.generation.token_sequence import DrawParams, TokenSequence
 from agentrl.inference.engine.weights.live_weights import read_weights
 
 TOKEN_BYTES = 2 * 2 * 2 * 16 * 4
 
 
-def scheduler(model: PreTrainedModel, **limits: int) -> Scheduler:
+def scheduler(model: PreTrainedModel, **limits: int) -> BatchScheduler:
     given = {
         "max_running": 8,
         "max_queued": 100,
@@ -23,21 +23,21 @@ def scheduler(model: PreTrainedModel, **limits: int) -> Scheduler:
         "kv_cache_bytes": 1 << 24,
         "prefix_cache_bytes": 1 << 22,
     }
-    return Scheduler(model, SchedulerLimits(**(given | limits)), "1")
+    return BatchScheduler(model, SchedulerLimits(**(given | limits)), "1")
 
 
-def sequence(number: int, length: int = 20, new: int = 20, **fields: object) -> Sequence:
+def sequence(number: int, length: int = 20, new: int = 20, **fields: object) -> TokenSequence:
     params = DrawParams(max_new_tokens=new, seed=number)
-    return Sequence.start(f"{number:032x}", prompt(number, length), params, **fields)
+    return TokenSequence.start(f"{number:032x}", prompt(number, length), params, **fields)
 
 
-def run(engine: Scheduler, *sequences: Sequence) -> None:
+def run(engine: BatchScheduler, *sequences: TokenSequence) -> None:
     engine.submit_all(sequences)
     while engine.has_work:
         engine.step()
 
 
-def check(oracle: Oracle, checkpoint: Path, sequences: list[Sequence]) -> None:
+def check(oracle: Oracle, checkpoint: Path, sequences: list[TokenSequence]) -> None:
     for item in sequences:
         assert item.finish is not None
         output = np.array(item.output_ids)
@@ -105,7 +105,7 @@ def test_next_turn_replaces_what_it_continues(model: PreTrainedModel) -> None:
     kept = engine.load().num_prefix_tokens
     assert kept == 49  # the last sampled token was never computed
     turn = np.concatenate([first.tokens[: first.length], prompt(2, 15)])
-    second = Sequence.start("b" * 32, turn, DrawParams(max_new_tokens=5))
+    second = TokenSequence.start("b" * 32, turn, DrawParams(max_new_tokens=5))
     run(engine, second)
     assert second.num_cached == 49
     assert engine.load().num_prefix_tokens == len(turn) + 4
@@ -214,7 +214,7 @@ def test_prompt_logprobs_over_several_chunks(
 ) -> None:
     engine = scheduler(model)
     run(engine, sequence(1, 150, 5))
-    scored = Sequence.start(
+    scored = TokenSequence.start(
         "c" * 32, prompt(1, 150), DrawParams(max_new_tokens=0), prompt_logprobs_from=start
     )
     run(engine, scored)
@@ -228,7 +228,9 @@ def test_prompt_logprobs_survive_a_retraction_midway(
 ) -> None:
     engine = scheduler(model)
     ids = prompt(1, 150)
-    scored = Sequence.start("c" * 32, ids, DrawParams(max_new_tokens=4), prompt_logprobs_from=10)
+    scored = TokenSequence.start(
+        "c" * 32, ids, DrawParams(max_new_tokens=4), prompt_logprobs_from=10
+    )
     engine.submit(scored)
     engine.step()
     engine.pause("retract")

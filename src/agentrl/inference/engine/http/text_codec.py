@@ -1,22 +1,22 @@
 """Token ids to text and back, where the model directory has a tokenizer."""
 
 import json
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
 
 from agentrl.errors import ConfigError
-from agentrl.inference.engine.generation.grammars import Grammars
-from agentrl.inference.engine.generation.sequence import Finish, Sequence
-from agentrl.inference.engine.http.request_parsing import BadRequest
+from agentrl.inference.engine.generation.grammars import GrammarCompiler
+from agentrl.inference.engine.generation.token_sequence import FinishReason, TokenSequence
+from agentrl.inference.engine.http.http_errors import InvalidRequest
 
 # A stop string is looked for in the text of this many last tokens beside its own characters.
 _STOP_SLACK = 8
 
 
-class Text:
+class TextCodec:
     """The tokenizer of a model directory, or none.
 
     Args:
@@ -43,11 +43,11 @@ class Text:
     def encode(self, text: str) -> list[int]:
         """Return the ids of a prompt."""
         if self._tokenizer is None:
-            raise BadRequest("this server has no tokenizer; send input_ids")
+            raise InvalidRequest("this server has no tokenizer; send input_ids")
         ids: list[int] = self._tokenizer.encode(text).ids
         return ids
 
-    def decode(self, ids: Many[int], *, skip_special: bool) -> str:
+    def decode(self, ids: Sequence[int], *, skip_special: bool) -> str:
         """Return the text of ids."""
         assert self._tokenizer is not None
         text: str = self._tokenizer.decode(list(ids), skip_special_tokens=skip_special)
@@ -64,14 +64,16 @@ class Text:
         found: int | None = self._tokenizer.token_to_id(token)
         return found
 
-    def grammars(self, vocab_size: int, end_ids: frozenset[int]) -> Grammars:
+    def grammars(self, vocab_size: int, end_ids: frozenset[int]) -> GrammarCompiler:
         """Return what compiles grammars for this tokenizer; see there."""
         if self._tokenizer is None or not end_ids:
-            raise BadRequest("a reply cannot be held to a grammar without tokenizer and eos_token")
-        return Grammars(self._tokenizer, vocab_size, end_ids)
+            raise InvalidRequest(
+                "a reply cannot be held to a grammar without tokenizer and eos_token"
+            )
+        return GrammarCompiler(self._tokenizer, vocab_size, end_ids)
 
     def of_output(
-        self, ids: Many[int], finish: Finish | None, *, skip_special: bool, trim: bool
+        self, ids: Sequence[int], finish: FinishReason | None, *, skip_special: bool, trim: bool
     ) -> str:
         """Return the text of an output, without what ended it unless asked for."""
         matched = finish.matched if finish is not None and trim else None
@@ -82,7 +84,7 @@ class Text:
             text = text.partition(matched)[0]
         return text
 
-    def find_stop(self, sequence: Sequence) -> str | None:
+    def find_stop(self, sequence: TokenSequence) -> str | None:
         """Return the stop string that the newest tokens completed, if any."""
         if self._tokenizer is None:
             return None
@@ -91,7 +93,7 @@ class Text:
         return next((stop for stop in sequence.params.stop_strings if stop in tail), None)
 
 
-def end_of_text_ids(model_path: str | Path, config: Any, text: Text) -> frozenset[int]:
+def end_of_text_ids(model_path: str | Path, config: Any, text: TextCodec) -> frozenset[int]:
     """Return the ids that end a text, by the model's, generation and tokenizer configuration."""
     found = _as_ids(getattr(config, "eos_token_id", None))
     found |= _as_ids(_read(Path(model_path) / "generation_config.json").get("eos_token_id"))

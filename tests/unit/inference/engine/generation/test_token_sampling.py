@@ -4,16 +4,16 @@ import numpy as np
 import pytest
 import torch
 
-from agentrl.inference.engine.generation.sequence import DrawParams, Sequence
 from agentrl.inference.engine.generation.token_sampling import SamplingBatch, truncate, uniforms
+from agentrl.inference.engine.generation.token_sequence import DrawParams, TokenSequence
 
 VOCAB = 5
 PROBS = [0.4, 0.3, 0.2, 0.06, 0.04]
 
 
-def sequence(prompt_length: int = 3, **params: object) -> Sequence:
+def sequence(prompt_length: int = 3, **params: object) -> TokenSequence:
     prompt = np.zeros(prompt_length, dtype=np.int32)
-    return Sequence.start("r", prompt, DrawParams(**({"max_new_tokens": 50} | params)))
+    return TokenSequence.start("r", prompt, DrawParams(**({"max_new_tokens": 50} | params)))
 
 
 def logits(count: int) -> torch.Tensor:
@@ -109,7 +109,7 @@ def test_cut_off_tokens_get_probability_zero_in_place() -> None:
     np.testing.assert_allclose(kept, [[0.0, 0.5, 0.4]])
 
 
-def edited(sequence: Sequence) -> list[float]:
+def edited(sequence: TokenSequence) -> list[float]:
     """Return the logprobs that the sequence's parameters lead to, from all-zero logits."""
     values = torch.zeros(1, VOCAB)
     SamplingBatch([sequence], VOCAB).draw(values)

@@ -1,0 +1,201 @@
+"""`GenerationRequests`: requests of `/generate`, between the event loop and the engine's thread.
+
+Sequences go to the scheduler; what it tells of them ends futures and wakes streams here. Everything
+but the engine's own calls happens in the event loop.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from agentrl.inference.engine.generation.batch_scheduler import BatchScheduler
+from agentrl.inference.engine.generation.engine_loop import EngineLoop
+from agentrl.inference.engine.generation.token_sequence import TokenSequence
+from agentrl.inference.engine.http.http_errors import RequestRejected
+from agentrl.inference.engine.http.request_parsing import ParsedRequest
+from agentrl.inference.engine.http.response_bodies import answer
+from agentrl.inference.engine.http.text_codec import TextCodec
+from agentrl.inference.engine.weights.lora_adapters import LoadedAdapters
+
+
+class GenerationRequests:
+    """Requests in flight.
+
+    Args:
+        scheduler: gets the sequences.
+        loop: the way into the scheduler's thread.
+        text: the tokenizer.
+        adapters: those that requests may name; retired ones are let go when unused.
+        log_path: file that gets a line with the token ids of every request; None for no log.
+    """
+
+    def __init__(
+        self,
+        scheduler: BatchScheduler,
+        loop: EngineLoop,
+        text: TextCodec,
+        adapters: LoadedAdapters,
+        log_path: Path | None,
+    ) -> None:
+        self._scheduler = scheduler
+        self._loop = loop
+        self._text = text
+        self._adapters = adapters
+        self._log = RequestLog(log_path) if log_path else None
+        self._endings: dict[TokenSequence, asyncio.Future[None]] = {}
+        self._growth: dict[TokenSequence, asyncio.Event] = {}
+        self.is_dead = False
+        self.is_closing = False
+
+    async def generate(self, request: ParsedRequest) -> list[dict[str, Any]]:
+        """Serve a request to its end; sequences are aborted when the caller is cancelled.
+
+        Raises:
+            RequestRejected: it cannot be served.
+        """
+        endings = self._submit(request)
+        try:
+            await asyncio.gather(*endings)
+        except asyncio.CancelledError:
+            self._drop(request)
+            raise
+        for sequence in request.sequences:
+            if sequence.finish is not None and sequence.finish.status is not None:
+                self._drop(request)
+                raise RequestRejected(sequence.finish.message, sequence.finish.status)
+        return [self._answer(sequence, request) for sequence in request.sequences]
+
+    async def stream(self, request: ParsedRequest) -> AsyncIterator[tuple[int, dict[str, Any]]]:
+        """Yield cumulative answers, each with the index of its sequence, as tokens come."""
+        changed = asyncio.Event()
+        for sequence in request.sequences:
+            self._growth[sequence] = changed
+        self._submit(request)
+        # The first token at once, and then one frame an interval.
+        due = dict.fromkeys(request.sequences, 1)
+        open_sequences = list(request.sequences)
+        try:
+            while open_sequences:
+                await changed.wait()
+                changed.clear()
+                if not self.is_serving:
+                    raise self.gone()
+                for index, sequence in enumerate(request.sequences):
+                    if sequence not in open_sequences:
+                        continue
+                    ended = sequence.finish is not None
+                    count = len(sequence.output_logprobs)
+                    if ended and sequence.finish and sequence.finish.status is not None:
+                        raise RequestRejected(sequence.finish.message, sequence.finish.status)
+                    if ended or count >= due[sequence]:
+                        due[sequence] = count + request.stream_interval
+                        if ended:
+                            open_sequences.remove(sequence)
+                        yield index, self._answer(sequence, request)
+        finally:
+            for sequence in request.sequences:
+                self._growth.pop(sequence, None)
+            self._drop(request)
+
+    def _submit(self, request: ParsedRequest) -> list[asyncio.Future[None]]:
+        """Hand the sequences to the engine; the futures are done as they end."""
+        if not self.is_serving:
+            raise self.gone()
+        events = asyncio.get_running_loop()
+        endings: list[asyncio.Future[None]] = []
+        for sequence in request.sequences:
+            ending = events.create_future()
+            self._endings[sequence] = ending
+            endings.append(ending)
+        self._loop.call(partial(self._scheduler.submit_all, request.sequences))
+        return endings
+
+    def _drop(self, request: ParsedRequest) -> None:
+        """End sequences that nobody waits for any more."""
+        left = [sequence for sequence in request.sequences if sequence.finish is None]
+        for sequence in request.sequences:
+            self._endings.pop(sequence, None)
+        self.release_adapters()
+        if left:
+            self._loop.call(partial(self._scheduler.abort_all_of, left))
+
+    def _answer(self, sequence: TokenSequence, request: ParsedRequest) -> dict[str, Any]:
+        return answer(sequence, request, self._text, self._scheduler.label)
+
+    def deliver(self, finished: list[TokenSequence], streamed: list[TokenSequence]) -> None:
+        """Tell those who wait of sequences that ended and streams that grew."""
+        for sequence in finished:
+            if self._log is not None:
+                self._log.write(sequence)
+            ending = self._endings.pop(sequence, None)
+            if ending is not None and not ending.done():
+                ending.set_result(None)
+        self.release_adapters()
+        for sequence in (*finished, *streamed):
+            changed = self._growth.get(sequence)
+            if changed is not None:
+                changed.set()
+
+    def close(self) -> None:
+        """Refuse what is in flight and what still comes, so that clients go elsewhere at once."""
+        self.is_closing = True
+        self._refuse_all()
+
+    def die(self) -> None:
+        """Refuse everything: the engine's thread has failed."""
+        self.is_dead = True
+        self._refuse_all()
+
+    def _refuse_all(self) -> None:
+        for ending in self._endings.values():
+            if not ending.done():
+                ending.set_exception(self.gone())
+        self._endings.clear()
+        self.release_adapters()
+        for changed in self._growth.values():
+            changed.set()
+
+    def gone(self) -> RequestRejected:
+        """Return what to answer while the engine serves no more."""
+        what = "the engine failed; see its log" if self.is_dead else "the server is shutting down"
+        return RequestRejected(what, 503)
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether requests are taken."""
+        return not self.is_dead and not self.is_closing
+
+    def release_adapters(self) -> None:
+        """Let go of retired adapters that no request uses any more."""
+        if self._adapters.has_retired:
+            self._adapters.let_go({sequence.adapter for sequence in self._endings})
+
+    def stop(self) -> None:
+        """Close the log."""
+        if self._log is not None:
+            self._log.close()
+
+
+class RequestLog:
+    """Appends a JSON line for every sequence that ended."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # Line-buffered: a line is whole or absent when the engine is killed.
+        self._file = path.open("a", buffering=1, encoding="utf-8")
+
+    def write(self, sequence: TokenSequence) -> None:
+        """Note the prompt as it came in, and the ids sampled."""
+        line = {
+            "rid": sequence.rid,
+            "input_ids": sequence.tokens[: sequence.num_prompt].tolist(),
+            "output_ids": list(sequence.output_ids),
+        }
+        self._file.write(json.dumps(line) + "\n")
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()

@@ -1,0 +1,61 @@
+"""How requests fail: the exceptions that end a handler, and the forms that clients see.
+
+The exceptions are this server's control flow: they become a response and never leave the process.
+The forms are `{"error": {"message"}}` for broken rules, `{"error": ".."}` for wrong sampling
+parameters, and `{"object": "error", ..}` for everything else, as SGLang answers.
+"""
+
+from typing import cast
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+
+class InvalidRequest(Exception):
+    """The request breaks a rule; the text says which."""
+
+
+class InvalidParameter(InvalidRequest):
+    """A sampling parameter has the wrong JSON type, or is unknown; a flag is a number."""
+
+
+class InvalidField(InvalidRequest):
+    """A field beside the sampling parameters has the wrong JSON type."""
+
+
+class RequestRejected(Exception):
+    """A valid request that cannot be served, with the status to answer."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+async def on_invalid_request(_: Request, error: Exception) -> Response:
+    """Answer an `InvalidRequest`."""
+    message = str(error)
+    if isinstance(error, InvalidField):
+        return _openai_error(message, 400)
+    return JSONResponse(
+        {"error": message if isinstance(error, InvalidParameter) else {"message": message}}, 400
+    )
+
+
+async def on_rejected(_: Request, error: Exception) -> Response:
+    """Answer a `RequestRejected`."""
+    return _openai_error(str(error), cast(RequestRejected, error).status)
+
+
+async def on_http_exception(_: Request, error: Exception) -> Response:
+    """Answer an `HTTPException`."""
+    fault = cast(HTTPException, error)
+    if fault.status_code in (404, 405):
+        return JSONResponse({"detail": fault.detail}, fault.status_code)
+    return _openai_error(fault.detail, fault.status_code)
+
+
+def _openai_error(message: str, status: int) -> Response:
+    kind = "BadRequestError" if status < 500 else "InternalServerError"
+    body = {"object": "error", "message": message, "type": kind, "param": None, "code": status}
+    return JSONResponse(body, status)
