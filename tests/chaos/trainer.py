@@ -10,16 +10,16 @@ from typing import Any
 from chaos.journal import Journal
 
 from agentrl.config.command_line import parse_flags
-from agentrl.trainer import train_process as process
-from agentrl.trainer.checkpoint.checkpoint import Checkpoint, latest_checkpoint
+from agentrl.trainer.checkpoint import Checkpoint, latest_checkpoint
 from agentrl.trainer.learner.learner import StepOutcome
+from agentrl.trainer.learner.worker_group import WorkerGroup
+from agentrl.trainer.rl import train_process as process
 from agentrl.trainer.rl.step_groups import GroupReader, StepGroups
-from agentrl.trainer.worker_group import Team
 
 
 def note_steps(journal: Journal) -> None:
     """Have noted from which step the process goes on, and what each step was made of."""
-    read, make = GroupReader.read_step, Team.train
+    read, make = GroupReader.read_step, WorkerGroup.train
     step: dict[str, Any] = {}
 
     async def read_step(self: GroupReader, number: int, **options: Any) -> StepGroups:
@@ -28,7 +28,7 @@ def note_steps(journal: Journal) -> None:
         step.update(step=number, records=sorted(records))
         return found
 
-    async def train(self: Team, shares: Any) -> StepOutcome:
+    async def train(self: WorkerGroup, shares: Any) -> StepOutcome:
         outcome = await make(self, shares)
         journal.write("step", **step)
         return outcome
@@ -41,7 +41,7 @@ def note_steps(journal: Journal) -> None:
     patched: Any = process
     patched.latest_checkpoint = checkpoint
     GroupReader.read_step = read_step
-    Team.train = train
+    WorkerGroup.train = train
 
 
 def main(argv: Sequence[str]) -> int:

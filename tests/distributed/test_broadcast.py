@@ -15,7 +15,7 @@ from agentrl.inference.client.sglang_client import SGLangClient
 from agentrl.schema import InferenceService
 from agentrl.store import TrajectoryStore
 from agentrl.store.private_mongod import EmbeddedMongo
-from agentrl.trainer.checkpoint.checkpoint import latest_checkpoint
+from agentrl.trainer.checkpoint import latest_checkpoint
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(240)]
 

@@ -12,7 +12,7 @@ from support.training import Player, train_tasks
 
 from agentrl.store import TrajectoryStore
 from agentrl.store.private_mongod import EmbeddedMongo
-from agentrl.trainer.checkpoint.checkpoint import latest_checkpoint
+from agentrl.trainer.checkpoint import latest_checkpoint
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(240)]
 

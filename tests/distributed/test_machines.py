@@ -20,7 +20,7 @@ from support.training import Player, train_tasks
 from agentrl.runtime.ports import free_port
 from agentrl.store import TrajectoryStore
 from agentrl.store.private_mongod import EmbeddedMongo
-from agentrl.trainer.checkpoint.checkpoint import latest_checkpoint
+from agentrl.trainer.checkpoint import latest_checkpoint
 
 Machine = subprocess.Popen[str]
 

@@ -5,7 +5,7 @@ import torch
 from support.trees import tiny_policy
 from torch.optim import AdamW
 
-from agentrl.trainer.learner.host_memory import move_state
+from agentrl.trainer.learner.optimizer import move_state
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 

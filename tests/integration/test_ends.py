@@ -16,7 +16,7 @@ from support.demo_run import ROOT, RUN_NAME, logs, run_command
 from agentrl.runtime.signals import INTERRUPTED, SAME_SIGNAL_SECONDS
 from agentrl.store import TrajectoryStore
 from agentrl.store.private_mongod import EmbeddedMongo
-from agentrl.trainer.checkpoint.checkpoint import latest_checkpoint
+from agentrl.trainer.checkpoint import latest_checkpoint
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 

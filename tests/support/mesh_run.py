@@ -19,7 +19,7 @@ from agentrl.data.batch import StepBatch, build_step
 from agentrl.distributed import MeshShape, Ranks, joined_ranks
 from agentrl.distributed.sharding import full_state_dict
 from agentrl.trainer.learner.learner import Learner
-from agentrl.trainer.start_weights import StartWeights
+from agentrl.trainer.learner.settings import LearnerSettings, StartWeights
 
 TRAINER = TrainerSection(learning_rate=1e-3, max_grad_norm=0.05, max_steps=8, warmup_steps=2)
 ALGORITHM = AlgorithmSection(loss_calculator="GSPO", max_staleness=9)
@@ -86,9 +86,8 @@ def make_learner(models: Path, ranks: Ranks, case: MeshCase) -> Learner:
     # With an adapter, also the reference policy that needs no second model.
     update = {"kl_coefficient": 0.1 if case.lora_rank else 0.0}
     targets = ModelSection().lora_target_modules
-    return Learner(
-        StartWeights(model_path),
-        ranks=ranks,
+    settings = LearnerSettings(
+        weights=StartWeights(model_path),
         model=ModelSection(
             model_name_or_path=str(model_path),
             torch_dtype=case.dtype,
@@ -104,6 +103,7 @@ def make_learner(models: Path, ranks: Ranks, case: MeshCase) -> Learner:
         algorithm=ALGORITHM.model_copy(update=update),
         seed=1,
     )
+    return Learner(settings, ranks)
 
 
 def three_steps(models: Path, ranks: Ranks, case: MeshCase) -> dict[str, Any]:

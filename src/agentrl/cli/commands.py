@@ -68,7 +68,7 @@ def train(config: RootConfig) -> int:
     """Run the trainer; under `accelerate launch` or `torchrun` this is one rank of several."""
     store_uri(config)
     _log_by_rank(config.run)
-    from agentrl.trainer.train_process import train
+    from agentrl.trainer.rl.train_process import train
 
     result = train(config)
     return INTERRUPTED if result is not None and result.status == "stopped" else 0

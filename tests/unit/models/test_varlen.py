@@ -16,7 +16,7 @@ from agentrl.models.chunks import ChunkedPass
 from agentrl.models.load import load_policy
 from agentrl.models.policy import PolicyModel, term_logprobs
 from agentrl.trainer.learner.learner import Learner
-from agentrl.trainer.start_weights import StartWeights
+from agentrl.trainer.learner.settings import LearnerSettings, StartWeights
 
 torch.set_num_threads(1)
 ROW = TokenTree.from_tokens(random_group(5).turns).row
@@ -70,10 +70,12 @@ def test_other_precisions_than_bfloat16_are_refused(tmp_path):
     model = ModelSection(attention_implementation="varlen", torch_dtype="float32")
     with pytest.raises(ConfigError, match="varlen computes in bfloat16; give --torch_dtype bfl"):
         Learner(
-            StartWeights(tmp_path),
-            ranks=Ranks(),
-            model=model,
-            trainer=TrainerSection(),
-            algorithm=AlgorithmSection(),
-            seed=0,
+            LearnerSettings(
+                weights=StartWeights(tmp_path),
+                model=model,
+                trainer=TrainerSection(),
+                algorithm=AlgorithmSection(),
+                seed=0,
+            ),
+            Ranks(),
         )

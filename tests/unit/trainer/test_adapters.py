@@ -14,8 +14,8 @@ from agentrl.cli.main import main
 from agentrl.distributed import Ranks
 from agentrl.errors import ConfigError
 from agentrl.store import TrajectoryStore
+from agentrl.trainer.rl.train_process import lead
 from agentrl.trainer.sft.sft_process import lead_sft
-from agentrl.trainer.train_process import lead
 
 pytestmark = pytest.mark.timeout(90)
 torch.set_num_threads(1)

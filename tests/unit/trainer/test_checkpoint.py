@@ -11,7 +11,7 @@ from agentrl.distributed import Ranks, StateWriter, read_state
 from agentrl.errors import ConfigError, WriteError
 from agentrl.rollout.evaluation.eval_scores import EvalMetrics
 from agentrl.runtime.atomic_directory import clear_leftovers
-from agentrl.trainer.checkpoint.checkpoint import Draft, checkpoints_root, latest_checkpoint
+from agentrl.trainer.checkpoint import Draft, checkpoints_root, latest_checkpoint
 from agentrl.trainer.metrics.history import History, StepMetrics
 
 
@@ -65,7 +65,7 @@ import sys
 from pathlib import Path
 import torch
 from agentrl.distributed import Ranks, StateWriter
-from agentrl.trainer.checkpoint.checkpoint import Draft
+from agentrl.trainer.checkpoint import Draft
 from agentrl.trainer.metrics.history import History
 output, in_background = Path(sys.argv[1]), sys.argv[2] == "background"
 writer = StateWriter(Ranks())

@@ -10,7 +10,7 @@ from transformers import PretrainedConfig, Qwen3Config, Qwen3MoeConfig
 
 from agentrl.config.command_line import parse_flags
 from agentrl.models.parallel import check_parallel_support
-from agentrl.trainer.train_process import mesh_shape
+from agentrl.trainer.bootstrap import mesh_shape
 
 # What the models' own config.json says.
 COMMON = {"vocab_size": 151936, "head_dim": 128, "num_key_value_heads": 8}
@@ -51,7 +51,7 @@ def test_commands_for_eight_gpus_fit_their_models(words: list[str]) -> None:
     world_size, module, (command, *flags) = launched(words)
     assert (world_size, module, command) == (8, "agentrl", "train")
     config = parse_flags(flags)
-    shape = mesh_shape(config, world_size)
+    shape = mesh_shape(config.trainer, world_size, colocated=config.inference.colocated)
     assert shape.world_size == 8
     model = MODELS[config.model.model_name_or_path]
     check_parallel_support(model, shape)

@@ -16,9 +16,10 @@ from agentrl.distributed import Ranks
 from agentrl.errors import ConfigError
 from agentrl.models.load import load_policy
 from agentrl.schema import InferenceService, Run
-from agentrl.trainer.learner.host_memory import move_state
-from agentrl.trainer.train_process import lead, mesh_shape
-from agentrl.trainer.worker_group import Team
+from agentrl.trainer.bootstrap import mesh_shape
+from agentrl.trainer.learner.optimizer import move_state
+from agentrl.trainer.learner.worker_group import WorkerGroup
+from agentrl.trainer.rl.train_process import lead
 
 pytestmark = pytest.mark.timeout(90)
 
@@ -64,14 +65,14 @@ def test_the_command_of_the_page_is_one_that_is_taken():
     assert (program, command) == ("agentrl", "run")
     config = parse_flags(flags)
     assert config.inference.colocated
-    mesh_shape(config, config.trainer.num_processes)
+    mesh_shape(config.trainer, config.trainer.num_processes, colocated=config.inference.colocated)
 
 
 def test_one_device_is_for_one_trainer_process(make_config):
     config = make_config(colocated="true", enable_sampling="true")
-    mesh_shape(config, 1)
+    mesh_shape(config.trainer, 1, colocated=config.inference.colocated)
     with pytest.raises(ConfigError, match="--colocated is for one device"):
-        mesh_shape(config, 2)
+        mesh_shape(config.trainer, 2, colocated=config.inference.colocated)
 
 
 async def test_servers_sleep_while_the_trainer_computes_and_wake_on_its_weights(
@@ -81,7 +82,7 @@ async def test_servers_sleep_while_the_trainer_computes_and_wake_on_its_weights(
     await store.tasks.add(train_tasks(4, 3))
     await Player(model_path).play_groups(store, [[1.0, 0.0, 0.0]] * 4)
     seen = []
-    train_step, move = Team.train, Team.move
+    train_step, move = WorkerGroup.train, WorkerGroup.move
 
     async def note(what):
         statuses = {service.status for service in await store.services.all()}
@@ -95,8 +96,8 @@ async def test_servers_sleep_while_the_trainer_computes_and_wake_on_its_weights(
         await note("to device" if to_device else "to host")
         await move(team, to_device=to_device)
 
-    monkeypatch.setattr(Team, "train", noting_train)
-    monkeypatch.setattr(Team, "move", noting_move)
+    monkeypatch.setattr(WorkerGroup, "train", noting_train)
+    monkeypatch.setattr(WorkerGroup, "move", noting_move)
     async with serve() as control:
         await store.runs.create(Run(name=store.database_name))
         await store.services.register(

@@ -11,9 +11,9 @@ from support.training import Player, train_tasks
 from agentrl.algorithms.losses import LossTerms
 from agentrl.distributed import Ranks
 from agentrl.errors import StoreError
-from agentrl.trainer.learner.turn_ratios import joined, measure
-from agentrl.trainer.rl.step_lineage import beside
-from agentrl.trainer.train_process import lead
+from agentrl.trainer.learner.term_stats import TurnRatios
+from agentrl.trainer.rl.train_process import lead
+from agentrl.trainer.rl.training_loop import run_concurrently
 
 pytestmark = pytest.mark.timeout(90)
 
@@ -26,7 +26,7 @@ def test_ratios_are_measured_turn_by_turn_and_joined():
         clipped=torch.tensor([False, True, True, False, False]),
     )
     masked = torch.tensor([False, False, False, False, False])
-    found = measure(np.array([4, 4, 2, 2, 2]), terms, masked)
+    found = TurnRatios.of(np.array([4, 4, 2, 2, 2]), terms, masked)
     assert found.turns.tolist() == [2, 4]
     assert found.num_terms.tolist() == [3, 2]
     assert found.num_dropped.tolist() == [0, 1]
@@ -35,11 +35,11 @@ def test_ratios_are_measured_turn_by_turn_and_joined():
     np.testing.assert_allclose(found.mean, [4 / 3, 2.0])
     np.testing.assert_allclose(found.std, [np.std([0.5, 1.5, 2.0]), 1.0])
     assert (found.min.tolist(), found.max.tolist()) == ([0.5, 1.0], [2.0, 3.0])
-    empty = measure(np.empty(0, dtype=np.int64), LossTerms(*(torch.empty(0) for _ in range(4)))._replace(
+    empty = TurnRatios.of(np.empty(0, dtype=np.int64), LossTerms(*(torch.empty(0) for _ in range(4)))._replace(
         keep=torch.empty(0, dtype=torch.bool), clipped=torch.empty(0, dtype=torch.bool)
     ), torch.empty(0, dtype=torch.bool))  # fmt: skip
-    assert joined([empty, found]).turns.tolist() == [2, 4]
-    assert joined([]).turns.tolist() == []
+    assert TurnRatios.joined([empty, found]).turns.tolist() == [2, 4]
+    assert TurnRatios.joined([]).turns.tolist() == []
 
 
 def test_a_masked_term_is_counted_once_by_its_reason():
@@ -49,7 +49,7 @@ def test_a_masked_term_is_counted_once_by_its_reason():
         ratio=torch.ones(3),
         clipped=torch.tensor([False, False, False]),
     )
-    found = measure(np.array([0, 0, 0]), terms, torch.tensor([True, False, False]))
+    found = TurnRatios.of(np.array([0, 0, 0]), terms, torch.tensor([True, False, False]))
     assert (found.num_dropped.tolist(), found.num_masked.tolist()) == ([1], [1])
 
 
@@ -88,14 +88,14 @@ async def test_work_beside_is_done_or_its_error_raised_or_it_ends_with_the_block
             raise error
         done.append(seconds)
 
-    async with beside(work(0.01)):
+    async with run_concurrently(work(0.01)):
         assert not done
     assert done == [0.01]
     with pytest.raises(StoreError, match="away"):
-        async with beside(work(0, StoreError("away"))):
+        async with run_concurrently(work(0, StoreError("away"))):
             pass
     with pytest.raises(ValueError, match="first"):
-        async with beside(work(60)):
+        async with run_concurrently(work(60)):
             raise ValueError("first")
     assert done == [0.01]
 

@@ -1,7 +1,6 @@
 import asyncio
 import contextlib
 import json
-import threading
 
 import pytest
 import torch
@@ -14,12 +13,13 @@ from agentrl.errors import ConfigError, LeaseLost, StoreError, TrainerBusy, Trai
 from agentrl.runtime.process_identity import new_lease_owner
 from agentrl.schema import Run, Score, rebuild_prompts
 from agentrl.store import TrajectoryStore
-from agentrl.trainer.checkpoint.checkpoint import latest_checkpoint
+from agentrl.trainer.bootstrap import mesh_shape
+from agentrl.trainer.checkpoint import latest_checkpoint
 from agentrl.trainer.learner import passes
 from agentrl.trainer.metrics import measures
 from agentrl.trainer.metrics.history import StepMetrics
 from agentrl.trainer.rl import training_loop as loop
-from agentrl.trainer.train_process import lead, mesh_shape, read_beside
+from agentrl.trainer.rl.train_process import lead
 
 # The first test that runs pays for importing torch, transformers and matplotlib.
 pytestmark = pytest.mark.timeout(90)
@@ -535,7 +535,7 @@ async def test_a_wrong_merge_stops_the_run_with_a_report(
     make_config, store, model_path, monkeypatch
 ):
     await fill(store, model_path, [MIXED, MIXED, MIXED, MIXED])
-    build = loop.step_batch
+    build = loop.build_step
 
     def repeats_a_weight(*arguments, merge, **settings):
         batch = build(*arguments, merge=merge, **settings)
@@ -543,7 +543,7 @@ async def test_a_wrong_merge_stops_the_run_with_a_report(
             batch.micro_batches[0][0].weights[0] *= 2
         return batch
 
-    monkeypatch.setattr(loop, "step_batch", repeats_a_weight)
+    monkeypatch.setattr(loop, "build_step", repeats_a_weight)
     config = make_config(verify_merge=1)
     with pytest.raises(TrainingError, match="differs from that of separate turns"):
         await train(config)
@@ -593,20 +593,8 @@ async def test_no_figure_of_a_step_is_left_empty(make_config, store, model_path)
     assert {name for name, value in figures.items() if not value} <= at_rest
 
 
-async def test_questions_are_read_beside_the_event_loop_in_their_order():
-    readers = set()
-
-    def read():
-        for task in train_tasks(1201, 1):
-            readers.add(threading.get_ident())
-            yield task
-
-    assert [task.order async for task in read_beside(read())] == list(range(1201))
-    assert threading.get_ident() not in readers
-
-
 def test_offloading_needs_ranks_that_shard() -> None:
     config = RootConfig(trainer=TrainerSection(cpu_offload=True))
-    assert mesh_shape(config, 2).dp_shard == 2
+    assert mesh_shape(config.trainer, 2, colocated=config.inference.colocated).dp_shard == 2
     with pytest.raises(ConfigError, match=r"--cpu_offload .* start several ranks"):
-        mesh_shape(config, 1)
+        mesh_shape(config.trainer, 1, colocated=config.inference.colocated)

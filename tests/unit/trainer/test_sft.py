@@ -16,9 +16,9 @@ from agentrl.errors import ConfigError
 from agentrl.models.load import load_policy
 from agentrl.renderers import Renderer
 from agentrl.trainer.learner.passes import forward_backward
+from agentrl.trainer.rl.train_process import lead
 from agentrl.trainer.sft.curriculum import Curriculum, file_examples, sft_batch
 from agentrl.trainer.sft.sft_process import lead_sft
-from agentrl.trainer.train_process import lead
 
 pytestmark = pytest.mark.timeout(90)
 torch.set_num_threads(1)

@@ -23,7 +23,7 @@ from agentrl.trainer.metrics.trackers import (
     open_trackers,
     open_values,
 )
-from agentrl.trainer.train_process import lead
+from agentrl.trainer.rl.train_process import lead
 
 pytestmark = pytest.mark.timeout(90)
 SECRET = "hunter2"
@@ -90,7 +90,7 @@ class Broken:
 
 def test_a_tracker_that_fails_stops_nothing(caplog):
     Trackers([Broken()]).log({"loss": 1.0}, 3)
-    assert "broken did not take step 3" in caplog.text
+    assert "broken did not accept step 3" in caplog.text
 
 
 _OFFLINE = """

@@ -32,7 +32,7 @@ from agentrl.runtime.atomic_directory import atomic_directory
 from agentrl.runtime.signals import INTERRUPTED
 from agentrl.schema import Run
 from agentrl.store import DEFAULT_CONSUMER
-from agentrl.trainer.checkpoint.checkpoint import checkpoints_root
+from agentrl.trainer.checkpoint import checkpoints_root
 from agentrl.trainer.trainer_lease import trainer_lease
 
 

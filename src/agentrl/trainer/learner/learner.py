@@ -1,8 +1,10 @@
 """One rank's model and optimizer: micro-batches in, one optimizer step out.
 
-Knows nothing of the store, of servers, or of what the terms came from.
+Knows nothing of the store, of servers, or of where the target tokens came from. The way to the
+gradient is `Learner.train` -> `passes.forward_backward`.
 """
 
+import json
 import math
 import os
 import random
@@ -19,9 +21,8 @@ from torch.distributed.checkpoint.state_dict import (
     get_optimizer_state_dict,
     set_optimizer_state_dict,
 )
-from torch.distributed.device_mesh import DeviceMesh
 
-from agentrl.config.sections import AlgorithmSection, ModelSection, TrainerSection
+from agentrl.config.sections import AlgorithmSection
 from agentrl.data import MicroBatch
 from agentrl.distributed import (
     Ranks,
@@ -53,21 +54,18 @@ from agentrl.models.lora import (
 )
 from agentrl.models.parallel import parallelize
 from agentrl.models.policy import PolicyModel
-from agentrl.trainer.learner.host_memory import move_state
 from agentrl.trainer.learner.merge_check import STEP_TOLERANCE, MergeCheck, check_merge
-from agentrl.trainer.learner.optimizer import learning_rate, make_optimizer
+from agentrl.trainer.learner.optimizer import learning_rate, make_optimizer, move_state
 from agentrl.trainer.learner.passes import PassOutcome, forward_backward, frozen_logprobs
-from agentrl.trainer.learner.precision import Precision, set_config_dtype
-from agentrl.trainer.learner.term_stats import TermStats, TermTrace, term_stats
-from agentrl.trainer.learner.turn_ratios import TurnRatios, joined, measure
-from agentrl.trainer.start_weights import StartWeights, adapter_shape
+from agentrl.trainer.learner.settings import LearnerSettings, Precision, adapter_shape
+from agentrl.trainer.learner.term_stats import TermStats, TermTrace, TurnRatios, term_stats
 
 _WRAPPER_PREFIX = "model."
 
 
 @dataclass(frozen=True)
 class StepOutcome:
-    """What one optimizer step did; means are over all loss terms of the step."""
+    """What one optimizer step did; means are over all target tokens of the step."""
 
     loss: float
     grad_norm: float
@@ -81,7 +79,7 @@ class StepOutcome:
     """What one device does at best, where that is known."""
     entropy: float | None
     mask_fraction: float
-    """Share of the terms that an importance correction masked."""
+    """Share of the target tokens that an importance correction masked."""
     kl: float | None
     """Mean KL estimate against the reference model, if there is one."""
     seconds: dict[str, float]
@@ -95,78 +93,50 @@ class StepOutcome:
 class Learner:
     """Model and optimizer of one rank."""
 
-    def __init__(
-        self,
-        start: StartWeights,
-        *,
-        ranks: Ranks,
-        model: ModelSection,
-        trainer: TrainerSection,
-        algorithm: AlgorithmSection | None,
-        seed: int,
-        reference_path: Path | None = None,
-        starts_in_host_memory: bool = False,
-    ) -> None:
-        """Load the weights.
+    def __init__(self, settings: LearnerSettings, ranks: Ranks) -> None:
+        """Load the weights (collective).
 
         Args:
-            start: weights to begin with; the model's tokenizer files go along with every export.
+            settings: the same on every rank.
             ranks: this process among its peers.
-            model: precision, code trust and adapter.
-            trainer: optimizer settings.
-            algorithm: loss settings; None: cross-entropy, the loss of supervised fine-tuning.
-            seed: of whatever is random in training.
-            reference_path: model of the KL penalty. Without it, and with a KL penalty, an adapter is
-                held against its own base model.
-            starts_in_host_memory: load nothing to the device before `move` says so.
 
         Raises:
             ConfigError: the model cannot be loaded, or an optimizer argument is wrong.
         """
-        _seed_everything(seed)
+        model, trainer, algorithm = settings.model, settings.trainer, settings.algorithm
+        _seed_everything(settings.seed)
         if trainer.full_determinism:
             # Read when CUDA's matrix library starts, which is later.
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(trainer.full_determinism)
         self._ranks = ranks
+        self._settings = settings
         self._trainer = trainer
-        self._algorithm = algorithm
-        self._tokenizer_files = read_tokenizer_files(start.model_path)
+        self._tokenizer_files = read_tokenizer_files(settings.weights.model_path)
         self._precision = Precision.of(model.torch_dtype, ranks.device)
         if model.attention_implementation == "varlen" and not self._precision.is_mixed:
             raise ConfigError(
                 "--attention_implementation varlen computes in bfloat16; give --torch_dtype "
                 "bfloat16, or use flex or sdpa"
             )
-        attention = implementation_of(model.attention_implementation)
         adapter = adapter_shape(model)
-        mesh = None if ranks.world_size == 1 else ranks.shape.build(ranks.device)
-        self._policy = load_policy(
-            start.model_path,
+        self._mesh = None if ranks.world_size == 1 else ranks.shape.build(ranks.device)
+        self._policy = self._load(
+            settings.weights.model_path,
             # What is frozen is only ever used in compute precision.
             dtype=self._precision.master if adapter is None else self._precision.compute,
-            device=ranks.device,
-            attention=attention,
-            trust_remote_code=model.trust_remote_code,
+            adapter=adapter,
             gradient_checkpointing=trainer.gradient_checkpointing,
-            prepare=lambda policy: self._prepare(policy, mesh, adapter),
-            cpu_offload=trainer.cpu_offload or starts_in_host_memory,
         )
-        if start.adapter_path is not None:
-            load_adapter(self._policy, start.adapter_path)
+        if settings.weights.adapter_path is not None:
+            load_adapter(self._policy, settings.weights.adapter_path)
         elif adapter is not None:
-            start_adapter(self._policy, seed)
+            start_adapter(self._policy, settings.seed)
         self._flops = FlopCount.of(self._policy)
         self._reference: nn.Module | None = None
-        if reference_path is not None:
-            self._reference = load_policy(
-                reference_path,
-                dtype=self._precision.master,
-                device=ranks.device,
-                attention=attention,
-                trust_remote_code=model.trust_remote_code,
-                prepare=lambda policy: self._prepare(policy, mesh, None),
-                cpu_offload=trainer.cpu_offload or starts_in_host_memory,
+        if settings.reference_path is not None:
+            self._reference = self._load(
+                settings.reference_path, dtype=self._precision.master
             ).requires_grad_(requires_grad=False)
         elif algorithm is not None and algorithm.kl_coefficient and adapter is not None:
             self._reference = BasePolicy(self._policy)
@@ -177,35 +147,61 @@ class Learner:
 
     @property
     def pair_cost(self) -> float:
-        """Return the work of a visible pair over that of a token outside attention."""
+        """Work of a visible pair over that of a token outside attention, for packing."""
         return self._flops.pair_cost
 
-    def _prepare(
-        self, policy: PolicyModel, mesh: DeviceMesh | None, adapter: AdapterShape | None
-    ) -> None:
-        if adapter is not None:
-            add_adapter(policy.model, adapter, dtype=self._precision.master)
-        parallelize(policy, mesh)
-        shard_model(
-            policy,
-            self._ranks,
-            mesh,
-            compute_dtype=self._precision.compute,
-            cpu_offload=self._trainer.cpu_offload,
+    def _load(
+        self,
+        path: Path,
+        *,
+        dtype: torch.dtype,
+        adapter: AdapterShape | None = None,
+        gradient_checkpointing: bool = False,
+    ) -> PolicyModel:
+        def prepare(policy: PolicyModel) -> None:
+            if adapter is not None:
+                add_adapter(policy.model, adapter, dtype=self._precision.master)
+            parallelize(policy, self._mesh)
+            shard_model(
+                policy,
+                self._ranks,
+                self._mesh,
+                compute_dtype=self._precision.compute,
+                cpu_offload=self._trainer.cpu_offload,
+            )
+
+        return load_policy(
+            path,
+            dtype=dtype,
+            device=self._ranks.device,
+            attention=implementation_of(self._settings.model.attention_implementation),
+            trust_remote_code=self._settings.model.trust_remote_code,
+            gradient_checkpointing=gradient_checkpointing,
+            prepare=prepare,
+            cpu_offload=self._trainer.cpu_offload or self._settings.starts_in_host_memory,
         )
 
     def train(self, micro_batches: Sequence[MicroBatch]) -> StepOutcome:
         """Accumulate the gradients of all micro-batches and make one optimizer step (collective).
 
-        The weights of the terms sum up over all micro-batches of all ranks; nothing is divided
-        here. A loss or gradient that is not finite leaves the model as it was.
+        The weights of the target tokens sum up over all micro-batches of all ranks; nothing is
+        divided here. A loss or gradient that is not finite leaves the model as it was.
         """
         started = time.monotonic()
-        sums = _Sums()
-        made = [self._accumulate(micro_batch, sums) for micro_batch in micro_batches]
-        ratios = joined([turns for turns, _ in made])
-        trace = TermTrace.joined([terms for _, terms in made])
-        totals = _Sums(*self._ranks.sum(sums.as_list()))
+        sums, ratios, traces = _Sums(), [], []
+        for micro_batch in micro_batches:
+            done = self._forward_backward(micro_batch, self._settings.algorithm)
+            sums.add(micro_batch, done, flops=self._flops.row(micro_batch.row))
+            ratios.append(TurnRatios.of(micro_batch.turns, done.terms, done.masked))
+            traces.append(
+                TermTrace.of(
+                    done.policy.logprobs,
+                    done.behavior_logprobs,
+                    micro_batch.advantages,
+                    done.terms,
+                )
+            )
+        totals = _Sums(*self._ranks.sum(astuple(sums)))
         accumulated = time.monotonic()
         grad_norm = clip_gradients(self._policy.parameters(), self._trainer.max_grad_norm)
         rate = learning_rate(self._trainer, self._num_done)
@@ -226,7 +222,7 @@ class Learner:
             grad_norm=grad_norm,
             learning_rate=rate,
             num_terms=int(totals.num_terms),
-            terms=term_stats(TermTrace.joined(self._ranks.gather_dp(trace))),
+            terms=term_stats(TermTrace.joined(self._ranks.gather_dp(TermTrace.joined(traces)))),
             flops=totals.flops,
             peak_tflops=self._trainer.peak_tflops or peak_tflops(self._ranks.device),
             entropy=totals.entropy / count if self._trainer.log_entropy else None,
@@ -236,12 +232,12 @@ class Learner:
                 "forward_backward": accumulated - started,
                 "optimizer": time.monotonic() - accumulated,
             },
-            ratios=joined(self._ranks.gather_dp(ratios)),
+            ratios=TurnRatios.joined(self._ranks.gather_dp(TurnRatios.joined(ratios))),
             skipped=skipped,
         )
 
     def evaluate(self, micro_batches: Sequence[MicroBatch]) -> float:
-        """Return the mean negative logprob of the terms of all ranks (collective)."""
+        """Return the mean negative logprob of the target tokens of all ranks (collective)."""
         total, num_terms = 0.0, 0
         for batch in micro_batches:
             logprobs = frozen_logprobs(
@@ -264,15 +260,15 @@ class Learner:
             merged: micro-batches as they are going to be trained on.
             separate: of the same turns without merging.
         """
-        algorithm = self._algorithm
+        algorithm = self._settings.algorithm
         if algorithm is not None and self._precision.is_mixed:
-            # Rounding moves terms over a clip bound, and then it is not merging that differs.
+            # Rounding moves tokens over a clip bound; then it is not merging that differs.
             algorithm = algorithm.model_copy(update={"loss_calculator": "REINFORCE"})
         return check_merge(
             self._policy,
             merged,
             separate,
-            accumulate=lambda batch: self._pass(batch, algorithm).loss,
+            accumulate=lambda batch: self._forward_backward(batch, algorithm).loss,
             tolerance=STEP_TOLERANCE[self._precision.compute],
             ranks=self._ranks,
         )
@@ -298,7 +294,7 @@ class Learner:
                 state_dict={k.removeprefix(_WRAPPER_PREFIX): v.to(dtype) for k, v in state.items()},
             )
             if self._precision.is_mixed:
-                set_config_dtype(path, dtype)
+                _write_config_dtype(path, dtype)
         self._ranks.barrier()
 
     def send_weights(self, max_bytes: int, sink: Callable[[Bucket], None] | None) -> None:
@@ -320,7 +316,7 @@ class Learner:
                 yield checkpoint_tensors(name.removeprefix(_WRAPPER_PREFIX), whole)
 
     def move(self, *, to_device: bool) -> None:
-        """Bring weights and optimizer state to the device, or take them to host memory."""
+        """Move weights and optimizer state to the device, or to host memory."""
         models = [self._policy] if self._reference is None else [self._policy, self._reference]
         device = self._ranks.device if to_device else torch.device("cpu")
         move_state(models, self._optimizer, device)
@@ -339,7 +335,7 @@ class Learner:
         self._writer.wait()
 
     def load_state(self, directory: Path) -> None:
-        """Go on where the state was written; ranks and mesh may differ from those then.
+        """Resume from the state that was written, perhaps by other ranks on another mesh.
 
         Collective.
         """
@@ -362,7 +358,9 @@ class Learner:
             state["master"] = sharded_state_dict(self._policy)
         return state
 
-    def _pass(self, batch: MicroBatch, algorithm: AlgorithmSection | None) -> PassOutcome:
+    def _forward_backward(
+        self, batch: MicroBatch, algorithm: AlgorithmSection | None
+    ) -> PassOutcome:
         return forward_backward(
             self._policy,
             batch,
@@ -373,24 +371,10 @@ class Learner:
             reference=self._reference,
         )
 
-    def _accumulate(self, batch: MicroBatch, sums: "_Sums") -> tuple[TurnRatios, TermTrace]:
-        done = self._pass(batch, self._algorithm)
-        sums.loss += done.loss
-        sums.flops += self._flops.row(batch.row)
-        sums.num_terms += batch.row.num_terms
-        sums.num_masked += float(done.masked.sum())
-        sums.kl += done.kl
-        if done.policy.entropies is not None:
-            sums.entropy += float(done.policy.entropies.sum())
-        trace = TermTrace.of(
-            done.policy.logprobs, done.behavior_logprobs, batch.advantages, done.terms
-        )
-        return measure(batch.turns, done.terms, done.masked), trace
-
 
 @dataclass
 class _Sums:
-    """Sums over loss terms, added up over micro-batches and ranks."""
+    """Sums over target tokens, added up over micro-batches and ranks."""
 
     loss: float = 0.0
     num_terms: float = 0.0
@@ -399,8 +383,24 @@ class _Sums:
     num_masked: float = 0.0
     kl: float = 0.0
 
-    def as_list(self) -> list[float]:
-        return list(astuple(self))
+    def add(self, batch: MicroBatch, done: PassOutcome, *, flops: float) -> None:
+        self.loss += done.loss
+        self.flops += flops
+        self.num_terms += batch.row.num_terms
+        self.num_masked += float(done.masked.sum())
+        self.kl += done.kl
+        if done.policy.entropies is not None:
+            self.entropy += float(done.policy.entropies.sum())
+
+
+def _write_config_dtype(model_dir: Path, dtype: torch.dtype) -> None:
+    """Name the precision of the weight files in config.json, where inference servers look."""
+    path = model_dir / "config.json"
+    config = json.loads(path.read_text())
+    config["dtype"] = str(dtype).removeprefix("torch.")
+    staging = model_dir / ".config.json.tmp"
+    staging.write_text(json.dumps(config, indent=2) + "\n")
+    staging.replace(path)
 
 
 def _seed_everything(seed: int) -> None:

@@ -1,11 +1,12 @@
-"""AdamW and its learning-rate schedule from the trainer's flags."""
+"""AdamW and its learning-rate schedule from the trainer's flags, and where their state lies."""
 
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import torch
 from torch import nn
-from torch.optim import AdamW
+from torch.optim import AdamW, Optimizer
 
 from agentrl.config.sections import TrainerSection
 from agentrl.errors import ConfigError
@@ -69,3 +70,20 @@ def learning_rate(config: TrainerSection, num_done: int) -> float:
     if config.lr_scheduler_type == "linear":
         return config.learning_rate * (1.0 - progress)
     return config.learning_rate * 0.5 * (1.0 + math.cos(math.pi * progress))
+
+
+def move_state(models: Iterable[nn.Module], optimizer: Optimizer, device: torch.device) -> None:
+    """Move parameters, buffers and the optimizer's state (`--colocated`).
+
+    Moving to where they are already costs nothing. Parameters stay the same objects, and tied ones
+    tied, so that the optimizer keeps working on them.
+    """
+    for model in models:
+        model.to(device)
+    for state in optimizer.state.values():
+        for name, value in state.items():
+            # AdamW counts its steps in host memory, wherever the parameters are.
+            if isinstance(value, torch.Tensor) and name != "step":
+                state[name] = value.to(device)
+    if device.type == "cpu" and torch.cuda.is_available():
+        torch.cuda.empty_cache()

@@ -1,9 +1,9 @@
-"""Figures over all loss terms of a step: importance ratios, clipping by sign, KL estimates.
+"""Figures over the target tokens of a step: ratios turn by turn, clipping by sign, KL estimates.
 
-Ranks keep a few bytes a term and hand them to rank 0, because quantiles cannot be added up.
+Ranks keep a few bytes a token and send them to rank 0, because quantiles cannot be added up.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Self
 
@@ -18,7 +18,7 @@ _PERCENTILES = (1, 10, 50, 90, 99)
 
 @dataclass(frozen=True, eq=False)
 class TermTrace:
-    """What is kept of N loss terms; every field has shape [N]."""
+    """What is kept of N target tokens; every field has shape [N]."""
 
     log_ratios: np.ndarray
     """float32, log pi - log mu."""
@@ -28,6 +28,11 @@ class TermTrace:
     """bool, in the loss with a gradient that the clip range replaced."""
     kept: np.ndarray
     """bool, in the loss at all."""
+
+    @classmethod
+    def joined(cls, parts: Sequence[Self]) -> Self:
+        """Return the tokens of several micro-batches or ranks together."""
+        return cls(*_concatenated(cls, parts, (np.float32, np.int8, bool, bool)))
 
     @classmethod
     def of(
@@ -53,30 +58,76 @@ class TermTrace:
             kept=kept,
         )
 
+
+@dataclass(frozen=True, eq=False)
+class TurnRatios:
+    """Importance ratios of K turns of a step; every field has shape [K]."""
+
+    turns: np.ndarray
+    """int64, index into `StepBatch.turn_ids`; a turn is in one micro-batch only."""
+    num_terms: np.ndarray
+    """Target tokens."""
+    num_dropped: np.ndarray
+    """Those beyond the hard drop range: they are not in the loss."""
+    num_masked: np.ndarray
+    """Those that an importance correction masked, and that are in no other count."""
+    num_clipped: np.ndarray
+    """Those in the loss whose gradient the clip range replaced."""
+    mean: np.ndarray
+    """float64, of the importance ratio, dropped tokens included."""
+    std: np.ndarray
+    min: np.ndarray
+    max: np.ndarray
+
     @classmethod
     def joined(cls, parts: Sequence[Self]) -> Self:
-        """Return the terms of several micro-batches or ranks together."""
-        empty = {"log_ratios": np.float32, "advantages": np.int8, "clipped": bool, "kept": bool}
+        """Return the turns of several micro-batches or ranks together."""
+        return cls(*_concatenated(cls, parts, (np.int64,) * 5 + (np.float64,) * 4))
+
+    @classmethod
+    def of(cls, turns: np.ndarray, terms: LossTerms, masked: torch.Tensor) -> Self:
+        """Return the ratios of one micro-batch.
+
+        Args:
+            turns: the turn of every target token, int64 [N].
+            terms: of the same micro-batch.
+            masked: bool [N], tokens that an importance correction masked.
+        """
+        ratio = terms.ratio.double().cpu().numpy()
+        dropped = (~terms.keep & ~masked).cpu().numpy()
+        clipped = (terms.clipped & terms.keep).cpu().numpy()
+        numbers, index, counts = np.unique(turns, return_inverse=True, return_counts=True)
+
+        def total(values: np.ndarray) -> np.ndarray:
+            return np.bincount(index, weights=values, minlength=len(numbers))
+
+        mean = total(ratio) / counts
+        low, high = np.full(len(numbers), np.inf), np.full(len(numbers), -np.inf)
+        np.minimum.at(low, index, ratio)
+        np.maximum.at(high, index, ratio)
         return cls(
-            **{
-                field.name: np.concatenate(
-                    [np.empty(0, empty[field.name]), *(getattr(part, field.name) for part in parts)]
-                )
-                for field in fields(cls)
-            }
+            turns=numbers,
+            num_terms=counts,
+            num_dropped=total(dropped).astype(np.int64),
+            num_masked=total(masked.cpu().numpy()).astype(np.int64),
+            num_clipped=total(clipped).astype(np.int64),
+            mean=mean,
+            std=np.sqrt(total((ratio - mean[index]) ** 2) / counts),
+            min=low,
+            max=high,
         )
 
 
 @dataclass(frozen=True)
 class TermStats:
-    """Means are over all loss terms of the step; None where there is no term to speak of."""
+    """Means are over all target tokens of the step; None where there is none."""
 
     clip_fraction: float = 0.0
     clip_fraction_positive: float | None = None
-    """Of the terms with a positive advantage."""
+    """Of the tokens with a positive advantage."""
     clip_fraction_negative: float | None = None
     drop_fraction: float = 0.0
-    """Terms beyond the hard drop range, or masked by a correction."""
+    """Tokens beyond the hard drop range, or masked by a correction."""
     ratio_mean: float | None = None
     ratio_max: float | None = None
     ratio_quantiles: dict[str, float] = field(default_factory=dict)
@@ -116,3 +167,12 @@ def term_stats(trace: TermTrace) -> TermStats:
 
 def _share(marked: np.ndarray, among: np.ndarray) -> float | None:
     return float(marked[among].mean()) if among.any() else None
+
+
+def _concatenated(
+    kind: type, parts: Sequence[object], dtypes: Sequence[type]
+) -> Iterator[np.ndarray]:
+    """Yield each field of the parts in one array, which has its dtype also where there is no part."""
+    for column, dtype in zip(fields(kind), dtypes, strict=True):
+        own = [getattr(part, column.name) for part in parts]
+        yield np.concatenate([np.empty(0, dtype), *own])

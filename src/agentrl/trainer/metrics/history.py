@@ -1,10 +1,12 @@
 """What a run did so far, step by step: the source of `summary.json` and of the picture.
 
-It travels with the checkpoints, so that the curve of a resumed run starts at step 1.
+It is saved with every checkpoint, so that the curve of a resumed run starts at step 1.
 """
 
+import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -34,14 +36,14 @@ class StepMetrics(BaseModel):
     grad_norm: float | None
     learning_rate: float
     clip_fraction: float | None = None
-    """Share of the loss terms whose gradient the clip range cut off."""
+    """Share of the target tokens whose gradient the clip range cut off."""
     clip_fraction_positive: float | None = None
-    """The same among the terms with a positive advantage."""
+    """The same among those with a positive advantage."""
     clip_fraction_negative: float | None = None
     drop_fraction: float | None = None
-    """Share of the loss terms beyond the hard drop range, or masked by a correction."""
+    """Share of the target tokens beyond the hard drop range, or masked by a correction."""
     mask_fraction: float | None = None
-    """Share of the loss terms that an importance correction masked (they count as dropped, too)."""
+    """Share of the target tokens that an importance correction masked (they count as dropped, too)."""
     kl: float | None = None
     """Mean KL estimate against the reference model."""
     sampler_kl_k1: float | None = None
@@ -50,12 +52,12 @@ class StepMetrics(BaseModel):
     sampler_kl_k3: float | None = None
     entropy: float | None = None
     ratio_mean: float | None = None
-    """Mean importance ratio of the loss terms."""
+    """Mean importance ratio of the target tokens."""
     ratio_max: float | None = None
     ratio_quantiles: dict[str, float] = Field(default_factory=dict)
     """Importance ratios at `p01`, `p10`, `p50`, `p90` and `p99`."""
     logprob_gap: float | None = None
-    """Mean |policy - behavior| logprob of the loss terms."""
+    """Mean |policy - behavior| logprob of the target tokens."""
     merge_tokens: float | None = None
     """Tokens of separate rows over those that went through the model."""
     merge_attention: float | None = None
@@ -93,7 +95,7 @@ class StepMetrics(BaseModel):
     staleness: dict[int, int] = Field(default_factory=dict)
     """Records by policy versions behind the current one."""
     token_staleness: dict[int, int] = Field(default_factory=dict)
-    """Loss terms by policy versions behind the current one."""
+    """Target tokens by policy versions behind the current one."""
     dropped: dict[str, int] = Field(default_factory=dict)
     """Records not trained, by reason."""
     seconds: dict[str, float] = Field(default_factory=dict)
@@ -125,9 +127,22 @@ class History(BaseModel):
         """Optimizer steps done."""
         return self.steps[-1].step if self.steps else 0
 
-    def add_seconds(self, phase: str, seconds: float) -> None:
-        """Account wall time to a phase."""
-        self.seconds[phase] = self.seconds.get(phase, 0.0) + seconds
+    def add_seconds(
+        self, phase: str, spent: float, step_seconds: dict[str, float] | None = None
+    ) -> None:
+        """Account wall time to a phase of the run and, where one is given, of a step."""
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + spent
+        if step_seconds is not None:
+            step_seconds[phase] = round(step_seconds.get(phase, 0.0) + spent, 4)
+
+    @contextmanager
+    def timed(self, phase: str, step_seconds: dict[str, float] | None = None) -> Iterator[None]:
+        """Account the wall time of the block as `add_seconds` does."""
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            self.add_seconds(phase, time.monotonic() - started, step_seconds)
 
     def add_tail(self, dropped: Mapping[str, int]) -> None:
         """Account records that were dropped without a step that followed."""

@@ -1,8 +1,8 @@
 """`--report_to`: figures of every step to TensorBoard, Weights & Biases or SwanLab.
 
-accelerate's tracker classes do the talking. What they are given is chosen here: figures, and the
-sections of the configuration that hold no secret. What W&B and SwanLab would collect on their own
-(command line, environment, code) is switched off, because secrets may stand in it.
+accelerate's tracker classes send them. What they send is chosen here: figures, and the sections of
+the configuration that hold no secret. What W&B and SwanLab would collect on their own (command line,
+environment, code) is switched off, because it may contain secrets.
 """
 
 import logging
@@ -22,13 +22,13 @@ from accelerate.tracking import (
 from agentrl.config.checks import check_trackers
 from agentrl.config.flags import FLAGS
 from agentrl.config.loading import flat_values
-from agentrl.config.sections import RootConfig
+from agentrl.config.sections import RootConfig, RunSection
 from agentrl.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
 _OPEN_SECTIONS = frozenset({"run", "model", "data", "sampling", "rollout", "algorithm", "trainer"})
-"""What trackers are told of the configuration; addresses and commands are not in it."""
+"""Sections that trackers receive; addresses and commands are in the others."""
 
 
 class Trackers:
@@ -38,7 +38,7 @@ class Trackers:
         self._trackers = trackers
 
     def log(self, figures: Mapping[str, Any], step: int) -> None:
-        """Hand on the figures of a step.
+        """Send the figures of a step.
 
         A tracker that fails is no reason to stop training; the figures are in metrics.jsonl too.
 
@@ -51,7 +51,7 @@ class Trackers:
             try:
                 tracker.log(values, step=step)
             except Exception as error:  # noqa: BLE001 - every library has exceptions of its own
-                logger.warning("%s did not take step %d: %s", tracker.name, step, error)
+                logger.warning("%s did not accept step %d: %s", tracker.name, step, error)
 
     def finish(self) -> None:
         """Send what is still to be sent."""
@@ -60,7 +60,7 @@ class Trackers:
 
 
 def open_trackers(config: RootConfig) -> Trackers:
-    """Start the trackers of a run; they go on with what an earlier process of the run began.
+    """Start the trackers of a run; they continue what an earlier process of the run began.
 
     Raises:
         ConfigError: see `check_trackers`; or one refuses to start (no login, say).
@@ -68,11 +68,11 @@ def open_trackers(config: RootConfig) -> Trackers:
     names = check_trackers(config.trainer.report_to)
     if not names:
         return Trackers(())
-    # accelerate's own logging wants to know the process; a group that is there already is taken.
+    # accelerate's logger asks which process this is; a process group that exists is kept.
     PartialState()
     started = []
     for name in names:
-        tracker = _MAKERS[name](config)
+        tracker = _MAKERS[name](config.run)
         # Only rank 0 comes here; the library need not ask.
         tracker.main_process_only = False
         try:
@@ -104,13 +104,11 @@ def flat_figures(figures: Mapping[str, Any], prefix: str = "") -> dict[str, floa
     return flat
 
 
-def _tensorboard(config: RootConfig) -> GeneralTracker:
-    return TensorBoardTracker("tensorboard", logging_dir=str(config.run.output_path))
+def _tensorboard(run: RunSection) -> GeneralTracker:
+    return TensorBoardTracker("tensorboard", logging_dir=str(run.output_path))
 
 
-def _wandb(config: RootConfig) -> GeneralTracker:
-    name = config.run.run_name
-    folder = _folder(config, "wandb")
+def _wandb(run: RunSection) -> GeneralTracker:
     settings = {
         "x_disable_meta": True,
         "x_disable_stats": True,
@@ -120,15 +118,15 @@ def _wandb(config: RootConfig) -> GeneralTracker:
     }
     return WandBTracker(
         os.environ.get("WANDB_PROJECT", "agentrl"),
-        name=name,
-        id=name,
+        name=run.run_name,
+        id=run.run_name,
         resume="allow",
-        dir=str(folder),
+        dir=str(_folder(run, "wandb")),
         settings=settings,
     )
 
 
-def _swanlab(config: RootConfig) -> GeneralTracker:
+def _swanlab(run: RunSection) -> GeneralTracker:
     import swanlab  # noqa: PLC0415 - an optional package
 
     silent = dict.fromkeys(
@@ -137,21 +135,21 @@ def _swanlab(config: RootConfig) -> GeneralTracker:
     settings = swanlab.Settings(probe=silent, terminal={"proxy_type": "none"})
     return SwanLabTracker(
         os.environ.get("SWANLAB_PROJECT", "agentrl"),
-        name=config.run.run_name,
-        id=config.run.run_name,
+        name=run.run_name,
+        id=run.run_name,
         resume="allow",
-        log_dir=str(_folder(config, "swanlab")),
+        log_dir=str(_folder(run, "swanlab")),
         settings=settings,
     )
 
 
-def _folder(config: RootConfig, name: str) -> Path:
-    folder = config.run.output_path / name
+def _folder(run: RunSection, name: str) -> Path:
+    folder = run.output_path / name
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
 
-_MAKERS: dict[str, Callable[[RootConfig], GeneralTracker]] = {
+_MAKERS: dict[str, Callable[[RunSection], GeneralTracker]] = {
     "tensorboard": _tensorboard,
     "wandb": _wandb,
     "swanlab": _swanlab,

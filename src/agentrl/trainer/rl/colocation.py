@@ -1,65 +1,53 @@
-"""Trainer and servers take turns on one device (`--colocated`).
+"""Trainer and servers share one device and use it in turn (`--colocated`).
 
     servers   sample ─────────┐ asleep                        ┌ sample ───
     trainer   in host memory  └ step, weights and checkpoint ─┘ in host memory
 
-The trainer takes the device when the batch of its step is there, and hands it back before the new
-version goes out. Should it die in between, the keepers wake their servers once its lease has run out.
+The trainer acquires the device when the batch of its step is ready, and releases it once the new
+version is published. Should it die in between, the supervisors wake their servers after its lease
+has expired.
 """
 
-from typing import Self
-
-from agentrl.config.sections import RootConfig
-from agentrl.inference.weight_sync import PolicyFiles, PolicyPublisher
+from agentrl.inference.weight_sync import PolicyPublisher
 from agentrl.store import TrajectoryStore
-from agentrl.trainer.worker_group import Team
+from agentrl.trainer.learner.worker_group import WorkerGroup
 
 
 class SharedDevice:
-    """The device, as the trainer's loop sees it.
+    """The device, as the training loop sees it."""
 
-    Args:
-        store: where keepers see who has it.
-        publisher: puts servers to sleep; its `announce` wakes them.
-        team: the one rank, in host memory to begin with.
-    """
+    def __init__(
+        self, store: TrajectoryStore, publisher: PolicyPublisher, group: WorkerGroup
+    ) -> None:
+        """Begin with the device in the servers' hands.
 
-    def __init__(self, store: TrajectoryStore, publisher: PolicyPublisher, team: Team) -> None:
+        Args:
+            store: tells the supervisors who has it.
+            publisher: puts servers to sleep; its `announce` wakes them.
+            group: the one rank, in host memory to begin with.
+        """
         self._store = store
         self._publisher = publisher
-        self._team = team
+        self._group = group
 
-    @classmethod
-    def of(
-        cls,
-        config: RootConfig,
-        store: TrajectoryStore,
-        publisher: PolicyPublisher | PolicyFiles,
-        team: Team,
-    ) -> Self | None:
-        """Return the shared device; None where trainer and servers have devices of their own."""
-        if not config.inference.colocated or isinstance(publisher, PolicyFiles):
-            return None
-        return cls(store, publisher, team)
-
-    async def take(self) -> None:
+    async def acquire(self) -> None:
         """Put the servers to sleep and bring the trainer's state to the device.
 
         Raises:
-            StoreError: the store could not be told.
+            StoreError: the store could not be written.
         """
         await self._store.trainer_leases.set_has_device(True)
         await self._publisher.put_to_sleep()
-        await self._team.move(to_device=True)
+        await self._group.move(to_device=True)
 
-    async def leave(self) -> None:
-        """Take the trainer's state to host memory, so that there is room to wake the servers."""
-        await self._team.move(to_device=False)
+    async def offload(self) -> None:
+        """Move the trainer's state to host memory, which makes room to wake the servers."""
+        await self._group.move(to_device=False)
 
-    async def hand_back(self) -> None:
-        """Say that servers may be started and woken by their keepers again.
+    async def release(self) -> None:
+        """Allow the supervisors to start and wake servers again.
 
         Raises:
-            StoreError: the store could not be told.
+            StoreError: the store could not be written.
         """
         await self._store.trainer_leases.set_has_device(False)

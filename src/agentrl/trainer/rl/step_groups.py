@@ -131,7 +131,7 @@ class GroupReader:
         async with self._admitting:  # the last to be asked is also the last to write
             await self._store.runs.set_admission(self._admitted.bound(self._max_steps))
 
-    async def obey(self, control: StepControl) -> None:
+    async def apply_control(self, control: StepControl) -> None:
         """Move the admission to where a changed control puts it."""
         last = self._admitted
         if last is not None and control != last.control:

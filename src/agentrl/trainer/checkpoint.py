@@ -1,19 +1,22 @@
-"""Checkpoints: model, optimizer, schedule, random state and ledger position, whole or absent.
+"""Checkpoints: model, optimizer, schedule, random state and ledger position, complete or absent.
 
 checkpoints/000012/
     model/             Hugging Face directory (config, safetensors, tokenizer)
     state/             optimizer, schedule, random state and, where the weights above are rounded,
                        master weights: each rank's part of them, for any ranks to read
-    state.json         what the loop needs to go on: ledger position, history
+    state.json         what the loop needs to resume: ledger position, history
 """
 
+import asyncio
 import json
 import os
 import shutil
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Protocol, Self
 
+from agentrl.config.sections import TrainerSection
 from agentrl.errors import ConfigError, WriteError
 from agentrl.inference.weight_sync.version_files import remove_old_versions, version_dir
 from agentrl.runtime.atomic_directory import commit_directory, stage_directory
@@ -119,7 +122,7 @@ def _link_or_copy(source: str, target: str) -> str:
 
 
 def latest_checkpoint(output_path: Path) -> Checkpoint | None:
-    """Return the newest whole checkpoint of a run, if there is one.
+    """Return the newest complete checkpoint of a run, if there is one.
 
     Raises:
         ConfigError: the newest one was written by a version of this program that is not known.
@@ -127,16 +130,99 @@ def latest_checkpoint(output_path: Path) -> Checkpoint | None:
     root = checkpoints_root(output_path)
     if not root.is_dir():
         return None
-    whole = sorted(path for path in root.iterdir() if path.name.isdigit() and _is_whole(path))
-    if not whole:
+    complete = sorted(
+        path for path in root.iterdir() if path.name.isdigit() and (path / _STATE_FILE).is_file()
+    )
+    if not complete:
         return None
-    state = json.loads((whole[-1] / _STATE_FILE).read_text())
+    newest = complete[-1]
+    state = json.loads((newest / _STATE_FILE).read_text())
     if state["format"] != _FORMAT:
-        raise ConfigError(f"{whole[-1]}: checkpoint format {state['format']} is not known here")
+        raise ConfigError(f"{newest}: checkpoint format {state['format']} is not known here")
     return Checkpoint(
-        path=whole[-1], step=int(state["step"]), history=History.from_json(state["history"])
+        path=newest, step=int(state["step"]), history=History.from_json(state["history"])
     )
 
 
-def _is_whole(path: Path) -> bool:
-    return (path / _STATE_FILE).is_file()
+class RankStates(Protocol):
+    """The ranks' part of a checkpoint; see `WorkerGroup`, which torch-free importers do not need."""
+
+    async def save_state(self, directory: Path, *, in_background: bool) -> None:
+        """Write the state, or only copy it when the rest goes on in the background."""
+
+    async def wait_saved(self) -> None:
+        """Return when the state is written."""
+
+
+class CheckpointSaver:
+    """Writes a run's checkpoints one after the other; with `--async_save`, while training goes on."""
+
+    def __init__(
+        self,
+        output_path: Path,
+        *,
+        group: RankStates,
+        trainer: TrainerSection,
+        saved_step: int,
+        on_saved: Callable[[int], Awaitable[object]] | None = None,
+    ) -> None:
+        """Begin after the newest checkpoint.
+
+        Args:
+            output_path: the run's output directory.
+            group: the ranks, whose state is written.
+            trainer: how and how many.
+            saved_step: step of the newest checkpoint.
+            on_saved: called with the step of every checkpoint once it is complete.
+        """
+        self._output_path = output_path
+        self._group = group
+        self._trainer = trainer
+        self._on_saved = on_saved
+        self._saving: asyncio.Task[None] | None = None
+        self.saved_step = saved_step
+        """Step of the newest complete checkpoint."""
+
+    async def save(self, model_dir: Path, history: History) -> None:
+        """Write a checkpoint; with `--async_save`, return when its content is fixed.
+
+        Args:
+            model_dir: Hugging Face directory of the weights after the last step.
+            history: what the run did so far.
+
+        Raises:
+            WriteError: this one, or the one before it, could not be written.
+        """
+        await self.settle()
+        draft = await asyncio.to_thread(
+            Draft.begin,
+            self._output_path,
+            step=history.last_step,
+            model_dir=model_dir,
+            history=history,
+        )
+        in_background = self._trainer.async_save
+        if not self._trainer.save_only_model:
+            await self._group.save_state(draft.state_path, in_background=in_background)
+        self._saving = asyncio.create_task(self._finish(draft))
+        if not in_background:
+            await self.settle()
+
+    async def settle(self) -> None:
+        """Wait until the checkpoint that is being written, if there is one, is complete."""
+        saving, self._saving = self._saving, None
+        if saving is not None:
+            await saving
+
+    async def give_up(self) -> None:
+        """Stop writing; a checkpoint that is incomplete stays unused."""
+        if self._saving is not None:
+            self._saving.cancel()
+            await asyncio.wait([self._saving])
+
+    async def _finish(self, draft: Draft) -> None:
+        await self._group.wait_saved()
+        await asyncio.to_thread(draft.finish, keep=self._trainer.save_total_limit)
+        if self._on_saved is not None:
+            await self._on_saved(draft.step)
+        self.saved_step = draft.step

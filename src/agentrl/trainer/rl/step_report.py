@@ -1,14 +1,17 @@
-"""What a step made of every turn that it consumed, for the database."""
+"""What an optimizer step made of the groups that it consumed: its metrics, and one entry a turn."""
 
-import asyncio
+import math
 from collections import Counter
-from collections.abc import AsyncIterator, Coroutine, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from statistics import fmean, pstdev
 from typing import Any
 
-from agentrl.data import StepBatch
+from agentrl.data import StepBatch, StepStats
 from agentrl.schema import RatioStats, TurnTraining
 from agentrl.trainer.learner.learner import StepOutcome
+from agentrl.trainer.metrics.history import StepMetrics
+from agentrl.trainer.metrics.measures import finite, learner_figures, ratio
 from agentrl.trainer.rl.step_groups import StepGroups
 
 RATIO_OUT_OF_RANGE = "ratio_out_of_range"
@@ -17,11 +20,74 @@ IMPORTANCE_CORRECTION = "importance_correction"
 """A correction's bounds or its veto masked the token."""
 
 
-def turn_trainings(
-    consumer: str, found: StepGroups, batch: StepBatch, outcome: StepOutcome
-) -> list[TurnTraining]:
-    """Return what the step made of its turns, those that were left out included."""
-    return [*_left_out(consumer, found), *_trained(consumer, found, batch, outcome)]
+def step_metrics(
+    found: StepGroups,
+    stats: StepStats,
+    outcome: StepOutcome,
+    *,
+    num_ranks: int,
+    seconds: dict[str, float],
+    merge_error: float | None = None,
+) -> StepMetrics:
+    """Return the figures of one optimizer step.
+
+    Args:
+        found: the groups that it consumed.
+        stats: what went into it.
+        outcome: what the ranks did.
+        num_ranks: all ranks that the step kept busy.
+        seconds: wall time by phase.
+        merge_error: relative gradient error, where the step was verified.
+    """
+    made = outcome.skipped is None
+    num_dropped = int(outcome.ratios.num_dropped.sum() + outcome.ratios.num_masked.sum())
+    return StepMetrics(
+        step=found.step,
+        num_groups=len(found.groups),
+        num_records=found.num_records,
+        num_trained_records=found.num_reserved if made else 0,
+        mask_fraction=outcome.mask_fraction,
+        kl=finite(outcome.kl),
+        num_output_tokens=found.num_output_tokens,
+        num_prompt_tokens=found.num_prompt_tokens,
+        max_output_tokens=found.max_output_tokens,
+        turns_mean=ratio(found.num_turns, found.num_records),
+        num_trained_tokens=stats.num_terms - num_dropped if made else 0,
+        masked_tokens=masked_tokens(found, outcome),
+        staleness=dict(sorted(found.staleness.items())),
+        token_staleness=stats.staleness_histogram,
+        route_conflicts=stats.num_route_conflicts,
+        dropped=dict(found.dropped),
+        merge_error=merge_error,
+        seconds=seconds,
+        **_reward_figures(found.scores),
+        **_term_figures(outcome),
+        **learner_figures(outcome, stats, num_ranks=num_ranks),
+    )
+
+
+def _reward_figures(scores: Sequence[float]) -> dict[str, float | None]:
+    """Return the scores' mean, standard deviation (divisor: their number) and extremes."""
+    if not scores:
+        return dict.fromkeys(("reward_mean", "reward_std", "reward_min", "reward_max"))
+    return {
+        "reward_mean": fmean(scores),
+        "reward_std": pstdev(scores),
+        "reward_min": min(scores),
+        "reward_max": max(scores),
+    }
+
+
+def _term_figures(outcome: StepOutcome) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        name: finite(value) if isinstance(value, float) else value
+        for name, value in asdict(outcome.terms).items()
+    }
+    quantiles = outcome.terms.ratio_quantiles
+    found["ratio_quantiles"] = {
+        name: value for name, value in quantiles.items() if math.isfinite(value)
+    }
+    return found
 
 
 def masked_tokens(found: StepGroups, outcome: StepOutcome) -> dict[str, int]:
@@ -39,17 +105,11 @@ def masked_tokens(found: StepGroups, outcome: StepOutcome) -> dict[str, int]:
     return {reason: count for reason, count in sorted(total.items()) if count}
 
 
-@asynccontextmanager
-async def beside(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    """Do `work` while the block runs; it is done, or its error raised, when the block is left."""
-    task = asyncio.create_task(work)
-    try:
-        yield
-    except BaseException:
-        task.cancel()
-        await asyncio.wait({task})
-        raise
-    await task
+def turn_trainings(
+    consumer: str, found: StepGroups, batch: StepBatch, outcome: StepOutcome
+) -> list[TurnTraining]:
+    """Return what the step made of its turns, those that were left out included."""
+    return [*_left_out(consumer, found), *_trained(consumer, found, batch, outcome)]
 
 
 def _left_out(consumer: str, found: StepGroups) -> Iterator[TurnTraining]:

@@ -1,0 +1,261 @@
+"""How a trainer process starts, for reinforcement learning and supervised fine-tuning alike.
+
+    run_on_ranks ──rank 0──────> lead: checks, start weights ──> training_session ──> its loop
+               └──other ranks──> worker_loop: makes the learner's calls that rank 0 broadcasts
+
+Plain python, `torchrun` and `accelerate launch` start it alike. Rank 0 alone talks to the store and
+the servers. Nothing here knows what the steps learn from.
+"""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeVar
+
+import torch
+from transformers.utils.logging import disable_progress_bar
+
+from agentrl.config.checks import check_trackers
+from agentrl.config.sections import ModelSection, RootConfig, RunSection, TrainerSection
+from agentrl.distributed import MeshShape, Ranks, joined_ranks
+from agentrl.errors import ConfigError
+from agentrl.models.adapter_files import CONFIG_FILE, AdapterShape, is_adapter, read_shape
+from agentrl.models.load import read_config
+from agentrl.models.parallel import check_parallel_support
+from agentrl.models.resolve import check_adapter_targets, check_router_replay, resolve_model
+from agentrl.runtime.logs import setup_logging
+from agentrl.runtime.prometheus import metrics_endpoint
+from agentrl.runtime.signals import stop_on_signals
+from agentrl.trainer.checkpoint import Checkpoint
+from agentrl.trainer.learner.optimizer import parse_optim_args
+from agentrl.trainer.learner.settings import LearnerSettings, StartWeights, adapter_shape
+from agentrl.trainer.learner.worker_group import WorkerGroup, worker_loop
+from agentrl.trainer.metrics.history import History, StepMetrics
+from agentrl.trainer.metrics.reporting import append_metrics, rewind_metrics
+from agentrl.trainer.metrics.trackers import Trackers, open_trackers
+from agentrl.trainer.metrics.trainer_metrics import trainer_metrics
+
+T = TypeVar("T")
+
+Lead = Callable[[Ranks, asyncio.Event], Awaitable[T]]
+"""What rank 0 does, until it is done or the event is set."""
+
+
+@dataclass(frozen=True)
+class _Start:
+    """What rank 0 broadcasts before anything is loaded."""
+
+    settings: LearnerSettings | None
+    """None: rank 0 gave up."""
+
+
+def run_on_ranks(name: str, config: RootConfig, lead: Lead[T]) -> T | None:
+    """Join the trainer's ranks and work as one of them.
+
+    Args:
+        name: of the process, in its log.
+        config: the resolved configuration.
+        lead: what rank 0 does; the first SIGTERM or SIGINT sets its event.
+
+    Returns:
+        What `lead` returns; None on ranks other than 0.
+    """
+    setup_logging(f"{name}-{os.environ.get('RANK', '0')}")
+    if config.trainer.trainer_threads is not None:
+        torch.set_num_threads(config.trainer.trainer_threads)
+    # A bar for every published version would fill the log.
+    disable_progress_bar()  # type: ignore[no-untyped-call]
+
+    async def lead_until_signalled() -> T:
+        return await lead(ranks, stop_on_signals("the step is finished and saved first"))
+
+    def shape(world_size: int) -> MeshShape:
+        return mesh_shape(config.trainer, world_size, colocated=config.inference.colocated)
+
+    with joined_ranks(shape) as ranks:
+        if ranks.is_main:
+            return asyncio.run(lead_until_signalled())
+        start: _Start = ranks.broadcast(None)
+        if start.settings is not None:
+            worker_loop(start.settings, ranks)
+        return None
+
+
+@contextmanager
+def ending_ranks_on_error(ranks: Ranks) -> Iterator[None]:
+    """Let the other ranks, which wait for their settings, end when the block fails."""
+    try:
+        yield
+    except BaseException:
+        ranks.broadcast(_Start(None))
+        raise
+
+
+@dataclass(frozen=True)
+class TrainingSession:
+    """What every training loop works with."""
+
+    run: RunSection
+    trainer: TrainerSection
+    group: WorkerGroup
+    history: History
+    trackers: Trackers
+    stop: asyncio.Event
+    """Once it is set, the run ends after the current step, with a checkpoint."""
+
+    @property
+    def output_path(self) -> Path:
+        """Directory of everything that the run writes."""
+        return self.run.output_path
+
+    def report(self, metrics: StepMetrics) -> None:
+        """Write the figures of a step to metrics.jsonl and to the trackers."""
+        append_metrics(self.output_path, metrics)
+        self.trackers.log(metrics.model_dump(exclude_none=True), metrics.step)
+
+
+@asynccontextmanager
+async def training_session(
+    config: RootConfig,
+    ranks: Ranks,
+    settings: LearnerSettings,
+    checkpoint: Checkpoint | None,
+    *,
+    state_path: Path | None,
+    stop: asyncio.Event,
+    kind: Literal["rl", "sft"] = "rl",
+) -> AsyncIterator[TrainingSession]:
+    """Load the model on all ranks and open the run's history, trackers and metrics endpoint.
+
+    Args:
+        config: the resolved configuration.
+        ranks: this process, rank 0.
+        settings: what all ranks make their learners of.
+        checkpoint: the one that is resumed, if there is one.
+        state_path: its state, see `state_to_resume`.
+        stop: see `TrainingSession`.
+        kind: what the run is.
+    """
+    ranks.broadcast(_Start(settings))
+    async with WorkerGroup(ranks, settings) as group:
+        if state_path is not None:
+            await group.load_state(state_path)
+        history = checkpoint.history if checkpoint else History(kind=kind)
+        rewind_metrics(config.run.output_path, history)
+        with ExitStack() as stack:
+            trackers = open_trackers(config)
+            stack.callback(trackers.finish)
+            stack.enter_context(
+                metrics_endpoint(
+                    config.run.metrics_host,
+                    config.run.metrics_port,
+                    lambda: trainer_metrics(history),
+                )
+            )
+            yield TrainingSession(config.run, settings.trainer, group, history, trackers, stop)
+
+
+def state_to_resume(checkpoint: Checkpoint | None, max_steps: int) -> Path | None:
+    """Return the optimizer state that the next steps need; None where there is none to load.
+
+    Raises:
+        ConfigError: steps are left, and the checkpoint was saved without its state.
+    """
+    if checkpoint is None or checkpoint.step >= max_steps:
+        return None
+    return checkpoint.state_path
+
+
+def check_trainer_flags(trainer: TrainerSection) -> None:
+    """Refuse optimizer arguments and trackers that cannot be used.
+
+    Raises:
+        ConfigError: names the flag.
+    """
+    parse_optim_args(trainer.optim_args)
+    check_trackers(trainer.report_to)
+
+
+def mesh_shape(trainer: TrainerSection, world_size: int, *, colocated: bool) -> MeshShape:
+    """Return how so many ranks share the work.
+
+    Raises:
+        ConfigError: they do not fill the mesh that the flags ask for, or are too few for them.
+    """
+    if trainer.cpu_offload and world_size == 1:
+        raise ConfigError(
+            "--cpu_offload is FSDP2's, which one process alone does not use; start several ranks "
+            "(--num_processes), or save memory with --gradient_checkpointing true"
+        )
+    if colocated and world_size > 1:
+        raise ConfigError(
+            f"--colocated is for one device, with one trainer process, not {world_size}; start one, "
+            "or give the servers devices of their own"
+        )
+    return MeshShape.of(
+        world_size,
+        dp_replicate=trainer.dp_replicate_size,
+        cp=trainer.cp_size,
+        ep=trainer.ep_size,
+        tp=trainer.tp_size,
+    )
+
+
+def start_weights(
+    model: ModelSection, checkpoint: Checkpoint | None, shape: MeshShape
+) -> StartWeights:
+    """Return where the weights are: the given model's, or those of the newest checkpoint.
+
+    Args:
+        model: which model, and the adapter if one is trained.
+        checkpoint: the newest one, if there is one.
+        shape: of the mesh that the model has to fit.
+
+    Raises:
+        ConfigError: the model is not there or does not fit, or the checkpoint is of a training with
+            other flags than `model`.
+    """
+    weights = _find_weights(model, checkpoint)
+    path = weights.model_path
+    if model.router_replay:
+        check_router_replay(path)
+    if model.lora_rank:
+        check_adapter_targets(path, model.lora_target_modules)
+    check_parallel_support(read_config(path, trust_remote_code=model.trust_remote_code), shape)
+    return weights
+
+
+def _find_weights(model: ModelSection, checkpoint: Checkpoint | None) -> StartWeights:
+    if checkpoint is None:
+        return StartWeights(resolve_model(model.model_name_or_path))
+    path, wanted = checkpoint.model_path, adapter_shape(model)
+    if wanted is None:
+        if is_adapter(path):
+            raise ConfigError(
+                f"{checkpoint.path} holds an adapter; resume it with --lora_rank "
+                f"{read_shape(path).rank}, or use another --run_name"
+            )
+        return StartWeights(path)
+    if not is_adapter(path):
+        raise ConfigError(
+            f"{checkpoint.path} holds all weights of a run without an adapter; resume it without "
+            f"--lora_rank, or use another --run_name with --model_name_or_path {path}"
+        )
+    _check_same_adapter(wanted, read_shape(path), path)
+    return StartWeights(resolve_model(model.model_name_or_path), path)
+
+
+def _check_same_adapter(wanted: AdapterShape, found: AdapterShape, path: Path) -> None:
+    if (wanted.rank, wanted.alpha) != (found.rank, found.alpha):
+        raise ConfigError(
+            f"{path} is an adapter of --lora_rank {found.rank} --lora_alpha {found.alpha}; resume "
+            "with these, or use another --run_name"
+        )
+    if wanted.base != found.base:
+        raise ConfigError(
+            f"{path} is an adapter of {found.base}; give that as --model_name_or_path (or, if it was "
+            f"moved, correct {CONFIG_FILE} there)"
+        )

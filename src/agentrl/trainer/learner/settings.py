@@ -1,0 +1,91 @@
+"""What a learner is made of: weights, precision and the sections of the configuration it needs."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import torch
+
+from agentrl.config.sections import AlgorithmSection, ModelSection, TrainerSection
+from agentrl.distributed import Ranks
+from agentrl.models.adapter_files import AdapterShape
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
+
+
+@dataclass(frozen=True)
+class StartWeights:
+    """What every rank loads."""
+
+    model_path: Path
+    """Hugging Face directory; with an adapter, the one of the base model."""
+    adapter_path: Path | None = None
+    """Directory of the adapter to resume."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnerSettings:
+    """The same on every rank; rank 0 broadcasts them."""
+
+    weights: StartWeights
+    """Weights to begin with; the model's tokenizer files go along with every export."""
+    model: ModelSection
+    trainer: TrainerSection
+    algorithm: AlgorithmSection | None
+    """Loss settings; None: cross-entropy, the loss of supervised fine-tuning."""
+    seed: int
+    """Of whatever is random in training."""
+    reference_path: Path | None = None
+    """Model of the KL penalty. Without it, and with a KL penalty, an adapter is compared with its
+    own base model."""
+    starts_in_host_memory: bool = False
+    """Load nothing to the device before `Learner.move` says so."""
+
+
+def adapter_shape(model: ModelSection) -> AdapterShape | None:
+    """Return the adapter that the flags ask for; None when all weights are trained."""
+    if not model.lora_rank:
+        return None
+    base = Path(model.model_name_or_path).expanduser()
+    return AdapterShape(
+        rank=model.lora_rank,
+        alpha=model.lora_alpha,
+        target_modules=model.lora_target_modules,
+        base=str(base.absolute()) if base.is_dir() else model.model_name_or_path,
+    )
+
+
+@dataclass(frozen=True)
+class Precision:
+    """Data types of one training.
+
+    Small steps vanish when they are added to bfloat16 weights, so these are only ever a copy:
+    master weights and optimizer state are float32, forward and backward run in bfloat16.
+    """
+
+    master: torch.dtype
+    compute: torch.dtype
+
+    @classmethod
+    def of(cls, name: str, device: torch.device) -> Self:
+        """Return what `--torch_dtype` means on a device; `auto` is bfloat16 on CUDA."""
+        if name == "auto":
+            name = "bfloat16" if device.type == "cuda" else "float32"
+        compute = _DTYPES[name]
+        return cls(torch.float32 if compute == torch.bfloat16 else compute, compute)
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether the two differ."""
+        return self.master != self.compute
+
+    def autocast(self, ranks: Ranks) -> torch.autocast:
+        """Return the context for forward passes.
+
+        Sharded models need none: FSDP2 gathers their parameters in compute precision.
+        """
+        return torch.autocast(
+            ranks.device.type,
+            dtype=self.compute if self.is_mixed else torch.bfloat16,
+            enabled=self.is_mixed and ranks.world_size == 1,
+        )

@@ -1,0 +1,98 @@
+"""When a run's versions are evaluated (`--eval_strategy`), and where the scores go."""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+from agentrl.rollout.evaluation.eval_scores import EvalMetrics
+from agentrl.rollout.evaluation.held_out import evaluate
+from agentrl.schema import Task
+from agentrl.store import TrajectoryStore
+from agentrl.trainer.bootstrap import TrainingSession
+
+logger = logging.getLogger(__name__)
+
+
+class Evaluations:
+    """Evaluations of one run: with `steps` they run beside training, otherwise it waits for them."""
+
+    def __init__(
+        self,
+        session: TrainingSession,
+        store: TrajectoryStore,
+        tasks: Sequence[Task],
+    ) -> None:
+        """Continue after the steps done so far.
+
+        Args:
+            session: history and trackers receive the scores.
+            store: the run's store; samplers find the questions there.
+            tasks: held-out questions; none evaluates nothing.
+        """
+        self._trainer = session.trainer
+        self._history = session.history
+        self._trackers = session.trackers
+        self._store = store
+        self._tasks = tasks
+        self._stop = session.stop
+        self._first_step = session.history.last_step
+        self._running: dict[int, asyncio.Task[EvalMetrics | None]] = {}
+
+    async def run_if_due(self, step: int) -> None:
+        """Note what has ended, and evaluate the version of a step if it is due."""
+        await self._collect(wait=False)
+        strategy = self._trainer.eval_strategy
+        if strategy == "steps":
+            if step % self._trainer.eval_steps == 0 and self._is_new(step):
+                logger.info("evaluating version %d beside training", step)
+                self._running[step] = asyncio.create_task(self._evaluate(step))
+        elif strategy == "ends" and step == 0:
+            await self._evaluate_now(step)
+
+    async def finish(self) -> None:
+        """Wait for the evaluations beside training."""
+        with self._history.timed("eval"):
+            await self._collect(wait=True)
+
+    async def run_last(self, step: int) -> None:
+        """Evaluate the last version, unless nothing is to be evaluated."""
+        if self._trainer.eval_strategy != "no":
+            await self._evaluate_now(step)
+
+    async def cancel(self) -> None:
+        """Give up the evaluations beside training."""
+        for job in self._running.values():
+            job.cancel()
+        await asyncio.gather(*self._running.values(), return_exceptions=True)
+
+    async def _collect(self, *, wait: bool) -> None:
+        for version, job in sorted(self._running.items()):
+            if wait or job.done():
+                self._note(await job)
+                del self._running[version]
+
+    async def _evaluate_now(self, version: int) -> None:
+        if not self._is_new(version):
+            return
+        logger.info("evaluating version %d on %d questions", version, len(self._tasks))
+        with self._history.timed("eval"):
+            self._note(await self._evaluate(version))
+
+    def _is_new(self, version: int) -> bool:
+        return bool(self._tasks) and self._history.eval_at(version) is None
+
+    async def _evaluate(self, version: int) -> EvalMetrics | None:
+        return await evaluate(
+            self._store,
+            self._tasks,
+            version=version,
+            reuse=version == self._first_step,
+            timeout_seconds=self._trainer.eval_timeout_seconds,
+            stop=self._stop,
+        )
+
+    def _note(self, found: EvalMetrics | None) -> None:
+        if found is not None:
+            self._history.add_eval(found)
+            self._trackers.log({"eval": found.figures()}, found.version)
+            logger.info("evaluation of version %d: %s", found.version, found.one_line())

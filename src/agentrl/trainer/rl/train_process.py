@@ -1,0 +1,221 @@
+"""The trainer process of `agentrl train`: `train(config)` on every rank.
+
+Rank 0 prepares the run in the store, holds the trainer's lease, and drives `TrainLoop`; see
+`agentrl.trainer.bootstrap` for what it has in common with supervised fine-tuning.
+"""
+
+import asyncio
+import logging
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from pathlib import Path
+
+import torch
+
+from agentrl.config.checks import groups_per_step
+from agentrl.config.loading import flat_values
+from agentrl.config.sections import RootConfig
+from agentrl.datasets.task_stream import eval_tasks, train_tasks
+from agentrl.distributed import Ranks
+from agentrl.errors import ConfigError
+from agentrl.inference.weight_sync import AdapterNames, PolicyFiles, PolicyPublisher
+from agentrl.inference.weight_sync.broadcast_delivery import BroadcastDelivery
+from agentrl.models.resolve import resolve_model
+from agentrl.runtime.atomic_directory import clear_leftovers
+from agentrl.schema import Control, Run
+from agentrl.store import DEFAULT_CONSUMER, TrajectoryStore
+from agentrl.trainer.bootstrap import (
+    check_trainer_flags,
+    ending_ranks_on_error,
+    run_on_ranks,
+    start_weights,
+    state_to_resume,
+    training_session,
+)
+from agentrl.trainer.checkpoint import Checkpoint, checkpoints_root, latest_checkpoint
+from agentrl.trainer.learner.settings import LearnerSettings
+from agentrl.trainer.learner.worker_group import WorkerGroup
+from agentrl.trainer.rl.colocation import SharedDevice
+from agentrl.trainer.rl.evaluations import Evaluations
+from agentrl.trainer.rl.step_groups import GroupReader, StepControl
+from agentrl.trainer.rl.training_loop import TrainLoop, TrainResult
+from agentrl.trainer.trainer_lease import trainer_lease
+
+logger = logging.getLogger(__name__)
+
+
+def train(config: RootConfig) -> TrainResult | None:
+    """Train one run, resuming it where it was left.
+
+    Args:
+        config: the resolved configuration; sections are handed down from here.
+
+    Returns:
+        How it ended; None on ranks other than 0.
+
+    Raises:
+        ConfigError: something that the user gave cannot be used. Nothing was changed then.
+        TrainerBusy: another trainer works on this run.
+        StoreError: the store failed, or an evaluation did not finish in time.
+        TrainingError: losses or gradients stay non-finite.
+    """
+    return run_on_ranks("trainer", config, lambda ranks, stop: lead(config, ranks, stop=stop))
+
+
+async def lead(config: RootConfig, ranks: Ranks, *, stop: asyncio.Event) -> TrainResult:
+    """Do what `train` does on rank 0, inside a running event loop.
+
+    Args:
+        config: the resolved configuration.
+        ranks: this process, rank 0.
+        stop: setting it ends the run after the current step, with a checkpoint.
+    """
+    trainer, consumer = config.trainer, config.trainer.consumer
+    async with AsyncExitStack() as stack:
+        with ending_ranks_on_error(ranks):
+            _check_flags(config)
+            store = await stack.enter_async_context(_connect(config))
+            checkpoint = await _open_run(store, config, ranks)
+            await stack.enter_async_context(
+                trainer_lease(store, consumer, lease_seconds=trainer.trainer_lease_seconds)
+            )
+            settings = LearnerSettings(
+                weights=start_weights(config.model, checkpoint, ranks.shape),
+                model=config.model,
+                trainer=trainer,
+                algorithm=config.algorithm,
+                seed=config.run.seed,
+                reference_path=_reference_path(config),
+                starts_in_host_memory=config.inference.colocated,
+            )
+            state_path = state_to_resume(checkpoint, trainer.max_steps)
+        session = await stack.enter_async_context(
+            training_session(config, ranks, settings, checkpoint, state_path=state_path, stop=stop)
+        )
+        logger.info(
+            "run %s: %d step(s) done so far", config.run.run_name, session.history.last_step
+        )
+        publisher = _publisher(store, config, session.group)
+        device = None
+        if config.inference.colocated and isinstance(publisher, PolicyPublisher):
+            device = SharedDevice(store, publisher, session.group)
+        reader = GroupReader(
+            store,
+            consumer=consumer,
+            algorithm=config.algorithm,
+            seed=config.run.seed,
+            max_steps=trainer.max_steps,
+            more_may_come=config.rollout.enable_sampling,
+            scorer=trainer.trained_scorer,
+        )
+        questions = eval_tasks(config.data, 0) if trainer.eval_strategy != "no" else []
+        loop = TrainLoop(
+            session,
+            config.algorithm,
+            store=store,
+            publisher=publisher,
+            device=device,
+            reader=reader,
+            control=StepControl(
+                groups_per_step(config, session.group.dp_size), config.algorithm.max_staleness
+            ),
+            evaluations=Evaluations(session, store, questions),
+        )
+        result = await loop.run()
+        logger.info("%s after step %d; see %s", result.status, result.step, result.summary_path)
+        return result
+
+
+def _check_flags(config: RootConfig) -> None:
+    check_trainer_flags(config.trainer)
+    consumer = config.trainer.consumer
+    if consumer != DEFAULT_CONSUMER and config.run.output_dir is None:
+        raise ConfigError(f"--consumer {consumer} needs an --output_dir of its own")
+    if consumer != DEFAULT_CONSUMER and config.trainer.eval_strategy != "no":
+        raise ConfigError(
+            f"--consumer {consumer} publishes no weights, so that they cannot be evaluated on "
+            "the run's servers; use --eval_strategy no, and `agentrl eval` later"
+        )
+
+
+def _connect(config: RootConfig) -> AbstractAsyncContextManager[TrajectoryStore]:
+    uri = config.store.db_connection_string
+    if uri is None:
+        raise ConfigError(
+            "no database: give --db_connection_string or MONGODB_URI (agentrl run starts one)"
+        )
+    return TrajectoryStore.connect(uri.get_secret_value(), config.run.run_name)
+
+
+async def _open_run(store: TrajectoryStore, config: RootConfig, ranks: Ranks) -> Checkpoint | None:
+    """Create what is missing in the database and return the checkpoint to resume.
+
+    Raises:
+        ConfigError: files and database do not belong together, or there is nothing to train on.
+    """
+    output_path = config.run.output_path
+    clear_leftovers(checkpoints_root(output_path))
+    checkpoint = latest_checkpoint(output_path)
+    if checkpoint is not None and await store.runs.get() is None:
+        raise ConfigError(
+            f"{checkpoint.path} is the checkpoint of a run whose database is empty; use another "
+            "--run_name, or --fresh --delete_existing to start anew"
+        )
+    if config.trainer.consumer != DEFAULT_CONSUMER:
+        if await store.runs.get() is None:
+            raise ConfigError(
+                f"run {config.run.run_name!r} does not exist yet; start its trainer before the "
+                f"one that reads along as {config.trainer.consumer!r}"
+            )
+        return checkpoint
+    control = Control(
+        max_staleness=config.algorithm.max_staleness,
+        groups_per_step=groups_per_step(config, ranks.shape.dp_size),
+    )
+    await store.ensure_schema()
+    await store.runs.create(
+        Run(
+            name=config.run.run_name,
+            config=flat_values(config),
+            control=control,
+            flag_control=control,
+        )
+    )
+    await store.runs.apply_flags(control)
+    await store.tasks.add(train_tasks(config.data, config.run.seed))
+    if await store.tasks.count(split="train") == 0:
+        raise ConfigError(
+            f"database {store.database_name!r} holds no training tasks; give --train_file"
+        )
+    return checkpoint
+
+
+def _reference_path(config: RootConfig) -> Path | None:
+    reference = config.algorithm.reference_model
+    if config.algorithm.kl_coefficient == 0.0:
+        return None
+    if reference is None and config.model.lora_rank:
+        return None  # the policy holds its base model, which is the reference
+    return resolve_model(reference or config.model.model_name_or_path)
+
+
+def _publisher(
+    store: TrajectoryStore, config: RootConfig, group: WorkerGroup
+) -> PolicyPublisher | PolicyFiles:
+    root = config.run.output_path / "policy"
+    if config.trainer.consumer != DEFAULT_CONSUMER:
+        return PolicyFiles(root, keep=config.publish.keep_policies)
+    delivery = None
+    if config.publish.weight_sync == "distributed":
+        # The embedded engine has no GPU.
+        on_gpus = torch.cuda.is_available() and config.inference.inference_backend == "sglang"
+        delivery = BroadcastDelivery(
+            config.publish, group.send_weights, "nccl" if on_gpus else "gloo"
+        )
+    return PolicyPublisher(
+        store,
+        root,
+        publish=config.publish,
+        inference=config.inference,
+        adapters=AdapterNames(config.run.run_name) if config.model.lora_rank else None,
+        delivery=delivery,
+    )
