@@ -437,7 +437,7 @@ class SimStore:
 
 
 async def fail_now_and_then(store: SimStore, server: SimServer, rates: Rates, seed: int) -> None:
-    """Let a server fail, be noticed and come back, as its keeper does it."""
+    """Let a server fail, be noticed and come back, as its supervisor does it."""
     rng = random.Random(seed)
     while True:
         await asyncio.sleep(rng.expovariate(1 / rates.mean_seconds_between_failures))

@@ -1,4 +1,4 @@
-# One image for samplers, trainer, keepers and the tools' environment. From the repository's root:
+# One image for samplers, trainer, supervisors and the tools' environment. From the repository's root:
 #   docker build -f deploy/images/agentrl.Dockerfile -t agentrl --build-arg EXTRAS=engine,train .
 # EXTRAS may be left empty for samplers and environments, which need no torch. VERSION is what
 # `agentrl --version` prints; the repository's tags are not in the build context.

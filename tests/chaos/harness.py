@@ -1,4 +1,4 @@
-"""A whole run under kill -9: mongod, samplers, a scorer, a server keeper and the trainer.
+"""A whole run under kill -9: mongod, samplers, a scorer, a server supervisor and the trainer.
 
 Everything is real but the model: a scripted engine answers over real HTTP. A killed process is
 started again, the mongod on the same data.
@@ -263,7 +263,7 @@ def _members(
 
     journal = str(folder / "samplers.jsonl")
     return [
-        member("keeper", agentrl, "serve", inference_urls=engine.base_url),
+        member("supervisor", agentrl, "serve", inference_urls=engine.base_url),
         *(
             member(name, sampler.main, journal, **{**sampling, **flags})
             for name, flags in SAMPLING.items()

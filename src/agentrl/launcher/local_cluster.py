@@ -32,7 +32,7 @@ SAMPLER_END_SECONDS = 25.0
 TOOL_SERVER_RESTARTS = 5
 STOP_SECONDS = 15.0
 """How long a child may take to end after SIGTERM before it is killed."""
-KEEPER_STOP_SECONDS = 2 * STOP_SECONDS
+SUPERVISOR_STOP_SECONDS = 2 * STOP_SECONDS
 """It gives its server as long."""
 TRAINER_STOP_SECONDS = 120.0
 """It finishes its step and saves; on several machines it cannot, as they end one by one."""
@@ -125,12 +125,12 @@ class Stage:
         write_config(self.config, self.config_path)
 
     async def start_servers(self) -> None:
-        """Start a keeper a server, which chooses its port by itself; given URLs share one."""
+        """Start a supervisor for each server, which chooses its port by itself; given URLs share one."""
         inference = self.config.inference
-        num_keepers = 1 if inference.inference_urls else inference.num_inference_servers
+        num_supervisors = 1 if inference.inference_urls else inference.num_inference_servers
         argv = agentrl_command("serve", self.config_path)
-        for number in range(num_keepers):
-            child = self._child(f"serve_{number}", argv, 0, stop_seconds=KEEPER_STOP_SECONDS)
+        for number in range(num_supervisors):
+            child = self._child(f"serve_{number}", argv, 0, stop_seconds=SUPERVISOR_STOP_SECONDS)
             await self._supervisor.start(child)
 
     async def start_samplers(self) -> None:

@@ -115,7 +115,11 @@ NEEDED_FLOWS = {
     *(("sampler", "mongo", 27017), ("trainer", "mongo", 27017), ("inference", "mongo", 27017)),
     *(("mongo-init", "mongo", 27017), ("keda", "mongo", 27017)),
     *(("sampler", "inference", 30000), ("trainer", "inference", 30000)),
-    ("inference", "inference", 30000),  # a keeper asks its server by the name that all know it by
+    (
+        "inference",
+        "inference",
+        30000,
+    ),  # a supervisor asks its server by the name that all know it by
     ("sampler", "environment", 8000),
 }
 
@@ -217,7 +221,7 @@ def test_a_trainer_may_write_to_its_volume() -> None:
         for name, service in compose()["services"].items()
         if "output:/opt/agentrl/output" in service.get("volumes", [])
     ]
-    assert writers == ["keeper", "sampler", "trainer"]
+    assert writers == ["supervisor", "sampler", "trainer"]
 
 
 def test_a_pause_does_not_make_a_server_look_ill() -> None:
@@ -251,12 +255,12 @@ def test_only_those_who_exchange_weights_have_the_key_for_it() -> None:
         for container in [*spec.get("initContainers", []), *spec["containers"]]
         if any(variable["name"] == "AGENTRL_ADMIN_KEY" for variable in container.get("env", []))
     }
-    assert holders == {"sglang", "keeper", "trainer"}
+    assert holders == {"sglang", "supervisor", "trainer"}
     services = compose()["services"]
     holders = {
         name for name, one in services.items() if "AGENTRL_ADMIN_KEY" in one.get("environment", {})
     }
-    assert holders == {"inference", "keeper", "trainer"}
+    assert holders == {"inference", "supervisor", "trainer"}
 
 
 def test_sglang_is_started_without_a_key_among_its_arguments() -> None:
@@ -288,7 +292,7 @@ def test_the_compose_file_is_valid_and_each_service_has_what_it_waits_for() -> N
     parsed = PyCompose.from_yaml(yaml.safe_dump(merged))
     names = set(parsed.service_names())
     assert names == {
-        *("mongo", "mongo-init", "inference", "keeper", "environment", "sampler", "trainer")
+        *("mongo", "mongo-init", "inference", "supervisor", "environment", "sampler", "trainer")
     }
     for service in compose()["services"].values():
         assert set(service.get("depends_on", {})) <= names

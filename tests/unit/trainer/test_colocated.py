@@ -1,4 +1,4 @@
-"""Turns on one device: what is told to servers and keepers when, and that nothing else changes."""
+"""Turns on one device: what is told to servers and supervisors when, and that nothing else changes."""
 
 import asyncio
 import shlex

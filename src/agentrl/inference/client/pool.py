@@ -72,7 +72,7 @@ class ServerPool:
         """Take over the registered servers. One that is being updated holds requests, but is there.
 
         Generations on a server that is down are given up, since it may hang. One that is merely
-        missing from `services` keeps them: its keeper may be slow.
+        missing from `services` keeps them: its supervisor may be slow.
         """
         self.pressure.note(services)
         self.clock.note(services)

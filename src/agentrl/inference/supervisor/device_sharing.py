@@ -1,8 +1,8 @@
-"""What a keeper does for a server that takes turns with the trainer on one device (`--colocated`).
+"""Supervision of a server that takes turns with the trainer on one device (`--colocated`).
 
-The trainer puts servers to sleep and wakes them. One that sleeps while no trainer has the device
-is woken here. One that failed on the way is started again, since nobody knows what memory it holds,
-and nothing is started while the trainer has the device.
+The trainer puts servers to sleep and wakes them. A server that sleeps although no trainer has
+acquired the device is woken here. A server that failed on its way to sleep or back is restarted,
+because it is unknown what memory it holds; and no server starts while the trainer has the device.
 """
 
 import asyncio
@@ -18,18 +18,18 @@ from agentrl.store import TrajectoryStore
 
 logger = logging.getLogger(__name__)
 
-_LOOK_SECONDS = 0.5
+_POLL_SECONDS = 0.5
 _GRACE_SECONDS = 3.0
-"""Beyond the publisher's own bound on a server's way to sleep or from it."""
+"""On top of the publisher's own bound on putting a server to sleep or waking it."""
 
 
 class DeviceSharing:
-    """One server's share of a device: when it may start, when it sleeps, and who wakes it.
+    """One server's turns on a device: when it may start, whether it sleeps, and who wakes it.
 
     Args:
-        store: says who has the device, and what the server was told to do.
-        latest_files: returns the newest published version, with its files there for a while.
-        timeout_seconds: bound of the trainer's publisher on one server.
+        store: knows whether the trainer has the device, and what the server was told to do.
+        latest_files: returns the newest published version and keeps its files for so many seconds.
+        timeout_seconds: the trainer's publisher's bound on one server.
     """
 
     def __init__(
@@ -42,35 +42,35 @@ class DeviceSharing:
         self._latest_files = latest_files
         self._timeout_seconds = timeout_seconds
         self._updating_since: float | None = None
-        self._is_down_by_keeper = False
+        self._is_down_by_supervisor = False
 
-    def start_anew(self) -> None:
-        """Forget what was: the server was started, and has all of its memory."""
-        self._updating_since, self._is_down_by_keeper = None, False
+    def reset(self) -> None:
+        """Forget the past: the server was just started, and has all of its memory."""
+        self._updating_since, self._is_down_by_supervisor = None, False
 
     def note_taken_out(self) -> None:
-        """Take note that the keeper took the server out, which so has all of its memory."""
-        self._is_down_by_keeper = True
+        """Note that the supervisor, not the trainer, took the server out: it still has its memory."""
+        self._is_down_by_supervisor = True
 
-    async def until_device_is_free(self, stop: asyncio.Event) -> None:
-        """Wait while a trainer computes on the device that the server takes, or until `stop`."""
+    async def until_free(self, stop: asyncio.Event) -> None:
+        """Wait while a trainer has acquired the device, or until `stop` is set."""
         while not stop.is_set():
             try:
                 if not await self._store.trainer_leases.holder_has_device():
                     return
             except StoreError as error:
                 logger.warning("the start is put off: %s", error)
-            await asyncio.sleep(_LOOK_SECONDS)
+            await asyncio.sleep(_POLL_SECONDS)
 
     async def is_awake(self, client: SGLangClient, service: InferenceService) -> bool:
-        """Return whether the server has its memory; wake it where its trainer is gone.
+        """Return whether the server has its memory; start to wake it if its trainer is gone.
 
         Args:
-            client: of the server, which answers.
-            service: what the store says of it.
+            client: of the server, which is answering.
+            service: the store's record of it.
 
         Raises:
-            ServerUnusable: nobody knows what memory it has.
+            ServerUnusable: it is unknown what memory the server holds.
         """
         if service.status == "updating":
             now = time.monotonic()
@@ -80,19 +80,19 @@ class DeviceSharing:
             return False
         self._updating_since = None
         if service.status == "asleep":
-            await self._wake_if_left(client, service)
+            await self._wake_if_abandoned(client, service)
             return False
         if service.status == "up":
-            self._is_down_by_keeper = False
-        elif not self._is_down_by_keeper:
+            self._is_down_by_supervisor = False
+        elif not self._is_down_by_supervisor:
             raise ServerUnusable(f"it was taken out: {service.error}")
         return True
 
-    async def _wake_if_left(self, client: SGLangClient, service: InferenceService) -> None:
+    async def _wake_if_abandoned(self, client: SGLangClient, service: InferenceService) -> None:
         if await self._store.trainer_leases.holder_has_device():
             return
         if not await self._store.services.claim_sleeping(service.id):
-            return  # the next trainer's publisher was first
+            return  # the next trainer's publisher claimed it first
         logger.warning("server %s sleeps, and its trainer is gone; waking it", service.base_url)
         try:
             policy = await self._latest_files(self._timeout_seconds)

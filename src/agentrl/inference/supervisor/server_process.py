@@ -1,7 +1,7 @@
-"""The process of one inference server: its port, its start, and the proof that it is the one.
+"""The process of one inference server: its command line, its port, its start and its end.
 
-Ports are taken by whoever comes first, and a server needs up to minutes to come to listen. So the
-port is reserved for it, and what answers there counts only if it is this process's own child.
+Any process may take a free port, and a server needs up to minutes until it listens. The port is
+therefore reserved for it, and an answer from there counts only if our own child is listening.
 """
 
 import importlib.util
@@ -20,114 +20,6 @@ from agentrl.runtime.child_processes import Child, Supervisor
 from agentrl.runtime.ports import ReservedPort, listens
 
 _NAME = "engine"
-
-
-class ServerProcess:
-    """A server that is started and started again; a context manager that holds its port."""
-
-    def __init__(
-        self,
-        supervisor: Supervisor,
-        *,
-        inference: InferenceSection,
-        model: ModelSection,
-        log_prefix: str,
-        seed: int,
-    ) -> None:
-        """Prepare; nothing is started.
-
-        Args:
-            supervisor: ends the process with its own context.
-            inference: how it is started.
-            model: which model it serves.
-            log_prefix: path of the log file up to the port in its name.
-            seed: of its sampling.
-        """
-        self._supervisor = supervisor
-        self._inference = inference
-        self._model = model
-        self._log_prefix = log_prefix
-        self._seed = seed
-        self._reserved: ReservedPort | None = None
-        self._child: Child | None = None
-        self._has_listened = False
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if self._reserved is not None:
-            self._reserved.close()
-
-    async def start(self, model_path: Path, version: int) -> int:
-        """Start it on the weights of a version and return its port.
-
-        It keeps its port from one start to the next, unless it never came to listen there.
-
-        Raises:
-            ConfigError: no port is free.
-        """
-        inference = self._inference
-        if self._reserved is None:
-            self._reserved = ReservedPort(inference.inference_host, inference.inference_port)
-        elif not self._has_listened:
-            with self._reserved as lost:
-                self._reserved = ReservedPort(inference.inference_host, lost.port + 1)
-        port = self._reserved.port
-        command = server_command(
-            inference,
-            self._model,
-            model_path=model_path,
-            port=port,
-            version=version,
-            seed=self._seed,
-        )
-        self._has_listened = False
-        self._child = Child(_NAME, command, self.log_path(port), environment=self._environment())
-        await self._supervisor.start(self._child)
-        return port
-
-    def log_path(self, port: int) -> Path:
-        """Return the log file of the server on a port."""
-        return Path(f"{self._log_prefix}{port}.log")
-
-    def is_listening(self) -> bool:
-        """Return whether the started process, and nobody else, listens on its port."""
-        if not self._has_listened and self._child and self._child.pid and self._reserved:
-            self._has_listened = listens(self._child.pid, self._reserved.port)
-        return self._has_listened
-
-    def log_tail(self) -> str:
-        """Return the end of its log, for error messages."""
-        return self._child.log_tail() if self._child else ""
-
-    async def wait(self) -> int:
-        """Return its exit status once it ended."""
-        return await self._supervisor.wait(_NAME)
-
-    async def discard(self) -> None:
-        """Get rid of what is left of it, once it ended or hangs."""
-        await self._supervisor.stop(_NAME, at_once=True)
-
-    def _environment(self) -> dict[str, str]:
-        """Return what the server finds in its environment: its keys, and how its threads wait."""
-        keys = {
-            "AGENTRL_API_KEY": self._inference.inference_api_key,
-            "AGENTRL_ADMIN_KEY": self._inference.inference_admin_key,
-        }
-        given = {name: key.get_secret_value() for name, key in keys.items() if key is not None}
-        return {
-            # Threads that spin at barriers would take the cores that the other processes need.
-            "OMP_WAIT_POLICY": "PASSIVE",
-            # SGLang's /health samples a token otherwise, and so fails during a long pause.
-            "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "false",
-            **given,
-        }
 
 
 _SGLANG_TOOL_CALL_PARSERS = frozenset(
@@ -149,8 +41,8 @@ def server_command(
 ) -> list[str]:
     """Return the argv of an inference server that starts on the weights of `model_path`.
 
-    Keys are not on the command line, where every user of the machine could read them; both kinds
-    of server take `AGENTRL_API_KEY` and `AGENTRL_ADMIN_KEY` from their environment.
+    Keys are not on the command line, where every user of the machine could read them; both
+    backends read `AGENTRL_API_KEY` and `AGENTRL_ADMIN_KEY` from their environment.
     """
     if inference.inference_backend == "embedded":
         return _embedded(inference, model_path=model_path, port=port, version=version, seed=seed)
@@ -158,10 +50,10 @@ def server_command(
 
 
 def check_keys(inference: InferenceSection) -> None:
-    """Refuse to start servers for others that everyone who may generate could also control.
+    """Refuse to start servers that other machines reach and whose clients could control them.
 
     Raises:
-        ConfigError: they listen beyond this machine and have no key of their own for control.
+        ConfigError: they listen beyond this machine without a separate key for control.
     """
     if not is_loopback(inference.inference_host) and inference.inference_admin_key is None:
         raise ConfigError(
@@ -228,14 +120,122 @@ def _sglang(
     if model.router_replay:
         argv.append("--enable-return-routed-experts")
     if inference.tool_call_parser in _SGLANG_TOOL_CALL_PARSERS:
-        # Only for others who chat with the server: rollouts exchange token ids and parse themselves.
+        # For other people's chat requests; rollouts exchange token ids and parse the text themselves.
         argv += ["--tool-call-parser", inference.tool_call_parser]
     if inference.context_length is not None:
         argv += ["--context-length", str(inference.context_length)]
     if model.lora_rank:
-        # Room for adapters is made at the start, before there is any.
+        # The server reserves memory for adapters at its start, before there is any.
         argv += ["--enable-lora", "--max-lora-rank", str(model.lora_rank)]
         argv += ["--lora-target-modules", *model.lora_target_modules]
     if model.trust_remote_code:
         argv.append("--trust-remote-code")
     return argv + shlex.split(inference.sglang_args)
+
+
+class ServerProcess:
+    """A server that is started and restarted; a context manager that holds its port."""
+
+    def __init__(
+        self,
+        supervisor: Supervisor,
+        *,
+        inference: InferenceSection,
+        model: ModelSection,
+        log_prefix: str,
+        seed: int,
+    ) -> None:
+        """Prepare; nothing is started.
+
+        Args:
+            supervisor: ends the process when its context ends.
+            inference: which backend, where it listens, and its flags.
+            model: the model that it serves.
+            log_prefix: path of the log file up to the port in its name.
+            seed: of its sampling.
+        """
+        self._supervisor = supervisor
+        self._inference = inference
+        self._model = model
+        self._log_prefix = log_prefix
+        self._seed = seed
+        self._reserved: ReservedPort | None = None
+        self._child: Child | None = None
+        self._has_listened = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._reserved is not None:
+            self._reserved.close()
+
+    async def start(self, model_path: Path, version: int) -> int:
+        """Start the server on the weights of a version and return its port.
+
+        A restart uses the same port, unless the server never came to listen there.
+
+        Raises:
+            ConfigError: no port is free.
+        """
+        inference = self._inference
+        if self._reserved is None:
+            self._reserved = ReservedPort(inference.inference_host, inference.inference_port)
+        elif not self._has_listened:
+            with self._reserved as lost:
+                self._reserved = ReservedPort(inference.inference_host, lost.port + 1)
+        port = self._reserved.port
+        command = server_command(
+            inference,
+            self._model,
+            model_path=model_path,
+            port=port,
+            version=version,
+            seed=self._seed,
+        )
+        self._has_listened = False
+        self._child = Child(_NAME, command, self.log_path(port), environment=self._environment())
+        await self._supervisor.start(self._child)
+        return port
+
+    def log_path(self, port: int) -> Path:
+        """Return the log file of a server on the given port."""
+        return Path(f"{self._log_prefix}{port}.log")
+
+    def is_listening(self) -> bool:
+        """Return whether the started process, and not a stranger, listens on its port."""
+        if not self._has_listened and self._child and self._child.pid and self._reserved:
+            self._has_listened = listens(self._child.pid, self._reserved.port)
+        return self._has_listened
+
+    def log_tail(self) -> str:
+        """Return the end of the server's log, for error messages."""
+        return self._child.log_tail() if self._child else ""
+
+    async def wait(self) -> int:
+        """Return the exit status once the process has ended."""
+        return await self._supervisor.wait(_NAME)
+
+    async def discard(self) -> None:
+        """Kill what is left of the process group, after the server ended or hung."""
+        await self._supervisor.stop(_NAME, at_once=True)
+
+    def _environment(self) -> dict[str, str]:
+        """Return the additions to the server's environment, its keys among them."""
+        keys = {
+            "AGENTRL_API_KEY": self._inference.inference_api_key,
+            "AGENTRL_ADMIN_KEY": self._inference.inference_admin_key,
+        }
+        given = {name: key.get_secret_value() for name, key in keys.items() if key is not None}
+        return {
+            # Threads that spin at barriers would take the cores from the other processes.
+            "OMP_WAIT_POLICY": "PASSIVE",
+            # SGLang's /health otherwise samples a token, and so fails during a long pause.
+            "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "false",
+            **given,
+        }

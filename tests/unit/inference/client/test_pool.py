@@ -199,7 +199,7 @@ async def test_generation_on_a_server_that_hangs_is_given_up_when_it_is_down(
     pool.update([service(hanging.url)])
     waiting = asyncio.create_task(pool.generate("record", REQUEST))
     await asked.wait()
-    pool.update([])  # silence of its keeper alone is no reason
+    pool.update([])  # silence of its supervisor alone is no reason
     pool.update([service(hanging.url, "updating")])
     assert not waiting.done()
     pool.update([service(hanging.url, "down"), service(other.url)])

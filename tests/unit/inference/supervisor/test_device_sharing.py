@@ -1,4 +1,4 @@
-"""Keepers of servers that take turns with a trainer, when the trainer dies or fails them."""
+"""Supervisors of servers that take turns with a trainer, when the trainer dies or fails them."""
 
 import asyncio
 import sys
@@ -27,9 +27,9 @@ PUBLISH = PublishSection(publish_timeout_seconds=5)
 
 
 @asynccontextmanager
-async def kept(store: TrajectoryStore, model: Path, folder: Path) -> AsyncIterator[None]:
-    """A keeper at work, beside a run whose trainer has its lease."""
-    keeper = ServerSupervisor(
+async def supervised(store: TrajectoryStore, model: Path, folder: Path) -> AsyncIterator[None]:
+    """A supervisor at work, beside a run whose trainer has its lease."""
+    supervisor = ServerSupervisor(
         store,
         ServerPlan(url=None, model_path=model, log_prefix=f"{folder}/engine_", seed=0),
         model=ModelSection(),
@@ -37,7 +37,7 @@ async def kept(store: TrajectoryStore, model: Path, folder: Path) -> AsyncIterat
         publish=PUBLISH,
     )
     stop = asyncio.Event()
-    running = asyncio.create_task(keeper.run(stop, max_restarts=2, start_seconds=50))
+    running = asyncio.create_task(supervisor.run(stop, max_restarts=2, start_seconds=50))
     try:
         yield
     finally:
@@ -72,7 +72,7 @@ async def until(store: TrajectoryStore, status: ServiceStatus) -> InferenceServi
 async def test_a_server_whose_trainer_died_is_woken_and_loses_nothing(
     store: TrajectoryStore, publisher: PolicyPublisher, model: Path, tmp_path: Path
 ) -> None:
-    async with kept(store, model, tmp_path):
+    async with supervised(store, model, tmp_path):
         service = await until(store, "up")
         await publisher.announce(1)
         async with SGLangClient(service.base_url) as client:
@@ -99,7 +99,7 @@ async def test_a_server_whose_trainer_died_is_woken_and_loses_nothing(
 async def test_a_server_that_failed_on_its_way_to_sleep_is_started_again_when_there_is_room(
     store: TrajectoryStore, publisher: PolicyPublisher, model: Path, tmp_path: Path
 ) -> None:
-    async with kept(store, model, tmp_path):
+    async with supervised(store, model, tmp_path):
         service = await until(store, "up")
         await publisher.announce(1)
         await store.trainer_leases.set_has_device(True)
@@ -118,7 +118,7 @@ async def test_a_server_that_failed_on_its_way_to_sleep_is_started_again_when_th
 async def test_a_server_that_was_left_half_awake_is_started_again(
     store: TrajectoryStore, publisher: PolicyPublisher, model: Path, tmp_path: Path
 ) -> None:
-    async with kept(store, model, tmp_path):
+    async with supervised(store, model, tmp_path):
         service = await until(store, "up")
         await publisher.announce(1)
         await publisher.put_to_sleep()

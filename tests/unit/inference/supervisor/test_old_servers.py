@@ -68,14 +68,14 @@ async def server_of(version: str) -> AsyncIterator[ControlServer]:
 
 
 @asynccontextmanager
-async def kept(store: TrajectoryStore, url: str) -> AsyncIterator[None]:
-    """A keeper at work beside a server that somebody else runs."""
+async def supervised(store: TrajectoryStore, url: str) -> AsyncIterator[None]:
+    """A supervisor at work beside a server that somebody else runs."""
     plan = ServerPlan(url=url, model_path=Path("m"), log_prefix="", seed=0)
-    keeper = ServerSupervisor(
+    supervisor = ServerSupervisor(
         store, plan, model=ModelSection(), inference=KEYED, publish=PublishSection()
     )
     stop = asyncio.Event()
-    running = asyncio.create_task(keeper.run(stop, max_restarts=0, start_seconds=20))
+    running = asyncio.create_task(supervisor.run(stop, max_restarts=0, start_seconds=20))
     try:
         async with asyncio.timeout(20):
             while not [one for one in await store.services.all() if one.status == "up"]:
@@ -94,7 +94,7 @@ async def test_every_version_takes_new_weights_and_gives_tokens_with_their_versi
     publisher = PolicyPublisher(store, tmp_path, publish=PublishSection(), inference=KEYED)
     publisher.directory(1).mkdir(parents=True)
     (publisher.directory(1) / "model.safetensors").write_bytes(b"weights")
-    async with server_of(version) as control, kept(store, control.base_url):
+    async with server_of(version) as control, supervised(store, control.base_url):
         report = await publisher.announce(1)
         assert report.failed == {}
         await publisher.settle()
@@ -128,7 +128,7 @@ async def test_each_key_goes_to_its_routes_and_a_gateway_gets_the_one_for_genera
     async with (
         server_of("0.5.23") as gateway,
         server_of("0.5.23") as control,
-        kept(store, control.base_url),
+        supervised(store, control.base_url),
     ):
         await publisher.announce(1)
         await publisher.settle()

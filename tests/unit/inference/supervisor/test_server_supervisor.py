@@ -26,11 +26,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @asynccontextmanager
-async def kept(
+async def supervised(
     store: TrajectoryStore, model: Path, folder: Path, port: int, **inference: object
 ) -> AsyncIterator[ServerSupervisor]:
-    """A keeper at work, with a server on the port or one after it."""
-    keeper = ServerSupervisor(
+    """A supervisor at work, with a server on the port or one after it."""
+    supervisor = ServerSupervisor(
         store,
         ServerPlan(url=None, model_path=model, log_prefix=f"{folder}/engine_", seed=0),
         model=ModelSection(),
@@ -38,9 +38,9 @@ async def kept(
         publish=PublishSection(),
     )
     stop = asyncio.Event()
-    running = asyncio.create_task(keeper.run(stop, max_restarts=2, start_seconds=50))
+    running = asyncio.create_task(supervisor.run(stop, max_restarts=2, start_seconds=50))
     try:
-        yield keeper
+        yield supervisor
     finally:
         stop.set()
         await running
@@ -67,7 +67,7 @@ async def test_runs_that_start_together_get_servers_of_their_own(
             await store.ensure_schema()
             stores.append(store)
         for number, store in enumerate(stores):
-            await stack.enter_async_context(kept(store, model, tmp_path / str(number), port))
+            await stack.enter_async_context(supervised(store, model, tmp_path / str(number), port))
         first, second = await asyncio.gather(*map(up, stores))
         assert first.base_url != second.base_url
         for service, store in ((first, stores[0]), (second, stores[1])):
@@ -85,7 +85,7 @@ async def test_stranger_on_the_port_is_not_taken_for_the_own_server(
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
         writer.close()
 
-    async with kept(store, model, tmp_path, port):
+    async with supervised(store, model, tmp_path, port):
         # It comes when the port is chosen already and the engine does not listen yet.
         while not (tmp_path / f"engine_{port}.log").exists():
             await asyncio.sleep(0.01)
@@ -102,7 +102,7 @@ async def test_killed_server_comes_back_on_its_port(
     store: TrajectoryStore, model: Path, tmp_path: Path
 ) -> None:
     port = free_port()
-    async with kept(store, model, tmp_path, port):
+    async with supervised(store, model, tmp_path, port):
         before = await up(store)
         with socket.create_connection(("127.0.0.1", port)):
             pass
@@ -116,7 +116,7 @@ async def test_hung_server_is_taken_out_and_replaced(
     store: TrajectoryStore, model: Path, tmp_path: Path
 ) -> None:
     port = free_port()
-    async with kept(store, model, tmp_path, port, server_hang_seconds=1.5):
+    async with supervised(store, model, tmp_path, port, server_hang_seconds=1.5):
         before = await up(store)
         listener(port).suspend()
         while (await store.services.all())[0].status == "up":

@@ -29,11 +29,11 @@ NUM_VERSIONS = 4
 
 @dataclass
 class Scene:
-    """A publisher, and a kept engine that serves version 0."""
+    """A publisher, and a supervised engine that serves version 0."""
 
     store: TrajectoryStore
     publisher: PolicyPublisher
-    keeper: ServerSupervisor
+    supervisor: ServerSupervisor
     pool: ServerPool
     merged: list[Path]
     oracle: Oracle = field(default_factory=Oracle)
@@ -43,7 +43,7 @@ class Scene:
         while True:
             for service in await self.store.services.all():
                 is_there = service.status == "up" and service.policy_version == version
-                if is_there and self.keeper._adapter == service.adapter is not None:
+                if is_there and self.supervisor.newest_adapter == service.adapter is not None:
                     self.pool.update([service])
                     return service
             await asyncio.sleep(0.05)
@@ -71,7 +71,7 @@ async def scene(store: TrajectoryStore, tmp_path: Path) -> AsyncIterator[Scene]:
     for version in range(NUM_VERSIONS):
         directory = make_adapter(model, publisher.directory(version), seed=version)
         merged.append(merge_adapter(directory, model, tmp_path / f"merged{version}"))
-    keeper = ServerSupervisor(
+    supervisor = ServerSupervisor(
         store,
         ServerPlan(url=None, model_path=model, log_prefix=f"{tmp_path}/engine_", seed=0),
         model=ModelSection(lora_rank=4),
@@ -80,10 +80,10 @@ async def scene(store: TrajectoryStore, tmp_path: Path) -> AsyncIterator[Scene]:
     )
     stop = asyncio.Event()
     await publisher.announce(0)
-    running = asyncio.create_task(keeper.run(stop, max_restarts=2, start_seconds=50))
+    running = asyncio.create_task(supervisor.run(stop, max_restarts=2, start_seconds=50))
     try:
         async with ServerPool() as pool:
-            opened = Scene(store, publisher, keeper, pool, merged)
+            opened = Scene(store, publisher, supervisor, pool, merged)
             await opened.served(0)
             yield opened
     finally:

@@ -117,7 +117,7 @@ async def test_all_servers_sleep_until_the_next_version(
             "bad": "down",
         }
         assert "still busy" in (services["bad"].error or "")
-        # A keeper was first with one of them; nobody wakes it twice.
+        # A supervisor was first with one of them; nobody wakes it twice.
         assert await store.services.claim_sleeping("taken")
         assert not await store.services.claim_sleeping("taken")
         await store.services.set_status("taken", status="asleep")

@@ -1,4 +1,5 @@
 """Programs that run in the interpreter of an inference server, where AgentRL is not installed.
 
-They have a folder of their own because Python puts a program's folder before all others.
+They have a folder of their own because Python puts a program's folder first on `sys.path`, where
+AgentRL's modules would shadow others of the same name.
 """

@@ -1,9 +1,9 @@
 """Starts SGLang with keys from its environment: `AGENTRL_API_KEY` and `AGENTRL_ADMIN_KEY`.
 
-SGLang takes keys as arguments, where every user of the machine can read them. It also writes its
-arguments into its log and tells them at `/server_info` to whoever has the API key, so that this key
-would give away the admin key. Here SGLang's own check of keys is given the keys, and SGLang's
-arguments have none. The arguments of this program are SGLang's.
+SGLang takes keys as arguments, where every user of the machine can read them. It also logs its
+arguments and returns them from `/server_info` to everyone with the API key, who would so learn the
+admin key. This program installs SGLang's own key middleware with the keys and leaves them out of the
+arguments, which are SGLang's otherwise. It runs in SGLang's interpreter and imports no AgentRL.
 """
 
 import os
@@ -13,7 +13,7 @@ import sys
 
 def main() -> None:
     """Serve until a signal ends it."""
-    # Out of the environment before SGLang starts processes of its own, which need none.
+    # Removed before SGLang starts processes of its own, which would inherit them.
     api_key = os.environ.pop("AGENTRL_API_KEY", None)
     admin_key = os.environ.pop("AGENTRL_ADMIN_KEY", None)
     if api_key or admin_key:
@@ -21,7 +21,7 @@ def main() -> None:
         from sglang.srt.utils.auth import add_api_key_middleware
 
         add_api_key_middleware(app, api_key=api_key, admin_api_key=admin_key)
-        # The warm-up would ask the server's own routes without a key, and give the server up.
+        # The warm-up calls the server's own routes without a key, and would end the server.
         sys.argv.append("--skip-server-warmup")
     runpy.run_module("sglang.launch_server", run_name="__main__", alter_sys=True)
 

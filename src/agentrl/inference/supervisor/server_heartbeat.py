@@ -1,0 +1,179 @@
+"""Registration and heartbeats of one server, from its start to its end.
+
+Every beat reads what the store says of the server and asks the server what it serves; whatever the
+two disagree about is mended, or the server is taken out (`down`) until it is.
+"""
+
+import asyncio
+import logging
+import time
+
+from agentrl.config.sections import InferenceSection
+from agentrl.errors import InferenceError, ServerRefused, ServerUnusable, StoreError
+from agentrl.inference.client.sglang_client import SGLangClient
+from agentrl.inference.supervisor.device_sharing import DeviceSharing
+from agentrl.inference.supervisor.weight_catch_up import WeightCatchUp
+from agentrl.inference.weight_sync.server_operations import ServedPolicy, served_policy
+from agentrl.schema import InferenceService, Policy, ServerLoad
+from agentrl.store import TrajectoryStore
+
+logger = logging.getLogger(__name__)
+
+BEAT_SECONDS = 1.0
+PROBES_PER_HANG = 3
+"""A server is asked this often within the time after which it counts as hung."""
+
+
+class ServerHeartbeat:
+    """Keeps the store's record of one started server true."""
+
+    def __init__(
+        self,
+        store: TrajectoryStore,
+        service_id: str,
+        url: str,
+        *,
+        inference: InferenceSection,
+        weights: WeightCatchUp,
+        device: DeviceSharing | None,
+        is_own: bool,
+    ) -> None:
+        """Prepare; nothing is registered.
+
+        Args:
+            store: where the server is registered.
+            service_id: its id there.
+            url: its address.
+            inference: its backend, and when it counts as hung.
+            weights: brings it to the latest version.
+            device: the device that it shares with the trainer, if it does.
+            is_own: the server was started here, so that it can be restarted.
+        """
+        self.url = url
+        self._store = store
+        self._service_id = service_id
+        self._inference = inference
+        self._weights = weights
+        self._device = device
+        self._is_own = is_own
+        self._is_registered = False
+        self._answered_at = 0.0
+        self._load: ServerLoad | None = None
+
+    async def run(self, client: SGLangClient, model_path: str) -> None:
+        """Register a healthy server and beat until cancelled.
+
+        Args:
+            client: has the control key.
+            model_path: the weights that it was started on.
+
+        Raises:
+            ServerUnusable: it has to be restarted.
+            InferenceError: it could not be brought to the latest version before registration.
+            StoreError: the store is unreachable at registration.
+        """
+        policy = await self._weights.latest_files()
+        served = await self._served(client, policy)
+        served = await self._weights.catch_up(client, policy, served)
+        await self._store.services.register(
+            InferenceService(
+                id=self._service_id,
+                base_url=self.url,
+                backend=self._inference.inference_backend,
+                model_path=model_path,
+                status="up",
+                policy_version=served.version,
+                adapter=served.adapter,
+            )
+        )
+        self._is_registered = True
+        self._answered_at = time.monotonic()
+        logger.info("server %s is up", self.url)
+        while True:
+            await asyncio.sleep(BEAT_SECONDS)
+            try:
+                await self._beat(client)
+            except StoreError as error:
+                logger.warning("heartbeat put off: %s", error)
+
+    async def deregister(self, reason: str) -> None:
+        """Set the server down, if it was ever registered."""
+        if self._is_registered:
+            await self._store.services.set_status(self._service_id, status="down", error=reason)
+
+    async def _beat(self, client: SGLangClient) -> None:
+        service = await self._store.services.heartbeat(self._service_id, load=self._load)
+        self._load = None
+        policy = await self._store.policies.latest()
+        try:
+            served = await self._served(client, policy)
+            if service.status == "up":  # a paused server reports a load of before the pause
+                self._load = await self._load_of(client)
+        except InferenceError as error:
+            await self._handle_silence(service, error)
+            return
+        self._answered_at = time.monotonic()
+        if self._device is not None and not await self._device.is_awake(client, service):
+            return
+        try:
+            if self._weights.was_missed(service, served, policy):
+                policy = await self._weights.latest_files()
+                served = await self._served(client, policy)
+                served = await self._weights.catch_up(client, policy, served)
+            if service.status == "down":
+                # Whoever took it out may have left it paused.
+                await client.continue_()
+            if service.status == "down" or service.policy_version != served.version:
+                await self._store.services.set_status(
+                    self._service_id,
+                    status="up",
+                    policy_version=served.version,
+                    adapter=served.adapter,
+                )
+            await self._weights.retire_adapters(client, served)
+        except InferenceError as error:
+            if service.status == "up":
+                logger.warning("server %s is taken out: %s", self.url, error)
+                await self._take_out(service, error)
+
+    async def _take_out(self, service: InferenceService, error: InferenceError) -> None:
+        await self._store.services.set_status(self._service_id, status="down", error=str(error))
+        if self._device is not None and service.status == "up":
+            self._device.note_taken_out()
+
+    async def _handle_silence(self, service: InferenceService, error: InferenceError) -> None:
+        """Take a silent server out.
+
+        Raises:
+            ServerUnusable: it was started here, and has been silent for too long.
+        """
+        silent_seconds = time.monotonic() - self._answered_at
+        logger.warning("server %s does not answer: %s", self.url, error)
+        # A sleeping server gets no requests anyway, and is still the trainer's to wake.
+        if service.status not in ("down", "asleep"):
+            await self._take_out(service, error)
+        if self._is_own and silent_seconds > self._inference.server_hang_seconds:
+            raise ServerUnusable(f"silent for {silent_seconds:.0f} s")
+
+    async def _served(self, client: SGLangClient, policy: Policy | None) -> ServedPolicy:
+        seconds = self._probe_seconds
+        try:
+            async with asyncio.timeout(seconds):
+                return await served_policy(client, policy)
+        except TimeoutError:
+            raise InferenceError(f"no answer within {seconds:g} s") from None
+
+    async def _load_of(self, client: SGLangClient) -> ServerLoad | None:
+        """Return how busy the server is; None where it has no such route, as a gateway may not."""
+        seconds = self._probe_seconds
+        try:
+            async with asyncio.timeout(seconds):
+                return await client.loads()
+        except ServerRefused:
+            return None
+        except TimeoutError:
+            raise InferenceError(f"no answer within {seconds:g} s") from None
+
+    @property
+    def _probe_seconds(self) -> float:
+        return self._inference.server_hang_seconds / PROBES_PER_HANG

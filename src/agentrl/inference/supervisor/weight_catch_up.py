@@ -1,0 +1,118 @@
+"""Brings a server to the latest version where the trainer's publisher did not.
+
+A server that starts late, comes back or was taken out catches up from the version's files. One that
+is up is left to the publisher for a while: both would otherwise update it at once.
+"""
+
+import asyncio
+import logging
+import time
+
+from agentrl.config.sections import PublishSection
+from agentrl.errors import InferenceError
+from agentrl.inference.client.sglang_client import SGLangClient
+from agentrl.inference.weight_sync.server_operations import ServedPolicy, update_to_policy
+from agentrl.inference.weight_sync.version_files import is_of_same_run
+from agentrl.schema import InferenceService, Policy
+from agentrl.store import TrajectoryStore
+
+logger = logging.getLogger(__name__)
+
+MISSED_UPDATE_SECONDS = 3.0
+"""An `up` server that is behind for this long was missed by the publisher (it registered while a
+version went out); the publisher itself marks its servers `updating` within milliseconds."""
+
+
+class WeightCatchUp:
+    """What one server serves, compared with what is published."""
+
+    def __init__(self, store: TrajectoryStore, publish: PublishSection) -> None:
+        self._store = store
+        self._publish = publish
+        self._behind_since: float | None = None
+        self._retiring: set[asyncio.Task[None]] = set()
+        self.newest_adapter: str | None = None
+        """The newest adapter that the server was seen with."""
+
+    async def latest_files(self, seconds: float | None = None) -> Policy | None:
+        """Return the latest version once its files are written; they are held for as long.
+
+        Args:
+            seconds: bound on the wait, and how long the files are kept; the publisher's bound on
+                one server when not given.
+
+        Raises:
+            InferenceError: they were not written: the trainer that broadcast the version is gone.
+        """
+        seconds = seconds or self._publish.publish_timeout_seconds
+        deadline = time.monotonic() + seconds
+        while True:
+            policy = await self._store.policies.hold_latest(seconds)
+            if policy is None or policy.is_written:
+                return policy
+            if time.monotonic() > deadline:
+                raise InferenceError(
+                    f"version {policy.version} was not written within {seconds:g} s; it is "
+                    "published again when the trainer is back"
+                )
+            await asyncio.sleep(0.1)
+
+    def was_missed(
+        self, service: InferenceService, served: ServedPolicy, policy: Policy | None
+    ) -> bool:
+        """Return whether the supervisor, and not the publisher, has to update the server."""
+        if policy is None or served.is_policy(policy):
+            self._behind_since = None
+            return False
+        if service.status == "down":
+            return True
+        now = time.monotonic()
+        if self._behind_since is None:
+            self._behind_since = now
+        patience = MISSED_UPDATE_SECONDS
+        if service.status != "up":
+            # `updating`: the publisher is at it, and has its own bound.
+            patience += self._publish.publish_timeout_seconds
+        return now - self._behind_since > patience
+
+    async def catch_up(
+        self, client: SGLangClient, policy: Policy | None, served: ServedPolicy
+    ) -> ServedPolicy:
+        """Bring the server to a version whose files are written; return what it serves then.
+
+        Raises:
+            InferenceError: the server refused, failed or took too long.
+        """
+        if policy is None or served.is_policy(policy):
+            return served
+        await update_to_policy(client, policy, self._publish)
+        self._behind_since = None
+        return ServedPolicy(policy.version, policy.adapter)
+
+    async def retire_adapters(self, client: SGLangClient, served: ServedPolicy) -> None:
+        """Start unloading every adapter of the run that is older than the newest two.
+
+        Samplers that have not heard of the newest yet still ask for the one before it. The server
+        unloads an adapter when the generations that use it have ended; that is not waited for.
+        """
+        if served.adapter is None or served.adapter == self.newest_adapter:
+            return
+        kept = {served.adapter, self.newest_adapter}
+        self.newest_adapter = served.adapter
+        for name in await client.adapters():
+            if name not in kept and is_of_same_run(name, served.adapter):
+                retiring = asyncio.create_task(_unload(client, name))
+                self._retiring.add(retiring)
+                retiring.add_done_callback(self._retiring.discard)
+
+    def cancel_retirements(self) -> None:
+        """Stop waiting for adapters to be unloaded, as the server is gone."""
+        for retiring in self._retiring:
+            retiring.cancel()
+
+
+async def _unload(client: SGLangClient, name: str) -> None:
+    try:
+        await client.unload_adapter(name)
+    except InferenceError as error:
+        logger.warning("server %s keeps adapter %s: %s", client.base_url, name, error)
