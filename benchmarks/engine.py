@@ -16,7 +16,6 @@ import json
 import os
 import platform
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -28,11 +27,8 @@ import httpx
 import numpy as np
 import torch
 import transformers
+from harness.processes import engine_process
 from transformers import ContinuousBatchingConfig, GenerationConfig, Qwen3Config, Qwen3ForCausalLM
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
-
-from support.engines import engine_process
 
 PAD = 0
 

@@ -54,9 +54,7 @@ from typing import Any
 
 import psutil
 import uvloop
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
-
+from harness.processes import engine_process, listening_process
 from rollout_neighbour import busy
 from rollout_play import MODEL, deepened, kept_registered, open_store, play
 from rollout_rounds import (
@@ -71,8 +69,6 @@ from rollout_rounds import (
     replay,
 )
 from rollout_waiting import waiting
-from support.engines import engine_process
-from support.listening import listening_process
 
 from agentrl import __version__
 from agentrl.config.sections import DataSection, RolloutSection, SamplingSection

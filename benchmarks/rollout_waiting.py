@@ -3,23 +3,26 @@
 import asyncio
 import json
 import os
+import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
+from harness.processes import listening_process
+from harness.scripted_engine import ScriptedEngine, serve_script
 from rollout_play import MODEL, kept_registered, open_store, play
-from support.play import ExactScoring, run_tool_server, service
-from support.scripted_engine import ScriptedEngine, serve_script
 
 from agentrl.config.sections import RolloutSection, SamplingSection
 from agentrl.inference import ServerPool
 from agentrl.renderers.renderer import Renderer
+from agentrl.rewards import RegisteredScoring
 from agentrl.rollout import RolloutContext
-from agentrl.schema import MCPTask
-from agentrl.store.private_mongod import EmbeddedMongo
+from agentrl.schema import InferenceService, MCPTask
+from agentrl.store.embedded import EmbeddedMongo
 from agentrl.tools import ToolsConfig, connect_tools, load_mcp_servers
 
+SLOW_TOOL = Path(__file__).parent / "harness/slow_tool.py"
 WAIT_SECONDS = 20.0
 
 
@@ -27,10 +30,10 @@ async def waiting(mongo: EmbeddedMongo, num_waiting: int) -> dict[str, Any]:
     """Hold rollouts that wait for a slow tool, and watch this process's memory."""
     with (
         tempfile.NamedTemporaryFile() as calls,
-        run_tool_server(Path(calls.name)) as tools_url,
+        listening_process([sys.executable, SLOW_TOOL, calls.name, "{port}"]) as tools,
         serve_script(Renderer.load(MODEL), _call_slowly) as engine,
     ):
-        return await _hold(mongo, engine, tools_url, Path(calls.name), num_waiting)
+        return await _hold(mongo, engine, f"{tools}/mcp", Path(calls.name), num_waiting)
 
 
 def _call_slowly(prompt: str) -> str:
@@ -44,8 +47,15 @@ async def _hold(
 ) -> dict[str, Any]:
     tools = ToolsConfig(servers=load_mcp_servers(tools_url), call_timeout_seconds=600)
     async with open_store(mongo) as store, connect_tools(tools) as toolbox, ServerPool() as pool:
-        await store.tasks.add(
-            MCPTask(id=f"train/0/{n}", order=n, num_generations=8, query="wait!", answer="1")
+        await store.add_tasks(
+            MCPTask(
+                id=f"train/0/{n}",
+                order=n,
+                num_generations=8,
+                query="wait!",
+                answer="1",
+                scorer="exact",
+            )
             for n in range(num_waiting // 8)
         )
         context = RolloutContext(
@@ -53,7 +63,7 @@ async def _hold(
             servers=pool,
             renderer=engine.renderer,
             toolbox=toolbox,
-            scoring=ExactScoring(),
+            scoring=RegisteredScoring(),
             rollout=RolloutSection(
                 max_concurrent_samples_per_process=num_waiting,
                 target_concurrency=num_waiting,
@@ -61,8 +71,11 @@ async def _hold(
             ),
             sampling=SamplingSection(max_new_tokens=200),
         )
+        here = InferenceService(
+            id="engine", base_url=engine.base_url, backend="embedded", model_path="scripted"
+        )
         before = resident_mb()
-        async with kept_registered(store, service(engine)):
+        async with kept_registered(store, here):
             playing = asyncio.create_task(play(store, context))
             began = time.perf_counter()
             await _until_called(calls, num_waiting, playing)

@@ -27,6 +27,7 @@ import json
 import multiprocessing
 import os
 import platform
+import shutil
 import socket
 import statistics
 import sys
@@ -39,8 +40,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
 import torch
 import transformers
+from harness.processes import engine_process
 from transformers import (
     PretrainedConfig,
     PreTrainedModel,
@@ -49,11 +52,6 @@ from transformers import (
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
 )
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
-
-from support.engines import engine_process, request
-from support.tiny_tokenizer import write_tokenizer
 
 from agentrl.config.sections import InferenceSection, PublishSection
 from agentrl.distributed.broadcast import Bucket, RankAssignment, Rendezvous, in_buckets, join_group
@@ -72,10 +70,11 @@ from agentrl.models.lora import (
     start_adapter,
 )
 from agentrl.models.policy import PolicyModel
-from agentrl.schema import InferenceService, Run
+from agentrl.schema import InferenceService, Run, SamplingParams
 from agentrl.store import TrajectoryStore
 from agentrl.store.private_mongod import EmbeddedMongo
 
+TOKENIZER = Path(__file__).resolve().parents[1] / "assets/demo/model"
 _CHUNK = 1 << 22
 _LINK_SECONDS = 120.0
 # Short: on a CPU, computing a long generation again would take longer than the bytes do.
@@ -301,8 +300,9 @@ class Servers:
                 pass
 
     def _request(self, seed: int, num_tokens: int) -> GenerateRequest:
-        asked = request(seed, _PROMPT_TOKENS, max_new_tokens=num_tokens)
-        return asked.model_copy(update={"adapter": self.adapter})
+        prompt = np.random.default_rng(seed).integers(0, 250, _PROMPT_TOKENS).astype(np.int32)
+        sampling = SamplingParams(max_new_tokens=num_tokens)
+        return GenerateRequest(input_ids=prompt, sampling=sampling, adapter=self.adapter)
 
 
 @dataclass(frozen=True)
@@ -438,7 +438,9 @@ def serving(policy: PolicyModel, num_servers: int, rounds: int) -> Iterator[Benc
     """Start engines with a policy's weights."""
     with tempfile.TemporaryDirectory(dir=Path.cwd()) as name, ExitStack() as stack:
         first = Path(name) / "first"
-        write_tokenizer(first)
+        shutil.copytree(
+            TOKENIZER, first, ignore=shutil.ignore_patterns("*.safetensors", "config.json")
+        )
         policy.model.save_pretrained(first)
         urls = [stack.enter_context(engine_process(first)) for _ in range(num_servers)]
         yield Bench(Path(name), policy, urls, rounds)

@@ -23,8 +23,8 @@ from chaos import sampler, slow_scorer, trainer
 from chaos.plan import Strike, plan
 from chaos.processes import Member, running
 from chaos.verdict import Verdict, judge
+from harness.scripted_engine import ScriptedEngine, serve_script
 from support.play import run_tool_server, tool_call
-from support.scripted_engine import ScriptedEngine, serve_script
 from support.training import write_model
 
 from agentrl.cli.main import main as agentrl

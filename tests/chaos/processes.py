@@ -73,7 +73,12 @@ class Member:
 def running(members: Sequence[Member]) -> Iterator[None]:
     """Keep the members inside the block, and end them all behind it."""
     # The fork server knows nothing of this process's `sys.path`.
-    paths = [str(TESTS), str(SOURCES), *filter(None, [os.environ.get("PYTHONPATH")])]
+    paths = [
+        str(TESTS),
+        str(TESTS.parent / "benchmarks"),
+        str(SOURCES),
+        *filter(None, [os.environ.get("PYTHONPATH")]),
+    ]
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)
     _forked.set_forkserver_preload(PRELOADED)
     try:

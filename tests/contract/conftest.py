@@ -17,8 +17,9 @@ from pathlib import Path
 import httpx
 import pytest
 import torch
+from harness.processes import engine_process
 from safetensors.torch import load_file, save_file
-from support.engines import FIRST, Oracle, Served, engine_process, make_model
+from support.engines import FIRST, Oracle, Served, make_model
 from support.sglang import sglang_process
 
 from agentrl.inference.client.sglang_client import SGLangClient

@@ -19,8 +19,9 @@ import httpx
 import numpy as np
 import pytest
 import torch
+from harness.processes import engine_process
 from support.adapters import make_adapter
-from support.engines import FIRST, Oracle, Served, engine_process, make_model, prompt, request
+from support.engines import FIRST, Oracle, Served, make_model, prompt, request
 
 from agentrl.errors import ServerRefused
 from agentrl.inference.client.sglang_client import SGLangClient

@@ -6,7 +6,8 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
-from support.engines import engine_process, make_model
+from harness.processes import engine_process
+from support.engines import make_model
 from support.sglang import sglang_process
 
 DATA, ADMIN = "the-data-key", "the-admin-key"

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.engines import Oracle, engine_process, prompt, request
+from harness.processes import engine_process
+from support.engines import Oracle, prompt, request
 from support.training import Player, train_tasks
 
 from agentrl.inference.client.sglang_client import SGLangClient

@@ -18,12 +18,13 @@ from agents import (
     Runner,
     set_tracing_disabled,
 )
+from harness.processes import engine_process
 from langchain_core.messages import AIMessage, ToolMessage
 from langchain_openai import ChatOpenAI
 from langgraph.graph import END, START, MessagesState, StateGraph
 from pydantic import BaseModel, Field
 from support.agents import assert_prompts_as_sent, client_of, open_stage
-from support.engines import Oracle, engine_process
+from support.engines import Oracle
 from support.play import begin_run
 
 from agentrl.config.sections import RolloutSection, SamplingSection

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from harness.scripted_engine import serve_script
 from support.doc_blocks import run_shell, write_blocks
 from support.play import service
-from support.scripted_engine import serve_script
 from support.tiny_tokenizer import write_tokenizer
 
 from agentrl.config.loading import build_config

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
+from harness.processes import listening_process
+from harness.scripted_engine import ScriptedEngine, serve_script
 from support import chaos_server
-from support.listening import listening_process
 from support.play import ExactScoring, begin_run, service, tool_call
-from support.scripted_engine import ScriptedEngine, serve_script
 from support.tiny_tokenizer import write_tokenizer
 
 from agentrl.config.sections import RolloutSection, SamplingSection

@@ -12,7 +12,8 @@ import httpx
 import numpy as np
 import psutil
 import pytest
-from support.engines import engine_process, make_model, prompt, request
+from harness.processes import engine_process
+from support.engines import make_model, prompt, request
 
 from agentrl.inference import GenerateResult, ServerPool, SGLangClient
 from agentrl.runtime.ports import free_port, listens

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from harness.scripted_engine import ScriptedEngine
 from openai import AsyncOpenAI
 from support.play import claim, open_play
-from support.scripted_engine import ScriptedEngine
 
 from agentrl.config.sections import AgentSection
 from agentrl.rollout import RolloutContext, RolloutResult

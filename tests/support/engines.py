@@ -1,13 +1,6 @@
-"""Tiny models for inference servers, and the embedded engine as a process of its own."""
+"""Tiny models for inference servers, requests to them, and transformers as the oracle."""
 
 import asyncio
-import os
-import re
-import subprocess
-import sys
-import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,7 +22,6 @@ torch.set_num_threads(1)
 
 FIRST, SECOND = "1", "2"
 """Versions of two checkpoints."""
-_START_SECONDS = 60
 
 
 @dataclass(frozen=True)
@@ -102,61 +94,3 @@ def make_model(directory: Path, *, seed: int, heads: int = 4) -> Path:
     )
     Qwen3ForCausalLM(config).save_pretrained(directory)
     return directory
-
-
-@contextmanager
-def engine_process(
-    model: Path,
-    *flags: str,
-    environment: Mapping[str, str] | None = None,
-    is_sacrificed: bool = False,
-) -> Iterator[str]:
-    """Run `python -m agentrl.inference.engine` on a free port; yields its address.
-
-    One that is sacrificed may be killed or stopped meanwhile.
-    """
-    command = [sys.executable, "-m", "agentrl.inference.engine", "--model-path", str(model)]
-    command += ["--port", "0", "--num-threads", "1", *flags]
-    process = subprocess.Popen(
-        command,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"OMP_WAIT_POLICY": "PASSIVE"} | dict(environment or {}),
-    )
-    assert process.stderr is not None
-    watchdog = threading.Timer(_START_SECONDS, process.kill)
-    watchdog.start()
-    lines: list[str] = []
-    # Somebody has to read on, or the engine would stop at a full pipe.
-    reader = threading.Thread(target=lines.extend, args=(process.stderr,), daemon=True)
-    try:
-        address = None
-        for line in process.stderr:
-            lines.append(line)
-            if found := re.search(r"http://[\d.]+:\d+", line):
-                address = found[0]
-                break
-        watchdog.cancel()
-        reader.start()
-        assert address is not None, "".join(lines)
-        yield address
-    finally:
-        watchdog.cancel()
-        if is_sacrificed:
-            process.kill()
-        else:
-            process.terminate()
-        try:
-            process.wait(20)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-            raise
-        finally:
-            reader.join()
-            process.stderr.close()
-    log = "".join(lines)
-    if is_sacrificed:
-        return
-    assert process.returncode == 0, log
-    assert "Traceback" not in log, log

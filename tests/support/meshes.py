@@ -103,6 +103,23 @@ class Outcome:
             "parameters": max(_apart(found[name], expected[name]) for name in expected),
         }
 
+    def row(self) -> dict[str, Any]:
+        """Return what the case was and what it showed."""
+        case = self.case
+        options = ("gradient_checkpointing", "cpu_offload", "routed")
+        found: dict[str, Any] = {
+            "model": "Qwen3-MoE" if case.architecture == "moe" else "Qwen3",
+            "ranks": self.num_ranks,
+            "mesh": case.mesh_name(self.num_ranks),
+            "dtype": case.dtype,
+        }
+        if case.lora_rank:
+            found["lora_rank"] = case.lora_rank
+        found |= {name: True for name in options if getattr(case, name)}
+        return found | {
+            name: float(f"{value:.1e}") for name, value in self.largest_differences().items()
+        }
+
 
 def run_group(name: str, models: Path, output: Path) -> Iterator[Outcome]:
     """Run a group on its ranks, and each of its cases in this process."""

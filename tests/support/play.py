@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
-from support.listening import listening_process
-from support.scripted_engine import ScriptedEngine
+from harness.processes import listening_process
+from harness.scripted_engine import ScriptedEngine
 
 from agentrl.config.sections import RolloutSection, SamplingSection
 from agentrl.errors import ScoringError

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from harness.processes import listening_process
 from mcp.client import Client
 from mcp.client.stdio import StdioServerParameters, stdio_client
 from mcp.types import CallToolResult, TextContent
-from support.listening import listening_process
 
 from examples.shop.server import TOOLS, ToolInputError, call_tool
 

@@ -1,8 +1,8 @@
 from typing import Any
 
 import pytest
+from harness.scripted_engine import replies, serve_script
 from support.play import ExactScoring, begin_run, open_play, play, tool_call
-from support.scripted_engine import replies, serve_script
 
 from agentrl.config.sections import RolloutSection, SamplingSection
 from agentrl.data import TokenTree

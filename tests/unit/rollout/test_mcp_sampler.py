@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from harness.scripted_engine import ScriptedEngine, replies, serve_script
 from support.play import TOOL_SERVER, ExactScoring, begin_run, claim, open_play, play, tool_call
-from support.scripted_engine import ScriptedEngine, replies, serve_script
 from support.tool_server import INJECTION
 
 from agentrl.config.sections import RolloutSection, SamplingSection

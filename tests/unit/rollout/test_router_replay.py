@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from harness.processes import engine_process
 from starlette.responses import JSONResponse, Response
-from support.engines import engine_process, prompt
+from support.engines import prompt
 from support.play import ExactScoring, claim
 from support.stored import make_task
 from support.stub_server import generation, stub_server

@@ -11,7 +11,7 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from support.listening import listening_process
+from harness.processes import listening_process
 
 from agentrl.tools import ToolsConfig, connect_tools
 

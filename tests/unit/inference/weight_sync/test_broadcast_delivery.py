@@ -13,8 +13,9 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from harness.processes import engine_process
 from safetensors.torch import load_file
-from support.engines import Oracle, engine_process, make_model, prompt, request
+from support.engines import Oracle, make_model, prompt, request
 
 from agentrl.config.sections import InferenceSection, PublishSection
 from agentrl.distributed.broadcast import Bucket, in_buckets

@@ -12,13 +12,13 @@ import httpx
 import openai
 import pytest
 import uvicorn
+from harness.scripted_engine import ScriptedEngine, replies, serve_script
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from support.agents import LOOK, MODEL, assert_prompts_as_sent, client_of, open_stage
 from support.play import begin_run, service, tool_call
-from support.scripted_engine import ScriptedEngine, replies, serve_script
 
 from agentrl.config.sections import AgentSection, RolloutSection, SamplingSection
 from agentrl.data import TokenTree

@@ -5,9 +5,9 @@ from typing import Any
 
 import openai
 import pytest
+from harness.scripted_engine import serve_script
 from support.agents import client_of, open_stage
 from support.play import begin_run
-from support.scripted_engine import serve_script
 
 from agentrl.config.sections import RolloutSection
 from agentrl.errors import AgentError, ConfigError, InferenceError

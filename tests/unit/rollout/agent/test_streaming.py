@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import openai
 import pytest
+from harness.scripted_engine import serve_script
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support.agents import assert_prompts_as_sent, client_of, open_stage
 from support.play import begin_run, tool_call
-from support.scripted_engine import serve_script
 
 from agentrl.errors import StoreError
 from agentrl.inference.dialects import deltas

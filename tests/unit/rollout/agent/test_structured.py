@@ -6,11 +6,11 @@ from typing import Any, Literal
 
 import openai
 import pytest
+from harness.scripted_engine import serve_script
 from pydantic import BaseModel
 from starlette.responses import JSONResponse, Response
 from support.agents import LOOK, MODEL, client_of, open_stage
 from support.play import begin_run, tool_call
-from support.scripted_engine import serve_script
 from support.stub_server import generation, stub_server
 from support.tiny_tokenizer import CHAT_TEMPLATE, write_tokenizer
 

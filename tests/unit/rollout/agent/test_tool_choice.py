@@ -4,9 +4,9 @@ from typing import Any
 
 import openai
 import pytest
+from harness.scripted_engine import serve_script
 from support.agents import LOOK, assert_prompts_as_sent, client_of, open_stage
 from support.play import begin_run
-from support.scripted_engine import serve_script
 
 from agentrl.renderers import Renderer
 from agentrl.rollout import RolloutResult

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from harness.scripted_engine import ScriptedEngine, serve_script
 from support.play import begin_run, run_tool_server, tool_call
 from support.scrape import scrape_until
-from support.scripted_engine import ScriptedEngine, serve_script
 from support.tiny_tokenizer import write_tokenizer
 
 from agentrl.renderers.renderer import Renderer

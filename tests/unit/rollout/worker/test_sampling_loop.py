@@ -3,8 +3,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
+from harness.scripted_engine import ScriptedEngine, serve_script
 from support.play import ExactScoring, begin_run, claim, open_play, service, tool_call
-from support.scripted_engine import ScriptedEngine, serve_script
 
 from agentrl.config.sections import RolloutSection
 from agentrl.errors import ToolError

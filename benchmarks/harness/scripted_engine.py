@@ -60,6 +60,7 @@ class ScriptedEngine:
         return [*ids.ids, *stop]
 
     async def generate(self, request: Request) -> Response:
+        """Answer `/generate`: whole, or as a stream of growing replies."""
         body = await request.json()
         if self.down:
             return JSONResponse({"object": "error", "message": "queue is full"}, 503)
@@ -102,6 +103,7 @@ class ScriptedEngine:
         return {"text": text, "output_ids": ids, "meta_info": meta}
 
     async def info(self, request: Request) -> Response:
+        """Answer what the server is."""
         body = {"weight_version": str(self.version), "version": "0.5.23", "model_path": "scripted"}
         return JSONResponse(body)
 
@@ -114,6 +116,7 @@ class ScriptedEngine:
         return JSONResponse({"success": True, "message": "scripted"})
 
     async def loads(self, request: Request) -> Response:
+        """Report no load."""
         return JSONResponse({"loads": [{"num_running_reqs": 0, "num_waiting_reqs": 0}]})
 
 
