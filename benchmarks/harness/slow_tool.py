@@ -9,7 +9,7 @@ from pathlib import Path
 import anyio
 from mcp.server import MCPServer
 
-server = MCPServer("slow")
+server = MCPServer("slow", log_level="ERROR")
 LOG_FILE = Path(sys.argv[1])
 
 
