@@ -19,7 +19,7 @@ from agentrl.renderers.renderer import Renderer
 from agentrl.rewards import RegisteredScoring
 from agentrl.rollout import RolloutContext
 from agentrl.schema import InferenceService, MCPTask
-from agentrl.store.embedded import EmbeddedMongo
+from agentrl.store.private_mongod import EmbeddedMongo
 from agentrl.tools import ToolsConfig, connect_tools, load_mcp_servers
 
 SLOW_TOOL = Path(__file__).parent / "harness/slow_tool.py"
@@ -47,7 +47,7 @@ async def _hold(
 ) -> dict[str, Any]:
     tools = ToolsConfig(servers=load_mcp_servers(tools_url), call_timeout_seconds=600)
     async with open_store(mongo) as store, connect_tools(tools) as toolbox, ServerPool() as pool:
-        await store.add_tasks(
+        await store.tasks.add(
             MCPTask(
                 id=f"train/0/{n}",
                 order=n,
