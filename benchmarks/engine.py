@@ -20,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,8 @@ def make_model(directory: Path) -> Qwen3ForCausalLM:
         max_position_embeddings=2048,
         tie_word_embeddings=True,
     )
-    model = Qwen3ForCausalLM(config).eval()
+    model = Qwen3ForCausalLM(config)
+    model.eval()
     model.save_pretrained(directory)
     return model
 
@@ -113,7 +115,7 @@ def time_static(model: Qwen3ForCausalLM, jobs: Sequence[Job], batch_size: int) -
         mask = torch.tensor([[0] * (width - len(j.prompt)) + [1] * len(j.prompt) for j in batch])
         longest = max(job.num_new for job in batch)
         with torch.inference_mode():
-            model.generate(
+            model.generate(  # type: ignore[misc]  # its self type is a private protocol
                 ids,
                 attention_mask=mask,
                 do_sample=True,
@@ -190,9 +192,9 @@ def main() -> None:
             for name, spacing in (("burst", 0.0), ("arrivals", args.spacing)):
                 jobs = make_jobs(args.requests, spacing, seed=len(name))
                 ways: dict[str, Callable[[], float]] = {
-                    "engine": lambda jobs=jobs: time_engine(url, jobs),
-                    "static_generate": lambda jobs=jobs: time_static(model, jobs, 64),
-                    "continuous_batching": lambda jobs=jobs: time_continuous(model, jobs, 64),
+                    "engine": partial(time_engine, url, jobs),
+                    "static_generate": partial(time_static, model, jobs, 64),
+                    "continuous_batching": partial(time_continuous, model, jobs, 64),
                 }
                 report[name] = measure(ways, sum(job.num_new for job in jobs), args.rounds)
                 print(name, json.dumps(report[name]), flush=True)

@@ -79,15 +79,17 @@ def replayed(folder: Path, seed: int, steps: int) -> dict[str, list[dict[str, An
 def seconds(steps: list[dict[str, Any]]) -> float:
     """Return the seconds that the trainer computed, the first step left out."""
     phases = ("forward_backward", "optimizer")
-    return sum(step["seconds"][phase] for step in steps[1:] for phase in phases)
+    return float(sum(step["seconds"][phase] for step in steps[1:] for phase in phases))
 
 
 def largest(found: dict[str, list[dict[str, Any]]], name: str) -> float:
     """Return the largest relative difference of a metric from that of separate turns."""
-    return max(
-        abs(step[name] - other[name]) / abs(other[name])
-        for merge in MERGES
-        for step, other in zip(found[merge], found["none"], strict=True)
+    return float(
+        max(
+            abs(step[name] - other[name]) / abs(other[name])
+            for merge in MERGES
+            for step, other in zip(found[merge], found["none"], strict=True)
+        )
     )
 
 

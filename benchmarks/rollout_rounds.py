@@ -163,7 +163,7 @@ def figures(rounds: Sequence[Round]) -> dict[str, Any]:
 
 
 def _median(sides: Sequence[Middle], what: str) -> float:
-    return statistics.median(getattr(side, what) for side in sides)
+    return float(statistics.median(getattr(side, what) for side in sides))
 
 
 class RecordingPool(ServerPool):

@@ -395,7 +395,8 @@ async def read_rate(mongo: EmbeddedMongo, sizes: Sizes) -> dict[str, Any]:
         await store.tasks.add(make_tasks(sizes.read_groups * GENERATIONS))
         for _ in range(sizes.read_groups * GENERATIONS):
             await play(store, 10)
-        num_bytes, rates = 0, {"bare": [], "store": []}
+        num_bytes = 0
+        rates: dict[str, list[float]] = {"bare": [], "store": []}
         for _ in range(max(2, sizes.repeats)):
             began = time.monotonic()
             data = [d async for d in store._database["record_data"].find({}).sort("traj_id", 1)]
@@ -558,7 +559,9 @@ def measure(sizes: Sizes) -> dict[str, Any]:
         reads = asyncio.run(read_rate(mongo, sizes))
 
     def ratio(work: str) -> float:
-        return min(row["ratio"] for row in rates if (row["work"], row["processes"]) == (work, 8))
+        return min(
+            float(row["ratio"]) for row in rates if (row["work"], row["processes"]) == (work, 8)
+        )
 
     per_token = {row["turns"]: row["bytes_per_token"] for row in by_turns}
     return {

@@ -37,11 +37,11 @@ from typing import Any
 
 import torch
 import transformers
-from tree_row import SHAPES, Row, work_of
+from tree_row import SHAPES, Kind, Row, work_of
 from tree_workloads import LARGE, LONG, SMALL, Workload, of_tree_size, single_row
 
 HERE = Path(__file__).parent
-ROWS = ("none", "linear", "tree", "tree_chunked")
+ROWS: tuple[Kind, ...] = ("none", "linear", "tree", "tree_chunked")
 SECTIONS = ("workloads", "head", "mfu", "large_tree")
 ROW_SECONDS = 900
 
@@ -58,7 +58,7 @@ class Setting:
 def settings(device: str, token_budget: int, repeats: int, *, with_trl: bool) -> Iterator[Setting]:
     """Return everything that is measured on a device."""
     if device == "cpu":
-        kinds = (*ROWS, "trl") if with_trl else ROWS
+        kinds: tuple[Kind, ...] = (*ROWS, "trl") if with_trl else ROWS
         for name, workload in SMALL.items():
             for kind in kinds:
                 row = Row(kind, "demo", workload, token_budget, device, repeats)
@@ -83,7 +83,8 @@ def large_settings(repeats: int) -> Iterator[Setting]:
             row = Row("tree", shape, single_row(num_tokens, 2), num_tokens, "cuda", repeats)
             yield Setting("mfu", f"{shape}/{num_tokens}", row)
     huge = of_tree_size(LARGE["branching"], 131072)
-    for kind, budget in (("tree", 131072 + 4096), ("tree_chunked", 32768)):
+    budgets: dict[Kind, int] = {"tree": 131072 + 4096, "tree_chunked": 32768}
+    for kind, budget in budgets.items():
         yield Setting(
             "large_tree", "qwen3-4b/131072", Row(kind, "qwen3-4b", huge, budget, "cuda", 1)
         )
@@ -93,7 +94,8 @@ def large_settings(repeats: int) -> Iterator[Setting]:
                 sized = of_tree_size(workload, num_tokens)
                 # Separate turns of the largest setting are more than half a million tokens.
                 runs = repeats if num_tokens < 65536 else 1
-                for kind in (*ROWS, "tree_varlen"):
+                kinds: tuple[Kind, ...] = (*ROWS, "tree_varlen")
+                for kind in kinds:
                     row = Row(kind, shape, sized, num_tokens + 1024, "cuda", runs)
                     yield Setting("workloads", f"{name}/{shape}/{num_tokens}", row)
 
@@ -101,7 +103,7 @@ def large_settings(repeats: int) -> Iterator[Setting]:
 def measure(row: Row, trl_python: str | None) -> dict[str, Any]:
     """Run a row in a process of its own."""
     is_trl = row.kind == "trl"
-    command = [trl_python if is_trl else sys.executable]
+    command = [trl_python if is_trl and trl_python else sys.executable]
     command += [str(HERE / ("tree_trl.py" if is_trl else "tree_row.py")), row.to_json()]
     try:
         done = subprocess.run(

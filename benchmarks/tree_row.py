@@ -71,11 +71,14 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
+Kind = Literal["none", "linear", "tree", "tree_chunked", "tree_varlen", "head", "trl"]
+
+
 @dataclass(frozen=True)
 class Row:
     """What one process measures."""
 
-    kind: Literal["none", "linear", "tree", "tree_chunked", "tree_varlen", "head", "trl"]
+    kind: Kind
     """See `benchmarks/tree.py`; `head`: just LM head and loss."""
     shape: str
     workload: Workload
@@ -115,7 +118,9 @@ def make_policy(row: Row) -> PolicyModel:
     config = Qwen3Config(
         **SHAPES[row.shape],
         max_position_embeddings=2**18,
-        attn_implementation=implementation_of("varlen") if row.kind == "tree_varlen" else attention,
+    )
+    config._attn_implementation = (
+        implementation_of("varlen") if row.kind == "tree_varlen" else attention
     )
     with torch.device(row.device):
         model = Qwen3ForCausalLM(config)

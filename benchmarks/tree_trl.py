@@ -21,7 +21,8 @@ from datasets import Dataset
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from tree_row import SHAPES, Memory, Row, quickest, step_seconds
 from tree_workloads import make_groups
-from trl import GRPOConfig, GRPOTrainer
+from trl.trainer.grpo_config import GRPOConfig
+from trl.trainer.grpo_trainer import GRPOTrainer
 
 from agentrl.config.sections import TrainerSection
 from agentrl.data.tokens import TurnTokens
@@ -85,6 +86,10 @@ def make_batch(rows: Sequence[TrlRow], num_terms: int) -> dict[str, torch.Tensor
     }
 
 
+def _no_reward(*_: Any, **__: Any) -> list[float | None]:
+    return [0.0]
+
+
 def make_trainer(row: Row, output_dir: str) -> GRPOTrainer:
     """Return TRL's trainer around the row's model."""
     torch.manual_seed(0)
@@ -103,13 +108,13 @@ def make_trainer(row: Row, output_dir: str) -> GRPOTrainer:
     )
     trainer = GRPOTrainer(
         model=model,
-        reward_funcs=lambda **_: [0.0],
+        reward_funcs=_no_reward,
         args=config,
         train_dataset=Dataset.from_list([{"prompt": "p"}]),
         processing_class=PreTrainedTokenizerFast.from_pretrained("assets/demo/model"),
     )
     trainer.current_gradient_accumulation_steps = 1
-    trainer.model.train()
+    model.train()
     return trainer
 
 
@@ -122,14 +127,16 @@ def measure(row: Row, output_dir: str) -> dict[str, Any]:
         make_batch(rows[first : first + BATCH_ROWS], num_terms)
         for first in range(0, len(rows), BATCH_ROWS)
     ]
-    parameters = list(trainer.model.parameters())
+    model = trainer.model
+    assert isinstance(model, Qwen3ForCausalLM)
+    parameters = list(model.parameters())
     optimizer = make_optimizer(parameters, TrainerSection())
 
     def accumulate(of: Sequence[dict[str, torch.Tensor]]) -> None:
         for batch in of:
-            on_device = {name: value.to(trainer.model.device) for name, value in batch.items()}
+            on_device = {name: value.to(model.device) for name, value in batch.items()}
             with trainer.compute_loss_context_manager():
-                loss = trainer.compute_loss(trainer.model, on_device)
+                loss = trainer.compute_loss(model, on_device)
             trainer.accelerator.backward(loss)
 
     def update() -> None:

@@ -137,6 +137,7 @@ class _Record:
 
     def _ask_sub_agent(self, prompt: np.ndarray) -> np.ndarray:
         context, chain = prompt, self._new_chain()
+        output = prompt[:0]
         for _ in range(self._workload.sub_agent_turns):
             output = self._sample(context, chain)
             context = np.concatenate([context, output, self._tokens(self._workload.tool_tokens)])

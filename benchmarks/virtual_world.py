@@ -60,7 +60,7 @@ def run_virtually(main: Callable[[], Any]) -> Any:
     async def inline(work: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         return work(*args, **kwargs)
 
-    time.monotonic, asyncio.to_thread = loop.time, inline  # type: ignore[assignment]
+    time.monotonic, asyncio.to_thread = loop.time, inline
     try:
         return loop.run_until_complete(main())
     finally:
@@ -422,7 +422,7 @@ class SimStore:
     async def _ready_groups(
         self, _consumer: str, *, limit: int, **_options: object
     ) -> list[list[DBRecordData]]:
-        found = []
+        found: list[list[DBRecordData]] = []
         while self._ready and len(found) < limit:
             found.append(self._groups.pop(heapq.heappop(self._ready)))
         return found

@@ -18,12 +18,14 @@ from shop.services import EDITOR_URL, TOOLS_URL, started
 from agentrl import AgentTrainer
 
 
-def reward(data_source, solution_str, ground_truth, extra_info=None):
+def reward(
+    data_source: str, solution_str: str, ground_truth: str, extra_info: object = None
+) -> float:
     """1 for the right number, else 0."""
     return float(f"<answer>{ground_truth}</answer>" in solution_str)
 
 
-def clerk(prompt=None):
+def clerk(prompt: str | None = None) -> Agent:
     """An agent that has the shop's tools; its model is filled in."""
     headers = {"Authorization": f"Bearer {os.environ.get('MCP_SERVER_TOKEN', 'none')}"}
     shop = {"type": "streamable-http", "url": TOOLS_URL, "headers": headers}
@@ -36,7 +38,7 @@ def clerk(prompt=None):
     )
 
 
-def editor():
+def editor() -> Agent:
     """An agent with a model of its own, which is not trained."""
     llm = ModelConfig(llm_base_url=EDITOR_URL, llm_model_name="editor", llm_api_key="none")
     return Agent(name="editor", conf=AgentConfig(llm_config=llm))

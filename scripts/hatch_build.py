@@ -16,7 +16,7 @@ SHIPPED = (
 )
 
 
-class ShippedFiles(BuildHookInterface):
+class ShippedFiles(BuildHookInterface):  # type: ignore[misc]  # hatchling is in the build environment alone
     """Maps the shipped files into a standard wheel."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:

@@ -22,7 +22,7 @@ from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 from agentrl.data.tokens import TurnTokens
 from examples.shop.questions import Question, make_catalogue, right_answer
 from examples.shop.server import TOOLS, Catalogue, ToolInputError, call_tool
-from examples.shop.tokenizer import TURN_END
+from examples.shop.tokenizer import END_OF_TEXT, TURN_END
 
 TOOL_SCHEMAS: list[dict[str, Any]] = [
     {
@@ -69,7 +69,12 @@ class Codec:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self.tokenizer = tokenizer
-        self.turn_end: int = tokenizer.convert_tokens_to_ids(TURN_END)
+        turn_end = tokenizer.convert_tokens_to_ids(TURN_END)
+        assert isinstance(turn_end, int)
+        self.turn_end = turn_end
+        pad = tokenizer.convert_tokens_to_ids(END_OF_TEXT)
+        assert isinstance(pad, int)
+        self.pad = pad
         self.prefix = self._common_prefix()
 
     def prompt(self, question: str) -> list[int]:
@@ -88,13 +93,15 @@ class Codec:
 
     def decode(self, ids: list[int]) -> str:
         """Text of sampled ids, end-of-turn token removed."""
-        text: str = self.tokenizer.decode(ids, skip_special_tokens=False)
+        text = self.tokenizer.decode(ids, skip_special_tokens=False)
+        assert isinstance(text, str)
         return text.removesuffix(TURN_END)
 
     def _render(self, messages: list[dict[str, str]], *, generate: bool) -> str:
-        text: str = self.tokenizer.apply_chat_template(
-            messages, tools=TOOL_SCHEMAS, add_generation_prompt=generate, tokenize=False
+        text = self.tokenizer.apply_chat_template(
+            messages, tools=list(TOOL_SCHEMAS), add_generation_prompt=generate, tokenize=False
         )
+        assert isinstance(text, str)
         return text
 
     def _common_prefix(self) -> list[int]:
@@ -296,7 +303,7 @@ class _Batch:
         start_B = self.mask_BT.sum(-1, keepdim=True)
         position_BT = (start_B + real_BT.cumsum(-1) - 1).clamp(min=0)
         self.mask_BT = torch.cat([self.mask_BT, real_BT], dim=-1)
-        logits_BTV = self.model(
+        logits_BTV: torch.Tensor = self.model(
             input_BT,
             attention_mask=self.mask_BT,
             position_ids=position_BT,

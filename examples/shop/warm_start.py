@@ -19,7 +19,6 @@ from agentrl.trainer.learner.passes import forward_backward
 from agentrl.trainer.sft.curriculum import Example, sft_batch
 from examples.shop.episodes import Codec, Habits, demonstrate, episode_turns
 from examples.shop.questions import Question
-from examples.shop.tokenizer import END_OF_TEXT
 
 _ONE_ROW = 1 << 20
 """More tokens than a step has."""
@@ -56,11 +55,10 @@ def new_model(codec: Codec, seed: int) -> Qwen3ForCausalLM:
         num_key_value_heads=2,
         head_dim=32,
         max_position_embeddings=2048,
-        rope_theta=10_000.0,
         tie_word_embeddings=True,
         bos_token_id=None,
         eos_token_id=codec.turn_end,
-        pad_token_id=codec.tokenizer.convert_tokens_to_ids(END_OF_TEXT),
+        pad_token_id=codec.pad,
     )
     model = Qwen3ForCausalLM(config)
     model.generation_config.eos_token_id = codec.turn_end

@@ -14,7 +14,7 @@ PROMPT = (Path(__file__).parent / "system_prompt.txt").read_text(encoding="utf-8
 class GaiaAgentLoop(AworldAgentLoop):
     """An assistant with the tools of the environment that `MCP_SERVER_URL` names."""
 
-    async def build_agents(self):
+    async def build_agents(self) -> Agent:
         """Return the agent."""
         mcp_config, mcp_servers = get_agent_tool_env_and_servers()
         model = AgentConfig(

@@ -125,7 +125,7 @@ class ChunkedPass:
             shared = ChunkStates(above)
             output = self._run(chunk, shared, with_entropy=False)
             if chunk is None:
-                output.logprobs.sum().backward()  # type: ignore[no-untyped-call]
+                output.logprobs.sum().backward()
                 continue
             terms = torch.from_numpy(chunk.terms).to(gradient.device)
             roots, gradients = [output.logprobs], [gradient.index_select(0, terms)]

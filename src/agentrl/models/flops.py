@@ -42,7 +42,7 @@ class FlopCount:
         """Read the costs off a model, sharded or not."""
         config: Any = policy.model.config
         embedding: Any = policy.model.get_input_embeddings()
-        head: Any = policy.model.get_output_embeddings()  # type: ignore[no-untyped-call]
+        head: Any = policy.model.get_output_embeddings()
         tables = {id(embedding.weight), id(head.weight)}
         per_token = 0.0
         for name, parameter in policy.named_parameters():

@@ -81,7 +81,7 @@ def _without_weights(
 ) -> PreTrainedModel:
     """Return a model whose parameters are on the meta device, and whose buffers are real."""
     with init_empty_weights(include_buffers=False):
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(
             config,
             dtype=dtype,
             attn_implementation=attention,

@@ -93,7 +93,7 @@ class PolicyModel(nn.Module):
         temperatures = torch.from_numpy(temperatures_R).to(device)
         rows = torch.from_numpy(rows_T[order]).to(device)
         targets = torch.from_numpy(row.targets[order]).to(device)
-        head = self.model.get_output_embeddings()  # type: ignore[no-untyped-call]
+        head = self.model.get_output_embeddings()
         vocabulary = Vocabulary(self.split.tensor)
         # At least one chunk, if an empty one: every rank's graph reaches every parameter.
         edges = [*range(0, max(len(sources_R), 1), chunk_size), len(sources_R)]

@@ -37,7 +37,7 @@ def materialize(model: nn.Module, device: torch.device, *, parameter_device: tor
         parameter_device: where parameters go; the CPU if they are offloaded.
     """
     tied = tied_names(model)
-    model._apply(  # type: ignore[no-untyped-call]
+    model._apply(
         lambda t: torch.empty_like(t, device=parameter_device) if t.is_meta else t.to(device)
     )
     for name, first in tied.items():

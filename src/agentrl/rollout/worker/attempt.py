@@ -33,7 +33,8 @@ TROUBLE_FAILURES = 3
 """Rollouts that failed in a row after which only one is tried at a time."""
 MAX_TROUBLE_PAUSE_SECONDS = 60.0
 
-MakeSampler = Callable[[Task, Record, RolloutContext], AsyncSampler[Any]]
+# `Any`: each sampler takes its own kind of task.
+MakeSampler = Callable[[Any, Record, RolloutContext], AsyncSampler[Any]]
 CancelReason = Literal["lease_lost", "hand_back", "abandon"]
 
 

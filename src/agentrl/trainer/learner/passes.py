@@ -72,7 +72,7 @@ def forward_backward(
                 policy, batch.row, chunk_size=chunk_size, with_entropy=with_entropy
             )
         done = _loss(output.logprobs, batch, algorithm, reference_logprobs)
-        done.loss.backward()  # type: ignore[no-untyped-call]
+        done.loss.backward()
     else:
         passes = ChunkedPass(
             policy, batch.row, num_chunks=batch.num_chunks, chunk_size=chunk_size, autocast=autocast
