@@ -136,7 +136,7 @@ def export(config: RootConfig) -> int:
     from agentrl.models.lora import merge_adapter
     from agentrl.models.resolve import resolve_model
 
-    disable_progress_bar()  # type: ignore[no-untyped-call]
+    disable_progress_bar()
     adapter = newest_checkpoint(config.run.output_path)
     if not is_adapter(adapter):
         raise ConfigError(f"{adapter} holds all weights already")
@@ -181,7 +181,7 @@ def verify_merge(
     from agentrl.models.resolve import resolve_model
     from agentrl.trainer.learner.merge_check import check_random_trees, small_random_policies
 
-    disable_progress_bar()  # type: ignore[no-untyped-call]
+    disable_progress_bar()
     if config.trainer.trainer_threads is not None:
         torch.set_num_threads(config.trainer.trainer_threads)
     precision, device = getattr(torch, dtype), Ranks().device
