@@ -67,7 +67,7 @@ def run_on_ranks(name: str, config: RootConfig, lead: Lead[T]) -> T | None:
     if config.trainer.trainer_threads is not None:
         torch.set_num_threads(config.trainer.trainer_threads)
     # A bar for every published version would fill the log.
-    disable_progress_bar()  # type: ignore[no-untyped-call]
+    disable_progress_bar()
 
     async def lead_until_signalled() -> T:
         return await lead(ranks, stop_on_signals("the step is finished and saved first"))
