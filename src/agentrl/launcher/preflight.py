@@ -19,7 +19,7 @@ from agentrl.models.resolve import check_adapter_targets, check_router_replay, r
 from agentrl.renderers.renderer import Renderer
 from agentrl.rewards import MCPScorerFactory, RegisteredScoring
 from agentrl.rollout.agent import load_agent
-from agentrl.rollout.worker.resources import check_tools, tools_config
+from agentrl.rollout.worker.resources import check_tools, served_context_length, tools_config
 from agentrl.store import TrajectoryStore
 from agentrl.store.private_mongod import find_mongod
 from agentrl.tools import probe
@@ -160,7 +160,8 @@ async def _check_tools(config: RootConfig, model_path: Path, renderer: Renderer)
             raise ConfigError(f"--tool_server_command {command!r}: no such program")
         return
     if tools.servers and config.rollout.enable_sampling:
-        check_tools(config, model_path, renderer, await probe(tools))
+        context_length = served_context_length(config.inference, model_path)
+        check_tools(config.sampling, context_length, renderer, await probe(tools))
 
 
 async def _check_servers(config: RootConfig) -> None:

@@ -27,6 +27,16 @@ def resolve_model(name_or_path: str) -> Path:
     return _checked(_fetch(name_or_path))
 
 
+def resolve_tokenizer(name_or_path: str) -> Path:
+    """Return the directory of a checkpoint's tokenizer; a local one needs no weights in it.
+
+    Raises:
+        ConfigError: see `resolve_model`.
+    """
+    path = Path(name_or_path)
+    return path if path.is_dir() else resolve_model(name_or_path)
+
+
 def check_router_replay(model_path: Path) -> None:
     """Refuse to replay the routers of a model that has none.
 

@@ -1,4 +1,8 @@
-"""`AsyncSampler`: one instance plays one slot, and writes every model call as it happens."""
+"""`AsyncSampler`: one instance runs the rollout of one slot and stores every model call.
+
+It knows servers, renderer and store through `RolloutContext`. Claims, leases and the writes that end
+an attempt are the worker's.
+"""
 
 import asyncio
 import hashlib
@@ -34,7 +38,11 @@ Judge = Callable[[DispatchedSamplingTask, Reply], float | None]
 
 
 class LimitReached(Exception):
-    """A limit of the rollout was met; its outcome says which. Ends the rollout, not the attempt."""
+    """A limit of the rollout was met; `outcome` names it. Ends the rollout, not the attempt.
+
+    Control flow rather than an error, so it stands outside the error tree: a sampler's `run` turns
+    it into a `RolloutResult`.
+    """
 
     def __init__(self, outcome: Outcome) -> None:
         super().__init__(outcome)
@@ -43,14 +51,14 @@ class LimitReached(Exception):
 
 @dataclass(frozen=True)
 class RolloutResult:
-    """How a rollout ended: its outcome, and the answer that the policy gave, if any."""
+    """How a rollout ended: its outcome, and the policy's final answer, if it gave one."""
 
     outcome: Outcome
     final_answer: str | None = None
 
 
 class AsyncSampler(ABC, Generic[TaskType]):
-    """Plays one slot of a Task.
+    """Runs the rollout of one slot of a Task.
 
     Subclasses implement `run` (talk to the model through `generate` until the rollout ends) and
     `evaluate_record` (the score). Everything that `generate` returns is already durable in the
@@ -58,8 +66,8 @@ class AsyncSampler(ABC, Generic[TaskType]):
     infrastructure (`InferenceError`, `ToolError`, `StoreError`) must be left to propagate: they end
     the attempt and never become a score.
 
-    Where the tools are declared resumable, a rollout whose process died is taken up by another (see
-    `take_up`); a sampler that keeps state outside its turns belongs to runs without that flag.
+    Where the tools are declared resumable, another process resumes the rollout of one that died (see
+    `resume`); a sampler that keeps state outside its turns belongs to runs without that flag.
 
     Example:
         ```python
@@ -86,21 +94,21 @@ class AsyncSampler(ABC, Generic[TaskType]):
         self.context = context
         self.turns: list[DispatchedSamplingTask] = []
         self.deadline = context.servers.clock.now() + context.rollout.rollout_timeout_seconds
-        """When the rollout's time is up, by the clock of the servers."""
+        """End of the rollout's time, on the clock of the servers."""
         self._num_requests = 0
         self._appending = asyncio.Lock()
         self._appends: set[asyncio.Task[DispatchedSamplingTask]] = set()
         self._results_written: list[asyncio.Task[None]] = []
         self._recorded: tuple[DispatchedSamplingTask, ...] = ()
-        # By turn: what its images took in the server's prompt, beside their placeholders.
+        # By turn: tokens that its images take in the server's prompt beyond their placeholders.
         self._image_tokens: dict[int, int] = {}
 
-    def take_up(self, turns: Sequence[DispatchedSamplingTask]) -> None:
-        """Go on with an attempt whose holder died or handed it back.
+    def resume(self, turns: Sequence[DispatchedSamplingTask]) -> None:
+        """Resume an attempt whose holder died or released it.
 
-        `run` plays it again from its beginning, but `generate` gives these turns back instead of
-        asking a server, and `recorded_result` the results of their tools, until there are none
-        left. A sampler whose next step follows from those alone ends up where the other one was.
+        `run` starts from the beginning, but `generate` replays these turns instead of asking a
+        server, and `recorded_result` the results of their tools, until none is left. A sampler
+        whose next step follows from these alone arrives where the other one stopped.
 
         Args:
             turns: the durable turns of the attempt, in order.
@@ -109,7 +117,7 @@ class AsyncSampler(ABC, Generic[TaskType]):
 
     @abstractmethod
     async def run(self) -> RolloutResult:
-        """Play the slot to its end."""
+        """Run the rollout to its end."""
 
     @abstractmethod
     async def evaluate_record(self, result: RolloutResult) -> Score:
@@ -119,7 +127,7 @@ class AsyncSampler(ABC, Generic[TaskType]):
         attempt at scoring failed.
 
         Raises:
-            ScoringError: no verdict could be had; it is tried again later.
+            ScoringError: the scorer could not decide; it is tried again later.
         """
 
     async def generate(
@@ -148,11 +156,11 @@ class AsyncSampler(ABC, Generic[TaskType]):
             LimitReached: the prompt is too long, or the rollout's time is up; nothing was stored.
             InferenceError: no server replied.
             LeaseLost: another process owns the slot by now.
-            RenderError: the attempt was taken up, and what was played before does not come out.
+            RenderError: a resumed attempt renders another prompt than the recorded one.
         """
         prompt = conversation.next_prompt(self.context.renderer)
         if len(self.turns) < len(self._recorded):
-            return self._play_recorded(conversation, prompt, judge)
+            return self._replay_turn(conversation, prompt, judge)
         turn, reply = await self.sample(
             prompt,
             messages=conversation.pending,
@@ -176,18 +184,18 @@ class AsyncSampler(ABC, Generic[TaskType]):
         on_partial: OnPartial | None = None,
         **sampling: Any,
     ) -> tuple[DispatchedSamplingTask, Reply]:
-        """Let the model continue a prompt, and store the turn; `generate` does it for conversations.
+        """Let the model continue a prompt, and store the turn; `generate` wraps this for conversations.
 
-        Several calls may be under way at the same time: each becomes a turn when it is answered. A
-        caller that is cancelled while its turn is being stored leaves the turn behind.
+        Several calls may run concurrently: each becomes a turn when its reply arrives. The turn of a
+        caller that is cancelled while it is being stored is stored nevertheless.
 
         Args:
-            prompt: the ids, and how they follow from an earlier turn.
-            messages: what stands in the prompt and not in the turn that it continues.
-            tools: the tools that the model is shown.
+            prompt: the ids, int32 [P], and how they continue an earlier turn.
+            messages: the messages that the prompt adds to the turn it continues.
+            tools: schemas of the tools that the prompt shows.
             judge: see `generate`.
             min_room: see `generate`.
-            on_partial: is told how far the reply got while it goes on.
+            on_partial: receives the growing reply.
             **sampling: see `generate`.
 
         Raises:
@@ -246,10 +254,10 @@ class AsyncSampler(ABC, Generic[TaskType]):
         return turn, reply
 
     async def note_call(self, **fields: Any) -> DispatchedSamplingTask:
-        """Store a call of a model that is not trained: a turn without tokens, durable on return.
+        """Store a call of a model that is not trained, as a turn without tokens; durable on return.
 
         Args:
-            **fields: the fields of the turn that are known.
+            **fields: known fields of the turn.
         """
         none = np.empty(0, dtype=np.int32)
         return await self._append(
@@ -274,10 +282,10 @@ class AsyncSampler(ABC, Generic[TaskType]):
     def _forget(self, write: asyncio.Task[DispatchedSamplingTask]) -> None:
         self._appends.discard(write)
         if not write.cancelled():
-            write.exception()  # looked at, so that it is not reported as forgotten
+            write.exception()  # retrieved, or asyncio would log it as never retrieved
 
     async def _append_in_turn(self, turn: DispatchedSamplingTask) -> DispatchedSamplingTask:
-        # One after the other: a turn's index is its place among the acknowledged turns.
+        # Serialized: a turn's index is its position among the acknowledged turns.
         async with self._appending:
             index = len(self.turns)
             turn_id = f"{self.record.id}/{self.record.fence}/{index}"
@@ -287,7 +295,7 @@ class AsyncSampler(ABC, Generic[TaskType]):
             self.turns.append(turn)
         return turn
 
-    def _play_recorded(
+    def _replay_turn(
         self, conversation: Conversation, prompt: Prompt, judge: Judge | None
     ) -> tuple[DispatchedSamplingTask, Reply]:
         turn = self._recorded[len(self.turns)]
@@ -296,12 +304,12 @@ class AsyncSampler(ABC, Generic[TaskType]):
         )
         if not (same and np.array_equal(turn.added_ids, prompt.added_ids)):
             raise RenderError(
-                f"{self.record.id} cannot be taken up: its turn {turn.index} was sampled from a "
-                "prompt that does not come out again (other tools, template or sampler)"
+                f"{self.record.id} cannot be resumed: its turn {turn.index} was sampled from "
+                "another prompt than this process renders (other tools, template or sampler)"
             )
         reply = self.context.renderer.parse(turn.output_ids, turn=turn.index)
         if judge is not None:
-            judge(turn, reply)  # for what it remembers; its verdict is in the turn
+            judge(turn, reply)  # for its side effects; the verdict is in the turn
         self.turns.append(turn)
         self._num_requests += 1
         full_ids = np.concatenate([prompt.ids, turn.output_ids]).astype(np.int32)
@@ -309,18 +317,18 @@ class AsyncSampler(ABC, Generic[TaskType]):
         return turn, reply
 
     def recorded_result(self, call_id: str) -> ToolResult | None:
-        """Return what a call of the last turn led to when the turn was taken up, if it is known."""
+        """Return the recorded result of a call of the last turn, if the turn is a resumed one."""
         return next((r for r in self.turns[-1].tool_results if r.call_id == call_id), None)
 
     def attach_results(self, results: Sequence[ToolResult], turn_index: int = -1) -> None:
         """Store the tool results of a turn, the last one by default.
 
-        The write runs beside what follows; the next `generate` waits for it before it stores the
-        next turn, and `finish` before the Record is finished.
+        The write runs in the background: the next `generate` waits for it before it stores its
+        turn, and `finish` before the Record is finished.
         """
         turn = self.turns[turn_index]
         if turn.tool_results == tuple(results):
-            return  # taken up together with its turn
+            return  # resumed together with its turn
         turn = turn.model_copy(update={"tool_results": tuple(results)})
         self.turns[turn_index] = turn
         self._results_written.append(
@@ -332,13 +340,13 @@ class AsyncSampler(ABC, Generic[TaskType]):
         )
 
     async def finish(self) -> None:
-        """Wait until everything that this rollout wrote is durable."""
+        """Wait until every write of this rollout is durable."""
         for write in tuple(self._appends):
             await write
         await self._flush_results()
 
     async def discard(self) -> None:
-        """Stop writing: the attempt is over for another reason than the rollout's end."""
+        """Cancel the writes under way: the attempt ended before the rollout did."""
         writes: list[asyncio.Task[Any]] = [*self._appends, *self._results_written]
         self._results_written = []
         for write in writes:
@@ -381,7 +389,7 @@ class AsyncSampler(ABC, Generic[TaskType]):
         return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=4).digest()) >> 1
 
     def _known_results(self, prompt: Prompt) -> tuple[ToolResult, ...]:
-        """Return the tool results that are stored with the turn that a prompt continues."""
+        """Return the tool results stored with the turn that a prompt continues."""
         if prompt.parent is None or prompt.rewritten:
             return ()
         return self.turns[prompt.parent].tool_results
@@ -399,10 +407,10 @@ class AsyncSampler(ABC, Generic[TaskType]):
 
 
 def _routes(request: GenerateRequest, result: GenerateResult) -> dict[str, Any]:
-    """Return the fields of a turn that say which experts its tokens went to.
+    """Return the fields of a turn that hold the experts its tokens were routed to.
 
     Raises:
-        InferenceError: they were asked for, and the server did not say it for every token.
+        InferenceError: they were requested, and the server did not name them for every token.
     """
     if request.routed_from is None:
         return {}

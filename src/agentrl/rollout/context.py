@@ -1,4 +1,4 @@
-"""What rollouts share: one set of clients per process, handed to every `AsyncSampler`."""
+"""`RolloutContext`: the clients and settings of a process, handed to every `AsyncSampler`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ from agentrl.tools import McpToolBox
 
 
 class Scoring(Protocol):
-    """The scorers, as rollouts see them."""
+    """Answer extraction and scorers, as rollouts use them."""
 
     def check(self, scorer: str) -> None:
         """Raise ConfigError unless answers can be judged by this scorer."""
@@ -30,14 +30,14 @@ class Scoring(Protocol):
         """Judge an answer.
 
         Raises:
-            ScoringError: no verdict could be had; the score stays missing and is tried again.
+            ScoringError: the scorer could not decide; the score stays missing and is tried again.
         """
         ...
 
 
 @dataclass
 class LiveControl:
-    """The run's controls as they were last read."""
+    """The run's controls as the worker last read them."""
 
     current: Control = field(default_factory=Control)
 
@@ -77,10 +77,10 @@ class RolloutContext:
         rollout: limits of a rollout.
         sampling: how tokens are drawn.
         seed: seed of the run, from which every request's seed is derived.
-        context_length: longest sequence that the servers take, when known.
-        live: what may be changed on the running run.
-        router_replay: ask which experts of the model the tokens went to, and store it.
-        resumable: the tools keep no state, so that a dead sampler's rollout may be taken up.
+        context_length: longest sequence that the servers take, in tokens, when known.
+        live: controls that may change while the run goes on.
+        router_replay: store which experts of the model every token was routed to.
+        resumable: the tools keep no state, so that another sampler may resume a dead one's rollout.
         summarizer: shortens long texts; None where none is configured.
     """
 
@@ -106,7 +106,7 @@ class RolloutContext:
         return ImageLibrary(self.store, max_bytes, tuple(map(ip_network, rollout.image_networks)))
 
     def check_scorer(self, task: MCPTask) -> None:
-        """Refuse a task that could be played here, but not scored.
+        """Refuse a task that could be sampled here but not scored.
 
         Raises:
             ConfigError: see `Scoring.check`.
@@ -121,11 +121,11 @@ class RolloutContext:
 
         Args:
             task: the question.
-            answer: what the rollout came to.
-            no_answer: why there is none, if there is none.
+            answer: the rollout's final answer.
+            no_answer: the reason stored with the 0 of a rollout without one.
 
         Raises:
-            ScoringError: no verdict could be had; the score stays missing and is tried again.
+            ScoringError: the scorer could not decide; the score stays missing and is tried again.
         """
         task = task.model_copy(update={"scorer": self._scorer_of(task)})
         if answer is None:

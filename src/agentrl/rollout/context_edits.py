@@ -1,7 +1,7 @@
-"""What is left of a conversation when its context is full, or when the model repeats itself.
+"""The part of a conversation that stays when its context is full or the model repeats itself.
 
-Pure functions on messages. Neighbours of one role are joined, because many chat templates want
-roles to alternate. Text that others wrote (tools, a summary) only ever stands in user messages,
+Pure functions on messages. Adjacent messages of one role are joined, because many chat templates
+require roles to alternate. Untrusted text (of tools, of a summary) stands in user messages only,
 where it cannot become a control token.
 """
 
@@ -16,8 +16,8 @@ RESULTS_DISCARDED = (
     "The results of your tool calls so far were removed from the context to make room. Go on, and "
     "call a tool again where you still need what it said."
 )
-_KEPT_WHEN_ROLLED_BACK = 10
-_MOST_ROLLED_BACK = 15
+_MIN_KEPT_MESSAGES = 10
+_MAX_DROPPED_MESSAGES = 15
 
 
 def without_tool_results(messages: Sequence[Message], opening: Sequence[Message]) -> list[Message]:
@@ -27,7 +27,7 @@ def without_tool_results(messages: Sequence[Message], opening: Sequence[Message]
     its context is likely to have lost its way. The opening always stays.
     """
     spoken = [message for message in messages if message["role"] != "tool"]
-    num_dropped = min(_MOST_ROLLED_BACK, max(0, len(spoken) - _KEPT_WHEN_ROLLED_BACK))
+    num_dropped = min(_MAX_DROPPED_MESSAGES, max(0, len(spoken) - _MIN_KEPT_MESSAGES))
     kept = spoken[: len(spoken) - num_dropped]
     kept = [*opening, *kept[len(opening) :]]
     return joined([*kept, {"role": "user", "content": RESULTS_DISCARDED}])
@@ -55,7 +55,7 @@ def without_repetitions(messages: Sequence[Message]) -> list[Message]:
 
 
 def joined(messages: Sequence[Message]) -> list[Message]:
-    """Join neighbours that the same role spoke."""
+    """Join adjacent messages of the same role; tool results stay apart."""
     result: list[Message] = []
     for message in messages:
         if result and result[-1]["role"] == message["role"] != "tool":
@@ -67,7 +67,7 @@ def joined(messages: Sequence[Message]) -> list[Message]:
 
 
 def as_text(messages: Sequence[Message]) -> str:
-    """Return a transcript for a reader who is to summarise it."""
+    """Return a transcript for the summarizer."""
     return "\n\n".join(
         f"[{message.get('name') or message['role']}]\n{_text(message['content'])}"
         for message in messages
@@ -85,5 +85,5 @@ def _parts(content: Any) -> list[Any]:
 
 
 def _text(content: Any) -> str:
-    """Return what a reader of text gets to see of a content."""
+    """Return a message's content as text, with `[image]` in place of each image."""
     return "".join(part.get("text", "[image]") for part in _parts(content))

@@ -1,28 +1,42 @@
-"""Images on their way from where they are found into the store, and from there to the engine."""
+"""Images of rollouts: fetched from where a message names them, stored once, and sent to the engine.
 
+Questions and messages of agents name addresses on the web. Nobody vouches for these, and a sampler
+often runs where it can reach a metadata service, a database or a neighbour's notebook. So only
+public addresses are connected to, and the networks that the user allows. The check is made on the
+connection rather than the name, which covers redirects and names that resolve to a private address.
+"""
+
+import errno
+import ipaddress
+import socket
 from collections import OrderedDict
 from collections.abc import Sequence
+from typing import Any
+
+import aiohttp
 
 from agentrl.errors import RenderError
-from agentrl.rollout.image_fetch import Network, fetch_image
 from agentrl.schema.image import Image, image_from_bytes, image_from_data_url, stored_key
 from agentrl.store import TrajectoryStore
 
-_REMEMBERED_BYTES = 64 * 2**20
-_REMEMBERED_ADDRESSES = 4096
+_FETCH_SECONDS = 15.0
+_CHUNK_BYTES = 2**16
+_MAX_CACHED_BYTES = 64 * 2**20
+_MAX_CACHED_ADDRESSES = 4096
+_Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 class ImageLibrary:
     """The images of all rollouts of a process; each is fetched and stored once.
 
     Args:
-        store: keeps them.
-        max_bytes: the largest image that is taken.
-        networks: networks that images are fetched from beside the public ones.
+        store: holds the images.
+        max_bytes: the largest image accepted.
+        networks: networks that may be connected to beside the public ones.
     """
 
     def __init__(
-        self, store: TrajectoryStore, max_bytes: int, networks: Sequence[Network] = ()
+        self, store: TrajectoryStore, max_bytes: int, networks: Sequence[_Network] = ()
     ) -> None:
         self._store = store
         self._max_bytes = max_bytes
@@ -38,7 +52,7 @@ class ImageLibrary:
             addresses: `data:` URLs, http(s) URLs, or addresses of stored images.
 
         Raises:
-            RenderError: one cannot be had, is too large, or is no image.
+            RenderError: one cannot be fetched, is too large, or is not an image.
         """
         return tuple([await self._keep(address) for address in addresses])
 
@@ -49,7 +63,7 @@ class ImageLibrary:
         found = await self._store.images.get(missing) if missing else ()
         for address, image in zip(missing, found, strict=True):
             urls[address] = image.data_url
-            self._remember(address, image.data_url)
+            self._cache(address, image.data_url)
         return tuple(url for address in addresses if (url := urls[address]) is not None)
 
     async def _keep(self, address: str) -> str:
@@ -64,7 +78,7 @@ class ImageLibrary:
         (stored,) = await self._store.images.put([image])
         if not address.startswith("data:"):
             self._fetched[address] = stored
-            if len(self._fetched) > _REMEMBERED_ADDRESSES:
+            if len(self._fetched) > _MAX_CACHED_ADDRESSES:
                 self._fetched.popitem(last=False)
         return stored
 
@@ -73,7 +87,7 @@ class ImageLibrary:
             image = image_from_data_url(address)
         elif address.startswith(("http://", "https://")):
             image = image_from_bytes(
-                await fetch_image(address, max_bytes=self._max_bytes, networks=self._networks)
+                await _fetch(address, max_bytes=self._max_bytes, networks=self._networks)
             )
         else:
             raise ValueError("neither a data: URL nor an http(s) address")
@@ -81,12 +95,55 @@ class ImageLibrary:
             raise ValueError(f"larger than max_image_megabytes={self._max_bytes / 2**20:g}")
         return image
 
-    def _remember(self, address: str, url: str) -> None:
+    def _cache(self, address: str, url: str) -> None:
         self._inlined[address] = url
         self._inlined_bytes += len(url)
-        while self._inlined_bytes > _REMEMBERED_BYTES and len(self._inlined) > 1:
+        while self._inlined_bytes > _MAX_CACHED_BYTES and len(self._inlined) > 1:
             self._inlined_bytes -= len(self._inlined.popitem(last=False)[1])
 
 
 def _short(address: str) -> str:
     return address if len(address) <= 80 else f"{address[:77]}..."
+
+
+async def _fetch(url: str, *, max_bytes: int, networks: Sequence[_Network]) -> bytes:
+    """Return the content of an http(s) address.
+
+    Raises:
+        ValueError: it cannot be fetched within `_FETCH_SECONDS`, exceeds `max_bytes`, or lies on a
+            network that may not be connected to.
+    """
+    connector = aiohttp.TCPConnector(socket_factory=lambda info: _checked_socket(info, networks))
+    timeout = aiohttp.ClientTimeout(_FETCH_SECONDS)
+    data = bytearray()
+    try:
+        async with (
+            aiohttp.ClientSession(connector=connector, timeout=timeout) as http,
+            http.get(url, raise_for_status=True) as response,
+        ):
+            async for chunk in response.content.iter_chunked(_CHUNK_BYTES):
+                data += chunk
+                if len(data) > max_bytes:
+                    raise ValueError(f"larger than max_image_megabytes={max_bytes / 2**20:g}")
+    except aiohttp.ClientConnectorError as error:
+        raise ValueError(f"cannot be fetched ({error.os_error.strerror})") from error
+    except (aiohttp.ClientError, TimeoutError) as error:
+        reason = getattr(error, "status", None) or type(error).__name__
+        raise ValueError(f"cannot be fetched ({reason})") from error
+    return bytes(data)
+
+
+def _checked_socket(info: tuple[Any, ...], networks: Sequence[_Network]) -> socket.socket:
+    """Return a socket for an address; raises PermissionError for one that may not be connected to."""
+    family, kind, protocol, _, place = info
+    if not _is_allowed(place[0], networks):
+        raise PermissionError(errno.EACCES, "not a public address, and not in --image_networks")
+    return socket.socket(family, kind, protocol)
+
+
+def _is_allowed(text: str, networks: Sequence[_Network]) -> bool:
+    address = ipaddress.ip_address(text.partition("%")[0])
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
+        address = address.ipv4_mapped
+    is_public = address.is_global and not address.is_multicast
+    return is_public or any(address in network for network in networks)

@@ -1,4 +1,4 @@
-"""`MCPSampler`: a question, tools called over several turns, an answer that a scorer judges."""
+"""`MCPSampler`: a question, tool calls over several turns, an answer that a scorer judges."""
 
 from collections import Counter
 from collections.abc import Awaitable
@@ -30,14 +30,14 @@ from agentrl.tools import ToolBox
 _T = TypeVar("_T")
 
 MAX_NUDGES = 3
-"""Replies in a row with neither a tool call nor an answer, after which a rollout is given up."""
+"""Replies in a row with neither a tool call nor an answer that end a rollout."""
 
 CONTEXT_RESERVE = 1024
-"""Tokens left for a reply below which a context counts as full, where it can be renewed."""
+"""Tokens left for a reply below which a context counts as full, where it may be renewed."""
 
 
 class MCPSampler(AsyncSampler[MCPTask]):
-    """Plays an `MCPTask`.
+    """Runs the rollout of an `MCPTask`.
 
     One turn after the other: the model replies; if the reply gives a final answer (by the task's
     answer schema, outside thinking and tool calls) the rollout is over; else its tool calls run in
@@ -45,7 +45,7 @@ class MCPSampler(AsyncSampler[MCPTask]):
     reason. A reply that does neither is answered with a reminder. Format errors and repeated
     replies carry the advantage override 0: they are never rewarded.
 
-    With `new_context`, a full context does not end the rollout: what `context_edits` leaves of it
+    With `new_context`, a full context does not end the rollout: the part that `context_edits` keeps
     is rendered anew, and the next turn branches off the token tree where the two still agree, with
     the mode as its `branch_reason`. The turns before stay part of the Record and are trained.
     """
@@ -60,14 +60,14 @@ class MCPSampler(AsyncSampler[MCPTask]):
         self._num_images = 0
 
     async def run(self) -> RolloutResult:
-        """Play turns until an answer or a limit."""
+        """Run turns until an answer or a limit."""
         self.context.check_scorer(self.task)
         async with self.context.toolbox.for_rollout() as tools:
             self._question = await self._question_shown()
             schemas = tuple(spec.openai() for spec in tools.specs)
             conversation = Conversation(self._opening(), schemas)
             try:
-                return await self._play(conversation, tools)
+                return await self._run_turns(conversation, tools)
             except LimitReached as limit:
                 return RolloutResult(limit.outcome)
 
@@ -75,7 +75,7 @@ class MCPSampler(AsyncSampler[MCPTask]):
         """Let the task's scorer judge the answer; a rollout without an answer scores 0."""
         return await self.context.score(self.task, result.final_answer, no_answer=result.outcome)
 
-    async def _play(self, conversation: Conversation, tools: ToolBox) -> RolloutResult:
+    async def _run_turns(self, conversation: Conversation, tools: ToolBox) -> RolloutResult:
         for turn_number in range(1, self.context.rollout.max_turns + 1):
             turn, reply = await self._generate(conversation)
             answer = self.context.scoring.extract_answer(reply.content, self.task.answer_schema)
@@ -90,7 +90,7 @@ class MCPSampler(AsyncSampler[MCPTask]):
                 await self._compress(conversation)
                 continue
             if last:
-                # What its tools would say could no longer be read by the model.
+                # The model could no longer read the results of its calls.
                 break
             conversation.add(*await self._respond(reply, tools))
         raise LimitReached("turns_limit")
@@ -109,14 +109,14 @@ class MCPSampler(AsyncSampler[MCPTask]):
         return await self.generate(conversation, judge=self._override)
 
     async def _compress(self, conversation: Conversation) -> None:
-        """Take the repetitions out of the context and renew it; the count begins anew."""
+        """Renew the context without the repetitions, and count repetitions from zero."""
         self._replies.clear()
         self._num_nudges = 0
         reason = f"repetition_{self.context.rollout.new_context}"
         await self._renew(conversation, without_repetitions(conversation.history), reason)
 
     async def _renew(self, conversation: Conversation, history: list[Message], reason: str) -> None:
-        """Replace the context by what the configured mode leaves of `history`."""
+        """Replace the context by the part of `history` that the configured mode keeps."""
         opening = self._opening()
         if self.context.rollout.new_context == "discard_all_tools":
             conversation.rewrite(without_tool_results(history, opening), reason)
@@ -154,7 +154,7 @@ class MCPSampler(AsyncSampler[MCPTask]):
                 result = await self._call(call, tools)
                 results.append(result)
         finally:
-            # Also when a limit or an error ends the rollout: what was learnt stays readable.
+            # Also when a limit or an error ends the rollout, so that the results stay readable.
             if results:
                 self.attach_results(results)
         return [

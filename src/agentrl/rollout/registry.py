@@ -1,4 +1,4 @@
-"""Which sampler plays which kind of task."""
+"""Which sampler class runs which kind of task; a user's classes register themselves here."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -15,7 +15,7 @@ _SAMPLERS: dict[type[Task], SamplerClass] = {MCPTask: MCPSampler}
 
 
 def register_sampler(task_class: type[Task]) -> Callable[[_Class], _Class]:
-    """Play tasks of `task_class`, and of its subclasses, with the decorated sampler."""
+    """Run tasks of `task_class` and its subclasses with the decorated sampler class."""
 
     def register(sampler_class: _Class) -> _Class:
         _SAMPLERS[task_class] = sampler_class
@@ -25,7 +25,7 @@ def register_sampler(task_class: type[Task]) -> Callable[[_Class], _Class]:
 
 
 def sampler_class_for(task: Task) -> SamplerClass:
-    """Return the sampler of a task: the one registered for the nearest of its classes.
+    """Return the sampler class registered for the nearest of the task's classes.
 
     Raises:
         ConfigError: no sampler is registered for this kind of task.

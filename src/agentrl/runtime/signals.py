@@ -5,6 +5,8 @@ import logging
 import os
 import signal
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 logger = logging.getLogger(__name__)
 
@@ -15,15 +17,49 @@ INTERRUPTED = 130
 """Exit status of a process that a signal ended before its work was done."""
 
 
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
 def stop_on_signals(what_follows: str) -> asyncio.Event:
     """Return an event that the first SIGTERM or SIGINT sets; the second ends the process at once.
 
     Args:
         what_follows: what is said to the user at the first.
     """
-    stop = asyncio.Event()
-    stopped_at = 0.0
     loop = asyncio.get_running_loop()
+
+    def end_at_once(number: signal.Signals) -> None:
+        loop.remove_signal_handler(number)
+        # Not Python's own answer to SIGINT, which an event loop would try to end in order.
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+
+    stop = asyncio.Event()
+    _handle_signals(what_follows, stop, end_at_once)
+    return stop
+
+
+@contextmanager
+def signal_events(what_follows: str, stop: asyncio.Event, at_once: asyncio.Event) -> Iterator[None]:
+    """Let the first SIGTERM or SIGINT set `stop` and the second `at_once`, while the context lasts.
+
+    Args:
+        what_follows: what is said to the user at the first.
+        stop: asks for an end in order.
+        at_once: asks for an end without delay.
+    """
+    _handle_signals(what_follows, stop, lambda number: at_once.set())
+    try:
+        yield
+    finally:
+        for number in _STOP_SIGNALS:
+            asyncio.get_running_loop().remove_signal_handler(number)
+
+
+def _handle_signals(
+    what_follows: str, stop: asyncio.Event, at_second: Callable[[signal.Signals], None]
+) -> None:
+    stopped_at = 0.0
 
     def on_signal(number: signal.Signals) -> None:
         nonlocal stopped_at
@@ -32,11 +68,16 @@ def stop_on_signals(what_follows: str) -> asyncio.Event:
             stopped_at = time.monotonic()
             stop.set()
         elif time.monotonic() - stopped_at >= SAME_SIGNAL_SECONDS:
-            loop.remove_signal_handler(number)
-            # Not Python's own answer to SIGINT, which an event loop would try to end in order.
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
+            at_second(number)
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, on_signal, number)
-    return stop
+    for number in _STOP_SIGNALS:
+        asyncio.get_running_loop().add_signal_handler(number, on_signal, number)
+
+
+async def stopped_within(stop: asyncio.Event, seconds: float) -> bool:
+    """Wait for `seconds`, or until `stop` is set; return whether it is."""
+    try:
+        await asyncio.wait_for(stop.wait(), seconds)
+    except TimeoutError:
+        return False
+    return True

@@ -10,8 +10,8 @@ from agentrl.datasets.task_stream import tasks_from_questions
 from agentrl.errors import TrainingError
 from agentrl.inference.weight_sync import PolicyPublisher
 from agentrl.integrations.trl.sequences import RolloutSequence, longest_sequence
-from agentrl.rollout.evaluation.held_out import stopped_within
 from agentrl.runtime.atomic_directory import atomic_directory
+from agentrl.runtime.signals import stopped_within
 from agentrl.schema import DBRecordData
 from agentrl.store import DEFAULT_CONSUMER, TrajectoryStore
 

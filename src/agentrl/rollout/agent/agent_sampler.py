@@ -9,10 +9,11 @@ import threading
 from collections.abc import Iterator
 
 from agentrl.errors import AgentError, AgentRLError
-from agentrl.rollout import AsyncSampler, RolloutContext, RolloutResult
 from agentrl.rollout.agent.endpoint import AgentEndpoint, AgentFunction
 from agentrl.rollout.agent.gateway import Gateway
 from agentrl.rollout.agent.recording import RecordingSession
+from agentrl.rollout.async_sampler import AsyncSampler, RolloutResult
+from agentrl.rollout.context import RolloutContext
 from agentrl.schema import MCPTask, Record, Score
 
 log = logging.getLogger(__name__)

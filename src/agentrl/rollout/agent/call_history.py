@@ -15,7 +15,7 @@ import numpy as np
 
 from agentrl.inference.dialects.messages import meaning, tools_meaning, with_own_ids
 from agentrl.renderers import Renderer
-from agentrl.rollout import Prompt
+from agentrl.rollout.conversation import Prompt
 from agentrl.schema import DispatchedSamplingTask, Message
 from agentrl.schema.image import image_addresses
 

@@ -10,9 +10,9 @@ import httpx
 from agentrl.config.sections import AgentSection
 from agentrl.inference.dialects.openai_server import OpenAIServer
 from agentrl.inference.dialects.upstream import Upstream
-from agentrl.rollout import AsyncSampler
 from agentrl.rollout.agent.endpoint import AgentEndpoint
 from agentrl.rollout.agent.recording import RecordingSession
+from agentrl.rollout.async_sampler import AsyncSampler
 
 log = logging.getLogger(__name__)
 

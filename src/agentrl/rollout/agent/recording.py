@@ -26,9 +26,9 @@ from agentrl.inference.dialects.requests import ChatRequest, CompletionRequest, 
 from agentrl.inference.dialects.session import Session
 from agentrl.inference.dialects.upstream import Upstream
 from agentrl.renderers import Reply
-from agentrl.rollout import AsyncSampler, LimitReached
 from agentrl.rollout.agent.call_history import History, Plan, Tools
 from agentrl.rollout.agent.routed_calls import RoutedCalls
+from agentrl.rollout.async_sampler import AsyncSampler, LimitReached
 from agentrl.schema import DispatchedSamplingTask, Message, Outcome, ToolResult
 from agentrl.schema.image import image_addresses
 

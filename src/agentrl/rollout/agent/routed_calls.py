@@ -7,7 +7,7 @@ from agentrl.inference.dialects.completion import Completion
 from agentrl.inference.dialects.messages import meaning
 from agentrl.inference.dialects.requests import ChatRequest
 from agentrl.inference.dialects.upstream import Upstream
-from agentrl.rollout import AsyncSampler
+from agentrl.rollout.async_sampler import AsyncSampler
 from agentrl.schema import Message, utc_now
 
 

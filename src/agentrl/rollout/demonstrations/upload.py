@@ -16,9 +16,9 @@ from rich.table import Table
 
 from agentrl.datasets.entries import BadEntry, read_entries
 from agentrl.errors import ConfigError, DatasetError, RenderError, StoreError
+from agentrl.models.resolve import resolve_tokenizer
 from agentrl.renderers.renderer import Renderer
 from agentrl.rollout.demonstrations.demonstration import Demonstration, demonstration_turns
-from agentrl.rollout.worker.resources import tokenizer_dir
 from agentrl.schema import DispatchedSamplingTask, MCPTask, Message, Record, Run, Score, Split
 from agentrl.store import TrajectoryStore
 
@@ -107,7 +107,7 @@ class Uploader(ABC):
             ConfigError: they cannot be found.
         """
         self.config = config
-        self.renderer = Renderer.load(tokenizer_dir(config.model_name))
+        self.renderer = Renderer.load(resolve_tokenizer(config.model_name))
 
     @abstractmethod
     def req_and_resp(self, item: Any) -> list[Exchange]:

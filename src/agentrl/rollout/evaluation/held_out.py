@@ -22,6 +22,7 @@ from agentrl.rollout.evaluation.eval_scores import (
     rows_by_tag,
     score_row,
 )
+from agentrl.runtime.signals import stopped_within
 from agentrl.schema import MCPTask, Record, Task
 from agentrl.store import TrajectoryStore
 
@@ -115,15 +116,6 @@ def _metrics(tries: Sequence[_Tries], version: int, seconds: float) -> EvalMetri
         by_tag=rows_by_tag(scores),
         seconds=seconds,
     )
-
-
-async def stopped_within(stop: asyncio.Event, seconds: float) -> bool:
-    """Wait for `seconds`, or until `stop` is set; return whether it is."""
-    try:
-        await asyncio.wait_for(stop.wait(), seconds)
-    except TimeoutError:
-        return False
-    return True
 
 
 async def _free_tag(store: TrajectoryStore, version: int, *, reuse: bool) -> str:

@@ -1,8 +1,11 @@
-"""One claimed slot from its claim to its score, whatever happens on the way."""
+"""One attempt at a claimed slot, from its claim to its score, and the renewal of its lease.
+
+Every way out of an attempt is one write, fenced by the claim: finished and scored, failed (counts
+as an attempt), released (does not count), or nothing at all once the lease is lost.
+"""
 
 import asyncio
 import logging
-import time
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
@@ -18,6 +21,7 @@ from agentrl.errors import (
 )
 from agentrl.rollout.async_sampler import AsyncSampler, RolloutResult
 from agentrl.rollout.context import RolloutContext
+from agentrl.rollout.worker.claim_limits import FailureBackoff
 from agentrl.schema import Record, Task
 from agentrl.store import TrajectoryStore
 
@@ -29,70 +33,38 @@ SCORING_RETRY_SECONDS = 10.0
 MAX_CLAIMS_PER_ATTEMPT = 3
 """Claims of a slot per attempt of `max_attempts`, after which an absent server counts as well."""
 
-TROUBLE_FAILURES = 3
-"""Rollouts that failed in a row after which only one is tried at a time."""
-MAX_TROUBLE_PAUSE_SECONDS = 60.0
-
 # `Any`: each sampler takes its own kind of task.
 MakeSampler = Callable[[Any, Record, RolloutContext], AsyncSampler[Any]]
-CancelReason = Literal["lease_lost", "hand_back", "abandon"]
-
-
-@dataclass
-class Trouble:
-    """Failures of the infrastructure since the last rollout that came to its end.
-
-    While rollouts keep failing, few are to be tried: every failure costs its slot an attempt.
-    """
-
-    num_failures: int = 0
-    began_at: float = 0.0
-    last_at: float = 0.0
-
-    def add(self) -> None:
-        """Book a failure."""
-        self.last_at = time.monotonic()
-        if self.num_failures == 0:
-            self.began_at = self.last_at
-        self.num_failures += 1
-
-    def clear(self) -> None:
-        """Forget the failures: a rollout came to its end."""
-        self.num_failures = 0
-
-    @property
-    def persists(self) -> bool:
-        """Whether several rollouts failed in a row."""
-        return self.num_failures >= TROUBLE_FAILURES
-
-    @property
-    def retry_at(self) -> float:
-        """When to try again: the longer the trouble lasts, the longer the pause."""
-        return self.last_at + min(max(self.last_at - self.began_at, 1.0), MAX_TROUBLE_PAUSE_SECONDS)
+CancelReason = Literal["lease_lost", "release", "abandon"]
 
 
 @dataclass
 class SlotCounts:
-    """What became of the slots of a process."""
+    """The slots of a process by what became of them."""
 
     finished: int = 0
     scored: int = 0
     failed: int = 0
-    handed_back: int = 0
+    released: int = 0
     lost: int = 0
-    taken_up: int = 0
+    resumed: int = 0
     """Rollouts that another process had begun."""
     num_output_tokens: int = 0
     branches: Counter[str] = field(default_factory=Counter)
     """Turns whose prompts do not extend their parents in full, by reason (`drift`, ...)."""
-    trouble: Trouble = field(default_factory=Trouble)
+    backoff: FailureBackoff = field(default_factory=FailureBackoff)
 
 
-class Slot:
-    """Plays one claimed Record, or scores one that was played before.
+class RolloutAttempt:
+    """Runs the rollout of one claimed slot and scores it, or scores a rollout that ended before.
 
-    Every way out is a write of its own, fenced by the claim: finished and scored, failed (counted
-    as an attempt), handed back (not counted), or, when the lease is gone, nothing at all.
+    Args:
+        task: the question.
+        record: the claimed slot.
+        context: clients and settings of the process.
+        make_sampler: builds the slot's sampler.
+        counts: where the end is counted.
+        on_generated: called when the rollout needs the servers no longer.
     """
 
     def __init__(
@@ -103,25 +75,15 @@ class Slot:
         make_sampler: MakeSampler,
         counts: SlotCounts,
         *,
-        on_played: Callable[[], None],
+        on_generated: Callable[[], None],
     ) -> None:
-        """Prepare; `start` begins.
-
-        Args:
-            task: the question.
-            record: the claimed slot.
-            context: what all rollouts of the process share.
-            make_sampler: builds what plays it.
-            counts: where its end is booked.
-            on_played: called when the rollout asks the servers for nothing more.
-        """
         self.task = task
         self.record = record
         self.phase: Literal["running", "scoring"] = "running"
         self.cancel_reason: CancelReason | None = None
-        self.is_playing = True
-        """The rollout may still ask the servers for something."""
-        self._on_played = on_played
+        self.needs_servers = True
+        """Whether the rollout may still send requests to the servers."""
+        self._on_generated = on_generated
         self._context = context
         self._make_sampler = make_sampler
         self._counts = counts
@@ -129,18 +91,18 @@ class Slot:
 
     @property
     def lease(self) -> tuple[str, int]:
-        """The Record and the fencing token under which it is held."""
+        """The Record's id and the fencing token of the claim."""
         return self.record.id, self.record.fence
 
     def start(self, *, scoring_only: bool = False) -> asyncio.Task[None]:
-        """Begin in the background."""
-        self.is_playing = not scoring_only
-        work = self._score_again() if scoring_only else self._play()
+        """Begin in the background; the returned task never raises but when it is cancelled."""
+        self.needs_servers = not scoring_only
+        work = self._score_again() if scoring_only else self._run()
         self._job = asyncio.create_task(self._guarded(work), name=self.record.id)
         return self._job
 
     def cancel(self, reason: CancelReason) -> None:
-        """End the slot early; what is written then depends on the reason."""
+        """End the attempt early; the reason decides what is written."""
         if self._job is not None and self.cancel_reason is None:
             self.cancel_reason = reason
             self._job.cancel()
@@ -155,33 +117,32 @@ class Slot:
         except asyncio.CancelledError:
             await self._write_last(self._after_cancel())
         except Exception as error:  # noqa: BLE001
-            # The top of a slot: whatever a user's sampler or scorer raises ends this and no other.
+            # The top of an attempt: whatever a user's sampler or scorer raises ends this one only.
             await self._write_last(self._after_failure(error))
 
-    async def _play(self) -> None:
+    async def _run(self) -> None:
         sampler = self._make_sampler(self.task, self.record, self._context)
         if self.record.turns:
-            sampler.take_up(await self._store.turns.get_many(self.record.turns))
-            self._counts.taken_up += 1
-        result = await self._roll_out(sampler)
+            sampler.resume(await self._store.turns.get_many(self.record.turns))
+            self._counts.resumed += 1
+        result = await self._run_rollout(sampler)
         if self._context.rollout.scoring == "elsewhere":
             await self._store.records.release(*self.lease)
         else:
             await self._score(sampler, result)
 
-    async def _roll_out(self, sampler: AsyncSampler[Any]) -> RolloutResult:
+    async def _run_rollout(self, sampler: AsyncSampler[Any]) -> RolloutResult:
         finished = False
         try:
             result = await sampler.run()
-            self.is_playing = False
-            self._on_played()
+            self.needs_servers = False
+            self._on_generated()
             await sampler.finish()
-            lease_seconds = self._context.rollout.lease_seconds
             await self._store.records.finish(
                 *self.lease,
                 outcome=result.outcome,
                 final_answer=result.final_answer,
-                lease_seconds=lease_seconds,
+                lease_seconds=self._context.rollout.lease_seconds,
             )
             finished = True
         finally:
@@ -189,7 +150,7 @@ class Slot:
                 await sampler.discard()
         self.phase = "scoring"
         self._counts.finished += 1
-        self._counts.trouble.clear()
+        self._counts.backoff.clear()
         self._counts.num_output_tokens += sum(len(turn.output_ids) for turn in sampler.turns)
         self._counts.branches.update(
             turn.branch_reason for turn in sampler.turns if turn.branch_reason is not None
@@ -209,11 +170,11 @@ class Slot:
         self._counts.scored += 1
 
     async def _after_cancel(self) -> None:
-        if self.cancel_reason != "hand_back":
-            # The lease is another's by now, or there is no time left: write nothing.
+        if self.cancel_reason != "release":
+            # The lease belongs to another process, or there is no time left: write nothing.
             self._counts.lost += self.cancel_reason == "lease_lost"
             return
-        self._counts.handed_back += 1
+        self._counts.released += 1
         await self._store.records.release(*self.lease)
 
     async def _after_failure(self, error: Exception) -> None:
@@ -222,10 +183,10 @@ class Slot:
         if isinstance(error, LeaseLost):
             self._counts.lost += 1
             log.warning("%s: lease lost, nothing more is written", record_id)
-        elif self._servers_away(error):
-            log.warning("%s: handed back (%s)", record_id, error)
-            self._counts.trouble.add()
-            self._counts.handed_back += 1
+        elif self._is_servers_fault(error):
+            log.warning("%s: released (%s)", record_id, error)
+            self._counts.backoff.add()
+            self._counts.released += 1
             await self._store.records.release(*self.lease)
         elif self.phase == "scoring":
             unexpected = None if isinstance(error, ScoringError) else error
@@ -233,17 +194,18 @@ class Slot:
             await self._store.scores.postpone(*self.lease, text, SCORING_RETRY_SECONDS)
         else:
             self._counts.failed += 1
-            self._counts.trouble.add()
+            self._counts.backoff.add()
             log.warning("%s: attempt %d failed (%s)", record_id, self.record.attempt, text)
             log.debug("%s", record_id, exc_info=error)
             rollout = self._context.rollout
             max_attempts = rollout.max_attempts if rollout.resample_error_records else 1
             await self._store.records.fail_attempt(*self.lease, text, max_attempts)
 
-    def _servers_away(self, error: Exception) -> bool:
-        """Whether the attempt is not to count, because no server could be talked to.
+    def _is_servers_fault(self, error: Exception) -> bool:
+        """Whether the attempt does not count, because no server could be reached.
 
-        Bounded all the same: a prompt that brings servers down must not go round for ever.
+        The number of such claims is limited: a prompt that crashes servers must not circulate for
+        ever.
         """
         if len(self.record.attempts) >= MAX_CLAIMS_PER_ATTEMPT * self._context.rollout.max_attempts:
             return False
@@ -255,5 +217,51 @@ class Slot:
         try:
             await write
         except StoreError as error:
-            # The lease runs out by itself, and the slot is claimed again.
+            # The lease expires by itself, and the slot is claimed again.
             log.warning("%s: left to expire (%s)", self.record.id, error)
+
+
+class LeaseRenewal:
+    """Renews the leases of all attempts of a process with one write per interval.
+
+    Args:
+        store: the trajectory store.
+        lease_seconds: how long a heartbeat holds a lease; three are sent in that time.
+    """
+
+    def __init__(self, store: TrajectoryStore, lease_seconds: float) -> None:
+        self._store = store
+        self._lease_seconds = lease_seconds
+        self._attempts: dict[str, RolloutAttempt] = {}
+
+    def add(self, attempt: RolloutAttempt) -> None:
+        """Renew this attempt's lease from now on."""
+        self._attempts[attempt.record.id] = attempt
+
+    def remove(self, attempt: RolloutAttempt) -> None:
+        """Renew this attempt's lease no longer."""
+        if self._attempts.get(attempt.record.id) is attempt:
+            del self._attempts[attempt.record.id]
+
+    async def run(self) -> None:
+        """Renew until cancelled."""
+        while True:
+            await asyncio.sleep(self._lease_seconds / 3)
+            try:
+                await self.renew()
+            except StoreError as error:
+                # Fencing keeps a late holder harmless, so the rollouts go on meanwhile.
+                log.warning("heartbeat failed, trying again: %s", error)
+
+    async def renew(self) -> None:
+        """Renew all leases at once, and cancel the attempts that have lost theirs."""
+        held = dict(self._attempts)
+        if not held:
+            return
+        leases = [attempt.lease for attempt in held.values()]
+        for record_id in await self._store.records.renew(leases, self._lease_seconds):
+            # An attempt that ended while the heartbeat was under way has no lease to lose.
+            attempt = held[record_id]
+            if self._attempts.get(record_id) is attempt:
+                log.warning("%s: lease lost, its rollout is stopped", record_id)
+                attempt.cancel("lease_lost")

@@ -1,16 +1,15 @@
-"""Builds what all rollouts of a process share from the configuration."""
+"""Open the clients that all rollouts of a process share, as the configuration names them."""
 
 import json
 import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any
 
-from agentrl.config.sections import RootConfig, ToolsSection
+from agentrl.config.sections import InferenceSection, RootConfig, SamplingSection, ToolsSection
 from agentrl.errors import ConfigError
 from agentrl.inference import ServerPool
-from agentrl.models.resolve import resolve_model
+from agentrl.models.resolve import resolve_tokenizer
 from agentrl.renderers.renderer import Renderer
 from agentrl.rollout.context import RolloutContext, Scoring, Summarizer
 from agentrl.schema import MCPTask, Score
@@ -33,17 +32,18 @@ async def open_context(
     uri = config.store.db_connection_string
     if uri is None:
         raise ConfigError("a sampler needs --db_connection_string (or MONGODB_URI)")
-    model_dir = tokenizer_dir(config.model.model_name_or_path)
+    model_dir = resolve_tokenizer(config.model.model_name_or_path)
     renderer = Renderer.load(model_dir, tool_call_parser=config.inference.tool_call_parser)
+    context_length = served_context_length(config.inference, model_dir)
     key = config.inference.inference_api_key
     async with AsyncExitStack() as stack:
         store = await stack.enter_async_context(
             TrajectoryStore.connect(uri.get_secret_value(), config.run.run_name)
         )
-        sees = renderer.shows_images_of("tool") and config.rollout.max_images > 0
-        tools = tools_config(config.tools).model_copy(update={"show_images": sees})
+        shows_images = renderer.shows_images_of("tool") and config.rollout.max_images > 0
+        tools = tools_config(config.tools).model_copy(update={"show_images": shows_images})
         toolbox = await stack.enter_async_context(connect_tools(tools))
-        check_tools(config, model_dir, renderer, toolbox.specs)
+        check_tools(config.sampling, context_length, renderer, toolbox.specs)
         servers = await stack.enter_async_context(
             ServerPool(
                 api_key=key,
@@ -59,7 +59,7 @@ async def open_context(
             rollout=config.rollout,
             sampling=config.sampling,
             seed=config.run.seed,
-            context_length=config.inference.context_length or _context_length(model_dir),
+            context_length=context_length,
             router_replay=config.model.router_replay,
             resumable=_is_resumable(config, tools),
             summarizer=summarizer,
@@ -67,11 +67,11 @@ async def open_context(
 
 
 def _is_resumable(config: RootConfig, tools: ToolsConfig) -> bool:
-    """Return whether a dead sampler's rollout may be taken up where it stopped.
+    """Return whether another sampler may resume a dead one's rollout where it stopped.
 
-    Not where contexts are rewritten: the summaries behind a rewrite are not stored, and asking for
-    them again would give another context than the one that the recorded turns saw. And not where
-    somebody else's agent plays, of whose state nothing is known.
+    It may not where contexts are rewritten: the summaries behind a rewrite are not stored, and new
+    ones would give another context than the recorded turns had. Nor may it resume the rollout of a
+    user's agent, of whose state nothing is known.
     """
     if config.agents.agent is not None:
         return False
@@ -102,12 +102,21 @@ def tools_config(section: ToolsSection) -> ToolsConfig:
 
 
 def check_tools(
-    config: RootConfig, model_dir: Path, renderer: Renderer, specs: Sequence[ToolSpec]
+    sampling: SamplingSection,
+    context_length: int | None,
+    renderer: Renderer,
+    specs: Sequence[ToolSpec],
 ) -> None:
-    """Check that the model learns of its tools and of what they return.
+    """Check that the model's prompts can hold its tools and their results.
+
+    Args:
+        sampling: has the longest prompt allowed.
+        context_length: longest sequence that the servers take, in tokens, when known.
+        renderer: of the model.
+        specs: the tools.
 
     Raises:
-        ConfigError: its chat template shows no results, or the tools leave no room in a prompt.
+        ConfigError: the chat template shows no results, or the tools leave no room in a prompt.
     """
     if not specs:
         return
@@ -123,8 +132,7 @@ def check_tools(
         )
     tools = [spec.openai() for spec in specs]
     num_tokens = len(renderer.render([{"role": "user", "content": "x"}], tools))
-    room = config.sampling.max_prompt_tokens
-    context_length = config.inference.context_length or _context_length(model_dir)
+    room = sampling.max_prompt_tokens
     if context_length is not None:
         room = min(room, context_length - 1)
     if num_tokens >= room:
@@ -135,17 +143,17 @@ def check_tools(
         )
 
 
-def tokenizer_dir(name_or_path: str) -> Path:
-    """Return the directory of the tokenizer; a local one needs no weights in it."""
-    path = Path(name_or_path)
-    return path if path.is_dir() else resolve_model(name_or_path)
+def served_context_length(inference: InferenceSection, model_dir: Path) -> int | None:
+    """Return the longest sequence that the servers take, in tokens, if it is known.
 
+    It comes from `--context_length`, else from the model's `config.json`. Servers refuse longer
+    sequences, and generations that ask for more tokens than are left.
 
-def _context_length(model_dir: Path) -> int | None:
-    """Return the longest sequence that the model takes by its own account, if it gives one.
-
-    Servers refuse what is longer, and a generation that asks for more tokens than are left.
+    Raises:
+        ConfigError: the model's configuration is not JSON.
     """
+    if inference.context_length:
+        return inference.context_length
     path = model_dir / "config.json"
     if not path.is_file():
         return None
@@ -160,13 +168,17 @@ def _context_length(model_dir: Path) -> int | None:
 
 
 class _NoScoring:
-    """Stands in where a sampler class brings its own evaluation."""
+    """The scoring of processes whose sampler class brings its own evaluation."""
 
     def check(self, scorer: str) -> None:
-        raise ConfigError("no scorers were given to the scheduler; MCPSampler needs them")
+        raise _no_scorers()
 
     def extract_answer(self, text: str, schema: str) -> str | None:
-        raise ConfigError("no scorers were given to the scheduler; MCPSampler needs them")
+        raise _no_scorers()
 
-    async def score(self, task: MCPTask, answer: Any) -> Score:
-        raise ConfigError("no scorers were given to the scheduler; MCPSampler needs them")
+    async def score(self, task: MCPTask, answer: str) -> Score:
+        raise _no_scorers()
+
+
+def _no_scorers() -> ConfigError:
+    return ConfigError("no scorers were given to the scheduler; MCPSampler needs them")

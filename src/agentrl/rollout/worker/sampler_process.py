@@ -1,24 +1,31 @@
-"""The sampler process: from its configuration to its exit status. Torch-free."""
+"""The sampler process of `agentrl sample`: from its configuration to its exit status. Torch-free.
+
+It assembles a `SamplingScheduler` from the flags (scorers, summarizer, agent gateway) and serves its
+metrics. The scheduler knows nothing of gateway and metrics, so that programs which embed it need
+neither.
+"""
 
 import gc
+from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from functools import partial
 
 import uvloop
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from agentrl.config.sections import RootConfig
+from agentrl.models.resolve import resolve_tokenizer
 from agentrl.rewards import RegisteredScoring
-from agentrl.rollout import SamplingScheduler
 from agentrl.rollout.agent import AgentSampler, Gateway, load_agent
 from agentrl.rollout.worker.attempt import MakeSampler
-from agentrl.rollout.worker.resources import tokenizer_dir
-from agentrl.rollout.worker.sampler_metrics import sampler_metrics
+from agentrl.rollout.worker.sampling_loop import LoopState
+from agentrl.rollout.worker.scheduler import SamplingScheduler
 from agentrl.rollout.worker.summarizer import ModelSummarizer
 from agentrl.runtime.prometheus import metrics_endpoint
 from agentrl.schema import Split
 
-YOUNG_OBJECTS = 10_000
-"""Objects made and not yet freed after which the collector looks at them."""
+GC_THRESHOLD = 10_000
+"""Objects created and not yet freed after which the garbage collector runs."""
 
 
 def run_sampler(config: RootConfig, split: Split | None = None) -> int:
@@ -40,14 +47,14 @@ def run_sampler(config: RootConfig, split: Split | None = None) -> int:
 
 
 def collect_less_garbage() -> None:
-    """Let the collector look at less, and less often.
+    """Let the garbage collector run less often, and over fewer objects.
 
-    What was imported stays for good and is set aside. What many rollouts hold at once is not worth
-    a look every few hundred objects; nearly all of it is freed without the collector.
+    Imported modules stay for good and are set aside. Rollouts hold many objects, and reference
+    counting frees nearly all of them, so a run every few hundred objects finds next to nothing.
     """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(YOUNG_OBJECTS)
+    gc.set_threshold(GC_THRESHOLD)
 
 
 async def _sample(config: RootConfig, split: Split | None) -> int:
@@ -57,8 +64,8 @@ async def _sample(config: RootConfig, split: Split | None) -> int:
     async with AsyncExitStack() as stack:
         summarizer = None
         if settings is not None:
-            own = tokenizer_dir(config.model.model_name_or_path)
-            summarizer = await stack.enter_async_context(ModelSummarizer.open(settings, own))
+            tokenizer = resolve_tokenizer(config.model.model_name_or_path)
+            summarizer = await stack.enter_async_context(ModelSummarizer.open(settings, tokenizer))
         scheduler = SamplingScheduler(
             config,
             await _agent_sampler(config, stack),
@@ -77,9 +84,53 @@ async def _sample(config: RootConfig, split: Split | None) -> int:
 
 
 async def _agent_sampler(config: RootConfig, stack: AsyncExitStack) -> MakeSampler | None:
-    """Return what plays tasks with the configured agent, behind a gateway; None without one."""
+    """Return the maker of samplers that run the configured agent behind a gateway, if any."""
     if config.agents.agent is None:
         return None
     agent = load_agent(config.agents.agent)
     gateway = await stack.enter_async_context(Gateway.open(config.agents, config.model.model_name))
     return partial(AgentSampler, agent=agent, gateway=gateway)
+
+
+def sampler_metrics(state: LoopState | None) -> Iterator[Metric]:
+    """Yield the Prometheus metrics of a sampler; none before its loop has begun."""
+    if state is None:
+        return
+    counts = state.counts
+    yield _gauge(
+        "running_rollouts", "Slots whose rollouts run or are scored now.", state.num_running
+    )
+    yield _gauge("concurrency", "Rollouts that may run at a time now.", state.max_running)
+    yield _gauge("servers_up", "Inference servers that take requests.", state.num_servers)
+    ended = CounterMetricFamily(
+        "agentrl_sampler_slots", "Slots by what became of them.", labels=["end"]
+    )
+    for end in ("finished", "scored", "failed", "released", "lost", "resumed"):
+        ended.add_metric([end], getattr(counts, end))
+    yield ended
+    yield CounterMetricFamily(
+        "agentrl_sampler_output_tokens", "Tokens sampled.", value=counts.num_output_tokens
+    )
+    branches = CounterMetricFamily(
+        "agentrl_sampler_branches",
+        "Turns whose prompts do not extend their parents in full, by reason.",
+        labels=["reason"],
+    )
+    for reason, number in tuple(counts.branches.items()):
+        branches.add_metric([reason], number)
+    yield branches
+    yield _gauge(
+        "failures_in_a_row",
+        "Rollouts that the infrastructure failed since the last good one.",
+        counts.backoff.num_failures,
+    )
+    waited = CounterMetricFamily(
+        "agentrl_sampler_waiting_seconds", "Time with nothing to do, by reason.", labels=["reason"]
+    )
+    for reason, seconds in state.seconds_waiting.items():
+        waited.add_metric([reason], seconds)
+    yield waited
+
+
+def _gauge(name: str, text: str, value: float) -> Metric:
+    return GaugeMetricFamily(f"agentrl_sampler_{name}", text, value=value)

@@ -1,14 +1,8 @@
-"""`SamplingScheduler`: a sampler process, from its configuration to its exit status."""
+"""`SamplingScheduler`: samples a run, with the registered samplers or a user's own."""
 
 import asyncio
 import logging
-import os
-import signal
-import socket
-import time
-import uuid
-from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from agentrl.config.sections import RootConfig
@@ -18,7 +12,8 @@ from agentrl.rollout.registry import sampler_class_for
 from agentrl.rollout.worker.attempt import MakeSampler
 from agentrl.rollout.worker.resources import open_context
 from agentrl.rollout.worker.sampling_loop import LoopState, SamplingLoop
-from agentrl.runtime.signals import INTERRUPTED, SAME_SIGNAL_SECONDS
+from agentrl.runtime.process_identity import new_lease_owner
+from agentrl.runtime.signals import INTERRUPTED, signal_events
 from agentrl.schema import Record, Split, Task
 from agentrl.store import TrajectoryStore
 
@@ -26,16 +21,16 @@ log = logging.getLogger(__name__)
 
 
 class SamplingScheduler:
-    """Claims slots, plays and scores them, and keeps their leases alive.
+    """Claims slots, runs and scores their rollouts, and renews their leases.
 
     `run` returns when the run is completed or failed, when there is nothing left to do and
     `exit_when_done` is set, or after SIGTERM or SIGINT. On the first signal it stops claiming, gives
-    running rollouts `drain_seconds`, and hands the others' slots back, which does not count as an
-    attempt. On the second it ends at once and leaves the leases to expire.
+    running rollouts `drain_seconds`, and releases the slots of the others, which does not count as
+    an attempt. On the second it ends at once and leaves the leases to expire.
 
     Args:
         config: the process's configuration.
-        make_sampler: makes the sampler of a slot: a class, or a function of its arguments; by
+        make_sampler: makes a slot's sampler: a class, or a function of the same arguments; by
             default the class registered for the task's kind.
         dataset: tasks to add to the run first (idempotent, by their ids).
         split: claim only slots of this split; None means any.
@@ -53,7 +48,7 @@ class SamplingScheduler:
         scoring: Scoring | None = None,
         summarizer: Summarizer | None = None,
     ) -> None:
-        self.owner = new_owner()
+        self.owner = new_lease_owner()
         self._config = config
         self._make_sampler = make_sampler or _registered_sampler
         self._dataset = dataset
@@ -62,7 +57,6 @@ class SamplingScheduler:
         self._summarizer = summarizer
         self._stop = asyncio.Event()
         self._abandoned = asyncio.Event()
-        self._stopped_at = 0.0
         self._loop: SamplingLoop | None = None
 
     @property
@@ -74,10 +68,10 @@ class SamplingScheduler:
         """Sample until there is a reason to end; return the process's exit status.
 
         Raises:
-            ConfigError: something that the configuration names does not exist or is not reachable.
+            ConfigError: the configuration names something that does not exist or is not reachable.
             StoreError: the store was away for too long.
         """
-        with _signals(self.stop):
+        with signal_events("no new slots are claimed", self._stop, self._abandoned):
             async with open_context(self._config, self._scoring, self._summarizer) as context:
                 if self._dataset is not None:
                     log.info("%d new tasks", await context.store.tasks.add(self._dataset))
@@ -87,7 +81,7 @@ class SamplingScheduler:
         return INTERRUPTED if self._abandoned.is_set() else 0
 
     async def _check_scorers(self, store: TrajectoryStore) -> None:
-        """Refuse what could be played but not scored; tasks that come later are looked at then."""
+        """Refuse tasks that could be sampled but not scored; later tasks are checked one by one."""
         if self._scoring is None or self._config.rollout.scoring == "elsewhere":
             return
         for scorer in await store.tasks.open_scorers(self._splits):
@@ -95,36 +89,8 @@ class SamplingScheduler:
 
     def stop(self) -> None:
         """Ask for a graceful end; asked a second time, end at once."""
-        now = time.monotonic()
-        if self._stop.is_set() and now - self._stopped_at < SAME_SIGNAL_SECONDS:
-            return
-        if self._stop.is_set():
-            log.warning("second signal: ending at once")
-            self._abandoned.set()
-        else:
-            log.info("ending: no new slots are claimed")
-            self._stopped_at = now
-        self._stop.set()
+        (self._abandoned if self._stop.is_set() else self._stop).set()
 
 
 def _registered_sampler(task: Task, record: Record, context: RolloutContext) -> AsyncSampler[Any]:
     return sampler_class_for(task)(task, record, context)
-
-
-def new_owner() -> str:
-    """Return a lease owner string for this process: `host:pid:random`."""
-    return f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
-
-
-@contextmanager
-def _signals(handler: Callable[[], None]) -> Iterator[None]:
-    """Call `handler` on SIGTERM and SIGINT for as long as the context lasts."""
-    loop = asyncio.get_running_loop()
-    numbers = (signal.SIGTERM, signal.SIGINT)
-    for number in numbers:
-        loop.add_signal_handler(number, handler)
-    try:
-        yield
-    finally:
-        for number in numbers:
-            loop.remove_signal_handler(number)

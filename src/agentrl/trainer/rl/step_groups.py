@@ -10,7 +10,7 @@ from typing import Literal
 
 from agentrl.config.sections import AlgorithmSection
 from agentrl.data import SelectedGroup, select_group
-from agentrl.rollout.evaluation.held_out import stopped_within
+from agentrl.runtime.signals import stopped_within
 from agentrl.schema import DBRecordData, LedgerEntry, score_of
 from agentrl.store import DEFAULT_CONSUMER, TrajectoryStore
 

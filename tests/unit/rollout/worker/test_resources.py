@@ -4,10 +4,10 @@ from pathlib import Path
 import pytest
 from support.chat_families import QWEN25, write_family
 
-from agentrl.config.sections import RootConfig
+from agentrl.config.sections import InferenceSection, SamplingSection
 from agentrl.errors import ConfigError
 from agentrl.renderers import Renderer
-from agentrl.rollout.worker.resources import check_tools
+from agentrl.rollout.worker.resources import check_tools, served_context_length
 from agentrl.tools import ToolSpec
 
 SPECS = [ToolSpec("look", "", {"type": "object", "properties": {}}, "s", "look")]
@@ -21,19 +21,19 @@ def renderer_with(directory: Path, template: str) -> Renderer:
 
 def test_a_template_without_results_of_tools_is_refused_if_there_are_tools(tmp_path: Path) -> None:
     renderer = renderer_with(tmp_path, QWEN25.replace("message.role == 'tool'", "false"))
-    check_tools(RootConfig(), tmp_path, renderer, [])
+    check_tools(SamplingSection(), None, renderer, [])
     with pytest.raises(ConfigError, match="the model's chat template shows no results of tools"):
-        check_tools(RootConfig(), tmp_path, renderer, SPECS)
+        check_tools(SamplingSection(), None, renderer, SPECS)
 
 
 def test_a_template_that_names_no_tools_is_warned_of(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     whole = renderer_with(tmp_path / "whole", QWEN25)
-    check_tools(RootConfig(), tmp_path, whole, SPECS)
+    check_tools(SamplingSection(), None, whole, SPECS)
     assert not caplog.records
     renderer = renderer_with(tmp_path / "without", QWEN25.replace("if tools", "if false"))
-    check_tools(RootConfig(), tmp_path, renderer, SPECS)
+    check_tools(SamplingSection(), None, renderer, SPECS)
     assert "does not say which tools there are" in caplog.text
 
 
@@ -41,14 +41,18 @@ def test_a_template_that_names_no_tools_is_warned_of(
 def test_tools_that_leave_no_room_in_a_prompt_are_refused(tmp_path: Path, limit: str) -> None:
     renderer = renderer_with(tmp_path, QWEN25)
     huge = dataclasses.replace(SPECS[0], description="about it " * 2000)
-    config = RootConfig()
-    check_tools(config, tmp_path, renderer, [huge])
+    sampling, inference = SamplingSection(), InferenceSection()
+
+    def check(specs: list[ToolSpec]) -> None:
+        check_tools(sampling, served_context_length(inference, tmp_path), renderer, specs)
+
+    check([huge])
     if limit == "model":
         (tmp_path / "config.json").write_text('{"max_position_embeddings": 4096}')
     elif limit == "context_length":
-        config = RootConfig.model_validate({"inference": {"context_length": 4096}})
+        inference = InferenceSection(context_length=4096)
     else:
-        config = RootConfig.model_validate({"sampling": {"max_prompt_tokens": 4096}})
+        sampling = SamplingSection(max_prompt_tokens=4096)
     with pytest.raises(ConfigError, match=r"1 tools take \d+ tokens to describe, and a prompt may"):
-        check_tools(config, tmp_path, renderer, [huge])
-    check_tools(config, tmp_path, renderer, SPECS)
+        check([huge])
+    check(SPECS)

@@ -12,10 +12,9 @@ from agentrl.inference.client import pool
 from agentrl.renderers.renderer import Renderer
 from agentrl.rollout import AsyncSampler, MCPSampler, RolloutContext, RolloutResult
 from agentrl.rollout.context_edits import WORK_DISCARDED
-from agentrl.rollout.worker import attempt as slots
-from agentrl.rollout.worker.attempt import Slot, SlotCounts
-from agentrl.rollout.worker.lease_renewal import LeaseKeeper
-from agentrl.rollout.worker.sampler_metrics import sampler_metrics
+from agentrl.rollout.worker import attempt as attempts
+from agentrl.rollout.worker.attempt import LeaseRenewal, RolloutAttempt, SlotCounts
+from agentrl.rollout.worker.sampler_process import sampler_metrics
 from agentrl.rollout.worker.sampling_loop import LoopTimes, SamplingLoop
 from agentrl.schema import MCPTask, Run, Score, rebuild_prompts, utc_now
 from agentrl.store import TrajectoryStore
@@ -212,7 +211,7 @@ async def test_only_admitted_groups_are_claimed(
     assert loop.counts.scored == 4
 
 
-async def test_scoring_may_be_left_to_a_process_that_plays_nothing(
+async def test_scoring_may_be_left_to_a_process_that_runs_nothing(
     store: TrajectoryStore, renderer: Renderer, tools_url: str
 ) -> None:
     with serve_script(renderer, look_then_answer) as engine:
@@ -263,7 +262,7 @@ async def test_live_changes_reach_rollouts_within_two_seconds(
                 changed_at = utc_now()
                 while len(engine.requests) < seen + 3:
                     await asyncio.sleep(0.02)
-            assert sum(slot.is_playing for slot in loop._jobs.values()) <= 1
+            assert sum(job.needs_servers for job in loop._jobs.values()) <= 1
             abandoned.set()
             stop.set()
             await job
@@ -304,7 +303,7 @@ async def test_a_completed_run_ends_the_sampler(
                 await job
 
 
-async def test_a_completed_run_leaves_no_group_half_played(
+async def test_a_completed_run_leaves_no_group_incomplete(
     store: TrajectoryStore, renderer: Renderer, tools_url: str
 ) -> None:
     rollout = RolloutSection(max_concurrent_samples_per_process=3)
@@ -320,7 +319,7 @@ async def test_a_completed_run_leaves_no_group_half_played(
     assert statuses == [["scored"] * 2, ["scored"] * 2, ["pending"] * 2]
 
 
-async def test_a_stop_hands_running_slots_back_without_counting_an_attempt(
+async def test_a_stop_releases_running_slots_without_counting_an_attempt(
     store: TrajectoryStore, renderer: Renderer, tools_url: str
 ) -> None:
     calls = tool_call("slow", seconds=0.5)
@@ -336,7 +335,7 @@ async def test_a_stop_hands_running_slots_back_without_counting_an_attempt(
                 await asyncio.sleep(0.01)
             stop.set()
             await until(store, pending=2)
-    assert loop.counts.handed_back == 2
+    assert loop.counts.released == 2
     record = await store.records.get("train/0/q0/0")
     assert record is not None
     assert [attempt.ended_by for attempt in record.attempts] == ["released"]
@@ -356,7 +355,7 @@ async def test_running_rollouts_get_the_drain_time(
             await until(store, running=2)
             stop.set()
             await until(store, scored=2)
-    assert loop.counts.handed_back == 0
+    assert loop.counts.released == 0
 
 
 async def test_a_holder_that_lost_its_lease_writes_nothing_more(
@@ -369,7 +368,10 @@ async def test_a_holder_that_lost_its_lease_writes_nothing_more(
             record, claimed = await claim(store)
             counts = SlotCounts()
             engine.delay_seconds = 0.3
-            job = Slot(claimed, record, context, MCPSampler, counts, on_played=lambda: None).start()
+            attempt = RolloutAttempt(
+                claimed, record, context, MCPSampler, counts, on_generated=lambda: None
+            )
+            job = attempt.start()
             while not await acknowledged_turns(store, record.id):
                 await asyncio.sleep(0.02)
             # The second reply is under way when the slot goes to another process.
@@ -391,21 +393,21 @@ async def test_a_lost_lease_stops_its_rollout_at_the_next_heartbeat(
     with serve_script(renderer, lambda _: tool_call("slow", seconds=0.2)) as engine:
         await begin_run(store, engine, task(0))
         async with open_play(store, engine, tools_url) as context:
-            keeper = LeaseKeeper(store, 30)
+            renewal = LeaseRenewal(store, 30)
             held = []
             for _ in range(2):
                 record, claimed = await claim(store)
-                slot = Slot(
-                    claimed, record, context, MCPSampler, SlotCounts(), on_played=lambda: None
+                attempt = RolloutAttempt(
+                    claimed, record, context, MCPSampler, SlotCounts(), on_generated=lambda: None
                 )
-                keeper.hold(slot)
-                held.append((slot, slot.start()))
+                renewal.add(attempt)
+                held.append((attempt, attempt.start()))
             (lost, lost_job), (kept, kept_job) = held
             await store.records.release(*lost.lease)
-            await keeper.beat()
+            await renewal.renew()
             await asyncio.wait_for(lost_job, 5)
             assert (lost.cancel_reason, kept.cancel_reason) == ("lease_lost", None)
-            kept.cancel("hand_back")
+            kept.cancel("release")
             await kept_job
     record_after = await store.records.get(lost.record.id)
     assert record_after is not None
@@ -418,7 +420,7 @@ async def test_a_judge_outage_is_no_score_and_is_tried_again(
     tools_url: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(slots, "SCORING_RETRY_SECONDS", 0.2)
+    monkeypatch.setattr(attempts, "SCORING_RETRY_SECONDS", 0.2)
     scoring = ExactScoring(outages=3)
     with serve_script(renderer, look_then_answer) as engine:
         await begin_run(store, engine, task(0, num_generations=1))
@@ -449,7 +451,7 @@ async def test_an_absent_server_is_no_failed_attempt(
             open_play(store, engine, tools_url, rollout=rollout) as context,
             running(context) as (loop, _),
         ):
-            while loop.counts.handed_back < 2:
+            while loop.counts.released < 2:
                 await asyncio.sleep(0.02)
             engine.down = False
             await until(store, scored=2)
@@ -482,7 +484,7 @@ async def test_an_outage_of_the_tools_costs_few_slots_an_attempt(
     assert "trouble" in (await store.samplers.all())[0].seconds_waiting
 
 
-async def test_a_slot_on_which_servers_keep_failing_is_parked_in_the_end(
+async def test_a_slot_on_which_servers_keep_failing_is_dead_lettered_in_the_end(
     store: TrajectoryStore,
     renderer: Renderer,
     tools_url: str,
@@ -500,7 +502,7 @@ async def test_a_slot_on_which_servers_keep_failing_is_parked_in_the_end(
         assert "queue is full" in str(record.error)
 
 
-async def test_an_exception_of_a_users_sampler_fails_the_attempt_until_the_slot_is_parked(
+async def test_an_exception_of_a_users_sampler_fails_the_attempt_until_the_slot_is_dead_lettered(
     store: TrajectoryStore, renderer: Renderer, tools_url: str
 ) -> None:
     class Broken(AsyncSampler[MCPTask]):

@@ -3,7 +3,7 @@
 from datetime import timedelta
 
 from agentrl.inference.client.load_balancing import Pressure
-from agentrl.rollout.worker.concurrency import (
+from agentrl.rollout.worker.claim_limits import (
     START_PER_SERVER,
     UNKNOWN_PER_SERVER,
     ConcurrencyLimit,

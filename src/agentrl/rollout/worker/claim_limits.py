@@ -1,0 +1,226 @@
+"""What bounds a sampler's claims: the run's state, the servers' load, and failures in a row.
+
+In: the run document, the servers' reports, the ends of rollouts. Out: how many rollouts may run, and
+why none may. Nothing here claims or runs anything.
+"""
+
+import logging
+import time
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import Literal
+
+from agentrl.inference import ServerPool
+from agentrl.inference.client.load_balancing import Pressure
+from agentrl.schema import Run
+from agentrl.store import TrajectoryStore
+
+log = logging.getLogger(__name__)
+
+SERVER_SILENCE_SECONDS = 30.0
+"""A server without a heartbeat for this long counts as gone."""
+
+START_PER_SERVER = 8
+"""Rollouts per server before the first report on its load."""
+UNKNOWN_PER_SERVER = 64
+"""Rollouts per server where no server reports its load."""
+_DECREASE = 0.75
+
+MAX_FAILURES_IN_A_ROW = 3
+"""Failed rollouts in a row after which only one is tried at a time."""
+MAX_BACKOFF_SECONDS = 60.0
+
+WaitReason = Literal[
+    "no_run", "paused", "no_server", "no_task", "no_scoring", "admission", "trouble"
+]
+"""Keys of `SamplerInfo.seconds_waiting`; `trouble` is the backoff after failures."""
+
+_WAITING_TEXT: dict[WaitReason, str] = {
+    "no_run": "the run has not begun",
+    "paused": "sampling is paused (control.sampling_paused of the run)",
+    "no_server": "no inference server is up",
+    "no_task": "there is no slot to claim",
+    "no_scoring": "there is nothing to score",
+    "trouble": "rollouts keep failing, only one is tried at a time (see the warnings above)",
+    "admission": "the trainer has not yet admitted further groups",
+}
+
+
+class RunWatch:
+    """Caches the run document, and keeps the pool's list of servers current.
+
+    Args:
+        store: the trajectory store.
+        servers: the pool that gets the registered servers.
+    """
+
+    def __init__(self, store: TrajectoryStore, servers: ServerPool) -> None:
+        self._store = store
+        self._servers = servers
+        self.run: Run | None = None
+        self.num_servers = 0
+        """Servers that take requests."""
+        self._read_at = float("-inf")
+        self._created_at = time.monotonic()
+        self._seen_alive = False
+
+    async def refresh(self, max_age_seconds: float) -> None:
+        """Read run and servers again unless they were read within `max_age_seconds`."""
+        if time.monotonic() - self._read_at < max_age_seconds:
+            return
+        self.run = await self._store.runs.get()
+        services = await self._store.services.all(alive_within=SERVER_SILENCE_SECONDS)
+        self._servers.update(services)
+        self.num_servers = sum(service.status != "down" for service in services)
+        self._read_at = time.monotonic()
+
+    @property
+    def admitted_groups(self) -> int:
+        """Training groups with orders below this may be claimed."""
+        return 0 if self.run is None else self.run.admitted_groups
+
+    def run_ended(self, resume_grace_seconds: float) -> bool:
+        """Return whether the run is over.
+
+        A run that was over before this process began may be about to be resumed; it counts as over
+        after `resume_grace_seconds`.
+        """
+        if self.run is None or self.run.status not in ("completed", "failed"):
+            self._seen_alive = self._seen_alive or self.run is not None
+            return False
+        return self._seen_alive or time.monotonic() - self._created_at > resume_grace_seconds
+
+    def hold_reason(self) -> WaitReason | None:
+        """Return why no slot may be claimed at all, or None."""
+        if self.run is None or self.run.status in ("completed", "failed"):
+            return "no_run"
+        if self.run.control.sampling_paused:
+            return "paused"
+        if self.num_servers == 0:
+            return "no_server"
+        return None
+
+    async def idle_reason(self) -> WaitReason:
+        """Return why there was nothing to claim."""
+        num_groups = await self._store.tasks.next_train_order()
+        return "admission" if num_groups > self.admitted_groups else "no_task"
+
+
+class ConcurrencyLimit:
+    """How many rollouts a sampler runs at a time; ask after every refresh of the servers.
+
+    Additive increase and multiplicative decrease (Chiu and Jain 1989), as TCP finds its window: the
+    limit settles around the load that the servers take, and samplers that know nothing of each other
+    reach equal shares of it. Until the servers are first saturated, the limit doubles (slow start).
+
+    Args:
+        per_server: rollouts per server, fixed; None follows the servers' load.
+    """
+
+    def __init__(self, per_server: int | None) -> None:
+        self.current = 0
+        """The limit that was last returned."""
+        self._per_server = per_server
+        self._limit = 0.0
+        self._is_starting = True
+        self._num_reports = 0
+
+    def of(self, pressure: Pressure, *, num_servers: int, num_running: int, most: int) -> int:
+        """Return how many rollouts may run now.
+
+        Args:
+            pressure: the servers' reports.
+            num_servers: servers that take requests.
+            num_running: rollouts that run now.
+            most: upper bound of the result.
+        """
+        num_servers = max(1, num_servers)
+        if self._per_server is not None:
+            limit = self._per_server * num_servers
+        elif not pressure.is_known:
+            limit = UNKNOWN_PER_SERVER * num_servers
+        else:
+            self._limit = min(self._limit or START_PER_SERVER * num_servers, most)
+            if pressure.num_reports != self._num_reports:
+                self._num_reports = pressure.num_reports
+                self._adjust(pressure, num_servers, num_running)
+            limit = int(self._limit)
+        self.current = min(most, limit)
+        return self.current
+
+    def _adjust(self, pressure: Pressure, num_servers: int, num_running: int) -> None:
+        """Change the limit after a report, once the change before it has taken effect."""
+        if pressure.is_general:
+            self._is_starting = False
+            if num_running <= self._limit:
+                self._limit = max(1.0, self._limit * _DECREASE)
+        elif num_running >= int(self._limit) and not pressure.is_coming:
+            self._limit += self._limit if self._is_starting else num_servers
+
+
+@dataclass
+class FailureBackoff:
+    """Failures of the infrastructure since the last rollout that came to its end.
+
+    Every failure costs its slot an attempt, so while rollouts keep failing only one runs at a time,
+    after a pause that grows with the length of the outage.
+    """
+
+    num_failures: int = 0
+    _first_at: float = 0.0
+    _last_at: float = 0.0
+
+    def add(self) -> None:
+        """Count a failure."""
+        self._last_at = time.monotonic()
+        if self.num_failures == 0:
+            self._first_at = self._last_at
+        self.num_failures += 1
+
+    def clear(self) -> None:
+        """Forget the failures: a rollout came to its end."""
+        self.num_failures = 0
+
+    @property
+    def is_active(self) -> bool:
+        """Whether several rollouts failed in a row."""
+        return self.num_failures >= MAX_FAILURES_IN_A_ROW
+
+    @property
+    def is_pausing(self) -> bool:
+        """Whether it is too early for the next try."""
+        outage_seconds = self._last_at - self._first_at
+        pause = min(max(outage_seconds, 1.0), MAX_BACKOFF_SECONDS)
+        return self.is_active and time.monotonic() < self._last_at + pause
+
+
+@dataclass
+class WaitingTimes:
+    """The time in which there was nothing to do, by reason."""
+
+    log_interval_seconds: float
+    """Between two log lines that give the same reason."""
+    seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    reason: WaitReason | None = None
+    """Why nothing happens now; None while there is work."""
+    _since: float = field(default_factory=time.monotonic)
+    _logged: WaitReason | None = None
+    _logged_at: float = float("-inf")
+
+    def switch(self, reason: WaitReason | None, *, is_idle: bool) -> None:
+        """Add the time since the last switch to its reason, and go on with this one.
+
+        Args:
+            reason: why nothing is claimed; None: something is.
+            is_idle: whether no rollout runs either; only then is the reason logged.
+        """
+        now = time.monotonic()
+        if self.reason is not None:
+            self.seconds[self.reason] += now - self._since
+        self._since = now
+        self.reason = reason
+        if not is_idle or reason is None:
+            return
+        if reason != self._logged or now - self._logged_at > self.log_interval_seconds:
+            log.info("waiting: %s", _WAITING_TEXT[reason])
+            self._logged, self._logged_at = reason, now
