@@ -68,7 +68,7 @@ class StepBatch:
     """Micro-batches of every rank, equally many, and the facts about them."""
 
     micro_batches: tuple[tuple[MicroBatch, ...], ...]
-    """[rank][i]; a rank with less work ends in empty rows."""
+    """`[rank][i]`; a rank with less work ends in empty rows."""
     turn_ids: tuple[str, ...]
     record_ids: tuple[str, ...]
     stats: StepStats
