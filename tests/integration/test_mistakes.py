@@ -164,7 +164,7 @@ def test_an_inference_server_that_is_none(tmp_path: Path) -> None:
         finally:
             other.shutdown()
             serving.join()
-    assert_one_line(done, tmp_path, url, "is no inference server", "--inference_gateway")
+    assert_one_line(done, tmp_path, url, "is not an inference server", "--inference_gateway")
 
 
 def test_a_gateway_without_its_servers(tmp_path: Path) -> None:

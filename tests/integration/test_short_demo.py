@@ -181,7 +181,7 @@ def test_the_summary_holds_one_reward_a_step(run: FinishedRun) -> None:
 
 
 def test_nothing_listens_beyond_this_machine(run: FinishedRun) -> None:
-    for program in ("mongod", "agentrl.inference.engine", "shop.server"):
+    for program in ("mongod", "agentrl.inference.engine", "shop/server.py"):
         assert any(program in name for name in run.listeners), (program, list(run.listeners))
     addresses = set().union(*run.listeners.values())
     assert all(is_loopback(address) for address in addresses), run.listeners
@@ -193,7 +193,7 @@ def test_only_those_who_control_servers_have_the_key_for_it(run: FinishedRun) ->
         "serve": "agentrl serve",
         "sample": "agentrl sample",
         "engine": "agentrl.inference.engine",
-        "tools": "shop.server",
+        "tools": "shop/server.py",
     }
     given = {
         role: {key for key, text in KEYS.items() if environment.get(key) == text}

@@ -4,7 +4,7 @@ import shlex
 import sys
 from pathlib import Path
 
-from agentrl.config.sections import RootConfig
+from agentrl.config.sections import TrainerSection
 from agentrl.config.shipped_files import existing_or_shipped, shipped_file
 
 
@@ -13,9 +13,8 @@ def agentrl_command(command: str, config_path: Path, *flags: str) -> list[str]:
     return [sys.executable, "-m", "agentrl", command, "--config", str(config_path), *flags]
 
 
-def trainer_command(config: RootConfig, config_path: Path) -> list[str]:
+def trainer_command(trainer: TrainerSection, config_path: Path) -> list[str]:
     """Return this machine's trainer argv: plain Python for one rank, else `accelerate launch`."""
-    trainer = config.trainer
     if trainer.num_processes == 1:
         return agentrl_command("train", config_path)
     argv = [

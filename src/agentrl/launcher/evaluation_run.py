@@ -18,9 +18,8 @@ from agentrl.datasets.task_stream import eval_tasks
 from agentrl.errors import ConfigError
 from agentrl.inference.weight_sync import AdapterNames
 from agentrl.inference.weight_sync.version_files import weight_bytes
-from agentrl.launcher.local_cluster import Stage
+from agentrl.launcher.local_cluster import LocalCluster, until_interrupted
 from agentrl.launcher.preflight import check_inputs
-from agentrl.launcher.training_run import until_interrupted
 from agentrl.models.adapter_files import is_adapter, read_shape
 from agentrl.rewards import MCPScorerFactory
 from agentrl.rollout.evaluation.eval_scores import EvalMetrics
@@ -63,8 +62,8 @@ async def run_evaluation(config: RootConfig, checkpoint: Path | None) -> int:
     output = config.run.output_path
     name = f"{config.run.run_name}-eval"
     section = config.run.model_copy(update={"run_name": name, "output_dir": output})
-    async with Stage(config.model_copy(update={"run": section}), role="eval") as stage:
-        status = await until_interrupted(_evaluate(console, stage, output / "eval.json", adapter))
+    async with LocalCluster(config.model_copy(update={"run": section}), role="eval") as cluster:
+        status = await until_interrupted(_evaluate(console, cluster, output / "eval.json", adapter))
         return INTERRUPTED if status is None else status
 
 
@@ -83,9 +82,11 @@ def serving(model: ModelSection, checkpoint: Path) -> ModelSection:
     )
 
 
-async def _evaluate(console: Console, stage: Stage, result_path: Path, adapter: Path | None) -> int:
-    store = await stage.open_store()
-    config = stage.config
+async def _evaluate(
+    console: Console, cluster: LocalCluster, result_path: Path, adapter: Path | None
+) -> int:
+    store = await cluster.open_store()
+    config = cluster.config
     await store.ensure_schema()
     await store.runs.create(Run(name=config.run.run_name, config=flat_values(config)))
     if adapter is not None:
@@ -93,14 +94,14 @@ async def _evaluate(console: Console, stage: Stage, result_path: Path, adapter: 
         await store.policies.publish(
             Policy(version=0, path=str(adapter), adapter=name, num_bytes=weight_bytes(adapter))
         )
-    await stage.start_tool_server()
-    stage.write_config()
-    await stage.start_servers()
-    await stage.start_samplers()
+    await cluster.start_tool_server()
+    cluster.write_config()
+    await cluster.start_servers()
+    await cluster.start_samplers()
     tasks = eval_tasks(config.data, 0, MCPScorerFactory.check_question)
     model = str(adapter or config.model.model_name_or_path)
     console.print(f"{len(tasks)} questions for {model}")
-    metrics = await stage.watch(
+    metrics = await cluster.watch(
         evaluate(
             store,
             tasks,

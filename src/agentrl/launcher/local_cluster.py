@@ -1,9 +1,12 @@
-"""The processes around a trainer or an evaluation: store, tools, servers, samplers.
+"""The processes of one machine around a trainer or an evaluation: store, tools, servers, samplers.
 
-Each is a child of its own with a log file of its own; all of them end with the stage.
+In goes a checked configuration; out come running children, each with a log file of its own, and a
+configuration that names their addresses. All of them end with the cluster. What they compute is
+not known here.
 """
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Collection, Coroutine, Sequence
 from contextlib import AsyncExitStack
@@ -20,6 +23,7 @@ from agentrl.launcher.child_commands import agentrl_command, tool_server_command
 from agentrl.rollout.worker.resources import tools_config
 from agentrl.runtime.child_processes import Child, Supervisor
 from agentrl.runtime.ports import free_port
+from agentrl.runtime.signals import stop_on_signals
 from agentrl.store import TrajectoryStore
 from agentrl.store.private_mongod import EmbeddedMongo
 from agentrl.tools import probe
@@ -33,16 +37,20 @@ TOOL_SERVER_RESTARTS = 5
 STOP_SECONDS = 15.0
 """How long a child may take to end after SIGTERM before it is killed."""
 SUPERVISOR_STOP_SECONDS = 2 * STOP_SECONDS
-"""It gives its server as long."""
+"""For `agentrl serve`, which gives its server `STOP_SECONDS` first."""
 TRAINER_STOP_SECONDS = 120.0
-"""It finishes its step and saves; on several machines it cannot, as they end one by one."""
+"""The trainer finishes its step and saves. On several machines it cannot: they end one by one."""
 _NOT_FOR_SAMPLERS = ("AGENTRL_ADMIN_KEY",)
 _NOT_FOR_TOOLS = ("MONGODB_URI", "AGENTRL_API_KEY", "AGENTRL_ADMIN_KEY")
 """A model may have its tools read their environment."""
 
 
-class Stage:
-    """Async context around the children; `config` gains addresses as they come up."""
+class LocalCluster:
+    """Async context around the children.
+
+    Attributes:
+        config: the configuration, which gains addresses as children come up.
+    """
 
     def __init__(self, config: RootConfig, *, role: str = "") -> None:
         """Prepare; nothing is started.
@@ -125,7 +133,10 @@ class Stage:
         write_config(self.config, self.config_path)
 
     async def start_servers(self) -> None:
-        """Start a supervisor for each server, which chooses its port by itself; given URLs share one."""
+        """Start one `agentrl serve` for each server, or a single one for all `--inference_urls`.
+
+        Every server chooses its port by itself.
+        """
         inference = self.config.inference
         num_supervisors = 1 if inference.inference_urls else inference.num_inference_servers
         argv = agentrl_command("serve", self.config_path)
@@ -147,10 +158,10 @@ class Stage:
             )
             await self._supervisor.start(child)
 
-    async def let_samplers_end(self) -> None:
-        """Wait until the samplers have played out the groups that they began, within a bound.
+    async def wait_for_samplers(self) -> None:
+        """Wait until the samplers have finished the groups that they began.
 
-        They end by themselves once the run is completed.
+        They end by themselves once the run is completed; `SAMPLER_END_SECONDS` bound the wait.
         """
         names = [f"sampler_{number}" for number in range(self.config.rollout.num_samplers)]
         ending = [asyncio.create_task(self._supervisor.wait(name)) for name in names]
@@ -162,11 +173,11 @@ class Stage:
     async def start_trainer(self) -> Child:
         """Start this machine's trainer ranks, under `accelerate launch` when there are several.
 
-        Its log file has the number of the first of them, as the rank itself would name it.
+        The log file is numbered by the first of them, as that rank itself would name it.
         """
         trainer = self.config.trainer
         first = trainer.machine_rank * trainer.num_processes // trainer.num_machines
-        argv = trainer_command(self.config, self.config_path)
+        argv = trainer_command(trainer, self.config_path)
         stop_seconds = TRAINER_STOP_SECONDS if trainer.num_machines == 1 else STOP_SECONDS
         child = self._child(f"train_{first}", argv, 0, stop_seconds=stop_seconds)
         await self._supervisor.start(child)
@@ -232,8 +243,26 @@ class Stage:
         )
 
 
+async def until_interrupted(work: Coroutine[Any, Any, int]) -> int | None:
+    """Return the result of `work`, or None when SIGINT or SIGTERM came first.
+
+    A second signal ends this process at once, and the kernel ends its children with it.
+    """
+    working = asyncio.create_task(work)
+    interrupted = stop_on_signals("all processes are ended first")
+    waiting = asyncio.create_task(interrupted.wait())
+    await asyncio.wait({working, waiting}, return_when=asyncio.FIRST_COMPLETED)
+    waiting.cancel()
+    if working.done():
+        return working.result()
+    working.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await working
+    return None
+
+
 def _child_settings(stop_seconds: float) -> dict[str, str]:
-    """Return environment for children: no spinning on cores that others need, an end in time."""
+    """Return a child's environment: no spinning on cores that others need, an end in time."""
     return {
         # Ranks are in sessions of their own: their launcher has to end them before it is killed.
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(int(stop_seconds) - 3),

@@ -14,10 +14,10 @@ from agentrl.config.checks import check_machines
 from agentrl.config.loading import MACHINE_ENVIRONMENT, load_config
 from agentrl.config.sections import RootConfig, TrainerSection
 from agentrl.errors import AgentRLError, ConfigError
-from agentrl.launcher.local_cluster import Stage
+from agentrl.launcher.local_cluster import LocalCluster, until_interrupted
 from agentrl.launcher.preflight import check_ranks
 from agentrl.launcher.run_report import last_error
-from agentrl.launcher.training_run import already_done, until_interrupted
+from agentrl.launcher.training_run import already_done
 from agentrl.runtime.signals import INTERRUPTED
 
 # As long as torch waits for the last machine.
@@ -39,13 +39,13 @@ async def join_training(config: RootConfig) -> int:
     await check_ranks(config)
     console = Console()
     started = time.monotonic()
-    async with Stage(config) as stage:
-        store = await stage.open_store()
-        done = None if config.run.fresh else await already_done(config, store)
+    async with LocalCluster(config) as cluster:
+        store = await cluster.open_store()
+        done = None if config.run.fresh else await already_done(config.trainer, store)
         if done is not None:
             console.print(done)
             return 0
-        status = await until_interrupted(_train(console, stage))
+        status = await until_interrupted(_train(console, cluster))
     seconds = time.monotonic() - started
     if status is None:
         console.print(
@@ -57,8 +57,8 @@ async def join_training(config: RootConfig) -> int:
     return 0
 
 
-async def _train(console: Console, stage: Stage) -> int:
-    config, trainer = stage.config, stage.config.trainer
+async def _train(console: Console, cluster: LocalCluster) -> int:
+    config, trainer = cluster.config, cluster.config.trainer
     place = f"{trainer.main_process_ip}:{trainer.main_process_port}"
     console.print(
         f"run [bold]{config.run.run_name}[/]: machine {trainer.machine_rank} of "
@@ -67,8 +67,8 @@ async def _train(console: Console, stage: Stage) -> int:
         soft_wrap=True,
     )
     await wait_for_first(trainer)
-    await check_same_flags(config, stage.config_path)
-    ranks = await stage.start_trainer()
+    await check_same_flags(config, cluster.config_path)
+    ranks = await cluster.start_trainer()
     console.print(
         f"training with {trainer.num_processes // trainer.num_machines} of "
         f"{trainer.num_processes} ranks; logs in {config.run.logs_dir}/, the first is "
@@ -76,7 +76,7 @@ async def _train(console: Console, stage: Stage) -> int:
         highlight=False,
         soft_wrap=True,
     )
-    status = await stage.wait(ranks.name)
+    status = await cluster.wait(ranks.name)
     if status != 0:
         raise AgentRLError(
             f"the trainer failed (exit {status}), see machine 0; the end of {ranks.log_path} says: "

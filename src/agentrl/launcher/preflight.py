@@ -1,4 +1,8 @@
-"""Everything that can be checked before a process starts, so that a mistake costs one line."""
+"""Everything that can be checked before a process starts, so that a mistake costs one line.
+
+In goes a configuration whose flags fit together (`config.checks`); here the files, servers and
+programs that they name are looked at. Nothing is started or written.
+"""
 
 import asyncio
 import shutil
@@ -9,7 +13,14 @@ import httpx
 from pydantic import SecretStr
 
 from agentrl.config.checks import check_trackers
-from agentrl.config.sections import ModelSection, RootConfig, TrainerSection
+from agentrl.config.sections import (
+    DataSection,
+    InferenceSection,
+    ModelSection,
+    RootConfig,
+    RunSection,
+    TrainerSection,
+)
 from agentrl.datasets.question_files import QuestionFile
 from agentrl.errors import ConfigError, InferenceError, ServerRefused, StoreError
 from agentrl.inference import SGLangClient
@@ -32,7 +43,7 @@ async def check_inputs(config: RootConfig, *, trains: bool = True) -> None:
 
     Args:
         config: the checked configuration.
-        trains: whether training questions are going to be asked, too.
+        trains: whether the training questions are checked too.
 
     Raises:
         ConfigError: something that the user gave cannot be used.
@@ -42,18 +53,19 @@ async def check_inputs(config: RootConfig, *, trains: bool = True) -> None:
     renderer = Renderer.load(model_path, tool_call_parser=config.inference.tool_call_parser)
     check_trackers(config.trainer.report_to)
     if trains:
-        _check_training_questions(config)
+        _check_group_size(config.data)
         _check_main_port(config.trainer)
     _check_questions(config, renderer, trains=trains)
     if config.agents.agent is not None:
         load_agent(config.agents.agent)
     await _check_store(config, trains=trains)
     await _check_tools(config, model_path, renderer)
-    await _check_servers(config)
+    if config.rollout.enable_sampling:
+        await _check_servers(config.inference)
 
 
 async def check_ranks(config: RootConfig) -> None:
-    """Check what a machine needs that has nothing but trainer ranks: model and database.
+    """Check what a machine with nothing but trainer ranks needs: model and database.
 
     Raises:
         ConfigError: the model cannot be used.
@@ -84,11 +96,11 @@ def _check_main_port(trainer: TrainerSection) -> None:
             )
 
 
-def _check_training_questions(config: RootConfig) -> None:
-    if config.data.train_file is not None and config.data.num_generations == 1:
+def _check_group_size(data: DataSection) -> None:
+    if data.train_file is not None and data.num_generations == 1:
         raise ConfigError(
-            "--num_generations 1: a try is judged against the others of its question, so nothing "
-            "would be learned; give 2 or more"
+            "--num_generations 1: a try is judged against the others of its question, so that "
+            "nothing would be learned; give 2 or more"
         )
 
 
@@ -118,7 +130,7 @@ def _check_images(config: RootConfig, path: Path, renderer: Renderer) -> None:
     if not renderer.shows_images_of("user"):
         raise ConfigError(
             f"{path} has images, and the chat template of {config.model.model_name_or_path} "
-            "shows none; take a model that sees"
+            "shows none; take a vision model"
         )
 
 
@@ -127,26 +139,26 @@ async def _check_store(config: RootConfig, *, trains: bool) -> None:
     if uri is None:
         find_mongod()
         if trains and config.data.train_file is None and not config.private_mongo_dir.exists():
-            raise _no_questions(config)
+            raise _no_questions(config.run.run_name)
         return
     async with TrajectoryStore.connect(uri.get_secret_value(), config.run.run_name) as store:
         if trains:
-            await check_has_questions(config, store)
+            await check_has_questions(config.data, store)
 
 
-async def check_has_questions(config: RootConfig, store: TrajectoryStore) -> None:
-    """Refuse a run that brings no questions and whose database holds none.
+async def check_has_questions(data: DataSection, store: TrajectoryStore) -> None:
+    """Refuse a run without a file of questions whose database holds none.
 
     Raises:
         ConfigError: there is nothing to train on.
     """
-    if config.data.train_file is None and await store.tasks.count(split="train") == 0:
-        raise _no_questions(config)
+    if data.train_file is None and await store.tasks.count(split="train") == 0:
+        raise _no_questions(store.database_name)
 
 
-def _no_questions(config: RootConfig) -> ConfigError:
+def _no_questions(database: str) -> ConfigError:
     return ConfigError(
-        f"nothing to train on: database {config.run.run_name!r} holds no questions; give "
+        f"nothing to train on: database {database!r} holds no questions; give "
         "--train_file questions.jsonl"
     )
 
@@ -164,10 +176,7 @@ async def _check_tools(config: RootConfig, model_path: Path, renderer: Renderer)
         check_tools(config.sampling, context_length, renderer, await probe(tools))
 
 
-async def _check_servers(config: RootConfig) -> None:
-    inference = config.inference
-    if not config.rollout.enable_sampling:
-        return
+async def _check_servers(inference: InferenceSection) -> None:
     if not inference.inference_urls:
         check_keys(inference)
         if inference.inference_backend == "sglang":
@@ -192,7 +201,7 @@ async def _check_answers(flag: str, url: str) -> None:
 
 
 async def _check_is_server(url: str, key: SecretStr | None) -> None:
-    """Refuse what answers and takes no weights: a gateway, or something else altogether."""
+    """Refuse an address that answers but takes no weights: a gateway, or another kind of server."""
     async with SGLangClient(url, api_key=key) as client:
         try:
             async with asyncio.timeout(_ANSWER_SECONDS):
@@ -203,24 +212,26 @@ async def _check_is_server(url: str, key: SecretStr | None) -> None:
                 hint = "its key goes into AGENTRL_API_KEY"
             elif isinstance(error, ServerRefused) and error.status == 404:
                 hint = "give the servers themselves, and a gateway with --inference_gateway"
-            raise ConfigError(f"--inference_urls {url} is no inference server: {hint}") from None
+            raise ConfigError(
+                f"--inference_urls {url} is not an inference server: {hint}"
+            ) from None
 
 
-async def check_name_is_free(config: RootConfig, store: TrajectoryStore) -> None:
-    """Refuse `--fresh` while an earlier run of this name would have to go for it.
+async def check_name_is_free(section: RunSection, store: TrajectoryStore) -> None:
+    """Refuse `--fresh` while an earlier run of this name has a database or output.
 
-    With `--delete_existing`, that run's database is dropped here and its output was asked to be.
+    With `--delete_existing`, both are deleted instead.
 
     Raises:
         StoreError: the run exists and may not be deleted.
     """
     run = await store.runs.get()
-    output = config.run.output_path
+    output = section.output_path
     if run is None and not output.exists():
         return
-    if not config.run.delete_existing:
+    if not section.delete_existing:
         raise StoreError(
-            f"--fresh: run {config.run.run_name!r} already has "
+            f"--fresh: run {section.run_name!r} already has "
             f"{'a database' if run is not None else f'files in {output}'}; "
             "choose another run name, or add --delete_existing to delete both"
         )

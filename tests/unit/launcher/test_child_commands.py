@@ -15,7 +15,7 @@ def test_commands_find_shipped_files_from_any_directory(
     monkeypatch.chdir(tmp_path)
     config = build_config({"num_processes": 2})
 
-    trainer = trainer_command(config, tmp_path / "config.yaml")
+    trainer = trainer_command(config.trainer, tmp_path / "config.yaml")
 
     assert str(ROOT / "assets/fsdp2_dst.yml") in trainer
     assert tool_server_command("python examples/shop/server.py --port {port}", 81) == [

@@ -63,7 +63,7 @@ def test_machines_that_cannot_come_together_are_one_clear_line(
 def test_accelerate_is_told_the_place_of_the_machine(
     flags: dict[str, str], place: tuple[object, ...]
 ) -> None:
-    argv = trainer_command(parse_flags(words(flags)), Path("/shared/config.yaml"))
+    argv = trainer_command(parse_flags(words(flags)).trainer, Path("/shared/config.yaml"))
     taken = launch_command_parser().parse_args(argv[3:])
     assert place == (
         taken.num_processes,

@@ -23,9 +23,8 @@ from agentrl.errors import AgentRLError, ConfigError
 from agentrl.inference.weight_sync import PolicyPublisher
 from agentrl.inference.weight_sync.version_files import version_dir
 from agentrl.integrations.trl.trl_rollouts import Rollouts, reward_of_rollout, save_model
-from agentrl.launcher.local_cluster import Stage
+from agentrl.launcher.local_cluster import LocalCluster, until_interrupted
 from agentrl.launcher.preflight import check_inputs, check_name_is_free
-from agentrl.launcher.training_run import until_interrupted
 from agentrl.models.resolve import resolve_model
 from agentrl.rewards import MCPScorerFactory
 from agentrl.runtime.atomic_directory import atomic_directory
@@ -45,9 +44,9 @@ async def run(config: RootConfig, arguments: dict[str, Any]) -> int:
     """
     await check_inputs(config)
     checked = await asyncio.to_thread(_grpo_config, arguments)
-    async with Stage(config) as running:
+    async with LocalCluster(config) as running:
         store = await running.open_store()
-        await check_name_is_free(running.config, store)
+        await check_name_is_free(running.config.run, store)
         status = await until_interrupted(_train(running, store, checked))
         return INTERRUPTED if status is None else status
 
@@ -63,7 +62,7 @@ def _grpo_config(arguments: dict[str, Any]) -> Any:
         raise ConfigError(f"config: trl: {' '.join(str(error).split())}") from None
 
 
-async def _train(running: Stage, store: Any, checked: Any) -> int:
+async def _train(running: LocalCluster, store: Any, checked: Any) -> int:
     config = running.config
     output = config.run.output_path
     await store.ensure_schema()
@@ -102,7 +101,7 @@ async def _train(running: Stage, store: Any, checked: Any) -> int:
     }
     (output / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
     await store.runs.set_status("completed")
-    await running.let_samplers_end()
+    await running.wait_for_samplers()
     Console().print(f"{step} steps; model and tokenizer are in {target / 'model'}", soft_wrap=True)
     return 0
 
