@@ -8,6 +8,7 @@ knows no document and no collection by name.
 
 import asyncio
 import functools
+import inspect
 import re
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
@@ -51,7 +52,7 @@ _AWARE: CodecOptions[Document] = CodecOptions(tz_aware=True)
 
 
 class RunDatabase:
-    """The database of one run."""
+    """The database of one run, with its collections."""
 
     def __init__(
         self, client: AsyncMongoClient[Document], handle: AsyncDatabase[Document], uri: str
@@ -66,6 +67,19 @@ class RunDatabase:
         self.client = client
         self.handle = handle
         self.uri = uri
+        self.runs = handle["runs"]
+        self.tasks = handle["tasks"]
+        self.records = handle["records"]
+        self.turns = handle["turns"]
+        self.record_data = handle["record_data"]
+        self.turn_training = handle["turn_training"]
+        self.policies = handle["policies"]
+        self.services = handle["inference_services"]
+        self.samplers = handle["samplers"]
+        self.blobs = handle["blobs"]
+
+    def __getitem__(self, collection: str) -> AsyncCollection[Document]:
+        return self.handle[collection]
 
     @property
     def name(self) -> str:
@@ -77,8 +91,15 @@ class RunDatabase:
         """The connection string of this database without its password."""
         return with_database(without_password(self.uri), self.name)
 
-    def __getitem__(self, collection: str) -> AsyncCollection[Document]:
-        return self.handle[collection]
+    async def aggregate(
+        self, collection: AsyncCollection[Document], pipeline: list[Document]
+    ) -> list[Document]:
+        """Return all results of an aggregation pipeline."""
+        cursor: Any = collection.aggregate(pipeline)
+        if inspect.isawaitable(cursor):
+            cursor = await cursor  # PyMongo's is a coroutine; Motor's returns the cursor at once
+        found: list[Document] = await cursor.to_list()
+        return found
 
     async def collections(self, **filter_: str) -> dict[str, Document]:
         """Return the options of the collections (or views) that there are, by name."""
@@ -103,6 +124,14 @@ class RunDatabase:
         now: datetime = hello["localTime"]
         return now
 
+    @asynccontextmanager
+    async def boundary(self, what: str) -> AsyncIterator[None]:
+        """Turn errors of the driver inside the block into a StoreError that begins with `what`."""
+        try:
+            yield
+        except (PyMongoError, BSONError) as error:
+            raise StoreError(f"{what}: {_one_line(error, self.uri)}") from error
+
     def no_run(self) -> StoreError:
         """Return the error of an operation that needs a run where there is none."""
         return StoreError(f"database {self.name!r} holds no run yet")
@@ -123,15 +152,6 @@ class _OnDatabase(Protocol):
 
 
 D = TypeVar("D", bound=_OnDatabase)
-
-
-@asynccontextmanager
-async def boundary(what: str, uri: str) -> AsyncIterator[None]:
-    """Turn errors of the driver inside the block into a StoreError that begins with `what`."""
-    try:
-        yield
-    except (PyMongoError, BSONError) as error:
-        raise StoreError(f"{what}: {_one_line(error, uri)}") from error
 
 
 def operation(
@@ -156,7 +176,7 @@ def operation(
         @functools.wraps(method)
         async def wrapper(self: D, /, *args: P.args, **kwargs: P.kwargs) -> R:
             delays = RETRY_DELAYS_SECONDS if repeatable else ()
-            async with boundary(what, self._database.uri):
+            async with self._database.boundary(what):
                 for delay in delays:
                     try:
                         return await method(self, *args, **kwargs)
@@ -225,8 +245,10 @@ async def connected(
     """
     client = _client(uri, server_selection_timeout)
     try:
-        await _check_reachable(client, uri)
-        yield RunDatabase(client, _durable_database(client, name), uri)
+        database = RunDatabase(client, _durable_database(client, name), uri)
+        async with database.boundary("connect"):
+            await _check_reachable(client)
+        yield database
     finally:
         await client.close()
 
@@ -234,24 +256,24 @@ async def connected(
 def given(client: Any, name: str | None) -> RunDatabase:
     """Return the database of a client that the caller made: PyMongo's asynchronous one or Motor's.
 
+    Motor has reached its end of life and is not imported here. The two clients differ in
+    `aggregate` alone.
+
     Raises:
         ConfigError: no database is named.
     """
-    handle: Any = _durable_database(client, name)
-    if type(client).__module__.partition(".")[0] == "motor":
-        handle = _MotorDatabase(handle)
+    handle = _durable_database(client, name)
     return RunDatabase(client, handle, "mongodb://the-address-of-the-given-client/")
 
 
-async def _check_reachable(client: AsyncMongoClient[Document], uri: str) -> None:
-    async with boundary("connect", uri):
-        try:
-            await client.admin.command("ping")
-        except ConnectionFailure:
-            # The driver forgets a socket that is still connecting when its client is closed, and
-            # the socket would be reported as leaked. A refused connection is over in a moment.
-            await asyncio.sleep(SETTLE_SECONDS)
-            raise
+async def _check_reachable(client: AsyncMongoClient[Document]) -> None:
+    try:
+        await client.admin.command("ping")
+    except ConnectionFailure:
+        # The driver forgets a socket that is still connecting when its client is closed, and the
+        # interpreter would report it as leaked. A refused connection is over in a moment.
+        await asyncio.sleep(SETTLE_SECONDS)
+        raise
 
 
 def _client(uri: str, server_selection_timeout: float) -> AsyncMongoClient[Document]:
@@ -283,32 +305,3 @@ def _durable_database(
         raise ConfigError(
             "no database is named: give a run name, or a URI with /database"
         ) from error
-
-
-class _MotorDatabase:
-    """A database of Motor's `AsyncIOMotorClient`, with the calls of PyMongo's asynchronous one.
-
-    Motor has reached its end of life and is not imported here; a caller that still has one of its
-    clients may hand it in. The two differ in `aggregate` alone: Motor's is no coroutine.
-    """
-
-    def __init__(self, database: Any) -> None:
-        self._wrapped = database
-
-    def __getitem__(self, name: str) -> "_MotorCollection":
-        return _MotorCollection(self._wrapped[name])
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._wrapped, name)
-
-
-class _MotorCollection:
-    def __init__(self, collection: Any) -> None:
-        self._wrapped = collection
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._wrapped, name)
-
-    async def aggregate(self, *args: Any, **options: Any) -> Any:
-        """Return the cursor from a coroutine, as PyMongo does."""
-        return self._wrapped.aggregate(*args, **options)

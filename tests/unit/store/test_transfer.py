@@ -13,7 +13,8 @@ from agentrl.errors import ConfigError, StoreError
 from agentrl.schema import Run, ToolCall
 from agentrl.store import TrajectoryStore
 from agentrl.store.private_mongod import EmbeddedMongo
-from agentrl.store.repositories.transfer import COLLECTIONS, Format
+from agentrl.store.documents.export_files import Format
+from agentrl.store.repositories.transfer import COLLECTIONS
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from agentrl.errors import LeaseLost
 from agentrl.schema import RecordStatus, task_of_record
-from agentrl.store.database import RunDatabase
+from agentrl.store.database import Repository, RunDatabase
 from agentrl.store.documents.codec import Document
 from agentrl.store.documents.expressions import held, lease_lost, may_become
 from agentrl.store.repositories.task_groups import GroupRepository
@@ -27,11 +27,11 @@ class _Move:
     update: Document
 
 
-class FencedRecords:
+class FencedRecords(Repository):
     """Moves and updates Records. Its methods run inside an operation of a repository."""
 
     def __init__(self, database: RunDatabase, groups: GroupRepository) -> None:
-        self._records = database["records"]
+        super().__init__(database)
         self._groups = groups
         self._moves = Coalescer(self._move_all)
 
@@ -60,7 +60,7 @@ class FencedRecords:
         Raises:
             LeaseLost: the caller's lease is gone; nothing was written.
         """
-        result = await self._records.update_one(
+        result = await self._database.records.update_one(
             {**held(record_id, fence), "status": status}, [{"$set": update}]
         )
         if result.matched_count == 0:
@@ -68,7 +68,7 @@ class FencedRecords:
 
     async def _move_all(self, moves: Sequence[_Move]) -> list[LeaseLost | None]:
         matched = await update_each(
-            self._records,
+            self._database.records,
             [
                 (
                     {**held(move.record_id, move.fence), "status": may_become(move.to)},
@@ -92,7 +92,7 @@ class FencedRecords:
         A record in the status under the mover's own fence was moved by it: now, or by an earlier
         try of the same request whose answer was lost.
         """
-        cursor = self._records.find(
+        cursor = self._database.records.find(
             {"_id": {"$in": [move.record_id for move in moves]}}, {"status": 1, "fence": 1}
         )
         moved = {(found["_id"], found["status"], found["fence"]) async for found in cursor}

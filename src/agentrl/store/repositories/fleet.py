@@ -4,18 +4,13 @@ from pymongo import ReturnDocument
 
 from agentrl.errors import StoreError
 from agentrl.schema import InferenceService, Policy, SamplerInfo, ServerLoad, ServiceStatus
-from agentrl.store.database import Repository, RunDatabase, operation
+from agentrl.store.database import Repository, operation
 from agentrl.store.documents.codec import Document, encode, from_document, to_document
 from agentrl.store.documents.expressions import after
 
 
 class PolicyRepository(Repository):
     """Publishes weights, and keeps them while servers read them."""
-
-    def __init__(self, database: RunDatabase) -> None:
-        super().__init__(database)
-        self._policies = database["policies"]
-        self._runs = database["runs"]
 
     @operation("publish a policy")
     async def publish(self, policy: Policy) -> None:
@@ -25,9 +20,9 @@ class PolicyRepository(Repository):
         checkpoint publishes its versions again, and later ones of the lost future are forgotten.
         """
         document = to_document(policy)
-        await self._policies.replace_one({"_id": policy.version}, document, upsert=True)
-        await self._policies.delete_many({"_id": {"$gt": policy.version}})
-        result = await self._runs.update_one(
+        await self._database.policies.replace_one({"_id": policy.version}, document, upsert=True)
+        await self._database.policies.delete_many({"_id": {"$gt": policy.version}})
+        result = await self._database.runs.update_one(
             {},
             {
                 "$set": {"policy_version": policy.version},
@@ -40,21 +35,21 @@ class PolicyRepository(Repository):
     @operation("store a policy's checksum")
     async def set_checksum(self, version: int, checksum: str) -> None:
         """Add the checksum to a published version; nothing happens where it is gone meanwhile."""
-        await self._policies.update_one({"_id": version}, {"$set": {"checksum": checksum}})
+        await self._database.policies.update_one({"_id": version}, {"$set": {"checksum": checksum}})
 
     @operation("store that a policy is written")
     async def mark_written(self, version: int, num_bytes: int) -> None:
         """Say that a published version's files are there; nothing happens where it is gone."""
         written = {"is_written": True, "num_bytes": num_bytes}
-        await self._policies.update_one({"_id": version}, {"$set": written})
+        await self._database.policies.update_one({"_id": version}, {"$set": written})
 
     @operation("read the latest policy")
     async def latest(self) -> Policy | None:
         """Return the policy that servers are expected to serve, None before the first."""
-        run = await self._runs.find_one({}, {"policy_version": 1})
+        run = await self._database.runs.find_one({}, {"policy_version": 1})
         if run is None:
             return None
-        document = await self._policies.find_one({"_id": run["policy_version"]})
+        document = await self._database.policies.find_one({"_id": run["policy_version"]})
         return None if document is None else from_document(Policy, document)
 
     @operation("hold the latest policy")
@@ -68,7 +63,7 @@ class PolicyRepository(Repository):
         policy = await self.latest()
         while policy is not None:
             until = {"$max": ["$held_until", after(seconds)]}
-            await self._policies.update_one(
+            await self._database.policies.update_one(
                 {"_id": policy.version}, [{"$set": {"held_until": until}}]
             )
             latest = await self.latest()
@@ -81,25 +76,28 @@ class PolicyRepository(Repository):
     async def held_versions(self) -> set[int]:
         """Return the versions whose files some server may be reading now."""
         held = {"$expr": {"$gt": ["$held_until", "$$NOW"]}}
-        return {int(document["_id"]) async for document in self._policies.find(held, {"_id": 1})}
+        return {
+            int(document["_id"])
+            async for document in self._database.policies.find(held, {"_id": 1})
+        }
 
     @operation("read policies")
     async def all(self) -> list[Policy]:
         """Return all published policies by version."""
-        return [from_document(Policy, d) async for d in self._policies.find().sort("_id", 1)]
+        return [
+            from_document(Policy, d) async for d in self._database.policies.find().sort("_id", 1)
+        ]
 
 
 class ServiceRepository(Repository):
     """Registers inference servers."""
 
-    def __init__(self, database: RunDatabase) -> None:
-        super().__init__(database)
-        self._services = database["inference_services"]
-
     @operation("register an inference server")
     async def register(self, service: InferenceService) -> None:
         """Store a server's registration; one of the same id replaces the former."""
-        await self._services.replace_one({"_id": service.id}, to_document(service), upsert=True)
+        await self._database.services.replace_one(
+            {"_id": service.id}, to_document(service), upsert=True
+        )
 
     @operation("send a server's heartbeat")
     async def heartbeat(
@@ -149,13 +147,13 @@ class ServiceRepository(Repository):
 
         Only whoever gets True wakes it: a server does not survive to be woken twice.
         """
-        result = await self._services.update_one(
+        result = await self._database.services.update_one(
             {"_id": service_id, "status": "asleep"}, {"$set": {"status": "updating"}}
         )
         return result.modified_count == 1
 
     async def _change_service(self, service_id: str, update: Document) -> InferenceService:
-        document = await self._services.find_one_and_update(
+        document = await self._database.services.find_one_and_update(
             {"_id": service_id}, update, return_document=ReturnDocument.AFTER
         )
         if document is None:
@@ -169,21 +167,19 @@ class ServiceRepository(Repository):
         Args:
             alive_within: leave out servers whose last heartbeat is more seconds ago.
         """
-        found = self._services.find(_alive(alive_within)).sort("_id", 1)
+        found = self._database.services.find(_alive(alive_within)).sort("_id", 1)
         return [from_document(InferenceService, document) async for document in found]
 
 
 class SamplerRepository(Repository):
     """Registers sampler processes."""
 
-    def __init__(self, database: RunDatabase) -> None:
-        super().__init__(database)
-        self._samplers = database["samplers"]
-
     @operation("register a sampler")
     async def register(self, sampler: SamplerInfo) -> None:
         """Store a sampler's registration."""
-        await self._samplers.replace_one({"_id": sampler.id}, to_document(sampler), upsert=True)
+        await self._database.samplers.replace_one(
+            {"_id": sampler.id}, to_document(sampler), upsert=True
+        )
 
     @operation("send a sampler's heartbeat")
     async def heartbeat(self, sampler: SamplerInfo) -> None:
@@ -191,7 +187,7 @@ class SamplerRepository(Repository):
         changes = to_document(sampler)
         for field in ("_id", "started_at", "heartbeat_at"):
             del changes[field]
-        await self._samplers.update_one(
+        await self._database.samplers.update_one(
             {"_id": sampler.id},
             {
                 "$set": changes,
@@ -204,7 +200,7 @@ class SamplerRepository(Repository):
     @operation("read samplers")
     async def all(self, *, alive_within: float | None = None) -> list[SamplerInfo]:
         """Return the samplers by id; `alive_within` as for servers."""
-        found = self._samplers.find(_alive(alive_within)).sort("_id", 1)
+        found = self._database.samplers.find(_alive(alive_within)).sort("_id", 1)
         return [from_document(SamplerInfo, document) async for document in found]
 
 

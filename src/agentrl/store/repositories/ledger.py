@@ -12,7 +12,7 @@ from pymongo import ReplaceOne
 
 from agentrl.errors import StoreError
 from agentrl.schema import DBRecordData, LedgerStatus, Split, TurnTraining
-from agentrl.store.database import Repository, RunDatabase, boundary, operation
+from agentrl.store.database import Repository, RunDatabase, operation
 from agentrl.store.documents.codec import Document, encode, from_document, to_document
 from agentrl.store.documents.expressions import literal
 from agentrl.store.repositories.runs import DEFAULT_CONSUMER, TrainerLeaseRepository
@@ -26,8 +26,6 @@ class LedgerRepository(Repository):
         self, database: RunDatabase, turns: TurnRepository, leases: TrainerLeaseRepository
     ) -> None:
         super().__init__(database)
-        self._record_data = database["record_data"]
-        self._turn_training = database["turn_training"]
         self._turns = turns
         self._leases = leases
 
@@ -71,7 +69,7 @@ class LedgerRepository(Repository):
     async def _candidate_tasks(
         self, condition: Document, split: Split, limit: int
     ) -> dict[str, int]:
-        cursor = self._record_data.find(
+        cursor = self._database.record_data.find(
             {"split": split, "group_completed": True, **condition}, {"task_id": 1, "order": 1}
         ).sort([("order", 1), ("traj_id", 1)])
         found: dict[str, int] = {}
@@ -84,7 +82,7 @@ class LedgerRepository(Repository):
 
     async def _read_groups(self, task_ids: list[str], hydrate: bool) -> list[list[DBRecordData]]:
         groups: dict[str, list[DBRecordData]] = {task_id: [] for task_id in task_ids}
-        found = self._record_data.find({"task_id": {"$in": task_ids}}).sort("traj_id", 1)
+        found = self._database.record_data.find({"task_id": {"$in": task_ids}}).sort("traj_id", 1)
         promoted: dict[str, bool] = dict.fromkeys(task_ids, True)
         async for document in found:
             data = from_document(DBRecordData, document)
@@ -121,7 +119,7 @@ class LedgerRepository(Repository):
             {f"{field}.status": "reserved", f"{field}.step": step},
             {f"{field}.status": "trained", f"{field}.step": {"$lt": step}},
         ]
-        result = await self._record_data.update_many(
+        result = await self._database.record_data.update_many(
             {"_id": {"$in": list(record_ids)}, "$or": free},
             [{"$set": {field: _entry(consumer, "reserved", step)}}],
         )
@@ -152,7 +150,7 @@ class LedgerRepository(Repository):
             by_reason[reasons if isinstance(reasons, str) else reasons[record_id]].append(record_id)
         field = f"ledger.{consumer}"
         for reason, ids in by_reason.items():
-            await self._record_data.update_many(
+            await self._database.record_data.update_many(
                 {"_id": {"$in": ids}, f"{field}.status": {"$ne": "dropped"}},
                 [{"$set": {field: _entry(consumer, "dropped", step, encode(reason))}}],
             )
@@ -173,7 +171,7 @@ class LedgerRepository(Repository):
     async def _commit(self, consumer: str, up_to_step: int) -> int:
         field = f"ledger.{consumer}"
         trained_at = {"$concatArrays": [f"${field}.trained_at", [f"${field}.step"]]}
-        result = await self._record_data.update_many(
+        result = await self._database.record_data.update_many(
             {f"{field}.status": "reserved", f"{field}.step": {"$lte": up_to_step}},
             [
                 {"$set": {f"{field}.status": "trained", f"{field}.trained_at": trained_at}},
@@ -212,11 +210,11 @@ class LedgerRepository(Repository):
             "trained_count": {"$size": f"${field}.trained_at"},
             "reason": None,
         }
-        await self._turn_training.delete_many(
+        await self._database.turn_training.delete_many(
             {"consumer": consumer, "step": {"$gt": checkpoint_step}}
         )
         was_trained = {"$gt": [{"$size": f"${field}.trained_at"}, 0]}
-        await self._record_data.update_many(
+        await self._database.record_data.update_many(
             later,
             [
                 {"$set": {f"{field}.trained_at": kept}},
@@ -243,8 +241,8 @@ class LedgerRepository(Repository):
         wanted: Document = {f"ledger.{consumer}.status": status}
         if step is not None:
             wanted[f"ledger.{consumer}.step"] = step
-        async with boundary("read record data", self._database.uri):
-            cursor = self._record_data.find(wanted).sort(f"ledger.{consumer}.step", 1)
+        async with self._database.boundary("read record data"):
+            cursor = self._database.record_data.find(wanted).sort(f"ledger.{consumer}.step", 1)
             async for document in cursor:
                 data = from_document(DBRecordData, document)
                 yield (await self._hydrate([[data]]))[0][0] if hydrate else data
@@ -258,7 +256,7 @@ class LedgerRepository(Repository):
         A group counts as consumed when its first record is: trainers consume groups whole.
         """
         consumed = {"$in": ["dropped", "trained"]}
-        return await self._record_data.count_documents(
+        return await self._database.record_data.count_documents(
             {"traj_id": 0, f"ledger.{consumer}.status": consumed, "split": split}
         )
 
@@ -267,7 +265,7 @@ class LedgerRepository(Repository):
         self, consumer: str = DEFAULT_CONSUMER, *, split: Split = "train"
     ) -> int:
         """Return the number of complete groups that were never reserved, trained or dropped."""
-        return await self._record_data.count_documents(
+        return await self._database.record_data.count_documents(
             {"split": split, "group_completed": True, **_ready(consumer), "traj_id": 0}
         )
 
@@ -275,7 +273,7 @@ class LedgerRepository(Repository):
     async def put_turn_trainings(self, trainings: Sequence[TurnTraining]) -> None:
         """Store the trainings of one step with one bulk write; a repeated step replaces them."""
         if trainings:
-            await self._turn_training.bulk_write(
+            await self._database.turn_training.bulk_write(
                 [
                     ReplaceOne({"_id": training.id}, to_document(training), upsert=True)
                     for training in trainings

@@ -77,11 +77,6 @@ class LineageRepository(Repository):
 
     def __init__(self, database: RunDatabase, turns: TurnRepository) -> None:
         super().__init__(database)
-        self._policies = database["policies"]
-        self._record_data = database["record_data"]
-        self._records = database["records"]
-        self._tasks = database["tasks"]
-        self._turn_training = database["turn_training"]
         self._turns = turns
 
     @operation("read the lineage of a step")
@@ -95,7 +90,7 @@ class LineageRepository(Repository):
         trained = await self._data({f"{field}.trained_at": step})
         here = await self._data({f"{field}.status": "reserved", f"{field}.step": step})
         dropped = await self._data({f"{field}.status": "dropped", f"{field}.step": step})
-        policy = await self._policies.find_one({"_id": step})
+        policy = await self._database.policies.find_one({"_id": step})
         if not (trained or here or dropped):
             raise StoreError(
                 f"the trainer {consumer!r} has consumed no records at step {step} of "
@@ -119,7 +114,7 @@ class LineageRepository(Repository):
             StoreError: there is no such record.
         """
         document = require(
-            await self._records.find_one({"_id": record_id}), f"record {record_id!r}"
+            await self._database.records.find_one({"_id": record_id}), f"record {record_id!r}"
         )
         known = await self._trainings({"record_id": record_id})
         data = await self._data({"_id": record_id})
@@ -129,13 +124,13 @@ class LineageRepository(Repository):
         return _lineage(record, await self._turn_lineages(record.turns, known), version="", now="")
 
     async def _data(self, wanted: Document) -> list[DBRecordData]:
-        found = self._record_data.find(wanted)
+        found = self._database.record_data.find(wanted)
         data = [from_document(DBRecordData, document) async for document in found]
         return sorted(data, key=lambda one: (one.order, one.traj_id))
 
     async def _trainings(self, wanted: Document) -> dict[str, list[TurnTraining]]:
         by_turn: defaultdict[str, list[TurnTraining]] = defaultdict(list)
-        found: AsyncCursor[Document] = self._turn_training.find(wanted)
+        found: AsyncCursor[Document] = self._database.turn_training.find(wanted)
         async for document in found:
             training = from_document(TurnTraining, document)
             by_turn[training.turn_id].append(training)
@@ -147,7 +142,7 @@ class LineageRepository(Repository):
         tasks = {one.task_id for one in data}
         versions = {
             task["_id"]: task_version(task)
-            async for task in self._tasks.find({"_id": {"$in": sorted(tasks)}})
+            async for task in self._database.tasks.find({"_id": {"$in": sorted(tasks)}})
         }
         turns = iter(
             await self._turn_lineages([turn for one in data for turn in one.turn_ids], known)

@@ -8,7 +8,7 @@ from pymongo.errors import OperationFailure
 from agentrl.errors import StoreError
 from agentrl.schema.base import Value
 from agentrl.schema.image import stored_key
-from agentrl.store.database import UNAUTHORIZED, Repository, RunDatabase, operation
+from agentrl.store.database import UNAUTHORIZED, Repository, operation
 from agentrl.store.documents.codec import Document
 from agentrl.store.documents.packed_turns import blob_keys
 
@@ -56,31 +56,18 @@ class CompactPlan(Value):
 class MaintenanceRepository(Repository):
     """Measures the database, and deletes what nothing needs."""
 
-    def __init__(self, database: RunDatabase) -> None:
-        super().__init__(database)
-        self._records = database["records"]
-        self._runs = database["runs"]
-        self._tasks = database["tasks"]
-        self._turns = database["turns"]
-
     @operation("measure the database")
     async def stats(self) -> StoreStats:
         """Return counts and sizes of all collections."""
         names = await self._database.handle.list_collection_names(filter={"type": "collection"})
         sizes = [await self._size(name) for name in sorted(names) if not name.startswith("system.")]
-        cursor = await self._records.aggregate(
-            [
-                {
-                    "$group": {
-                        "_id": None,
-                        "num": {"$sum": {"$add": ["$num_prompt_tokens", "$num_output_tokens"]}},
-                    }
-                }
-            ]
+        added = {"$add": ["$num_prompt_tokens", "$num_output_tokens"]}
+        tokens = await self._database.aggregate(
+            self._database.records, [{"$group": {"_id": None, "num": {"$sum": added}}}]
         )
-        num_tokens = next(iter(await cursor.to_list()), {"num": 0})["num"]
+        num_tokens = tokens[0]["num"] if tokens else 0
         held = sum(size.data_bytes for size in sizes if size.name in ("turns", "blobs"))
-        run = await self._runs.find_one({}, {"schema_version": 1})
+        run = await self._database.runs.find_one({}, {"schema_version": 1})
         return StoreStats(
             database=self._database.name,
             schema_version=run["schema_version"] if run else None,
@@ -90,8 +77,9 @@ class MaintenanceRepository(Repository):
         )
 
     async def _size(self, name: str) -> CollectionSize:
-        cursor = await self._database[name].aggregate([{"$collStats": {"storageStats": {}}}])
-        (found,) = await cursor.to_list()
+        (found,) = await self._database.aggregate(
+            self._database[name], [{"$collStats": {"storageStats": {}}}]
+        )
         stats = found["storageStats"]
         return CollectionSize(
             name=name,
@@ -111,23 +99,21 @@ class MaintenanceRepository(Repository):
         """
         now = await self._database.server_time()
         since = now - timedelta(seconds=ALIVE_SECONDS)
-        run = await self._runs.find_one({}, {"trainer_leases": 1}) or {}
+        run = await self._database.runs.find_one({}, {"trainer_leases": 1}) or {}
         for consumer, lease in run.get("trainer_leases", {}).items():
             if lease["expires_at"] > now:
                 raise StoreError(f"{lease['owner']} trains this run as {consumer!r}; end it first")
-        sampler = await self._database["samplers"].find_one(
+        sampler = await self._database.samplers.find_one(
             {"status": {"$ne": "stopped"}, "heartbeat_at": {"$gt": since}}
         )
-        service = await self._database["inference_services"].find_one(
-            {"heartbeat_at": {"$gt": since}}
-        )
+        service = await self._database.services.find_one({"heartbeat_at": {"$gt": since}})
         for kind, one in (("sampler", sampler), ("inference server", service)):
             if one is not None:
                 raise StoreError(
                     f"the {kind} {one['_id']} reported within the last {ALIVE_SECONDS:.0f} s; "
                     "end the run's processes first"
                 )
-        held = await self._records.find_one(
+        held = await self._database.records.find_one(
             {"status": {"$in": ["running", "finished"]}, "lease.expires_at": {"$gt": now}}
         )
         if held is not None:
@@ -136,21 +122,16 @@ class MaintenanceRepository(Repository):
     @operation("plan the compaction")
     async def plan_compaction(self) -> CompactPlan:
         """Return what `compact` would delete now."""
-        superseded, refused, size = await self._useless_turns()
-        blobs, blob_bytes = await self._unreferenced_blobs({*superseded, *refused})
-        return CompactPlan(
-            superseded_turns=len(superseded),
-            unreferenced_turns=len(refused),
-            unreferenced_blobs=len(blobs),
-            num_bytes=size + blob_bytes,
-        )
+        plan, _, _ = await self._find_useless()
+        return plan
 
     @operation("compact the database", repeatable=False)
     async def compact(self) -> CompactPlan:
         """Delete turns and blobs that nothing needs, and hand the space back to the disk.
 
-        Start no process of the run meanwhile. What remains readable: every record with its last attempt, all attempts of records that
-        failed or are not finished, and the note of every attempt.
+        Start no process of the run meanwhile. These stay readable: every record with its last
+        attempt, all attempts of records that failed or are not finished, and the note of every
+        attempt.
 
         Returns:
             What was deleted.
@@ -159,18 +140,25 @@ class MaintenanceRepository(Repository):
             StoreError: a process still works on the run.
         """
         await self.check_idle()
-        superseded, refused, size = await self._useless_turns()
-        blobs, blob_bytes = await self._unreferenced_blobs({*superseded, *refused})
-        await self._delete("turns", [*superseded, *refused])
+        plan, turns, blobs = await self._find_useless()
+        await self._delete("turns", turns)
         await self._delete("blobs", blobs)
-        if superseded or refused or blobs:
+        if turns or blobs:
             await self._release_space()
-        return CompactPlan(
+        return plan
+
+    async def _find_useless(self) -> tuple[CompactPlan, list[str], list[str]]:
+        """Return what nothing needs: the counts, the ids of turns and those of blobs."""
+        superseded, refused, size = await self._useless_turns()
+        turns = [*superseded, *refused]
+        blobs, blob_bytes = await self._unreferenced_blobs(set(turns))
+        plan = CompactPlan(
             superseded_turns=len(superseded),
             unreferenced_turns=len(refused),
             unreferenced_blobs=len(blobs),
             num_bytes=size + blob_bytes,
         )
+        return plan, turns, blobs
 
     async def _useless_turns(self) -> tuple[list[str], list[str], int]:
         """Return ids of superseded turns, of refused turns, and the bytes of both."""
@@ -208,7 +196,7 @@ class MaintenanceRepository(Repository):
         superseded: list[str] = []
         refused: list[str] = []
         size = 0
-        async for found in await self._turns.aggregate(pipeline):
+        for found in await self._database.aggregate(self._database.turns, pipeline):
             (superseded if found["superseded"] else refused).append(found["_id"])
             size += found["bytes"]
         return superseded, refused, size
@@ -216,16 +204,14 @@ class MaintenanceRepository(Repository):
     async def _unreferenced_blobs(self, without: set[str]) -> tuple[list[str], int]:
         """Return ids of blobs that only the turns `without` refer to, or nothing, and their bytes."""
         used: set[str] = set()
-        async for turn in self._turns.find():
+        async for turn in self._database.turns.find():
             if turn["_id"] not in without:
                 used.update(blob_keys(turn))
-        async for task in self._tasks.find({"images": {"$gt": []}}, {"images": 1}):
+        async for task in self._database.tasks.find({"images": {"$gt": []}}, {"images": 1}):
             used.update(filter(None, map(stored_key, task["images"])))
         unused, size = [], 0
-        cursor = await self._database["blobs"].aggregate(
-            [{"$project": {"bytes": {"$bsonSize": "$$ROOT"}}}]
-        )
-        async for found in cursor:
+        sizes: list[Document] = [{"$project": {"bytes": {"$bsonSize": "$$ROOT"}}}]
+        for found in await self._database.aggregate(self._database.blobs, sizes):
             key: Any = found["_id"]
             if key.partition("/")[0] not in used:  # parts are `{key}/{number}`
                 unused.append(key)

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Collection, Sequence
 from pymongo import ReturnDocument
 
 from agentrl.schema import Outcome, Record, RecordStatus, Split, Task
-from agentrl.store.database import Repository, RunDatabase, boundary, operation
+from agentrl.store.database import Repository, RunDatabase, operation
 from agentrl.store.documents.codec import Document, encode, from_document, without_none
 from agentrl.store.documents.expressions import (
     NEXT_FENCE,
@@ -49,7 +49,6 @@ class RecordRepository(Repository):
         fenced: FencedRecords,
     ) -> None:
         super().__init__(database)
-        self._records = database["records"]
         self._tasks = tasks
         self._groups = groups
         self._fenced = fenced
@@ -57,21 +56,21 @@ class RecordRepository(Repository):
     @operation("read a record")
     async def get(self, record_id: str) -> Record | None:
         """Return the Record, None when there is none of that id."""
-        document = await self._records.find_one({"_id": record_id})
+        document = await self._database.records.find_one({"_id": record_id})
         return None if document is None else from_document(Record, document)
 
     @operation("read a group")
     async def of_task(self, task_id: str) -> list[Record]:
         """Return the Records of a Task, in order of `traj_id`."""
-        cursor = self._records.find({"task_id": task_id}).sort("traj_id", 1)
+        cursor = self._database.records.find({"task_id": task_id}).sort("traj_id", 1)
         return [from_document(Record, document) async for document in cursor]
 
     async def find(
         self, *, status: RecordStatus | None = None, split: Split | None = None
     ) -> AsyncIterator[Record]:
         """Yield the Records that fit, by order and `traj_id`."""
-        async with boundary("read records", self._database.uri):
-            cursor = self._records.find(without_none(status=status, split=split))
+        async with self._database.boundary("read records"):
+            cursor = self._database.records.find(without_none(status=status, split=split))
             async for document in cursor.sort([("order", 1), ("traj_id", 1)]):
                 yield from_document(Record, document)
 
@@ -115,7 +114,7 @@ class RecordRepository(Repository):
         return record, await self._tasks.of_claimed(record)
 
     async def _claim_pending(self, wanted: Document, update: list[Document]) -> Document | None:
-        return await self._records.find_one_and_update(
+        return await self._database.records.find_one_and_update(
             wanted, update, sort=CLAIM_ORDER, return_document=ReturnDocument.AFTER
         )
 
@@ -130,12 +129,13 @@ class RecordRepository(Repository):
             return set()
         extend = [{"$set": {"lease.expires_at": after(lease_seconds)}}]
         extended = await update_each(
-            self._records, [(held(record_id, fence), extend) for record_id, fence in leases]
+            self._database.records,
+            [(held(record_id, fence), extend) for record_id, fence in leases],
         )
         if extended == len(leases):
             return set()
         ids = [record_id for record_id, _ in leases]
-        found = self._records.find({"_id": {"$in": ids}}, {"fence": 1, "status": 1})
+        found = self._database.records.find({"_id": {"$in": ids}}, {"fence": 1, "status": 1})
         # A Record that its holder finished or scored in this very moment has no lease either, but
         # nobody took it away: its last claim is still the holder's.
         kept = {
@@ -199,7 +199,7 @@ class RecordRepository(Repository):
         Raises:
             LeaseLost: the caller's lease is gone; nothing was written.
         """
-        document = await self._records.find_one_and_update(
+        document = await self._database.records.find_one_and_update(
             {**held(record_id, fence), "status": may_become("failed")},
             attempt_failed("error", error, max_attempts),
             return_document=ReturnDocument.AFTER,

@@ -17,7 +17,7 @@ from agentrl.schema import (
 )
 from agentrl.schema.base import Value
 from agentrl.store.database import Repository, RunDatabase, operation
-from agentrl.store.documents.codec import from_document, require, task_from_document
+from agentrl.store.documents.codec import Document, from_document, require, task_from_document
 from agentrl.store.repositories.fleet import ServiceRepository
 from agentrl.store.repositories.ledger import LedgerRepository
 from agentrl.store.repositories.lineage import LineageRepository, RecordLineage
@@ -125,10 +125,6 @@ class ReportRepository(Repository):
         services: ServiceRepository,
     ) -> None:
         super().__init__(database)
-        self._records = database["records"]
-        self._runs = database["runs"]
-        self._samplers = database["samplers"]
-        self._tasks = database["tasks"]
         self._turns = turns
         self._ledger = ledger
         self._lineage = lineage
@@ -141,30 +137,28 @@ class ReportRepository(Repository):
         Raises:
             StoreError: there is no run.
         """
-        run = await self._runs.find_one({}, {"config": 0})
+        run = await self._database.runs.find_one({}, {"config": 0})
         if run is None:
             raise self._database.no_run()
-        scores = await self._records.aggregate(
+        scores = await self._database.aggregate(
+            self._database.records,
             [
                 {"$match": {"status": "scored", "order": {"$gte": 0}}},
                 {"$group": {"_id": None, "mean": {"$avg": "$score.value"}}},
-            ]
+            ],
         )
-        tokens = await self._samplers.aggregate(
-            [{"$group": {"_id": None, "sum": {"$sum": "$num_output_tokens"}}}]
-        )
-        mean = next(iter(await scores.to_list()), {"mean": None})["mean"]
+        _, num_output_tokens = await self._sampled()
         train = {"split": "train"}
         return RunSummary(
             name=run["_id"],
             status=run["status"],
             policy_version=run["policy_version"],
-            num_groups=await self._tasks.count_documents(train),
-            num_groups_completed=await self._tasks.count_documents(
+            num_groups=await self._database.tasks.count_documents(train),
+            num_groups_completed=await self._database.tasks.count_documents(
                 {**train, "status": "completed"}
             ),
-            num_output_tokens=next(iter(await tokens.to_list()), {"sum": 0})["sum"],
-            mean_score=mean,
+            num_output_tokens=num_output_tokens,
+            mean_score=scores[0]["mean"] if scores else None,
             created_at=run["created_at"],
             updated_at=run["updated_at"],
         )
@@ -176,41 +170,38 @@ class ReportRepository(Repository):
         Raises:
             StoreError: there is no run.
         """
-        run = await self._runs.find_one({}, {"config": 0})
+        run = await self._database.runs.find_one({}, {"config": 0})
         if run is None:
             raise self._database.no_run()
         train = {"split": "train"}
-        cursor = await self._samplers.aggregate(
-            [
-                {
-                    "$group": {
-                        "_id": None,
-                        "num": {"$sum": 1},
-                        "tokens": {"$sum": "$num_output_tokens"},
-                    }
-                }
-            ]
-        )
-        sampled = next(iter(await cursor.to_list()), {"num": 0, "tokens": 0})
+        num_samplers, num_output_tokens = await self._sampled()
         return RunProgress(
             policy_version=run["policy_version"],
             admitted_groups=run["admitted_groups"],
             records=await self._count_by_status({"$gte": 0}),
             eval_records=await self._count_by_status({"$lt": 0}),
-            num_groups=await self._tasks.count_documents(train),
-            num_groups_completed=await self._tasks.count_documents(
+            num_groups=await self._database.tasks.count_documents(train),
+            num_groups_completed=await self._database.tasks.count_documents(
                 {**train, "status": "completed"}
             ),
             num_groups_ready=await self._ledger.num_ready_groups(consumer),
             num_groups_consumed=await self._ledger.num_consumed_groups(consumer),
-            num_samplers=sampled["num"],
-            num_output_tokens=sampled["tokens"],
+            num_samplers=num_samplers,
+            num_output_tokens=num_output_tokens,
         )
+
+    async def _sampled(self) -> tuple[int, int]:
+        """Return the number of samplers that ever registered, and of tokens that they sampled."""
+        sums: Document = {"num": {"$sum": 1}, "tokens": {"$sum": "$num_output_tokens"}}
+        found = await self._database.aggregate(
+            self._database.samplers, [{"$group": {"_id": None, **sums}}]
+        )
+        return (found[0]["num"], found[0]["tokens"]) if found else (0, 0)
 
     async def _count_by_status(self, order: dict[str, int]) -> dict[RecordStatus, int]:
         statuses: tuple[RecordStatus, ...] = ("pending", "running", "finished", "scored", "failed")
         counts = {
-            status: await self._records.count_documents({"status": status, "order": order})
+            status: await self._database.records.count_documents({"status": status, "order": order})
             for status in statuses
         }
         return {status: count for status, count in counts.items() if count}
@@ -223,7 +214,7 @@ class ReportRepository(Repository):
             services=await self._services.all(),
             samplers=[
                 from_document(SamplerInfo, document)
-                async for document in self._samplers.find().sort("started_at", 1)
+                async for document in self._database.samplers.find().sort("started_at", 1)
             ],
         )
 
@@ -257,7 +248,7 @@ class ReportRepository(Repository):
         Raises:
             StoreError: there is no such record or attempt.
         """
-        document = await self._records.find_one({"_id": record_id})
+        document = await self._database.records.find_one({"_id": record_id})
         if document is None:
             raise StoreError(await self._no_such_record(record_id))
         record = from_document(Record, document)
@@ -265,34 +256,33 @@ class ReportRepository(Repository):
         if attempt is not None and attempt not in {one.attempt for one in record.attempts}:
             raise StoreError(f"record {record_id!r} had {record.attempt} attempt(s), no {attempt}")
         task = require(
-            await self._tasks.find_one({"_id": record.task_id}),
+            await self._database.tasks.find_one({"_id": record.task_id}),
             f"task {record.task_id!r} of record {record_id!r}",
         )
-        run = await self._runs.find_one({}, {"policy_version": 1})
-        turns = (
-            await self._turns.get_many(record.turns)
-            if shown == record.attempt
-            else await self._turns.of_record(record_id, shown)
-        )
+        run = await self._database.runs.find_one({}, {"policy_version": 1})
         return RecordDetail(
             record=record,
             task=task_from_document(task),
             attempt=shown,
-            turns=tuple(turns),
+            turns=tuple(await self._turns.of_record(record_id, shown)),
             policy_version=run["policy_version"] if run else 0,
             lineage=await self._lineage.of_record(record_id),
         )
 
     async def _no_such_record(self, record_id: str) -> str:
-        similar = await self._records.find_one({"task_id": record_id}, {"_id": 1})
-        similar = similar or await self._records.find_one({}, {"_id": 1}, sort=[("_id", 1)])
+        similar = await self._database.records.find_one({"task_id": record_id}, {"_id": 1})
+        similar = similar or await self._database.records.find_one(
+            {}, {"_id": 1}, sort=[("_id", 1)]
+        )
         hint = f"; ids look like {similar['_id']!r}" if similar else "; there are none yet"
         return f"record {record_id!r} does not exist in {self._database.name!r}{hint}"
 
     @operation("read failures")
     async def failures(self, limit: int = 100) -> list[Failure]:
         """Return records with which something went wrong, the latest first."""
-        found = self._records.find(FAILED).sort([("started_at", -1), ("_id", 1)]).limit(limit)
+        found = (
+            self._database.records.find(FAILED).sort([("started_at", -1), ("_id", 1)]).limit(limit)
+        )
         failures = []
         async for document in found:
             record = from_document(Record, document)

@@ -23,10 +23,6 @@ _AUDITED = "control_audited"
 class RunRepository(Repository):
     """Reads and steers the run."""
 
-    def __init__(self, database: RunDatabase) -> None:
-        super().__init__(database)
-        self._runs = database["runs"]
-
     @operation("create the run")
     async def create(self, run: Run) -> Run:
         """Store `run`, or return the run of that name untouched when it exists.
@@ -34,12 +30,12 @@ class RunRepository(Repository):
         Raises:
             StoreError: the database belongs to another run.
         """
-        existing = await self._runs.find_one()
+        existing = await self._database.runs.find_one()
         if existing is None:
             with suppress(DuplicateKeyError):  # another process created it a moment ago
                 document = to_document(run)
-                await self._runs.insert_one({**document, _AUDITED: document["control"]})
-            existing = await self._runs.find_one() or {}
+                await self._database.runs.insert_one({**document, _AUDITED: document["control"]})
+            existing = await self._database.runs.find_one() or {}
         if existing["_id"] != run.name:
             raise StoreError(
                 f"database {self._database.name!r} holds the run {existing['_id']!r}, "
@@ -50,7 +46,7 @@ class RunRepository(Repository):
     @operation("read the run")
     async def get(self) -> Run | None:
         """Return the run of this database, None before it was created."""
-        document = await self._runs.find_one()
+        document = await self._database.runs.find_one()
         return None if document is None else from_document(Run, document)
 
     @operation("change the run's controls")
@@ -117,7 +113,7 @@ class RunRepository(Repository):
         Returns:
             Whether there was one.
         """
-        result = await self._runs.update_one(
+        result = await self._database.runs.update_one(
             {"$expr": {"$ne": ["$control", f"${_AUDITED}"]}},
             [
                 {
@@ -145,7 +141,7 @@ class RunRepository(Repository):
     async def _change_run(self, values: Document, *, computed: bool = False) -> Run:
         now = {"updated_at": "$$NOW"}
         changes = values if computed else {key: literal(value) for key, value in values.items()}
-        document = await self._runs.find_one_and_update(
+        document = await self._database.runs.find_one_and_update(
             {}, [{"$set": {**changes, **now}}], return_document=ReturnDocument.AFTER
         )
         if document is None:
@@ -162,7 +158,6 @@ class TrainerLeaseRepository(Repository):
 
     def __init__(self, database: RunDatabase) -> None:
         super().__init__(database)
-        self._runs = database["runs"]
         self._fences: dict[str, int] = {}
 
     @operation("acquire the trainer's lease", repeatable=False)
@@ -175,7 +170,7 @@ class TrainerLeaseRepository(Repository):
             StoreError: there is no run.
         """
         _check_consumer(consumer)
-        await self._database["record_data"].create_indexes(ledger_indexes(consumer))
+        await self._database.record_data.create_indexes(ledger_indexes(consumer))
         field = f"trainer_leases.{consumer}"
         free = {
             "$expr": {
@@ -186,7 +181,7 @@ class TrainerLeaseRepository(Repository):
             }
         }
         fence = {"$add": [{"$ifNull": [f"${field}.fence", 0]}, 1]}
-        document = await self._runs.find_one_and_update(
+        document = await self._database.runs.find_one_and_update(
             free,
             [{"$set": {field: lease(owner, fence, lease_seconds)}}],
             return_document=ReturnDocument.AFTER,
@@ -195,7 +190,7 @@ class TrainerLeaseRepository(Repository):
             acquired = from_document(Run, document).trainer_leases[consumer]
             self._fences[consumer] = acquired.fence
             return acquired
-        current = await self._runs.find_one()
+        current = await self._database.runs.find_one()
         if current is None:
             raise self._database.no_run()
         holder = from_document(Run, current).trainer_leases[consumer]
@@ -236,12 +231,14 @@ class TrainerLeaseRepository(Repository):
     async def holder_has_device(self) -> bool:
         """Return whether a trainer that lives has the servers' device."""
         lives = {"$gt": [f"${_expiry(DEFAULT_CONSUMER)}", "$$NOW"]}
-        found = await self._runs.find_one({"trainer_has_device": True, "$expr": lives}, {"_id": 1})
+        found = await self._database.runs.find_one(
+            {"trainer_has_device": True, "$expr": lives}, {"_id": 1}
+        )
         return found is not None
 
     async def _set_as_trainer(self, consumer: str, changes: Document) -> None:
         held = {f"trainer_leases.{consumer}.fence": self._fences.get(consumer, -1)}
-        result = await self._runs.update_one(held, [{"$set": changes}])
+        result = await self._database.runs.update_one(held, [{"$set": changes}])
         if result.matched_count == 0:
             raise _lease_lost(consumer)
 
@@ -254,7 +251,9 @@ class TrainerLeaseRepository(Repository):
         fence = self._fences.get(consumer)
         if fence is None:
             return  # this store object never trained: a tool or a test that edits the ledger
-        run = await self._runs.find_one({f"trainer_leases.{consumer}.fence": fence}, {"_id": 1})
+        run = await self._database.runs.find_one(
+            {f"trainer_leases.{consumer}.fence": fence}, {"_id": 1}
+        )
         if run is None:
             raise _lease_lost(consumer)
 

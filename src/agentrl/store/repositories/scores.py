@@ -29,8 +29,6 @@ class ScoreRepository(Repository):
         fenced: FencedRecords,
     ) -> None:
         super().__init__(database)
-        self._records = database["records"]
-        self._record_data = database["record_data"]
         self._tasks = tasks
         self._turns = turns
         self._fenced = fenced
@@ -44,7 +42,7 @@ class ScoreRepository(Repository):
         Returns:
             The Record under a new lease, its Task and its turns; None when there is none.
         """
-        document = await self._records.find_one_and_update(
+        document = await self._database.records.find_one_and_update(
             {"status": "finished", **LEASE_EXPIRED},
             [{"$set": {"fence": NEXT_FENCE, "lease": lease(owner, NEXT_FENCE, lease_seconds)}}],
             sort=[("lease.expires_at", 1)],
@@ -87,12 +85,12 @@ class ScoreRepository(Repository):
         }
         push = {"$push": {"more_scores": encode(score.model_dump())}}
         # The trainer's copy first: when the second write is lost, repeating makes up for it.
-        copied = await self._record_data.update_one({"_id": record_id, **lacks}, push)
-        if copied.matched_count == 0 and not await self._record_data.count_documents(
+        copied = await self._database.record_data.update_one({"_id": record_id, **lacks}, push)
+        if copied.matched_count == 0 and not await self._database.record_data.count_documents(
             {"_id": record_id}, limit=1
         ):
             raise StoreError(f"the group of record {record_id!r} is not complete yet")
-        result = await self._records.update_one({"_id": record_id, **lacks}, push)
+        result = await self._database.records.update_one({"_id": record_id, **lacks}, push)
         return result.modified_count > 0
 
     @operation("put a scoring off")
@@ -113,12 +111,12 @@ class ScoreRepository(Repository):
     @operation("read scores")
     async def of_tag(self, tag: str) -> dict[str, list[float | None]]:
         """Return the scores of all tasks under a tag: task id -> scores by `traj_id`."""
-        ids = [task["_id"] async for task in self._database["tasks"].find({"tag": tag}, {"_id": 1})]
+        ids = [task["_id"] async for task in self._database.tasks.find({"tag": tag}, {"_id": 1})]
         return await self._of_tasks(ids)
 
     async def _of_tasks(self, task_ids: list[str]) -> dict[str, list[float | None]]:
         scores: dict[str, list[float | None]] = {}
-        cursor = self._records.find(
+        cursor = self._database.records.find(
             {"task_id": {"$in": task_ids}}, {"task_id": 1, "traj_id": 1, "score.value": 1}
         )
         documents = [document async for document in cursor]

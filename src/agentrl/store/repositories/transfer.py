@@ -1,32 +1,23 @@
-"""A run as files, and back again without loss.
+"""A run as a folder of files, and back into an empty database without loss.
 
-A folder holds `manifest.json` and one file a collection. JSONL files hold one document a line in
-MongoDB's canonical Extended JSON (`mongoimport` reads them too). Parquet files hold the same in the
-column `document`, with the token arrays taken out into columns of their own: int32 and float32
-lists that any reader of Parquet understands.
+The folder holds `manifest.json`, with the checksum of each file, and one file a collection
+(`documents.export_files`).
 """
 
 import asyncio
 import hashlib
-import importlib
-import os
-import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Literal, Protocol, Self
-
-import numpy as np
-from bson import Binary
-from bson.json_util import CANONICAL_JSON_OPTIONS, JSONOptions, dumps, loads
+from typing import Any
 
 from agentrl.errors import ConfigError, StoreError
+from agentrl.runtime.atomic_directory import atomic_directory
 from agentrl.schema import SCHEMA_VERSION
 from agentrl.schema.base import Value
 from agentrl.store.database import Repository, operation
 from agentrl.store.documents.codec import Document
+from agentrl.store.documents.export_files import Format, read_documents, writer
 
-Format = Literal["jsonl", "parquet"]
 COLLECTIONS = (
     "tasks",
     "records",
@@ -42,9 +33,6 @@ COLLECTIONS = (
 )
 MANIFEST = "manifest.json"
 BATCH_BYTES = 8 * 2**20
-_JSON: JSONOptions = CANONICAL_JSON_OPTIONS.with_options(tz_aware=True)
-_ARRAYS = {"added_ids": "int32", "output_ids": "int32", "output_logprobs": "float32"}
-"""Binary fields of turns -> their element type."""
 
 
 class Manifest(Value):
@@ -78,43 +66,37 @@ class TransferRepository(Repository):
         Raises:
             ConfigError: the folder exists, or Parquet is asked for without pyarrow.
             StoreError: there is no run.
+            WriteError: the folder cannot be written.
         """
         if await asyncio.to_thread(folder.exists):
             raise ConfigError(f"{folder} exists already; name a folder that does not")
-        run = await self._database["runs"].find_one({}, {"schema_version": 1})
+        run = await self._database.runs.find_one({}, {"schema_version": 1})
         if run is None:
             raise self._database.no_run()
-        make = _writer(format_)
-        staging = folder.with_name(f".{folder.name}.{os.getpid()}")
-        staging.mkdir(parents=True)
-        try:
+        writer(format_)
+        with atomic_directory(folder) as staging:
             files = {
-                name: await self._export_collection(name, staging / f"{name}.{format_}", make)
+                name: await self._export_collection(name, staging / f"{name}.{format_}", format_)
                 for name in COLLECTIONS
             }
             manifest = Manifest(
                 run=run["_id"], schema_version=run["schema_version"], format=format_, files=files
             )
             (staging / MANIFEST).write_text(manifest.model_dump_json(indent=2) + "\n")
-            staging.rename(folder)
-        finally:
-            shutil.rmtree(staging, ignore_errors=True)
         return manifest
 
-    async def _export_collection(
-        self, name: str, path: Path, make: Callable[[Path, str], "_Writer"]
-    ) -> ExportedFile:
+    async def _export_collection(self, name: str, path: Path, format_: Format) -> ExportedFile:
         num_documents, size = 0, 0
         batch: list[Document] = []
-        with make(path, name) as writer:
+        with writer(format_)(path, name) as write:
             async for document in self._database[name].find().sort("_id", 1):
                 batch.append(document)
                 num_documents += 1
                 size += _size(document)
                 if size > BATCH_BYTES:
-                    await asyncio.to_thread(writer.write, batch)
+                    await asyncio.to_thread(write, batch)
                     batch, size = [], 0
-            await asyncio.to_thread(writer.write, batch)
+            await asyncio.to_thread(write, batch)
         digest = await asyncio.to_thread(_sha256, path)
         return ExportedFile(name=path.name, num_documents=num_documents, sha256=digest)
 
@@ -140,7 +122,7 @@ class TransferRepository(Repository):
                     f"database {self._database.name!r} is not empty; import under another --run_name"
                 )
         for name, file in manifest.files.items():
-            for batch in _batches(_READERS[manifest.format](folder / file.name)):
+            for batch in _batches(read_documents(folder / file.name, manifest.format)):
                 if name == "runs":
                     batch = [{**one, "_id": self._database.name} for one in batch]
                 await self._database[name].insert_many(batch)
@@ -169,136 +151,6 @@ def read_manifest(folder: Path) -> Manifest:
         if _sha256(path) != file.sha256:
             raise ConfigError(f"{path} is not as it was exported: its checksum differs")
     return manifest
-
-
-class _Writer(Protocol):
-    def write(self, batch: list[Document]) -> None: ...
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None: ...
-
-
-class _JsonlWriter:
-    def __init__(self, path: Path, collection: str) -> None:
-        self._file = path.open("w", encoding="utf-8")
-
-    def write(self, batch: list[Document]) -> None:
-        self._file.writelines(dumps(document, json_options=_JSON) + "\n" for document in batch)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._file.close()
-
-
-class _ParquetWriter:
-    """One row a document."""
-
-    def __init__(self, path: Path, collection: str) -> None:
-        self._arrow = _pyarrow()
-        arrow = self._arrow.lib
-        self._arrays = _ARRAYS if collection == "turns" else {}
-        fields = [arrow.field("id", arrow.string()), arrow.field("document", arrow.string())]
-        fields += [
-            arrow.field(name, arrow.list_(getattr(arrow, kind)()))
-            for name, kind in self._arrays.items()
-        ]
-        self._schema = arrow.schema(fields)
-        self._writer = self._arrow.parquet.ParquetWriter(path, self._schema, compression="zstd")
-
-    def write(self, batch: list[Document]) -> None:
-        if not batch:
-            return
-        rows: dict[str, list[Any]] = {name: [] for name in self._schema.names}
-        for document in batch:
-            rest = dict(document)
-            for name, kind in self._arrays.items():
-                held = rest.get(name)
-                # A large array is in `blobs`; what stands here is a reference to it.
-                if isinstance(held, bytes):
-                    rows[name].append(np.frombuffer(held, dtype=np.dtype(kind).newbyteorder("<")))
-                    rest[name] = None  # its place among the fields is kept
-                else:
-                    rows[name].append(None)
-            rows["id"].append(str(document["_id"]))
-            rows["document"].append(dumps(rest, json_options=_JSON))
-        self._writer.write_table(self._arrow.lib.table(rows, schema=self._schema))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._writer.close()
-
-
-class _Arrow:
-    """The two modules of pyarrow that are used."""
-
-    def __init__(self, lib: Any, parquet: Any) -> None:
-        self.lib = lib
-        self.parquet = parquet
-
-
-def _pyarrow() -> _Arrow:
-    try:
-        lib, parquet = (
-            importlib.import_module("pyarrow"),
-            importlib.import_module("pyarrow.parquet"),
-        )
-    except ImportError:
-        raise ConfigError("Parquet needs pyarrow: pip install 'agentrl-mongo[parquet]'") from None
-    return _Arrow(lib, parquet)
-
-
-def _writer(format_: Format) -> Callable[[Path, str], _Writer]:
-    if format_ == "parquet":
-        _pyarrow()  # its absence is said before anything is written
-        return _ParquetWriter
-    return _JsonlWriter
-
-
-def _read_jsonl(path: Path) -> Iterator[Document]:
-    with path.open(encoding="utf-8") as file:
-        for line in file:
-            yield loads(line, json_options=_JSON)
-
-
-def _read_parquet(path: Path) -> Iterator[Document]:
-    with _pyarrow().parquet.ParquetFile(path) as file:
-        for batch in file.iter_batches(batch_size=256):
-            columns = {name: batch.column(name) for name in batch.schema.names}
-            for number in range(batch.num_rows):
-                document: Document = loads(columns["document"][number].as_py(), json_options=_JSON)
-                for name, kind in _ARRAYS.items():
-                    cell = columns[name][number] if name in columns else None
-                    if cell is not None and cell.is_valid:
-                        values = cell.values.to_numpy(zero_copy_only=False)
-                        order = np.dtype(kind).newbyteorder("<")
-                        document[name] = Binary(values.astype(order).tobytes())
-                yield document
-
-
-_READERS: Mapping[Format, Callable[[Path], Iterator[Document]]] = {
-    "jsonl": _read_jsonl,
-    "parquet": _read_parquet,
-}
 
 
 def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:

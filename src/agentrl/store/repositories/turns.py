@@ -27,8 +27,6 @@ class TurnRepository(Repository):
 
     def __init__(self, database: RunDatabase, blobs: BlobRepository) -> None:
         super().__init__(database)
-        self._turns = database["turns"]
-        self._records = database["records"]
         self._blobs = blobs
         self._tools = ToolsPacker()
         self._appends = Coalescer(self._append_all)
@@ -48,7 +46,7 @@ class TurnRepository(Repository):
         await self._blobs.put(blob for _, blobs in packed for blob in blobs)
         # The id of a turn holds the fence: only an earlier try of this very request can have
         # inserted it before.
-        await insert_new(self._turns, [document for document, _ in packed])
+        await insert_new(self._database.turns, [document for document, _ in packed])
         updates = [
             (
                 {**held(turn.record_id, fence), "status": "running", "turns": {"$ne": turn.id}},
@@ -56,12 +54,12 @@ class TurnRepository(Repository):
             )
             for turn, fence in items
         ]
-        if await update_each(self._records, updates) == len(items):
+        if await update_each(self._database.records, updates) == len(items):
             return [None] * len(items)
         refused, unknown = await self._refused(
             [(turn.id, turn.record_id, fence) for turn, fence in items]
         )
-        await self._turns.delete_many({"_id": {"$in": unknown}})
+        await self._database.turns.delete_many({"_id": {"$in": unknown}})
         return [refused.get(turn.id) for turn, _ in items]
 
     @operation("store tool results")
@@ -85,7 +83,7 @@ class TurnRepository(Repository):
                 await self._blobs.put(blobs)
                 updates.append(({"_id": turn_id}, {"$set": {"tool_results": packed}}))
         if updates:
-            await update_each(self._turns, updates)
+            await update_each(self._database.turns, updates)
         return [refused.get(turn_id) for turn_id, *_ in items]
 
     async def _refused(
@@ -97,7 +95,7 @@ class TurnRepository(Repository):
             The error by turn id of those that their record does not bear out, and the ids of those
             turns that their record does not even name.
         """
-        found = self._records.find(
+        found = self._database.records.find(
             {"_id": {"$in": [record_id for _, record_id, _ in claims]}},
             {"status": 1, "lease.fence": 1, "turns": 1},
         )
@@ -119,12 +117,14 @@ class TurnRepository(Repository):
     ) -> list[DispatchedSamplingTask]:
         """Return the turns of one attempt in order: the Record's current one, or any earlier."""
         record = require(
-            await self._records.find_one({"_id": record_id}, {"attempt": 1, "turns": 1}),
+            await self._database.records.find_one({"_id": record_id}, {"attempt": 1, "turns": 1}),
             f"record {record_id!r}",
         )
         if attempt in (None, record["attempt"]):
             return await self.get_many(record["turns"])
-        found = self._turns.find({"record_id": record_id, "attempt": attempt}).sort("index", 1)
+        found = self._database.turns.find({"record_id": record_id, "attempt": attempt}).sort(
+            "index", 1
+        )
         # A holder may have died between storing a turn and having it acknowledged; whoever took
         # the attempt up then made that turn anew, under a higher fence.
         latest: dict[int, Document] = {}
@@ -141,7 +141,9 @@ class TurnRepository(Repository):
         Raises:
             StoreError: a turn is missing.
         """
-        found = {d["_id"]: d async for d in self._turns.find({"_id": {"$in": list(turn_ids)}})}
+        found = {
+            d["_id"]: d async for d in self._database.turns.find({"_id": {"$in": list(turn_ids)}})
+        }
         missing = set(turn_ids) - found.keys()
         if missing:
             raise StoreError(f"turn {min(missing)!r} is missing from the database")
