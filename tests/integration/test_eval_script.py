@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from support.demo_run import ROOT, RUN_NAME, eval_script_command, logs
+from support.stored import tag_scores
 
 from agentrl.rollout.evaluation.eval_scores import pass_at_k
 from agentrl.store import TrajectoryStore
@@ -54,7 +55,7 @@ async def test_the_script_writes_the_scores_that_the_records_have(
 ) -> None:
     with EmbeddedMongo(folder / "mongo") as mongo:
         async with TrajectoryStore.connect(mongo.uri(f"{RUN_NAME}-eval")) as store:
-            scores = await store.scores.of_tag("eval@0")
+            scores = await tag_scores(store, "eval@0")
             assert await store.tasks.count() == NUM_QUESTIONS
             assert {record.min_version async for record in store.records.find()} == {0}
     assert len(scores) == NUM_QUESTIONS

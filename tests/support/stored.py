@@ -126,6 +126,18 @@ async def read_back(store: TrajectoryStore, record: Record) -> Record:
     return stored
 
 
+async def group_scores(store: TrajectoryStore, task_id: str) -> list[float | None]:
+    """The scores of a Task's Records by `traj_id`; None where there is none (yet)."""
+    records = await store.records.of_task(task_id)
+    return [record.score.value if record.score else None for record in records]
+
+
+async def tag_scores(store: TrajectoryStore, tag: str) -> dict[str, list[float | None]]:
+    """The scores of all tasks under a tag."""
+    ids = [task.id async for task in store.tasks.find(tag=tag)]
+    return {task_id: await group_scores(store, task_id) for task_id in ids}
+
+
 async def fill(
     store: TrajectoryStore, num_groups: int, *, num_generations: int = 2, num_turns: int = 1
 ) -> list[str]:

@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator
 
 import pytest
-from support.stored import claim, make_task, make_turn, play, read_back
+from support.stored import claim, group_scores, make_task, make_turn, play, read_back, tag_scores
 
 from agentrl.errors import LeaseLost
 from agentrl.schema import Score, Task
@@ -13,14 +13,14 @@ from agentrl.store import TrajectoryStore
 async def test_a_group_completes_with_its_last_record_and_only_once(store: TrajectoryStore) -> None:
     await store.tasks.add([make_task(0)])
     await play(store, await claim(store))
-    assert not await store.groups.complete("train/0/q0")
+    assert not await store.groups.complete({"train/0/q0"})
     assert await store.ledger.ready_groups(limit=1) == []
     await play(store, await claim(store), score=0.0)
     task = await store.tasks.get("train/0/q0")
     assert task is not None
     assert task.status == "completed"
-    assert not await store.groups.complete("train/0/q0")
-    assert await store.scores.of_task("train/0/q0") == [1.0, 0.0]
+    assert not await store.groups.complete({"train/0/q0"})
+    assert await group_scores(store, "train/0/q0") == [1.0, 0.0]
 
 
 async def test_every_link_of_a_finished_group_resolves(store: TrajectoryStore) -> None:
@@ -42,11 +42,11 @@ async def test_every_link_of_a_finished_group_resolves(store: TrajectoryStore) -
 async def test_tags_of_evaluations_give_their_scores(store: TrajectoryStore) -> None:
     await store.tasks.add([make_task(n, split="eval", tag="eval@3") for n in (0, 1)])
     await play(store, await claim(store), score=0.5)
-    assert await store.scores.of_tag("eval@3") == {
+    assert await tag_scores(store, "eval@3") == {
         "eval/0/q0": [0.5, None],
         "eval/0/q1": [None, None],
     }
-    assert await store.scores.of_tag("eval@4") == {}
+    assert await tag_scores(store, "eval@4") == {}
     assert await store.tasks.count(tag="eval@3", status="completed") == 0
 
 
@@ -106,7 +106,7 @@ async def test_a_put_off_scoring_is_claimed_by_another_when_its_time_comes(
     await store.scores.set(record.id, taken.fence, Score(scorer="exact", value=0.75))
     scored = await read_back(store, record)
     assert (scored.status, scored.error, scored.attempt) == ("scored", None, 1)
-    assert await store.scores.of_task("train/0/q0") == [0.75]
+    assert await group_scores(store, "train/0/q0") == [0.75]
 
 
 async def test_a_scorer_that_dies_or_stops_leaves_the_scoring_to_others(
@@ -164,7 +164,7 @@ async def test_a_group_whose_slots_are_still_being_added_does_not_complete(
     await store.tasks.add([make_task(0, num_generations=3)])
     await store._database["records"].delete_many({"traj_id": {"$gt": 0}})
     await play(store, await claim(store))
-    assert not await store.groups.complete("train/0/q0")
+    assert not await store.groups.complete({"train/0/q0"})
 
 
 async def test_a_failed_slot_keeps_the_turns_of_its_last_attempt(store: TrajectoryStore) -> None:

@@ -123,11 +123,11 @@ class Lifecycle(RuleBasedStateMachine):
         if process.record is None:
             return
         if dies:
-            self.store.groups.complete_all = _nothing  # type: ignore[method-assign]
+            self.store.groups.complete = _nothing  # type: ignore[method-assign]
         score = Score(scorer=process.name, value=1.0)
         scored = self.write(process, self.store.scores.set(*process.lease, score))
         if dies:
-            del self.store.groups.complete_all  # type: ignore[attr-defined]
+            del self.store.groups.complete  # type: ignore[attr-defined]
             self.unrepaired |= {process.record.task_id} if scored else set()
 
     @rule(who=WHO)

@@ -123,7 +123,6 @@ async def train(store: TrajectoryStore, ids: list[str]) -> None:
     await store.ledger.num_ready_groups()
     await store.tasks.count(split="train")
     await store.tasks.count(tag="eval@3", status="completed")
-    await store.scores.of_tag("eval@3")
     await store.scores.add(ids[0], Score(scorer="other", value=1.0))
     await store.lineage.of_step(1)
     await store.lineage.of_record(ids[0])

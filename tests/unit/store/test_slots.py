@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.stored import claim, make_task, make_turn, play
+from support.stored import claim, group_scores, make_task, make_turn, play
 
 from agentrl.errors import LeaseLost
 from agentrl.schema import RECORD_TRANSITIONS, Record, Score, ToolResult
@@ -86,7 +86,7 @@ async def test_eight_processes_finishing_one_group_together_complete_it_once(
     assert sorted(task_id for ids in won for task_id in ids) == sorted(task_ids)
     assert sum(bool(ids) for ids in won) > 1, "no race took place"
     for task_id in task_ids:
-        assert await store.scores.of_task(task_id) == [float(n) for n in range(8)]
+        assert await group_scores(store, task_id) == [float(n) for n in range(8)]
     assert await store.tasks.count(status="completed") == REPEATS
     groups = await store.ledger.ready_groups(limit=REPEATS, hydrate=False)
     assert [len(group) for group in groups] == [8] * REPEATS

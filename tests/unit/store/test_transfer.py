@@ -12,8 +12,8 @@ from support.stored import claim, fill, make_task, make_turn, play
 from agentrl.errors import ConfigError, StoreError
 from agentrl.schema import Run, ToolCall
 from agentrl.store import TrajectoryStore
-from agentrl.store.private_mongod import EmbeddedMongo
 from agentrl.store.documents.export_files import Format
+from agentrl.store.private_mongod import EmbeddedMongo
 from agentrl.store.repositories.transfer import COLLECTIONS
 
 

@@ -32,14 +32,14 @@ async def claim_all(store: TrajectoryStore, owner: str) -> list[str]:
 async def score_own(store: TrajectoryStore, owner: str) -> list[str]:
     """Score one slot of every group in the same moment as seven others do."""
     completed: list[str] = []
-    complete = store.groups.complete_all
+    complete = store.groups.complete
 
     async def noting(task_ids: set[str]) -> set[str]:
         won = await complete(task_ids)
         completed.extend(won)
         return won
 
-    store.groups.complete_all = noting  # type: ignore[method-assign, assignment]
+    store.groups.complete = noting  # type: ignore[method-assign, assignment]
     while claimed := await store.records.claim(
         owner, lease_seconds=60, admitted_groups=10_000, max_attempts=3
     ):

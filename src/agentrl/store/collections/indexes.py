@@ -5,11 +5,11 @@ from pymongo import IndexModel
 
 INDEXES: dict[str, list[IndexModel]] = {
     "tasks": [
-        # next_train_order, iter_tasks
+        # tasks.next_train_order, tasks.find
         IndexModel([("split", UP), ("order", UP)], name="by_order"),
-        # count_tasks, progress
+        # tasks.count, reports.progress
         IndexModel([("split", UP), ("status", UP)], name="by_status"),
-        # tag_scores, count_tasks(tag=...): only tasks that carry a tag
+        # tasks.count(tag=...): only tasks that carry a tag
         IndexModel(
             [("tag", UP), ("status", UP)],
             name="by_tag",
@@ -17,13 +17,13 @@ INDEXES: dict[str, list[IndexModel]] = {
         ),
     ],
     "records": [
-        # claim_record: the filter and the sort in one; progress counts over it
+        # records.claim: the filter and the sort in one; reports.progress counts over it
         IndexModel([("status", UP), ("order", UP), ("traj_id", UP)], name="claimable"),
-        # reap, claim_record, claim_scoring
+        # groups.reap, records.claim, scores.claim
         IndexModel([("status", UP), ("lease.expires_at", UP)], name="leases"),
-        # complete_group, records_of, scores
+        # groups.complete, records.of_task
         IndexModel([("task_id", UP), ("traj_id", UP)], name="groups"),
-        # reap: terminal records of groups that nobody has completed yet
+        # groups.reap: terminal records of groups that nobody has completed yet
         IndexModel(
             [("status", UP), ("task_id", UP)],
             name="open_groups",
@@ -31,17 +31,17 @@ INDEXES: dict[str, list[IndexModel]] = {
         ),
     ],
     "turns": [
-        # turns_of, and people who look for the turns of a record
+        # turns.of_record, and people who look for the turns of a record
         IndexModel([("record_id", UP), ("attempt", UP), ("index", UP)], name="by_attempt"),
     ],
     "record_data": [
-        # complete_group, and whole groups for the trainer
+        # groups.complete, and whole groups for ledger.ready_groups
         IndexModel([("task_id", UP), ("traj_id", UP)], name="groups"),
     ],
     "turn_training": [
-        # step_lineage, recover
+        # lineage.of_step, ledger.recover
         IndexModel([("consumer", UP), ("step", UP)], name="by_step"),
-        # record_lineage, and people who look for a turn
+        # lineage.of_record, and people who look for a turn
         IndexModel([("record_id", UP), ("turn_id", UP), ("step", UP)], name="by_turn"),
     ],
 }
@@ -51,15 +51,15 @@ def ledger_indexes(consumer: str) -> list[IndexModel]:
     """Return the indexes of `record_data` that serve one trainer."""
     status = f"ledger.{consumer}.status"
     return [
-        # ready_groups: in order, without a sort
+        # ledger.ready_groups: in order, without a sort
         IndexModel(
             [("split", UP), ("group_completed", UP), (status, UP), ("order", UP), ("traj_id", UP)],
             name=f"ready_{consumer}",
         ),
-        # commit, recover
+        # ledger.commit, ledger.recover
         IndexModel([(status, UP), (f"ledger.{consumer}.step", UP)], name=f"steps_{consumer}"),
-        # step_lineage
+        # lineage.of_step
         IndexModel([(f"ledger.{consumer}.trained_at", UP)], name=f"trained_at_{consumer}"),
-        # consumed_groups
+        # ledger.num_consumed_groups
         IndexModel([("traj_id", UP), ("split", UP), (status, UP)], name=f"consumed_{consumer}"),
     ]

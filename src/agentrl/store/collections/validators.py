@@ -27,7 +27,8 @@ from agentrl.schema import (
     TurnTraining,
 )
 from agentrl.store.database import UNAUTHORIZED, RunDatabase
-from agentrl.store.documents.codec import Document, id_field
+from agentrl.store.documents.codec import NOT_STORED, Document, id_field
+from agentrl.store.documents.packed_turns import LIST_FIELDS, WHOLE_FIELDS
 
 logger = logging.getLogger(__name__)
 
@@ -55,17 +56,6 @@ _SCALARS: dict[Any, list[str]] = {
 }
 _CONTAINERS: dict[Any, str] = {list: "array", tuple: "array", dict: "object", Mapping: "object"}
 _BLOB: Document = {"bsonType": "object", "required": ["blob"]}
-_IN_BLOBS: dict[str, frozenset[str]] = {
-    "turns": frozenset(
-        {"added_ids", "output_ids", "output_logprobs", "output_text", "tools", "routed_experts"}
-    ),
-}
-"""Fields of which a large value is kept in `blobs`, with a reference in its place."""
-_PARTS_IN_BLOBS: dict[str, frozenset[str]] = {
-    "turns": frozenset({"added_messages", "tool_results"}),
-}
-"""Lists of which large items are."""
-_NOT_STORED: dict[str, frozenset[str]] = {"record_data": frozenset({"turns"})}
 _LEVEL = "moderate"
 """A document that did not fit before the validator was there may still be changed."""
 
@@ -74,16 +64,17 @@ def validator(collection: str) -> Document:
     """Return the `$jsonSchema` of a collection's documents."""
     model = _MODELS[collection]
     schema = _object(model)
-    for name in _NOT_STORED.get(collection, ()):
+    for name in NOT_STORED.get(model, ()):
         del schema["properties"][name]
     own_id = id_field(model)
     schema["properties"]["_id"] = schema["properties"].pop(own_id)
     schema["required"] = ["_id", *(name for name in schema.get("required", []) if name != own_id)]
-    for name in _IN_BLOBS.get(collection, ()):
-        schema["properties"][name] = {"anyOf": [schema["properties"][name], _BLOB]}
-    for name in _PARTS_IN_BLOBS.get(collection, ()):
-        field = schema["properties"][name]
-        field["items"] = {"anyOf": [field["items"], _BLOB]}
+    if collection == "turns":
+        for name in WHOLE_FIELDS:
+            schema["properties"][name] = {"anyOf": [schema["properties"][name], _BLOB]}
+        for name in LIST_FIELDS:
+            field = schema["properties"][name]
+            field["items"] = {"anyOf": [field["items"], _BLOB]}
     return {"$jsonSchema": schema}
 
 

@@ -2,6 +2,7 @@
 
 from agentrl.store.database import RunDatabase
 from agentrl.store.documents.codec import Document
+from agentrl.store.documents.expressions import FAILED_ATTEMPTS, HAS_FAILURE
 
 
 def _num_ids(field: str) -> Document:
@@ -15,64 +16,52 @@ def _num_ids(field: str) -> Document:
     }
 
 
-_TURNS: Document = {
-    "$lookup": {
-        "from": "turns",
-        "localField": "turns",
-        "foreignField": "_id",
-        "as": "turns",
-        "pipeline": [
-            {"$sort": {"index": 1}},
-            {
-                "$project": {
-                    "_id": 0,
-                    "index": 1,
-                    "messages": "$added_messages",
-                    "text": "$output_text",
-                    "tool_calls": {"name": 1, "arguments": 1, "format_error": 1},
-                    "tool_results": {"name": 1, "content": 1, "is_error": 1},
-                    "finish_reason": 1,
-                    "branch_reason": 1,
-                    "num_added_tokens": _num_ids("added_ids"),
-                    "num_output_tokens": _num_ids("output_ids"),
-                    "versions": "$version_spans.version",
-                    "server": 1,
-                    "seconds": {"$divide": [{"$subtract": ["$finished_at", "$started_at"]}, 1000]},
-                }
-            },
-        ],
-    }
-}
-_TASK: list[Document] = [
+def _lookup(source: str, local: str, foreign: str, name: str, *pipeline: Document) -> Document:
+    """Return the stage that adds the documents of `source` with `foreign` equal to `local`."""
+    stage = {"from": source, "localField": local, "foreignField": foreign, "as": name}
+    return {"$lookup": {**stage, "pipeline": list(pipeline)} if pipeline else stage}
+
+
+def _unwind(name: str) -> Document:
+    return {"$unwind": {"path": f"${name}", "preserveNullAndEmptyArrays": True}}
+
+
+_SECONDS: Document = {"$divide": [{"$subtract": ["$finished_at", "$started_at"]}, 1000]}
+_TURNS = _lookup(
+    "turns",
+    "turns",
+    "_id",
+    "turns",
+    {"$sort": {"index": 1}},
     {
-        "$lookup": {
-            "from": "tasks",
-            "localField": "task_id",
-            "foreignField": "_id",
-            "as": "task",
-            "pipeline": [{"$project": {"_id": 0, "query": 1, "answer": 1, "tag": 1}}],
+        "$project": {
+            "_id": 0,
+            "index": 1,
+            "messages": "$added_messages",
+            "text": "$output_text",
+            "tool_calls": {"name": 1, "arguments": 1, "format_error": 1},
+            "tool_results": {"name": 1, "content": 1, "is_error": 1},
+            "finish_reason": 1,
+            "branch_reason": 1,
+            "num_added_tokens": _num_ids("added_ids"),
+            "num_output_tokens": _num_ids("output_ids"),
+            "versions": "$version_spans.version",
+            "server": 1,
+            "seconds": _SECONDS,
         }
     },
-    {"$unwind": {"path": "$task", "preserveNullAndEmptyArrays": True}},
+)
+_TASK = [
+    _lookup(
+        *("tasks", "task_id", "_id", "task"),
+        {"$project": {"_id": 0, "query": 1, "answer": 1, "tag": 1}},
+    ),
+    _unwind("task"),
 ]
-_LEDGER: list[Document] = [
-    {
-        "$lookup": {
-            "from": "record_data",
-            "localField": "_id",
-            "foreignField": "_id",
-            "as": "data",
-            "pipeline": [{"$project": {"_id": 0, "ledger": 1}}],
-        }
-    },
-    {"$unwind": {"path": "$data", "preserveNullAndEmptyArrays": True}},
+_LEDGER = [
+    _lookup("record_data", "_id", "_id", "data", {"$project": {"_id": 0, "ledger": 1}}),
+    _unwind("data"),
 ]
-_FAILED_ATTEMPTS: Document = {
-    "$filter": {
-        "input": "$attempts",
-        "cond": {"$in": ["$$this.ended_by", ["expired", "error"]]},
-    }
-}
 _SUMMARY: Document = {
     "task_id": 1,
     "traj_id": 1,
@@ -93,9 +82,7 @@ _SUMMARY: Document = {
     "num_prompt_tokens": 1,
     "num_output_tokens": 1,
     "num_tool_calls": 1,
-    "seconds": {
-        "$divide": [{"$subtract": ["$finished_at", "$started_at"]}, 1000],
-    },
+    "seconds": _SECONDS,
     "error": 1,
 }
 
@@ -122,14 +109,7 @@ VIEWS: dict[str, tuple[str, list[Document]]] = {
     "v_progress": (
         "tasks",
         [
-            {
-                "$lookup": {
-                    "from": "records",
-                    "localField": "_id",
-                    "foreignField": "task_id",
-                    "as": "tries",
-                }
-            },
+            _lookup("records", "_id", "task_id", "tries"),
             {
                 "$project": {
                     "split": 1,
@@ -150,7 +130,7 @@ VIEWS: dict[str, tuple[str, list[Document]]] = {
             },
         ],
     ),
-    # Slots that samplers play or could claim now: an autoscaler counts them. Evaluation slots have
+    # Slots that samplers run or could claim now: an autoscaler counts them. Evaluation slots have
     # negative orders, so they count whatever is admitted.
     "v_work": (
         "records",
@@ -177,26 +157,18 @@ VIEWS: dict[str, tuple[str, list[Document]]] = {
             {"$project": {"task_id": 1, "traj_id": 1, "split": 1, "status": 1, "order": 1}},
         ],
     ),
-    # What went wrong in the infrastructure: parked records, attempts that ended badly, late scores.
+    # What went wrong in the infrastructure: failed records, attempts that ended badly, late scores.
     "v_failures": (
         "records",
         [
-            {
-                "$match": {
-                    "$or": [
-                        {"status": "failed"},
-                        {"error": {"$ne": None}},
-                        {"attempts.ended_by": {"$in": ["expired", "error"]}},
-                    ]
-                }
-            },
+            {"$match": HAS_FAILURE},
             *_TASK,
             {
                 "$project": {
                     **_SUMMARY,
-                    "num_failed_attempts": {"$size": _FAILED_ATTEMPTS},
+                    "num_failed_attempts": {"$size": FAILED_ATTEMPTS},
                     "last_error": {
-                        "$last": {"$map": {"input": _FAILED_ATTEMPTS, "in": "$$this.error"}}
+                        "$last": {"$map": {"input": FAILED_ATTEMPTS, "in": "$$this.error"}}
                     },
                     "attempts": 1,
                 }

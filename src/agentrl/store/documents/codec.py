@@ -34,6 +34,8 @@ _TASK_STANDING = frozenset(
     | {"created_at", "completed_at"}
 )
 """Fields of a Task that say where it stands in the run, not what it asks."""
+NOT_STORED: dict[type[BaseModel], set[str]] = {DBRecordData: {"turns"}}
+"""Fields that are filled in on reading: turns are stored once, in their own collection."""
 _ID_FIELDS: dict[type[BaseModel], str] = {Run: "name", DBRecordData: "record_id", Policy: "version"}
 
 
@@ -54,7 +56,7 @@ def encode(value: Any) -> Any:
 
 def to_document(value: BaseModel) -> Document:
     """Return the stored form of a schema value; its id becomes `_id`, a Task's kind is kept."""
-    document: Document = encode(value.model_dump())
+    document: Document = encode(value.model_dump(exclude=NOT_STORED.get(type(value))))
     stored: Document = {"_id": document.pop(id_field(type(value)))}
     if isinstance(value, Task):
         stored["kind"] = value.kind
@@ -128,6 +130,26 @@ def record_to_document(record: Record) -> Document:
         if document[field] is None:
             del document[field]
     return document
+
+
+def record_data(record: Record, task_version: str) -> DBRecordData:
+    """Return the trainer's view of an ended Record, without its turns."""
+    return DBRecordData(
+        record_id=record.id,
+        task_id=record.task_id,
+        traj_id=record.traj_id,
+        split=record.split,
+        order=record.order,
+        attempt=record.attempt,
+        outcome=record.outcome,
+        score=record.score,
+        more_scores=record.more_scores,
+        turn_ids=record.turns,
+        num_tokens=record.num_prompt_tokens + record.num_output_tokens,
+        min_version=record.min_version,
+        max_version=record.max_version,
+        task_version=task_version,
+    )
 
 
 def int32_array(data: bytes) -> np.ndarray:

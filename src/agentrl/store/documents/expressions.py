@@ -12,6 +12,20 @@ from agentrl.store.documents.codec import Document, encode
 
 NEXT_FENCE = {"$add": ["$fence", 1]}
 LEASE_EXPIRED = {"$expr": {"$lt": ["$lease.expires_at", "$$NOW"]}}
+FAILED_ENDS = ["expired", "error"]
+"""How an attempt ends for which the infrastructure is to blame."""
+FAILED_ATTEMPTS: Document = {
+    "$filter": {"input": "$attempts", "cond": {"$in": ["$$this.ended_by", FAILED_ENDS]}}
+}
+"""Attempts that count against `max_attempts`; released ones do not."""
+HAS_FAILURE: Document = {
+    "$or": [
+        {"status": "failed"},
+        {"error": {"$ne": None}},
+        {"attempts.ended_by": {"$in": FAILED_ENDS}},
+    ]
+}
+"""Filter of the Records with which something went wrong in the infrastructure."""
 
 
 def literal(value: Any) -> Document:
@@ -52,43 +66,22 @@ def attempts_closed(ended_by: str, error: str | None) -> Document:
         "ended_by": literal(ended_by),
         "error": literal(encode(error)),
     }
-    return {
-        "$map": {
-            "input": "$attempts",
-            "as": "a",
-            "in": {
-                "$cond": [
-                    {"$eq": ["$$a.fence", "$fence"]},
-                    {"$mergeObjects": ["$$a", closing]},
-                    "$$a",
-                ]
-            },
-        }
-    }
-
-
-NUM_FAILED_ATTEMPTS = {
-    "$size": {
-        "$filter": {
-            "input": "$attempts",
-            "as": "a",
-            "cond": {"$in": ["$$a.ended_by", ["expired", "error"]]},
-        }
-    }
-}
-"""Attempts that count against `max_attempts`; those handed back do not."""
+    current = {"$eq": ["$$this.fence", "$fence"]}
+    closed = {"$cond": [current, {"$mergeObjects": ["$$this", closing]}, "$$this"]}
+    return {"$map": {"input": "$attempts", "in": closed}}
 
 
 def attempt_failed(ended_by: str, error: str, max_attempts: int) -> list[Document]:
-    """Return the update that ends an attempt: back to `pending`, or parked as `failed`."""
-    parked = {"$gte": [NUM_FAILED_ATTEMPTS, max_attempts]}
+    """Return the update that ends an attempt: back to `pending`, or dead-lettered as `failed`."""
+    exhausted = {"$gte": [{"$size": FAILED_ATTEMPTS}, max_attempts]}
     return [
+        # Two stages: the second counts the attempt that the first has ended.
         {"$set": {"attempts": attempts_closed(ended_by, error), "lease": None}},
         {
             "$set": {
-                "status": {"$cond": [parked, "failed", "pending"]},
+                "status": {"$cond": [exhausted, "failed", "pending"]},
                 "error": literal(encode(error)),
-                "finished_at": {"$cond": [parked, "$$NOW", None]},
+                "finished_at": {"$cond": [exhausted, "$$NOW", None]},
             }
         },
     ]

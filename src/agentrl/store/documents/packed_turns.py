@@ -35,12 +35,13 @@ LARGE_BYTES = 2**20
 """A value of any turn that is longer is stored as a blob, so that no document meets 16 MB."""
 PREVIEW_CHARS = 80
 _BLOB = "blob"
-_WHOLE = (
+WHOLE_FIELDS = (
     *("added_ids", "tools", "output_ids", "output_logprobs", "output_text"),
     "routed_experts",
 )
-_LISTS = ("added_messages", "tool_results")
-"""Fields that may be blobs as a whole, and those whose items may be."""
+"""Fields that move to a blob as a whole."""
+LIST_FIELDS = ("added_messages", "tool_results")
+"""Fields whose items move to blobs one by one."""
 _CODEC: CodecOptions[Document] = CodecOptions(tz_aware=True)
 
 
@@ -123,9 +124,9 @@ def pack(turn: DispatchedSamplingTask, tools: ToolsPacker) -> tuple[Document, li
 def unpack(document: Document, blobs: dict[str, Any]) -> DispatchedSamplingTask:
     """Return the turn that `pack` stored."""
     fields = dict(document)
-    for name in filter(fields.__contains__, _WHOLE):
+    for name in filter(fields.__contains__, WHOLE_FIELDS):
         fields[name] = _resolve(fields[name], blobs)
-    for name in _LISTS:
+    for name in LIST_FIELDS:
         fields[name] = [_resolve(value, blobs) for value in fields[name]]
     for name in ("added_ids", "output_ids"):
         fields[name] = int32_array(fields[name])
@@ -145,8 +146,8 @@ def blob_keys(document: Document) -> Iterable[str]:
 def packed_keys(document: Document) -> Iterable[str]:
     """Yield the keys of the blobs that values of a stored turn were moved to."""
     for item in (
-        *(document.get(name) for name in _WHOLE),
-        *(item for name in _LISTS for item in document[name]),
+        *(document.get(name) for name in WHOLE_FIELDS),
+        *(item for name in LIST_FIELDS for item in document[name]),
     ):
         if _is_reference(item):
             yield item[_BLOB]

@@ -83,7 +83,7 @@ class FencedRecords(Repository):
             for move in moves
             if move.to == "scored" and move.record_id not in refused
         }
-        await self._groups.complete_all(ended)
+        await self._groups.complete(ended)
         return [refused.get(move.record_id) for move in moves]
 
     async def _not_moved(self, moves: Sequence[_Move]) -> dict[str, LeaseLost]:

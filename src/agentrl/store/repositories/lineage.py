@@ -6,14 +6,12 @@ Policy (version = step) <-> records that the step trained <-> turns <-> tool cal
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from typing import Any
-
-from pymongo.asynchronous.cursor import AsyncCursor
+from collections.abc import Sequence
 
 from agentrl.errors import StoreError
 from agentrl.schema import (
     DBRecordData,
+    DispatchedSamplingTask,
     FinishReason,
     LedgerEntry,
     Policy,
@@ -25,7 +23,13 @@ from agentrl.schema import (
 )
 from agentrl.schema.base import Value
 from agentrl.store.database import Repository, RunDatabase, operation
-from agentrl.store.documents.codec import Document, from_document, require, task_version
+from agentrl.store.documents.codec import (
+    Document,
+    from_document,
+    record_data,
+    require,
+    task_version,
+)
 from agentrl.store.repositories.runs import DEFAULT_CONSUMER
 from agentrl.store.repositories.turns import TurnRepository
 
@@ -116,12 +120,11 @@ class LineageRepository(Repository):
         document = require(
             await self._database.records.find_one({"_id": record_id}), f"record {record_id!r}"
         )
-        known = await self._trainings({"record_id": record_id})
         data = await self._data({"_id": record_id})
-        if data:
-            return (await self._lineages(data, known))[0]
-        record = from_document(Record, document)
-        return _lineage(record, await self._turn_lineages(record.turns, known), version="", now="")
+        if not data:  # its group is not complete yet
+            data = [record_data(from_document(Record, document), task_version="")]
+        known = await self._trainings({"record_id": record_id})
+        return (await self._lineages(data, known))[0]
 
     async def _data(self, wanted: Document) -> list[DBRecordData]:
         found = self._database.record_data.find(wanted)
@@ -130,7 +133,7 @@ class LineageRepository(Repository):
 
     async def _trainings(self, wanted: Document) -> dict[str, list[TurnTraining]]:
         by_turn: defaultdict[str, list[TurnTraining]] = defaultdict(list)
-        found: AsyncCursor[Document] = self._database.turn_training.find(wanted)
+        found = self._database.turn_training.find(wanted)
         async for document in found:
             training = from_document(TurnTraining, document)
             by_turn[training.turn_id].append(training)
@@ -145,58 +148,34 @@ class LineageRepository(Repository):
             async for task in self._database.tasks.find({"_id": {"$in": sorted(tasks)}})
         }
         turns = iter(
-            await self._turn_lineages([turn for one in data for turn in one.turn_ids], known)
+            await self._turns.get_many([turn_id for one in data for turn_id in one.turn_ids])
         )
         return [
-            _lineage(
-                one,
-                [next(turns) for _ in one.turn_ids],
-                version=one.task_version,
-                now=versions.get(one.task_id, ""),
+            RecordLineage(
+                record_id=one.record_id,
+                task_id=one.task_id,
+                task_version=one.task_version,
+                task_changed=one.task_version not in ("", versions.get(one.task_id, "")),
+                scorer=one.score.scorer if one.score else None,
+                scorer_version=one.score.version if one.score else None,
+                score=one.score.value if one.score else None,
                 ledger=one.ledger,
+                turns=tuple(_turn_lineage(next(turns), known) for _ in one.turn_ids),
             )
             for one in data
         ]
 
-    async def _turn_lineages(
-        self, turn_ids: Sequence[str], known: dict[str, list[TurnTraining]]
-    ) -> list[TurnLineage]:
-        return [
-            TurnLineage(
-                id=turn.id,
-                index=turn.index,
-                finish_reason=turn.finish_reason,
-                version_spans=turn.version_spans,
-                server=turn.server,
-                tool_calls=turn.tool_calls,
-                tool_results=turn.tool_results,
-                trainings=tuple(sorted(known.get(turn.id, ()), key=_by_step)),
-            )
-            for turn in await self._turns.get_many(turn_ids)
-        ]
 
-
-def _by_step(training: TurnTraining) -> tuple[str, int]:
-    return training.consumer, training.step
-
-
-def _lineage(
-    source: Record | DBRecordData,
-    turns: Iterable[TurnLineage],
-    *,
-    version: str,
-    now: str,
-    ledger: dict[str, LedgerEntry] | None = None,
-) -> RecordLineage:
-    score: Any = source.score
-    return RecordLineage(
-        record_id=source.id if isinstance(source, Record) else source.record_id,
-        task_id=source.task_id,
-        task_version=version,
-        task_changed=bool(version) and version != now,
-        scorer=score.scorer if score else None,
-        scorer_version=score.version if score else None,
-        score=score.value if score else None,
-        ledger=ledger or {},
-        turns=tuple(turns),
+def _turn_lineage(
+    turn: DispatchedSamplingTask, known: dict[str, list[TurnTraining]]
+) -> TurnLineage:
+    return TurnLineage(
+        id=turn.id,
+        index=turn.index,
+        finish_reason=turn.finish_reason,
+        version_spans=turn.version_spans,
+        server=turn.server,
+        tool_calls=turn.tool_calls,
+        tool_results=turn.tool_results,
+        trainings=tuple(sorted(known.get(turn.id, ()), key=lambda one: (one.consumer, one.step))),
     )

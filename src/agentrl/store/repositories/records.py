@@ -208,7 +208,7 @@ class RecordRepository(Repository):
             raise lease_lost(record_id, fence)
         record = from_document(Record, document)
         if record.status == "failed":
-            await self._groups.complete(record.task_id)
+            await self._groups.complete({record.task_id})
         return record
 
 

@@ -1,7 +1,6 @@
 """What people ask of a run: how far it is, each record in detail, what failed, who is alive."""
 
 from datetime import datetime
-from typing import Any
 
 from pydantic import Field
 
@@ -18,20 +17,12 @@ from agentrl.schema import (
 from agentrl.schema.base import Value
 from agentrl.store.database import Repository, RunDatabase, operation
 from agentrl.store.documents.codec import Document, from_document, require, task_from_document
+from agentrl.store.documents.expressions import FAILED_ENDS, HAS_FAILURE
 from agentrl.store.repositories.fleet import ServiceRepository
 from agentrl.store.repositories.ledger import LedgerRepository
 from agentrl.store.repositories.lineage import LineageRepository, RecordLineage
 from agentrl.store.repositories.runs import DEFAULT_CONSUMER
 from agentrl.store.repositories.turns import TurnRepository
-
-FAILED: dict[str, Any] = {
-    "$or": [
-        {"status": "failed"},
-        {"error": {"$ne": None}},
-        {"attempts.ended_by": {"$in": ["expired", "error"]}},
-    ]
-}
-"""Records with which something went wrong in the infrastructure."""
 
 
 class RunSummary(Value):
@@ -281,12 +272,14 @@ class ReportRepository(Repository):
     async def failures(self, limit: int = 100) -> list[Failure]:
         """Return records with which something went wrong, the latest first."""
         found = (
-            self._database.records.find(FAILED).sort([("started_at", -1), ("_id", 1)]).limit(limit)
+            self._database.records.find(HAS_FAILURE)
+            .sort([("started_at", -1), ("_id", 1)])
+            .limit(limit)
         )
         failures = []
         async for document in found:
             record = from_document(Record, document)
-            bad = [one for one in record.attempts if one.ended_by in ("expired", "error")]
+            bad = [one for one in record.attempts if one.ended_by in FAILED_ENDS]
             failures.append(
                 Failure(
                     record_id=record.id,

@@ -19,7 +19,7 @@ from agentrl.store.repositories.turns import TurnRepository
 
 
 class ScoreRepository(Repository):
-    """Scores finished Records, and reads scores."""
+    """Scores finished Records."""
 
     def __init__(
         self,
@@ -102,25 +102,3 @@ class ScoreRepository(Repository):
         """
         update = {"error": literal(encode(error)), "lease": nobodys_lease(retry_seconds)}
         await self._fenced.update(record_id, fence, "finished", update)
-
-    @operation("read scores")
-    async def of_task(self, task_id: str) -> list[float | None]:
-        """Return the scores of a Task's Records by `traj_id`; None where there is none (yet)."""
-        return (await self._of_tasks([task_id])).get(task_id, [])
-
-    @operation("read scores")
-    async def of_tag(self, tag: str) -> dict[str, list[float | None]]:
-        """Return the scores of all tasks under a tag: task id -> scores by `traj_id`."""
-        ids = [task["_id"] async for task in self._database.tasks.find({"tag": tag}, {"_id": 1})]
-        return await self._of_tasks(ids)
-
-    async def _of_tasks(self, task_ids: list[str]) -> dict[str, list[float | None]]:
-        scores: dict[str, list[float | None]] = {}
-        cursor = self._database.records.find(
-            {"task_id": {"$in": task_ids}}, {"task_id": 1, "traj_id": 1, "score.value": 1}
-        )
-        documents = [document async for document in cursor]
-        for document in sorted(documents, key=lambda d: (d["task_id"], d["traj_id"])):
-            score = document.get("score")
-            scores.setdefault(document["task_id"], []).append(score["value"] if score else None)
-        return scores

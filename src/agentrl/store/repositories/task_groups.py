@@ -12,7 +12,6 @@ from itertools import islice
 from agentrl.schema import (
     RECORD_TRANSITIONS,
     TERMINAL_STATUSES,
-    DBRecordData,
     MCPTask,
     Record,
     Split,
@@ -25,6 +24,7 @@ from agentrl.store.documents.codec import (
     Document,
     encode,
     from_document,
+    record_data,
     record_to_document,
     require,
     task_from_document,
@@ -192,20 +192,11 @@ class ReapCounts:
 class GroupRepository(Repository):
     """Completes groups, and finishes what crashed processes left half done."""
 
-    @operation("complete a group")
-    async def complete(self, task_id: str) -> bool:
-        """Complete the group if all its Records are scored or failed.
+    async def complete(self, task_ids: Collection[str]) -> set[str]:
+        """Complete those of the groups whose Records are all scored or failed.
 
-        Every step may be repeated, by any number of processes at once, so a crash between two of
-        them is repaired by calling again.
-
-        Returns:
-            True for exactly one of all callers: the one whose write completed the Task.
-        """
-        return bool(await self.complete_all({task_id}))
-
-    async def complete_all(self, task_ids: Collection[str]) -> set[str]:
-        """Complete those of the groups whose Records have all ended, inside another operation.
+        It runs inside the operation that ended a Record. Every step may be repeated, by any number
+        of processes at once, so a crash between two of them is repaired by calling again.
 
         Returns:
             The ids of the tasks that this call completed; each is returned to one caller only.
@@ -226,7 +217,8 @@ class GroupRepository(Repository):
             return False  # its slots are still being added
         version = task_version(task)
         await insert_new(
-            self._database.record_data, [_record_data(record, version) for record in records]
+            self._database.record_data,
+            [to_document(record_data(record, version)) for record in records],
         )
         # The one write that decides who completed the group: its filter matches once.
         result = await self._database.tasks.update_one(
@@ -276,14 +268,14 @@ class GroupRepository(Repository):
             )
             if result.modified_count:
                 num_expired += 1
-                await self.complete_all({found["task_id"]})
+                await self.complete({found["task_id"]})
         return num_expired
 
     async def _reap_open_groups(self) -> int:
         task_ids = await self._database.records.distinct(
             "task_id", {"group_open": True, "status": TERMINAL}
         )
-        return len(await self.complete_all(task_ids))
+        return len(await self.complete(task_ids))
 
 
 def _slots(task: Task) -> list[Document]:
@@ -299,29 +291,6 @@ def _slots(task: Task) -> list[Document]:
         # `group_open` is the store's own: the index of groups that still have to be completed.
         slots.append({**record_to_document(record), "group_open": True})
     return slots
-
-
-def _record_data(record: Record, version: str) -> Document:
-    """Return the trainer's view of a finished Record, without its turns."""
-    data = DBRecordData(
-        record_id=record.id,
-        task_id=record.task_id,
-        traj_id=record.traj_id,
-        split=record.split,
-        order=record.order,
-        attempt=record.attempt,
-        outcome=record.outcome,
-        score=record.score,
-        more_scores=record.more_scores,
-        turn_ids=record.turns,
-        num_tokens=record.num_prompt_tokens + record.num_output_tokens,
-        min_version=record.min_version,
-        max_version=record.max_version,
-        task_version=version,
-    )
-    document = to_document(data)
-    del document["turns"]
-    return document
 
 
 async def _batches(
