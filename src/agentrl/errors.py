@@ -15,7 +15,10 @@
     ├── ToolCallFailed                a call has no result, though its server is well
     │   ├── CallTimedOut              the tool took too long
     │   └── InvalidResult             the result breaks MCP or the tool's own schema
-    ├── AgentError                    an agent's own code failed, which says nothing of the policy
+    ├── AgentError                    an agent could not be run, which says nothing of the policy
+    │   └── AgentWorkerError          the process that runs it ended, or could not reach what it needs
+    ├── UserCodeError                 the user's agent or reward function raised; the rollout counts
+    ├── APIError                      a model call of an agent is answered with an error
     ├── RenderError                   a chat template or tokenizer cannot do what is asked
     ├── ScoringError                  a scorer could not decide; the score stays missing
     ├── TrainingError                 optimization cannot go on (non-finite losses or gradients)
@@ -115,7 +118,34 @@ class InvalidResult(ToolCallFailed):
 
 
 class AgentError(AgentRLError):
-    """An agent's own code failed in a way that says nothing about the policy."""
+    """An agent could not be run, which says nothing about the policy."""
+
+
+class AgentWorkerError(AgentError):
+    """A worker process ended, or could not reach what it needs; the agent is not to blame."""
+
+
+class UserCodeError(AgentRLError):
+    """The user's agent or reward function raised: its own failure, not the infrastructure's."""
+
+
+class APIError(AgentRLError):
+    """A model call of an agent that is answered with an error.
+
+    Attributes:
+        status: the HTTP status. Clients retry 408, 409, 429 and 5xx, and no others.
+        code: the machine-readable reason; clients know `model_not_found` and
+            `context_length_exceeded`.
+        param: the field of the request at fault, if one is.
+    """
+
+    def __init__(
+        self, message: str, *, status: int = 400, code: str | None = None, param: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.param = param
 
 
 class RenderError(AgentRLError):

@@ -12,11 +12,10 @@ from typing import Any
 import pytest
 from support.demo_run import ROOT
 
-from agentrl.integrations.agent_worker.answering import AnsweringSession, Reply
 from agentrl.integrations.agent_worker.describe import describe
-from agentrl.integrations.agent_worker.worker_pool import AgentHosts, HostSettings
-from agentrl.integrations.aworld.building import Endpoint
-from agentrl.rollout.agent import OpenAIServer
+from agentrl.integrations.agent_worker.description import worker_settings
+from agentrl.integrations.agent_worker.engine_session import EngineAgent, EngineReply
+from agentrl.integrations.agent_worker.worker_pool import AgentWorkerPool
 from agentrl.schema import MCPTask, Message
 
 BLOCK = re.compile(r"^```(python|yaml)\n# (\S+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -76,31 +75,18 @@ async def test_agents_of_other_frameworks_use_their_tools_and_answer(
 ) -> None:
     pytest.importorskip(package)
 
-    async def model(messages: list[Message], tools: list[dict[str, Any]]) -> Reply:
+    async def model(messages: list[Message], tools: list[dict[str, Any]]) -> EngineReply:
         assert [tool["function"]["name"] for tool in tools] == ["stock"]
         if messages[-1]["role"] == "user":
-            return Reply("", (("stock", '{"item": "honey"}'),))
-        return Reply(f"<answer>{messages[-1]['content']}</answer>")
+            return EngineReply("", (("stock", '{"item": "honey"}'),))
+        return EngineReply(f"<answer>{messages[-1]['content']}</answer>")
 
-    session = AnsweringSession("policy", model)
-    agent = describe(f"{folder / name}.py:{name}")[0].model_dump(mode="json")
-    hosts = AgentHosts(
-        HostSettings(
-            python=sys.executable,
-            processes=1,
-            serial=False,
-            takes_all=False,
-            agent=agent,
-            reward=None,
-            reward_form=None,
-        )
-    )
+    description, _ = describe(f"{folder / name}.py:{name}")
+    agent = EngineAgent(AgentWorkerPool(worker_settings(description, 1)))
     try:
-        async with OpenAIServer.open("127.0.0.1") as server, server.serve(session):
-            endpoint = Endpoint(server.base_url(session), "policy", session.key)
-            answer = await hosts.play(MCPTask(id="t", query="honey: packs?"), endpoint)
+        answer = await agent.run(MCPTask(id="t", query="honey: packs?"), model)
     finally:
-        hosts.close()
+        await agent.close()
     assert answer == "<answer>13</answer>"
 
 

@@ -1,4 +1,4 @@
-"""What tests of agents share: a gateway over real clients, and a slot played by an agent."""
+"""What tests of agents share: an endpoint server over real clients, and an agent that runs as a rollout."""
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -12,7 +12,7 @@ from support.play import claim, open_play
 
 from agentrl.config.sections import AgentSection
 from agentrl.rollout import RolloutContext, RolloutResult
-from agentrl.rollout.agent import AgentEndpoint, AgentFunction, AgentSampler, Gateway
+from agentrl.rollout.agent import AgentEndpoint, AgentEndpointServer, AgentFunction, AgentSampler
 from agentrl.schema import DispatchedSamplingTask, Record, rebuild_prompts
 from agentrl.store import TrajectoryStore
 
@@ -29,17 +29,17 @@ LOOK = {
 
 @dataclass(frozen=True)
 class Stage:
-    """A process's context and its gateway."""
+    """A process's context and its endpoint server."""
 
     context: RolloutContext
-    gateway: Gateway
+    endpoints: AgentEndpointServer
 
     async def play(
         self, agent: AgentFunction
     ) -> tuple[RolloutResult, list[DispatchedSamplingTask]]:
         """Claim the next slot, let the agent play it, and return what is stored."""
         record, task = await claim(self.context.store)
-        sampler = AgentSampler(task, record, self.context, agent=agent, gateway=self.gateway)
+        sampler = AgentSampler(task, record, self.context, agent=agent, endpoints=self.endpoints)
         result = await sampler.run()
         await sampler.finish()
         return result, await self.context.store.turns.of_record(record.id)
@@ -47,7 +47,7 @@ class Stage:
     async def sampler(self, agent: AgentFunction) -> tuple[AgentSampler, Record]:
         """Claim the next slot for the agent."""
         record, task = await claim(self.context.store)
-        sampler = AgentSampler(task, record, self.context, agent=agent, gateway=self.gateway)
+        sampler = AgentSampler(task, record, self.context, agent=agent, endpoints=self.endpoints)
         return sampler, record
 
 
@@ -59,13 +59,13 @@ async def open_stage(
     agents: AgentSection | None = None,
     **play: Any,
 ) -> AsyncIterator[Stage]:
-    """Yield a context over the engine, and a gateway."""
+    """Yield a context over the engine, and an endpoint server."""
     section = agents or AgentSection()
     async with (
         open_play(store, engine, None, **play) as context,
-        Gateway.open(section, MODEL) as gateway,
+        AgentEndpointServer.open(section, MODEL) as endpoints,
     ):
-        yield Stage(context, gateway)
+        yield Stage(context, endpoints)
 
 
 @asynccontextmanager

@@ -16,7 +16,8 @@ from support.nasty_agent import agent_arguments, write_agent
 from agentrl import AgentTrainer
 from agentrl.errors import ConfigError
 from agentrl.integrations.agent_worker.describe import describe
-from agentrl.integrations.aworld.building import Endpoint, build
+from agentrl.integrations.aworld.building import build
+from agentrl.schema.agent_endpoint import AgentEndpoint
 
 
 def nasty_agent() -> Agent:
@@ -36,7 +37,9 @@ def main() -> None:
             agent, train_dataset=rows, run_path=folder / name, train_engine_name="verl"
         )
         processor = trainer.train_processor
-        made = build(processor._description, Endpoint("http://127.0.0.1:1/v1", "policy", "key"))
+        made = build(
+            processor._description, AgentEndpoint("http://127.0.0.1:1/v1", "policy", "key")
+        )
         found[name] = {
             "class": type(made).__name__,
             "prompt": made.system_prompt,

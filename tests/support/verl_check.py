@@ -64,7 +64,7 @@ def main() -> None:
     servers = Servers(AutoModelForCausalLM.from_pretrained(path))
     found: dict[str, Any] = {"adv_estimator": config.algorithm.adv_estimator}
 
-    async def play() -> AgentLoopOutput | None:
+    async def run() -> AgentLoopOutput | None:
         made = instantiate(
             config=entry,
             trainer_config=DictConfigWrap(config=config),
@@ -75,7 +75,7 @@ def main() -> None:
             data_config=DictConfigWrap(config.data),
         )
         found["loop"] = type(made).__name__
-        found["agent"] = made.hosts.agent
+        found["agent"] = made.agent.workers.settings.agent
         if sys.argv[2:] != ["play"]:
             return None
         return await made.run({"temperature": 0.0}, raw_prompt=data[0]["raw_prompt"])
@@ -86,7 +86,7 @@ def main() -> None:
     async def judge(*texts: str) -> list[float]:
         return [await reward("gaia", text, "17", extra_info={}) for text in texts]
 
-    output = asyncio.run(play())
+    output = asyncio.run(run())
     found["right"], found["wrong"] = asyncio.run(judge("<answer>17</answer>", "17"))
     if output is not None:
         found |= {

@@ -15,12 +15,12 @@ from agentrl.integrations.trainer_processor import TrainerProcessor
 log = logging.getLogger(__name__)
 
 ENGINES = {
-    "agentrl": "agentrl.integrations.native_engine:AgentRLEngine",
+    "agentrl": "agentrl.integrations.native_engine:NativeEngine",
     "areal": "agentrl.integrations.areal.areal_engine:ArealEngine",
     "trl": "agentrl.integrations.trl.trl_engine:TrlEngine",
     "verl": "agentrl.integrations.verl.verl_engine:VerlEngine",
 }
-"""The engines that ship here. They are imported when they are asked for."""
+"""The engines that ship here, imported when one is chosen: TRL's needs a store, verl's does not."""
 
 
 class AgentTrainer:
@@ -102,7 +102,7 @@ class AgentTrainer:
         return self._ready().train()
 
     async def inference(self, dataset: Any = None) -> Any:
-        """Let the trained agent answer the questions of `dataset` (or the test data); the scores.
+        """Let the trained agent answer the questions of `dataset` or the test data; return the scores.
 
         Raises:
             AgentRLError: there is nothing to ask, or it failed.
@@ -113,13 +113,13 @@ class AgentTrainer:
         return await asyncio.to_thread(processor.inference, dataset)
 
     def evaluate(self, dataset: Any = None) -> Any:
-        """Do what `inference` does, outside of an event loop."""
+        """Call `inference` from outside of an event loop."""
         work: Coroutine[Any, Any, Any] = self.inference(dataset)
         return asyncio.run(work)
 
     @classmethod
     def register_processor(cls, train_engine_name: str, train_type: type[TrainerProcessor]) -> None:
-        """Make an engine of your own known under a name.
+        """Register an engine of your own under a name.
 
         Raises:
             ConfigError: the name is taken, or the class is no `TrainerProcessor`.
@@ -137,7 +137,7 @@ class AgentTrainer:
 
     @classmethod
     def unregister_processor(cls, train_engine_name: str) -> None:
-        """Forget a registered engine; nothing happens where there is none of that name."""
+        """Remove a registered engine, if there is one of that name."""
         cls._registered.pop(train_engine_name, None)
 
     @classmethod

@@ -1,24 +1,31 @@
-"""What engines have in common that write files for another framework and start it."""
+"""What engines share that write files for another framework and start it."""
 
 import os
-import pprint
 import re
 import subprocess
 import sys
 from abc import abstractmethod
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
+import yaml
+
 from agentrl.errors import AgentRLError, ConfigError
 from agentrl.integrations.agent_worker.describe import describe
-from agentrl.integrations.agent_worker.description import AgentDescription, plays_alone
-from agentrl.integrations.agent_worker.interpreters import (
-    check_can_play,
+from agentrl.integrations.agent_worker.description import (
+    AgentDescription,
+    check_can_run,
+    worker_settings,
+    write_worker_settings,
+)
+from agentrl.integrations.engine_settings import (
     checked_program,
     has_package,
+    load_settings,
+    nested,
 )
-from agentrl.integrations.reward_functions import RewardFunction
+from agentrl.integrations.question_rows import write_questions
+from agentrl.integrations.reward_functions import RewardFunction, check_reward_function
 from agentrl.integrations.trainer_processor import TrainerProcessor
 
 
@@ -26,9 +33,9 @@ class ExternalEngine(TrainerProcessor):
     """Trains with a framework that runs in an interpreter of its own."""
 
     framework: ClassVar[str]
-    """How people call it."""
+    """The name that people use."""
     package: ClassVar[str]
-    """Its Python package, which `scripts/setup_agents` knows it by, too."""
+    """Its Python package, which is also its name for `scripts/setup_agents`."""
 
     def __init__(self, run_path: str | Path) -> None:
         super().__init__(run_path)
@@ -37,11 +44,21 @@ class ExternalEngine(TrainerProcessor):
         self._reward: RewardFunction | None = None
         self._files: dict[str, Path] = {}
         self._python = sys.executable
+        self._processes: object = None
+
+    @property
+    @abstractmethod
+    def config_path(self) -> Path:
+        """The configuration that the framework starts with."""
 
     @property
     @abstractmethod
     def command(self) -> list[str]:
         """The command that `train` runs, in an environment from `environment`."""
+
+    @abstractmethod
+    def _convert_questions(self, questions: Path, split: str) -> Path:
+        """Turn a question file into what the framework reads; return that file."""
 
     @property
     def environment(self) -> dict[str, str]:
@@ -53,53 +70,60 @@ class ExternalEngine(TrainerProcessor):
         """Describe the agent; see `describe`."""
         self._description, self._environment = describe(agent)
 
-    @property
-    def _python_variable(self) -> str:
-        return f"AGENTRL_{self.package.upper()}_PYTHON"
+    def check_dataset(self, dataset: Any, test_dataset: Any = None) -> None:
+        """Write the questions of each data set, in the framework's form."""
+        for split, value in (("train", dataset), ("test", test_dataset)):
+            if value is not None:
+                questions = self.run_path / f"{split}_data.jsonl"
+                write_questions(value, questions, f"{split}_dataset")
+                self._files[split] = self._convert_questions(questions, split)
 
-    def _take_own_settings(self, settings: dict[str, Any]) -> Any:
-        """Take our keys out of the framework's; returns `agent_processes`, None if not given."""
+    def check_reward(self, reward_func: Any) -> None:
+        """Find the reward function, which the framework calls with four arguments by name."""
+        if reward_func is None:
+            return
+        self._reward = check_reward_function(reward_func)
+        if self._reward.form != "aworld":
+            raise ConfigError(
+                f"reward_func: {self.framework} calls {self._reward.name} with data_source, "
+                "solution_str, ground_truth and extra_info; let it take these"
+            )
+
+    def _load_settings(self, config: Any) -> dict[str, Any]:
+        """Return the framework's settings, after taking ours out of them."""
+        settings = nested(load_settings(config))
         python_key = f"{self.package}_python"
         given = settings.pop(python_key, None)
         python = given if given is not None else os.environ.get(self._python_variable)
         self._python = sys.executable if python is None else checked_program(python_key, python)
-        return settings.pop("agent_processes", None)
+        self._processes = settings.pop("agent_processes", None)
+        return settings
+
+    def _write_agent(self, module_name: str, text: str, reward: RewardFunction | None) -> None:
+        """Write the module that the framework imports, and the agent beside it."""
+        assert self._description is not None, "the agent is checked first"
+        settings = worker_settings(self._description, self._processes, reward)
+        write_worker_settings(settings, self.run_path / "agent_workers.json")
+        (self.run_path / f"{module_name}.py").write_text(text, encoding="utf-8")
+
+    def _write_config(self, settings: dict[str, Any]) -> None:
+        text = yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)
+        self.config_path.write_text(text, encoding="utf-8")
+
+    @property
+    def _python_variable(self) -> str:
+        return f"AGENTRL_{self.package.upper()}_PYTHON"
 
     def _module_name(self, suffix: str) -> str:
         assert self._description is not None, "the agent is checked first"
         name = re.sub(r"\W+", "_", self._description.name, flags=re.ASCII).strip("_").lower()
         return f"{name or 'agent'}_{suffix}"
 
-    def _host_values(self, processes: Any) -> Mapping[str, Any]:
-        """Return what the templates of generated modules say of the agent and its hosts.
-
-        Args:
-            processes: `agent_processes` as given, or None.
-
-        Raises:
-            ConfigError: it is no whole number from 1.
-        """
-        assert self._description is not None, "the agent is checked first"
-        serial = plays_alone(self._description)
-        if processes is None:
-            processes = 4 if serial else 1
-        if not isinstance(processes, int) or processes < 1:
-            raise ConfigError(
-                f"config: agent_processes must be a whole number from 1, got {processes!r}"
-            )
-        return {
-            "name": self._description.name,
-            "agent": pprint.pformat(self._description.model_dump(mode="json"), width=100),
-            "python": sys.executable,
-            "processes": processes,
-            "serial": serial,
-        }
-
     def _run(self, *overrides: str) -> None:
         """Run the framework to its end.
 
         Raises:
-            ConfigError: it is not installed, or AWorld is not where its agents are to be played.
+            ConfigError: it is not installed, or AWorld is not where its agents are to run.
             AgentRLError: it failed; its own messages were printed.
         """
         assert self._description is not None, "AgentTrainer checks before it trains"
@@ -110,7 +134,7 @@ class ExternalEngine(TrainerProcessor):
                 f"environment with scripts/setup_agents {self.package} FOLDER, and set "
                 f"{self._python_variable} to its Python"
             )
-        check_can_play(self._description)
+        check_can_run(self._description)
         command = [*self.command, *overrides]
         status = subprocess.run(command, env=environment, check=False).returncode
         if status != 0:

@@ -1,7 +1,7 @@
 """The engine `agentrl`: a run of this project, all processes on this machine.
 
-The agent is described in `hosts.json` and played by hosts in the interpreter of this process;
-training runs in an interpreter that has torch, which may be another one.
+The agent is described in `agent_workers.json` and run by workers in the interpreter of this
+process; training runs in an interpreter that has torch, which may be another one.
 """
 
 import importlib.util
@@ -20,37 +20,39 @@ from agentrl.integrations.agent_worker.description import (
     AgentDescription,
     AWorldAgent,
     AWorldSwarm,
-    plays_alone,
+    check_can_run,
+    worker_settings,
+    write_worker_settings,
 )
-from agentrl.integrations.agent_worker.interpreters import check_can_play, checked_program
-from agentrl.integrations.dataset_rows import SCORER
-from agentrl.integrations.question_arguments import rewrite_questions, scored_by, write_questions
+from agentrl.integrations.engine_settings import checked_program, load_settings
+from agentrl.integrations.question_rows import (
+    SCORER,
+    rewrite_questions,
+    scored_by,
+    write_questions,
+)
 from agentrl.integrations.reward_functions import RewardFunction, check_reward_function
-from agentrl.integrations.settings import load_settings
 from agentrl.integrations.trainer_processor import TrainerProcessor
 
 PYTHON_VARIABLE = "AGENTRL_PYTHON"
 _OWN_KEYS = ("agent_processes", "training_python")
-_HOSTED_MODULE = '''\
-"""Made by AgentTrainer: plays the agent of hosts.json, and makes its reward function a scorer."""
+_AGENT_MODULE = '''\
+"""Made by AgentTrainer: runs the agent of agent_workers.json, and registers its reward function."""
 
 from pathlib import Path
 
-from agentrl.integrations.agent_worker.hosted_scorer import register_reward
-from agentrl.integrations.agent_worker.worker_pool import hosts_of
+from agentrl.integrations.agent_worker.sampler_agent import agent_in_workers
 
-hosts = hosts_of(Path(__file__).with_name("hosts.json").resolve())
-register_reward(hosts)
-play = hosts.play
+run_agent = agent_in_workers(Path(__file__).with_name("agent_workers.json"))
 '''
 
 
-class AgentRLEngine(TrainerProcessor):
+class NativeEngine(TrainerProcessor):
     """Samplers, store and trainer of this project.
 
     The configuration's keys are the flags of `agentrl run`, and:
-        agent_processes: host processes of one sampler (1 for a function; 4 for AWorld's
-            agents, which play one rollout at a time in each).
+        agent_processes: worker processes of one sampler (1 for a function; 4 for AWorld's
+            agents, which run one rollout at a time in each).
         training_python: the interpreter that has `agentrl-mongo[train,engine]`, where this one has not;
             the environment variable AGENTRL_PYTHON when not given.
     """
@@ -99,16 +101,16 @@ class AgentRLEngine(TrainerProcessor):
         settings.setdefault("output_dir", self.run_path / "output")
         settings.setdefault("logs_dir", self.run_path / "logs")
         settings.setdefault("mongo_data_dir", self.run_path / "mongo")
-        settings["agent"] = f"{self.run_path / 'hosted.py'}:play"
+        settings["agent"] = f"{self._agent_module}:run_agent"
         for flag, argument in (("train_file", "train_dataset"), ("eval_file", "test_dataset")):
             if argument in self._files and not settings.get(flag):
                 settings[flag] = self._files[argument]
         if self._reward is not None:
             if settings.get("scorer_module"):
                 raise ConfigError("config: scorer_module and reward_func exclude each other")
-            settings["scorer_module"] = self.run_path / "hosted.py"
+            settings["scorer_module"] = self._agent_module
             settings["default_scorer"] = SCORER
-        settings.update(self._routes(settings))
+        settings.update(self._forwarded_models(settings))
         try:
             self._config = build_config(settings)
         except ConfigError as error:
@@ -117,7 +119,7 @@ class AgentRLEngine(TrainerProcessor):
             raise ConfigError(
                 "train_dataset: nothing given; pass it, or `train_file` in the config"
             )
-        self._write_hosts(own.get("agent_processes"))
+        self._write_agent(own.get("agent_processes"))
         write_config(self._config, self.config_path)
         return self._config
 
@@ -125,13 +127,13 @@ class AgentRLEngine(TrainerProcessor):
         """Run `agentrl run`, and return what its `summary.json` says.
 
         Raises:
-            ConfigError: AWorld is not installed where its agents are to be played.
+            ConfigError: AWorld is not installed where its agents are to run.
             AgentRLError: the run failed; its own messages were printed.
         """
         config = self._checked_config()
         if config.data.train_file is None:
             raise ConfigError("train_dataset: nothing given; pass it to AgentTrainer")
-        # These speak of one start, and are in no file.
+        # These concern this start alone, so no file holds them.
         once = [f"--{name}" for name in ("fresh", "delete_existing") if getattr(config.run, name)]
         self._run(*self._training_command(), *once)
         summary: dict[str, Any] = json.loads(
@@ -171,12 +173,12 @@ class AgentRLEngine(TrainerProcessor):
         return self._config
 
     def _training_command(self) -> list[str]:
-        """Return the module that trains, and what it is told before the flags."""
+        """Return the module that trains, and its arguments before the flags."""
         return ["agentrl", "run"]
 
     def _run(self, module: str, word: str, *flags: str) -> None:
         assert self._description is not None, "AgentTrainer checks before it trains"
-        check_can_play(self._description)
+        check_can_run(self._description)
         argv = [self._python, "-m", module, word, "--config", str(self.config_path), *flags]
         config = self._checked_config()
         environment = {
@@ -188,49 +190,37 @@ class AgentRLEngine(TrainerProcessor):
         if status != 0:
             raise AgentRLError(f"`{module} {word}` ended with status {status}; see its messages")
 
-    def _routes(self, settings: dict[str, Any]) -> dict[str, Any]:
-        """Return the flag by which the gateway forwards the other agents' calls, if any."""
+    def _forwarded_models(self, settings: dict[str, Any]) -> dict[str, Any]:
+        """Return the flag that has the calls of agents with their own models forwarded, if any."""
         if not isinstance(self._description, AWorldSwarm) or settings.get("agent_routes"):
             return {}
-        routes: dict[str, Any] = {}
+        models: dict[str, Any] = {}
         for member in self._description.members:
             if not member.trained:
-                routes |= _route(member)
-        return {"agent_routes": routes} if routes else {}
+                models |= _forwarded_model(member)
+        return {"agent_routes": models} if models else {}
 
-    def _write_hosts(self, processes: Any) -> None:
-        assert self._description is not None
-        serial = plays_alone(self._description)
-        if processes is None:
-            processes = 4 if serial else 1
-        if not isinstance(processes, int) or processes < 1:
-            raise ConfigError(
-                f"config: agent_processes must be a whole number from 1, got {processes!r}"
-            )
-        settings = {
-            "python": sys.executable,
-            "processes": processes,
-            "serial": serial,
-            "takes_all": True,
-            "agent": self._description.model_dump(mode="json"),
-            "reward": None if self._reward is None else self._reward.reference,
-            "reward_form": None if self._reward is None else self._reward.form,
-        }
-        text = json.dumps(settings, indent=2, ensure_ascii=False)
-        (self.run_path / "hosts.json").write_text(text + "\n", encoding="utf-8")
-        (self.run_path / "hosted.py").write_text(_HOSTED_MODULE, encoding="utf-8")
+    @property
+    def _agent_module(self) -> Path:
+        return self.run_path / "worker_agent.py"
+
+    def _write_agent(self, processes: object) -> None:
+        assert self._description is not None, "the agent is checked first"
+        settings = worker_settings(self._description, processes, self._reward)
+        write_worker_settings(settings, self.run_path / "agent_workers.json")
+        self._agent_module.write_text(_AGENT_MODULE, encoding="utf-8")
 
 
-def _route(member: AWorldAgent) -> dict[str, Any]:
+def _forwarded_model(member: AWorldAgent) -> dict[str, Any]:
     llm = member.llm
     name = llm.get("llm_model_name")
     if not isinstance(name, str):
         raise ConfigError(f"agent {member.name!r}: it has an llm_base_url but no llm_model_name")
-    route = {"base_url": llm["llm_base_url"]}
+    model = {"base_url": llm["llm_base_url"]}
     key = llm.get("llm_api_key")
     if isinstance(key, str):
-        route["api_key_env"] = key.removeprefix("${").removesuffix("}")
-    return {name: route}
+        model["api_key_env"] = key.removeprefix("${").removesuffix("}")
+    return {name: model}
 
 
 def _training_python(given: Any) -> str:

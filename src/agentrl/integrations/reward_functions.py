@@ -1,4 +1,4 @@
-"""Reward functions: found, checked and named, so that other processes can call them."""
+"""Reward functions: found, checked and named by reference, so that other processes call them."""
 
 import inspect
 from collections.abc import Callable
@@ -38,11 +38,11 @@ class RewardFunction:
 
 
 def check_reward_function(reward: Any) -> RewardFunction:
-    """Return the reward function that the user means.
+    """Return the reward function that the user named.
 
     Args:
-        reward: a function, `file.py:function`, or the path of a file whose only function, or the
-            one that is called like the file, is meant.
+        reward: a function, `file.py:function`, or the path of a file: that names its only
+            function, or the one that has the file's name.
 
     Raises:
         ConfigError: it cannot be found, or does not take the right arguments.

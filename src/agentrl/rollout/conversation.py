@@ -1,4 +1,8 @@
-"""A growing conversation with the model, and how its next prompt follows from its last turn."""
+"""A growing conversation with the model, and how the next prompt follows from an earlier turn.
+
+Messages come in, prompts as token ids go out. Which turn a prompt continues is known here; where
+only messages tell it, `inference.dialects.continuation` finds out.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -7,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from agentrl.errors import RenderError
-from agentrl.renderers.renderer import Renderer
+from agentrl.renderers.renderer import Bridge, Renderer
+from agentrl.renderers.untrusted_text import Tools
 from agentrl.schema import Message
 from agentrl.schema.image import image_addresses
 
@@ -21,10 +26,10 @@ class Prompt:
         parent: index of the turn that it continues; None for a fresh context.
         shared_len: leading ids taken over from that turn's prompt and output.
         branch_reason: why it does not continue that turn in full, if it does not.
-        rewritten: the context is another one than that turn's, and not that turn's and more.
+        rewritten: the context was edited: it is not that turn's with something added.
         images: addresses of its images, one for each placeholder in `ids`.
         shared_images: leading ones taken over from that turn's prompt.
-        num_begun: trailing ids that are the beginning of the reply: given, not sampled.
+        num_begun: trailing ids with which the reply begins: given, not sampled.
     """
 
     ids: np.ndarray
@@ -47,7 +52,7 @@ class Prompt:
         return self.images[self.shared_images :]
 
     def beginning(self, ids: np.ndarray) -> "Prompt":
-        """Return the prompt with the beginning of the reply behind it, int32 [B]."""
+        """Return the prompt with `ids`, int32 [B], added as the beginning of the reply."""
         whole = np.concatenate([self.ids, ids]).astype(np.int32)
         return replace(self, ids=whole, num_begun=len(ids))
 
@@ -58,9 +63,9 @@ class Prompt:
     def showing(
         self, images: tuple[str, ...], before: tuple[str, ...], image_token_id: int | None
     ) -> "Prompt":
-        """Return the prompt with its images, sharing nothing from the first that differs on.
+        """Return the prompt with its images, sharing nothing from the first one that differs.
 
-        Where one image stands in another's place, the ids are the same and mean another thing.
+        A placeholder has the same ids whichever image it stands for, so ids alone do not tell.
 
         Args:
             images: addresses of its images, in the order of their placeholders.
@@ -88,24 +93,71 @@ class Prompt:
         return replace(self, shared_len=shared_len, images=images, shared_images=shared_images)
 
 
+@dataclass(frozen=True, eq=False)
+class AnsweredTurn:
+    """A turn as a later prompt builds upon it.
+
+    Attributes:
+        index: of the turn.
+        messages: what it was asked, and its reply as it was sampled.
+        full_ids: prompt and output ids, int32 [F].
+        images: addresses of the images of its prompt.
+    """
+
+    index: int
+    messages: tuple[Message, ...]
+    full_ids: np.ndarray
+    images: tuple[str, ...] = ()
+
+    def next_prompt(self, renderer: Renderer, added: Sequence[Message], tools: Tools) -> Prompt:
+        """Return the prompt of this turn's conversation with messages added.
+
+        Raises:
+            RenderError: the chat template refuses them.
+        """
+        bridge = renderer.bridge(self.full_ids, self.messages, added, tools)
+        return self._prompt(renderer, bridge, [*self.messages, *added])
+
+    def edited_prompt(
+        self, renderer: Renderer, messages: Sequence[Message], tools: Tools, reason: str
+    ) -> Prompt:
+        """Return the prompt of another conversation, sharing the longest common prefix.
+
+        Raises:
+            RenderError: the chat template refuses it.
+        """
+        bridge = renderer.branch(self.full_ids, messages, tools, reason=reason)
+        return replace(self._prompt(renderer, bridge, messages), rewritten=True)
+
+    def _prompt(self, renderer: Renderer, bridge: Bridge, messages: Sequence[Message]) -> Prompt:
+        ids = bridge.prompt_ids(self.full_ids)
+        prompt = Prompt(ids, self.index, bridge.shared_len, bridge.reason)
+        return prompt.showing(image_addresses(messages), self.images, renderer.image_token_id)
+
+
 @dataclass
 class Conversation:
-    """Messages so far, and the token ids of the last turn.
+    """Messages so far, and the turn that the next prompt builds upon.
 
-    Append to `messages` through `add`; the model's own replies are added by
-    `AsyncSampler.generate`. To edit the history (drop tool results, summarise), call `rewrite`: the
-    next prompt then branches from the longest token prefix that is still shared.
+    Append messages with `add`; `AsyncSampler.generate` adds the model's replies. To edit the
+    history (drop tool results, summarize), call `rewrite`: the next prompt then branches from the
+    longest token prefix that is still shared.
+
+    Attributes:
+        messages: those that the model has seen, its replies included.
+        tools: shown to the model, in OpenAI form.
+        last_turn: the turn of the last reply; None before the first.
+        pending: messages that the model has not seen yet.
+        branch_reason: why the history was rewritten, if it was.
 
     Images in messages are named by their stored addresses (`RolloutContext.images`).
     """
 
     messages: list[Message]
     tools: tuple[dict[str, Any], ...] = ()
-    parent: int | None = None
-    full_ids: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int32))
+    last_turn: AnsweredTurn | None = None
     pending: list[Message] = field(default_factory=list)
     branch_reason: str | None = None
-    images: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Treat the first messages as not yet sent."""
@@ -128,34 +180,20 @@ class Conversation:
         self.branch_reason = reason
 
     def next_prompt(self, renderer: Renderer) -> Prompt:
-        """Render what was added since the last turn behind that turn's ids, as sampled."""
-        images = image_addresses(self.history)
-        if self.parent is None:
+        """Return the ids of the last turn, as sampled, and of what was added since."""
+        turn, reason = self.last_turn, self.branch_reason
+        if turn is None:
             ids = renderer.render(self.pending, self.tools)
-            prompt = Prompt(ids, None, 0, self.branch_reason)
-            return prompt.showing(images, (), renderer.image_token_id)
-        if self.branch_reason is None:
-            bridge = renderer.bridge(self.full_ids, self.messages, self.pending, self.tools)
-        else:
-            bridge = renderer.branch(
-                self.full_ids, self.pending, self.tools, reason=self.branch_reason
-            )
-        ids = bridge.prompt_ids(self.full_ids)
-        prompt = Prompt(
-            ids,
-            self.parent,
-            bridge.shared_len,
-            bridge.reason,
-            rewritten=self.branch_reason is not None,
-        )
-        return prompt.showing(images, self.images, renderer.image_token_id)
+            prompt = Prompt(ids, None, 0, reason)
+            return prompt.showing(image_addresses(self.pending), (), renderer.image_token_id)
+        if reason is None:
+            return turn.next_prompt(renderer, self.pending, self.tools)
+        return turn.edited_prompt(renderer, self.pending, self.tools, reason)
 
     def replied(self, turn: int, full_ids: np.ndarray, message: Message) -> None:
-        """Take over the model's reply: turn `turn`, whose prompt and output are `full_ids`."""
-        self.messages.extend(self.pending)
-        self.images = image_addresses(self.messages)
-        self.messages.append(message)
+        """Add the model's reply: turn `turn`, whose prompt and output are `full_ids`."""
+        images = image_addresses(self.history)
+        self.messages = [*self.history, message]
         self.pending = []
-        self.parent = turn
-        self.full_ids = full_ids
+        self.last_turn = AnsweredTurn(turn, tuple(self.messages), full_ids, images)
         self.branch_reason = None

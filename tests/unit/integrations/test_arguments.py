@@ -15,15 +15,15 @@ from pydantic import BaseModel
 import __main__
 from agentrl.errors import ConfigError, DatasetError
 from agentrl.integrations.agent_worker.references import load_object, reference_to
-from agentrl.integrations.dataset_rows import verl_row
-from agentrl.integrations.question_arguments import (
+from agentrl.integrations.engine_settings import load_settings
+from agentrl.integrations.question_rows import (
     read_questions,
     rewrite_questions,
     scored_by,
+    verl_row,
     write_questions,
 )
 from agentrl.integrations.reward_functions import check_reward_function
-from agentrl.integrations.settings import load_settings
 
 ROWS = [
     {"id": "a", "query": "How many?", "answer": "0"},

@@ -1,88 +1,118 @@
-"""Answers in the form of `/v1/chat/completions` and `/v1/completions`, whole or as a stream."""
+"""The dialect `/v1/chat/completions`."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from agentrl.inference.dialects.api_errors import Refusal
-from agentrl.inference.dialects.completion import Completion
-from agentrl.inference.dialects.deltas import Delta
-from agentrl.inference.dialects.requests import ChatRequest, CompletionRequest
+from jsonschema import Draft202012Validator, SchemaError
+from pydantic import Field
 
-DONE = "data: [DONE]\n\n"
+from agentrl.errors import APIError
+from agentrl.inference.dialects.dialect import Dialect
+from agentrl.inference.dialects.messages import read_message
+from agentrl.inference.dialects.openai_common import (
+    DONE,
+    CompletionBody,
+    error_body,
+    event,
+    head,
+    parse_body,
+    require,
+    usage,
+)
+from agentrl.inference.dialects.session import (
+    ChatRequest,
+    Completion,
+    Delta,
+    ModelSession,
+    OnDelta,
+)
 
-
-def wire_calls(completion: Completion) -> list[dict[str, Any]]:
-    """Return the tool calls, arguments as JSON text."""
-    return [
-        {
-            **call,
-            "function": {
-                "name": call["function"]["name"],
-                "arguments": as_json(call["function"]["arguments"]),
-            },
-        }
-        for call in completion.message.get("tool_calls", ())
-    ]
-
-
-def as_json(arguments: Any) -> str:
-    """Return the arguments of a call as JSON text; what is text already was no JSON."""
-    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-
-
-def chat_body(completion: Completion) -> dict[str, Any]:
-    """Return a whole chat completion."""
-    calls = wire_calls(completion)
-    message = {
-        **completion.message,
-        # No words beside a call are no content, as at OpenAI's.
-        "content": completion.message["content"] or (None if calls else ""),
-        **({"tool_calls": calls} if calls else {}),
-    }
-    choice = {
-        "index": 0,
-        "message": message,
-        "logprobs": _chat_logprobs(completion),
-        "finish_reason": completion.finish_reason,
-    }
-    return {
-        **_head(completion, "chat.completion"),
-        "choices": [choice],
-        "usage": usage(completion),
-    }
+_TOOL_KEYS = ("name", "description", "parameters")
 
 
-class ChatFrames:
-    """A chat completion as server-sent events."""
+class _ChatBody(CompletionBody):
+    messages: list[dict[str, Any]] = Field(min_length=1)
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    max_completion_tokens: int | None = Field(default=None, ge=1)
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    response_format: dict[str, Any] | None = None
 
-    def __init__(self, request: ChatRequest) -> None:
-        self._head = _head(request, "chat.completion.chunk")
-        self._include_usage = request.include_usage
+
+def read_chat(body: Mapping[str, Any]) -> ChatRequest:
+    """Read the body of a request.
+
+    Raises:
+        APIError: it is malformed, or asks for what is not supported.
+    """
+    parsed = parse_body(_ChatBody, body)
+    require(not parsed.top_logprobs, "top_logprobs", "alternatives are not kept; use 0")
+    tools = tuple(_read_tool(tool, i) for i, tool in enumerate(parsed.tools or ()))
+    must_call, called_tool = _forced(parsed.tool_choice, [t["function"]["name"] for t in tools])
+    return ChatRequest(
+        model=parsed.model,
+        messages=tuple(read_message(raw, i) for i, raw in enumerate(parsed.messages)),
+        tools=tools,
+        may_call=bool(tools) and parsed.tool_choice != "none",
+        must_call=must_call,
+        called_tool=called_tool,
+        json_schema=_json_schema(parsed.response_format),
+        sampling=parsed.sampling(parsed.max_completion_tokens or parsed.max_tokens),
+        raw=body,
+        logprobs=bool(parsed.logprobs),
+        stream=parsed.stream,
+        include_usage=parsed.include_usage,
+    )
+
+
+class _ChatCall:
+    """A call of this dialect."""
+
+    def __init__(self, body: Mapping[str, Any], session: ModelSession) -> None:
+        self._request = read_chat(body)
+        self._session = session
+        self._head = head(self._request, "chat.completion.chunk")
         self._begun = False
 
-    def words(self, delta: Delta) -> Iterator[str]:
-        """Yield what shows further words."""
+    @property
+    def stream(self) -> bool:
+        return self._request.stream
+
+    async def run(self, on_delta: OnDelta | None) -> Completion:
+        return await self._session.chat(self._request, on_delta)
+
+    def body(self, completion: Completion) -> dict[str, Any]:
+        choice = {
+            "index": 0,
+            "message": wire_message(completion),
+            "logprobs": _logprobs(completion),
+            "finish_reason": completion.finish_reason,
+        }
+        return {
+            **head(completion, "chat.completion"),
+            "choices": [choice],
+            "usage": usage(completion),
+        }
+
+    def delta_events(self, delta: Delta) -> Iterator[str]:
         yield from self._begin()
         yield self._choice({delta.kind: delta.text})
 
-    def end(self, completion: Completion) -> Iterator[str]:
-        """Yield what shows the rest of a completion whose words were all shown."""
+    def final_events(self, completion: Completion) -> Iterator[str]:
         yield from self._begin()
         for index, call in enumerate(wire_calls(completion)):
             yield self._choice({"tool_calls": [{"index": index, **call}]})
         yield self._choice(
-            {},
-            logprobs=_chat_logprobs(completion),
-            finish_reason=completion.finish_reason,
+            {}, logprobs=_logprobs(completion), finish_reason=completion.finish_reason
         )
-        if self._include_usage:
-            yield frame({**self._head, "choices": [], "usage": usage(completion)})
+        if self._request.include_usage:
+            yield event({**self._head, "choices": [], "usage": usage(completion)})
         yield DONE
 
-    def failed(self, refusal: Refusal) -> Iterator[str]:
-        """Yield what ends the stream with an error."""
-        yield frame(refusal.body)
+    def error_events(self, error: APIError) -> Iterator[str]:
+        yield event(error_body(error))
         yield DONE
 
     def _begin(self) -> Iterator[str]:
@@ -92,76 +122,105 @@ class ChatFrames:
 
     def _choice(self, delta: dict[str, Any], **end: Any) -> str:
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": None, **end}
-        return frame({**self._head, "choices": [choice]})
+        return event({**self._head, "choices": [choice]})
 
 
-def text_body(completion: Completion) -> dict[str, Any]:
-    """Return a whole completion of a text."""
-    choice = {
-        "index": 0,
-        "text": completion.message["content"],
-        "logprobs": _text_logprobs(completion),
-        "finish_reason": completion.finish_reason,
-    }
-    return {**_head(completion, "text_completion"), "choices": [choice], "usage": usage(completion)}
+DIALECT = Dialect("/v1/chat/completions", _ChatCall, error_body)
 
 
-class TextFrames:
-    """A completion of a text as server-sent events."""
-
-    def __init__(self, request: CompletionRequest) -> None:
-        self._head = _head(request, "text_completion")
-        self._include_usage = request.include_usage
-
-    def words(self, delta: Delta) -> Iterator[str]:
-        """Yield what shows further words."""
-        yield self._choice(delta.text)
-
-    def end(self, completion: Completion) -> Iterator[str]:
-        """Yield what shows the rest of a completion whose words were all shown."""
-        yield self._choice(
-            "", logprobs=_text_logprobs(completion), finish_reason=completion.finish_reason
-        )
-        if self._include_usage:
-            yield frame({**self._head, "choices": [], "usage": usage(completion)})
-        yield DONE
-
-    def failed(self, refusal: Refusal) -> Iterator[str]:
-        """Yield what ends the stream with an error."""
-        yield frame(refusal.body)
-        yield DONE
-
-    def _choice(self, text: str, **end: Any) -> str:
-        choice = {"index": 0, "text": text, "logprobs": None, "finish_reason": None, **end}
-        return frame({**self._head, "choices": [choice]})
-
-
-def usage(completion: Completion) -> dict[str, Any]:
-    """Return the tokens of a call."""
+def wire_message(completion: Completion) -> dict[str, Any]:
+    """Return the message of a completion as clients read it."""
+    calls = wire_calls(completion)
     return {
-        "prompt_tokens": completion.num_prompt_tokens,
-        "completion_tokens": completion.num_output_tokens,
-        "total_tokens": completion.num_prompt_tokens + completion.num_output_tokens,
-        "prompt_tokens_details": {"cached_tokens": completion.num_cached_tokens},
+        **completion.message,
+        # Beside a call, OpenAI sends null where there is no text.
+        "content": completion.message["content"] or (None if calls else ""),
+        **({"tool_calls": calls} if calls else {}),
     }
 
 
-def frame(data: dict[str, Any]) -> str:
-    """Return one server-sent event."""
-    return f"data: {json.dumps(data, ensure_ascii=False)}\n\n"
+def wire_calls(completion: Completion) -> list[dict[str, Any]]:
+    """Return the tool calls of a completion, their arguments as JSON text."""
+    return [
+        {
+            **call,
+            "function": {
+                "name": call["function"]["name"],
+                "arguments": _as_json(call["function"]["arguments"]),
+            },
+        }
+        for call in completion.message.get("tool_calls", ())
+    ]
 
 
-def _head(call: Completion | ChatRequest | CompletionRequest, kind: str) -> dict[str, Any]:
-    prefix = "cmpl" if kind == "text_completion" else "chatcmpl"
-    return {
-        "id": f"{prefix}-{call.id}",
-        "object": kind,
-        "created": call.created,
-        "model": call.model,
-    }
+def unusable_schema(why: str) -> APIError:
+    """Return the error for a schema that no reply can be made to follow."""
+    param = "response_format"
+    return APIError(f"{param}: {why}", code="invalid_json_schema", param=param)
 
 
-def _chat_logprobs(completion: Completion) -> dict[str, Any] | None:
+def _as_json(arguments: Any) -> str:
+    # Arguments that are text were not JSON when they were read.
+    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+
+
+def _forced(
+    choice: str | Mapping[str, Any] | None, names: Sequence[str]
+) -> tuple[bool, str | None]:
+    """Return whether a tool has to be called, and which one if only one is possible."""
+    if choice in (None, "auto", "none"):
+        return False, None
+    if isinstance(choice, Mapping) and choice.get("type") == "function":
+        function = choice.get("function", choice)  # `/v1/responses` has the name beside the type
+        name = function.get("name") if isinstance(function, Mapping) else None
+        require(name in names, "tool_choice", f"there is no tool {name!r} among the tools")
+        return True, name
+    require(choice in ("required", "any"), "tool_choice", "say none, auto, required or a function")
+    require(bool(names), "tool_choice", "there are no tools of which one could be called")
+    return True, names[0] if len(names) == 1 else None
+
+
+def _json_schema(response_format: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """Return the schema that a reply has to follow, if any."""
+    kind = (response_format or {}).get("type", "text")
+    if kind == "text" or response_format is None:
+        return None
+    if kind == "json_object":
+        return {"type": "object"}
+    require(
+        kind == "json_schema",
+        "response_format",
+        f"there is no type {kind!r}; say text, json_object or json_schema",
+    )
+    inner = response_format.get("json_schema")
+    schema = inner.get("schema") if isinstance(inner, Mapping) else None
+    param = "response_format.json_schema.schema"
+    require(isinstance(schema, dict), param, "has to be a JSON schema, an object")
+    assert isinstance(schema, dict)
+    try:
+        Draft202012Validator.check_schema(schema)
+    except SchemaError as error:
+        place = "/".join(map(str, error.absolute_path))
+        raise unusable_schema(f"{place or 'the schema'}: {error.message}") from None
+    return schema
+
+
+def _read_tool(tool: Mapping[str, Any], position: int) -> dict[str, Any]:
+    function = tool.get("function")
+    require(
+        tool.get("type", "function") == "function"
+        and isinstance(function, dict)
+        and isinstance(function.get("name"), str),
+        f"tools[{position}]",
+        "only functions with a name can be shown to the policy",
+    )
+    assert isinstance(function, dict)
+    # Other keys (`strict`) are meant for the provider, not for the model.
+    shown = {key: function[key] for key in _TOOL_KEYS if function.get(key) is not None}
+    return {"type": "function", "function": shown}
+
+
+def _logprobs(completion: Completion) -> dict[str, Any] | None:
     if not completion.token_logprobs:
         return None
     return {
@@ -175,17 +234,4 @@ def _chat_logprobs(completion: Completion) -> dict[str, Any] | None:
             for token, logprob in completion.token_logprobs
         ],
         "refusal": None,
-    }
-
-
-def _text_logprobs(completion: Completion) -> dict[str, Any] | None:
-    if not completion.token_logprobs:
-        return None
-    tokens = [token for token, _ in completion.token_logprobs]
-    offsets = [sum(map(len, tokens[:position])) for position in range(len(tokens))]
-    return {
-        "tokens": tokens,
-        "token_logprobs": [logprob for _, logprob in completion.token_logprobs],
-        "text_offset": offsets,
-        "top_logprobs": None,
     }

@@ -1,24 +1,123 @@
-"""`Session`: what the endpoint knows of one rollout, whoever answers its calls."""
+"""One rollout's calls to its model, in no particular protocol.
+
+Dialects make a `ChatRequest` or `TextRequest` of what a client sends, and write the `Completion`
+that answers it in the client's form. A `ModelSession` stands between: it answers requests, and
+knows no protocol.
+"""
 
 import asyncio
 import secrets
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Coroutine, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar
 
-from agentrl.inference.dialects.api_errors import Refusal
-from agentrl.inference.dialects.completion import Completion
-from agentrl.inference.dialects.deltas import Listen
-from agentrl.inference.dialects.requests import ChatRequest, CompletionRequest
+from agentrl.errors import APIError
+from agentrl.schema import Message
 
+FinishReason = Literal["stop", "length", "tool_calls"]
+DeltaKind = Literal["reasoning_content", "content"]
+DELTA_KINDS: tuple[DeltaKind, ...] = ("reasoning_content", "content")
+"""The parts of a message that consist of text, in the order in which they are sampled."""
 _T = TypeVar("_T")
 
 
-class Session(ABC):
-    """The door of one rollout to its model.
+def _new_id() -> str:
+    return secrets.token_hex(12)
+
+
+def _now() -> int:
+    return int(time.time())
+
+
+@dataclass(frozen=True)
+class SamplingRequest:
+    """How the client wants the tokens of a call to be drawn; None and absent: not said."""
+
+    params: Mapping[str, float | int] = field(default_factory=dict)
+    """Fields of `SamplingParams`: temperature, bounds and penalties."""
+    max_tokens: int | None = None
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class ChatRequest:
+    """A conversation that the model is to continue."""
+
+    model: str
+    messages: tuple[Message, ...]
+    tools: tuple[dict[str, Any], ...]
+    may_call: bool
+    """Tool calls are returned as such; otherwise they are text like any other."""
+    must_call: bool
+    """The reply has to be a tool call."""
+    called_tool: str | None
+    """The tool that it has to call; None where the model may choose."""
+    json_schema: Mapping[str, Any] | None
+    """The schema that a reply without calls has to follow; None: any text."""
+    sampling: SamplingRequest
+    raw: Mapping[str, Any]
+    """The request in the form of `/v1/chat/completions`."""
+    logprobs: bool = False
+    stream: bool = False
+    include_usage: bool = False
+    id: str = field(default_factory=_new_id)
+    created: int = field(default_factory=_now)
+
+
+@dataclass(frozen=True)
+class TextRequest:
+    """A text that the model is to continue."""
+
+    model: str
+    prompt: str | tuple[int, ...]
+    """The text, or its token ids."""
+    sampling: SamplingRequest
+    logprobs: bool = False
+    stream: bool = False
+    include_usage: bool = False
+    id: str = field(default_factory=_new_id)
+    created: int = field(default_factory=_now)
+
+
+@dataclass(frozen=True)
+class Delta:
+    """Text that continues what was sent of its kind before."""
+
+    kind: DeltaKind
+    text: str
+
+
+OnDelta = Callable[[Delta], None]
+"""Stream callback: receives a reply's text while it is sampled."""
+
+
+@dataclass(frozen=True)
+class Completion:
+    """The answer to a request."""
+
+    id: str
+    created: int
+    """Seconds since 1970."""
+    model: str
+    message: Message
+    """`content`, and where there are any `tool_calls` (arguments as objects) and
+    `reasoning_content`."""
+    finish_reason: FinishReason
+    num_prompt_tokens: int
+    num_output_tokens: int
+    num_cached_tokens: int = 0
+    token_logprobs: tuple[tuple[str, float], ...] = ()
+    """Every sampled token as text, with its logprob."""
+
+
+class ModelSession(ABC):
+    """Answers the model calls of one rollout.
 
     Attributes:
-        id: what stands in the path of the rollout's address.
+        id: stands in the path of the rollout's address.
         key: its API key.
         model: name of the trained model.
     """
@@ -37,41 +136,39 @@ class Session(ABC):
         return (self.model,)
 
     @abstractmethod
-    async def chat(self, request: ChatRequest, listen: Listen | None = None) -> Completion:
-        """Go on with a conversation.
+    async def chat(self, request: ChatRequest, on_delta: OnDelta | None = None) -> Completion:
+        """Continue a conversation.
 
         Args:
             request: what is asked.
-            listen: is told the reply's words as they come; it need not be told all of them.
+            on_delta: receives the reply's text as it is sampled; all, some or none of it.
 
         Raises:
-            Refusal: the request cannot be answered.
+            APIError: the request cannot be answered.
         """
 
-    async def complete(
-        self, request: CompletionRequest, listen: Listen | None = None
-    ) -> Completion:
-        """Go on with a text.
+    async def complete(self, request: TextRequest, on_delta: OnDelta | None = None) -> Completion:
+        """Continue a text.
 
         Raises:
-            Refusal: the request cannot be answered.
+            APIError: the request cannot be answered.
         """
-        raise Refusal("texts are not completed here; use /v1/chat/completions", status=404)
+        raise APIError("texts are not completed here; use /v1/chat/completions", status=404)
 
     def keep_messages(self, response_id: str, messages: Sequence[Mapping[str, Any]]) -> None:
         """Keep a conversation under the id of its last response."""
         self._responses[response_id] = messages
 
     def messages_until(self, response_id: object) -> Sequence[Mapping[str, Any]]:
-        """Return the conversation up to and with a response; nothing for None.
+        """Return the conversation up to and including a response; nothing for None.
 
         Raises:
-            Refusal: there was no such response in this rollout.
+            APIError: this rollout had no such response.
         """
         if response_id is None:
             return ()
         if not isinstance(response_id, str) or response_id not in self._responses:
-            raise Refusal(
+            raise APIError(
                 f"previous_response_id: there is no response {response_id!r} in this rollout",
                 status=404,
                 code="previous_response_not_found",
@@ -80,10 +177,10 @@ class Session(ABC):
         return self._responses[response_id]
 
     def start(self, call: Coroutine[Any, Any, _T]) -> asyncio.Task[_T]:
-        """Run a call so that it ends with the session.
+        """Run a call as a task that ends with the session at the latest.
 
         Raises:
-            Refusal: the session is over.
+            APIError: the session is closed.
         """
         if self._is_closed:
             call.close()
@@ -94,7 +191,7 @@ class Session(ABC):
         return task
 
     async def close(self) -> None:
-        """Take no more calls and end those under way."""
+        """Refuse further calls, and cancel those that are running."""
         self._is_closed = True
         running = tuple(self._running)
         for task in running:
@@ -102,10 +199,10 @@ class Session(ABC):
         await asyncio.gather(*running, return_exceptions=True)
 
 
-def session_over() -> Refusal:
+def session_over() -> APIError:
     """Return the answer to a call that no rollout waits for."""
-    return Refusal(
-        "this rollout is over, or never began: its address serves one try of one task",
+    return APIError(
+        "this rollout is over or never began; its address serves one attempt at one task",
         status=404,
         code="session_not_found",
     )

@@ -1,15 +1,22 @@
-"""Agents as data: what is written down of an agent, so that other processes can build it again.
+"""Agents as data: what other processes need to build an agent again, and to run it in workers.
 
-A description is plain JSON without secrets.
+Descriptions are plain JSON without secrets.
 """
 
+import importlib.util
+import json
+import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
+from agentrl.errors import ConfigError
+from agentrl.integrations.reward_functions import RewardFunction
+
 TOLD_BY_NAME = ("llm_model_name", "llm_api_key")
-"""What an agent that is a function is told besides, if it has parameters of these names."""
+"""Further arguments of an agent that is a function, passed if it has parameters of these names."""
 DEFAULT_AGENT_CLASS = "aworld.agents.llm_agent:LLMAgent"
 
 
@@ -40,21 +47,21 @@ class AWorldAgent(_Described):
     """Arguments that are functions, by reference; those that are objects without state, by that of
     their class with `()` behind it."""
     conf: dict[str, Any] = {}
-    """What its `AgentConfig` says other than the defaults, the settings of its model left out."""
+    """Values of its `AgentConfig` that differ from the defaults, without the settings of its model."""
     llm: dict[str, Any] = {}
-    """Settings of its model: of the trained one without what names the server."""
+    """Settings of its model; those that name the server are left out for the trained model."""
     trained: bool = True
 
 
 class AWorldSwarm(_Described):
-    """An AWorld swarm: its agents, and how they hang together."""
+    """An AWorld swarm: its agents, and how they are connected."""
 
     kind: Literal["swarm"] = "swarm"
     name: str
     target: str
     members: tuple[AWorldAgent, ...]
     topology: list[Any]
-    """As given to the swarm, with the number of a member in the place of each agent."""
+    """As given to the swarm, with the number of a member in place of each agent."""
     root: int | list[int] | None = None
     build_type: str
     max_steps: int = 0
@@ -64,9 +71,71 @@ AgentDescription = Annotated[FunctionAgent | AWorldAgent | AWorldSwarm, Field(di
 _ADAPTER: TypeAdapter[AgentDescription] = TypeAdapter(AgentDescription)
 
 
-def plays_alone(description: AgentDescription) -> bool:
-    """Return whether a host plays one rollout of it at a time: AWorld's processes are not shared."""
-    return description.kind != "function"
+class WorkerSettings(_Described):
+    """What workers are started with; the contents of `agent_workers.json`."""
+
+    python: str
+    """The interpreter."""
+    processes: int
+    """Workers of one pool."""
+    serial: bool
+    """One rollout at a time in each. AWorld finds agents by their ids in a registry of the process,
+    and at the end of a task it closes the tools of every agent that is there."""
+    agent: dict[str, Any] | None
+    reward: str | None
+    """The reward function, by reference."""
+    reward_form: str | None
+
+
+def worker_settings(
+    description: AgentDescription,
+    processes: object,
+    reward: RewardFunction | None = None,
+) -> WorkerSettings:
+    """Return the settings of workers that run an agent in this interpreter.
+
+    Args:
+        description: the agent.
+        processes: `agent_processes` as the user gave it, or None.
+        reward: a reward function that the workers call, too.
+
+    Raises:
+        ConfigError: `processes` is no whole number from 1.
+    """
+    serial = description.kind != "function"
+    if processes is None:
+        processes = 4 if serial else 1
+    if not isinstance(processes, int) or processes < 1:
+        raise ConfigError(
+            f"config: agent_processes must be a whole number from 1, got {processes!r}"
+        )
+    return WorkerSettings(
+        python=sys.executable,
+        processes=processes,
+        serial=serial,
+        agent=description.model_dump(mode="json"),
+        reward=None if reward is None else reward.reference,
+        reward_form=None if reward is None else reward.form,
+    )
+
+
+def write_worker_settings(settings: WorkerSettings, path: Path) -> None:
+    """Write settings for `AgentWorkerPool.load`."""
+    text = json.dumps(settings.model_dump(mode="json"), indent=2, ensure_ascii=False)
+    path.write_text(text + "\n", encoding="utf-8")
+
+
+def check_can_run(description: AgentDescription) -> None:
+    """Check that workers, which run in this interpreter, have what the agent needs.
+
+    Raises:
+        ConfigError: it is an agent of AWorld's, which is not installed here.
+    """
+    if description.kind in ("agent", "swarm") and importlib.util.find_spec("aworld") is None:
+        raise ConfigError(
+            f"agent: AWorld is not installed for {sys.executable}, which is to run it; make an "
+            "environment with scripts/setup_agents aworld FOLDER, and run this with its Python"
+        )
 
 
 def parse_description(value: Mapping[str, Any]) -> AgentDescription:

@@ -1,9 +1,9 @@
-"""The host: a process that plays and scores in the interpreter in which the agent was written.
+"""The worker: a process that runs the user's agent and reward in the user's own interpreter.
 
 It reads one JSON request a line from stdin and writes one JSON reply a line, in any order. What
 the user's code prints goes to stderr. It ends when its stdin does.
 
-    {"id": 1, "play": {task}, "endpoint": {...}}
+    {"id": 1, "run": {task}, "endpoint": {...}}
     {"id": 2, "reward": {keyword arguments}}      {"id": 1, "cancel": true}
     -> {"id": 1, "result": ...}    {"id": 1, "error": "...", "lost": false}
 """
@@ -21,22 +21,23 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any, TextIO
 
-from agentrl.errors import AgentRLError
+from agentrl.errors import AgentRLError, UserCodeError
 from agentrl.integrations.agent_worker.description import (
     TOLD_BY_NAME,
     FunctionAgent,
     parse_description,
 )
 from agentrl.integrations.agent_worker.references import load_object
-from agentrl.integrations.aworld.building import Endpoint, build, play
+from agentrl.integrations.aworld.building import build, run_task
 from agentrl.schema import MCPTask
+from agentrl.schema.agent_endpoint import AgentEndpoint
 
 _THREADS = 256
-"""Plain functions that may run at the same time; each waits for the model most of its time."""
+"""Plain functions that may run at the same time; they mostly wait for the model."""
 
 
-class Host:
-    """Plays the described agent, and calls the reward function."""
+class AgentWorker:
+    """Runs the described agent, and calls the reward function."""
 
     def __init__(self, description: dict[str, Any] | None, reward: str | None) -> None:
         """Load what is named.
@@ -50,16 +51,16 @@ class Host:
             self._agent = load_object(self._description.reference, "agent")
         self._reward = None if reward is None else load_object(reward, "reward_func")
 
-    async def play(self, task: dict[str, Any], endpoint: Endpoint) -> str | None:
-        """Let the agent do a task; its answer."""
+    async def run(self, task: dict[str, Any], endpoint: AgentEndpoint) -> str | None:
+        """Run the agent on a task; return its answer."""
         question = MCPTask.model_validate(task)
         if self._description is None:
-            raise AgentRLError("no agent was given to this host")
+            raise AgentRLError("no agent was given to this worker")
         if not isinstance(self._description, FunctionAgent):
-            return await play(build(self._description, endpoint), question.query)
+            return await run_task(build(self._description, endpoint), question.query)
         if self._description.kind == "loop":
             loop = self._agent(endpoint)
-            return await play(await loop.build_agents(), question.query)
+            return await run_task(await loop.build_agents(), question.query)
         given = dict(zip(TOLD_BY_NAME, (endpoint.model, endpoint.api_key), strict=True))
         wanted = inspect.signature(self._agent).parameters
         keywords = {name: value for name, value in given.items() if name in wanted}
@@ -67,11 +68,12 @@ class Host:
         return None if answer is None else str(answer)
 
     async def reward(self, arguments: dict[str, Any]) -> float:
-        """Return what the reward function says."""
+        """Return the reward of an answer."""
         assert self._reward is not None, "no request of this kind is made without a function"
         positional = arguments.pop("positional", ())
         if positional:
-            # (answer, truth): the facts of agentrl.rewards.GroundTruth, whose package is not here.
+            # (answer, truth): the fields of agentrl.rewards.GroundTruth, whose package needs more than
+            # this interpreter may have.
             positional = (positional[0], SimpleNamespace(**positional[1]))
         return float(await _called(self._reward, *positional, **arguments))
 
@@ -83,7 +85,7 @@ async def _called(function: Callable[..., Any], *arguments: Any, **keywords: Any
     return await result if inspect.isawaitable(result) else result
 
 
-async def serve(host: Host, replies: TextIO) -> None:
+async def serve(worker: AgentWorker, replies: TextIO) -> None:
     """Answer requests until stdin ends."""
     loop = asyncio.get_running_loop()
     loop.set_default_executor(ThreadPoolExecutor(_THREADS, thread_name_prefix="agent"))
@@ -96,7 +98,7 @@ async def serve(host: Host, replies: TextIO) -> None:
             if number in running:
                 running[number].cancel()
             continue
-        running[number] = asyncio.create_task(_answer(host, number, request, replies))
+        running[number] = asyncio.create_task(_answer(worker, number, request, replies))
         running[number].add_done_callback(partial(_forget, running, number))
     for task in list(running.values()):
         task.cancel()
@@ -117,13 +119,15 @@ def _read(
         loop.call_soon_threadsafe(requests.put_nowait, None)
 
 
-async def _answer(host: Host, number: int, request: dict[str, Any], replies: TextIO) -> None:
+async def _answer(
+    worker: AgentWorker, number: int, request: dict[str, Any], replies: TextIO
+) -> None:
     try:
         if "reward" in request:
-            reply: dict[str, Any] = {"result": await host.reward(request["reward"])}
+            reply: dict[str, Any] = {"result": await worker.reward(request["reward"])}
         else:
-            endpoint = Endpoint(**request["endpoint"])
-            reply = {"result": await host.play(request["play"], endpoint)}
+            endpoint = AgentEndpoint(**request["endpoint"])
+            reply = {"result": await worker.run(request["run"], endpoint)}
     except asyncio.CancelledError:
         return
     except Exception as error:  # noqa: BLE001  (whatever the user's code raises is a reply)
@@ -133,29 +137,30 @@ async def _answer(host: Host, number: int, request: dict[str, Any], replies: Tex
 
 
 def _is_infrastructure(error: BaseException) -> bool:
-    """Return whether something other than the agent failed: then nothing is to be scored."""
+    """Return whether something other than the user's code failed: then nothing is scored."""
     cause: BaseException | None = error
     while cause is not None:
-        if isinstance(cause, AgentRLError | ConnectionError | TimeoutError):
+        infrastructure = isinstance(cause, AgentRLError | ConnectionError | TimeoutError)
+        if infrastructure and not isinstance(cause, UserCodeError):
             return True
         cause = cause.__cause__ or cause.__context__
     return False
 
 
 def main() -> int:
-    """Serve; the argument is the JSON of what to load."""
+    """Serve until stdin ends; the argument is JSON that names what to load."""
     settings = json.loads(sys.argv[1])
-    # Frameworks print; the pipe of replies is ours alone.
+    # Frameworks print to stdout, which carries our replies: from here on, that goes to stderr.
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     try:
-        host = Host(settings["agent"], settings["reward"])
+        worker = AgentWorker(settings["agent"], settings["reward"])
     except AgentRLError as error:
         replies.write(json.dumps({"id": 0, "error": str(error), "lost": True}) + "\n")
         replies.flush()
         return 2
-    asyncio.run(serve(host, replies))
-    # Threads of the user's code that still run must not keep the process.
+    asyncio.run(serve(worker, replies))
+    # Threads of the user's code that still run must not keep the process alive.
     sys.stderr.flush()
     os._exit(0)
 

@@ -1,4 +1,4 @@
-"""The other side of hosts: starts them and asks them."""
+"""`AgentWorkerPool`: starts worker processes, and sends them rollouts and rewards to compute."""
 
 import asyncio
 import atexit
@@ -9,129 +9,100 @@ import os
 import subprocess
 import threading
 from collections.abc import Callable
-from functools import cache
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict
-
+from agentrl.errors import AgentWorkerError, UserCodeError
+from agentrl.integrations.agent_worker.description import WorkerSettings
 from agentrl.schema import MCPTask
+from agentrl.schema.agent_endpoint import AgentEndpoint
 
 _END_SECONDS = 5.0
-_PLAYS_OF_A_SERIAL_HOST = 200
-"""Rollouts after which a serial host is replaced: AWorld's registries keep some megabytes of each."""
+_ROLLOUTS_OF_A_SERIAL_WORKER = 200
+"""Rollouts after which a serial worker is replaced: AWorld's registries keep megabytes of each."""
 
 
-class HostSettings(BaseModel):
-    """What hosts are started with; the contents of `hosts.json`."""
+class AgentWorkerPool:
+    """Some worker processes, started when they are first needed."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    python: str
-    """The interpreter."""
-    processes: int
-    """Hosts of one sampler."""
-    serial: bool
-    """One rollout at a time in each. AWorld finds agents by their ids in a registry of the process,
-    and at the end of a task it closes the tools of every agent that is there."""
-    agent: dict[str, Any] | None
-    takes_all: bool
-    """Whether the endpoint takes calls for all models; see `Endpoint`."""
-    reward: str | None
-    reward_form: str | None
-
-
-class EndpointLike(Protocol):
-    """`Endpoint`, or what the gateway has in its place."""
-
-    @property
-    def base_url(self) -> str:
-        """OpenAI-compatible address."""
-
-    @property
-    def model(self) -> str:
-        """Name of the trained model."""
-
-    @property
-    def api_key(self) -> str:
-        """Bearer key of the address."""
-
-
-class HostFailed(ConnectionError):
-    """A host ended, or something that it needs did; the agent is not to blame."""
-
-
-class AgentFailed(Exception):
-    """The user's code raised."""
-
-
-class AgentHosts:
-    """Some host processes, started when they are first needed."""
-
-    def __init__(self, settings: HostSettings) -> None:
+    def __init__(self, settings: WorkerSettings) -> None:
         self.settings = settings
-        self._hosts: list[_Host] = []
+        self._workers: list[_AgentWorker] = []
 
-    async def play(self, task: MCPTask, endpoint: EndpointLike) -> str | None:
-        """Play a task: an agent function for `agentrl.rollout.agent`.
+    @classmethod
+    def load(cls, settings_path: Path) -> Self:
+        """Return the workers of a settings file; they end with this process at the latest."""
+        text = settings_path.read_text(encoding="utf-8")
+        pool = cls(WorkerSettings.model_validate_json(text))
+        atexit.register(pool.close)
+        return pool
+
+    @property
+    def process_ids(self) -> list[int]:
+        """Process ids of the workers that were started."""
+        return [worker.process_id for worker in self._workers]
+
+    @property
+    def num_busy(self) -> int:
+        """Requests that wait for an answer."""
+        return sum(worker.num_busy for worker in self._workers)
+
+    async def run(self, task: MCPTask, endpoint: AgentEndpoint) -> str | None:
+        """Run the agent on a task; this method is an `AgentFunction`.
 
         Raises:
-            HostFailed: a host ended, or could not reach what it needs.
-            AgentFailed: the agent raised.
+            AgentWorkerError: a worker ended, or could not reach what it needs.
+            UserCodeError: the agent raised.
         """
-        host = self._least_busy()
+        worker = self._least_busy()
         request = {
-            "play": task.model_dump(mode="json", exclude={"kind"}),
-            "endpoint": {
-                "base_url": endpoint.base_url,
-                "model": endpoint.model,
-                "api_key": endpoint.api_key,
-                "takes_all": self.settings.takes_all,
-            },
+            "run": task.model_dump(mode="json", exclude={"kind"}),
+            "endpoint": asdict(endpoint),
         }
         if not self.settings.serial:
-            answer: str | None = await host.ask(request)
+            answer: str | None = await worker.ask(request)
             return answer
-        host.num_waiting += 1
-        host.num_plays += 1
+        worker.num_waiting += 1
+        worker.num_rollouts += 1
         try:
-            async with host.turn:
-                answer = await host.ask(request)
+            async with worker.turn:
+                answer = await worker.ask(request)
         finally:
-            host.num_waiting -= 1
+            worker.num_waiting -= 1
         return answer
 
     async def reward(self, arguments: dict[str, Any]) -> float:
         """Call the reward function with these keyword arguments, or `positional` ones.
 
         Raises:
-            HostFailed: a host ended.
-            AgentFailed: the function raised.
+            AgentWorkerError: a worker ended.
+            UserCodeError: the function raised.
         """
         return float(await self._least_busy().ask({"reward": arguments}))
 
     def close(self) -> None:
-        """End the hosts; what they still play is lost."""
-        while self._hosts:
-            self._hosts.pop().close()
+        """End the workers; rollouts that still run are lost."""
+        while self._workers:
+            self._workers.pop().close()
 
-    def _least_busy(self) -> "_Host":
-        for host in [host for host in self._hosts if not host.is_alive or host.is_worn]:
-            self._hosts.remove(host)
-            host.close()
-        idle = next((host for host in self._hosts if not host.num_busy), None)
+    def _least_busy(self) -> "_AgentWorker":
+        for worker in [worker for worker in self._workers if not worker.is_alive or worker.is_worn]:
+            self._workers.remove(worker)
+            worker.close()
+        idle = next((worker for worker in self._workers if not worker.num_busy), None)
         if idle is not None:
             return idle
-        if len(self._hosts) < self.settings.processes:
-            self._hosts.append(_Host(self.settings))
-            return self._hosts[-1]
-        return min(self._hosts, key=lambda host: host.num_busy)
+        if len(self._workers) < self.settings.processes:
+            self._workers.append(_AgentWorker(self.settings))
+            return self._workers[-1]
+        return min(self._workers, key=lambda worker: worker.num_busy)
 
 
-class _Host:
-    """One host process."""
+class _AgentWorker:
+    """One worker process."""
 
-    def __init__(self, settings: HostSettings) -> None:
+    def __init__(self, settings: WorkerSettings) -> None:
         wanted = json.dumps({"agent": settings.agent, "reward": settings.reward})
         self._process = subprocess.Popen(
             [settings.python, "-m", "agentrl.integrations.agent_worker.worker_main", wanted],
@@ -139,7 +110,7 @@ class _Host:
             stdout=subprocess.PIPE,
             text=True,
             encoding="utf-8",
-            # AWorld prints some hundred lines a rollout, which its log files hold too.
+            # AWorld prints some hundred lines a rollout, which are in its log files, too.
             env={"AWORLD_DISABLE_CONSOLE_LOG": "true", **os.environ},
         )
         self._loop = asyncio.get_running_loop()
@@ -148,9 +119,14 @@ class _Host:
         self._end = ""
         self.turn = asyncio.Lock()
         self.num_waiting = 0
-        self.num_plays = 0
+        self.num_rollouts = 0
         self._listening = threading.Thread(target=self._listen, daemon=True)
         self._listening.start()
+
+    @property
+    def process_id(self) -> int:
+        """The id of the process."""
+        return self._process.pid
 
     @property
     def is_alive(self) -> bool:
@@ -160,8 +136,8 @@ class _Host:
 
     @property
     def is_worn(self) -> bool:
-        """Whether it played its share, and nothing is going on in it."""
-        return self.num_plays >= _PLAYS_OF_A_SERIAL_HOST and not self.num_busy
+        """Whether it did its share of rollouts, and nothing runs in it."""
+        return self.num_rollouts >= _ROLLOUTS_OF_A_SERIAL_WORKER and not self.num_busy
 
     @property
     def num_busy(self) -> int:
@@ -171,7 +147,7 @@ class _Host:
     def close(self) -> None:
         """End the process."""
         assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it is gone already
+        with contextlib.suppress(BrokenPipeError):  # it has ended already
             self._process.stdin.close()
         try:
             self._process.wait(_END_SECONDS)
@@ -183,8 +159,8 @@ class _Host:
         """Return the result of a request.
 
         Raises:
-            HostFailed: the process ended, or something that it needs did not answer.
-            AgentFailed: the user's code raised.
+            AgentWorkerError: the process ended, or something that it needs did not answer.
+            UserCodeError: the user's code raised.
         """
         number = next(self._numbers)
         self._waiting[number] = self._loop.create_future()
@@ -203,7 +179,9 @@ class _Host:
             self._process.stdin.write(json.dumps(request, default=_plain) + "\n")
             self._process.stdin.flush()
         except OSError as error:
-            raise HostFailed(f"the agent's host process ended ({error.strerror})") from error
+            raise AgentWorkerError(
+                f"the agent's worker process ended ({error.strerror})"
+            ) from error
 
     def _listen(self) -> None:
         assert self._process.stdout is not None
@@ -213,7 +191,7 @@ class _Host:
         self._from_thread(self._ended, self._process.wait())
 
     def _from_thread(self, function: Callable[[Any], None], argument: Any) -> None:
-        # The loop may be closed by then; then nobody waits.
+        # The loop may be closed by then, and nobody waits.
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(function, argument)
 
@@ -225,16 +203,16 @@ class _Host:
         if future is None or future.done():
             return
         if "error" in reply:
-            failure = HostFailed if reply["lost"] else AgentFailed
+            failure = AgentWorkerError if reply["lost"] else UserCodeError
             future.set_exception(failure(reply["error"]))
         else:
             future.set_result(reply["result"])
 
     def _ended(self, status: int) -> None:
-        self._end = self._end or f"the agent's host process ended with status {status}"
+        self._end = self._end or f"the agent's worker process ended with status {status}"
         for future in self._waiting.values():
             if not future.done():
-                future.set_exception(HostFailed(self._end))
+                future.set_exception(AgentWorkerError(self._end))
 
 
 def _plain(value: Any) -> Any:
@@ -242,12 +220,3 @@ def _plain(value: Any) -> Any:
     if not hasattr(value, "tolist"):
         raise TypeError(f"a {type(value).__name__} cannot be passed to the agent's process")
     return value.tolist()
-
-
-@cache
-def hosts_of(settings_path: Path) -> AgentHosts:
-    """Return the hosts that a generated module names, the same ones whenever it is imported."""
-    text = settings_path.read_text(encoding="utf-8")
-    hosts = AgentHosts(HostSettings.model_validate_json(text))
-    atexit.register(hosts.close)
-    return hosts

@@ -1,7 +1,7 @@
 """The engine `areal`: a workflow module and a configuration for AReaL, and the command to start it.
 
-In the run's folder: the workflow's module; `train_data.jsonl` and `test_data.jsonl`; `areal.yaml`.
-No secret is in them: they name environment variables.
+It writes into the run's folder: the workflow's module and `agent_workers.json`; `train_data.jsonl`
+and `test_data.jsonl`; `areal.yaml`. They hold no secrets, but name environment variables.
 """
 
 import json
@@ -9,37 +9,27 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from agentrl.errors import ConfigError
+from agentrl.integrations.engine_settings import fill
 from agentrl.integrations.external_engine import ExternalEngine
-from agentrl.integrations.question_arguments import rewrite_questions, write_questions
-from agentrl.integrations.reward_functions import check_reward_function
-from agentrl.integrations.settings import fill, load_settings, nested
+from agentrl.integrations.question_rows import rewrite_questions
 
 _DEFAULT_SAMPLES = 8
 _WORKFLOW_MODULE = '''\
-"""Made by AgentTrainer: the agent {name!a} as a rollout workflow of AReaL."""
+"""Made by AgentTrainer: the agent of agent_workers.json as a rollout workflow of AReaL."""
 
-from agentrl.integrations.areal.areal_workflow import HostedWorkflow
-from agentrl.integrations.agent_worker.worker_pool import HostSettings
+from pathlib import Path
 
-AGENT = {agent}
+from agentrl.integrations.agent_worker.engine_session import EngineAgent
+from agentrl.integrations.agent_worker.worker_pool import AgentWorkerPool
+from agentrl.integrations.areal.areal_training import AgentGroupWorkflow
 
 
-class AgentWorkflow(HostedWorkflow):
-    """Plays AGENT, in the interpreter in which it was given."""
+class AgentWorkflow(AgentGroupWorkflow):
+    """Runs the agent in the interpreter in which it was given."""
 
     n_samples = {n_samples}
-    hosts = HostSettings(
-        python={python!r},
-        processes={processes},
-        serial={serial},
-        takes_all=False,
-        agent=AGENT,
-        reward={reward!r},
-        reward_form="aworld",
-    )
+    agent = EngineAgent(AgentWorkerPool.load(Path(__file__).with_name("agent_workers.json")))
 '''
 
 
@@ -47,8 +37,8 @@ class ArealEngine(ExternalEngine):
     """Trains with AReaL.
 
     The configuration's keys are those of AReaL's `PPOConfig` (nested, or with dots), and:
-        agent_processes: host processes of one rollout worker (1 for a function; 4 for AWorld's
-            agents, which play one rollout at a time in each).
+        agent_processes: worker processes of one rollout worker of AReaL (1 for a function; 4 for AWorld's
+            agents, which run one rollout at a time in each).
         areal_python: the interpreter that has AReaL, where this one has not; the environment
             variable AGENTRL_AREAL_PYTHON when not given.
     """
@@ -65,53 +55,40 @@ class ArealEngine(ExternalEngine):
     def command(self) -> list[str]:
         """The command that `train` runs, in an environment from `environment`."""
         return [
-            *(self._python, "-m", "agentrl.integrations.areal.areal_process"),
+            *(self._python, "-m", "agentrl.integrations.areal.areal_training"),
             *(f"{self._module}.AgentWorkflow", "--config", str(self.config_path)),
         ]
 
     def check_dataset(self, dataset: Any, test_dataset: Any = None) -> None:
         """Write `train_data.jsonl` and `test_data.jsonl`, a question in a field of its own a row."""
-        for split, value in (("train", dataset), ("test", test_dataset)):
-            if value is not None:
-                path = self.run_path / f"{split}_data.jsonl"
-                write_questions(value, path, f"{split}_dataset")
-                # Columns have one type; what differs from row to row travels as text.
-                rewrite_questions(path, _as_text)
-                self._files[split] = path
+        super().check_dataset(dataset, test_dataset)
         if "train" not in self._files:
             raise ConfigError("train_dataset: nothing given; pass it")
 
     def check_reward(self, reward_func: Any) -> None:
-        """Find the reward function, which is called with four arguments."""
+        """Find the reward function, which AReaL cannot do without."""
         if reward_func is None:
             raise ConfigError(
                 "reward_func: nothing given; AReaL has no scorers, so pass a function"
             )
-        self._reward = check_reward_function(reward_func)
-        if self._reward.form != "aworld":
-            raise ConfigError(
-                f"reward_func: {self._reward.name} has to take data_source, solution_str, "
-                "ground_truth and extra_info here"
-            )
+        super().check_reward(reward_func)
 
     def check_config(self, config: Any) -> dict[str, Any]:
         """Fill in what is empty, and write everything that AReaL needs."""
-        settings = nested(load_settings(config))
-        processes = self._take_own_settings(settings)
+        settings = self._load_settings(config)
         if not fill(settings, "actor.path", None):
             raise ConfigError("config: actor.path: nothing given; name the model to train")
         if (settings["actor"].get("reward_norm") or {}).get("mean_level") == "group":
             raise ConfigError(
                 "config: actor.reward_norm: rewards are normalised over their group by the "
-                "workflow, which knows what belongs to it; leave it out"
+                "workflow, which knows the members of each group; leave it out"
             )
-        # A whole group is one episode: the workflow plays all of it.
+        # A whole group is one episode: the workflow runs all of it.
         n_samples = fill(settings, "gconfig.n_samples", _DEFAULT_SAMPLES)
         settings["gconfig"]["n_samples"] = 1
-        self._write_workflow(n_samples, processes)
+        self._write_workflow(n_samples)
         self._fill(settings)
-        text = yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)
-        self.config_path.write_text(text, encoding="utf-8")
+        self._write_config(settings)
         return settings
 
     def train(self) -> Path:
@@ -160,16 +137,19 @@ class ArealEngine(ExternalEngine):
             if section not in ("actor", "rollout"):
                 fill(settings, f"{section}.fileroot", "${cluster.fileroot}")
 
-    def _write_workflow(self, n_samples: Any, processes: Any) -> None:
+    def _write_workflow(self, n_samples: Any) -> None:
         assert self._reward is not None, "the reward is checked first"
         if not isinstance(n_samples, int) or n_samples < 2:
             raise ConfigError(
                 f"config: gconfig.n_samples must be a whole number from 2, got {n_samples!r}"
             )
-        text = _WORKFLOW_MODULE.format(
-            **self._host_values(processes), n_samples=n_samples, reward=self._reward.reference
-        )
-        (self.run_path / f"{self._module}.py").write_text(text, encoding="utf-8")
+        text = _WORKFLOW_MODULE.format(n_samples=n_samples)
+        self._write_agent(self._module, text, self._reward)
+
+    def _convert_questions(self, questions: Path, split: str) -> Path:
+        # Columns have one type; values whose type differs from row to row are passed as text.
+        rewrite_questions(questions, _as_text)
+        return questions
 
 
 def _as_text(row: Mapping[str, Any]) -> Mapping[str, Any]:

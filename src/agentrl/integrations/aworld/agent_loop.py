@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from agentrl.errors import ConfigError
-from agentrl.integrations.aworld.building import Endpoint
+from agentrl.schema.agent_endpoint import AgentEndpoint
 
 
 class AworldAgentLoop(ABC):
@@ -29,7 +29,7 @@ class AworldAgentLoop(ABC):
         llm_api_key: key of the model's address.
     """
 
-    def __init__(self, endpoint: Endpoint) -> None:
+    def __init__(self, endpoint: AgentEndpoint) -> None:
         self._endpoint = endpoint
         self.llm_api_key = endpoint.api_key
 

@@ -1,39 +1,24 @@
-"""AWorld agents from their descriptions, and one task played by them. Needs `aworld`."""
+"""AWorld agents from their descriptions, and how they run a task. Needs `aworld` when called."""
 
 import asyncio
 import importlib
 import logging
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
-from agentrl.errors import AgentRLError, ConfigError
+from agentrl.errors import AgentRLError, ConfigError, UserCodeError
 from agentrl.integrations.agent_worker.description import AWorldAgent, AWorldSwarm
 from agentrl.integrations.agent_worker.references import load_object
 from agentrl.integrations.agent_worker.secret_values import resolved
+from agentrl.schema.agent_endpoint import AgentEndpoint
 
 log = logging.getLogger(__name__)
 
 _CLEANUP_SECONDS = 10.0
 
 
-@dataclass(frozen=True)
-class Endpoint:
-    """Where the trained model answers: one rollout's own OpenAI-compatible address."""
-
-    base_url: str
-    model: str
-    api_key: str
-    takes_all: bool = False
-    """Whether calls for other models go there too, to be forwarded and recorded."""
-
-
-class AgentFailed(Exception):
-    """AWorld reported that the agents did not end their task."""
-
-
-def build(description: AWorldAgent | AWorldSwarm, endpoint: Endpoint) -> Any:
+def build(description: AWorldAgent | AWorldSwarm, endpoint: AgentEndpoint) -> Any:
     """Return a new AWorld `Agent` or `Swarm` whose trained agents talk to the endpoint.
 
     Raises:
@@ -59,11 +44,11 @@ def build(description: AWorldAgent | AWorldSwarm, endpoint: Endpoint) -> Any:
     return cls(*(placed(part) for part in description.topology), **arguments)
 
 
-async def play(agents: Any, query: str) -> str | None:
-    """Let an AWorld `Agent` or `Swarm` do a task, and return its answer.
+async def run_task(agents: Any, query: str) -> str | None:
+    """Let an AWorld `Agent` or `Swarm` answer a question, and return its answer.
 
     Raises:
-        AgentFailed: AWorld reports a failure.
+        UserCodeError: AWorld reports a failure.
     """
     task_class = _aworld("aworld.core.task").Task
     is_swarm = isinstance(agents, _aworld("aworld.core.agent.swarm").Swarm)
@@ -77,12 +62,12 @@ async def play(agents: Any, query: str) -> str | None:
         await _forget(agents)
     response = responses[task.id]
     if not response.success and response.status not in (None, "success"):
-        raise AgentFailed(str(response.msg or response.status))
+        raise UserCodeError(str(response.msg or response.status))
     answer: str | None = response.answer
     return answer
 
 
-def _agent(description: AWorldAgent, endpoint: Endpoint) -> Any:
+def _agent(description: AWorldAgent, endpoint: AgentEndpoint) -> Any:
     config = _aworld("aworld.config.conf")
     llm = dict(description.llm)
     if description.trained:
@@ -92,8 +77,8 @@ def _agent(description: AWorldAgent, endpoint: Endpoint) -> Any:
             "llm_model_name": endpoint.model,
             "llm_api_key": endpoint.api_key,
         }
-    elif endpoint.takes_all:
-        # Whatever provider it had: the gateway speaks as OpenAI does, and forwards likewise.
+    elif endpoint.forwards:
+        # Whatever provider it had: the endpoint speaks as OpenAI does, and forwards likewise.
         llm |= {
             "llm_provider": "openai",
             "llm_base_url": endpoint.base_url,
@@ -109,9 +94,9 @@ def _agent(description: AWorldAgent, endpoint: Endpoint) -> Any:
         found = load_object(reference.removesuffix("()"), "agent")
         arguments[key] = found() if reference.endswith("()") else found
     cls = load_object(description.target, "agent")
-    # AWorld takes the random part of an id from the clock, so that two agents may share one.
+    # AWorld derives the random part of an id from the clock, so that two agents may share one.
     agent_id = description.agent_id or f"{description.name}---uuid{secrets.token_hex(3)}uuid"
-    # AWorld's other strategy waits for its own messages and goes on without those that came late.
+    # AWorld's other strategy waits for its own messages, and goes on without late ones.
     memory = {**description.conf.get("memory_config", {}), "history_write_strategy": "direct"}
     settings = {**description.conf, "memory_config": config.AgentMemoryConfig(**memory)}
     conf = config.AgentConfig(llm_config=config.ModelConfig(**llm), **settings)
@@ -119,7 +104,7 @@ def _agent(description: AWorldAgent, endpoint: Endpoint) -> Any:
 
 
 def _keep_memory_in_process() -> None:
-    """Let AWorld remember in this process what it would keep in files of the user's home.
+    """Let AWorld keep in this process what it would write to files in the user's home.
 
     Its default store reads every conversation that any process ever left there at each access, and
     processes overwrite each other's index. A store that the user's own code chose stays.

@@ -1,27 +1,51 @@
-"""The engine `trl`: TRL's `GRPOTrainer` learns from rollouts that our samplers play.
+"""The engine `trl`: TRL's `GRPOTrainer` learns from rollouts of our samplers.
 
-Store, inference servers, samplers and gateway are those of the engine `agentrl`; a process of TRL
-stands where our trainer stands.
+Store, inference servers and samplers are those of the engine `agentrl`; a process of TRL takes the
+place of our trainer.
 """
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from agentrl.config.sections import RootConfig
+from agentrl.config.checks import groups_per_step
+from agentrl.config.flags import canonical_name
+from agentrl.config.sections import (
+    AlgorithmSection,
+    DataSection,
+    InferenceSection,
+    RootConfig,
+    TrainerSection,
+)
 from agentrl.errors import ConfigError
-from agentrl.integrations.agent_worker.interpreters import has_package
-from agentrl.integrations.native_engine import AgentRLEngine
-from agentrl.integrations.settings import load_settings
-from agentrl.integrations.trl.trl_settings import check_flags, grpo_arguments
+from agentrl.integrations.engine_settings import has_package, load_settings
+from agentrl.integrations.native_engine import NativeEngine
 
 ARGUMENTS_FILE = "trl.json"
 REQUIREMENT = "trl>=1.16,<2"
+_SHARED = {"max_steps", "groups_per_step", "learning_rate", "eval_timeout_seconds"}
+"""Flags of our trainer that mean the same here."""
+_NOT_HERE = {*AlgorithmSection.model_fields, *TrainerSection.model_fields} - _SHARED | (
+    {"num_train_epochs", "records_of", "min_score"} & set(DataSection.model_fields)
+    | {"colocated"} & set(InferenceSection.model_fields)
+)
+_FROM_FLAGS = {
+    "gradient_accumulation_steps": "groups_per_step",
+    "learning_rate": "learning_rate",
+    "max_steps": "max_steps",
+    "model_init_kwargs": "torch_dtype and trust_remote_code",
+    "num_generations": "num_generations",
+    "output_dir": "run_path",
+    "seed": "seed",
+    "shuffle_dataset": "shuffle",
+    "temperature": "temperature",
+}
+"""Argument of `GRPOConfig` -> the flag that sets it."""
 
 
-class TrlEngine(AgentRLEngine):
+class TrlEngine(NativeEngine):
     """Trains with TRL's `GRPOTrainer`.
 
     The configuration's keys are the flags of `agentrl run`, without those of losses and of our
@@ -36,10 +60,10 @@ class TrlEngine(AgentRLEngine):
         given = settings.pop("trl", None) or {}
         if not isinstance(given, Mapping):
             raise ConfigError(f"config: trl must be a mapping, got {given!r}")
-        check_flags(settings)
+        _check_flags(settings)
         settings.setdefault("agent_sampling", "run")
         checked = super().check_config(settings)
-        arguments = grpo_arguments(checked, given)
+        arguments = _grpo_arguments(checked, given)
         if not has_package(self._python, "trl", os.environ):
             raise ConfigError(
                 f"train_engine_name: trl is not installed for {self._python}; install it with "
@@ -59,3 +83,71 @@ class TrlEngine(AgentRLEngine):
     def arguments_path(self) -> Path:
         """The arguments of TRL's `GRPOConfig`."""
         return self.run_path / ARGUMENTS_FILE
+
+
+def _check_flags(names: Iterable[str]) -> None:
+    """Refuse flags that only AgentRL's own trainer reads.
+
+    Raises:
+        ConfigError: names the first of them.
+    """
+    for name in names:
+        if canonical_name(name) in _NOT_HERE:
+            raise ConfigError(
+                f"config: {name} is read by AgentRL's own trainer only; arguments of TRL's "
+                "GRPOConfig go into a mapping `trl`"
+            )
+
+
+def _grpo_arguments(config: RootConfig, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of TRL's `GRPOConfig`: what the flags say, and what the user gave.
+
+    Args:
+        config: the run's flags.
+        given: the mapping `trl` of the user's configuration.
+
+    Raises:
+        ConfigError: a flag sets an argument, or our rollouts cannot be used with it.
+    """
+    for name, place in _FROM_FLAGS.items():
+        if name in given:
+            raise ConfigError(f"config: trl.{name}: say it by {place}, outside of `trl`")
+    if given.get("use_vllm"):
+        raise ConfigError(
+            "config: trl.use_vllm: the run's inference servers generate; leave it out"
+        )
+    if "hub_token" in given:
+        raise ConfigError("config: trl.hub_token would be written down; set HF_TOKEN instead")
+    if config.agents.agent_sampling != "run":
+        raise ConfigError(
+            "config: agent_sampling: TRL has one temperature for all tokens; leave it at `run`"
+        )
+    if config.sampling.temperature == 0:
+        raise ConfigError("config: temperature: 0 makes all tries of a question equal; raise it")
+    num_generations = config.data.num_generations
+    batch_size = given.get("per_device_train_batch_size", num_generations)
+    num_rollouts = groups_per_step(config) * num_generations
+    if not isinstance(batch_size, int) or batch_size < 1 or num_rollouts % batch_size:
+        raise ConfigError(
+            f"config: trl.per_device_train_batch_size must divide the {num_rollouts} rollouts of a "
+            f"step (groups_per_step x num_generations), got {batch_size!r}"
+        )
+    model: dict[str, Any] = {"trust_remote_code": config.model.trust_remote_code}
+    if config.model.torch_dtype != "auto":
+        model["dtype"] = config.model.torch_dtype
+    return {
+        "logging_steps": 1,
+        "report_to": "none",
+        "save_strategy": "no",
+        "per_device_train_batch_size": batch_size,
+        **given,
+        "gradient_accumulation_steps": num_rollouts // batch_size,
+        "learning_rate": config.trainer.learning_rate,
+        "max_steps": config.trainer.max_steps,
+        "model_init_kwargs": model,
+        "num_generations": num_generations,
+        "output_dir": str(config.run.output_path / "trl"),
+        "seed": config.run.seed,
+        "shuffle_dataset": config.data.shuffle,
+        "temperature": config.sampling.temperature,
+    }

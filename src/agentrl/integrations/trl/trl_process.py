@@ -22,7 +22,7 @@ from agentrl.datasets.question_files import load_questions
 from agentrl.errors import AgentRLError, ConfigError
 from agentrl.inference.weight_sync import PolicyPublisher
 from agentrl.inference.weight_sync.version_files import version_dir
-from agentrl.integrations.trl.trl_rollouts import Rollouts, reward_of_rollout, save_model
+from agentrl.integrations.trl.trl_rollouts import RolloutFunction, reward_of_rollout, save_model
 from agentrl.launcher.local_cluster import LocalCluster, until_interrupted
 from agentrl.launcher.preflight import check_inputs, check_name_is_free
 from agentrl.models.resolve import resolve_model
@@ -52,9 +52,9 @@ async def run(config: RootConfig, arguments: dict[str, Any]) -> int:
 
 
 def _grpo_config(arguments: dict[str, Any]) -> Any:
-    # Said on every use of a rollout function; the version of TRL is pinned.
+    # TRL warns on every use of a rollout function; its version is pinned.
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
-    # Takes seconds, and mistakes are told before.
+    # Takes seconds; mistakes in the flags are reported before.
     trl = importlib.import_module("trl")
     try:
         return trl.GRPOConfig(**arguments)
@@ -76,7 +76,7 @@ async def _train(running: LocalCluster, store: Any, checked: Any) -> int:
     publisher = PolicyPublisher(
         store, output / "policy", publish=config.publish, inference=config.inference
     )
-    rollouts = Rollouts(store, publisher, questions, config.data.num_generations)
+    rollouts = RolloutFunction(store, publisher, questions, config.data.num_generations)
     model = str(resolve_model(config.model.model_name_or_path))
     lease_seconds = config.trainer.trainer_lease_seconds
     async with trainer_lease(store, DEFAULT_CONSUMER, lease_seconds=lease_seconds):
@@ -106,11 +106,13 @@ async def _train(running: LocalCluster, store: Any, checked: Any) -> int:
     return 0
 
 
-def _train_in_thread(model: str, checked: Any, rollouts: Rollouts, num_questions: int) -> Any:
+def _train_in_thread(
+    model: str, checked: Any, rollouts: RolloutFunction, num_questions: int
+) -> Any:
     """Train, and return TRL's trainer."""
     trl, datasets = importlib.import_module("trl"), importlib.import_module("datasets")
-    # TRL tells a rollout function no more than the prompt, which here names the question; what the
-    # model was really asked is in the ids that come back.
+    # TRL passes a rollout function no more than the prompt, which here is the question's number; the
+    # ids that come back are what the model was really asked.
     names = [str(number) for number in range(num_questions)]
     trainer = trl.GRPOTrainer(
         model=model,

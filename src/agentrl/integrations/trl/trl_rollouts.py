@@ -1,32 +1,57 @@
-"""TRL's rollout function: new weights to the servers, questions to the samplers, tokens to TRL."""
+"""TRL's rollout function: new weights to the servers, questions to the samplers, tokens to TRL.
+
+TRL knows prompts and completions but no trees, so a rollout is one sequence for it.
+"""
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any
 
+import numpy as np
+
+from agentrl.data.tokens import TurnTokens, turn_tokens
 from agentrl.datasets.question import Question
 from agentrl.datasets.task_stream import tasks_from_questions
 from agentrl.errors import TrainingError
 from agentrl.inference.weight_sync import PolicyPublisher
-from agentrl.integrations.trl.sequences import RolloutSequence, longest_sequence
 from agentrl.runtime.atomic_directory import atomic_directory
 from agentrl.runtime.signals import stopped_within
-from agentrl.schema import DBRecordData
+from agentrl.schema import DBRecordData, DispatchedSamplingTask
 from agentrl.store import DEFAULT_CONSUMER, TrajectoryStore
 
 _POLL_SECONDS = 0.1
 
-Row = tuple[RolloutSequence, float | None]
+
+@dataclass(frozen=True, eq=False)
+class RolloutSequence:
+    """A conversation as it was sampled: P tokens of its first prompt, C tokens from then on."""
+
+    prompt_ids: np.ndarray
+    """int32 [P]."""
+    completion_ids: np.ndarray
+    """int32 [C], what the model said and what it was told in between."""
+    mask: np.ndarray
+    """bool [C], True where a token carries loss."""
+    logprobs: np.ndarray
+    """float32 [C], of the sampled tokens when they were sampled, after temperature; else 0."""
+
+    @property
+    def num_sampled(self) -> int:
+        """Number of tokens that carry loss."""
+        return int(self.mask.sum())
+
+
+ScoredSequence = tuple[RolloutSequence, float | None]
 """A rollout and its score; None where the infrastructure failed it."""
 
 
-class Rollouts:
-    """Called by TRL in its thread; the store is spoken to in the event loop that made this.
+class RolloutFunction:
+    """TRL calls it in its thread; the store is used in the event loop that made this.
 
-    TRL's batch has a place for every rollout. One that could not be played, although it was tried
-    `max_attempts` times, fills its place with a token that carries no loss and has no reward; TRL
-    leaves it out of the group's mean.
+    TRL's batch has a place for every rollout. One that failed `max_attempts` times fills its place
+    with a token that carries no loss and has no reward; TRL leaves it out of the group's mean.
 
     Attributes:
         reward_means: mean score of every batch.
@@ -50,7 +75,7 @@ class Rollouts:
         self._ended = asyncio.Event()
 
     def __call__(self, prompts: list[str], trainer: Any) -> dict[str, Any]:
-        """Play a batch with the weights that the trainer has now.
+        """Sample a batch with the weights that the trainer has now.
 
         Args:
             prompts: numbers of questions, each `num_generations` times in a row.
@@ -69,8 +94,8 @@ class Rollouts:
         if step != self._published:
             self._write_weights(trainer, step)
         asked = [int(number) for number in prompts[:: self._num_generations]]
-        playing = self._play(asked, step, is_new=step != self._published)
-        rows = asyncio.run_coroutine_threadsafe(playing, self._loop).result()
+        sampling = self._sample(asked, step, is_new=step != self._published)
+        rows = asyncio.run_coroutine_threadsafe(sampling, self._loop).result()
         self._published = step
         return {
             "prompt_ids": [row.prompt_ids.tolist() for row, _ in rows],
@@ -81,14 +106,16 @@ class Rollouts:
         }
 
     def end(self) -> None:
-        """Let calls fail from now on; called in the event loop."""
+        """Make calls fail from now on; called in the event loop."""
         self._ended.set()
 
     def _write_weights(self, trainer: Any, step: int) -> None:
         with atomic_directory(self._publisher.directory(step)) as staging:
             save_model(trainer, staging)
 
-    async def _play(self, asked: Sequence[int], step: int, *, is_new: bool) -> list[Row]:
+    async def _sample(
+        self, asked: Sequence[int], step: int, *, is_new: bool
+    ) -> list[ScoredSequence]:
         store = self._store
         if is_new:
             await self._publisher.announce(step)
@@ -114,7 +141,7 @@ class Rollouts:
         records = [record for group in groups for record in group]
         return await self._rows(records, step + 1)
 
-    async def _rows(self, records: Sequence[DBRecordData], step: int) -> list[Row]:
+    async def _rows(self, records: Sequence[DBRecordData], step: int) -> list[ScoredSequence]:
         """Return the rollouts as TRL takes them, and note in the ledger what becomes of them."""
         found = {r.record_id: longest_sequence(r.turns) for r in records if r.score is not None}
         usable = {name: row for name, row in found.items() if row is not None and row.num_sampled}
@@ -140,6 +167,40 @@ class Rollouts:
             (found.get(r.record_id) or no_loss, None if r.score is None else r.score.value)
             for r in records
         ]
+
+
+def longest_sequence(turns: Sequence[DispatchedSamplingTask]) -> RolloutSequence | None:
+    """Return the conversation of a rollout with the most sampled tokens; None where none has any.
+
+    Turns with an advantage of their own that allows no learning (calls that cannot be parsed) are
+    in the sequence, but carry no loss.
+
+    Args:
+        turns: all turns of one attempt of a record.
+
+    Raises:
+        TrainingError: the rollout shows images.
+    """
+    muted = {turn.id for turn in turns if turn.advantage == 0.0}
+    tokens = sorted(turn_tokens(turns), key=lambda turn: turn.chain)
+    found = [_sequence(list(chain), muted) for _, chain in groupby(tokens, lambda t: t.chain)]
+    return max(found, key=lambda sequence: sequence.num_sampled, default=None)
+
+
+def _sequence(chain: Sequence[TurnTokens], muted: set[str]) -> RolloutSequence:
+    whole = max(chain, key=lambda turn: len(turn.full_ids)).full_ids
+    start = min(turn.num_prompt_tokens for turn in chain)
+    mask = np.zeros(len(whole), dtype=np.bool_)
+    logprobs = np.zeros(len(whole), dtype=np.float32)
+    for turn in chain:
+        if turn.turn_id in muted:
+            continue
+        place = slice(turn.num_prompt_tokens, len(turn.full_ids))
+        # A later prompt may have replaced the token that ended a reply.
+        kept = whole[place] == turn.output_ids
+        mask[place] = kept
+        logprobs[place] = np.where(kept, turn.behavior_logprobs, 0.0)
+    return RolloutSequence(whole[:start], whole[start:], mask[start:], logprobs[start:])
 
 
 def reward_of_rollout(score: list[float | None], **_: Any) -> list[float | None]:

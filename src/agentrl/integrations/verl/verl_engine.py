@@ -1,8 +1,9 @@
 """The engine `verl`: files for `verl.trainer.main_ppo`, and the command that starts it.
 
-In the run's folder: the agent loop's module and `agent.yaml`, which names it; `reward_func.py`;
-`train_data.parquet` and `test_data.parquet`; `final_trainer.yaml`, which verl's own configuration
-is completed from. No secret is in them: they name environment variables.
+It writes into the run's folder: the agent loop's module, `agent_workers.json` and `agent.yaml`,
+which names the module; `reward_func.py` and `reward_worker.json`; `train_data.parquet` and
+`test_data.parquet`; `final_trainer.yaml`, which extends verl's own configuration. They hold no
+secrets, but name environment variables.
 """
 
 import importlib
@@ -14,61 +15,46 @@ from typing import Any
 import yaml
 
 from agentrl.errors import ConfigError
-from agentrl.integrations.dataset_rows import verl_row
+from agentrl.integrations.agent_worker.description import WorkerSettings, write_worker_settings
+from agentrl.integrations.engine_settings import fill
 from agentrl.integrations.external_engine import ExternalEngine
-from agentrl.integrations.question_arguments import read_questions, write_questions
-from agentrl.integrations.reward_functions import check_reward_function
-from agentrl.integrations.settings import fill, load_settings, nested
+from agentrl.integrations.question_rows import read_questions, verl_row
+from agentrl.integrations.reward_functions import RewardFunction
 
 _LOOP_MODULE = '''\
-"""Made by AgentTrainer: the agent {name!a} as an agent loop of verl."""
+"""Made by AgentTrainer: the agent of agent_workers.json as an agent loop of verl."""
 
-from agentrl.integrations.agent_worker.worker_pool import HostSettings
-from agentrl.integrations.verl.verl_loop import HostedAgentLoop
+from pathlib import Path
 
-AGENT = {agent}
+from agentrl.integrations.agent_worker.engine_session import EngineAgent
+from agentrl.integrations.agent_worker.worker_pool import AgentWorkerPool
+from agentrl.integrations.verl.verl_loop import WorkerAgentLoop
 
 
-class VerlAgentLoop(HostedAgentLoop):
-    """Plays AGENT, in the interpreter in which it was given."""
+class VerlAgentLoop(WorkerAgentLoop):
+    """Runs the agent in the interpreter in which it was given."""
 
-    hosts = HostSettings(
-        python={python!r},
-        processes={processes},
-        serial={serial},
-        takes_all=False,
-        agent=AGENT,
-        reward=None,
-        reward_form=None,
-    )
+    agent = EngineAgent(AgentWorkerPool.load(Path(__file__).with_name("agent_workers.json")))
 '''
 _REWARD_MODULE = '''\
 """Made by AgentTrainer: the reward function, called in the interpreter in which it was given."""
 
-from agentrl.integrations.agent_worker.worker_pool import AgentHosts, HostSettings
+from pathlib import Path
 
-hosts = AgentHosts(
-    HostSettings(
-        python={python!r},
-        processes=1,
-        serial=False,
-        takes_all=False,
-        agent=None,
-        reward={reward!r},
-        reward_form="aworld",
-    )
-)
+from agentrl.integrations.agent_worker.worker_pool import AgentWorkerPool
+
+workers = AgentWorkerPool.load(Path(__file__).with_name("reward_worker.json"))
 
 
 async def compute_score(data_source, solution_str, ground_truth, extra_info=None):
     """Return what the function says."""
-    return await hosts.reward(
-        {{
+    return await workers.reward(
+        {
             "data_source": data_source,
             "solution_str": solution_str,
             "ground_truth": ground_truth,
             "extra_info": extra_info,
-        }}
+        }
     )
 '''
 
@@ -77,8 +63,8 @@ class VerlEngine(ExternalEngine):
     """Trains with verl.
 
     The configuration's keys are verl's (nested, or dotted as on its command line), and:
-        agent_processes: host processes of one agent loop worker (1 for a function; 4
-            for AWorld's agents, which play one rollout at a time in each).
+        agent_processes: worker processes of one agent loop worker of verl (1 for a function; 4
+            for AWorld's agents, which run one rollout at a time in each).
         verl_python: the interpreter that has verl, where this one has not; the environment
             variable AGENTRL_VERL_PYTHON when not given.
     """
@@ -99,42 +85,15 @@ class VerlEngine(ExternalEngine):
             *("--config-path", str(self.run_path), "--config-name", self.config_path.stem),
         ]
 
-    def check_dataset(self, dataset: Any, test_dataset: Any = None) -> None:
-        """Write `train_data.parquet` and `test_data.parquet`; without the latter, train is both."""
-        given = {"train": dataset, "test": test_dataset}
-        for split, value in given.items():
-            if value is None:
-                continue
-            argument = f"{split}_dataset"
-            questions = self.run_path / f"{split}_data.jsonl"
-            write_questions(value, questions, argument)
-            rows = [
-                verl_row(row, number, split, self._loop_name)
-                for number, row in enumerate(read_questions(questions))
-            ]
-            self._files[split] = _write_parquet(rows, questions.with_suffix(".parquet"), argument)
-
-    def check_reward(self, reward_func: Any) -> None:
-        """Find the reward function, which verl calls with four arguments by name."""
-        if reward_func is None:
-            return
-        self._reward = check_reward_function(reward_func)
-        if self._reward.form != "aworld":
-            raise ConfigError(
-                f"reward_func: verl calls {self._reward.name} with data_source, solution_str, "
-                "ground_truth and extra_info; let it take these"
-            )
-
     def check_config(self, config: Any) -> dict[str, Any]:
         """Fill in what is empty, and write everything that verl needs."""
-        settings = nested(load_settings(config))
-        processes = self._take_own_settings(settings)
+        settings = self._load_settings(config)
         if any((settings.get("custom_reward_function") or {}).values()):
             raise ConfigError(
                 "config: verl no longer reads custom_reward_function; "
                 "write reward.custom_reward_function"
             )
-        self._write_loop(processes)
+        self._write_loop()
         rollout = "actor_rollout_ref.rollout"
         _fill_training(settings)
         fill(settings, f"{rollout}.mode", "async")
@@ -146,9 +105,7 @@ class VerlEngine(ExternalEngine):
             str(self.run_path / "agent.yaml"),
         )
         if self._reward is not None:
-            path = self.run_path / "reward_func.py"
-            text = _REWARD_MODULE.format(python=sys.executable, reward=self._reward.reference)
-            path.write_text(text, encoding="utf-8")
+            path = self._write_reward(self._reward)
             fill(settings, "reward.custom_reward_function.path", str(path))
             fill(settings, "reward.custom_reward_function.name", "compute_score")
         train = fill(settings, "data.train_files", self._path_of("train"))
@@ -167,8 +124,7 @@ class VerlEngine(ExternalEngine):
             },
             **settings,
         }
-        text = yaml.safe_dump(final, sort_keys=False, allow_unicode=True)
-        self.config_path.write_text(text, encoding="utf-8")
+        self._write_config(final)
         return settings
 
     def train(self) -> Path:
@@ -200,17 +156,39 @@ class VerlEngine(ExternalEngine):
     def _path_of(self, split: str) -> str | None:
         return str(self._files[split]) if split in self._files else None
 
-    def _write_loop(self, processes: Any) -> None:
-        text = _LOOP_MODULE.format(**self._host_values(processes))
-        (self.run_path / f"{self._loop_name}.py").write_text(text, encoding="utf-8")
+    def _write_loop(self) -> None:
+        self._write_agent(self._loop_name, _LOOP_MODULE, None)
         entry = {"name": self._loop_name, "_target_": f"{self._loop_name}.VerlAgentLoop"}
         (self.run_path / "agent.yaml").write_text(
             yaml.safe_dump([entry], sort_keys=False), encoding="utf-8"
         )
 
+    def _write_reward(self, reward: RewardFunction) -> Path:
+        """Write the module of the reward function, and its worker beside it."""
+        # One that runs no agent: verl asks for rewards in other processes than for rollouts.
+        worker = WorkerSettings(
+            python=sys.executable,
+            processes=1,
+            serial=False,
+            agent=None,
+            reward=reward.reference,
+            reward_form=reward.form,
+        )
+        write_worker_settings(worker, self.run_path / "reward_worker.json")
+        path = self.run_path / "reward_func.py"
+        path.write_text(_REWARD_MODULE, encoding="utf-8")
+        return path
+
+    def _convert_questions(self, questions: Path, split: str) -> Path:
+        rows = [
+            verl_row(row, number, split, self._loop_name)
+            for number, row in enumerate(read_questions(questions))
+        ]
+        return _write_parquet(rows, questions.with_suffix(".parquet"), f"{split}_dataset")
+
 
 def _fill_training(settings: dict[str, Any]) -> None:
-    """Fill in what verl's defaults leave open, or choose for single-turn tasks with a critic."""
+    """Fill in what verl's defaults leave open, or set for single-turn tasks with a critic."""
     fill(settings, "algorithm.adv_estimator", "grpo")
     fill(settings, "actor_rollout_ref.rollout.n", 8)
     actor = settings["actor_rollout_ref"].setdefault("actor", {})
@@ -227,7 +205,7 @@ def _write_parquet(rows: list[dict[str, Any]], path: Path, argument: str) -> Pat
             "train_engine_name: verl reads Parquet; install pyarrow (pip install 'agentrl-mongo[data]')"
         ) from None
     for row in rows:
-        # Columns have one type; what differs from row to row travels as text.
+        # Columns have one type; values whose type differs from row to row are passed as text.
         row["extra_info"] = {
             key: value if isinstance(value, str | int) else json.dumps(value, ensure_ascii=False)
             for key, value in row["extra_info"].items()

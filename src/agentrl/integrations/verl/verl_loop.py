@@ -1,6 +1,6 @@
 """The agent loop that verl runs: one rollout of the user's agent, token by token.
 
-The agent talks to an OpenAI-compatible endpoint in this process, which samples through verl's own
+The agent calls an OpenAI-compatible endpoint in this process, which samples through verl's own
 servers. Imports verl, so only generated modules and verl import it.
 """
 
@@ -16,26 +16,23 @@ from verl.experimental.agent_loop.agent_loop import (
 )
 from verl.experimental.agent_loop.tool_parser import ToolParser
 
-from agentrl.errors import InferenceError
-from agentrl.integrations.agent_worker.answering import AnsweringSession, ConversationTooLong, Reply
-from agentrl.integrations.agent_worker.chain import Chain, Chains
-from agentrl.integrations.agent_worker.engine_worker import MODEL, shared_hosts, shared_server
-from agentrl.integrations.agent_worker.worker_pool import AgentFailed, HostFailed, HostSettings
-from agentrl.integrations.aworld.building import Endpoint
+from agentrl.errors import AgentWorkerError, APIError, InferenceError, UserCodeError
+from agentrl.integrations.agent_worker.engine_session import EngineAgent, EngineReply
+from agentrl.integrations.agent_worker.token_chains import TokenChain, TokenChains
 from agentrl.schema import MCPTask, Message
 
 _ATTEMPTS = 3
 
 
-class HostedAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl has no types
-    """Plays the agent that a generated subclass describes.
+class WorkerAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl has no types
+    """Runs the agent of a generated subclass, in worker processes.
 
     Every call continues the tokens of the call before, as sampled. verl trains one sequence a
     rollout: where the agent held several conversations, that is the one with the most sampled
     tokens.
     """
 
-    hosts: ClassVar[HostSettings]
+    agent: ClassVar[EngineAgent]
     timeout_seconds: ClassVar[float] = 1200.0
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -45,98 +42,103 @@ class HostedAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl has no types
         self._length = self.rollout_config.response_length
 
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> AgentLoopOutput:
-        """Play one rollout.
+        """Run one rollout.
 
-        An agent that fails after it spoke is worth 0; what it said is trained on as it was sampled.
+        An agent that fails after it called the model scores 0; its calls are trained on as sampled.
 
         Raises:
-            InferenceError: the rollout could not be played.
+            InferenceError: the rollout failed every time.
         """
         messages = [dict(message) for message in kwargs["raw_prompt"]]
         started = time.monotonic()
         reason = ""
         for _ in range(_ATTEMPTS):
-            chains = Chains()
+            chains = TokenChains()
             score = None
             try:
                 async with asyncio.timeout(self.timeout_seconds):
-                    await self._play(messages, chains, sampling_params)
-            except (AgentFailed, TimeoutError) as error:
+                    await self._run_agent(messages, chains, sampling_params)
+            except (UserCodeError, TimeoutError) as error:
                 score, reason = 0.0, f"{type(error).__name__}: {error}"
-            except HostFailed as error:
+            except AgentWorkerError as error:
                 reason = str(error)
                 continue
             chain = chains.longest()
             if chain is not None:
                 return self._output(chain, score, time.monotonic() - started)
             reason = reason or "the agent ended without a call to the model"
-        raise InferenceError(f"the rollout could not be played: {reason}")
+        raise InferenceError(f"the rollout failed {_ATTEMPTS} times: {reason}")
 
-    async def _play(
-        self, messages: list[Message], chains: Chains, sampling_params: dict[str, Any]
+    async def _run_agent(
+        self, messages: list[Message], chains: TokenChains, sampling_params: dict[str, Any]
     ) -> None:
-        async def answer(asked: list[Message], tools: list[dict[str, Any]]) -> Reply:
+        async def answer(asked: list[Message], tools: list[dict[str, Any]]) -> EngineReply:
             return await self._reply(chains, asked, tools, sampling_params)
 
-        server = await shared_server()
-        session = AnsweringSession(MODEL, answer)
         task = MCPTask(
             id=secrets.token_hex(8),
             query=_text(messages, "user"),
             system_prompt=_text(messages, "system"),
         )
-        async with server.serve(session):
-            endpoint = Endpoint(server.base_url(session), MODEL, session.key)
-            await shared_hosts(self.hosts).play(task, endpoint)
+        await self.agent.run(task, answer)
 
     async def _reply(
         self,
-        chains: Chains,
+        chains: TokenChains,
         messages: list[Message],
         tools: list[dict[str, Any]],
         sampling_params: dict[str, Any],
-    ) -> Reply:
+    ) -> EngineReply:
         chain = chains.take(messages)
         try:
-            if not chain.ids:
-                chain.ids = list(await self.ct_build_initial_tokens(messages, tools=tools or None))
-            else:
-                merged, chain.mask, chain.logprobs = await self.ct_merge_context_msg(
-                    chain.messages,
-                    [*chain.messages, *messages[len(chain.messages) :]],
-                    chain.ids,
-                    chain.mask,
-                    chain.logprobs,
-                    tools=tools or None,
+            ids, mask, logprobs = await self._prompt(chain, messages, tools)
+            if len(mask) >= self._length:
+                raise APIError(
+                    f"response_length {self._length} is used up", code="context_length_exceeded"
                 )
-                chain.ids = list(merged.token_ids)
-            if len(chain.mask) >= self._length:
-                raise ConversationTooLong(f"response_length {self._length} is used up")
-            num_prompt = len(chain.ids)
             output = await self.server_manager.generate(
-                request_id=secrets.token_hex(8),
-                prompt_ids=chain.ids,
-                sampling_params=sampling_params,
+                request_id=secrets.token_hex(8), prompt_ids=ids, sampling_params=sampling_params
             )
             given = list(output.log_probs) if output.log_probs else None
+            # The chain changes only now: a call that failed is retried from the same tokens.
             merged, chain.mask, chain.logprobs = await self.ct_merge_assistant_token(
-                chain.ids,
+                ids,
                 output.token_ids,
-                chain.mask,
-                (chain.logprobs or []) if given else chain.logprobs,
+                mask,
+                (logprobs or []) if given else logprobs,
                 assistant_logprobs=given,
             )
             chain.ids = list(merged.token_ids)
-            chain.num_replies += 1
             content, calls = await self._parser.extract_tool_calls(list(output.token_ids))
             named = tuple((call.name, call.arguments) for call in calls)
-            reply = Reply(content, named, num_prompt, len(output.token_ids))
-            chain.messages = [*messages, reply.message()]
+            reply = EngineReply(content, named, len(ids), len(output.token_ids))
+            chains.answered(chain, messages, reply.message())
             return reply
         finally:
-            chain.busy = False
+            chains.give_back(chain)
 
-    def _output(self, chain: Chain, score: float | None, seconds: float) -> AgentLoopOutput:
+    async def _prompt(
+        self, chain: TokenChain, messages: list[Message], tools: list[dict[str, Any]]
+    ) -> tuple[list[int], list[int], list[float] | None]:
+        """Return a prompt's ids, and mask and logprobs of those after the chain's first prompt.
+
+        verl's own template code adds to the chain's tokens what the conversation adds to it.
+        """
+        if not chain.ids:
+            ids = await self.ct_build_initial_tokens(messages, tools=tools or None)
+            return list(ids), [], None
+        # Copies: verl may extend the lists that it is given.
+        merged, mask, logprobs = await self.ct_merge_context_msg(
+            chain.messages,
+            [*chain.messages, *messages[len(chain.messages) :]],
+            list(chain.ids),
+            list(chain.mask),
+            None if chain.logprobs is None else list(chain.logprobs),
+            tools=tools or None,
+        )
+        return list(merged.token_ids), mask, logprobs
+
+    def _output(self, chain: TokenChain, score: float | None, seconds: float) -> AgentLoopOutput:
         num_prompt = len(chain.ids) - len(chain.mask)
         logprobs = None if chain.logprobs is None else chain.logprobs[: self._length]
         return AgentLoopOutput(

@@ -1,4 +1,8 @@
-"""`AgentSampler`: a slot played by somebody else's agent."""
+"""`AgentSampler`: runs somebody else's agent as a rollout.
+
+The agent calls the policy through `AgentEndpointServer`, which gives every rollout an address of
+its own and records the calls made there.
+"""
 
 import asyncio
 import contextlib
@@ -6,30 +10,78 @@ import inspect
 import logging
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+from typing import Any
 
-from agentrl.errors import AgentError, AgentRLError
-from agentrl.rollout.agent.endpoint import AgentEndpoint, AgentFunction
-from agentrl.rollout.agent.gateway import Gateway
+import httpx
+
+from agentrl.config.sections import AgentSection
+from agentrl.errors import AgentError, AgentRLError, UserCodeError
+from agentrl.inference.dialects.api_server import APIServer
+from agentrl.rollout.agent.agent_loading import AgentFunction
+from agentrl.rollout.agent.forwarded_models import ForwardedModels
 from agentrl.rollout.agent.recording import RecordingSession
 from agentrl.rollout.async_sampler import AsyncSampler, RolloutResult
 from agentrl.rollout.context import RolloutContext
 from agentrl.schema import MCPTask, Record, Score
+from agentrl.schema.agent_endpoint import AgentEndpoint
 
 log = logging.getLogger(__name__)
 
 CANCEL_SECONDS = 5.0
-"""How long an agent whose time is up is waited for after it was cancelled."""
+"""How long a cancelled agent may take to end."""
+_FORWARDING_TIMEOUT = httpx.Timeout(600.0, connect=10.0)
 _INFRASTRUCTURE = (AgentRLError, ConnectionError, TimeoutError, socket.gaierror)
 
 
+class AgentEndpointServer:
+    """Serves the policy to the agents of a sampler process; `open` is the usual way to one."""
+
+    def __init__(
+        self, section: AgentSection, model: str, forwarded: ForwardedModels, server: APIServer
+    ) -> None:
+        self._section = section
+        self._model = model
+        self._forwarded = forwarded
+        self._server = server
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def open(cls, section: AgentSection, model: str) -> AsyncIterator["AgentEndpointServer"]:
+        """Listen on a free port until the context ends.
+
+        Args:
+            section: where to listen, and the models that calls are forwarded to.
+            model: name of the trained model.
+
+        Raises:
+            ConfigError: the address cannot be listened on.
+        """
+        async with (
+            httpx.AsyncClient(timeout=_FORWARDING_TIMEOUT) as client,
+            APIServer.open(section.agent_gateway_host) as server,
+        ):
+            log.info("agents reach the policy at %s", server.address)
+            yield cls(section, model, ForwardedModels(section.agent_routes or {}, client), server)
+
+    @contextlib.asynccontextmanager
+    async def serve(
+        self, sampler: AsyncSampler[Any]
+    ) -> AsyncIterator[tuple[RecordingSession, AgentEndpoint]]:
+        """Record the calls of one rollout until the context ends; yields where to make them."""
+        session = RecordingSession(sampler, self._section, self._model, self._forwarded)
+        async with self._server.serve(session) as endpoint:
+            yield session, replace(endpoint, forwards=True)
+
+
 class AgentSampler(AsyncSampler[MCPTask]):
-    """Plays a task by running an agent against the gateway.
+    """Runs an agent on a task and records its calls to the policy.
 
     What the agent returns is the answer, or holds it inside the task's answer schema. An agent that
-    raises did so because of what the policy said (`agent_error`, worth 0), unless a failure of the
-    infrastructure is behind it, or the policy was not asked at all: that ends the attempt, and
-    nothing is scored.
+    raises failed because of what the policy said (outcome `agent_error`, score 0), unless a failure
+    of the infrastructure caused it or the policy was never asked: that ends the attempt without a
+    score.
     """
 
     def __init__(
@@ -39,40 +91,40 @@ class AgentSampler(AsyncSampler[MCPTask]):
         context: RolloutContext,
         *,
         agent: AgentFunction,
-        gateway: Gateway,
+        endpoints: AgentEndpointServer,
     ) -> None:
         super().__init__(task, record, context)
         self._agent = agent
-        self._gateway = gateway
+        self._endpoints = endpoints
         self._error = ""
 
     async def run(self) -> RolloutResult:
         """Run the agent to its end, or to the end of its time."""
         self.context.check_scorer(self.task)
-        async with self._gateway.session(self) as session:
-            playing = asyncio.create_task(self._play(self._gateway.endpoint(session)))
+        async with self._endpoints.serve(self) as (session, endpoint):
+            running = asyncio.create_task(self._run_agent(endpoint))
             try:
                 with contextlib.suppress(TimeoutError):
                     async with self.context.servers.clock.timeout_at(self.deadline):
-                        await asyncio.wait({playing})
+                        await asyncio.wait({running})
             finally:
-                in_time = playing.done()
-                await self._end(playing)
+                in_time = running.done()
+                await self._end(running)
         if session.failure is not None:
             raise session.failure
         if not in_time:
             return self._out_of_time()
-        error = playing.exception()
+        error = running.exception()
         if error is not None:
             return self._after_error(error, session)
-        return self._answered(playing.result(), session)
+        return self._answered(running.result(), session)
 
     async def evaluate_record(self, result: RolloutResult) -> Score:
         """Let the task's scorer judge the answer; a rollout without an answer scores 0."""
         reason = self._error or result.outcome
         return await self.context.score(self.task, result.final_answer, no_answer=reason)
 
-    async def _play(self, endpoint: AgentEndpoint) -> object:
+    async def _run_agent(self, endpoint: AgentEndpoint) -> object:
         answer: object
         if inspect.iscoroutinefunction(self._agent):
             answer = await self._agent(self.task, endpoint)
@@ -82,14 +134,14 @@ class AgentSampler(AsyncSampler[MCPTask]):
                 answer = await answer
         return answer
 
-    async def _end(self, playing: asyncio.Task[object]) -> None:
-        """Cancel the agent, and go on without it where it does not let itself be cancelled."""
-        if playing.done():
+    async def _end(self, running: asyncio.Task[object]) -> None:
+        """Cancel the agent; go on without it if it does not end in time."""
+        if running.done():
             return
-        playing.cancel()
-        _, pending = await asyncio.wait({playing}, timeout=CANCEL_SECONDS)
+        running.cancel()
+        _, pending = await asyncio.wait({running}, timeout=CANCEL_SECONDS)
         if pending:
-            log.warning("%s: the agent goes on after it was cancelled", self.record.id)
+            log.warning("%s: the agent keeps running after it was cancelled", self.record.id)
 
     def _answered(self, answer: object, session: RecordingSession) -> RolloutResult:
         if answer is not None and not isinstance(answer, str):
@@ -114,7 +166,7 @@ class AgentSampler(AsyncSampler[MCPTask]):
         self._error = f"agent_error: {type(error).__name__}: {error}"
         if session.limit is not None:
             return RolloutResult(session.limit)
-        if not self.turns or any(isinstance(e, _INFRASTRUCTURE) for e in _behind(error)):
+        if not self.turns or any(map(_is_infrastructure, _causes(error))):
             raise AgentError(f"the agent failed ({type(error).__name__}: {error})") from error
         log.info("%s: the agent raised %s: %s", self.record.id, type(error).__name__, error)
         return RolloutResult("agent_error")
@@ -123,8 +175,8 @@ class AgentSampler(AsyncSampler[MCPTask]):
 async def _in_thread(agent: AgentFunction, task: MCPTask, endpoint: AgentEndpoint) -> object:
     """Call a plain function in a daemon thread of its own.
 
-    Of its own, because as many rollouts may block at once as there are slots; a daemon, because a
-    thread cannot be ended and must not hold up the end of the process.
+    Its own, because as many rollouts may block at once as the process runs; a daemon, because a
+    thread cannot be ended and must not delay the end of the process.
     """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[object] = loop.create_future()
@@ -143,7 +195,7 @@ async def _in_thread(agent: AgentFunction, task: MCPTask, endpoint: AgentEndpoin
         try:
             result = agent(task, endpoint)
         except Exception as error:  # noqa: BLE001
-            # Whatever it raises belongs to the rollout, not to this thread.
+            # Whatever the agent raises belongs to the rollout, not to this thread.
             failure = error
         if not loop.is_closed():
             loop.call_soon_threadsafe(settle, result, failure)
@@ -152,7 +204,11 @@ async def _in_thread(agent: AgentFunction, task: MCPTask, endpoint: AgentEndpoin
     return await done
 
 
-def _behind(error: BaseException) -> Iterator[BaseException]:
+def _is_infrastructure(error: BaseException) -> bool:
+    return isinstance(error, _INFRASTRUCTURE) and not isinstance(error, UserCodeError)
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
     """Yield an error and everything that led to it."""
     pending, seen = [error], set()
     while pending:

@@ -1,11 +1,10 @@
 """The calls of one rollout so far, and how the next prompt follows from them.
 
 A request that repeats an earlier request and its reply, and adds to it, continues that turn: its
-prompt is that turn's ids, prompt and sample, and the ids of what was added. Any other request is
-rendered anew and branches off where its ids still agree with those of a turn.
+prompt is that turn's ids, as sampled, and the ids of what was added. Any other request is rendered
+anew and branches from the turn with which it shares the longest token prefix.
 """
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
@@ -13,33 +12,39 @@ from typing import Any
 
 import numpy as np
 
-from agentrl.inference.dialects.messages import meaning, tools_meaning, with_own_ids
+from agentrl.inference.dialects.continuation import (
+    ContinuationIndex,
+    ConversationKey,
+    conversation_key,
+    meaning,
+    tools_meaning,
+)
 from agentrl.renderers import Renderer
-from agentrl.rollout.conversation import Prompt
+from agentrl.rollout.conversation import AnsweredTurn, Prompt
 from agentrl.schema import DispatchedSamplingTask, Message
 from agentrl.schema.image import image_addresses
 
 FORK = "fork"
-"""The prompt leaves another turn's before that turn's reply: a parallel call, or a sub-agent's."""
+"""The prompt shares less than another turn's prompt: a parallel call, or a sub-agent's."""
 EDITED_CONTEXT = "edited_context"
-"""The prompt goes on behind another turn's reply, but with another history."""
+"""The prompt shares a part of another turn's reply, but its history was edited."""
 
 Tools = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How a request is going to be prompted."""
+    """How a request is prompted."""
 
     prompt: Prompt
-    chain: str
-    """Digest of the tools and of what all messages mean."""
     tools: str
-    """Digest of the tools."""
+    """What the tools mean."""
+    asked: ConversationKey
+    """The conversation as the framework sent it."""
     messages: tuple[Message, ...]
-    """The whole conversation, the policy's replies as they were sampled."""
+    """The conversation with the policy's replies as they were sampled."""
     added: tuple[Message, ...]
-    """What stands in it beyond the turn that it continues; all of it where it continues none."""
+    """The messages that the continued turn does not have; all of them if there is none."""
     results: tuple[Message, ...] = ()
     """Tool messages at the beginning of `added` that answer the calls of that turn."""
     text: str | None = None
@@ -47,31 +52,28 @@ class Plan:
 
 
 @dataclass(frozen=True, eq=False)
-class Answered:
-    """A call that was answered, as the next one may build upon it."""
+class _AnsweredCall:
+    """An answered call, as a later one may build upon it."""
 
     plan: Plan
-    turn_index: int
-    messages: tuple[Message, ...]
-    """The request's, and the reply as it was sampled."""
-    full_ids: np.ndarray
-    """Prompt and sampled ids, int32 [F]."""
+    turn: AnsweredTurn
     text: str | None
     """Prompt and reply of a plain completion."""
     call_names: Mapping[str, str]
     """Id of each of the reply's tool calls -> name of its tool, in order."""
     sent_ids: tuple[str, ...]
-    """The ids that the framework knows these calls by."""
+    """The ids by which the framework knows these calls."""
 
 
-class History:
+class CallHistory:
     """All answered calls of a rollout."""
 
     def __init__(self, renderer: Renderer) -> None:
         self._renderer = renderer
-        self._calls: list[Answered] = []
-        self._by_chain: dict[str, list[Answered]] = {}
-        self._by_reply: dict[str, list[Answered]] = {}
+        self._calls: list[_AnsweredCall] = []
+        # The scope is the tools: they stand in the prompt before all messages.
+        self._by_conversation = ContinuationIndex[_AnsweredCall]()
+        self._by_reply: dict[str, list[_AnsweredCall]] = {}
 
     def plan(self, messages: Sequence[Message], tools: Tools) -> Plan:
         """Return the prompt for a conversation.
@@ -83,19 +85,15 @@ class History:
         Raises:
             RenderError: the chat template refuses the conversation.
         """
-        tools_key = _digest("", tools_meaning(tools))
-        chains = [tools_key]
-        for message in messages:
-            chains.append(_digest(chains[-1], meaning(message)))
-        for length in range(len(messages), 0, -1):
-            candidates = self._by_chain.get(chains[length])
-            if candidates:
-                continued = _best(candidates, messages[length - 1])
-                return self._continue(continued, messages, length, tools, (chains[-1], tools_key))
+        scope = tools_meaning(tools)
+        asked = conversation_key(messages, scope=scope)
+        for length, calls in self._by_conversation.matches(asked):
+            continued = _best(calls, messages[length - 1])
+            return self._continue(continued, messages, length, tools, asked)
         whole = self._as_sampled(messages, None)
         ids = self._renderer.render(whole, tools)
-        prompt = self._branch(ids, tools_key, image_addresses(whole))
-        return Plan(prompt, chains[-1], tools_key, whole, whole)
+        prompt = self._branch(ids, scope, image_addresses(whole))
+        return Plan(prompt, scope, asked, whole, whole)
 
     def plan_text(self, text: str) -> Plan:
         """Return the prompt for a plain completion of `text`.
@@ -103,21 +101,22 @@ class History:
         Raises:
             RenderError: the tokenizer has no plain form of a part of the text.
         """
-        known = [a for a in self._calls if a.text is not None and text.startswith(a.text)]
+        known = [c for c in self._calls if c.text is not None and text.startswith(c.text)]
         if not known:
             return self.plan_ids(self._renderer.encode(text), text)
-        continued = max(known, key=lambda answered: len(answered.full_ids))
+        continued = max(known, key=lambda call: len(call.turn.full_ids))
+        full_ids = continued.turn.full_ids
         # The text does not show the token that ended the reply.
-        ended = int(continued.full_ids[-1]) in self._renderer.stop_token_ids
-        shared_len = len(continued.full_ids) - ended
+        ended = int(full_ids[-1]) in self._renderer.stop_token_ids
+        shared_len = len(full_ids) - ended
         added = text[len(continued.text or "") :]
-        ids = np.concatenate([continued.full_ids[:shared_len], self._renderer.encode(added)])
+        ids = np.concatenate([full_ids[:shared_len], self._renderer.encode(added)])
         reason = "stop_token" if ended else None
-        prompt = Prompt(ids.astype(np.int32), continued.turn_index, shared_len, reason)
+        prompt = Prompt(ids.astype(np.int32), continued.turn.index, shared_len, reason)
         return _plan_of_text(prompt, text, added)
 
     def plan_ids(self, ids: np.ndarray, text: str) -> Plan:
-        """Return the prompt that these ids are, int32 [P]; `text` is what they say."""
+        """Return the prompt that consists of these ids, int32 [P]; `text` is their decoded form."""
         return _plan_of_text(self._branch(ids, _NO_TOOLS), text, text)
 
     def remember(
@@ -128,77 +127,70 @@ class History:
         delivered: Message,
         sent_ids: Sequence[str] = (),
     ) -> None:
-        """Remember a reply that the framework may build upon.
+        """Remember an answered call that later ones may continue.
 
         Args:
             plan: what was asked.
             turn: the stored turn.
             sampled: the reply for the chat template.
             delivered: the reply as the framework is given it, its calls under their own ids.
-            sent_ids: the ids that the framework knows these calls by.
+            sent_ids: the ids by which the framework knows these calls.
         """
         calls = delivered.get("tool_calls", ())
-        answered = Answered(
+        full_ids = np.concatenate([plan.prompt.ids, turn.output_ids]).astype(np.int32)
+        answered = _AnsweredCall(
             plan=plan,
-            turn_index=turn.index,
-            messages=(*plan.messages, sampled),
-            full_ids=np.concatenate([plan.prompt.ids, turn.output_ids]).astype(np.int32),
+            turn=AnsweredTurn(turn.index, (*plan.messages, sampled), full_ids, plan.prompt.images),
             text=None if plan.text is None else plan.text + turn.output_text,
             call_names={call["id"]: call["function"]["name"] for call in calls},
             sent_ids=tuple(sent_ids),
         )
         self._calls.append(answered)
         if plan.text is None:
-            said = meaning(delivered)
-            self._by_reply.setdefault(said, []).append(answered)
-            self._by_chain.setdefault(_digest(plan.chain, said), []).append(answered)
+            self._by_reply.setdefault(meaning(delivered), []).append(answered)
+            self._by_conversation.add(plan.asked, delivered, answered)
 
     def _continue(
         self,
-        continued: Answered,
+        continued: _AnsweredCall,
         messages: Sequence[Message],
         length: int,
         tools: Tools,
-        digests: tuple[str, str],
+        asked: ConversationKey,
     ) -> Plan:
         """Return the prompt of `messages`, of which the first `length` are those of `continued`."""
         added = self._as_sampled(messages[length:], (continued, messages[length - 1]))
-        bridge = self._renderer.bridge(continued.full_ids, continued.messages, added, tools)
-        ids = bridge.prompt_ids(continued.full_ids)
-        answers = takewhile(lambda message: message["role"] == "tool", added)
-        whole = (*continued.messages, *added)
-        prompt = Prompt(ids, continued.turn_index, bridge.shared_len, bridge.reason)
+        results = takewhile(lambda message: message["role"] == "tool", added)
         return Plan(
-            prompt.showing(
-                image_addresses(whole), continued.plan.prompt.images, self._renderer.image_token_id
-            ),
-            *digests,
-            messages=whole,
+            continued.turn.next_prompt(self._renderer, added, tools),
+            continued.plan.tools,
+            asked,
+            messages=(*continued.turn.messages, *added),
             added=added,
-            results=tuple(m for m in answers if m["tool_call_id"] in continued.call_names),
+            results=tuple(m for m in results if m["tool_call_id"] in continued.call_names),
         )
 
-    def _branch(self, ids: np.ndarray, tools_key: str, images: tuple[str, ...] = ()) -> Prompt:
+    def _branch(self, ids: np.ndarray, tools: str, images: tuple[str, ...] = ()) -> Prompt:
         """Return `ids` as a branch of the turn with which they share most."""
         best, most = None, 0
         for answered in self._calls:
             # A turn says which tools were shown by the root that it goes back to.
-            if answered.plan.tools == tools_key:
-                shared = _num_shared(ids, answered.full_ids)
+            if answered.plan.tools == tools:
+                shared = _num_shared(ids, answered.turn.full_ids)
                 if shared > most:
                     best, most = answered, shared
         placeholder = self._renderer.image_token_id
         if best is None:
             return Prompt(ids, None, 0, None).showing(images, (), placeholder)
-        prompt = Prompt(ids, best.turn_index, most, None, rewritten=True)
+        prompt = Prompt(ids, best.turn.index, most, None, rewritten=True)
         prompt = prompt.showing(images, best.plan.prompt.images, placeholder)
-        if prompt.shared_len == len(best.full_ids):
+        if prompt.shared_len == len(best.turn.full_ids):
             return prompt
         is_fork = prompt.shared_len <= len(best.plan.prompt.ids)
         return replace(prompt, branch_reason=FORK if is_fork else EDITED_CONTEXT)
 
     def _as_sampled(
-        self, messages: Sequence[Message], behind: tuple[Answered, Message] | None
+        self, messages: Sequence[Message], behind: tuple[_AnsweredCall, Message] | None
     ) -> tuple[Message, ...]:
         """Return messages with the policy's replies as sampled, and tool results under their ids.
 
@@ -210,7 +202,7 @@ class History:
         names: dict[str, str] = {}
         result: list[Message] = []
 
-        def follow(answered: Answered, sent: Message) -> None:
+        def follow(answered: _AnsweredCall, sent: Message) -> None:
             own_ids.update(zip(_call_ids(sent), answered.call_names, strict=True))
             names.update(answered.call_names)
 
@@ -221,18 +213,18 @@ class History:
             if known:
                 answered = _best(known, message)
                 follow(answered, message)
-                result.append(answered.messages[-1])
+                result.append(answered.turn.messages[-1])
             else:
-                result.append(with_own_ids(message, own_ids, names))
+                result.append(_with_own_ids(message, own_ids, names))
         return tuple(result)
 
 
 def _plan_of_text(prompt: Prompt, text: str, added: str) -> Plan:
     messages = ({"role": "user", "content": added},)
-    return Plan(prompt, "", _NO_TOOLS, messages, messages, text=text)
+    return Plan(prompt, _NO_TOOLS, conversation_key(()), messages, messages, text=text)
 
 
-def _best(candidates: Sequence[Answered], sent: Message) -> Answered:
+def _best(candidates: Sequence[_AnsweredCall], sent: Message) -> _AnsweredCall:
     """Return the one whose calls have the ids that were sent back, or else the latest."""
     ids = _call_ids(sent)
     same = [answered for answered in candidates if list(answered.sent_ids) == ids]
@@ -249,8 +241,22 @@ def _num_shared(ids: np.ndarray, others: np.ndarray) -> int:
     return int(differs[0]) if len(differs) else size
 
 
-def _digest(before: str, text: str) -> str:
-    return hashlib.blake2b(f"{before}\n{text}".encode(), digest_size=16).hexdigest()
+def _with_own_ids(
+    message: Message, own_ids: Mapping[str, str], names: Mapping[str, str]
+) -> Message:
+    """Return a tool message under the id that the policy's call has here, with its tool's name.
+
+    Args:
+        message: any message; those of other roles are returned as they are.
+        own_ids: the framework's id of a call -> ours.
+        names: our id of a call -> name of the tool.
+    """
+    if message["role"] != "tool":
+        return message
+    given = message["tool_call_id"]
+    own = own_ids.get(given, given)
+    name = message.get("name") or names.get(own)
+    return {**message, "tool_call_id": own, **({} if name is None else {"name": name})}
 
 
-_NO_TOOLS = _digest("", tools_meaning(()))
+_NO_TOOLS = tools_meaning(())

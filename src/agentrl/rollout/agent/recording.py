@@ -1,8 +1,8 @@
-"""`RecordingSession`: a rollout's calls matched to each other, sampled, stored, answered."""
+"""`RecordingSession`: a rollout's calls are matched to earlier ones, sampled, stored and answered."""
 
 import json
 import secrets
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -10,27 +10,30 @@ from typing import Any
 import numpy as np
 
 from agentrl.config.sections import AgentSection
-from agentrl.errors import RenderError, ServerRefused
+from agentrl.errors import APIError, RenderError, ServerRefused
 from agentrl.inference import OnPartial
-from agentrl.inference.dialects.api_errors import Refusal
-from agentrl.inference.dialects.completion import (
+from agentrl.inference.dialects.chat_completions import unusable_schema
+from agentrl.inference.dialects.session import (
+    ChatRequest,
     Completion,
     FinishReason,
+    ModelSession,
+    OnDelta,
+    TextRequest,
+)
+from agentrl.renderers import Reply
+from agentrl.rollout.agent.call_history import CallHistory, Plan, Tools
+from agentrl.rollout.agent.forwarded_models import ForwardedCalls, ForwardedModels
+from agentrl.rollout.agent.reply_delivery import (
+    DeltaStream,
+    all_content,
     as_delivered,
     cut,
     with_call_ids,
 )
-from agentrl.inference.dialects.deltas import Listen, Telling
-from agentrl.inference.dialects.messages import text_of, with_addresses
-from agentrl.inference.dialects.requests import ChatRequest, CompletionRequest, unusable_schema
-from agentrl.inference.dialects.session import Session
-from agentrl.inference.dialects.upstream import Upstream
-from agentrl.renderers import Reply
-from agentrl.rollout.agent.call_history import History, Plan, Tools
-from agentrl.rollout.agent.routed_calls import RoutedCalls
 from agentrl.rollout.async_sampler import AsyncSampler, LimitReached
 from agentrl.schema import DispatchedSamplingTask, Message, Outcome, ToolResult
-from agentrl.schema.image import image_addresses
+from agentrl.schema.image import image_addresses, image_part
 
 _LIMIT_CODES: dict[Outcome, str] = {"length_limit": "context_length_exceeded"}
 _LIMIT_TEXTS: dict[Outcome, str] = {
@@ -41,99 +44,101 @@ _LIMIT_TEXTS: dict[Outcome, str] = {
 }
 
 
-class RecordingSession(Session):
-    """The door of one rollout to the policy: every call is a turn of its Record.
+class RecordingSession(ModelSession):
+    """Answers the calls of one rollout with the policy: every call is a turn of its Record.
 
-    Failures of the infrastructure are remembered until the same call succeeds: a rollout that ends
-    with one left is nobody's answer.
+    A failure of the infrastructure is remembered until the same call succeeds: a rollout that ends
+    with such a failure is not scored.
 
     Attributes:
-        limit: the limit that the last refused call met.
+        limit: the limit that the last refused call reached.
     """
 
     def __init__(
-        self, sampler: AsyncSampler[Any], section: AgentSection, model: str, upstream: Upstream
+        self,
+        sampler: AsyncSampler[Any],
+        section: AgentSection,
+        model: str,
+        forwarded: ForwardedModels,
     ) -> None:
         super().__init__(model)
         self.limit: Outcome | None = None
         self._call_mark = secrets.token_hex(6)
         self._sampler = sampler
         self._section = section
-        self._routed = RoutedCalls(sampler, upstream)
-        self._history = History(sampler.context.renderer)
+        self._forwarded = ForwardedCalls(sampler, forwarded)
+        self._history = CallHistory(sampler.context.renderer)
         self._num_calls = 0
         self._failures: dict[str, Exception] = {}
 
     @property
     def models(self) -> tuple[str, ...]:
         """Names that a request may ask for."""
-        return self.model, *self._routed.models
+        return self.model, *self._forwarded.models
 
     @property
     def failure(self) -> Exception | None:
-        """A failure of the infrastructure that no later call made good."""
+        """A failure of the infrastructure after which the same call did not succeed."""
         return next(iter(self._failures.values()), None)
 
-    async def chat(self, request: ChatRequest, listen: Listen | None = None) -> Completion:
-        """Go on with a conversation; the turn is durable on return.
+    async def chat(self, request: ChatRequest, on_delta: OnDelta | None = None) -> Completion:
+        """Continue a conversation; the turn is durable on return.
 
         Raises:
-            Refusal: the request cannot be answered.
+            APIError: the request cannot be answered.
         """
         call_key = json.dumps([request.model, request.raw], sort_keys=True, default=str)
         if request.model == self.model:
-            return await self._guarded(call_key, self._chat(request, listen))
-        self._require_route(request.model)
+            return await self._guarded(call_key, self._chat(request, on_delta))
+        self._require_forwarded(request.model)
         return await self._guarded(call_key, self._forward(request))
 
-    async def complete(
-        self, request: CompletionRequest, listen: Listen | None = None
-    ) -> Completion:
-        """Go on with a text; the turn is durable on return.
+    async def complete(self, request: TextRequest, on_delta: OnDelta | None = None) -> Completion:
+        """Continue a text; the turn is durable on return.
 
         Raises:
-            Refusal: the request cannot be answered.
+            APIError: the request cannot be answered.
         """
         if request.model != self.model:
-            self._require_route(request.model)
-            raise Refusal(f"{request.model!r} is routed for /v1/chat/completions only")
-        return await self._guarded(f"{request.prompt}", self._complete(request, listen))
+            self._require_forwarded(request.model)
+            raise APIError(f"{request.model!r} is forwarded for /v1/chat/completions only")
+        return await self._guarded(f"{request.prompt}", self._complete(request, on_delta))
 
-    def _require_route(self, model: str) -> None:
-        if model not in self._routed.models:
-            raise Refusal(
+    def _require_forwarded(self, model: str) -> None:
+        if model not in self._forwarded.models:
+            raise APIError(
                 f"the model {model!r} is not served here (served: {', '.join(self.models)}); ask "
-                "for one of these, or give it a route with --agent_routes",
+                "for one of these, or name its server with --agent_routes",
                 status=404,
                 code="model_not_found",
                 param="model",
             )
 
     async def _forward(self, request: ChatRequest) -> Completion:
-        return await self._routed.ask(request, await self._with_kept_images(request.messages))
+        return await self._forwarded.ask(request, await self._with_kept_images(request.messages))
 
     async def _guarded(self, call_key: str, call: Coroutine[Any, Any, Completion]) -> Completion:
-        """Await a call; turn errors into refusals and keep the infrastructure's in mind."""
+        """Await a call; answer its errors as API errors, and remember the infrastructure's."""
         try:
             completion = await call
         except LimitReached as limit:
             self.limit = limit.outcome
-            raise Refusal(
+            raise APIError(
                 _LIMIT_TEXTS[limit.outcome],
                 code=_LIMIT_CODES.get(limit.outcome, limit.outcome),
             ) from None
         except RenderError as error:
-            raise Refusal(str(error), code="cannot_render") from None
-        except Refusal:
+            raise APIError(str(error), code="cannot_render") from None
+        except APIError:
             raise
         except Exception as error:
-            # Whatever it is, it is not the policy's doing; the rollout must not be scored for it.
+            # The policy did not cause it, so the rollout must not be scored for it.
             self._failures[call_key] = error
-            raise Refusal(f"{type(error).__name__}: {error}", status=503) from error
+            raise APIError(f"{type(error).__name__}: {error}", status=503) from error
         self._failures.pop(call_key, None)
         return completion
 
-    async def _chat(self, request: ChatRequest, listen: Listen | None) -> Completion:
+    async def _chat(self, request: ChatRequest, on_delta: OnDelta | None) -> Completion:
         messages = await self._with_kept_images(request.messages)
         self._check_seen(messages)
         plan = self._history.plan(messages, request.tools)
@@ -143,22 +148,22 @@ class RecordingSession(Session):
             begun = renderer.call_beginning(request.called_tool)
             plan = replace(plan, prompt=plan.prompt.beginning(begun))
         prompt = plan.prompt
-        telling = listen and Telling(
+        deltas = on_delta and DeltaStream(
             lambda ids: renderer.parse(prompt.reply_ids(ids), tools=request.tools),
-            listen,
+            on_delta,
             stop=request.sampling.stop,
             calls_may_lead=request.may_call,
         )
-        turn, reply = await self._sample(plan, request, telling, request.tools)
+        turn, reply = await self._sample(plan, request, deltas, request.tools)
         message = as_delivered(reply, may_call=request.may_call, stop=request.sampling.stop)
-        if telling is not None:
-            message = telling.whole(message)
+        if deltas is not None:
+            message = deltas.whole(message)
         given = with_call_ids(message, self._call_mark)
         sent_ids = [call["id"] for call in given.get("tool_calls", ())]
         self._history.remember(plan, turn, reply.message, message, sent_ids)
         return self._completion(request, plan, turn, given)
 
-    async def _complete(self, request: CompletionRequest, listen: Listen | None) -> Completion:
+    async def _complete(self, request: TextRequest, on_delta: OnDelta | None) -> Completion:
         renderer = self._sampler.context.renderer
         if isinstance(request.prompt, str):
             plan = self._history.plan_text(request.prompt)
@@ -166,27 +171,27 @@ class RecordingSession(Session):
             ids = np.asarray(request.prompt, dtype=np.int64)
             size = renderer.vocab_size
             if ids.min() < 0 or ids.max() >= size:
-                raise Refusal(f"prompt: token ids have to be in [0, {size})", param="prompt")
+                raise APIError(f"prompt: token ids have to be in [0, {size})", param="prompt")
             plan = self._history.plan_ids(ids.astype(np.int32), renderer.decode(ids))
-        telling = listen and Telling(
-            lambda ids: _all_said(renderer.parse(ids)), listen, stop=request.sampling.stop
+        deltas = on_delta and DeltaStream(
+            lambda ids: all_content(renderer.parse(ids)), on_delta, stop=request.sampling.stop
         )
-        turn, reply = await self._sample(plan, request, telling)
+        turn, reply = await self._sample(plan, request, deltas)
         message = {"role": "assistant", "content": cut(reply.text, request.sampling.stop)}
-        if telling is not None:
-            message = telling.whole(message)
+        if deltas is not None:
+            message = deltas.whole(message)
         self._history.remember(plan, turn, reply.message, message)
         return self._completion(request, plan, turn, message)
 
     async def _sample(
         self,
         plan: Plan,
-        request: ChatRequest | CompletionRequest,
-        telling: Telling | None,
+        request: ChatRequest | TextRequest,
+        deltas: DeltaStream | None,
         tools: Tools = (),
     ) -> tuple[DispatchedSamplingTask, Reply]:
         may_call = isinstance(request, ChatRequest) and request.may_call
-        drawn = self._drawing(request)
+        fields = self._sampling_fields(request)
         try:
             with self._counted():
                 return await self._sampler.sample(
@@ -194,35 +199,35 @@ class RecordingSession(Session):
                     messages=plan.added,
                     tools=tools,
                     judge=_format_errors_earn_nothing if may_call else None,
-                    on_partial=None if telling is None else _to(telling),
-                    **drawn,
+                    on_partial=None if deltas is None else _to(deltas),
+                    **fields,
                 )
         except ServerRefused as error:
-            if "grammar" in drawn and error.status == 400 and not error.is_transient:
+            if "grammar" in fields and error.status == 400 and not error.is_transient:
                 raise unusable_schema(f"no reply can be held to it: {error}") from None
             raise
 
-    def _drawing(self, request: ChatRequest | CompletionRequest) -> dict[str, Any]:
+    def _sampling_fields(self, request: ChatRequest | TextRequest) -> dict[str, Any]:
         """Return the fields of `SamplingParams` that a request decides."""
         context, asked = self._sampler.context, request.sampling
-        drawn: dict[str, Any] = {"stop": asked.stop}
+        fields: dict[str, Any] = {"stop": asked.stop}
         if self._section.agent_sampling == "agent":
-            drawn |= asked.params
-            drawn["seed"] = asked.seed
+            fields |= asked.params
+            fields["seed"] = asked.seed
         if asked.max_tokens is not None:
             most = context.sampling_params(self._sampler.record.split).max_new_tokens
-            drawn["max_new_tokens"] = min(most, asked.max_tokens)
-        # A call that has to be made takes the place of the answer that has to be JSON.
+            fields["max_new_tokens"] = min(most, asked.max_tokens)
+        # Where a call is required, it takes the place of the reply that follows the schema.
         if isinstance(request, ChatRequest) and not request.must_call:
             schema = request.json_schema
             if schema is not None:
                 grammar = context.renderer.json_grammar(schema, may_call=request.may_call)
-                drawn["grammar"] = grammar
-        return drawn
+                fields["grammar"] = grammar
+        return fields
 
     @contextmanager
     def _counted(self) -> Iterator[None]:
-        """Count a call; one that fails is not counted, as the framework may make it again."""
+        """Count a call; one that fails is not counted, as the framework may retry it."""
         if self._num_calls >= self._sampler.context.rollout.max_turns:
             raise LimitReached("turns_limit")
         self._num_calls += 1
@@ -233,12 +238,12 @@ class RecordingSession(Session):
             raise
 
     async def _with_kept_images(self, messages: Sequence[Message]) -> tuple[Message, ...]:
-        """Return messages that name their images by where they are stored."""
+        """Store the images of messages; return messages that name them by their stored addresses."""
         given = image_addresses(messages)
         if not given:
             return tuple(messages)
         kept = await self._sampler.context.images.keep(given)
-        return with_addresses(messages, dict(zip(given, kept, strict=True)))
+        return _with_addresses(messages, dict(zip(given, kept, strict=True)))
 
     def _check_seen(self, messages: Sequence[Message]) -> None:
         for message in messages:
@@ -246,15 +251,15 @@ class RecordingSession(Session):
             if image_addresses([message]) and not self._sampler.context.renderer.shows_images_of(
                 role
             ):
-                raise Refusal(
+                raise APIError(
                     f"the policy sees no images in messages of role {role!r}: its chat template "
-                    "shows none; describe them in words, or train a model that sees",
+                    "shows none; describe them in words, or train a model that sees images",
                     code="unsupported_content",
                     param="messages",
                 )
 
     def _keep_results(self, plan: Plan) -> None:
-        """Store what the tool calls of the continued turn led to, unless it is stored already."""
+        """Store the tool results of the continued turn, unless they are stored already."""
         parent = plan.prompt.parent
         if not plan.results or parent is None or self._sampler.turns[parent].tool_results:
             return
@@ -263,7 +268,7 @@ class RecordingSession(Session):
                 ToolResult(
                     call_id=message["tool_call_id"],
                     name=message.get("name", ""),
-                    content=text_of(message),
+                    content=_text_of(message),
                     images=image_addresses([message]),
                 )
                 for message in plan.results
@@ -273,7 +278,7 @@ class RecordingSession(Session):
 
     def _completion(
         self,
-        request: ChatRequest | CompletionRequest,
+        request: ChatRequest | TextRequest,
         plan: Plan,
         turn: DispatchedSamplingTask,
         message: Message,
@@ -298,14 +303,35 @@ class RecordingSession(Session):
         )
 
 
+def _text_of(message: Message) -> str:
+    """Return the text of a message, its images left out."""
+    content = message["content"]
+    if isinstance(content, str):
+        return content
+    return "".join(part["text"] for part in content if part["type"] == "text")
+
+
+def _with_addresses(
+    messages: Sequence[Message], addresses: Mapping[str, str]
+) -> tuple[Message, ...]:
+    """Return messages whose images have other addresses: old one -> new one."""
+
+    def moved(part: Mapping[str, Any]) -> dict[str, Any]:
+        if part["type"] == "text":
+            return dict(part)
+        return image_part(addresses[part["image_url"]["url"]])
+
+    return tuple(
+        message
+        if isinstance(message["content"], str)
+        else {**message, "content": [moved(part) for part in message["content"]]}
+        for message in messages
+    )
+
+
 def _format_errors_earn_nothing(turn: DispatchedSamplingTask, reply: Reply) -> float | None:
     return 0.0 if any(call.format_error is not None for call in reply.tool_calls) else None
 
 
-def _to(telling: Telling) -> OnPartial:
-    return lambda so_far: telling.tell(so_far.output_ids)
-
-
-def _all_said(reply: Reply) -> Reply:
-    """Return a plain text's continuation, in which nothing is thinking or a call."""
-    return replace(reply, content=reply.text, reasoning="", tool_calls=())
+def _to(deltas: DeltaStream) -> OnPartial:
+    return lambda so_far: deltas.update(so_far.output_ids)

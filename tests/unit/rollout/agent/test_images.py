@@ -112,7 +112,7 @@ async def test_images_in_the_responses_form_are_seen_too(
     ("messages", "expected"),
     [
         ([{"role": "user", "content": [shown(1)]}], "the policy sees no images"),
-        ([{"role": "system", "content": [shown(1)]}], "messages of users and tools only"),
+        ([{"role": "system", "content": [shown(1)]}], "only messages of users and tools"),
         (
             [{"role": "user", "content": [{"type": "file", "file": {"file_id": "f"}}]}],
             "'file' is not supported",

@@ -1,0 +1,215 @@
+"""`APIServer`: the HTTP server through which clients call the models of rollouts.
+
+Every rollout has an address of its own, `/s/<session>/v1`; `/v1` itself serves the rollout whose API
+key a request carries.
+"""
+
+import asyncio
+import hmac
+import json
+import re
+import socket
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any, Self
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from agentrl.config.checks import is_loopback
+from agentrl.errors import APIError, ConfigError
+from agentrl.inference.dialects import chat_completions, responses, text_completions
+from agentrl.inference.dialects.dialect import Dialect, answer, bearer_key
+from agentrl.inference.dialects.openai_common import error_body
+from agentrl.inference.dialects.session import ModelSession, session_over
+from agentrl.schema.agent_endpoint import AgentEndpoint
+
+DIALECTS = (chat_completions.DIALECT, text_completions.DIALECT, responses.DIALECT)
+"""The protocols that are served; a further one is a module and an entry here."""
+SESSION_HEADER = "x-agentrl-session"
+_BACKLOG = 1024
+_GRACE_SECONDS = 1
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+
+_Handler = Callable[[Request], Awaitable[Response]]
+
+
+class APIServer:
+    """Serves the sessions of a process; `open` is the usual way to one.
+
+    Attributes:
+        address: `http://host:port`.
+    """
+
+    def __init__(self, host: str, port: int) -> None:
+        self.address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        self._sessions: dict[str, ModelSession] = {}
+        # Other users of this machine reach loopback too, but not the random path of a session.
+        self._needs_key = not is_loopback(host)
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, host: str) -> AsyncIterator[Self]:
+        """Listen on a free port until the context ends.
+
+        Raises:
+            ConfigError: the address cannot be listened on.
+        """
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        try:
+            listener = socket.create_server((host, 0), family=family, backlog=_BACKLOG)
+        except OSError as error:
+            raise ConfigError(
+                f"--agent_gateway_host {host}: cannot listen there: {error.strerror or error}"
+            ) from error
+        server = cls(host, listener.getsockname()[1])
+        serving = _Server(
+            uvicorn.Config(
+                server.app(),
+                log_level="warning",
+                access_log=False,
+                lifespan="off",
+                timeout_graceful_shutdown=_GRACE_SECONDS,
+            )
+        )
+        task = asyncio.create_task(serving.serve(sockets=[listener]))
+        try:
+            yield server
+        finally:
+            serving.should_exit = True
+            await task
+
+    @asynccontextmanager
+    async def serve(self, session: ModelSession) -> AsyncIterator[AgentEndpoint]:
+        """Answer the calls of a rollout until the context ends; yields where to make them."""
+        self._sessions[session.id] = session
+        try:
+            yield AgentEndpoint(self.base_url(session), session.model, session.key)
+        finally:
+            del self._sessions[session.id]
+            await session.close()
+
+    def base_url(self, session: ModelSession) -> str:
+        """Return a rollout's address, for OpenAI's clients."""
+        return f"{self.address}/s/{session.id}/v1"
+
+    def app(self) -> Starlette:
+        """Return the application."""
+        handlers: dict[str, tuple[_Handler, str]] = {
+            "/v1/models": (self._models, "GET"),
+            "/v1/models/{model:path}": (self._model, "GET"),
+            **{dialect.path: (self._handler_of(dialect), "POST") for dialect in DIALECTS},
+        }
+        routes = [Route("/health", _health, methods=["GET"])]
+        routes += [
+            Route(prefix + path, handler, methods=[method])
+            for path, (handler, method) in handlers.items()
+            for prefix in ("", "/s/{session}")
+        ]
+        return Starlette(
+            routes=routes,
+            exception_handlers={APIError: _on_api_error, HTTPException: _on_http_exception},
+        )
+
+    def _handler_of(self, dialect: Dialect) -> _Handler:
+        async def handle(http: Request) -> Response:
+            try:
+                session = self._session_of(http, dialect.api_key(http.headers))
+                call = dialect.read(await _json_object(http), session)
+                return await answer(http, session, call)
+            except APIError as error:
+                return JSONResponse(dialect.error_body(error), error.status)
+
+        return handle
+
+    async def _models(self, http: Request) -> Response:
+        session = self._session_of(http, bearer_key(http.headers))
+        cards = [_card(name) for name in session.models]
+        return JSONResponse({"object": "list", "data": cards})
+
+    async def _model(self, http: Request) -> Response:
+        session = self._session_of(http, bearer_key(http.headers))
+        name = http.path_params["model"]
+        if name not in session.models:
+            raise APIError(f"there is no model {name!r}", status=404, code="model_not_found")
+        return JSONResponse(_card(name))
+
+    def _session_of(self, http: Request, key: str) -> ModelSession:
+        """Return the rollout that a request belongs to.
+
+        Raises:
+            APIError: there is none, or the key is another rollout's.
+        """
+        named = http.path_params.get("session") or http.headers.get(SESSION_HEADER)
+        if named is None:
+            found = next((s for s in self._sessions.values() if _same(key, s.key)), None)
+            if found is None:
+                raise APIError(
+                    "the API key is no rollout's; use the base_url or api_key that the agent was "
+                    "given",
+                    status=401,
+                    code="invalid_api_key",
+                )
+            return found
+        found = self._sessions.get(named)
+        if found is None:
+            raise session_over()
+        if self._needs_key and not _same(key, found.key):
+            raise APIError("the API key is not this rollout's", status=401, code="invalid_api_key")
+        return found
+
+
+class _Server(uvicorn.Server):
+    """Leaves the process's signals to the sampler."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+async def _health(_: Request) -> Response:
+    return JSONResponse({"status": "ok"})
+
+
+def _card(name: str) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": int(time.time()), "owned_by": "agentrl"}
+
+
+async def _json_object(http: Request) -> Mapping[str, Any]:
+    raw = await http.body()
+    try:
+        body = json.loads(raw)
+    except ValueError as error:
+        raise APIError(f"the body has to be JSON: {error}") from None
+    # The pattern matches whole surrogate pairs, too; only encoding tells a lone half.
+    if _SURROGATE.search(raw):
+        try:
+            json.dumps(body, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise APIError(
+                "the body holds half of a character (a lone \\ud800 to \\udfff), which is no text; "
+                "leave it out"
+            ) from None
+    if not isinstance(body, dict):
+        raise APIError("the body has to be a JSON object")
+    return body
+
+
+def _same(given: str, key: str) -> bool:
+    # In constant time: how long it takes must not tell how much of a key was right.
+    return hmac.compare_digest(given.encode(), key.encode())
+
+
+async def _on_api_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, APIError)
+    return JSONResponse(error_body(error), error.status)
+
+
+async def _on_http_exception(_: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return await _on_api_error(_, APIError(error.detail, status=error.status_code))

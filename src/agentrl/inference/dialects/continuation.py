@@ -1,0 +1,87 @@
+"""Which earlier call does this one continue?
+
+A framework that goes on with a conversation sends back what it was answered, but seldom letter by
+letter: ids of tool calls are its own, arguments are JSON with other spaces, thinking is left out,
+an empty content is null. So conversations are compared by `meaning`.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, Generic, TypeVar
+
+from agentrl.schema import Message
+
+_Call = TypeVar("_Call")
+
+
+def meaning(message: Message) -> str:
+    """Return a text that two messages share if and only if they mean the same."""
+    calls = [
+        (call["function"]["name"], call["function"]["arguments"])
+        for call in message.get("tool_calls", ())
+    ]
+    content = message.get("content") or ""
+    if isinstance(content, str):
+        content = content.strip()
+    parts = (message["role"], content, calls)
+    return json.dumps(parts, sort_keys=True, ensure_ascii=False, default=str)
+
+
+def tools_meaning(tools: Sequence[Mapping[str, Any]]) -> str:
+    """Return a text that the same tools in the same order share."""
+    return json.dumps(list(tools), sort_keys=True, default=str)
+
+
+@dataclass(frozen=True)
+class ConversationKey:
+    """A conversation as an index knows it: equal for conversations that mean the same."""
+
+    digests: tuple[str, ...]
+    """Of every beginning of the conversation, from its scope alone to all of its messages. Each
+    covers the one before, so that a conversation costs what its messages cost once."""
+
+
+def conversation_key(messages: Sequence[Message], *, scope: str = "") -> ConversationKey:
+    """Return the key of a conversation.
+
+    Args:
+        messages: as `read_message` returns them.
+        scope: what else has to be equal for a call to continue another one: tools, a model's name.
+    """
+    texts = map(meaning, messages)
+    return ConversationKey(tuple(accumulate(texts, _digest, initial=_digest("", scope))))
+
+
+class ContinuationIndex(Generic[_Call]):
+    """Answered calls by the conversations that they ended: all messages, the reply included."""
+
+    def __init__(self) -> None:
+        self._calls: dict[str, list[_Call]] = {}
+
+    def add(self, asked: ConversationKey, reply: Message, call: _Call) -> None:
+        """Add a call.
+
+        Args:
+            asked: the conversation that was answered.
+            reply: the answer, as the framework was given it.
+            call: what a later call needs to know of this one.
+        """
+        digest = _digest(asked.digests[-1], meaning(reply))
+        self._calls.setdefault(digest, []).append(call)
+
+    def matches(self, asked: ConversationKey) -> Iterator[tuple[int, Sequence[_Call]]]:
+        """Yield the calls that a conversation continues, those with the most messages first.
+
+        Yields:
+            How many of its messages the calls cover, and the calls in the order of their addition.
+        """
+        for length in range(len(asked.digests) - 1, 0, -1):
+            if calls := self._calls.get(asked.digests[length]):
+                yield length, calls
+
+
+def _digest(before: str, text: str) -> str:
+    return hashlib.blake2b(f"{before}\n{text}".encode(), digest_size=16).hexdigest()

@@ -1,0 +1,172 @@
+"""What a dialect is, and how its calls are carried out for clients that may disconnect.
+
+A dialect is one protocol that clients speak: a module that reads its requests and writes its
+answers, whole or as server-sent events, and a line in `api_server.DIALECTS`. What answers the
+calls, and how, is the business of the session.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+
+from agentrl.errors import APIError
+from agentrl.inference.dialects.session import (
+    DELTA_KINDS,
+    Completion,
+    Delta,
+    ModelSession,
+    OnDelta,
+    session_over,
+)
+from agentrl.schema import Message
+
+_T = TypeVar("_T")
+
+
+class DialectCall(Protocol):
+    """One request, read and checked, and the form of its answer."""
+
+    @property
+    def stream(self) -> bool:
+        """Whether the client wants server-sent events instead of one body."""
+
+    async def run(self, on_delta: OnDelta | None) -> Completion:
+        """Let the session answer."""
+
+    def body(self, completion: Completion) -> dict[str, Any]:
+        """Return the whole answer."""
+
+    def delta_events(self, delta: Delta) -> Iterator[str]:
+        """Yield the events that carry further text."""
+
+    def final_events(self, completion: Completion) -> Iterator[str]:
+        """Yield the events that end a stream all of whose text was sent."""
+
+    def error_events(self, error: APIError) -> Iterator[str]:
+        """Yield the events that end a stream with an error."""
+
+
+def bearer_key(headers: Mapping[str, str]) -> str:
+    """Return the API key of `Authorization: Bearer KEY`; empty where there is none."""
+    return headers.get("authorization", "").partition(" ")[2]
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """One protocol."""
+
+    path: str
+    """Where it is served, below the address of a rollout; such as `/v1/chat/completions`."""
+    read: Callable[[Mapping[str, Any], ModelSession], DialectCall]
+    """Reads a request's body; raises `APIError` where it is malformed or asks too much."""
+    error_body: Callable[[APIError], dict[str, Any]]
+    """Writes an error that is answered instead of a stream."""
+    api_key: Callable[[Mapping[str, str]], str] = bearer_key
+    """Finds the API key among a request's headers."""
+
+
+async def answer(http: Request, session: ModelSession, call: DialectCall) -> Response:
+    """Carry a call out; it is cancelled when the client disconnects or the rollout ends.
+
+    Raises:
+        APIError: the request cannot be answered, and nothing was sent yet.
+    """
+    if call.stream:
+        return await _streamed(http, session, call)
+    working = session.start(call.run(None))
+    try:
+        await _while_connected(http, asyncio.wait({working}))
+        return JSONResponse(call.body(_result(working)))
+    finally:
+        working.cancel()
+
+
+async def _streamed(http: Request, session: ModelSession, call: DialectCall) -> Response:
+    """Answer with a stream, which begins with the first text: errors before it have a status."""
+    # None marks the end of the call.
+    deltas: asyncio.Queue[Delta | None] = asyncio.Queue()
+    working = session.start(call.run(deltas.put_nowait))
+    working.add_done_callback(lambda _: deltas.put_nowait(None))
+    try:
+        first = await _while_connected(http, deltas.get())
+        if first is None:
+            _result(working)
+    except BaseException:
+        working.cancel()
+        raise
+    events = _events(working, first, deltas, call)
+    return StreamingResponse(events, media_type="text/event-stream")
+
+
+async def _events(
+    working: asyncio.Task[Completion],
+    delta: Delta | None,
+    deltas: asyncio.Queue[Delta | None],
+    call: DialectCall,
+) -> AsyncIterator[str]:
+    remainder = Remainder()
+    try:
+        while delta is not None:
+            remainder.count(delta)
+            for event in call.delta_events(delta):
+                yield event
+            delta = await deltas.get()
+        try:
+            completion = _result(working)
+        except APIError as error:
+            for event in call.error_events(error):
+                yield event
+            return
+        for rest in remainder.of(completion.message):
+            for event in call.delta_events(rest):
+                yield event
+        for event in call.final_events(completion):
+            yield event
+    finally:
+        working.cancel()
+
+
+class Remainder:
+    """Counts the text of a reply that was sent, and finds what is left of it at the end."""
+
+    def __init__(self) -> None:
+        self._lengths = dict.fromkeys(DELTA_KINDS, 0)
+
+    def count(self, delta: Delta) -> None:
+        """Note that this was sent."""
+        self._lengths[delta.kind] += len(delta.text)
+
+    def of(self, message: Message) -> list[Delta]:
+        """Return what was not sent of a whole reply that begins with what was."""
+        rests = ((kind, message.get(kind, "")[length:]) for kind, length in self._lengths.items())
+        return [Delta(kind, text) for kind, text in rests if text]
+
+
+async def _while_connected(http: Request, awaited: Coroutine[Any, Any, _T]) -> _T:
+    """Await something unless the client disconnects first."""
+    waiting = asyncio.create_task(awaited)
+    leaving = asyncio.create_task(_disconnect(http))
+    try:
+        await asyncio.wait({waiting, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not waiting.done():
+            raise HTTPException(499, "the client disconnected")
+        return waiting.result()
+    finally:
+        leaving.cancel()
+        waiting.cancel()
+
+
+def _result(working: asyncio.Task[Completion]) -> Completion:
+    if working.cancelled():
+        raise session_over()
+    return working.result()
+
+
+async def _disconnect(http: Request) -> None:
+    while (await http.receive())["type"] != "http.disconnect":
+        pass

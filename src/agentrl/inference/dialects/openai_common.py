@@ -1,0 +1,139 @@
+"""What OpenAI's dialects share: checks of a request's fields, errors, events, usage."""
+
+import json
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from agentrl.errors import APIError
+from agentrl.inference.dialects.session import (
+    ChatRequest,
+    Completion,
+    SamplingRequest,
+    TextRequest,
+)
+
+DONE = "data: [DONE]\n\n"
+MAX_STOPS = 16
+_SAMPLING = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+)
+_Parsed = TypeVar("_Parsed", bound=BaseModel)
+
+
+class _StreamOptions(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+
+    include_usage: bool = False
+
+
+class CompletionBody(BaseModel):
+    """Fields of both completion routes. Others are ignored: most are hints to a provider."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    model: str
+    temperature: float | None = Field(default=None, ge=0.0, le=2.0)
+    top_p: float | None = Field(default=None, gt=0.0, le=1.0)
+    top_k: int | None = Field(default=None, ge=-1)
+    min_p: float | None = Field(default=None, ge=0.0, le=1.0)
+    presence_penalty: float | None = Field(default=None, ge=-2.0, le=2.0)
+    frequency_penalty: float | None = Field(default=None, ge=-2.0, le=2.0)
+    repetition_penalty: float | None = Field(default=None, gt=0.0, le=2.0)
+    max_tokens: int | None = Field(default=None, ge=1)
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stream: bool = False
+    stream_options: _StreamOptions | None = None
+    n: int | None = None
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether a stream ends with the number of tokens."""
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    def sampling(self, max_tokens: int | None) -> SamplingRequest:
+        """Return how the tokens are to be drawn.
+
+        Raises:
+            APIError: several answers are asked for, or too many stop texts.
+        """
+        require(self.n in (None, 1), "n", "has to be 1; make several calls instead")
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        require(
+            len(stop) <= MAX_STOPS and all(stop),
+            "stop",
+            f"at most {MAX_STOPS} texts, none of them empty",
+        )
+        values = {name: getattr(self, name) for name in _SAMPLING}
+        return SamplingRequest(
+            params={name: value for name, value in values.items() if value is not None},
+            max_tokens=max_tokens,
+            seed=self.seed,
+            stop=stop,
+        )
+
+
+def parse_body(kind: type[_Parsed], body: Mapping[str, Any]) -> _Parsed:
+    """Return a request's body as a model of its fields.
+
+    Raises:
+        APIError: names the first field that is wrong.
+    """
+    try:
+        return kind.model_validate(body)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        param = ".".join(str(part) for part in first["loc"]) or "body"
+        raise APIError(f"{param}: {first['msg']}", param=param) from None
+
+
+def require(fine: bool, param: str, message: str) -> None:
+    """Refuse a request unless a field of it can be used.
+
+    Raises:
+        APIError: it cannot.
+    """
+    if not fine:
+        raise APIError(f"{param}: {message}", code="unsupported_value", param=param)
+
+
+def error_body(error: APIError) -> dict[str, Any]:
+    """Return an error in OpenAI's form."""
+    kind = "invalid_request_error" if error.status < 500 else "server_error"
+    return {
+        "error": {"message": str(error), "type": kind, "param": error.param, "code": error.code}
+    }
+
+
+def head(call: Completion | ChatRequest | TextRequest, kind: str) -> dict[str, Any]:
+    """Return what every body and event of a completion begins with."""
+    prefix = "cmpl" if kind == "text_completion" else "chatcmpl"
+    return {
+        "id": f"{prefix}-{call.id}",
+        "object": kind,
+        "created": call.created,
+        "model": call.model,
+    }
+
+
+def usage(completion: Completion) -> dict[str, Any]:
+    """Return the number of tokens of a call."""
+    return {
+        "prompt_tokens": completion.num_prompt_tokens,
+        "completion_tokens": completion.num_output_tokens,
+        "total_tokens": completion.num_prompt_tokens + completion.num_output_tokens,
+        "prompt_tokens_details": {"cached_tokens": completion.num_cached_tokens},
+    }
+
+
+def event(data: Mapping[str, Any]) -> str:
+    """Return one server-sent event."""
+    return f"data: {json.dumps(data, ensure_ascii=False)}\n\n"

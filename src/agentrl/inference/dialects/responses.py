@@ -1,0 +1,341 @@
+"""The dialect `/v1/responses`: OpenAI's newer form of the same conversation.
+
+A request is turned into one of `/v1/chat/completions` and answered as such.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from agentrl.errors import APIError
+from agentrl.inference.dialects.chat_completions import read_chat, wire_calls, wire_message
+from agentrl.inference.dialects.dialect import Dialect
+from agentrl.inference.dialects.messages import content_of
+from agentrl.inference.dialects.openai_common import error_body
+from agentrl.inference.dialects.session import (
+    ChatRequest,
+    Completion,
+    Delta,
+    DeltaKind,
+    ModelSession,
+    OnDelta,
+)
+
+Items = list[dict[str, Any]]
+
+_UNSUPPORTED = ("background", "conversation", "prompt")
+_SHARED = ("model", "temperature", "top_p", "stream")
+
+
+class _ResponseCall:
+    """A call of this dialect."""
+
+    def __init__(self, body: Mapping[str, Any], session: ModelSession) -> None:
+        before = session.messages_until(body.get("previous_response_id"))
+        self._body = body
+        self._chat = _as_chat(body, before)
+        self._request = read_chat(self._chat)
+        self._session = session
+        self._num_events = 0
+        self._output: Items = []
+        self._open_item: _TextItem | None = None
+
+    @property
+    def stream(self) -> bool:
+        return self._request.stream
+
+    async def run(self, on_delta: OnDelta | None) -> Completion:
+        completion = await self._session.chat(self._request, on_delta)
+        # What a later request may continue by this id; it brings instructions of its own.
+        kept = [m for i, m in enumerate(self._chat["messages"]) if i or m["role"] != "system"]
+        self._session.keep_messages(f"resp_{completion.id}", [*kept, wire_message(completion)])
+        return completion
+
+    def body(self, completion: Completion) -> dict[str, Any]:
+        is_cut = completion.finish_reason == "length"
+        return {
+            **_head(self._body, completion),
+            "status": "incomplete" if is_cut else "completed",
+            "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
+            "output": _output(completion),
+            "usage": {
+                "input_tokens": completion.num_prompt_tokens,
+                "input_tokens_details": {
+                    "cached_tokens": completion.num_cached_tokens,
+                    "cache_write_tokens": 0,
+                },
+                "output_tokens": completion.num_output_tokens,
+                "output_tokens_details": {"reasoning_tokens": 0},
+                "total_tokens": completion.num_prompt_tokens + completion.num_output_tokens,
+            },
+        }
+
+    def delta_events(self, delta: Delta) -> Iterator[str]:
+        yield from self._begin()
+        if self._open_item is not None and self._open_item.kind != delta.kind:
+            yield from self._close_item()
+        if self._open_item is None:
+            self._open_item = _TextItem(delta.kind, self._request.id, len(self._output))
+            yield from self._events(self._open_item.begin())
+        yield from self._events(self._open_item.extend(delta.text))
+
+    def final_events(self, completion: Completion) -> Iterator[str]:
+        yield from self._begin()
+        if self._open_item is None and not completion.message.get("tool_calls"):
+            yield from self.delta_events(Delta("content", ""))
+        yield from self._close_item()
+        for item in _calls(completion):
+            yield from self._events(_call_events(item, len(self._output)))
+            self._output.append(item)
+        whole = {**self.body(completion), "output": self._output}
+        yield from self._events([{"type": f"response.{whole['status']}", "response": whole}])
+
+    def error_events(self, error: APIError) -> Iterator[str]:
+        body = error_body(error)["error"]
+        # OpenAI's own client reads it under `error`, others beside the type.
+        event = {name: body[name] for name in ("code", "message", "param")}
+        yield from self._events([{"type": "error", **event, "error": body}])
+
+    def _begin(self) -> Iterator[str]:
+        if self._num_events:
+            return
+        begun = {
+            **_head(self._body, self._request),
+            "status": "in_progress",
+            "incomplete_details": None,
+            "output": [],
+            "usage": None,
+        }
+        kinds = ("response.created", "response.in_progress")
+        yield from self._events([{"type": kind, "response": begun} for kind in kinds])
+
+    def _close_item(self) -> Iterator[str]:
+        if self._open_item is not None:
+            yield from self._events(self._open_item.finish())
+            self._output.append(self._open_item.item())
+            self._open_item = None
+
+    def _events(self, events: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+        for event in events:
+            data = json.dumps({**event, "sequence_number": self._num_events}, ensure_ascii=False)
+            self._num_events += 1
+            yield f"event: {event['type']}\ndata: {data}\n\n"
+
+
+DIALECT = Dialect("/v1/responses", _ResponseCall, error_body)
+
+
+def _as_chat(body: Mapping[str, Any], before: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the chat request that a responses request amounts to.
+
+    Args:
+        body: of the request.
+        before: the messages up to and including the response that it continues.
+
+    Raises:
+        APIError: it is malformed, or asks for what is not supported.
+    """
+    for name in _UNSUPPORTED:
+        if body.get(name):
+            raise APIError(f"{name} is not supported", code="unsupported_value", param=name)
+    chat: dict[str, Any] = {name: body[name] for name in _SHARED if body.get(name) is not None}
+    messages: Items = []
+    if body.get("instructions"):
+        messages.append({"role": "system", "content": body["instructions"]})
+    messages += [dict(message) for message in before]
+    messages += _messages(body.get("input"))
+    chat["messages"] = messages
+    if body.get("tools"):
+        if not isinstance(body["tools"], list):
+            raise APIError("tools: has to be a list", param="tools")
+        chat["tools"] = [_tool(tool, i) for i, tool in enumerate(body["tools"])]
+    if body.get("tool_choice") is not None:
+        chat["tool_choice"] = body["tool_choice"]
+    if body.get("max_output_tokens") is not None:
+        chat["max_completion_tokens"] = body["max_output_tokens"]
+    if isinstance(body.get("text"), Mapping) and body["text"].get("format"):
+        chat["response_format"] = _response_format(body["text"]["format"])
+    if body.get("top_logprobs"):
+        chat["top_logprobs"] = body["top_logprobs"]
+    return chat
+
+
+def _response_format(given: object) -> Mapping[str, Any]:
+    """Return `text.format` as the `response_format` of a chat request."""
+    if not isinstance(given, Mapping):
+        raise APIError("text.format: has to be an object", param="text.format")
+    if given.get("type") != "json_schema":
+        return given
+    return {"type": "json_schema", "json_schema": {k: v for k, v in given.items() if k != "type"}}
+
+
+def _messages(given: object) -> Items:
+    if isinstance(given, str):
+        return [{"role": "user", "content": given}]
+    if not isinstance(given, list):
+        raise APIError("input: has to be text or a list of items", param="input")
+    messages: Items = []
+    for position, item in enumerate(given):
+        param = f"input[{position}]"
+        if not isinstance(item, dict):
+            raise APIError(f"{param}: has to be an object", param=param)
+        kind = item.get("type", "message")
+        if kind == "message":
+            messages.append(
+                {"role": item.get("role"), "content": content_of(item.get("content"), param)}
+            )
+        elif kind == "function_call":
+            _add_call(messages, item)
+        elif kind == "function_call_output":
+            output = content_of(item.get("output"), param)
+            messages.append(
+                {"role": "tool", "tool_call_id": item.get("call_id"), "content": output}
+            )
+        elif kind != "reasoning":  # the policy's thinking is known from its turn
+            raise APIError(
+                f"{param}: items of type {kind!r} are not supported",
+                code="unsupported_content",
+                param=param,
+            )
+    return messages
+
+
+def _add_call(messages: Items, item: Mapping[str, Any]) -> None:
+    """Add a call to the assistant's message that it is part of."""
+    if not messages or messages[-1]["role"] != "assistant":
+        messages.append({"role": "assistant", "content": ""})
+    function = {"name": item.get("name"), "arguments": item.get("arguments", "{}")}
+    call = {"id": item.get("call_id"), "type": "function", "function": function}
+    messages[-1].setdefault("tool_calls", []).append(call)
+
+
+def _tool(tool: object, position: int) -> dict[str, Any]:
+    kind = tool.get("type") if isinstance(tool, Mapping) else tool
+    if not isinstance(tool, Mapping) or kind != "function":
+        raise APIError(
+            f"tools[{position}]: {kind!r} tools run at OpenAI's; give the policy functions",
+            code="unsupported_value",
+            param=f"tools[{position}]",
+        )
+    return {"type": "function", "function": {k: v for k, v in tool.items() if k != "type"}}
+
+
+def _head(body: Mapping[str, Any], call: Completion | ChatRequest) -> dict[str, Any]:
+    return {
+        "id": f"resp_{call.id}",
+        "object": "response",
+        "created_at": call.created,
+        "error": None,
+        "instructions": body.get("instructions"),
+        "max_output_tokens": body.get("max_output_tokens"),
+        "metadata": body.get("metadata") or {},
+        "model": call.model,
+        "parallel_tool_calls": True,
+        "previous_response_id": body.get("previous_response_id"),
+        "temperature": body.get("temperature"),
+        "text": body.get("text") or {"format": {"type": "text"}},
+        "tool_choice": body.get("tool_choice") or "auto",
+        "tools": body.get("tools") or [],
+        "top_p": body.get("top_p"),
+    }
+
+
+def _output(completion: Completion) -> Items:
+    items: Items = []
+    calls = _calls(completion)
+    thought = completion.message.get("reasoning_content")
+    if thought:
+        items.append(_reasoning_item(f"rs_{completion.id}", thought))
+    text = completion.message["content"]
+    if text or not calls:
+        items.append(_message_item(f"msg_{completion.id}", text))
+    return items + calls
+
+
+def _reasoning_item(id_: str, text: str) -> dict[str, Any]:
+    part = {"type": "reasoning_text", "text": text}
+    return {"id": id_, "type": "reasoning", "summary": [], "content": [part]}
+
+
+def _message_item(id_: str, text: str) -> dict[str, Any]:
+    return {
+        "id": id_,
+        "type": "message",
+        "role": "assistant",
+        "status": "completed",
+        "content": [_text_part(text)],
+    }
+
+
+def _calls(completion: Completion) -> Items:
+    return [
+        {
+            "id": f"fc_{completion.id}_{position}",
+            "type": "function_call",
+            "call_id": call["id"],
+            "name": call["function"]["name"],
+            "arguments": call["function"]["arguments"],
+            "status": "completed",
+        }
+        for position, call in enumerate(wire_calls(completion))
+    ]
+
+
+def _text_part(text: str) -> dict[str, Any]:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+
+class _TextItem:
+    """An item of text that is being streamed."""
+
+    def __init__(self, kind: DeltaKind, call_id: str, index: int) -> None:
+        self.kind = kind
+        self._text = ""
+        prefix = "rs" if kind == "reasoning_content" else "msg"
+        self._id = f"{prefix}_{call_id}" if index < 2 else f"{prefix}_{call_id}_{index}"
+        self._index = index
+        self._place = {"item_id": self._id, "output_index": index, "content_index": 0}
+
+    def item(self) -> dict[str, Any]:
+        """Return the item with the text so far."""
+        make = _reasoning_item if self.kind == "reasoning_content" else _message_item
+        return make(self._id, self._text)
+
+    def begin(self) -> Iterator[dict[str, Any]]:
+        added = {**self.item(), "content": []}
+        if self.kind == "content":
+            added["status"] = "in_progress"
+        yield {"type": "response.output_item.added", "output_index": self._index, "item": added}
+        if self.kind == "content":
+            part = _text_part("")
+            yield {"type": "response.content_part.added", **self._place, "part": part}
+
+    def extend(self, text: str) -> Iterator[dict[str, Any]]:
+        self._text += text
+        if self.kind == "content":
+            delta = {"delta": text, "logprobs": []}
+            yield {"type": "response.output_text.delta", **self._place, **delta}
+        else:
+            yield {"type": "response.reasoning_text.delta", **self._place, "delta": text}
+
+    def finish(self) -> Iterator[dict[str, Any]]:
+        if self.kind == "content":
+            text = {"text": self._text, "logprobs": []}
+            yield {"type": "response.output_text.done", **self._place, **text}
+            part = _text_part(self._text)
+            yield {"type": "response.content_part.done", **self._place, "part": part}
+        else:
+            yield {"type": "response.reasoning_text.done", **self._place, "text": self._text}
+        item = self.item()
+        yield {"type": "response.output_item.done", "output_index": self._index, "item": item}
+
+
+def _call_events(item: Mapping[str, Any], index: int) -> Iterator[dict[str, Any]]:
+    place = {"item_id": item["id"], "output_index": index}
+    kind = "response.function_call_arguments"
+    begun = {**item, "status": "in_progress", "arguments": ""}
+    yield {"type": "response.output_item.added", "output_index": index, "item": begun}
+    yield {"type": f"{kind}.delta", **place, "delta": item["arguments"]}
+    done = {"name": item["name"], "arguments": item["arguments"]}
+    yield {"type": f"{kind}.done", **place, **done}
+    yield {"type": "response.output_item.done", "output_index": index, "item": item}

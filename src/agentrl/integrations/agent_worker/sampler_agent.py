@@ -1,0 +1,36 @@
+"""The user's agent and reward function as a sampler uses them; the run's generated module asks."""
+
+from pathlib import Path
+
+from agentrl.errors import AgentWorkerError, ScoringError, UserCodeError
+from agentrl.integrations.agent_worker.worker_pool import AgentWorkerPool
+from agentrl.integrations.question_rows import SCORER
+from agentrl.rewards import GroundTruth, MCPScorerFactory
+from agentrl.rollout.agent import AgentFunction
+
+
+def agent_in_workers(settings_path: Path) -> AgentFunction:
+    """Return the agent of a settings file, and register its reward function as a scorer.
+
+    The workers end with this process.
+    """
+    workers = AgentWorkerPool.load(settings_path)
+    if workers.settings.reward is not None:
+        _register_reward(workers)
+    return workers.run
+
+
+def _register_reward(workers: AgentWorkerPool) -> None:
+    is_aworld = workers.settings.reward_form == "aworld"
+
+    async def score(answer: str, truth: GroundTruth) -> float:
+        if is_aworld:
+            arguments = {**truth.answer, "solution_str": answer}
+        else:
+            arguments = {"positional": [answer, truth.model_dump(mode="json")]}
+        try:
+            return await workers.reward(arguments)
+        except (AgentWorkerError, UserCodeError) as error:
+            raise ScoringError(f"reward_func: {error}") from error
+
+    MCPScorerFactory.register_scorer(SCORER, score)

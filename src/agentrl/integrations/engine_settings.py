@@ -1,0 +1,125 @@
+"""The `config` argument of engines: read from any form, completed, and the interpreters it names."""
+
+import dataclasses
+import json
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from agentrl.errors import ConfigError
+
+
+def load_settings(config: Any) -> dict[str, Any]:
+    """Return the settings that the user gave; none for None.
+
+    Args:
+        config: a mapping, the path of a YAML or JSON file, a dataclass, or an object with
+            `model_dump()`, `to_dict()` or plain attributes.
+
+    Raises:
+        ConfigError: it cannot be read, or holds no settings by name.
+    """
+    if config is None:
+        return {}
+    if isinstance(config, str | Path):
+        return _from_file(Path(config).expanduser())
+    found = _as_mapping(config)
+    if found is None:
+        raise ConfigError(
+            f"config: a {type(config).__name__} holds no settings; pass a mapping, or the path of "
+            "a YAML or JSON file"
+        )
+    return dict(found)
+
+
+def nested(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings with dotted names as nested mappings.
+
+    Raises:
+        ConfigError: a name has a value of its own and names below it.
+    """
+    result: dict[str, Any] = {}
+    for name, value in settings.items():
+        *path, last = str(name).split(".")
+        place = result
+        for part in path:
+            place = place.setdefault(part, {})
+            if not isinstance(place, dict):
+                raise ConfigError(f"config: {name}: {part} has a value of its own")
+        if isinstance(value, Mapping):
+            known = place.get(last)
+            merged = nested({**(known if isinstance(known, dict) else {}), **value})
+            place[last] = merged
+        else:
+            place[last] = value
+    return result
+
+
+def fill(settings: dict[str, Any], dotted: str, value: Any) -> Any:
+    """Set a nested value that is missing or empty; return the value that is there afterwards."""
+    *path, last = dotted.split(".")
+    for name in path:
+        settings = settings.setdefault(name, {})
+    if settings.get(last) in (None, "", [], {}) and value is not None:
+        settings[last] = value
+    return settings.get(last)
+
+
+def checked_program(name: str, given: object) -> str:
+    """Return the path of an interpreter that the user named.
+
+    Args:
+        name: of the setting, for messages.
+        given: its value.
+
+    Raises:
+        ConfigError: there is no such program.
+    """
+    if shutil.which(str(given)) is None:
+        raise ConfigError(f"config: {name} {given}: no such program")
+    return str(given)
+
+
+def has_package(python: str | Path, package: str, environment: Mapping[str, str]) -> bool:
+    """Return whether an interpreter finds a package, without importing it."""
+    look = f"import importlib.util as u; print(u.find_spec({package!r}) is not None)"
+    found = subprocess.run(
+        [python, "-c", look], env=environment, capture_output=True, text=True, check=False
+    )
+    return found.stdout.strip() == "True"
+
+
+def _as_mapping(config: Any) -> Mapping[str, Any] | None:
+    if isinstance(config, Mapping):
+        return config
+    if dataclasses.is_dataclass(config) and not isinstance(config, type):
+        return dataclasses.asdict(config)
+    for method in ("model_dump", "to_dict"):
+        if callable(getattr(config, method, None)) and not isinstance(config, type):
+            found = getattr(config, method)()
+            return found if isinstance(found, Mapping) else None
+    values = getattr(config, "__dict__", None)
+    return values if values and not isinstance(config, type) and not callable(config) else None
+
+
+def _from_file(path: Path) -> dict[str, Any]:
+    if path.suffix not in (".yaml", ".yml", ".json"):
+        raise ConfigError(f"config: {path}: expected a .yaml, .yml or .json file")
+    try:
+        text = path.read_text(encoding="utf-8")
+        content = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+    except OSError as error:
+        raise ConfigError(f"config: {path}: {error.strerror}") from None
+    except (ValueError, yaml.YAMLError) as error:
+        kind = "JSON" if path.suffix == ".json" else "YAML"
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"config: {path} is not valid {kind}: {reason}") from None
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise ConfigError(f"config: {path}: expected `name: value` lines")
+    return content

@@ -1,0 +1,184 @@
+"""Data sets of any form to question files in the run's folder, and their rows to other forms."""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from agentrl.config.sections import DataSection
+from agentrl.datasets.entries import BadEntry, read_entries
+from agentrl.datasets.question_files import QuestionFile
+from agentrl.errors import DatasetError
+
+Row = Mapping[str, Any]
+
+SCORER = "reward_func"
+"""Name of the scorer that calls the user's reward function."""
+WHOLE_TEXT = "whole_text"
+"""An answer schema that no text of a model matches, so that the whole text is the answer."""
+
+
+def write_questions(dataset: Any, path: Path, argument: str) -> None:
+    """Write a data set as a question file (JSONL), and check it.
+
+    Raises:
+        DatasetError: it is missing, malformed or empty; the message names the argument.
+    """
+    with path.open("w", encoding="utf-8") as file:
+        for where, row in _rows_of(dataset, argument):
+            try:
+                file.write(json.dumps(_question_of(row), ensure_ascii=False) + "\n")
+            except (TypeError, ValueError) as error:
+                raise DatasetError(f"{argument}: {where}: not plain data ({error})") from None
+    try:
+        QuestionFile(path, DataSection()).close()
+    except DatasetError as error:
+        reason = str(error).removeprefix(f"{path}: ")
+        raise DatasetError(f"{argument}: {reason}") from None
+
+
+def read_questions(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a question file."""
+    with path.open(encoding="utf-8") as file:
+        for line in file:
+            yield json.loads(line)
+
+
+def rewrite_questions(path: Path, change: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> None:
+    """Replace every row of a question file."""
+    beside = path.with_suffix(".new")
+    with beside.open("w", encoding="utf-8") as file:
+        for row in read_questions(path):
+            file.write(json.dumps(change(row), ensure_ascii=False) + "\n")
+    beside.replace(path)
+
+
+def scored_by(scorer: str, form: str) -> Callable[[Mapping[str, Any]], Mapping[str, Any]]:
+    """Return the change of a row after which `scorer` scores it.
+
+    A function of AWorld's form receives the whole text of the answer and all fields of the row but
+    the question; a scorer receives what stands in the answer's tag.
+    """
+
+    def change(row: Mapping[str, Any]) -> Mapping[str, Any]:
+        if form == "aworld":
+            inputs = reward_inputs(row)
+            return {**row, "scorer": scorer, "answer": inputs, "answer_schema": WHOLE_TEXT}
+        return {**row, "scorer": scorer}
+
+    return change
+
+
+def _rows_of(dataset: Any, argument: str) -> Iterator[tuple[str, Row]]:
+    """Yield the rows of a data set, and where each stands (`line 3`, `row 3`).
+
+    Args:
+        dataset: the path of a csv, json, jsonl or parquet file, a Hugging Face `Dataset`, or any
+            other sized iterable of mappings.
+        argument: its name, for messages.
+
+    Raises:
+        DatasetError: it is missing, or a row of it is malformed.
+    """
+    entries: Iterable[tuple[str, Any]]
+    if isinstance(dataset, str | Path):
+        entries = _entries_of_file(Path(dataset), argument)
+    elif hasattr(dataset, "__iter__") and hasattr(dataset, "__len__"):
+        entries = ((f"row {number}", row) for number, row in enumerate(dataset, start=1))
+    else:
+        raise DatasetError(
+            f"{argument}: a {type(dataset).__name__} is no data set; pass the path of a csv, json, "
+            "jsonl or parquet file, a Dataset, or a list of rows"
+        )
+    for where, row in entries:
+        if isinstance(row, BadEntry):
+            raise DatasetError(f"{argument}: {where}: {row}")
+        if not isinstance(row, Mapping):
+            raise DatasetError(f"{argument}: {where}: expected an object with named fields")
+        yield where, row
+
+
+def _question_of(row: Row) -> dict[str, Any]:
+    """Return a row in the form of our question files.
+
+    Rows of AWorld's form have `prompt` (messages) and `reward_model.ground_truth`; `data_source`
+    and `extra_info` are kept beside the question. Other rows stay as they are.
+    """
+    question = {key: value for key, value in row.items() if key not in ("prompt", "reward_model")}
+    prompt = row.get("prompt")
+    if prompt is not None:
+        question["query"] = _content(prompt, "user")
+        if system := _content(prompt, "system"):
+            question.setdefault("system_prompt", system)
+    truth = row.get("reward_model")
+    if isinstance(truth, Mapping) and "ground_truth" in truth:
+        question["answer"] = truth["ground_truth"]
+    extra = row.get("extra_info")
+    if isinstance(extra, Mapping) and extra.get("task_id") is not None:
+        question.setdefault("id", str(extra["task_id"]))
+    return question
+
+
+def reward_inputs(question: Row) -> dict[str, Any]:
+    """Return the arguments of a reward function of AWorld's form, the answer aside."""
+    known = (
+        "query",
+        "question",
+        "answer",
+        "scorer",
+        "answer_schema",
+        "system_prompt",
+        "aug_answers",
+    )
+    extra = question.get("extra_info")
+    return {
+        "data_source": str(question.get("data_source") or ""),
+        "ground_truth": question.get("answer"),
+        "extra_info": dict(extra)
+        if isinstance(extra, Mapping)
+        else {key: question[key] for key in question if key not in (*known, "data_source")},
+    }
+
+
+def verl_row(question: Row, number: int, split: str, agent_name: str) -> dict[str, Any]:
+    """Return a question in the form that verl reads.
+
+    Args:
+        question: a row of a question file.
+        number: its position in the data set.
+        split: `train` or `test`.
+        agent_name: name of the agent loop.
+    """
+    inputs = reward_inputs(question)
+    query = question.get("query", question.get("question"))
+    messages = [{"role": "user", "content": str(query)}]
+    if question.get("system_prompt"):
+        messages.insert(0, {"role": "system", "content": str(question["system_prompt"])})
+    return {
+        "prompt": messages,
+        "data_source": inputs["data_source"] or "agentrl",
+        "ability": str(question.get("ability") or "agent"),
+        "reward_model": {
+            "style": "rule",
+            "ground_truth": "" if question.get("answer") is None else str(question["answer"]),
+        },
+        "extra_info": {**inputs["extra_info"], "index": number, "split": split},
+        "agent_name": agent_name,
+    }
+
+
+def _entries_of_file(path: Path, argument: str) -> Iterator[tuple[str, Any]]:
+    try:
+        yield from read_entries(path)
+    except DatasetError as error:
+        raise DatasetError(f"{argument}: {error}") from None
+
+
+def _content(messages: Any, role: str) -> str:
+    """Return the text of the first message of a role; a prompt may be plain text, too."""
+    if isinstance(messages, str):
+        return messages if role == "user" else ""
+    for message in messages:
+        if isinstance(message, Mapping) and message.get("role") == role:
+            return str(message.get("content") or "")
+    return ""

@@ -1,0 +1,66 @@
+"""What an agent is, and how `--agent` names one."""
+
+import inspect
+from collections.abc import Awaitable, Callable
+from importlib.metadata import entry_points
+
+from agentrl.config.user_code import load_user_module
+from agentrl.errors import ConfigError
+from agentrl.schema import MCPTask
+from agentrl.schema.agent_endpoint import AgentEndpoint
+
+ENTRY_POINTS = "agentrl.agents"
+
+
+AgentFunction = Callable[[MCPTask, AgentEndpoint], Awaitable[str | None] | str | None]
+"""Works on a task by calling the model at the endpoint, and returns the answer. A plain function runs
+in a thread of its own. None or an empty text means that there is no answer."""
+
+
+def load_agent(name: str) -> AgentFunction:
+    """Return the agent that a name stands for.
+
+    Args:
+        name: `path/to/file.py:function`, `package.module:function`, or the name of an entry point
+            in the group `agentrl.agents`.
+
+    Raises:
+        ConfigError: it is missing, fails on import, or is no function of (task, endpoint).
+    """
+    source, _, attribute = name.rpartition(":")
+    if not source:
+        agent = _entry_point(name)
+    else:
+        module = load_user_module(source, f"--agent {name}")
+        if not hasattr(module, attribute):
+            raise ConfigError(f"--agent {name}: there is no {attribute!r} in {source}")
+        agent = getattr(module, attribute)
+    return _checked(name, agent)
+
+
+def _entry_point(name: str) -> object:
+    found = entry_points(group=ENTRY_POINTS)
+    if name not in found.names:
+        known = f"installed: {', '.join(sorted(found.names))}" if found.names else "none installed"
+        raise ConfigError(
+            f"--agent {name}: no such entry point in the group {ENTRY_POINTS} ({known}); for a "
+            "function of your own say file.py:function"
+        )
+    try:
+        return found[name].load()
+    except Exception as error:
+        raise ConfigError(f"--agent {name}: {type(error).__name__}: {error}") from error
+
+
+def _checked(name: str, agent: object) -> AgentFunction:
+    if not callable(agent):
+        raise ConfigError(f"--agent {name}: {agent!r} is no function of (task, endpoint)")
+    try:
+        inspect.signature(agent).bind(None, None)
+    except TypeError:
+        raise ConfigError(
+            f"--agent {name}: the function has to take (task, endpoint); endpoint is an "
+            "agentrl.rollout.agent.AgentEndpoint with base_url, model and api_key"
+        ) from None
+    function: AgentFunction = agent
+    return function
