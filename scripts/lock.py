@@ -1,8 +1,7 @@
-#!/usr/bin/env python3
 """Keeps scripts/constraints.txt, the exact versions that AgentRL is developed and tested with.
 
-    .venv/bin/python scripts/lock            pin what is installed, new requirements included
-    .venv/bin/python scripts/lock --check    fail where a pin is missing, unused or not met
+    .venv/bin/python scripts/lock.py            pin what is installed, new requirements included
+    .venv/bin/python scripts/lock.py --check    fail where a pin is missing, unused or not met
 
 Walks from the dependencies of the extra `dev` in pyproject.toml through the metadata of what is
 installed in this environment. Versions carry no local part (`2.13.0+cpu` is pinned as `2.13.0`), so
@@ -22,7 +21,7 @@ from packaging.version import Version
 
 ROOT = Path(__file__).resolve().parents[1]
 FILE = ROOT / "scripts/constraints.txt"
-HEADER = "# Exact versions that AgentRL is developed and tested with. Written by scripts/lock.\n"
+HEADER = "# Exact versions that AgentRL is developed and tested with. Written by scripts/lock.py.\n"
 
 
 def declared(extra: str = "dev") -> Iterator[Requirement]:
@@ -63,8 +62,8 @@ def installed() -> tuple[dict[str, str], set[str]]:
 def pinned() -> dict[str, str]:
     """Return name -> version of the file as it is."""
     lines = FILE.read_text(encoding="utf-8").splitlines()
-    pins = (line.split("==") for line in lines if line and not line.startswith("#"))
-    return {name: version for name, version in pins}
+    pins = [line.partition("==") for line in lines if line and not line.startswith("#")]
+    return {name: version for name, _, version in pins}
 
 
 def differences(versions: dict[str, str]) -> Iterator[str]:
