@@ -32,7 +32,8 @@ def test_contributing_names_what_the_code_has() -> None:
     for path, names in {
         "algorithms/losses.py": ("LossKind", "LossSettings", "policy_loss"),
         "algorithms/reductions.py": ("Reduction",),
-        "config/sections.py": ("AlgorithmSection", "inference_backend"),
+        "config/sections/training_sections.py": ("AlgorithmSection",),
+        "config/sections/sampling_sections.py": ("inference_backend",),
         "models/architectures.py": ("SUPPORTED_MODEL_TYPES",),
         "renderers/tool_calls/formats.py": ("ToolCallFormat",),
         "integrations/agent_trainer.py": ("ENGINES", "register_processor"),

@@ -1,0 +1,137 @@
+"""Sections of what a run is about: its name and files, model, database and questions."""
+
+import re
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, SecretStr, field_validator
+from pydantic_core import PydanticCustomError
+
+from agentrl.config.sections.section import Section
+from agentrl.config.shipped_files import existing_or_shipped
+
+_RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
+PRIVATE_MONGO_ROOT = Path(".agentrl/mongo")
+"""Directory of the private mongods' data, with one directory for each run."""
+
+
+class RunSection(Section):
+    """Name of the run and places of its files."""
+
+    run_name: str = "run"
+    """Name of the run, and of its database, output directory and log files."""
+    output_dir: Path | None = None
+    """Directory of checkpoints, published weights, metrics and summary; `output/RUN_NAME` by
+    default."""
+    logs_dir: Path = Path("logs/as")
+    """Directory of the log files of all processes."""
+    metrics_port: int | None = Field(default=None, ge=0, le=65535)
+    """Port of this process's Prometheus endpoint (`/metrics`); no endpoint by default. `agentrl
+    run` gives this port to the trainer and the following ones to its samplers."""
+    metrics_host: str = "127.0.0.1"
+    """Address that the Prometheus endpoint listens on. The endpoint asks for no key."""
+    seed: int = 42
+    """Seed of everything that is drawn: order of questions, sampling, initial weights."""
+    fresh: bool = False
+    """Start anew instead of resuming. Refused while the run's database or output exists, unless
+    `--delete_existing` is given too."""
+    delete_existing: bool = False
+    """With `--fresh`: delete the run's database and output directory first."""
+
+    @field_validator("run_name")
+    @classmethod
+    def _check_run_name(cls, name: str) -> str:
+        if not _RUN_NAME.fullmatch(name):
+            # Databases, directories and files are called after it.
+            raise PydanticCustomError(
+                "run_name", "up to 63 letters, digits, - and _, the first a letter or digit"
+            )
+        return name
+
+    @property
+    def output_path(self) -> Path:
+        """The output directory, absolute."""
+        return (self.output_dir or Path("output") / self.run_name).absolute()
+
+
+class ModelSection(Section):
+    """The policy that is trained."""
+
+    model_name_or_path: str = "assets/demo/model"
+    """Directory of a Hugging Face checkpoint (weights, tokenizer, chat template), or a hub id."""
+    model_name: str = "train-model"
+    """Name under which servers serve the model."""
+    trust_remote_code: bool = False
+    """Run Python code that comes with a checkpoint. Only for checkpoints that you trust."""
+    torch_dtype: Literal["auto", "float32", "bfloat16", "float64"] = "auto"
+    """Training precision; `auto` is bfloat16 on CUDA and float32 on CPU."""
+    attention_implementation: Literal["sdpa", "flex", "varlen"] = "sdpa"
+    """Attention back end of the trainer. `sdpa`: SDPA along the paths of a tree; `flex`:
+    FlexAttention with a block mask (CUDA only); `varlen`: variable-length flash attention with keys
+    gathered along the paths (CUDA, bfloat16)."""
+    router_replay: bool = False
+    """Mixture-of-experts models: ask the servers which experts every token went to, store it with
+    the turns, and make the trainer send each token to the same ones."""
+    lora_rank: int = Field(default=0, ge=0)
+    """Rank of a low-rank adapter (LoRA) that is trained on the frozen model; 0 trains all weights.
+    Servers load adapters beside the model and go on sampling meanwhile (see docs/lora.md)."""
+    lora_alpha: int = Field(default=32, ge=1)
+    """Scale of the adapter: its output is multiplied by lora_alpha / lora_rank."""
+    lora_target_modules: tuple[str, ...] = (
+        *("q_proj", "k_proj", "v_proj", "o_proj"),
+        *("gate_proj", "up_proj", "down_proj"),
+    )
+    """Linear layers that get an adapter, by the last part of their name. Experts of a mixture
+    cannot have one: leave the last three out for a model whose layers are all experts there."""
+
+    @field_validator("model_name_or_path")
+    @classmethod
+    def _find_shipped_model(cls, name: str) -> str:
+        found = existing_or_shipped(Path(name))
+        return str(found) if found.is_absolute() else name
+
+
+class StoreSection(Section):
+    """The document store."""
+
+    db_connection_string: SecretStr | None = None
+    """MongoDB URI; `MONGODB_URI` by default. Without either, `agentrl run` starts a private mongod.
+    The database is always named after the run."""
+    mongo_data_dir: Path | None = None
+    """Data directory of the private mongod; `.agentrl/mongo/RUN_NAME` by default."""
+    mongo_port: int = 27417
+    """Port of the private mongod on loopback; the next free one when it is taken."""
+
+
+class DataSection(Section):
+    """The questions."""
+
+    train_file: Path | None = None
+    """Training questions: a JSONL, JSON, CSV or Parquet file, a directory, or a data set of the
+    Hugging Face hub (`owner/name`, `owner/name@config`, `:split` behind it; the last three need
+    `agentrl-mongo[data]`). Without it, the tasks that the database holds."""
+    eval_file: Path | None = None
+    """Held-out questions, in any form that train_file takes; no evaluation by default."""
+    records_of: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$")
+    """`agentrl sft`: learn from the training records of this run instead of a train_file."""
+    min_score: float = 0.5
+    """`agentrl sft`: lowest score of a record to learn from."""
+    num_train_epochs: int = Field(default=1, ge=1)
+    """Number of times that every training question is asked."""
+    num_generations: int = Field(default=8, ge=1)
+    """Tries for each training question: the size of a group."""
+    eval_num_generations: int = Field(default=1, ge=1)
+    """Tries for each evaluation question."""
+    default_scorer: str = "agentcpm"
+    """Scorer of questions that name none."""
+    default_answer_schema: str = "answer"
+    """Answer schema of questions that name none: `boxed`, or the name of a tag."""
+    system_prompt: str | None = None
+    """System prompt of questions that bring none; no system prompt by default."""
+    shuffle: bool = True
+    """Ask the questions of each epoch in an order drawn with the seed."""
+
+    @field_validator("train_file", "eval_file")
+    @classmethod
+    def _find_shipped_questions(cls, path: Path | None) -> Path | None:
+        return None if path is None else existing_or_shipped(path)

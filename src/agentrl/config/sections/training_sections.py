@@ -1,0 +1,230 @@
+"""Sections of the training side: algorithm, optimizer's loop and publishing of weights."""
+
+from typing import Literal
+
+from pydantic import Field, field_validator
+from pydantic_core import PydanticCustomError
+
+from agentrl.config.sections.section import Section
+
+
+class AlgorithmSection(Section):
+    """Advantages, losses, filters and freshness."""
+
+    loss_calculator: Literal["GRPO", "MINIRL", "GSPO", "CISPO", "REINFORCE"] = "GRPO"
+    """Policy loss, in upper or lower case."""
+    epsilon: float = Field(default=0.2, ge=0)
+    """Half-width of the clip range."""
+    epsilon_higher: float = Field(default=0.1, ge=0)
+    """Extra width of the upper side of the clip range."""
+    beta1: float | None = None
+    """CE-GPPO weight of tokens clipped from below; off by default."""
+    beta2: float | None = None
+    """CE-GPPO weight of tokens clipped from above; off by default."""
+    importance_weight_cap_ratio: float = Field(default=4.0, gt=0)
+    """Factor on the clip range that gives the range beyond which tokens are dropped."""
+    strict_in_bound: bool = False
+    """Drop every token outside the clip range."""
+    out_of_date_decay: float | None = None
+    """Rate at which the drop range narrows with staleness; off by default."""
+    token_level_loss: bool = True
+    """Average over all loss tokens of the step; with false, over the records."""
+    skip_length_normalization: bool = False
+    """With token_level_loss false: sum over a record instead of averaging."""
+    loss_normalizer_length: int | None = Field(default=None, ge=1)
+    """With skip_length_normalization: constant length in tokens to divide by (Dr.GRPO); off by
+    default."""
+    dual_clip: float | None = Field(default=None, gt=1)
+    """Bound on the ratio of tokens with negative advantage (GRPO and GSPO); off by default."""
+    importance_weight_truncation: float | None = Field(default=None, gt=0)
+    """Largest importance weight of MINIRL; unbounded by default."""
+    proximal: Literal["behavior", "recompute", "loglinear"] = "behavior"
+    """Policy in the denominator of the clipped ratio. `behavior`: the sampler's; `recompute`: the
+    trainer's at the start of the step; `loglinear`: one between the two by staleness (decoupled
+    PPO)."""
+    importance_correction: Literal["none", "full", "tis", "icepop", "mis"] = "none"
+    """Weight of the proximal policy over the sampler's: `none`, `full` (unchanged), `tis`
+    (truncated), or masked outside the bounds (`icepop`, `mis`). Needs another proximal than
+    behavior."""
+    correction_level: Literal["token", "sequence", "sequence_mean"] = "token"
+    """What is weighted and masked: tokens, turns by their product, or turns by their geometric
+    mean."""
+    correction_lower: float = Field(default=0.5, ge=0)
+    """Lower bound of icepop and mis."""
+    correction_upper: float = Field(default=2.0, gt=0)
+    """Upper bound of tis, icepop and mis."""
+    veto_threshold: float | None = Field(default=None, gt=0)
+    """Ratio of a token below which its whole turn is masked; off by default."""
+    kl_coefficient: float = Field(default=0.0, ge=0)
+    """Weight of the KL penalty against a reference model; 0 loads none."""
+    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    """Estimator of the KL divergence at a token."""
+    reference_model: str | None = None
+    """Reference model of the KL penalty; model_name_or_path by default."""
+    advantage_estimator: Literal[
+        "leave_one_out", "group_mean", "group_std", "reinforce_plus_plus"
+    ] = "leave_one_out"
+    """Baseline within the group; `reinforce_plus_plus` also normalizes over the whole step."""
+    adv_scaling: float = 1.0
+    """Factor on the advantages."""
+    sign_clip: bool = True
+    """Keep advantages of wrong records (score <= 0.5) <= 0 and those of right records >= 0."""
+    drop_zero_advantage: bool = True
+    """Leave turns with advantage 0 out of the batch."""
+    skip_non_positive_advantage: bool = False
+    """Leave turns with advantage <= 0 out of the batch."""
+    minimal_advantage: float | None = None
+    """Smallest advantage of a turn in the batch; unbounded by default."""
+    min_score_spread: float = Field(default=0.1, ge=0)
+    """Smallest difference between the best and the worst score of a group; groups below it carry no
+    signal and are dropped."""
+    balance_sample: bool = False
+    """Keep about as many right as wrong records of a group."""
+    min_turns: int = Field(default=1, ge=0)
+    """Fewest turns of a right record that is trained on."""
+    reserve_context_error_count: int = Field(default=-1, ge=-1)
+    """Records of a group that ended at a length or turn limit and are kept; -1 keeps all."""
+    efficient_rewarding: bool = False
+    """Shift scores by up to 0.1 in favor of right records with few turns."""
+    max_staleness: int = Field(default=1, ge=0)
+    """Oldest policy version, in steps behind the current one, that is still trained on."""
+    staleness_policy: Literal["drop", "wait"] = "drop"
+    """`drop`: train on the groups that are complete and drop records beyond max_staleness; `wait`:
+    train on groups in their order, so that steps wait for the slowest and nothing gets too old."""
+    max_trained_count: int = Field(default=1, ge=1)
+    """Most optimizer steps that may use a record."""
+    retrained_interval: int = Field(default=1, ge=1)
+    """Fewest steps between two uses of a record."""
+
+    @field_validator("loss_calculator", mode="before")
+    @classmethod
+    def _canonical_loss(cls, name: object) -> str:
+        kind = str(name).upper()
+        if kind == "CROSSENTROPY":
+            raise PydanticCustomError(
+                "loss_calculator",
+                "CrossEntropy is the loss of supervised fine-tuning: use `agentrl sft`",
+            )
+        return kind
+
+
+class TrainerSection(Section):
+    """The optimizer's loop."""
+
+    max_steps: int = Field(default=1000, ge=1)
+    """Optimizer steps in total, resumed ones included."""
+    groups_per_step: int | None = None
+    """Groups that one step consumes; by default per_device_train_batch_size *
+    gradient_accumulation_steps records, rounded up to whole groups."""
+    per_device_train_batch_size: int = Field(default=1, ge=1)
+    """Records a micro-batch; counts only when groups_per_step is not given."""
+    gradient_accumulation_steps: int = Field(default=48, ge=1)
+    """Micro-batches a step; counts only when groups_per_step is not given."""
+    learning_rate: float = Field(default=1e-6, ge=0)
+    """Peak learning rate of AdamW; 0 trains nothing (a control experiment)."""
+    weight_decay: float = Field(default=0.0, ge=0)
+    """Decoupled weight decay."""
+    optim_args: str = "beta1=0.9,beta2=0.98"
+    """AdamW's betas and eps: `beta1=..,beta2=..,eps=..`."""
+    warmup_steps: int = Field(default=0, ge=0)
+    """Steps of linear warm-up."""
+    lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"
+    """Learning rate after the warm-up."""
+    max_grad_norm: float = Field(default=1.0, gt=0)
+    """Gradient norm above which gradients are scaled down."""
+    max_tokens: int = Field(default=65536, ge=1)
+    """Most tokens in one forward pass; trees with longer paths are computed in chunks."""
+    merge: Literal["tree", "linear", "none"] = "tree"
+    """Prefix sharing in the forward pass. `tree`: over the whole group; `linear`: within a record;
+    `none`."""
+    verify_merge: int = Field(default=0, ge=0)
+    """Steps between two checks that compute the step without merging too, and stop with a report
+    when the gradients differ; 0: never."""
+    loss_seq_chunk_size: int = Field(default=4096, ge=1)
+    """Loss positions that go through the LM head at a time."""
+    log_entropy: bool = True
+    """Compute and log the policy's entropy."""
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass to save memory."""
+    cpu_offload: bool = False
+    """Keep weights, gradients and optimizer state in host memory and copy one layer at a time to
+    the GPU (FSDP2, several ranks). Has no effect without GPUs."""
+    dp_replicate_size: int = Field(default=1, ge=1)
+    """Copies of the sharded model (HSDP); the remaining ranks shard it with FSDP2."""
+    tp_size: int = Field(default=1, ge=1)
+    """Ranks that split heads, hidden units and vocabulary (tensor and sequence parallel)."""
+    ep_size: int = Field(default=1, ge=1)
+    """Ranks that divide the experts of a mixture-of-experts model among them."""
+    cp_size: int = Field(default=1, ge=1)
+    """Ranks that divide the tokens of every row among them (context parallel)."""
+    num_processes: int = Field(default=1, ge=1)
+    """Trainer ranks that `agentrl run` starts, over all machines; more than one go through
+    `accelerate launch` with assets/fsdp2_dst.yml."""
+    num_machines: int = Field(default=1, ge=1)
+    """Machines on which the same `agentrl run` is started, each with its share of the ranks;
+    `NUM_MACHINES` by default (see docs/deploy.md)."""
+    machine_rank: int = Field(default=0, ge=0)
+    """Number of this machine; `MACHINE_RANK` by default. Machine 0 starts everything, the others
+    only trainer ranks."""
+    main_process_ip: str | None = None
+    """Address of machine 0 for the other machines; `MASTER_ADDR` by default."""
+    main_process_port: int = Field(default=29500, ge=1, le=65535)
+    """Port at which the trainer's ranks find each other; `MASTER_PORT` by default."""
+    trainer_threads: int | None = None
+    """CPU threads of the trainer; torch's choice by default."""
+    save_steps: int = Field(default=3, ge=1)
+    """Steps between two checkpoints."""
+    save_total_limit: int = Field(default=2, ge=1)
+    """Number of checkpoints that are kept."""
+    async_save: bool = False
+    """Write checkpoints while training goes on. A crash meanwhile resumes from the one before."""
+    full_determinism: bool = False
+    """Use only algorithms that give the same bits every time; some are slower."""
+    save_only_model: bool = False
+    """Leave optimizer state out of checkpoints. Such a run cannot resume exactly."""
+    logging_steps: int = Field(default=1, ge=1)
+    """Steps between two log lines."""
+    report_to: tuple[str, ...] = ()
+    """Where the metrics of every step go besides the console and metrics.jsonl, which are always
+    written: tensorboard, wandb, swanlab (comma separated; see docs/monitoring.md)."""
+    peak_tflops: float | None = Field(default=None, gt=0)
+    """Peak of one device in dense TFLOP/s, for the model FLOPs utilization (`mfu`); known for
+    current data-center GPUs."""
+    eval_strategy: Literal["no", "ends", "steps"] = "no"
+    """When to evaluate. `no`: never; `ends`: before the first and after the last step; `steps`:
+    also every eval_steps while training goes on (see docs/evaluation.md)."""
+    eval_steps: int = Field(default=5, ge=1)
+    """Steps between two evaluations."""
+    eval_timeout_seconds: float = Field(default=3600.0, gt=0)
+    """Longest wait for an evaluation in seconds."""
+    sync_sampling: bool = False
+    """Alternate between sampling and training (max_staleness 0)."""
+    trained_scorer: str | None = Field(default=None, pattern=r"^[^@]+(@[^@]+)?$")
+    """Scorer whose scores are trained on, NAME or NAME@VERSION; groups wait until all their records
+    have one (`agentrl store rescore`). By default the scores that the samplers gave."""
+    consumer: str = Field(default="trainer", pattern=r"^[a-z][a-z0-9_]{0,31}$")
+    """Name under which this trainer keeps its ledger. `trainer` publishes weights and admits
+    samples; a trainer of any other name reads the same records, changes nothing but its own ledger,
+    and needs an output_dir of its own."""
+    trainer_lease_seconds: float = Field(default=60.0, gt=1)
+    """Seconds that the trainer's claim on the run holds without a heartbeat."""
+
+
+class PublishSection(Section):
+    """How new weights reach the servers."""
+
+    publish_mode: Literal["retract", "in_place", "abort"] = "retract"
+    """What happens to running generations. `retract`: recomputed under the new weights; `in_place`:
+    continued on the old cache; `abort`: cut and resumed by the client."""
+    publish_timeout_seconds: float = Field(default=120.0, gt=0)
+    """Longest wait for one server in seconds; a slower one is taken out of service."""
+    weight_sync: Literal["disk", "distributed"] = "disk"
+    """How weights reach the servers. `disk`: as files that all of them see; `distributed`:
+    broadcast from the trainer's memory over a process group (NCCL between GPUs, gloo otherwise),
+    with files written while training goes on, for servers that join later."""
+    weight_sync_host: str = "127.0.0.1"
+    """Address of this machine at which servers find the trainer for `--weight_sync distributed`."""
+    weight_sync_bucket_mb: int = Field(default=256, ge=1)
+    """Largest part that is broadcast at a time, in MiB."""
+    keep_policies: int = Field(default=2, ge=1)
+    """Published weight directories that are kept besides those in use."""
