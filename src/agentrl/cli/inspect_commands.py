@@ -32,10 +32,10 @@ def inspect() -> None:
 @_json_option
 async def runs(config: RootConfig, as_json: bool) -> int:
     """List all runs of this machine, or of the server that --db_connection_string names."""
-    from agentrl.cli import views
+    from agentrl.cli import tables
 
     found = await _all_runs(config)
-    return _show(views.runs_page(found), found, as_json)
+    return _show(tables.runs_page(found), found, as_json)
 
 
 @inspect.command("progress", cls=FlagCommand, sections=_SECTIONS)
@@ -72,11 +72,11 @@ async def record(
 @_json_option
 async def step(config: RootConfig, step: int, as_json: bool) -> int:
     """Show the records, turns and tool calls behind the weights of one optimizer step."""
-    from agentrl.cli import views
+    from agentrl.cli import tables
 
     async with opened_store(config) as store:
         lineage = await store.lineage.of_step(step, config.trainer.consumer)
-    return _show(views.step_page(lineage), lineage.model_dump(mode="json"), as_json)
+    return _show(tables.step_page(lineage), lineage.model_dump(mode="json"), as_json)
 
 
 @inspect.command("failures", cls=FlagCommand, sections=_SECTIONS)
@@ -84,36 +84,36 @@ async def step(config: RootConfig, step: int, as_json: bool) -> int:
 @_json_option
 async def failures(config: RootConfig, limit: int, as_json: bool) -> int:
     """Show what went wrong, the latest first."""
-    from agentrl.cli import views
+    from agentrl.cli import tables
 
     async with opened_store(config) as store:
         found = await store.reports.failures(limit)
     value = [failure.model_dump(mode="json") for failure in found]
-    return _show(views.failures_page(found), value, as_json)
+    return _show(tables.failures_page(found), value, as_json)
 
 
 @inspect.command("samplers", cls=FlagCommand, sections=_SECTIONS)
 @_json_option
 async def samplers(config: RootConfig, as_json: bool) -> int:
     """Show the sampler processes and what they do."""
-    from agentrl.cli import views
+    from agentrl.cli import tables
 
     async with opened_store(config) as store:
         found = await store.reports.processes()
     value = [one.model_dump(mode="json") for one in found.samplers]
-    return _show(views.samplers_page(found), value, as_json)
+    return _show(tables.samplers_page(found), value, as_json)
 
 
 @inspect.command("servers", cls=FlagCommand, sections=_SECTIONS)
 @_json_option
 async def servers(config: RootConfig, as_json: bool) -> int:
     """Show the inference servers and what they serve."""
-    from agentrl.cli import views
+    from agentrl.cli import tables
 
     async with opened_store(config) as store:
         found = await store.reports.processes()
     value = [one.model_dump(mode="json") for one in found.services]
-    return _show(views.servers_page(found), value, as_json)
+    return _show(tables.servers_page(found), value, as_json)
 
 
 def _show(page: "RenderableType", value: Any, as_json: bool) -> int:
@@ -127,18 +127,18 @@ def _show(page: "RenderableType", value: Any, as_json: bool) -> int:
 
 
 async def _progress(config: RootConfig, as_json: bool) -> int:
-    from agentrl.cli import views
+    from agentrl.cli import tables
 
     async with opened_store(config) as store:
         view = await store.reports.overview(config.trainer.consumer)
-    return _show(views.progress_page(view), view.model_dump(mode="json"), as_json)
+    return _show(tables.progress_page(view), view.model_dump(mode="json"), as_json)
 
 
 async def _follow(config: RootConfig, as_json: bool) -> int:
     from rich.console import Console
     from rich.live import Live
 
-    from agentrl.cli import views
+    from agentrl.cli import tables
     from agentrl.launcher.display import Rates
 
     console, rates = Console(highlight=False), Rates()
@@ -153,9 +153,9 @@ async def _follow(config: RootConfig, as_json: bool) -> int:
                 if as_json:
                     print(view.model_dump_json(), flush=True)
                 elif live is not None:
-                    live.update(views.progress_page(view, rates), refresh=True)
+                    live.update(tables.progress_page(view, rates), refresh=True)
                 else:
-                    print(views.progress_line(view), flush=True)
+                    print(tables.progress_line(view), flush=True)
                 if view.summary.status in ("completed", "failed"):
                     return 0
                 await asyncio.sleep(REFRESH_SECONDS)

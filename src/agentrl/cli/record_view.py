@@ -11,7 +11,7 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from agentrl.cli.views import figure, plain
+from agentrl.cli.tables import figure, plain
 from agentrl.schema import DispatchedSamplingTask, MCPTask, Record, TurnTraining
 from agentrl.store.repositories.reports import RecordDetail
 

@@ -1,4 +1,8 @@
-"""Checks that span several flags, and clear refusals of what is not supported yet."""
+"""Checks that span several flags: contradictions, unsupported combinations, misplaced secrets.
+
+In goes a configuration whose values are valid one by one; out comes the first problem as a
+`ConfigError`. Files and servers that flags name are not looked at here (`launcher.preflight`).
+"""
 
 import importlib.util
 import ipaddress
@@ -26,11 +30,11 @@ _SGLANG_KEY_FLAGS = {"--api-key": "AGENTRL_API_KEY", "--admin-api-key": "AGENTRL
 _SGLANG_OPEN_FLAGS = frozenset(
     {"--tokenizer-worker-num", "--grpc-mode", "--smg-grpc-mode", "--grpc-port", "--encoder-only"}
 )
-"""What has SGLang listen in a way that its check of keys does not cover."""
+"""Arguments that open listeners which SGLang's check of keys does not cover."""
 _TAG_NAME = re.compile(r"[A-Za-z_][\w.-]*")
 _SECRET_NAME = re.compile("auth|key|token|secret|passw|cookie|credential", re.IGNORECASE)
 BUILT_IN_REPORTS = ("none", "console", "jsonl")
-"""Names in `--report_to` that ask for nothing more than what is always written."""
+"""Names in `--report_to` of what is always written."""
 REPORT_TO = (*BUILT_IN_REPORTS, "tensorboard", "wandb", "swanlab")
 
 
@@ -38,7 +42,7 @@ def check_config(config: RootConfig) -> RootConfig:
     """Return the configuration with implied values filled in.
 
     Raises:
-        ConfigError: values contradict each other, or ask for what is not supported yet.
+        ConfigError: values contradict each other, or ask for something unsupported.
     """
     for problem in (
         *_unknown_trackers(config.trainer.report_to),
@@ -52,9 +56,9 @@ def check_config(config: RootConfig) -> RootConfig:
 
 
 def check_machines(config: RootConfig) -> None:
-    """Refuse a start on several machines that cannot come together.
+    """Refuse flags with which several machines cannot form one run.
 
-    Asked by `agentrl run` only: other commands see the same environment and start no ranks.
+    Only `agentrl run` asks: other commands see the same environment and start no ranks.
 
     Raises:
         ConfigError: the flags of the machines contradict each other, or one is missing.
@@ -124,7 +128,7 @@ def check_trackers(report_to: Sequence[str]) -> list[str]:
 
 
 def _secrets_in_flags(tools: ToolsSection) -> Iterator[str]:
-    """Find secrets that would end in the run's files: flags are written there as they are given."""
+    """Find secrets that would be written to the run's files, where flags are written as given."""
     url, text = tools.mcp_manager_url or "", tools.mcp_servers or ""
     if urlsplit(url).password is not None:
         yield "--mcp_manager_url holds a password; give it as MCP_SERVER_TOKEN in the environment"
@@ -133,7 +137,7 @@ def _secrets_in_flags(tools: ToolsSection) -> Iterator[str]:
     try:
         servers = json.loads(text)
     except ValueError:
-        return  # said, with the place, where the servers are read
+        return  # reported with its position where the servers are read
     for name, value in _named_texts(servers):
         if _SECRET_NAME.search(name) and "${" not in value:
             yield (
@@ -182,8 +186,8 @@ def _key_contradictions(inference: InferenceSection) -> Iterator[str]:
         )
     if key is not None and key == inference.inference_admin_key:
         yield (
-            "AGENTRL_API_KEY and AGENTRL_ADMIN_KEY are the same; samplers have the first and may "
-            "not exchange weights: make up another one"
+            "AGENTRL_API_KEY and AGENTRL_ADMIN_KEY are the same; samplers hold the first and must "
+            "not update weights: choose another admin key"
         )
     for word in shlex.split(inference.sglang_args.replace("=", " ")):
         if word in _SGLANG_KEY_FLAGS:
@@ -218,12 +222,12 @@ def _gateway_contradictions(config: RootConfig) -> Iterator[str]:
     if not config.inference.inference_urls:
         yield (
             "--inference_gateway needs --inference_urls: the addresses of the servers behind it, "
-            "which new weights go to"
+            "which receive new weights"
         )
     if config.model.lora_rank:
         yield (
             "--inference_gateway and --lora_rank exclude each other: a rollout names the adapter of "
-            "the server that it asks, and a gateway chooses another server; give up one of the two"
+            "the server that it asks, and a gateway may choose another server; give one of the two"
         )
 
 
@@ -267,7 +271,7 @@ def _colocation_contradictions(config: RootConfig) -> Iterator[str]:
         yield "--colocated goes with servers that sample; leave it or --enable_sampling false out"
     if config.inference.inference_urls:
         yield (
-            "--colocated needs servers that AgentRL starts, and starts again where nobody knows what "
+            "--colocated needs servers that AgentRL starts, and restarts when it is unknown what "
             "memory they hold; leave --inference_urls out"
         )
     if config.trainer.num_processes > 1:
@@ -293,7 +297,7 @@ def _colocation_contradictions(config: RootConfig) -> Iterator[str]:
     if config.model.lora_rank:
         yield (
             "--colocated gives up the servers' weights, and adapters (--lora_rank) do not bring them "
-            "back; give up one of the two"
+            "back; give one of the two"
         )
 
 
@@ -315,8 +319,8 @@ def _agent_contradictions(agents: AgentSection) -> Iterator[str]:
             yield f"--agent_routes: {name}: the environment variable {variable} is not set"
     if agents.agent_gateway_host in ("0.0.0.0", "::"):
         yield (
-            f"--agent_gateway_host {agents.agent_gateway_host}: name the address itself, agents are "
-            "told it"
+            f"--agent_gateway_host {agents.agent_gateway_host}: name the address itself: agents "
+            "connect to it"
         )
 
 

@@ -34,7 +34,7 @@ SECRET_ENVIRONMENT = {
     "inference_api_key": "AGENTRL_API_KEY",
     "inference_admin_key": "AGENTRL_ADMIN_KEY",
 }
-"""Environment variables that give a secret when no flag does; children get secrets this way."""
+"""Flag -> environment variable that gives the secret when no flag does; children get them this way."""
 
 MACHINE_ENVIRONMENT = {
     "num_machines": "NUM_MACHINES",
@@ -42,12 +42,12 @@ MACHINE_ENVIRONMENT = {
     "main_process_ip": "MASTER_ADDR",
     "main_process_port": "MASTER_PORT",
 }
-"""Environment variables that say which of several machines this is, when no flag does."""
+"""Flag -> environment variable that says which of several machines this is, when no flag does."""
 
 _ENVIRONMENT = SECRET_ENVIRONMENT | MACHINE_ENVIRONMENT
 
 _ONE_SHOT = {"fresh", "delete_existing", *MACHINE_ENVIRONMENT}
-"""Flags that speak of one start and not of the run; they are not written down."""
+"""Flags that concern one start and not the run; they are not written down."""
 
 
 def load_config(typed: Mapping[str, Any]) -> RootConfig:
@@ -105,8 +105,7 @@ def build_config(values: Mapping[str, Any]) -> RootConfig:
 def flat_values(config: RootConfig) -> dict[str, Any]:
     """Return all values by flag name, JSON-compatible, without secrets.
 
-    A database URI that carries no password is no secret: it is kept, so that further samplers can
-    be started from the file.
+    A database URI without a password is kept, so that further samplers can be started from the file.
     """
     flat: dict[str, Any] = {}
     for section in SECTIONS:

@@ -1,4 +1,4 @@
-"""Python of the user's that a flag names: a file, or a module by its dotted name."""
+"""Python code of the user's that a flag names: a file, or a module by its dotted name."""
 
 import hashlib
 import importlib
@@ -13,14 +13,14 @@ from agentrl.errors import ConfigError
 def load_user_module(source: str | Path, what: str) -> ModuleType:
     """Import a Python file (`path/to/file.py`) or a module (`package.module`), once a process.
 
-    The file may import its neighbours, as if it had been started as a program.
+    A file may import its neighbors, as if it had been started as a program.
 
     Args:
-        source: where it is.
-        what: how an error names it.
+        source: path or dotted name.
+        what: name of the code in error messages.
 
     Raises:
-        ConfigError: it is missing or fails on import.
+        ConfigError: it does not exist, or its import fails.
     """
     path = Path(source)
     try:

@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: a live panel on a terminal, a line a step elsewhere."""
+"""Progress of a run for a person: a live panel on a terminal, one line a step elsewhere."""
 
 import asyncio
 import json
@@ -84,20 +84,20 @@ class Display:
                 await asyncio.sleep(REFRESH_SECONDS)
 
     async def _progress(self) -> RunProgress | None:
-        """Return the run's counts; None before the run exists or while the store is away."""
+        """Return the run's counts; None before the run exists or while the store is unreachable."""
         try:
             return await self._store.reports.progress()
         except StoreError:
             return None
 
     def _new_steps(self) -> list[dict[str, Any]]:
-        """Read the metrics lines that were added since the last look."""
+        """Return the metrics lines that were added since the last call."""
         if not self._metrics_path.exists():
             return []
         with self._metrics_path.open("rb") as file:
             inode = os.fstat(file.fileno()).st_ino
             if inode != self._inode:
-                # A trainer that resumes replaces the file by the steps that it builds on.
+                # A trainer that resumes replaces the file with the steps that it builds on.
                 self._inode, self._offset, self._steps = inode, 0, []
             file.seek(self._offset)
             chunk = file.read()

@@ -43,11 +43,11 @@ def newest_checkpoint(output_path: Path) -> Path:
 
 
 async def run_evaluation(config: RootConfig, checkpoint: Path | None) -> int:
-    """Start everything, have the questions played, print and write the score; return the status.
+    """Start everything, run the questions, print and write the score; return the exit status.
 
     Args:
         config: the checked configuration.
-        checkpoint: what is evaluated, model or adapter; the configured model when not given.
+        checkpoint: the model or adapter to evaluate; the configured model when not given.
 
     Raises:
         AgentRLError: a mistake of the user (before anything starts), or a child that failed.
@@ -68,7 +68,7 @@ async def run_evaluation(config: RootConfig, checkpoint: Path | None) -> int:
 
 
 def serving(model: ModelSection, checkpoint: Path) -> ModelSection:
-    """Return what servers have to be started for."""
+    """Return the model section with which servers serve a checkpoint, model or adapter."""
     if not is_adapter(checkpoint):
         return model.model_copy(update={"model_name_or_path": str(checkpoint)})
     shape = read_shape(checkpoint)
@@ -131,7 +131,7 @@ async def _evaluate(
 
 
 def _table(metrics: EvalMetrics) -> Table:
-    """Return the figures, over all questions and by scorer and tag."""
+    """Return the scores over all questions, by scorer and by tag."""
     assert metrics.total is not None, "an evaluation has a score"
     table = Table(box=None, pad_edge=False)
     table.add_column("")

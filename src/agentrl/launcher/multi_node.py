@@ -1,6 +1,7 @@
 """`agentrl run` on every machine but the first: this machine's share of the trainer's ranks.
 
-Machine 0 starts everything else and decides; nothing here writes a file of the run but logs.
+Machine 0 starts everything else and makes all decisions (`training_run`). Log files are the only
+files of the run that are written here.
 """
 
 import asyncio
@@ -29,7 +30,7 @@ _FILE_SECONDS = 60.0
 
 
 async def join_training(config: RootConfig) -> int:
-    """Train with machine 0, once it is there, until it ends; return the exit status.
+    """Wait for machine 0 and train with it until it ends; return the exit status.
 
     Raises:
         AgentRLError: a mistake of the user (before anything starts), machine 0 did not come, or the
@@ -91,8 +92,8 @@ async def wait_for_first(
     """Return when machine 0 listens for the other machines' ranks.
 
     Raises:
-        ConfigError: its address is none.
-        AgentRLError: it did not come in time.
+        ConfigError: its address cannot be resolved.
+        AgentRLError: it did not listen in time.
     """
     host, port = trainer.main_process_ip, trainer.main_process_port
     deadline = time.monotonic() + timeout_seconds
@@ -101,7 +102,7 @@ async def wait_for_first(
             async with asyncio.timeout(_ANSWER_SECONDS):
                 _, writer = await asyncio.open_connection(host, port)
         except (socket.gaierror, UnicodeError) as error:
-            raise ConfigError(f"--main_process_ip {host} is no address: {error}") from None
+            raise ConfigError(f"--main_process_ip {host} is not an address: {error}") from None
         except OSError as error:  # TimeoutError is one
             if time.monotonic() > deadline:
                 raise AgentRLError(
@@ -118,12 +119,12 @@ async def wait_for_first(
 async def check_same_flags(
     config: RootConfig, path: Path, *, timeout_seconds: float = _FILE_SECONDS
 ) -> None:
-    """Refuse ranks that would compute something else than machine 0's.
+    """Refuse ranks whose flags differ from those of machine 0.
 
     Args:
-        config: this machine's.
+        config: the configuration of this machine.
         path: the configuration that machine 0 wrote before it began to listen.
-        timeout_seconds: how long the file may take to show on this machine.
+        timeout_seconds: longest wait for the file to appear on this machine.
 
     Raises:
         ConfigError: the file cannot be seen from here, or it differs.

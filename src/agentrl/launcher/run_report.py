@@ -1,4 +1,4 @@
-"""Where a run left what, and what went wrong."""
+"""The end of a run for a person: its result, the places of its files, and why it failed."""
 
 import json
 import re
@@ -15,9 +15,9 @@ _TAIL_LINES = 200
 
 
 def last_error(child: Child) -> str:
-    """Return the line of a failed child's log that says why; its last one if none does.
+    """Return the line of a failed child's log that gives the reason; the last line if none does.
 
-    The launcher of several ranks writes a report of its own, without a reason, behind theirs.
+    `accelerate launch` appends a report of its own, without a reason, to the ranks' output.
     """
     errors = [_ERROR.fullmatch(line) for line in child.log_tail(_TAIL_LINES).splitlines()]
     said = [error[1] for error in errors if error is not None]
@@ -25,7 +25,7 @@ def last_error(child: Child) -> str:
 
 
 def print_places(console: Console, config: RootConfig, store: TrajectoryStore) -> None:
-    """Print the result and every place where something of the run can be found."""
+    """Print the result and where the run's logs, files and database are."""
     output = config.run.output_path
     summary_path = output / "summary.json"
     if summary_path.exists():

@@ -103,7 +103,9 @@ async def test_a_first_machine_that_never_comes_is_named() -> None:
 
 
 async def test_an_address_that_is_none_is_said_at_once() -> None:
-    with pytest.raises(ConfigError, match=r"--main_process_ip no\.\.such\.\.host is no address"):
+    with pytest.raises(
+        ConfigError, match=r"--main_process_ip no\.\.such\.\.host is not an address"
+    ):
         await wait_for_first(TrainerSection(main_process_ip="no..such..host"))
 
 

@@ -21,7 +21,7 @@ from agentrl.config.sections.sampling_sections import (
     SamplingSection,
     ToolsSection,
 )
-from agentrl.config.sections.section import Section
+from agentrl.config.sections.section import ConfigSection
 from agentrl.config.sections.training_sections import (
     AlgorithmSection,
     PublishSection,
@@ -33,6 +33,7 @@ __all__ = [
     "SECTIONS",
     "AgentSection",
     "AlgorithmSection",
+    "ConfigSection",
     "DataSection",
     "InferenceSection",
     "ModelSection",
@@ -41,13 +42,12 @@ __all__ = [
     "RootConfig",
     "RunSection",
     "SamplingSection",
-    "Section",
     "StoreSection",
     "ToolsSection",
     "TrainerSection",
 ]
 
-SECTIONS: dict[str, type[Section]] = {
+SECTIONS: dict[str, type[ConfigSection]] = {
     "run": RunSection,
     "model": ModelSection,
     "store": StoreSection,

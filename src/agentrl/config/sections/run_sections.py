@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field, SecretStr, field_validator
 from pydantic_core import PydanticCustomError
 
-from agentrl.config.sections.section import Section
+from agentrl.config.sections.section import ConfigSection
 from agentrl.config.shipped_files import existing_or_shipped
 
 _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
@@ -15,7 +15,7 @@ PRIVATE_MONGO_ROOT = Path(".agentrl/mongo")
 """Directory of the private mongods' data, with one directory for each run."""
 
 
-class RunSection(Section):
+class RunSection(ConfigSection):
     """Name of the run and places of its files."""
 
     run_name: str = "run"
@@ -54,7 +54,7 @@ class RunSection(Section):
         return (self.output_dir or Path("output") / self.run_name).absolute()
 
 
-class ModelSection(Section):
+class ModelSection(ConfigSection):
     """The policy that is trained."""
 
     model_name_or_path: str = "assets/demo/model"
@@ -91,7 +91,7 @@ class ModelSection(Section):
         return str(found) if found.is_absolute() else name
 
 
-class StoreSection(Section):
+class StoreSection(ConfigSection):
     """The document store."""
 
     db_connection_string: SecretStr | None = None
@@ -103,7 +103,7 @@ class StoreSection(Section):
     """Port of the private mongod on loopback; the next free one when it is taken."""
 
 
-class DataSection(Section):
+class DataSection(ConfigSection):
     """The questions."""
 
     train_file: Path | None = None

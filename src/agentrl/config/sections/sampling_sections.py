@@ -5,10 +5,10 @@ from typing import Any, Literal
 
 from pydantic import Field, SecretStr
 
-from agentrl.config.sections.section import Section
+from agentrl.config.sections.section import ConfigSection
 
 
-class SamplingSection(Section):
+class SamplingSection(ConfigSection):
     """How tokens are sampled."""
 
     temperature: float = Field(default=1.0, ge=0.0)
@@ -36,7 +36,7 @@ class SamplingSection(Section):
     above."""
 
 
-class RolloutSection(Section):
+class RolloutSection(ConfigSection):
     """How rollouts run, and in how many samplers."""
 
     enable_sampling: bool = True
@@ -93,7 +93,7 @@ class RolloutSection(Section):
     """End the sampler once no claimable or running slot is left."""
 
 
-class ToolsSection(Section):
+class ToolsSection(ConfigSection):
     """Where the tools are."""
 
     mcp_manager_url: str | None = None
@@ -120,7 +120,7 @@ class ToolsSection(Section):
     and the resulting address becomes `mcp_manager_url`."""
 
 
-class AgentSection(Section):
+class AgentSection(ConfigSection):
     """An agent of another framework as the sampler."""
 
     agent: str | None = None
@@ -140,7 +140,7 @@ class AgentSection(Section):
     rollout's key."""
 
 
-class InferenceSection(Section):
+class InferenceSection(ConfigSection):
     """The inference servers."""
 
     inference_backend: Literal["embedded", "sglang"] = "embedded"

@@ -3,7 +3,7 @@
 from pydantic import BaseModel, ConfigDict
 
 
-class Section(BaseModel):
+class ConfigSection(BaseModel):
     """Base of all sections: frozen, unknown keys forbidden, docstrings become help texts."""
 
     model_config = ConfigDict(

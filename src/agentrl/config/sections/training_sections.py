@@ -5,10 +5,10 @@ from typing import Literal
 from pydantic import Field, field_validator
 from pydantic_core import PydanticCustomError
 
-from agentrl.config.sections.section import Section
+from agentrl.config.sections.section import ConfigSection
 
 
-class AlgorithmSection(Section):
+class AlgorithmSection(ConfigSection):
     """Advantages, losses, filters and freshness."""
 
     loss_calculator: Literal["GRPO", "MINIRL", "GSPO", "CISPO", "REINFORCE"] = "GRPO"
@@ -108,7 +108,7 @@ class AlgorithmSection(Section):
         return kind
 
 
-class TrainerSection(Section):
+class TrainerSection(ConfigSection):
     """The optimizer's loop."""
 
     max_steps: int = Field(default=1000, ge=1)
@@ -210,7 +210,7 @@ class TrainerSection(Section):
     """Seconds that the trainer's claim on the run holds without a heartbeat."""
 
 
-class PublishSection(Section):
+class PublishSection(ConfigSection):
     """How new weights reach the servers."""
 
     publish_mode: Literal["retract", "in_place", "abort"] = "retract"
