@@ -81,13 +81,13 @@ def turn_advantages(
 
 
 def step_normalized(advantages: np.ndarray, num_terms: np.ndarray) -> np.ndarray:
-    """Return advantages with mean 0 and standard deviation 1 over the step's loss terms.
+    """Return advantages with mean 0 and standard deviation 1 over the step's target tokens.
 
     Advantages that are all equal become 0.
 
     Args:
         advantages: of every turn of the step [T].
-        num_terms: loss terms of every turn [T].
+        num_terms: target tokens of every turn [T].
     """
     if len(advantages) == 0:
         return advantages

@@ -1,4 +1,4 @@
-"""Corrections for samples that are not quite the trained policy's own, one value a loss term.
+"""Corrections for samples that are not quite the trained policy's own, one value a target token.
 
 Notation as in `losses`, and pi_p = proximal policy (the trainer's at the start of the step) with
 rho = pi_p/mu. Two things make rho differ from 1: engine and trainer compute the same weights

@@ -34,7 +34,7 @@ class RecordFacts:
 
     @property
     def is_right(self) -> bool:
-        """Say whether the record has a score and the score counts as right."""
+        """Whether the record has a score, and the score counts as right."""
         return self.score is not None and self.score > RIGHT_ABOVE
 
 
@@ -47,7 +47,7 @@ class GroupFacts:
 
     @property
     def scores(self) -> tuple[float | None, ...]:
-        """Return the scores in record order."""
+        """The scores in record order."""
         return tuple(record.score for record in self.records)
 
 

@@ -1,8 +1,8 @@
-"""Policy losses, one value a loss term, unreduced.
+"""Policy losses, one value a target token, unreduced: arrays in, arrays out.
 
 Notation: mu = behavior policy (the sampler), pi = policy in training, r = pi/mu, A = advantage,
-sg = stop-gradient. A loss term is one sampled token of one turn; a token that several records
-sampled alike is several terms. Reduction lives in `agentrl.algorithms.reductions`: the scalar loss
+sg = stop-gradient. A *term* of the loss is one target token: a sampled token of one turn. A token
+that several records sampled alike is several terms. Reduction lives in `agentrl.algorithms.reductions`: the scalar loss
 is `sum(weights * where(keep, loss, 0))` over the whole optimizer step.
 
 The hard drop range and GRPO follow AgentRL's documented formulas.

@@ -1,10 +1,10 @@
-"""From per-term losses to one number: the weight of every loss term in its optimizer step.
+"""From unreduced losses to one number: the weight of every target token in its optimizer step.
 
 Weights are fixed over the **global** batch of the step before anything is merged, packed or spread
-over ranks, so the loss is the plain sum of weighted terms wherever they end up. Every loss term
-counts in the normalisers, also those whose ratio later leaves the drop range: what is dropped
-depends on the policy, and a normaliser that depended on it would need a forward pass over the
-whole step first and would raise the weight of what is left.
+over ranks, so the loss is the plain sum of weighted terms wherever they end up. Every target
+token counts in the normalizers, also those whose ratio later leaves the drop range: what is dropped
+depends on the policy, and a normalizer that depended on it would need a forward pass over the whole
+step first and would raise the weight of what is left.
 """
 
 from typing import Literal
@@ -24,16 +24,16 @@ def reduction_kind(*, token_level_loss: bool, skip_length_normalization: bool) -
 def term_weights(
     sequences: np.ndarray, *, kind: Reduction, normalizer_length: int | None = None
 ) -> np.ndarray:
-    """Return the weight of every loss term of a step, float64 [N].
+    """Return the weight of every target token of a step, float64 [N].
 
-    With N terms, M sequences and n_i terms in sequence i:
+    With N target tokens, M sequences and n_i target tokens in sequence i:
 
     - `token_mean`: 1 / N (DAPO, 2503.14476);
     - `sequence_mean`: 1 / (M * n_i) (GRPO, 2402.03300);
     - `sequence_sum`: 1 / M (MINIRL), or 1 / (M * L) with a constant L (Dr.GRPO, 2503.20783).
 
     Args:
-        sequences: index of the sequence of each term, int [N]; in AgentRL a sequence is a Record
+        sequences: index of the sequence of each target token, int [N]; in AgentRL a sequence is a Record
             with all its turns.
         kind: which of the above.
         normalizer_length: L (`sequence_sum` only).

@@ -88,7 +88,7 @@ class Draft:
         staging = stage_directory(target)
         try:
             shutil.copytree(model_dir, staging / MODEL_DIR, copy_function=_link_or_copy)
-            state = {"format": _FORMAT, "step": step, "history": history.to_json()}
+            state = {"format": _FORMAT, "step": step, "history": history.model_dump(mode="json")}
             (staging / _STATE_FILE).write_text(json.dumps(state))
         except OSError as error:
             raise WriteError(f"cannot write {target}: {error.strerror or error}") from error
@@ -140,7 +140,7 @@ def latest_checkpoint(output_path: Path) -> Checkpoint | None:
     if state["format"] != _FORMAT:
         raise ConfigError(f"{newest}: checkpoint format {state['format']} is not known here")
     return Checkpoint(
-        path=newest, step=int(state["step"]), history=History.from_json(state["history"])
+        path=newest, step=int(state["step"]), history=History.model_validate(state["history"])
     )
 
 

@@ -1,4 +1,4 @@
-"""The trainer's claim on a run: taken, renewed in the background, given back."""
+"""The trainer's lease on a run: acquired, renewed in the background, released."""
 
 import asyncio
 import contextlib
@@ -13,7 +13,7 @@ from agentrl.store import TrajectoryStore
 
 logger = logging.getLogger(__name__)
 
-# A holder that was killed leaves a lease that still has to run out.
+# A killed holder on another host leaves a lease that has to expire first.
 _GRACE_SECONDS = 2.0
 _RETRY_SECONDS = 0.5
 
@@ -22,10 +22,10 @@ _RETRY_SECONDS = 0.5
 async def trainer_lease(
     store: TrajectoryStore, consumer: str, *, lease_seconds: float
 ) -> AsyncIterator[None]:
-    """Be the run's only trainer under the name `consumer` inside the block.
+    """Hold the lease that makes this the run's only trainer under the name `consumer`.
 
     Raises:
-        TrainerBusy: another trainer holds the name and goes on renewing it.
+        TrainerBusy: another trainer holds the name and keeps renewing it.
         LeaseLost: the lease was taken over while the block ran; the block is cancelled.
     """
     await _acquire(store, consumer, lease_seconds)
@@ -64,18 +64,18 @@ async def _acquire(store: TrajectoryStore, consumer: str, lease_seconds: float) 
             holder = await _holder(store, consumer)
             if holder is not None and is_dead(holder):
                 logger.warning("taking over from %s, which is dead", holder)
-                # An owner may take its lease again, and then give it back.
+                # The store lets an owner acquire its lease again, and an acquired one can be released.
                 await store.trainer_leases.acquire(consumer, holder, lease_seconds)
                 await store.trainer_leases.release(consumer)
                 continue
             if time.monotonic() > deadline or (holder is not None and is_alive(holder)):
                 raise
             if not announced:
-                logger.warning("%s; waiting for it to run out", error)
+                logger.warning("%s; waiting for it to expire", error)
                 announced = True
             await asyncio.sleep(_RETRY_SECONDS)
         except StoreError as error:
-            # The same owner may ask again: an answer that was lost does no harm.
+            # Acquiring again under the same owner is harmless if only the reply was lost.
             if time.monotonic() > deadline:
                 raise
             logger.warning("%s; trying again", error)
@@ -91,7 +91,7 @@ async def _holder(store: TrajectoryStore, consumer: str) -> str | None:
 
 
 async def _renew(store: TrajectoryStore, consumer: str, lease_seconds: float) -> None:
-    """Renew until cancelled; ends with LeaseLost when the lease is gone or could not be kept."""
+    """Renew until cancelled; LeaseLost ends it when the lease is gone or could not be renewed."""
     renewed = time.monotonic()
     while True:
         await asyncio.sleep(lease_seconds / 3)

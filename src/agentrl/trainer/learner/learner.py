@@ -150,37 +150,6 @@ class Learner:
         """Work of a visible pair over that of a token outside attention, for packing."""
         return self._flops.pair_cost
 
-    def _load(
-        self,
-        path: Path,
-        *,
-        dtype: torch.dtype,
-        adapter: AdapterShape | None = None,
-        gradient_checkpointing: bool = False,
-    ) -> PolicyModel:
-        def prepare(policy: PolicyModel) -> None:
-            if adapter is not None:
-                add_adapter(policy.model, adapter, dtype=self._precision.master)
-            parallelize(policy, self._mesh)
-            shard_model(
-                policy,
-                self._ranks,
-                self._mesh,
-                compute_dtype=self._precision.compute,
-                cpu_offload=self._trainer.cpu_offload,
-            )
-
-        return load_policy(
-            path,
-            dtype=dtype,
-            device=self._ranks.device,
-            attention=implementation_of(self._settings.model.attention_implementation),
-            trust_remote_code=self._settings.model.trust_remote_code,
-            gradient_checkpointing=gradient_checkpointing,
-            prepare=prepare,
-            cpu_offload=self._trainer.cpu_offload or self._settings.starts_in_host_memory,
-        )
-
     def train(self, micro_batches: Sequence[MicroBatch]) -> StepOutcome:
         """Accumulate the gradients of all micro-batches and make one optimizer step (collective).
 
@@ -357,6 +326,37 @@ class Learner:
             # What was exported is rounded; steps add up in the master weights.
             state["master"] = sharded_state_dict(self._policy)
         return state
+
+    def _load(
+        self,
+        path: Path,
+        *,
+        dtype: torch.dtype,
+        adapter: AdapterShape | None = None,
+        gradient_checkpointing: bool = False,
+    ) -> PolicyModel:
+        def prepare(policy: PolicyModel) -> None:
+            if adapter is not None:
+                add_adapter(policy.model, adapter, dtype=self._precision.master)
+            parallelize(policy, self._mesh)
+            shard_model(
+                policy,
+                self._ranks,
+                self._mesh,
+                compute_dtype=self._precision.compute,
+                cpu_offload=self._trainer.cpu_offload,
+            )
+
+        return load_policy(
+            path,
+            dtype=dtype,
+            device=self._ranks.device,
+            attention=implementation_of(self._settings.model.attention_implementation),
+            trust_remote_code=self._settings.model.trust_remote_code,
+            gradient_checkpointing=gradient_checkpointing,
+            prepare=prepare,
+            cpu_offload=self._trainer.cpu_offload or self._settings.starts_in_host_memory,
+        )
 
     def _forward_backward(
         self, batch: MicroBatch, algorithm: AlgorithmSection | None

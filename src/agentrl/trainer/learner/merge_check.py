@@ -1,4 +1,8 @@
-"""Is merged training exact? Gradients of merged turns against those of turns by themselves."""
+"""Whether merged training is exact: gradients of merged turns against those of separate turns.
+
+`check_merge` compares the two packings of a training step (`--verify_merge`); `check_random_trees`
+compares random groups on small models (`agentrl verify merge`).
+"""
 
 import math
 from collections.abc import Callable, Sequence
@@ -23,7 +27,7 @@ from agentrl.trainer.learner.passes import forward_backward
 STEP_TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 0.04}
 """Relative gradient error, by compute precision, beyond which a training step counts as wrong.
 
-The mildest of the bugs that merged training is known for changes a gradient by 0.044."""
+The mildest known bug of merged training changes a gradient by 0.044."""
 TREE_TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}
 """The same for random trees, which are small."""
 
@@ -156,9 +160,9 @@ def check_random_trees(policies: Sequence[PolicyModel], *, seed: int, trees: int
         }
         for packing, (merge, token_budget) in packings.items():
             step = build_step([group], policy_version=3, token_budget=token_budget, merge=merge)
-            _, gradients = _gradients(policy, step.micro_batches[0], _plainly(policy))
+            _, gradients = _gradients(policy, step.micro_batches[0], _accumulate_plainly(policy))
             error = (_flat(gradients) - expected).norm() / expected.norm()
-            # `max` would pass over NaN.
+            # Python's `max` would ignore NaN.
             errors[packing] = float(np.maximum(errors.get(packing, 0.0), float(error)))
         tree = TokenTree.from_tokens(group.turns)
         tokens_separate += tree.num_flat_tokens
@@ -206,7 +210,7 @@ def _relative(difference: float, norm: float) -> float:
     return math.sqrt(difference / norm)
 
 
-def _plainly(policy: PolicyModel) -> Accumulate:
+def _accumulate_plainly(policy: PolicyModel) -> Accumulate:
     algorithm = AlgorithmSection()
 
     def accumulate(batch: MicroBatch) -> float:
@@ -246,7 +250,7 @@ def _separate_gradient(policy: PolicyModel, group: SelectedGroup) -> torch.Tenso
     implementation = policy.model.config._attn_implementation
     policy.model.set_attn_implementation(ORACLE)
     try:
-        _, gradients = _gradients(policy, _one_turn_rows(group), _plainly(policy))
+        _, gradients = _gradients(policy, _one_turn_rows(group), _accumulate_plainly(policy))
     finally:
         policy.model.set_attn_implementation(implementation)
     return _flat(gradients)

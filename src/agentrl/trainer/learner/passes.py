@@ -27,14 +27,14 @@ from agentrl.models.policy import TermLogprobs, term_logprobs
 
 @dataclass(frozen=True, eq=False)
 class PassOutcome:
-    """What one micro-batch said; nothing here carries a gradient."""
+    """Loss and figures of one micro-batch, without gradients."""
 
     loss: float
     """Its share of the step's loss."""
     kl: float
-    """Sum over its terms of the KL estimate against the reference; 0 without one."""
+    """Sum over its target tokens of the KL estimate against the reference; 0 without one."""
     masked: torch.Tensor
-    """bool [T], terms that an importance correction masked."""
+    """bool [T], target tokens that an importance correction masked."""
     terms: LossTerms
     policy: TermLogprobs
     behavior_logprobs: torch.Tensor
@@ -54,12 +54,12 @@ def forward_backward(
 
     Args:
         policy: a `PolicyModel`, sharded or not.
-        batch: row and terms; a row of several chunks is computed chunk by chunk.
+        batch: row and target tokens; a row of several chunks is computed chunk by chunk.
         algorithm: loss settings; None: cross-entropy, the loss of supervised fine-tuning.
         chunk_size: positions that go through the LM head at a time.
         with_entropy: also compute entropies.
         autocast: precision of the forward passes.
-        reference: model of the KL penalty; taken without gradients.
+        reference: model of the KL penalty; it gets no gradients.
     """
     reference_logprobs = None
     if reference is not None:
@@ -96,7 +96,7 @@ def forward_backward(
 def frozen_logprobs(
     model: nn.Module, batch: MicroBatch, *, chunk_size: int, autocast: torch.autocast
 ) -> torch.Tensor:
-    """Return what a model says about the terms of a micro-batch [T], without gradients."""
+    """Return a model's logprobs of the target tokens of a micro-batch [T], without gradients."""
     if batch.num_chunks > 1:
         passes = ChunkedPass(
             model,

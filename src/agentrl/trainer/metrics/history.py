@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Literal, Self
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -105,7 +105,7 @@ class StepMetrics(BaseModel):
 
 
 class History(BaseModel):
-    """Everything a run reports about itself."""
+    """All that a run reports of itself."""
 
     kind: Literal["rl", "sft"] = "rl"
     """What the run is: reinforcement learning, or supervised fine-tuning."""
@@ -153,7 +153,7 @@ class History(BaseModel):
         self.evals = sorted([*self.evals, found], key=lambda metrics: metrics.version)
 
     def eval_at(self, version: int) -> EvalMetrics | None:
-        """Return the evaluation of a version, if it was made."""
+        """Return the evaluation of a version, None where there was none."""
         return next((found for found in self.evals if found.version == version), None)
 
     def dropped(self) -> dict[str, int]:
@@ -169,12 +169,3 @@ class History(BaseModel):
         for step in self.steps:
             total.update(step.staleness)
         return dict(sorted(total.items()))
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain JSON values."""
-        return self.model_dump(mode="json")
-
-    @classmethod
-    def from_json(cls, value: dict[str, Any]) -> Self:
-        """Read what `to_json` returned."""
-        return cls.model_validate(value)

@@ -1,4 +1,4 @@
-"""What a run leaves for people and programs: metrics.jsonl, summary.json, reward.png."""
+"""The files that report on a run: metrics.jsonl, summary.json, merge_report.json, reward.png."""
 
 import json
 import os
@@ -100,12 +100,12 @@ def summarize(
 
 
 def write_summary(output_path: Path, summary: dict[str, Any]) -> Path:
-    """Write summary.json in one move."""
+    """Write summary.json atomically."""
     return _replace(output_path / SUMMARY_FILE, json.dumps(summary, indent=2) + "\n")
 
 
 def write_merge_report(output_path: Path, step: int, check: MergeCheck) -> Path:
-    """Write merge_report.json in one move."""
+    """Write merge_report.json atomically."""
     text = json.dumps({"step": step, **check.to_json()}, indent=2) + "\n"
     return _replace(output_path / MERGE_REPORT_FILE, text)
 

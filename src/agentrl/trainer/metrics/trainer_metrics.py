@@ -1,4 +1,4 @@
-"""What a trainer tells Prometheus: the run's totals and the last step's figures."""
+"""The trainer's Prometheus metrics: totals of the run and figures of its last step."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -19,8 +19,8 @@ _LAST = {
     "sampler_kl_k3": "Estimate of the KL of the trainer's policy from the sampler's.",
     "ratio_mean": "Mean importance ratio at the last step.",
     "ratio_max": "Largest importance ratio at the last step.",
-    "clip_fraction": "Share of loss terms that the clip range cut off at the last step.",
-    "drop_fraction": "Share of loss terms beyond the hard drop range at the last step.",
+    "clip_fraction": "Share of target tokens that the clip range cut off at the last step.",
+    "drop_fraction": "Share of target tokens beyond the hard drop range at the last step.",
     "merge_tokens": "Tokens of separate rows over those computed at the last step.",
     "tokens_per_second": "Tokens through the model a second at the last step.",
     "mfu": "Model FLOPs utilization at the last step.",

@@ -1,4 +1,8 @@
-"""The groups of one optimizer step: read as they become ready, reserved or dropped at once."""
+"""The groups of one optimizer step: read as they become ready, reserved or dropped at once.
+
+Finished groups come out of the store's ledger; `StepGroups` goes to the training loop. The reader
+also keeps the admission of samplers in line with what was consumed.
+"""
 
 import asyncio
 import logging
@@ -52,13 +56,13 @@ class StepGroups:
 
     @property
     def scores(self) -> list[float]:
-        """Return the scores of all scored records, dropped ones included."""
+        """The scores of all scored records, dropped ones included."""
         return [score for group in self.groups for score in group.scores if score is not None]
 
 
 @dataclass(frozen=True)
 class StepControl:
-    """What steers a step, and may be changed while it waits for samples."""
+    """Size and freshness of a step; both may change while it waits for samples."""
 
     groups_per_step: int
     """Usable groups wanted."""
@@ -93,7 +97,7 @@ class GroupReader:
         more_may_come: bool,
         scorer: str | None = None,
     ) -> None:
-        """Set up.
+        """Begin with no admission made.
 
         Args:
             store: the run's store.
@@ -101,7 +105,7 @@ class GroupReader:
             algorithm: filters and freshness.
             seed: of the draws that some filters make.
             max_steps: optimizer steps of the run.
-            more_may_come: False when nobody samples, so what is not ready never will be.
+            more_may_come: False when no sampler runs, so that no further group becomes ready.
             scorer: NAME or NAME@VERSION of the scores to train on; None: those that samplers gave.
         """
         self._store = store
@@ -126,9 +130,11 @@ class GroupReader:
             control: freshness bound and size of the steps.
         """
         if self._consumer != DEFAULT_CONSUMER:
-            return  # it reads along; the samplers are not its to admit
+            return  # it reads along; the leading trainer admits the samplers
         self._admitted = _Admission(groups_consumed, step, control)
-        async with self._admitting:  # the last to be asked is also the last to write
+        async with (
+            self._admitting
+        ):  # concurrent calls write in order, so that the newest bound stays
             await self._store.runs.set_admission(self._admitted.bound(self._max_steps))
 
     async def apply_control(self, control: StepControl) -> None:
@@ -147,7 +153,7 @@ class GroupReader:
     ) -> StepGroups:
         """Read until the step has `groups_per_step` usable groups.
 
-        Groups that teach nothing or are too old are dropped on the way and make room for others.
+        Groups that teach nothing or are too old are dropped, and others take their place.
 
         Args:
             step: number of the optimizer step (from 1); the weights have version `step - 1`.
@@ -190,7 +196,7 @@ class GroupReader:
 
     async def _first_open_order(self) -> int | None:
         if self._algorithm.staleness_policy == "drop":
-            return None  # nobody asks
+            return None  # the order does not matter
         return await self._store.tasks.first_open_order()
 
     def _next_in_line(
@@ -198,9 +204,9 @@ class GroupReader:
     ) -> list[list[DBRecordData]]:
         """Return the groups that may be taken now.
 
-        With `staleness_policy wait` no group overtakes another that is still being played: groups
-        are admitted within max_staleness steps of their turn, so whoever keeps the order never
-        meets a stale one. Groups whose wanted score is missing are passed over, or waited for.
+        With `staleness_policy wait` no group overtakes another that is still running: groups are
+        admitted within max_staleness steps of their turn, so that in order none gets stale. Groups
+        whose wanted score is missing are skipped with `drop` and waited for with `wait`.
 
         Args:
             ready: complete groups in their order.
@@ -232,7 +238,7 @@ class GroupReader:
     async def _take(
         self, records: Sequence[DBRecordData], found: StepGroups, algorithm: AlgorithmSection
     ) -> bool:
-        """Reserve what a group gives to the step and drop the rest; return whether it is usable."""
+        """Reserve what a group contributes to the step, drop the rest; return whether it is usable."""
         version = found.step - 1
         entries = {record.record_id: record.ledger.get(self._consumer) for record in records}
         eligible = {

@@ -1,7 +1,11 @@
-"""What supervised fine-tuning learns from: conversations of a file, or records of a run."""
+"""What supervised fine-tuning learns from, and in which order.
+
+Conversations of a file, or scored records of a run, become `Example`s; a `Curriculum` says which of
+them every step learns from, and `sft_batch` turns these into micro-batches.
+"""
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,10 +31,10 @@ class Example:
 
 
 def file_examples(path: Path, renderer: Renderer) -> list[Example]:
-    """Return the conversations of a file, as the model's template writes them.
+    """Return the conversations of a file, as the model's chat template renders them.
 
     Raises:
-        ConfigError: an entry is malformed, or the template cannot write it; it is named.
+        ConfigError: an entry is malformed, or the template cannot render it; the text names it.
     """
     examples = []
     for demonstration in read_demonstrations(path):
@@ -75,7 +79,7 @@ async def record_examples(store: TrajectoryStore, min_score: float) -> list[Exam
 
 @dataclass(frozen=True)
 class Curriculum:
-    """Which examples every step learns from; a plain function of the step, so nothing is saved."""
+    """Which examples every step learns from: a function of the step alone, so nothing is saved."""
 
     num_examples: int
     examples_per_step: int
@@ -111,7 +115,7 @@ class Curriculum:
 def sft_batch(
     examples: Sequence[Example], *, token_budget: int, num_ranks: int, by_token: bool = True
 ) -> StepBatch:
-    """Return examples as micro-batches; what their conversations share is computed once.
+    """Return examples as micro-batches; prefixes that conversations share are computed once.
 
     Args:
         examples: of one step.
@@ -119,24 +123,16 @@ def sft_batch(
         num_ranks: data-parallel ranks.
         by_token: mean over all tokens; otherwise over the examples' means.
     """
+    group = SelectedGroup(
+        task_id="sft",
+        record_ids=tuple(example.id for example in examples),
+        scores=(),
+        turns=tuple(turn for example in examples for turn in example.turns),
+    )
     return build_step(
-        [_group(examples)],
+        [group],
         policy_version=0,
         token_budget=token_budget,
         reduction="token_mean" if by_token else "sequence_mean",
         num_ranks=num_ranks,
     )
-
-
-def _group(examples: Sequence[Example]) -> SelectedGroup:
-    return SelectedGroup(
-        task_id="sft",
-        record_ids=tuple(example.id for example in examples),
-        scores=(),
-        turns=tuple(_turns(examples)),
-    )
-
-
-def _turns(examples: Sequence[Example]) -> Iterator[TurnTokens]:
-    for example in examples:
-        yield from example.turns

@@ -249,8 +249,10 @@ async def test_records_are_trained_as_often_as_allowed(make_config, store, model
     result = await train(config)
     assert (result.status, result.step) == ("data_ended", 4)
     assert json.loads(result.summary_path.read_text())["groups"] == {"consumed": 2}
-    for document in await store._database["record_data"].find().to_list():
-        assert document["ledger"]["trainer"]["trained_count"] == 2
+    counts = [
+        data.ledger["trainer"].trained_count async for data in store.ledger.find(status="trained")
+    ]
+    assert counts == [2] * 6
 
 
 async def test_evaluations_before_and_after_are_played_under_their_version(

@@ -5,52 +5,12 @@ import json
 
 import numpy as np
 import pytest
-import torch
 from support.training import Player, train_tasks
 
-from agentrl.algorithms.losses import LossTerms
 from agentrl.distributed import Ranks
-from agentrl.errors import StoreError
-from agentrl.trainer.learner.term_stats import TurnRatios
 from agentrl.trainer.rl.train_process import lead
-from agentrl.trainer.rl.training_loop import run_concurrently
 
 pytestmark = pytest.mark.timeout(90)
-
-
-def test_ratios_are_measured_turn_by_turn_and_joined():
-    terms = LossTerms(
-        loss=torch.zeros(5),
-        keep=torch.tensor([True, False, True, True, True]),
-        ratio=torch.tensor([1.0, 3.0, 0.5, 1.5, 2.0]),
-        clipped=torch.tensor([False, True, True, False, False]),
-    )
-    masked = torch.tensor([False, False, False, False, False])
-    found = TurnRatios.of(np.array([4, 4, 2, 2, 2]), terms, masked)
-    assert found.turns.tolist() == [2, 4]
-    assert found.num_terms.tolist() == [3, 2]
-    assert found.num_dropped.tolist() == [0, 1]
-    assert found.num_masked.tolist() == [0, 0]
-    assert found.num_clipped.tolist() == [1, 0]  # what is dropped is not clipped as well
-    np.testing.assert_allclose(found.mean, [4 / 3, 2.0])
-    np.testing.assert_allclose(found.std, [np.std([0.5, 1.5, 2.0]), 1.0])
-    assert (found.min.tolist(), found.max.tolist()) == ([0.5, 1.0], [2.0, 3.0])
-    empty = TurnRatios.of(np.empty(0, dtype=np.int64), LossTerms(*(torch.empty(0) for _ in range(4)))._replace(
-        keep=torch.empty(0, dtype=torch.bool), clipped=torch.empty(0, dtype=torch.bool)
-    ), torch.empty(0, dtype=torch.bool))  # fmt: skip
-    assert TurnRatios.joined([empty, found]).turns.tolist() == [2, 4]
-    assert TurnRatios.joined([]).turns.tolist() == []
-
-
-def test_a_masked_term_is_counted_once_by_its_reason():
-    terms = LossTerms(
-        loss=torch.zeros(3),
-        keep=torch.tensor([False, False, True]),
-        ratio=torch.ones(3),
-        clipped=torch.tensor([False, False, False]),
-    )
-    found = TurnRatios.of(np.array([0, 0, 0]), terms, torch.tensor([True, False, False]))
-    assert (found.num_dropped.tolist(), found.num_masked.tolist()) == ([1], [1])
 
 
 async def test_a_step_leads_to_what_it_made_of_each_turn(make_config, store, model_path):
@@ -77,27 +37,6 @@ async def test_a_step_leads_to_what_it_made_of_each_turn(make_config, store, mod
     assert {why for masked in reasons for why in masked} == {
         record.ledger["trainer"].reason for record in step.dropped
     }
-
-
-async def test_work_beside_is_done_or_its_error_raised_or_it_ends_with_the_block():
-    done = []
-
-    async def work(seconds, error=None):
-        await asyncio.sleep(seconds)
-        if error:
-            raise error
-        done.append(seconds)
-
-    async with run_concurrently(work(0.01)):
-        assert not done
-    assert done == [0.01]
-    with pytest.raises(StoreError, match="away"):
-        async with run_concurrently(work(0, StoreError("away"))):
-            pass
-    with pytest.raises(ValueError, match="first"):
-        async with run_concurrently(work(60)):
-            raise ValueError("first")
-    assert done == [0.01]
 
 
 async def test_every_sampled_token_is_trained_or_counted_by_its_reason(

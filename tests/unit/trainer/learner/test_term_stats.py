@@ -1,4 +1,4 @@
-"""Figures over loss terms, against values by hand."""
+"""Figures over target tokens, against values by hand."""
 
 import math
 
@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from agentrl.algorithms.losses import LossTerms
-from agentrl.trainer.learner.term_stats import TermStats, TermTrace, term_stats
+from agentrl.trainer.learner.term_stats import TermStats, TermTrace, TurnRatios, term_stats
 
 
 def trace(ratios, advantages, clipped, kept):
@@ -58,3 +58,38 @@ def test_a_step_without_terms_has_no_ratios():
 
 def test_no_clipping_is_reported_for_a_sign_that_does_not_occur():
     assert term_stats(trace([1.0], [1.0], [False], [True])).clip_fraction_negative is None
+
+
+def test_ratios_are_measured_turn_by_turn_and_joined():
+    terms = LossTerms(
+        loss=torch.zeros(5),
+        keep=torch.tensor([True, False, True, True, True]),
+        ratio=torch.tensor([1.0, 3.0, 0.5, 1.5, 2.0]),
+        clipped=torch.tensor([False, True, True, False, False]),
+    )
+    masked = torch.tensor([False, False, False, False, False])
+    found = TurnRatios.of(np.array([4, 4, 2, 2, 2]), terms, masked)
+    assert found.turns.tolist() == [2, 4]
+    assert found.num_terms.tolist() == [3, 2]
+    assert found.num_dropped.tolist() == [0, 1]
+    assert found.num_masked.tolist() == [0, 0]
+    assert found.num_clipped.tolist() == [1, 0]  # what is dropped is not clipped as well
+    np.testing.assert_allclose(found.mean, [4 / 3, 2.0])
+    np.testing.assert_allclose(found.std, [np.std([0.5, 1.5, 2.0]), 1.0])
+    assert (found.min.tolist(), found.max.tolist()) == ([0.5, 1.0], [2.0, 3.0])
+    empty = TurnRatios.of(np.empty(0, dtype=np.int64), LossTerms(*(torch.empty(0) for _ in range(4)))._replace(
+        keep=torch.empty(0, dtype=torch.bool), clipped=torch.empty(0, dtype=torch.bool)
+    ), torch.empty(0, dtype=torch.bool))  # fmt: skip
+    assert TurnRatios.joined([empty, found]).turns.tolist() == [2, 4]
+    assert TurnRatios.joined([]).turns.tolist() == []
+
+
+def test_a_masked_term_is_counted_once_by_its_reason():
+    terms = LossTerms(
+        loss=torch.zeros(3),
+        keep=torch.tensor([False, False, True]),
+        ratio=torch.ones(3),
+        clipped=torch.tensor([False, False, False]),
+    )
+    found = TurnRatios.of(np.array([0, 0, 0]), terms, torch.tensor([True, False, False]))
+    assert (found.num_dropped.tolist(), found.num_masked.tolist()) == ([1], [1])
