@@ -11,8 +11,8 @@ from support.engines import EOS, Oracle, Served, prompt, request
 
 from agentrl.errors import ServerRefused
 from agentrl.inference.client.sglang_client import SGLangClient
-from agentrl.renderers.constrained_replies import reply_grammar
 from agentrl.renderers.renderer import Renderer
+from agentrl.renderers.reply import reply_grammar
 from agentrl.schema.grammar import Grammar
 
 SCHEMA = {

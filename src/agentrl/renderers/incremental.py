@@ -1,33 +1,71 @@
-"""Whether a template only appends, and what: the text behind a reply when more is said.
+"""Incremental rendering: what a template adds after a reply, where it only appends.
 
-Text in, text out; what it means in tokens is the renderer's business.
+Text in, text out; `PromptIncrement` says what came of it in tokens.
 """
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
 
 from agentrl.renderers.chat_template import ChatTemplate
 from agentrl.renderers.reply import parse_reply
 from agentrl.renderers.template_traits import TemplateTraits
-from agentrl.renderers.tool_calls.formats import ToolCallFormat
-from agentrl.renderers.untrusted_text import MarkedConversation
+from agentrl.renderers.thinking import THINK_CLOSE, THINK_OPEN
+from agentrl.renderers.tool_calls.call_format import ToolCallFormat
+from agentrl.renderers.untrusted_text import EscapedConversation
 
-_EMPTY_THINKING = re.compile(r"<think>\s*</think>\s*")
+_EMPTY_THINKING = re.compile(rf"{THINK_OPEN}\s*{THINK_CLOSE}\s*")
 
 
-class Appending:
-    """Looks at how one template goes on behind a reply."""
+@dataclass(frozen=True)
+class PromptIncrement:
+    """The prompt of a next turn: `full_ids_of_parent[:shared_len] + added_ids`."""
+
+    added_ids: np.ndarray
+    """int32 [A]."""
+    shared_len: int
+    exact: bool
+    """The prompt extends the parent's ids in full."""
+    reason: str | None
+    """Why it does not (`drift`, `stop_token`, or the caller's own reason); None where it does."""
+
+    def prompt_ids(self, parent_full_ids: np.ndarray) -> np.ndarray:
+        """Return the whole prompt, int32 [shared_len + A]."""
+        shared = np.asarray(parent_full_ids[: self.shared_len], dtype=np.int32)
+        return np.concatenate([shared, self.added_ids])
+
+    @classmethod
+    def after_common_prefix(
+        cls, parent_full_ids: np.ndarray, ids: np.ndarray, reason: str
+    ) -> "PromptIncrement":
+        """Return a prompt that was rendered anew as what it adds to what it shares."""
+        limit = min(len(ids), len(parent_full_ids))
+        differs = np.flatnonzero(ids[:limit] != np.asarray(parent_full_ids[:limit]))
+        shared_len = int(differs[0]) if len(differs) else limit
+        exact = shared_len == len(parent_full_ids)
+        return cls(
+            added_ids=ids[shared_len:],
+            shared_len=shared_len,
+            exact=exact,
+            reason=None if exact else reason,
+        )
+
+
+class IncrementalRenderer:
+    """Finds the text that one template adds after a reply."""
 
     def __init__(
         self, template: ChatTemplate, traits: TemplateTraits, format_: ToolCallFormat
     ) -> None:
-        """Look at this template, whose model writes calls in this format."""
+        """Work for a template, whose model writes calls in a format."""
         self._template = template
         self._traits = traits
         self._format = format_
 
-    def text_behind_reply(
-        self, conversation: MarkedConversation, text: str, num_before: int
+    def text_after_reply(
+        self, conversation: EscapedConversation, text: str, num_before: int
     ) -> str | None:
         """Return what the template puts behind the parent's closed reply, or None.
 
@@ -57,7 +95,7 @@ class Appending:
                 return text[end:]
         return None
 
-    def text_behind_stop(
+    def text_after_stop(
         self, behind: str, last_id: int, stop_literals: Mapping[int, str]
     ) -> tuple[str, int]:
         """Return what is to follow the parent's ids, and how many of them to give up first.
@@ -84,11 +122,11 @@ class Appending:
         return close_text + behind, 1
 
     def _text_behind_calls(
-        self, conversation: MarkedConversation, text: str, num_before: int, context: str
+        self, conversation: EscapedConversation, text: str, num_before: int, context: str
     ) -> str | None:
         """Return what stands behind a reply whose calls the template writes by itself, or None.
 
-        It may write them with other spaces than the model did. Appending holds if what it wrote
+        It may write them with other spaces than the model did. IncrementalRenderer holds if what it wrote
         means the same: read like a reply, it gives the same prose and the same calls.
         """
         close_text = self._traits.close_text

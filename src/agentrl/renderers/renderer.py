@@ -7,7 +7,6 @@ anew and shares with its parent what it still has in common.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,33 +14,15 @@ import numpy as np
 
 from agentrl.errors import RenderError
 from agentrl.renderers.chat_template import ChatTemplate
-from agentrl.renderers.constrained_replies import Thinking, reply_grammar
-from agentrl.renderers.incremental import Appending
+from agentrl.renderers.incremental import IncrementalRenderer, PromptIncrement
 from agentrl.renderers.model_files import ModelFiles, read_model_files
-from agentrl.renderers.reply import Reply, parse_reply
+from agentrl.renderers.reply import Reply, Thinking, parse_reply, reply_grammar
 from agentrl.renderers.template_traits import answered_call, template_traits
-from agentrl.renderers.tool_calls.formats import AUTO, get_tool_call_format
-from agentrl.renderers.untrusted_text import ForeignText, MarkedConversation, Tools
+from agentrl.renderers.thinking import THINK_CLOSE, THINK_OPEN
+from agentrl.renderers.tool_calls.call_format_registry import AUTO, get_tool_call_format
+from agentrl.renderers.untrusted_text import EscapedConversation, Tools, UntrustedTextEncoder
 from agentrl.schema import Message
 from agentrl.schema.grammar import Grammar
-
-
-@dataclass(frozen=True)
-class Bridge:
-    """The prompt of a next turn: `full_ids_of_parent[:shared_len] + added_ids`."""
-
-    added_ids: np.ndarray
-    """int32 [A]."""
-    shared_len: int
-    exact: bool
-    """The prompt extends the parent's ids in full."""
-    reason: str | None
-    """Why it does not (`drift`, `stop_token`, or the caller's own reason); None where it does."""
-
-    def prompt_ids(self, parent_full_ids: np.ndarray) -> np.ndarray:
-        """Return the whole prompt, int32 [shared_len + A]."""
-        shared = np.asarray(parent_full_ids[: self.shared_len], dtype=np.int32)
-        return np.concatenate([shared, self.added_ids])
 
 
 class Renderer:
@@ -53,7 +34,7 @@ class Renderer:
         reply = renderer.parse(output_ids)
         history = [*messages, reply.message]
         full_ids = np.concatenate([prompt_ids, output_ids])
-        bridge = renderer.bridge(full_ids, history, [tool_message], tools)
+        increment = renderer.extend_prompt(full_ids, history, [tool_message], tools)
     """
 
     def __init__(
@@ -66,12 +47,14 @@ class Renderer:
         """Build a renderer; `load` is the usual way to one."""
         self._tokenizer = files.tokenizer
         # Not by the token: a tokenizer may have that of relatives that think.
-        self._knows_thinking = "<think>" in files.chat_template
+        self._knows_thinking = THINK_OPEN in files.chat_template
         self._template = ChatTemplate(
             files.chat_template, {**files.named_tokens, **(template_variables or {})}
         )
         self._format = get_tool_call_format(tool_call_parser or AUTO, files.chat_template)
-        self._foreign = ForeignText(files.tokenizer, files.tokenizer_json, self._format.control)
+        self._untrusted = UntrustedTextEncoder(
+            files.tokenizer, files.tokenizer_json, self._format.control
+        )
         self.image_token_id = files.image_token_id
         """Placeholder that stands once for every image of a prompt; None for models without."""
         self.stop_token_ids = files.stop_token_ids
@@ -83,7 +66,7 @@ class Renderer:
         }
         self.traits = template_traits(self._template, self._format.call_id(0, 0))
         """What the chat template does with tools, calls and thinking."""
-        self._appending = Appending(self._template, self.traits, self._format)
+        self._incremental = IncrementalRenderer(self._template, self.traits, self._format)
         self._image_roles = frozenset(filter(self._places_image, ("user", "tool")))
 
     @classmethod
@@ -119,7 +102,7 @@ class Renderer:
     @property
     def control_token_ids(self) -> frozenset[int]:
         """Ids that only the template and the model may produce, never text from outside."""
-        return self._foreign.control_ids
+        return self._untrusted.control_ids
 
     def shows_images_of(self, role: str) -> bool:
         """Whether images in messages of `role` (`user` or `tool`) reach the model."""
@@ -137,8 +120,8 @@ class Renderer:
         Raises:
             RenderError: the template or the tokenizer cannot do it.
         """
-        conversation, text = self._marked(messages, tools, add_generation_prompt)
-        return _int32(self._foreign.encode(text, conversation.literals))
+        conversation, text = self._escaped(messages, tools, add_generation_prompt)
+        return _int32(self._untrusted.encode(text, conversation.literals))
 
     def reply_ids(
         self,
@@ -164,7 +147,7 @@ class Renderer:
             RenderError: the template cannot write the reply behind its own generation prompt, or
                 ends it with none of the model's stop tokens.
         """
-        conversation, closed = self._marked([*history, reply], tools, False)
+        conversation, closed = self._escaped([*history, reply], tools, False)
         prompt = conversation.rendered(self._template, len(history), add_generation_prompt=True)
         if closed.startswith(prompt):
             spoken = closed[len(prompt) :]
@@ -172,7 +155,7 @@ class Renderer:
             raise RenderError("the template writes a reply otherwise than it asks for one")
         else:  # the generation prompt begins a thought, which the template takes out of replies
             spoken = str(conversation.messages[-1].get("content") or "")
-            opened = "<think>" + prompt.rpartition("<think>")[2]
+            opened = THINK_OPEN + prompt.rpartition(THINK_OPEN)[2]
             spoken = spoken.removeprefix(opened) + self.traits.close_text
         found = [
             (spoken.find(literal), literal)
@@ -184,15 +167,15 @@ class Renderer:
             spoken = spoken[:position] + literal
         else:
             spoken += self._stop_of_the_next(conversation, [*history, reply], tools, following)
-        return _int32(self._foreign.encode(spoken, conversation.literals, after_token=True))
+        return _int32(self._untrusted.encode(spoken, conversation.literals, after_token=True))
 
-    def bridge(
+    def extend_prompt(
         self,
         parent_full_ids: np.ndarray,
         messages_before: Sequence[Message],
         new_messages: Sequence[Message],
         tools: Tools = (),
-    ) -> Bridge:
+    ) -> PromptIncrement:
         """Return the prompt of the next turn as what it adds to its parent.
 
         Args:
@@ -206,36 +189,38 @@ class Renderer:
             RenderError: the template or the tokenizer cannot do it.
         """
         if not messages_before or messages_before[-1].get("role") != "assistant":
-            raise RenderError("a bridge starts from the assistant message of the parent's reply")
+            raise RenderError(
+                "a prompt is extended from the assistant message of the parent's reply"
+            )
         messages = [*messages_before, *new_messages]
-        conversation, text = self._marked(messages, tools, True)
-        behind = self._appending.text_behind_reply(conversation, text, len(messages_before))
+        conversation, text = self._escaped(messages, tools, True)
+        behind = self._incremental.text_after_reply(conversation, text, len(messages_before))
         if behind is None:
             return self._branch(parent_full_ids, conversation, text, "drift")
         last = int(parent_full_ids[-1]) if len(parent_full_ids) else -1
-        rest, num_dropped = self._appending.text_behind_stop(behind, last, self._stop_literals)
-        added = self._foreign.encode(rest, conversation.literals, after_token=True)
-        return Bridge(
+        rest, num_dropped = self._incremental.text_after_stop(behind, last, self._stop_literals)
+        added = self._untrusted.encode(rest, conversation.literals, after_token=True)
+        return PromptIncrement(
             added_ids=_int32(added),
             shared_len=len(parent_full_ids) - num_dropped,
             exact=num_dropped == 0,
             reason="stop_token" if num_dropped else None,
         )
 
-    def branch(
+    def branch_prompt(
         self,
         parent_full_ids: np.ndarray,
         messages: Sequence[Message],
         tools: Tools = (),
         *,
         reason: str,
-    ) -> Bridge:
+    ) -> PromptIncrement:
         """Render an edited context anew, sharing the longest common prefix with its parent.
 
         Raises:
             RenderError: the template or the tokenizer cannot do it.
         """
-        conversation, text = self._marked(messages, tools, True)
+        conversation, text = self._escaped(messages, tools, True)
         return self._branch(parent_full_ids, conversation, text, reason)
 
     def parse(
@@ -273,18 +258,20 @@ class Renderer:
             RenderError: the format of the model's calls does not say how one begins, or the name
                 holds a control token.
         """
-        if tool is not None and self._foreign.count(tool):
+        if tool is not None and self._untrusted.count(tool):
             raise RenderError(f"the tool's name {tool!r} holds a control token")
         if self._format.begin is None:
             raise RenderError(
                 "a call cannot be forced in this model's format of tool calls; leave tool_choice "
                 "to the model"
             )
-        closed = "\n</think>\n\n" if self.traits.starts_inside_thinking else ""
-        return _int32(self._foreign.encode(closed + self._format.begin(tool), {}, after_token=True))
+        closed = f"\n{THINK_CLOSE}\n\n" if self.traits.starts_inside_thinking else ""
+        return _int32(
+            self._untrusted.encode(closed + self._format.begin(tool), {}, after_token=True)
+        )
 
     def json_grammar(self, schema: Mapping[str, Any], *, may_call: bool = False) -> Grammar:
-        """Return what a reply is held to that has to be JSON, thinking aside.
+        """Return the grammar of a reply that has to be JSON, thinking aside.
 
         Args:
             schema: the JSON schema.
@@ -308,7 +295,7 @@ class Renderer:
     def _thinking(self) -> Thinking:
         if self.traits.starts_inside_thinking:
             return "begun"
-        is_over = "</think>" in self.traits.prompt_text
+        is_over = THINK_CLOSE in self.traits.prompt_text
         return "optional" if self._knows_thinking and not is_over else "none"
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
@@ -322,15 +309,15 @@ class Renderer:
             RenderError: the tokenizer has no plain form of a literal in the text.
         """
         message = {"role": "user", "content": text}
-        marked = self._foreign.mark([message], ())
-        content = str(marked.messages[0]["content"])
-        return _int32(self._foreign.encode(content, marked.literals))
+        escaped = self._untrusted.escape([message], ())
+        content = str(escaped.messages[0]["content"])
+        return _int32(self._untrusted.encode(content, escaped.literals))
 
-    def _marked(
+    def _escaped(
         self, messages: Sequence[Message], tools: Tools, add_generation_prompt: bool
-    ) -> tuple[MarkedConversation, str]:
-        """Return the marked conversation and the text that the template makes of it."""
-        conversation = self._foreign.mark(messages, tools)
+    ) -> tuple[EscapedConversation, str]:
+        """Return the escaped conversation and the text that the template makes of it."""
+        conversation = self._untrusted.escape(messages, tools)
         if self.image_token_id is None and any(map(_shows_images, conversation.messages)):
             raise RenderError("the model reads text only, and a message shows an image")
         text = conversation.rendered(
@@ -338,19 +325,19 @@ class Renderer:
         )
         if not conversation.dangling:
             return conversation, text
-        # The template may set foreign texts side by side so that a literal arises. If taking the
-        # loose ends away takes a literal away, one did.
-        guarded = self._foreign.mark(messages, tools, edges=True)
+        # The template may join untrusted texts so that a literal arises. If escaping the loose ends
+        # takes a literal away, one did.
+        guarded = self._untrusted.escape(messages, tools, edges=True)
         guarded_text = guarded.rendered(
             self._template, len(messages), add_generation_prompt=add_generation_prompt
         )
-        if self._foreign.count(guarded_text) < self._foreign.count(text):
+        if self._untrusted.count(guarded_text) < self._untrusted.count(text):
             return guarded, guarded_text
         return conversation, text
 
     def _stop_of_the_next(
         self,
-        conversation: MarkedConversation,
+        conversation: EscapedConversation,
         messages: Sequence[Message],
         tools: Tools,
         following: Sequence[Message],
@@ -358,7 +345,7 @@ class Renderer:
         """Return the stop token with which the message after these begins."""
         closed = conversation.rendered(self._template, len(messages), add_generation_prompt=False)
         after: Message = {"role": "user", "content": "x"}
-        _, text = self._marked([*messages, *(following[:1] or [after])], tools, False)
+        _, text = self._escaped([*messages, *(following[:1] or [after])], tools, False)
         behind = text[len(closed) :] if text.startswith(closed) else ""
         for literal in self._stop_literals.values():
             if behind.startswith(literal):
@@ -368,21 +355,12 @@ class Renderer:
     def _branch(
         self,
         parent_full_ids: np.ndarray,
-        conversation: MarkedConversation,
+        conversation: EscapedConversation,
         text: str,
         reason: str,
-    ) -> Bridge:
-        ids = _int32(self._foreign.encode(text, conversation.literals))
-        limit = min(len(ids), len(parent_full_ids))
-        differs = np.flatnonzero(ids[:limit] != np.asarray(parent_full_ids[:limit]))
-        shared_len = int(differs[0]) if len(differs) else limit
-        exact = shared_len == len(parent_full_ids)
-        return Bridge(
-            added_ids=ids[shared_len:],
-            shared_len=shared_len,
-            exact=exact,
-            reason=None if exact else reason,
-        )
+    ) -> PromptIncrement:
+        ids = _int32(self._untrusted.encode(text, conversation.literals))
+        return PromptIncrement.after_common_prefix(parent_full_ids, ids, reason)
 
     def _places_image(self, role: str) -> bool:
         """Whether the template writes the placeholder, once, for an image in such a message."""

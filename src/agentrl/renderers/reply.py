@@ -1,12 +1,32 @@
-"""What a model said in one turn, taken apart."""
+"""Replies: what a model said in one turn, taken apart, and the grammar of one that has to be JSON."""
 
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, Literal
 
-from agentrl.renderers.tool_calls.call_values import ParsedCall, Section, Tools
-from agentrl.renderers.tool_calls.formats import ToolCallFormat
+from agentrl.renderers.thinking import THINK_CLOSE, THINK_OPEN
+from agentrl.renderers.tool_calls.call_format import CallSection, ParsedCall, ToolCallFormat, Tools
 from agentrl.schema import Message, ToolCall
+from agentrl.schema.grammar import (
+    AnyText,
+    ConstString,
+    Form,
+    Grammar,
+    InOrder,
+    JSONSchema,
+    Maybe,
+    OneOf,
+    Regex,
+    StructuralTag,
+    Tag,
+)
 
-_OPEN, _CLOSE = "<think>", "</think>"
+Thinking = Literal["none", "optional", "begun"]
+"""Whether a reply thinks first; `begun`: the prompt has opened the block."""
+
+_BETWEEN = Regex(pattern=r"\n{0,2}")
+"""What models write between thinking and what they say."""
 
 
 @dataclass(frozen=True)
@@ -39,43 +59,6 @@ class Reply:
             for call in self.tool_calls
         ]
         return {"role": "assistant", "content": self.prose.strip(), "tool_calls": calls}
-
-
-def split_reasoning(text: str, *, starts_inside: bool = False) -> tuple[str, str]:
-    """Return (reasoning, visible text).
-
-    Thinking that never ends is all reasoning. A `</think>` without its beginning makes all text
-    before it reasoning: the prompt may have opened the block.
-
-    Args:
-        text: what the model wrote.
-        starts_inside: the prompt ended inside a `<think>` block.
-    """
-    reasoning: list[str] = []
-    visible: list[str] = []
-    inside = starts_inside
-    position = 0
-    while True:
-        close = text.find(_CLOSE, position)
-        if inside:
-            end = close if close >= 0 else len(text)
-            reasoning.append(text[position:end])
-            if close < 0:
-                break
-            position, inside = close + len(_CLOSE), False
-            continue
-        open_ = text.find(_OPEN, position)
-        if close >= 0 and (open_ < 0 or close < open_):
-            reasoning += [*visible, text[position:close]]
-            visible = []
-            position = close + len(_CLOSE)
-        elif open_ >= 0:
-            visible.append(text[position:open_])
-            position, inside = open_ + len(_OPEN), True
-        else:
-            visible.append(text[position:])
-            break
-    return "".join(reasoning), "".join(visible)
 
 
 def parse_reply(
@@ -133,7 +116,7 @@ class _Splitter:
         self._tools = tools
         self._has_thought = False
         self._has_said = False
-        self._next: tuple[int, Section | None] | None = None
+        self._next: tuple[int, CallSection | None] | None = None
         self.reasoning: list[str] = []
         self.said: list[str] = []
         self.prose: list[str] = []
@@ -148,10 +131,10 @@ class _Splitter:
     def _think(self, position: int) -> int:
         """Take thinking that begins at `position`; return where it is over."""
         self._has_thought = True
-        end = self._text.find(_CLOSE, position)
+        end = self._text.find(THINK_CLOSE, position)
         if end >= 0:
             self.reasoning.append(self._text[position:end])
-            return end + len(_CLOSE)
+            return end + len(THINK_CLOSE)
         end = self._closing_calls(position)
         self.reasoning.append(self._text[position:end])
         return end
@@ -177,7 +160,10 @@ class _Splitter:
         text = self._text
         section = self._section(position)
         until = len(text) if section is None else section.start
-        open_, close = text.find(_OPEN, position, until), text.find(_CLOSE, position, until)
+        open_, close = (
+            text.find(THINK_OPEN, position, until),
+            text.find(THINK_CLOSE, position, until),
+        )
         if close >= 0 and (open_ < 0 or close < open_):
             # Its beginning is missing: the prompt may have opened the block.
             self.reasoning += [*self.said, text[position:close]]
@@ -186,12 +172,12 @@ class _Splitter:
             if not self._has_thought:
                 self.calls.clear()
             self._has_thought = True
-            end = close + len(_CLOSE)
+            end = close + len(THINK_CLOSE)
             self.prose.append(text[position:end])
             return end
         if open_ >= 0:
             self._say(text[position:open_])
-            end = self._think(open_ + len(_OPEN))
+            end = self._think(open_ + len(THINK_OPEN))
             self.prose.append(text[position:end])
             return end
         self._say(text[position:until])
@@ -205,7 +191,7 @@ class _Splitter:
         self.said.append(text)
         self._has_said = self._has_said or bool(text.strip())
 
-    def _section(self, position: int) -> Section | None:
+    def _section(self, position: int) -> CallSection | None:
         leading = self._format.scan_leading
         if leading is not None and not self.calls and not self._has_said:
             section = leading(self._text, position, self._tools)
@@ -213,7 +199,7 @@ class _Splitter:
                 return section
         return self._marked(position)
 
-    def _marked(self, position: int) -> Section | None:
+    def _marked(self, position: int) -> CallSection | None:
         """Return the next section of calls; it is looked for once, however often it is asked for."""
         if self._format.scan is None:
             return None
@@ -224,3 +210,30 @@ class _Splitter:
         section = self._format.scan(self._text, position, self._tools)
         self._next = position, section
         return section
+
+
+def reply_grammar(
+    schema: Mapping[str, Any], *, thinking: Thinking, call_mark: str | None = None
+) -> Grammar:
+    """Return the grammar of replies that are JSON of a schema.
+
+    Args:
+        schema: the JSON schema.
+        thinking: whether there may be thinking before.
+        call_mark: how tool calls begin that may stand in the JSON's place; what follows the mark
+            is free. None: there may be none.
+    """
+    if thinking == "none" and call_mark is None:
+        return Grammar(kind="json_schema", text=json.dumps(schema))
+    answer: Form = JSONSchema(json_schema=dict(schema))
+    if call_mark is not None:
+        answer = OneOf(
+            elements=(answer, InOrder(elements=(ConstString(value=call_mark), AnyText())))
+        )
+    if thinking == "begun":
+        thought = Tag(begin="", content=AnyText(), end=THINK_CLOSE)
+        answer = InOrder(elements=(thought, _BETWEEN, answer))
+    elif thinking == "optional":
+        thought = Tag(begin=THINK_OPEN, content=AnyText(), end=THINK_CLOSE)
+        answer = InOrder(elements=(Maybe(content=InOrder(elements=(thought, _BETWEEN))), answer))
+    return StructuralTag(format=answer).grammar()

@@ -5,6 +5,7 @@ from typing import Any
 
 from agentrl.errors import ConfigError, RenderError
 from agentrl.renderers.chat_template import ChatTemplate
+from agentrl.renderers.thinking import ends_inside_thinking
 from agentrl.schema import Message
 
 _PROBE = "\U000f0000"
@@ -33,7 +34,7 @@ class TemplateTraits:
     @property
     def starts_inside_thinking(self) -> bool:
         """Whether the prompt ends inside a `<think>` block."""
-        return self.prompt_text.rfind("<think>") > self.prompt_text.rfind("</think>")
+        return ends_inside_thinking(self.prompt_text)
 
 
 def template_traits(template: ChatTemplate, call_id: str) -> TemplateTraits:

@@ -1,11 +1,11 @@
-"""Foreign text must not become control tokens.
+"""Text from outside the model must not become control tokens: it is escaped before rendering.
 
 An added token such as `<|im_end|>` is a boundary that only the chat template may set. The same
 characters in a user's question, a tool's result or a tool's description are text. Before the
-template is rendered, each such literal in foreign text is replaced by one private-use character (a
+template is rendered, each such literal in untrusted text is replaced by one private-use character (a
 marker) that occurs nowhere in the conversation; after rendering, markers are encoded as the plain
 characters of their literal by a tokenizer that knows no added tokens. Text without such literals
-passes untouched, and so tokenises as the model's own template would have it.
+passes untouched, and so tokenizes as the model's own template would have it.
 """
 
 import copy
@@ -21,11 +21,12 @@ from tokenizers import Tokenizer
 
 from agentrl.errors import RenderError
 from agentrl.renderers.chat_template import ChatTemplate
+from agentrl.renderers.thinking import THINK_CLOSE, THINK_OPEN
 from agentrl.schema import Message
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 # What an assistant itself writes with added tokens. Its other control tokens end or begin turns.
-_ASSISTANT_TAGS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
+_ASSISTANT_TAGS = (THINK_OPEN, THINK_CLOSE, "<tool_call>", "</tool_call>")
 _FIRST_MARKER = 0xF0000
 _PRIVATE_USE_RANGE = "\U000f0000-\U0010fffd"
 _PRIVATE_USE = re.compile(f"[{_PRIVATE_USE_RANGE}]")
@@ -62,8 +63,8 @@ _Json = TypeVar("_Json")
 
 
 @dataclass(frozen=True)
-class MarkedConversation:
-    """A conversation whose foreign control literals are replaced by markers."""
+class EscapedConversation:
+    """A conversation whose untrusted control literals are replaced by markers."""
 
     messages: list[Message]
     tools: list[dict[str, Any]]
@@ -83,8 +84,8 @@ class MarkedConversation:
         )
 
 
-class ForeignText:
-    """Turns conversations into token ids without letting foreign text make control tokens."""
+class UntrustedTextEncoder:
+    """Turns conversations into token ids without letting untrusted text make control tokens."""
 
     def __init__(
         self, tokenizer: Tokenizer, tokenizer_json: str, own_control: Iterable[str] = ()
@@ -130,15 +131,15 @@ class ForeignText:
             None,
         )
 
-    def mark(
+    def escape(
         self, messages: Sequence[Message], tools: Tools, *, edges: bool = False
-    ) -> MarkedConversation:
-        """Replace the control literals in foreign text by markers.
+    ) -> EscapedConversation:
+        """Replace the control literals in untrusted text by markers.
 
         Args:
             messages: in OpenAI form.
             tools: OpenAI-form schemas.
-            edges: also mark the parts of literals with which texts begin or end.
+            edges: also escape the parts of literals with which texts begin or end.
 
         Raises:
             RenderError: a message has an unknown role, or holds more than text and images.
@@ -151,23 +152,23 @@ class ForeignText:
             dangling = dangling or bool(self._head(text) or self._tail(text))
             taken.update(_PRIVATE_USE.findall(text))
         if not found and not edges:
-            return MarkedConversation(plain, [dict(tool) for tool in tools], {}, dangling)
+            return EscapedConversation(plain, [dict(tool) for tool in tools], {}, dangling)
         markers = _Markers(taken)
 
-        def mark_text(text: str, pattern: re.Pattern[str]) -> str:
+        def escape_text(text: str, pattern: re.Pattern[str]) -> str:
             text = pattern.sub(lambda match: markers.stand_for(match[0]), text)
-            return self._mark_edges(text, markers) if edges else text
+            return self._escape_edges(text, markers) if edges else text
 
-        return MarkedConversation(
+        return EscapedConversation(
             [
                 {
-                    key: _map_strings(value, partial(mark_text, pattern=pattern))
+                    key: _map_strings(value, partial(escape_text, pattern=pattern))
                     for key, value, pattern in self._fields(message)
                 }
                 for message in plain
             ],
             [
-                _map_strings(dict(tool), partial(mark_text, pattern=self._any_control))
+                _map_strings(dict(tool), partial(escape_text, pattern=self._any_control))
                 for tool in tools
             ],
             markers.literals,
@@ -184,13 +185,13 @@ class ForeignText:
         """Return the ids of rendered text.
 
         Args:
-            text: what the template made of a marked conversation, or a part of it.
+            text: what the template made of an escaped conversation, or a part of it.
             literals: the conversation's markers.
             after_token: the text follows a token, so nothing is put before it (tokenizers of the
                 SentencePiece family put a space before the beginning of a text).
 
         Raises:
-            RenderError: foreign text would become a control token in spite of everything.
+            RenderError: untrusted text would become a control token in spite of everything.
         """
         pieces = re.split(f"([{''.join(literals)}])", text) if literals else [text]
         ids: list[int] = []
@@ -202,7 +203,7 @@ class ForeignText:
                 num_control += self.count(piece)
                 ids += self._encode_piece(piece, after_token=after_token or position > 0)
         if sum(id_ in self.control_ids for id_ in ids) > num_control:
-            raise RenderError("foreign text would turn into control tokens under this tokenizer")
+            raise RenderError("untrusted text would turn into control tokens under this tokenizer")
         return ids
 
     def _encode_piece(self, text: str, *, after_token: bool) -> Iterable[int]:
@@ -280,7 +281,7 @@ class ForeignText:
             return ""
         return next((text[k:] for k in range(len(text)) if text[k:] in self._prefixes), "")
 
-    def _mark_edges(self, text: str, markers: _Markers) -> str:
+    def _escape_edges(self, text: str, markers: _Markers) -> str:
         if tail := self._tail(text):
             start = len(text.rstrip()) - len(tail)
             text = text[:start] + markers.stand_for(tail) + text[start + len(tail) :]
@@ -302,9 +303,8 @@ def _without_added_tokens(tokenizer_json: str) -> Tokenizer:
 def _plain_message(message: Message) -> Message:
     """Return the message as templates expect it: content as one text, arguments as objects.
 
-    Content with images stays a list, without their addresses. Parts of other contents would be set
-    side by side by the template for nothing. OpenAI's wire form has the arguments of a call as JSON inside a string, templates take
-    them as the object they are.
+    Content with images stays a list, without their addresses; other parts are joined. OpenAI's wire
+    form has the arguments of a call as JSON inside a string, and templates take the object.
 
     Raises:
         RenderError: an unknown role, or a part that is neither text nor an image.

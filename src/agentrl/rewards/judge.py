@@ -10,6 +10,7 @@ import json
 import re
 
 from agentrl.errors import InferenceError, ScoringError
+from agentrl.renderers.thinking import THINK_CLOSE, THINK_OPEN, without_thinking
 from agentrl.rewards.agent_config import AgentConfig
 from agentrl.rewards.chat import Retryable, ask_models, open_client
 from agentrl.rewards.factory import GroundTruth, MCPScorerFactory, Verdict
@@ -40,7 +41,7 @@ Reply with one word and nothing else: Correct or Incorrect."""
 
 _PLACEHOLDER = re.compile(r"\{(question|labeled_answer|pred_answer)\}")
 
-_THINK = re.compile(r"<think>.*?</think>", re.DOTALL)
+_THINK = re.compile(f"{THINK_OPEN}.*?{THINK_CLOSE}", re.DOTALL)
 _FENCE = re.compile(r"\A```(?:json)?\s*(.*?)\s*```\Z", re.DOTALL)
 _ENGLISH = re.compile(
     r"(?:(?:verdict|judge?ment|result) )?"
@@ -102,7 +103,7 @@ def parse_verdict(reply: str) -> bool | None:
     correct.`), or a JSON object with a verdict under `verdict`, `judgement`, `result`, `correct` or
     `is_correct`.
     """
-    visible = _THINK.sub("", reply).rpartition("</think>")[2].strip()
+    visible = without_thinking(_THINK.sub("", reply)).strip()
     fenced = _FENCE.match(visible)
     text = fenced[1] if fenced else visible
     if text.startswith("{"):

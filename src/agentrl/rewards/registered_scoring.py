@@ -1,7 +1,7 @@
 """Answer extraction and the registered scorers, as rollouts use them (`rollout.context.Scoring`)."""
 
 from agentrl.config.sections import RolloutSection
-from agentrl.renderers.reply import split_reasoning
+from agentrl.renderers.thinking import split_reasoning
 from agentrl.rewards.agent_config import AgentConfig
 from agentrl.rewards.factory import GroundTruth, MCPScorerFactory, load_scorer_module
 from agentrl.schema import MCPTask, Score

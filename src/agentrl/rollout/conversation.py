@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from agentrl.errors import RenderError
-from agentrl.renderers.renderer import Bridge, Renderer
+from agentrl.renderers.incremental import PromptIncrement
+from agentrl.renderers.renderer import Renderer
 from agentrl.renderers.untrusted_text import Tools
 from agentrl.schema import Message
 from agentrl.schema.image import image_addresses
@@ -115,8 +116,8 @@ class AnsweredTurn:
         Raises:
             RenderError: the chat template refuses them.
         """
-        bridge = renderer.bridge(self.full_ids, self.messages, added, tools)
-        return self._prompt(renderer, bridge, [*self.messages, *added])
+        increment = renderer.extend_prompt(self.full_ids, self.messages, added, tools)
+        return self._prompt(renderer, increment, [*self.messages, *added])
 
     def edited_prompt(
         self, renderer: Renderer, messages: Sequence[Message], tools: Tools, reason: str
@@ -126,12 +127,14 @@ class AnsweredTurn:
         Raises:
             RenderError: the chat template refuses it.
         """
-        bridge = renderer.branch(self.full_ids, messages, tools, reason=reason)
-        return replace(self._prompt(renderer, bridge, messages), rewritten=True)
+        increment = renderer.branch_prompt(self.full_ids, messages, tools, reason=reason)
+        return replace(self._prompt(renderer, increment, messages), rewritten=True)
 
-    def _prompt(self, renderer: Renderer, bridge: Bridge, messages: Sequence[Message]) -> Prompt:
-        ids = bridge.prompt_ids(self.full_ids)
-        prompt = Prompt(ids, self.index, bridge.shared_len, bridge.reason)
+    def _prompt(
+        self, renderer: Renderer, increment: PromptIncrement, messages: Sequence[Message]
+    ) -> Prompt:
+        ids = increment.prompt_ids(self.full_ids)
+        prompt = Prompt(ids, self.index, increment.shared_len, increment.reason)
         return prompt.showing(image_addresses(messages), self.images, renderer.image_token_id)
 
 

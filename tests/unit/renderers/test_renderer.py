@@ -203,11 +203,11 @@ def test_a_bridge_is_what_a_fresh_render_would_be(renderer: Renderer) -> None:
     history = [*QUESTION, reply.message]
     full = np.concatenate([prompt, output])
 
-    bridge = renderer.bridge(full, history, result, TOOLS)
+    increment = renderer.extend_prompt(full, history, result, TOOLS)
 
-    assert (bridge.exact, bridge.reason, bridge.shared_len) == (True, None, len(full))
+    assert (increment.exact, increment.reason, increment.shared_len) == (True, None, len(full))
     fresh = renderer.render([*history, *result], TOOLS)
-    np.testing.assert_array_equal(bridge.prompt_ids(full), fresh)
+    np.testing.assert_array_equal(increment.prompt_ids(full), fresh)
 
 
 def test_tools_that_change_in_place_still_make_no_control_token(renderer: Renderer) -> None:
@@ -231,11 +231,11 @@ def test_bridges_agree_with_fresh_renders_whatever_tools_say(
     full = np.concatenate([renderer.render(QUESTION, TOOLS), output])
     history = [*QUESTION, renderer.parse(output).message]
 
-    bridge = renderer.bridge(full, history, new, TOOLS)
+    increment = renderer.extend_prompt(full, history, new, TOOLS)
 
     fresh = renderer.render([*history, *new], TOOLS)
-    assert bridge.exact
-    np.testing.assert_array_equal(bridge.prompt_ids(full), fresh)
+    assert increment.exact
+    np.testing.assert_array_equal(increment.prompt_ids(full), fresh)
     harmless = [{"role": "tool", "content": "x"}] * 2
     expected = num_control(renderer, renderer.render([*history, *harmless], TOOLS))
     assert num_control(renderer, fresh) == expected
@@ -251,10 +251,10 @@ def test_sampled_ids_are_kept_whatever_they_are(renderer: Renderer, data: st.Dat
     full = np.concatenate([renderer.render(QUESTION), np.asarray(sampled, dtype=np.int32)])
     history = [*QUESTION, renderer.parse(sampled).message]
 
-    bridge = renderer.bridge(full, history, [{"role": "user", "content": "Go on."}])
+    increment = renderer.extend_prompt(full, history, [{"role": "user", "content": "Go on."}])
 
-    assert bridge.exact
-    prompt = bridge.prompt_ids(full)
+    assert increment.exact
+    prompt = increment.prompt_ids(full)
     np.testing.assert_array_equal(prompt[: len(full)], full)
     rest = renderer.decode(prompt[len(full) :])
     closed = "" if sampled and sampled[-1] in stops else "<|im_end|>"
@@ -266,9 +266,9 @@ def test_a_turn_cut_off_by_its_length_is_closed(renderer: Renderer) -> None:
     full = np.concatenate([renderer.render(QUESTION), output])
     history = [*QUESTION, renderer.parse(output).message]
     new = [{"role": "user", "content": "Well?"}]
-    bridge = renderer.bridge(full, history, new)
-    assert bridge.exact
-    np.testing.assert_array_equal(bridge.prompt_ids(full), renderer.render([*history, *new]))
+    increment = renderer.extend_prompt(full, history, new)
+    assert increment.exact
+    np.testing.assert_array_equal(increment.prompt_ids(full), renderer.render([*history, *new]))
 
 
 def test_a_turn_that_stopped_with_another_token_branches_before_it(
@@ -286,9 +286,13 @@ def test_a_turn_that_stopped_with_another_token_branches_before_it(
     full = np.concatenate([renderer.render(QUESTION), output])
     history = [*QUESTION, renderer.parse(output).message]
     new = [{"role": "user", "content": "Well?"}]
-    bridge = renderer.bridge(full, history, new)
-    assert (bridge.exact, bridge.reason, bridge.shared_len) == (False, "stop_token", len(full) - 1)
-    np.testing.assert_array_equal(bridge.prompt_ids(full), renderer.render([*history, *new]))
+    increment = renderer.extend_prompt(full, history, new)
+    assert (increment.exact, increment.reason, increment.shared_len) == (
+        False,
+        "stop_token",
+        len(full) - 1,
+    )
+    np.testing.assert_array_equal(increment.prompt_ids(full), renderer.render([*history, *new]))
 
 
 def test_a_template_that_strips_thinking_makes_a_branch(rewriting: Renderer) -> None:
@@ -297,15 +301,15 @@ def test_a_template_that_strips_thinking_makes_a_branch(rewriting: Renderer) -> 
     full = np.concatenate([prompt, output])
     history = [*QUESTION, rewriting.parse(output).message]
 
-    kept = rewriting.bridge(full, history, [{"role": "tool", "content": "ok"}])
+    kept = rewriting.extend_prompt(full, history, [{"role": "tool", "content": "ok"}])
     assert kept.exact
 
     new = [{"role": "user", "content": "And the desk?"}]
-    bridge = rewriting.bridge(full, history, new)
+    increment = rewriting.extend_prompt(full, history, new)
     fresh = rewriting.render([*history, *new])
-    assert (bridge.exact, bridge.reason) == (False, "drift")
-    assert bridge.shared_len == len(prompt)
-    np.testing.assert_array_equal(bridge.prompt_ids(full), fresh)
+    assert (increment.exact, increment.reason) == (False, "drift")
+    assert increment.shared_len == len(prompt)
+    np.testing.assert_array_equal(increment.prompt_ids(full), fresh)
     assert "long thoughts" not in rewriting.decode(fresh)
 
 
@@ -328,8 +332,8 @@ def test_thinking_that_says_nothing_may_be_left_out_by_the_template(
     renderer = Renderer.load(with_template(model_dir, tmp_path, prompt, empty))
     full = np.concatenate([renderer.render(QUESTION), sample(renderer, "21")])
     history = [*QUESTION, {"role": "assistant", "content": "21"}]
-    bridge = renderer.bridge(full, history, [{"role": "tool", "content": "ok"}])
-    assert (bridge.exact, bridge.shared_len) == (True, len(full))
+    increment = renderer.extend_prompt(full, history, [{"role": "tool", "content": "ok"}])
+    assert (increment.exact, increment.shared_len) == (True, len(full))
 
 
 def test_a_stop_token_may_be_the_beginning_of_the_next_message(
@@ -347,9 +351,9 @@ def test_a_stop_token_may_be_the_beginning_of_the_next_message(
     )
     history = [*QUESTION, {"role": "assistant", "content": "21"}]
     new = [{"role": "user", "content": "Well?"}]
-    bridge = renderer.bridge(full, history, new)
-    assert bridge.exact
-    np.testing.assert_array_equal(bridge.prompt_ids(full), renderer.render([*history, *new]))
+    increment = renderer.extend_prompt(full, history, new)
+    assert increment.exact
+    np.testing.assert_array_equal(increment.prompt_ids(full), renderer.render([*history, *new]))
 
 
 @pytest.mark.parametrize(
@@ -366,8 +370,8 @@ def test_space_that_a_template_trims_or_adds_is_no_drift(
     output = sample(renderer, " 21 \n")
     full = np.concatenate([renderer.render(QUESTION), output])
     history = [*QUESTION, renderer.parse(output).message]
-    bridge = renderer.bridge(full, history, [{"role": "tool", "content": "ok"}])
-    assert (bridge.exact, bridge.shared_len) == (True, len(full))
+    increment = renderer.extend_prompt(full, history, [{"role": "tool", "content": "ok"}])
+    assert (increment.exact, increment.shared_len) == (True, len(full))
 
 
 def test_words_that_a_template_changes_are_drift(tmp_path: Path, model_dir: Path) -> None:
@@ -381,17 +385,17 @@ def test_words_that_a_template_changes_are_drift(tmp_path: Path, model_dir: Path
     output = sample(renderer, "twenty")
     full = np.concatenate([renderer.render(QUESTION), output])
     history = [*QUESTION, renderer.parse(output).message]
-    bridge = renderer.bridge(full, history, [{"role": "tool", "content": "ok"}])
-    assert (bridge.exact, bridge.reason) == (False, "drift")
+    increment = renderer.extend_prompt(full, history, [{"role": "tool", "content": "ok"}])
+    assert (increment.exact, increment.reason) == (False, "drift")
 
 
 def test_an_edited_context_shares_what_is_left(renderer: Renderer) -> None:
     full = np.concatenate([renderer.render(QUESTION, TOOLS), sample(renderer, CALL)])
     edited = [QUESTION[0], {"role": "user", "content": "Summary: nothing yet."}]
-    bridge = renderer.branch(full, edited, TOOLS, reason="discard_all")
-    assert (bridge.exact, bridge.reason) == (False, "discard_all")
-    assert 0 < bridge.shared_len < len(full)
-    np.testing.assert_array_equal(bridge.prompt_ids(full), renderer.render(edited, TOOLS))
+    increment = renderer.branch_prompt(full, edited, TOOLS, reason="discard_all")
+    assert (increment.exact, increment.reason) == (False, "discard_all")
+    assert 0 < increment.shared_len < len(full)
+    np.testing.assert_array_equal(increment.prompt_ids(full), renderer.render(edited, TOOLS))
 
 
 def test_assistant_text_keeps_its_tags_and_loses_turn_boundaries(renderer: Renderer) -> None:
@@ -425,7 +429,7 @@ def test_conversations_that_cannot_be_rendered_are_refused(
 
 def test_a_bridge_needs_the_reply_of_its_parent(renderer: Renderer) -> None:
     with pytest.raises(RenderError, match="assistant message"):
-        renderer.bridge(np.zeros(3, dtype=np.int32), QUESTION, [])
+        renderer.extend_prompt(np.zeros(3, dtype=np.int32), QUESTION, [])
 
 
 def test_wrong_model_paths_say_what_is_missing(tmp_path: Path, model_dir: Path) -> None:
@@ -500,9 +504,9 @@ def test_a_template_that_wants_calls_beside_the_text_gets_them_there(tmp_path: P
     )
     result = {"role": "tool", "tool_call_id": call["id"], "content": "21</s>"}
     full = np.concatenate([prompt, output])
-    bridge = renderer.bridge(full, [*QUESTION[1:], reply.message], [result], TOOLS)
-    assert (bridge.exact, bridge.shared_len) == (True, len(full))
-    assert renderer.decode(bridge.added_ids) == (
+    increment = renderer.extend_prompt(full, [*QUESTION[1:], reply.message], [result], TOOLS)
+    assert (increment.exact, increment.shared_len) == (True, len(full))
+    assert renderer.decode(increment.added_ids) == (
         f'[TOOL_RESULTS]{{"content": "21</s>", "call_id": "{call["id"]}"}}[/TOOL_RESULTS]'
     )
 
@@ -543,8 +547,10 @@ def test_a_template_that_changes_what_stands_before_a_reply_is_drift(
     renderer = Renderer.load(source)
     full = np.concatenate([renderer.render(QUESTION), sample(renderer, "21")])
     history = [*QUESTION, {"role": "assistant", "content": "21"}]
-    bridge = renderer.bridge(full, history, [{"role": "user", "content": "And the desk?"}])
-    assert (bridge.exact, bridge.reason, bridge.shared_len) == (False, "drift", 0)
+    increment = renderer.extend_prompt(
+        full, history, [{"role": "user", "content": "And the desk?"}]
+    )
+    assert (increment.exact, increment.reason, increment.shared_len) == (False, "drift", 0)
 
 
 def test_text_that_a_tokenizer_normalises_into_a_control_token_is_refused(tmp_path: Path) -> None:

@@ -2,8 +2,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.renderers.reply import parse_reply, split_reasoning
-from agentrl.renderers.tool_calls.formats import ToolCallFormat
+from agentrl.renderers.reply import parse_reply
+from agentrl.renderers.thinking import split_reasoning
+from agentrl.renderers.tool_calls.call_format import ToolCallFormat
 
 
 @pytest.mark.parametrize(

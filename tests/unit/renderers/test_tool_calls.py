@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from agentrl.errors import ConfigError
 from agentrl.renderers import Reply, ToolCallFormat, register_tool_call_format
 from agentrl.renderers.reply import parse_reply
-from agentrl.renderers.tool_calls.call_values import Section
-from agentrl.renderers.tool_calls.formats import get_tool_call_format
+from agentrl.renderers.tool_calls.call_format import CallSection
+from agentrl.renderers.tool_calls.call_format_registry import get_tool_call_format
 
 FORMATS = [
     *("hermes", "qwen3_coder", "llama3", "mistral", "kimi_k2", "pythonic"),
@@ -457,7 +457,7 @@ def test_a_reply_is_looked_through_once_however_a_model_stammers(format_: str, p
     text = piece * 500
     looked_through = 0
 
-    def counting(text: str, start: int, tools: Any) -> Section | None:
+    def counting(text: str, start: int, tools: Any) -> CallSection | None:
         nonlocal looked_through
         assert known.scan is not None
         section = known.scan(text, start, tools)

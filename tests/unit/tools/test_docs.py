@@ -7,7 +7,7 @@ from pathlib import Path
 
 from support.doc_blocks import DOCS, run_shell, write_blocks
 
-from agentrl.renderers.tool_calls.formats import get_tool_call_format
+from agentrl.renderers.tool_calls.call_format_registry import get_tool_call_format
 from agentrl.tools import load_mcp_servers
 
 

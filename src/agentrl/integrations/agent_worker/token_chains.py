@@ -187,5 +187,7 @@ class RecordedRollout:
         """
         if not chain.ids:
             return 0, self._renderer.render(added, tools).tolist()
-        bridge = self._renderer.bridge(np.asarray(chain.ids), chain.as_sampled, added, tools)
-        return bridge.shared_len, bridge.added_ids.tolist()
+        increment = self._renderer.extend_prompt(
+            np.asarray(chain.ids), chain.as_sampled, added, tools
+        )
+        return increment.shared_len, increment.added_ids.tolist()

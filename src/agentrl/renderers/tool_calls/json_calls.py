@@ -3,15 +3,19 @@
 import re
 from typing import Any
 
-from agentrl.renderers.tool_calls.call_values import (
+from agentrl.renderers.tool_calls.call_format import (
+    CallSection,
     FormatError,
     ParsedCall,
-    Section,
+    ToolCallFormat,
     Tools,
+    block_end,
     call_of,
     checked,
     decode_json,
     decode_object,
+    json_call,
+    nine_alphanumerics,
     refused,
     skip_space,
 )
@@ -26,7 +30,7 @@ _OPENAI_START = re.compile(r'[{\[]\s*(?:\{\s*)?"(?:tool_calls|id|type|function)"
 _LLAMA_START = re.compile(r'\{\s*"(?:type|name)"')
 
 
-def scan_hermes(text: str, start: int, tools: Tools) -> Section | None:
+def scan_hermes(text: str, start: int, tools: Tools) -> CallSection | None:
     """Find `<tool_call>{"name": ..., "arguments": {...}}</tool_call>` (Hermes, Qwen 2.5 and 3).
 
     The end of a call is found by reading its JSON, so that a string argument may hold
@@ -49,8 +53,8 @@ def scan_hermes(text: str, start: int, tools: Tools) -> Section | None:
             raise FormatError(f"expected {_CLOSE} after the JSON object, found {found}")
     except FormatError as error:
         error.name = error.name or name
-        return Section(begin, [refused(error)], block_end(text, inside, _OPEN, _CLOSE))
-    return Section(begin, [call], end + len(_CLOSE))
+        return CallSection(begin, [refused(error)], block_end(text, inside, _OPEN, _CLOSE))
+    return CallSection(begin, [call], end + len(_CLOSE))
 
 
 def _with_code(text: str, call: ParsedCall, start: int) -> tuple[ParsedCall, int]:
@@ -67,15 +71,7 @@ def _with_code(text: str, call: ParsedCall, start: int) -> tuple[ParsedCall, int
     return checked(call.name, {**call.arguments, "code": code}, call.id), match.end()
 
 
-def block_end(text: str, inside: int, open_: str, close: str) -> int:
-    """Return where to read on behind a block that cannot be read."""
-    end, again = text.find(close, inside), text.find(open_, inside)
-    if end >= 0 and (again < 0 or end < again):
-        return end + len(close)
-    return again if again >= 0 else len(text)
-
-
-def scan_llama3(text: str, start: int, tools: Tools) -> Section | None:
+def scan_llama3(text: str, start: int, tools: Tools) -> CallSection | None:
     """Find `<|python_tag|>{"name": ..., "parameters": {...}}`, several divided by semicolons."""
     begin = text.find(_PYTHON_TAG, start)
     if begin < 0:
@@ -83,7 +79,7 @@ def scan_llama3(text: str, start: int, tools: Tools) -> Section | None:
     return _llama3_calls(text, begin, begin + len(_PYTHON_TAG), _PYTHON_TAG)
 
 
-def scan_llama3_bare(text: str, start: int, tools: Tools) -> Section | None:
+def scan_llama3_bare(text: str, start: int, tools: Tools) -> CallSection | None:
     """Find the same without its tag, as Llama 3.1 and 3.2 write most of their calls."""
     begin = skip_space(text, start)
     if not _LLAMA_START.match(text, begin):
@@ -98,7 +94,7 @@ def scan_llama3_bare(text: str, start: int, tools: Tools) -> Section | None:
     return _llama3_calls(text, begin, begin, "the beginning")
 
 
-def _llama3_calls(text: str, begin: int, position: int, behind: str) -> Section:
+def _llama3_calls(text: str, begin: int, position: int, behind: str) -> CallSection:
     calls: list[ParsedCall] = []
     while True:
         try:
@@ -107,14 +103,14 @@ def _llama3_calls(text: str, begin: int, position: int, behind: str) -> Section:
             calls.append(call_of(value, arguments_key=key))
         except FormatError as error:
             calls.append(refused(error))
-            return Section(begin, calls, len(text))
+            return CallSection(begin, calls, len(text))
         after = skip_space(text, end)
         if not text.startswith(";", after):
-            return Section(begin, calls, end)
+            return CallSection(begin, calls, end)
         position, behind = after + 1, "the semicolon"
 
 
-def scan_mistral(text: str, start: int, tools: Tools) -> Section | None:
+def scan_mistral(text: str, start: int, tools: Tools) -> CallSection | None:
     """Find `[TOOL_CALLS][{"name": ..., "arguments": ..., "id": ...}]` (Mistral up to v7).
 
     Later ones write `[TOOL_CALLS]name[CALL_ID]id[ARGS]{...}`, a marker for every call.
@@ -127,18 +123,18 @@ def scan_mistral(text: str, start: int, tools: Tools) -> Section | None:
         named = _NAMED.match(text, inside)
         if named is not None:
             arguments, end = decode_object(text, named.end(), "the tool's name")
-            return Section(begin, [checked(named[1], arguments, named[2] or "")], end)
+            return CallSection(begin, [checked(named[1], arguments, named[2] or "")], end)
         first = skip_space(text, inside)
         if not text.startswith(("[", "{"), first):
             raise FormatError(f"expected a JSON array of calls after {_TOOL_CALLS}")
         value, end = decode_json(text, first)
     except FormatError as error:
         again = text.find(_TOOL_CALLS, inside)
-        return Section(begin, [refused(error)], again if again >= 0 else len(text))
-    return Section(begin, _each(value if isinstance(value, list) else [value]), end)
+        return CallSection(begin, [refused(error)], again if again >= 0 else len(text))
+    return CallSection(begin, _each(value if isinstance(value, list) else [value]), end)
 
 
-def scan_openai(text: str, start: int, tools: Tools) -> Section | None:
+def scan_openai(text: str, start: int, tools: Tools) -> CallSection | None:
     """Find a reply that is OpenAI's `tool_calls`: `{"tool_calls": [...]}`, or the array alone."""
     begin = skip_space(text, start)
     if not _OPENAI_START.match(text, begin):
@@ -148,13 +144,13 @@ def scan_openai(text: str, start: int, tools: Tools) -> Section | None:
     except FormatError as error:
         # An answer may be JSON too, and malformed.
         meant = '"function"' in text or '"tool_calls"' in text
-        return Section(begin, [refused(error)], len(text)) if meant else None
+        return CallSection(begin, [refused(error)], len(text)) if meant else None
     calls = value.get("tool_calls", [value]) if isinstance(value, dict) else value
     if not isinstance(calls, list) or not all(
         isinstance(call, dict) and "function" in call for call in calls
     ):
         return None
-    return Section(begin, _each([_openai_call(call) for call in calls]), end)
+    return CallSection(begin, _each([_openai_call(call) for call in calls]), end)
 
 
 def _openai_call(value: dict[str, Any]) -> object:
@@ -171,3 +167,30 @@ def _each(values: list[Any]) -> list[ParsedCall]:
         except FormatError as error:
             calls.append(refused(error))
     return calls
+
+
+HERMES = ToolCallFormat(
+    scan_hermes,
+    begin=json_call("<tool_call>\n", "arguments"),
+    names=("hermes", "qwen", "qwen25"),
+    giveaways=(_OPEN,),
+)
+LLAMA3 = ToolCallFormat(
+    scan_llama3,
+    scan_llama3_bare,
+    control=(_PYTHON_TAG,),
+    begin=json_call("", "parameters"),
+    names=("llama3",),
+    giveaways=(_PYTHON_TAG, '"parameters": dictionary'),
+)
+MISTRAL = ToolCallFormat(
+    scan_mistral,
+    call_id=nine_alphanumerics,
+    own_id=re.compile("[A-Za-z0-9]{9}"),
+    control=(_TOOL_CALLS, "[CALL_ID]", "[ARGS]"),
+    names=("mistral",),
+    giveaways=(_TOOL_CALLS,),
+)
+OPENAI = ToolCallFormat(
+    scan_leading=scan_openai, own_id=re.compile(r"[\w.:-]{1,128}"), names=("openai",)
+)

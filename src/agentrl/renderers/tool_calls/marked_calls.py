@@ -4,17 +4,18 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from agentrl.renderers.tool_calls.call_values import (
+from agentrl.renderers.tool_calls.call_format import (
+    CallSection,
     FormatError,
     ParsedCall,
-    Section,
+    ToolCallFormat,
     Tools,
+    block_end,
     checked,
     decode_object,
     refused,
     skip_space,
 )
-from agentrl.renderers.tool_calls.json_calls import block_end
 from agentrl.renderers.tool_calls.typed_values import Parameters
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
@@ -40,15 +41,15 @@ _DEEPSEEK_SECTION_END = "<｜tool▁calls▁end｜>"  # noqa: RUF001
 _DEEPSEEK_CALL, _DEEPSEEK_END = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"  # noqa: RUF001
 _DEEPSEEK_SEPARATOR = "<｜tool▁sep｜>"  # noqa: RUF001
 _DEEPSEEK_HEAD = re.compile(rf"([^<\n]{{1,256}}){re.escape(_DEEPSEEK_SEPARATOR)}")
-KIMI_TOKENS = (_KIMI_SECTION, _KIMI_SECTION_END, _KIMI_CALL, _KIMI_END, _KIMI_ARGUMENTS)
-DEEPSEEK_TOKENS = (
+_KIMI_TOKENS = (_KIMI_SECTION, _KIMI_SECTION_END, _KIMI_CALL, _KIMI_END, _KIMI_ARGUMENTS)
+_DEEPSEEK_TOKENS = (
     *(_DEEPSEEK_SECTION, _DEEPSEEK_SECTION_END),
     *(_DEEPSEEK_CALL, _DEEPSEEK_END, _DEEPSEEK_SEPARATOR),
 )
 _FENCED = re.compile(r"\s*([^\n`{<]+?)\s*\n\s*```(?:json)?\s*(?=\{)")
 
 
-def scan_qwen3_coder(text: str, start: int, tools: Tools) -> Section | None:
+def scan_qwen3_coder(text: str, start: int, tools: Tools) -> CallSection | None:
     """Find `<tool_call><function=f><parameter=p>value</parameter></function></tool_call>`.
 
     Values are plain text; the tool's schema says what they mean.
@@ -61,7 +62,7 @@ def _tagged_call(
     start: int,
     tools: Tools,
     read: Callable[[str, int, Tools], tuple[ParsedCall, int]],
-) -> Section | None:
+) -> CallSection | None:
     """Find the next `<tool_call>`; `read` says what call stands behind it, and where that ends."""
     begin = text.find(_OPEN, start)
     if begin < 0:
@@ -70,8 +71,8 @@ def _tagged_call(
     try:
         call, end = read(text, inside, tools)
     except FormatError as error:
-        return Section(begin, [refused(error)], block_end(text, inside, _OPEN, _CLOSE))
-    return Section(begin, [call], end)
+        return CallSection(begin, [refused(error)], block_end(text, inside, _OPEN, _CLOSE))
+    return CallSection(begin, [call], end)
 
 
 def _xml_call(text: str, position: int, tools: Tools) -> tuple[ParsedCall, int]:
@@ -97,7 +98,7 @@ def _xml_call(text: str, position: int, tools: Tools) -> tuple[ParsedCall, int]:
     return checked(name, arguments), end.end()
 
 
-def scan_glm(text: str, start: int, tools: Tools) -> Section | None:
+def scan_glm(text: str, start: int, tools: Tools) -> CallSection | None:
     r"""Find `<tool_call>f\n<arg_key>p</arg_key>\n<arg_value>value</arg_value></tool_call>`.
 
     Values are plain text; the tool's schema says what they mean.
@@ -127,7 +128,7 @@ def _glm_call(text: str, position: int, tools: Tools) -> tuple[ParsedCall, int]:
     return checked(name, arguments), position + len(_CLOSE)
 
 
-def scan_kimi_k2(text: str, start: int, tools: Tools) -> Section | None:
+def scan_kimi_k2(text: str, start: int, tools: Tools) -> CallSection | None:
     """Find `<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{...}<|tool_call_end|>`."""
     return _scan_calls(text, start, (_KIMI_SECTION, _KIMI_SECTION_END), _KIMI_CALL, _kimi_call)
 
@@ -143,7 +144,7 @@ def _kimi_call(text: str, position: int) -> tuple[ParsedCall, int]:
         raise FormatError(str(error), head[2]) from None
 
 
-def scan_deepseek(text: str, start: int, tools: Tools) -> Section | None:
+def scan_deepseek(text: str, start: int, tools: Tools) -> CallSection | None:
     """Find DeepSeek's calls: V3 and R1 fence the arguments, V3.1 does not."""
     section = (_DEEPSEEK_SECTION, _DEEPSEEK_SECTION_END)
     return _scan_calls(text, start, section, _DEEPSEEK_CALL, _deepseek_call)
@@ -180,7 +181,7 @@ def _scan_calls(
     section: tuple[str, str],
     open_: str,
     read: Callable[[str, int], tuple[ParsedCall, int]],
-) -> Section | None:
+) -> CallSection | None:
     """Read the calls of a section; its own begin and end may be missing."""
     found = [at for mark in (section[0], open_) if (at := text.find(mark, start)) >= 0]
     if not found:
@@ -206,4 +207,32 @@ def _scan_calls(
     end = position
     if text.startswith(section[1], position):
         end = position + len(section[1])
-    return Section(begin, calls, end)
+    return CallSection(begin, calls, end)
+
+
+QWEN3_CODER = ToolCallFormat(
+    scan_qwen3_coder,
+    begin=lambda tool: "<tool_call>\n<function=" + ("" if tool is None else f"{tool}>\n"),
+    names=("qwen3_coder",),
+    giveaways=("<function=",),
+)
+GLM = ToolCallFormat(
+    scan_glm,
+    control=("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
+    begin=lambda tool: "<tool_call>" + ("" if tool is None else f"{tool}\n"),
+    names=("glm45",),
+    giveaways=("<arg_key>",),
+)
+KIMI_K2 = ToolCallFormat(
+    scan_kimi_k2,
+    own_id=re.compile(r"functions\.[\w.-]{1,128}:\d{1,9}"),
+    control=_KIMI_TOKENS,
+    names=("kimi_k2",),
+    giveaways=(_KIMI_SECTION,),
+)
+DEEPSEEK = ToolCallFormat(
+    scan_deepseek,
+    control=_DEEPSEEK_TOKENS,
+    names=("deepseekv3", "deepseekv31"),
+    giveaways=(_DEEPSEEK_SECTION,),
+)

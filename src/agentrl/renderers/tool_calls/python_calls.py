@@ -10,10 +10,11 @@ import re
 import warnings
 from collections.abc import Iterator
 
-from agentrl.renderers.tool_calls.call_values import (
+from agentrl.renderers.tool_calls.call_format import (
+    CallSection,
     FormatError,
     ParsedCall,
-    Section,
+    ToolCallFormat,
     Tools,
     checked,
     refused,
@@ -39,7 +40,7 @@ _MAX_DEPTH = 40
 _MAX_DIGITS = 100
 
 
-def scan_pythonic(text: str, start: int, tools: Tools) -> Section | None:
+def scan_pythonic(text: str, start: int, tools: Tools) -> CallSection | None:
     """Find `<|python_start|>[f(a=1), g(b="x")]<|python_end|>` (Llama 4)."""
     begin = text.find(_PYTHON_START, start)
     if begin < 0:
@@ -47,13 +48,13 @@ def scan_pythonic(text: str, start: int, tools: Tools) -> Section | None:
     return _list_section(text, begin, skip_space(text, begin + len(_PYTHON_START)))
 
 
-def scan_pythonic_bare(text: str, start: int, tools: Tools) -> Section | None:
+def scan_pythonic_bare(text: str, start: int, tools: Tools) -> CallSection | None:
     """Find a reply that begins with `[f(a=1), g(b="x")]`."""
     begin = skip_space(text, start)
     return _list_section(text, begin, begin) if _LIST_START.match(text, begin) else None
 
 
-def _list_section(text: str, begin: int, position: int) -> Section:
+def _list_section(text: str, begin: int, position: int) -> CallSection:
     try:
         reader = _Reader(text, position)
         reader.expect("[")
@@ -66,10 +67,10 @@ def _list_section(text: str, begin: int, position: int) -> Section:
         after = skip_space(text, end)
         if text.startswith(_PYTHON_END, after):
             end = after + len(_PYTHON_END)
-    return Section(begin, calls or [refused(FormatError("the list holds no call"))], end)
+    return CallSection(begin, calls or [refused(FormatError("the list holds no call"))], end)
 
 
-def scan_minicpm(text: str, start: int, tools: Tools) -> Section | None:
+def scan_minicpm(text: str, start: int, tools: Tools) -> CallSection | None:
     """Find calls, one a line, in a fence between `<|tool_call_start|>` and `<|tool_call_end|>`."""
     begin = text.find(_BEGIN, start)
     if begin < 0:
@@ -85,8 +86,8 @@ def scan_minicpm(text: str, start: int, tools: Tools) -> Section | None:
             reader.expect("```")
         reader.expect(_END)
     except FormatError as error:
-        return Section(begin, [refused(error)], _behind(text, inside, _END))
-    return Section(begin, calls, reader.position)
+        return CallSection(begin, [refused(error)], _behind(text, inside, _END))
+    return CallSection(begin, calls, reader.position)
 
 
 def _behind(text: str, start: int, mark: str) -> int:
@@ -233,3 +234,16 @@ def _escape(match: re.Match[str]) -> str:
             return str(ast.literal_eval(f'"{match[0]}"'))
     except (SyntaxError, ValueError):
         return match[0]
+
+
+PYTHONIC = ToolCallFormat(
+    scan_pythonic,
+    scan_pythonic_bare,
+    control=(_PYTHON_START, _PYTHON_END),
+    begin=lambda tool: "[" + ("" if tool is None else f"{tool}("),
+    names=("pythonic",),
+    giveaways=(_PYTHON_START, "[func_name1("),
+)
+MINICPM = ToolCallFormat(
+    scan_minicpm, control=(_BEGIN, _END), names=("minicpm",), giveaways=(_BEGIN,)
+)

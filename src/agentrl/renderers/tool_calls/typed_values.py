@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from agentrl.renderers.tool_calls.call_values import FormatError, Tools, decode_json
+from agentrl.renderers.tool_calls.call_format import FormatError, Tools, decode_json
 
 _MAX_REFERENCES = 16
 _KIND_NAMES = {

@@ -8,6 +8,7 @@ import numpy as np
 
 from agentrl.inference.dialects.session import DELTA_KINDS, Delta, DeltaKind, OnDelta
 from agentrl.renderers import Reply
+from agentrl.renderers.thinking import has_finished_thinking, without_thinking
 from agentrl.schema import Message
 
 _SECONDS_BETWEEN = 0.05
@@ -38,7 +39,7 @@ def as_delivered(reply: Reply, *, may_call: bool, stop: tuple[str, ...] = ()) ->
         return message
     text = reply.content
     if reply.tool_calls:
-        text = reply.text.rpartition("</think>")[2] if reply.reasoning else reply.text
+        text = without_thinking(reply.text) if reply.reasoning else reply.text
     text = cut(text, stop)
     return {**message, "content": text.strip() if reply.reasoning else text}
 
@@ -110,7 +111,7 @@ class DeltaStream:
         content = reply.content
         if reply.reasoning.strip():
             content = content.lstrip()
-            is_over = reply.text.rfind("</think>") > reply.text.rfind("<think>")
+            is_over = has_finished_thinking(reply.text)
             thought = reply.reasoning if is_over else self._settled(reply.reasoning)
             self._send("reasoning_content", thought)
         is_open = reply.tool_calls or content[:1].isspace()

@@ -16,6 +16,7 @@ import httpx
 from tokenizers import Tokenizer
 
 from agentrl.errors import ConfigError, InferenceError
+from agentrl.renderers.thinking import without_thinking
 from agentrl.rewards.agent_config import SummarizerSettings
 from agentrl.rewards.chat import Retryable, ask_models, open_client
 
@@ -156,7 +157,7 @@ class ModelSummarizer:
 
 def _visible_text(reply: str) -> str:
     """Return a reply without its thinking."""
-    visible = reply.rpartition("</think>")[2].strip()
+    visible = without_thinking(reply).strip()
     if not visible:
         raise Retryable("an empty summary")
     return visible

@@ -8,7 +8,7 @@ from support.tiny_tokenizer import write_tokenizer
 from tokenizers import Tokenizer
 
 from agentrl.inference.engine.generation.grammars import GrammarCompiler
-from agentrl.renderers.constrained_replies import reply_grammar
+from agentrl.renderers.reply import reply_grammar
 from agentrl.schema.grammar import Grammar, GrammarKind
 
 SPARE = 20

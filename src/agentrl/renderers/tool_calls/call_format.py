@@ -1,7 +1,12 @@
-"""What all formats of tool calls share: the values a call is made of, and why one is refused."""
+"""`ToolCallFormat`: what a format of tool calls consists of, and what all formats share.
+
+That is the values a call is made of, and why one is refused. Knows no format by name.
+"""
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
 
 _MAX_DEPTH = 32
@@ -20,7 +25,7 @@ class ParsedCall(NamedTuple):
     """The model's own name for the call, where its format has one."""
 
 
-class Section(NamedTuple):
+class CallSection(NamedTuple):
     """A stretch `[start, end)` of a reply that is made of tool calls."""
 
     start: int
@@ -28,7 +33,7 @@ class Section(NamedTuple):
     end: int
 
 
-Scanner = Callable[[str, int, Tools], Section | None]
+Scanner = Callable[[str, int, Tools], CallSection | None]
 """`(text, start, tools)`: the next section at or behind `start`, or None. It never raises: a call
 that cannot be read carries `format_error`."""
 
@@ -51,6 +56,14 @@ def skip_space(text: str, position: int) -> int:
     while position < len(text) and text[position].isspace():
         position += 1
     return position
+
+
+def block_end(text: str, inside: int, open_: str, close: str) -> int:
+    """Return where to read on behind a block that cannot be read."""
+    end, again = text.find(close, inside), text.find(open_, inside)
+    if end >= 0 and (again < 0 or end < again):
+        return end + len(close)
+    return again if again >= 0 else len(text)
 
 
 def _refuse_constant(name: str) -> NoReturn:
@@ -149,3 +162,55 @@ def _unstorable(value: object, depth: int) -> str | None:
     else:
         return None
     return next((why for item in items if (why := _unstorable(item, depth + 1))), None)
+
+
+_ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyz"
+
+
+def _numbered(turn: int, position: int) -> str:
+    return f"call_{turn}_{position}"
+
+
+def nine_alphanumerics(turn: int, position: int) -> str:
+    """Return a call id in Mistral's form, which differs between all calls of a rollout."""
+    return "c" + _base36(turn, 5) + _base36(position, 3)
+
+
+def _base36(number: int, width: int) -> str:
+    digits = ""
+    for _ in range(width):
+        number, digit = divmod(number, 36)
+        digits = _ALPHABET[digit] + digits
+    return digits
+
+
+@dataclass(frozen=True)
+class ToolCallFormat:
+    """How a family of models writes its tool calls."""
+
+    scan: Scanner | None = None
+    """Finds calls that are marked as such, anywhere in what is said."""
+    scan_leading: Scanner | None = None
+    """Finds calls that bear no mark and so only count as the beginning of what is said."""
+    call_id: Callable[[int, int], str] = _numbered
+    """`(turn, position)`: the id of a call that the model gave none."""
+    own_id: re.Pattern[str] | None = None
+    """Form of the ids that the model itself gives its calls and its template wants back."""
+    control: tuple[str, ...] = ()
+    """Control tokens of which calls are made: the model may write them, text from outside not."""
+    begin: Callable[[str | None], str] | None = None
+    """How a call begins, of the tool of that name or of any; None where templates disagree."""
+    names: tuple[str, ...] = ()
+    """What `--tool_call_parser` calls it, where it is built in."""
+    giveaways: tuple[str, ...] = ()
+    """Texts by which a chat template that holds one shows its model this format."""
+
+
+def json_call(before: str, arguments: str) -> Callable[[str | None], str]:
+    """Return how calls begin that are objects with the name first."""
+
+    def begin(tool: str | None) -> str:
+        named = "" if tool is None else f' {json.dumps(tool, ensure_ascii=False)}, "{arguments}":'
+        return f'{before}{{"name":{named}'
+
+    return begin

@@ -1,0 +1,58 @@
+"""The formats in which models write tool calls, by name or as a chat template gives them away.
+
+A further format is its `ToolCallFormat` in a module, and a line here.
+"""
+
+from difflib import get_close_matches
+
+from agentrl.errors import ConfigError
+from agentrl.renderers.tool_calls.call_format import ToolCallFormat
+from agentrl.renderers.tool_calls.json_calls import HERMES, LLAMA3, MISTRAL, OPENAI
+from agentrl.renderers.tool_calls.marked_calls import DEEPSEEK, GLM, KIMI_K2, QWEN3_CODER
+from agentrl.renderers.tool_calls.python_calls import MINICPM, PYTHONIC
+
+AUTO = "auto"
+# The first whose giveaway a chat template holds is its format: templates name the marks of formats
+# further down only as text.
+_BUILT_IN = (
+    DEEPSEEK,
+    KIMI_K2,
+    MISTRAL,
+    MINICPM,
+    QWEN3_CODER,
+    GLM,
+    HERMES,
+    PYTHONIC,
+    LLAMA3,
+    OPENAI,
+)
+_FORMATS = {name: format_ for format_ in _BUILT_IN for name in format_.names}
+
+
+def register_tool_call_format(name: str, format_: ToolCallFormat) -> None:
+    """Make a format known under `name`, for `--tool_call_parser`.
+
+    Raises:
+        ConfigError: the name is taken by another format.
+    """
+    if name == AUTO or _FORMATS.setdefault(name, format_) is not format_:
+        raise ConfigError(f"tool-call parser {name!r} is already registered")
+
+
+def get_tool_call_format(name: str, chat_template: str = "") -> ToolCallFormat:
+    """Return the format of that name; `auto` is the one that the chat template shows.
+
+    A template that shows none is taken for one of the Hermes family, the most common.
+
+    Raises:
+        ConfigError: no format has that name; the known ones are listed.
+    """
+    if name == AUTO:
+        shown = (one for one in _BUILT_IN if any(mark in chat_template for mark in one.giveaways))
+        return next(shown, HERMES)
+    if name in _FORMATS:
+        return _FORMATS[name]
+    near = get_close_matches(name, [AUTO, *_FORMATS], n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    known = ", ".join(sorted([AUTO, *_FORMATS]))
+    raise ConfigError(f"unknown tool-call parser {name!r}{hint} (known: {known})")
