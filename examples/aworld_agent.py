@@ -29,12 +29,9 @@ def clerk(prompt: str | None = None) -> Agent:
     """An agent that has the shop's tools; its model is filled in."""
     headers = {"Authorization": f"Bearer {os.environ.get('MCP_SERVER_TOKEN', 'none')}"}
     shop = {"type": "streamable-http", "url": TOOLS_URL, "headers": headers}
+    mcp = {"mcpServers": {"shop": shop}}
     return Agent(
-        name="clerk",
-        conf=AgentConfig(),
-        system_prompt=prompt,
-        mcp_config={"mcpServers": {"shop": shop}},
-        mcp_servers=["shop"],
+        name="clerk", conf=AgentConfig(), system_prompt=prompt, mcp_config=mcp, mcp_servers=["shop"]
     )
 
 
