@@ -11,7 +11,7 @@ import numpy as np
 
 from agentrl.data.tokens import TurnTokens
 from agentrl.schema import DispatchedSamplingTask
-from agentrl.schema.routing import first_routed, stored_choices
+from agentrl.schema.routed_experts import first_routed, stored_experts
 
 OWN_CHOICE = -1
 """In place of an expert: the trainer's own router chooses."""
@@ -102,7 +102,7 @@ def _gather(
     routes: np.ndarray | None = None
     end = length
     while True:
-        first, own = first_routed(turn.shared_len), stored_choices(turn)
+        first, own = first_routed(turn.shared_len), stored_experts(turn)
         if own is not None and end > first:
             if routes is None:
                 routes = np.full((length, own.shape[1]), OWN_CHOICE, dtype=np.int16)

@@ -31,7 +31,7 @@ from agentrl.schema import (
     utc_now,
 )
 from agentrl.schema.image import content_with_images
-from agentrl.schema.routing import first_routed, pack_choices
+from agentrl.schema.routed_experts import first_routed, pack_experts
 
 TaskType = TypeVar("TaskType", bound=Task)
 Judge = Callable[[DispatchedSamplingTask, Reply], float | None]
@@ -421,7 +421,7 @@ def _routes(request: GenerateRequest, result: GenerateResult) -> dict[str, Any]:
             f"--router_replay: {result.server} named {len(choices)} experts for {num_tokens} "
             "tokens; SGLang says which it chose when started with --enable-return-routed-experts"
         )
-    packed, size = pack_choices(choices)
+    packed, size = pack_experts(choices)
     return {"routed_experts": packed, "routed_bytes": size}
 
 

@@ -1,4 +1,8 @@
-"""The documents and values of AgentRL: frozen, validated, without I/O."""
+"""The documents and values of AgentRL: frozen, validated, without I/O.
+
+What processes exchange through the store is defined here, and only that. How documents are stored,
+claimed and changed is known to `store`.
+"""
 
 from agentrl.schema.base import Logprobs, Message, TokenIds, utc_now
 from agentrl.schema.record import (

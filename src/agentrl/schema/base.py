@@ -1,4 +1,4 @@
-"""What every stored document has in common."""
+"""Field types and the base class of all stored documents."""
 
 from datetime import UTC, datetime
 from typing import Annotated, Any
@@ -7,7 +7,7 @@ import numpy as np
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 
 Message = dict[str, Any]
-"""One chat message in OpenAI form: `role`, `content`, and what the role allows beside them."""
+"""One chat message in OpenAI form: `role`, `content`, and the role's further fields."""
 
 
 def utc_now() -> datetime:

@@ -1,7 +1,7 @@
-"""What a reply may be held to while it is sampled, under SGLang's names.
+"""Grammars that constrain a reply while it is sampled, under SGLang's names.
 
-A structural tag says what may stand around JSON: thinking, or a tool call in its place. The forms
-here are those of XGrammar's structural tags that AgentRL has a use for.
+A structural tag describes what may stand around JSON: thinking, or a tool call in its place. The
+forms here are those of XGrammar's structural tags that AgentRL uses.
 """
 
 from typing import Annotated, Literal
@@ -14,7 +14,7 @@ GrammarKind = Literal["json_schema", "regex", "ebnf", "structural_tag"]
 
 
 class Grammar(Value):
-    """What a reply is held to: tokens that it does not allow are not drawn."""
+    """A constraint on a reply: tokens that it does not allow are never sampled."""
 
     kind: GrammarKind
     text: str
@@ -26,34 +26,34 @@ class _Form(BaseModel):
 
 
 class ConstString(_Form):
-    """This text."""
+    """Exactly this text."""
 
     type: Literal["const_string"] = "const_string"
     value: str
 
 
 class AnyText(_Form):
-    """Any text; inside a tag, up to its end."""
+    """Any text; inside a tag, up to the end of the tag."""
 
     type: Literal["any_text"] = "any_text"
 
 
 class Regex(_Form):
-    """A text that the expression matches."""
+    """Text that matches the regular expression."""
 
     type: Literal["regex"] = "regex"
     pattern: str
 
 
 class JSONSchema(_Form):
-    """JSON that the schema allows."""
+    """JSON that is valid under the schema."""
 
     type: Literal["json_schema"] = "json_schema"
     json_schema: bool | dict[str, JsonValue]
 
 
 class Tag(_Form):
-    """Content between two texts."""
+    """Content between a begin text and an end text."""
 
     type: Literal["tag"] = "tag"
     begin: str
@@ -62,21 +62,21 @@ class Tag(_Form):
 
 
 class InOrder(_Form):
-    """One after the other."""
+    """All elements, one after the other."""
 
     type: Literal["sequence"] = "sequence"
     elements: tuple["Form", ...] = Field(min_length=1)
 
 
 class OneOf(_Form):
-    """One of them."""
+    """Exactly one of the elements."""
 
     type: Literal["or"] = "or"
     elements: tuple["Form", ...] = Field(min_length=1)
 
 
 class Maybe(_Form):
-    """It, or nothing."""
+    """The content, or nothing."""
 
     type: Literal["optional"] = "optional"
     content: "Form"
@@ -89,11 +89,11 @@ Form = Annotated[
 
 
 class StructuralTag(_Form):
-    """What a whole reply looks like."""
+    """The form of a whole reply."""
 
     type: Literal["structural_tag"] = "structural_tag"
     format: Form
 
     def grammar(self) -> Grammar:
-        """Return it as it is asked for."""
+        """Return the grammar that a request carries."""
         return Grammar(kind="structural_tag", text=self.model_dump_json())

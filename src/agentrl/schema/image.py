@@ -33,10 +33,10 @@ class Image(Value):
 
 
 def image_from_bytes(data: bytes) -> Image:
-    """Return the image in a file's bytes; what they say of themselves decides its type.
+    """Return the image in a file's bytes; their signature decides its type.
 
     Raises:
-        ValueError: they are no image of a known format.
+        ValueError: they are not an image of a known format.
     """
     for signature, mime_type in _SIGNATURES:
         if data.startswith(signature) and (mime_type != "image/webp" or data[8:12] == b"WEBP"):
@@ -48,7 +48,7 @@ def image_from_data_url(url: str) -> Image:
     """Return the image in a `data:` URL.
 
     Raises:
-        ValueError: it is malformed, or no image of a known format.
+        ValueError: it is malformed, or not an image of a known format.
     """
     head, found, text = url.partition(",")
     if not (found and head.startswith("data:") and head.endswith(";base64")):
@@ -82,7 +82,7 @@ def content_with_images(text: str, addresses: Sequence[str]) -> str | list[dict[
 
 
 def image_addresses(messages: Iterable[Message]) -> tuple[str, ...]:
-    """Return the addresses of all images that messages show, in their order."""
+    """Return the addresses of all images in messages, in order."""
     found: list[str] = []
     for message in messages:
         content = message.get("content")

@@ -37,9 +37,9 @@ Outcome = Literal[
     "repetition",
     "agent_error",
 ]
-"""How a rollout ended. All of them are the policy's doing and may be trained on; a failure of the
-infrastructure is no outcome, it ends the attempt. `agent_error` is an agent's own code that could
-not go on with what the policy said."""
+"""How a rollout ended. Every outcome is caused by the policy and may be trained on; a failure of the
+infrastructure ends the attempt without an outcome. `agent_error`: an agent's own code could not
+continue with the policy's reply."""
 
 
 class Lease(Value):
@@ -55,15 +55,15 @@ class Lease(Value):
 class Attempt(Value):
     """One holder's work on a Record, kept after it ended.
 
-    An attempt that another sampler takes up at its last durable turn has several of these, with
-    the same `attempt` and a `fence` each.
+    An attempt that another sampler resumed at its last durable turn has several of these, with the
+    same `attempt` and a `fence` each.
     """
 
     attempt: int
     fence: int
     owner: str
     first_turn: int = 0
-    """Turns taken over from the holder before, who died or handed back (0: begun anew)."""
+    """Turns inherited from the previous holder, which died or released the Record (0: begun anew)."""
     started_at: datetime
     ended_at: datetime | None = None
     ended_by: Literal["finished", "expired", "released", "error"] | None = None
@@ -81,9 +81,9 @@ class Score(Value):
     inputs: dict[str, Any] = Field(default_factory=dict)
     """What the scorer was given beside the record itself (model answer, reference)."""
     step_scores: tuple[FiniteFloat | None, ...] = ()
-    """Scores of single turns by their index, where the scorer gives any (a process reward, say).
-    Such a turn's advantage is its score, not the record's standing in its group; None, and turns
-    behind the last one, keep the latter."""
+    """Scores of single turns by index, where the scorer gives any (for example a process reward). The
+    advantage of such a turn is its score. Turns with None, and those past the last entry, keep the
+    advantage that follows from the record's score in its group."""
     scored_at: datetime = Field(default_factory=utc_now)
 
 
@@ -105,7 +105,7 @@ class Record(Value):
     """Claims so far; the current lease carries this number."""
     lease: Lease | None = None
     resumable: bool = False
-    """The current attempt's tools keep no state: another sampler may take it up at its last durable
+    """The current attempt's tools keep no state: another sampler may resume it at its last durable
     turn."""
     attempts: tuple[Attempt, ...] = ()
     turns: tuple[str, ...] = ()
@@ -124,13 +124,13 @@ class Record(Value):
     """Oldest and newest policy version that sampled a token of this Record."""
     num_tool_calls: int = 0
     error: str | None = None
-    """Why the Record is `failed`, or why its scoring was last put off."""
+    """Why the Record is `failed`, or why its scoring was last postponed."""
     created_at: datetime = Field(default_factory=utc_now)
     started_at: datetime | None = None
     finished_at: datetime | None = None
 
     def score_of(self, scorer: str, version: str | None = None) -> Score | None:
-        """Return this scorer's score, the newest of it when no version is named."""
+        """Return this scorer's score; its newest one when no version is named."""
         return score_of((self.score, *self.more_scores), scorer, version)
 
 

@@ -1,4 +1,4 @@
-"""`Run`: the one document that steers a run, and the processes that take part in it."""
+"""`Run`: the document that controls a run; and the servers and samplers that take part in it."""
 
 from datetime import datetime
 from typing import Any, Literal
@@ -13,19 +13,19 @@ RunStatus = Literal["created", "training", "completed", "failed"]
 
 
 class Control(Value):
-    """What may be changed while the run is going on; samplers and trainer look every second.
+    """What may change while a run goes on; samplers and trainer read it every second.
 
-    None means: what the process was started with.
+    None means the value that the process was started with.
     """
 
     sampling_paused: bool = False
-    """Samplers claim no further slots; what is being played is played to its end."""
+    """Samplers claim no further slots and finish the rollouts that they run."""
     max_staleness: int = Field(default=1, ge=0)
     """S of the freshness rules, in policy versions."""
     groups_per_step: int = Field(default=1, ge=1)
     """Groups that one optimizer step consumes."""
     concurrency: int | None = Field(default=None, ge=1)
-    """Rollouts that one sampler process plays at the same time."""
+    """Rollouts that one sampler process runs at the same time."""
     temperature: float | None = Field(default=None, ge=0.0)
     """Of training rollouts, like all sampling parameters below; evaluations keep theirs."""
     top_p: float | None = Field(default=None, gt=0.0, le=1.0)
@@ -77,8 +77,8 @@ class Run(Value):
     control_log: tuple[ControlChange, ...] = ()
     """The last changes of `control`, oldest first."""
     flag_control: Control | None = None
-    """What the trainer's flags said when it was last started. A restart applies only flags that
-    differ from these, so that it takes no live change back."""
+    """The trainer's flags when it was last started. A restart applies only flags that differ from
+    these, so that it does not revert live changes."""
     policy_version: int = 0
     """The version that servers are expected to serve."""
     admitted_groups: int = 0
@@ -88,36 +88,36 @@ class Run(Value):
     trainer_leases: dict[str, Lease] = Field(default_factory=dict)
     """Consumer name -> lease of the trainer that holds it."""
     trainer_has_device: bool = False
-    """The servers are asleep, or are told to be, and the trainer computes on their device. Means
-    nothing once the trainer's lease has run out."""
+    """The servers are asleep or going to sleep, and the trainer computes on their device. Invalid once
+    the trainer's lease has expired."""
     created_at: datetime = Field(default_factory=utc_now)
     updated_at: datetime = Field(default_factory=utc_now)
 
 
 ServiceStatus = Literal["up", "updating", "asleep", "down"]
-"""`updating` and `asleep` servers hold requests until they go on; `asleep`: the memory of weights and
-cache is the trainer's."""
+"""`updating` and `asleep` servers hold requests until they continue; an `asleep` server has released
+the memory of weights and cache to the trainer."""
 
 _FULL_SHARE = 0.9
 _QUEUE_SHARE = 8
 
 
 class ServerLoad(Value):
-    """How busy an inference server said it was."""
+    """How busy an inference server reported to be."""
 
     num_running: int
     num_waiting: int
     num_used_tokens: int = 0
     """Tokens whose keys and values running requests hold."""
     token_usage: float
-    """Share of the room for keys and values that running requests take."""
+    """Share of the key and value memory that running requests take."""
     at: datetime = Field(default_factory=utc_now)
 
     @property
     def is_pressed(self) -> bool:
-        """Whether further requests would only wait, or push others out of the cache.
+        """Whether further requests would only wait, or evict others from the cache.
 
-        A few that wait are no sign of it: requests that came during a step wait for the next.
+        A short queue is normal: requests that arrive during a step wait for the next one.
         """
         queue = max(1, self.num_running // _QUEUE_SHARE)
         return self.token_usage >= _FULL_SHARE or self.num_waiting > queue
@@ -136,7 +136,7 @@ class InferenceService(Value):
     """Name of the adapter that requests have to name for that version; None for the model alone."""
     error: str | None = None
     load: ServerLoad | None = None
-    """As of the last heartbeat; None where the server does not tell, or is being updated."""
+    """As of the last heartbeat; None while the server is updated, or where it does not report it."""
     started_at: datetime = Field(default_factory=utc_now)
     heartbeat_at: datetime = Field(default_factory=utc_now)
 

@@ -26,7 +26,7 @@ class Task(Value):
     epoch: int = 0
     order: int = 0
     """Position of the group in the run's stream; lower orders are claimed first. Evaluation tasks
-    carry negative orders, so that they overtake training tasks."""
+    have negative orders, so that they precede training tasks."""
     num_generations: int = 1
     description: str = ""
     status: TaskStatus = "created"

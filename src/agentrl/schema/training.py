@@ -47,7 +47,7 @@ class DBRecordData(Value):
     attempt: int
     outcome: Outcome | None
     score: Score | None
-    """None for a Record that failed for reasons of infrastructure: it is in no baseline."""
+    """None for a Record that failed because of the infrastructure; it enters no baseline."""
     more_scores: tuple[Score, ...] = ()
     """As in `Record`."""
     turn_ids: tuple[str, ...]
@@ -73,7 +73,7 @@ class RatioStats(Value):
 
 
 class TurnTraining(Value):
-    """What one optimizer step of one trainer made of one turn."""
+    """How one optimizer step of one trainer used one turn."""
 
     id: str
     """`{consumer}/{step}/{turn_id}`."""
@@ -85,11 +85,11 @@ class TurnTraining(Value):
     num_tokens: int
     """Sampled tokens of the turn."""
     num_trained_tokens: int
-    """Those among them that were part of the loss."""
+    """Sampled tokens that were part of the loss."""
     num_clipped_tokens: int = 0
     """Trained tokens whose gradient the clip range replaced."""
     masked: dict[str, int] = Field(default_factory=dict)
-    """Why the other tokens were left out -> how many (`stale`, `ratio_out_of_range`, ...)."""
+    """Reason for leaving tokens out (`stale`, `ratio_out_of_range`, ...) -> number of tokens."""
     advantage: float | None = None
     """None when the turn was left out before it had one."""
     staleness: int
@@ -108,12 +108,12 @@ class Policy(Value):
     """Name under which servers know the adapter (LoRA) that `path` holds; None when it holds all
     weights."""
     checksum: str | None = None
-    """SHA-256 over the weight files, in name order; None until it is computed, which the servers
-    do not wait for."""
+    """SHA-256 over the weight files in name order; None until it is computed. Servers do not wait for
+    it."""
     num_bytes: int
-    """Of the weight files; 0 until they are written."""
+    """Size of the weight files; 0 until they are written."""
     is_written: bool = True
-    """Whether the files are there; broadcast weights are written after they were published."""
+    """Whether the files exist; broadcast weights are written after they were published."""
     held_until: datetime | None = None
-    """Some server may be reading the files until then; they are not removed before."""
+    """Servers may be reading the files until then; they are not removed before."""
     created_at: datetime = Field(default_factory=utc_now)

@@ -1,8 +1,8 @@
 """`DispatchedSamplingTask`: one model call of a Record, stored as what it added to its parent.
 
 The prompt of a turn is not stored. It is `full(parent)[:shared_len] + added_ids`, where
-`full(turn) = prompt(turn) + output_ids(turn)`; `rebuild_prompts` does the sum. Storage therefore
-grows with the tokens and not with turns times tokens.
+`full(turn) = prompt(turn) + output_ids(turn)`; `rebuild_prompts` puts it together. Storage
+therefore grows with the tokens and not with turns times tokens.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ class VersionSpan(Value):
 
 
 class SamplingParams(Value):
-    """How tokens are drawn. Everything is sent explicitly, so no server default can leak in."""
+    """How tokens are sampled. Every value is sent, so that no server default applies."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -39,13 +39,12 @@ class SamplingParams(Value):
     max_new_tokens: int = 512
     stop_token_ids: tuple[int, ...] = ()
     stop: tuple[str, ...] = ()
-    """Texts that end the generation; what was sampled of them stays part of the output."""
+    """Texts that end the generation; their sampled tokens stay part of the output."""
     seed: int | None = None
     grammar: Grammar | None = None
-    """What the reply was held to. Its behavior logprobs are then those of the tokens that the
-    grammar allowed, and a policy that is not held gives each of them less: with the same weights,
-    the importance ratio of a token is the share of the policy's probability that was allowed
-    there."""
+    """Constraint on the reply. Behavior logprobs are then normalized over the tokens that the grammar
+    allowed, so that the unconstrained policy gives each of them less: with the same weights, the
+    importance ratio of a token is the share of the policy's probability that was allowed there."""
 
 
 class ToolCall(Value):
@@ -55,11 +54,11 @@ class ToolCall(Value):
     name: str
     arguments: dict[str, Any] = Field(default_factory=dict)
     format_error: str | None = None
-    """Why the call could not be parsed; `name` and `arguments` are then what could be saved."""
+    """Why the call could not be parsed; `name` and `arguments` then hold what could be recovered."""
 
 
 class ToolResult(Value):
-    """What a tool answered: an observation for the model."""
+    """A tool's answer: an observation for the model."""
 
     call_id: str
     name: str
@@ -73,7 +72,7 @@ class ToolResult(Value):
 
 
 class DispatchedSamplingTask(Value):
-    """One model call: context added, tokens sampled, tool results it led to."""
+    """One model call: context added, tokens sampled, and the tool results that followed."""
 
     id: str
     """`{record_id}/{fence}/{index}`: a holder that lost its lease can never overwrite a turn."""
@@ -92,7 +91,7 @@ class DispatchedSamplingTask(Value):
     """Number of leading images of the parent's prompt that this prompt repeats."""
     added_images: tuple[str, ...] = ()
     """Addresses of the images whose placeholders stand in `added_ids`, in order. Every image is one
-    placeholder there; what the server puts in its place is not stored."""
+    placeholder there; the server's expansion of it is not stored."""
     output_ids: TokenIds
     """Sampled ids, the end-of-turn token included, int32 [T]."""
     output_logprobs: Logprobs
@@ -100,12 +99,12 @@ class DispatchedSamplingTask(Value):
     version_spans: tuple[VersionSpan, ...]
     routed_experts: bytes = b""
     """With `router_replay`: the experts that the server's routers chose, token by token and layer
-    by layer (see `schema.routing`)."""
+    by layer (see `schema.routed_experts`)."""
     routed_bytes: Literal[1, 2] = 1
-    """Bytes of one of them: 2 where there are more than 256 experts."""
+    """Bytes of one expert's number: 2 where there are more than 256 experts."""
     added_messages: tuple[Message, ...] = ()
-    """Messages added to the context since the parent, except its tool results; where the context
-    was rewritten (`branch_reason`), all that is left of it."""
+    """Messages added to the context since the parent, except its tool results; after a rewrite of the
+    context (`branch_reason`), all messages that remain."""
     tools: tuple[dict[str, Any], ...] = ()
     """OpenAI-form schemas of the tools shown to the model; given on root turns only."""
     output_text: str = ""
@@ -137,7 +136,7 @@ def token_versions(turn: DispatchedSamplingTask) -> np.ndarray:
 
 
 def rebuild_images(turns: Sequence[DispatchedSamplingTask]) -> list[tuple[str, ...]]:
-    """Return the addresses of the images in every turn's prompt, in their order.
+    """Return the addresses of the images in every turn's prompt, in order.
 
     Args:
         turns: all turns of the attempt, in order of `index` from 0.

@@ -15,28 +15,6 @@ from agentrl.config.loading import (
 from agentrl.errors import ConfigError
 
 
-def test_underscores_and_hyphens_are_alike() -> None:
-    assert parse_flags(["--max-steps", "7"]) == parse_flags(["--max_steps", "7"])
-
-
-def test_the_original_misspelling_is_accepted() -> None:
-    config = parse_flags(["--loss_calculater", "MINIRL"])
-    assert config.algorithm.loss_calculator == "MINIRL"
-
-
-def test_a_bool_flag_stands_alone_or_takes_a_value() -> None:
-    assert parse_flags(["--strict_in_bound"]).algorithm.strict_in_bound
-    assert not parse_flags(["--sign_clip", "false"]).algorithm.sign_clip
-
-
-def test_negative_values_are_not_mistaken_for_flags() -> None:
-    assert parse_flags(["--top_k", "-1"]).sampling.top_k == -1
-
-
-def test_the_last_of_two_values_counts() -> None:
-    assert parse_flags(["--max_steps", "3", "--max_steps=5"]).trainer.max_steps == 5
-
-
 @pytest.mark.parametrize(
     ("argv", "message"),
     [

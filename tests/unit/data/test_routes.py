@@ -9,12 +9,12 @@ from agentrl.data.expert_routes import with_routes
 from agentrl.data.select import select_group
 from agentrl.data.tokens import turn_tokens
 from agentrl.schema import DispatchedSamplingTask
-from agentrl.schema.routing import pack_choices, stored_choices
+from agentrl.schema.routed_experts import pack_experts, stored_experts
 
 
 def routed(turn: DispatchedSamplingTask, *experts: int) -> DispatchedSamplingTask:
     """The turn with one layer of one expert a token."""
-    routes, size = pack_choices(np.array(experts)[:, None])
+    routes, size = pack_experts(np.array(experts)[:, None])
     return turn.model_copy(update={"routed_experts": routes, "routed_bytes": size})
 
 
@@ -62,13 +62,13 @@ def test_selected_turns_know_their_experts() -> None:
 def test_an_expert_takes_one_byte_while_there_are_no_more_than_256(largest: int, size: int) -> None:
     turn = make_turn("r/0", 0, [1, 2], [3])
     choices = np.array([[0, -1], [largest, 1]])  # -1: a layer without experts
-    routes, found = pack_choices(choices)
+    routes, found = pack_experts(choices)
     assert (found, len(routes)) == (size, 4 * size)
     stored = turn.model_copy(update={"routed_experts": routes, "routed_bytes": found})
-    assert stored_choices(stored).tolist() == [[0, 0], [largest, 1]]
+    assert stored_experts(stored).tolist() == [[0, 0], [largest, 1]]
 
 
 def test_experts_that_do_not_fit_the_tokens_are_an_error() -> None:
     turn = make_turn("r/0", 0, [1, 2], [3])
     with pytest.raises(ValueError, match="turn r/0/1/0 has 3 experts for 2 tokens"):
-        stored_choices(turn.model_copy(update={"routed_experts": b"abc"}))
+        stored_experts(turn.model_copy(update={"routed_experts": b"abc"}))

@@ -1,8 +1,8 @@
-"""The experts that a server's routers sent the tokens of a turn to, as turns store them.
+"""The experts that a server's routers chose for the tokens of a turn, as turns store them.
 
-A turn of A added and T sampled tokens stores those of the tokens that it was the first to compute:
-all it added and sampled, without the last one, which was never computed, and with the last of the
-shared tokens, which its parent may not have computed either.
+A turn of A added and T sampled tokens stores the experts of the tokens that it computed first: all
+added and sampled tokens except the last, which is never computed, and the last shared token, which
+its parent may not have computed either.
 
 Shape legend: N tokens, W = layers * experts a token.
 """
@@ -19,20 +19,20 @@ def first_routed(shared_len: int) -> int:
     return max(shared_len - 1, 0)
 
 
-def pack_choices(choices: np.ndarray) -> tuple[bytes, Literal[1, 2]]:
+def pack_experts(experts: np.ndarray) -> tuple[bytes, Literal[1, 2]]:
     """Return the stored form of experts [N, W] and the bytes that one of them takes.
 
-    What a server says of layers without experts means nothing and may be negative.
+    Entries for layers without experts carry no information and may be negative; they become 0.
     """
-    size: Literal[1, 2] = 1 if choices.max(initial=0) < 2**8 else 2
-    return np.maximum(choices, 0).astype(f"<u{size}").tobytes(), size
+    size: Literal[1, 2] = 1 if experts.max(initial=0) < 2**8 else 2
+    return np.maximum(experts, 0).astype(f"<u{size}").tobytes(), size
 
 
-def stored_choices(turn: DispatchedSamplingTask) -> np.ndarray | None:
+def stored_experts(turn: DispatchedSamplingTask) -> np.ndarray | None:
     """Return the experts that a turn stores, int16 [N, W], or None where it stores none.
 
     Raises:
-        ValueError: there are not equally many for each token.
+        ValueError: the number of experts is not a multiple of the number of tokens.
     """
     if not turn.routed_experts:
         return None
