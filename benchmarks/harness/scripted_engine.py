@@ -40,6 +40,7 @@ class ScriptedEngine:
         delay_seconds: how long each generation takes.
         version: weight version that the replies carry.
         down: answer 503 to everything.
+        gate: where set, a generation waits until this is set.
         hold: where set, a stream stops before its last token until this is set.
         requests: the bodies of all generations that were asked for.
     """
@@ -49,6 +50,7 @@ class ScriptedEngine:
     delay_seconds: float = 0.0
     version: int = 0
     down: bool = False
+    gate: threading.Event | None = None
     hold: threading.Event | None = None
     requests: list[dict[str, Any]] = field(default_factory=list)
     base_url: str = ""
@@ -66,6 +68,8 @@ class ScriptedEngine:
             return JSONResponse({"object": "error", "message": "queue is full"}, 503)
         self.requests.append(body)
         await asyncio.sleep(self.delay_seconds)
+        if self.gate is not None:
+            assert await asyncio.to_thread(self.gate.wait, 60)
         text = self.script(self.renderer.decode(body["input_ids"]))
         ids = self.reply_ids(text)[: body["sampling_params"]["max_new_tokens"]]
         if body.get("stream"):

@@ -1,7 +1,6 @@
 """Reads a Prometheus endpoint."""
 
 import asyncio
-import urllib.error
 import urllib.request
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -14,7 +13,7 @@ def scrape(port: int) -> Samples:
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
             text = answer.read().decode()
-    except (urllib.error.URLError, ConnectionError):
+    except OSError:  # refused, reset or too slow
         return {}
     return {
         (sample.name, tuple(sorted(sample.labels.items()))): sample.value
@@ -24,8 +23,8 @@ def scrape(port: int) -> Samples:
 
 
 async def scrape_until(port: int, name: str, value: float, **labels: str) -> Samples:
-    """Scrape until a sample has reached a value; bounded by half a minute."""
-    async with asyncio.timeout(30):
+    """Scrape until a sample has reached a value; bounded by a minute."""
+    async with asyncio.timeout(60):
         while True:
             found = await asyncio.to_thread(scrape, port)
             if found.get((name, tuple(sorted(labels.items()))), float("-inf")) >= value:

@@ -18,6 +18,15 @@ from agentrl.runtime.signals import SAME_SIGNAL_SECONDS
 from agentrl.schema import MCPTask, Record, rebuild_prompts
 from agentrl.store import TrajectoryStore
 
+# Every test starts processes and waits for events of theirs, which take long on a busy machine.
+pytestmark = pytest.mark.timeout(400)
+
+WAIT_SECONDS = 90
+"""Longest wait for one event."""
+LEASE_SECONDS = 5
+"""Of samplers that are killed: short, as the test waits for its end, and longer than a stall."""
+FOREVER = 3600
+"""Seconds that a tool call takes which nobody waits for."""
 ANSWER = "<answer>7</answer>"
 STARTER = """
 import sys
@@ -52,6 +61,7 @@ def start(
             "model_name_or_path": model_dir,
             "mcp_manager_url": tools_url,
             "max_new_tokens": 200,
+            "tool_timeout_seconds": FOREVER,
             **flags,
         }
         argv = [f"--{name}={value}" for name, value in values.items()]
@@ -64,7 +74,7 @@ def start(
     for process in started:
         if process.poll() is None:
             process.kill()
-        process.wait(timeout=10)
+        process.wait(timeout=WAIT_SECONDS)
 
 
 @pytest.fixture
@@ -86,7 +96,7 @@ def tasks(number: int) -> list[MCPTask]:
 
 
 async def wait_for(done: Callable[[], Awaitable[bool]]) -> None:
-    async with asyncio.timeout(25):
+    async with asyncio.timeout(WAIT_SECONDS):
         while not await done():
             await asyncio.sleep(0.05)
 
@@ -96,7 +106,7 @@ async def every_slot_has_a_turn(store: TrajectoryStore) -> bool:
 
 
 async def ended(process: subprocess.Popen[bytes]) -> int:
-    return await asyncio.wait_for(asyncio.to_thread(process.wait), 15)
+    return await asyncio.to_thread(process.wait, WAIT_SECONDS)
 
 
 async def records(store: TrajectoryStore) -> list[Record]:
@@ -107,15 +117,15 @@ async def test_a_killed_samplers_slots_are_played_again_elsewhere(
     store: TrajectoryStore, engine: ScriptedEngine, start: Callable[..., subprocess.Popen[bytes]]
 ) -> None:
     replies = engine.script
-    engine.script = lambda prompt: tool_call("slow", seconds=60)
+    engine.script = lambda prompt: tool_call("slow", seconds=FOREVER)
     await begin_run(store, engine, *tasks(1))
-    first = start(lease_seconds=2)
+    first = start(lease_seconds=LEASE_SECONDS)
 
     await wait_for(lambda: every_slot_has_a_turn(store))
     first.kill()
     await ended(first)
     engine.script = replies
-    second = start(lease_seconds=2, exit_when_done=True)
+    second = start(exit_when_done=True)
     assert await ended(second) == 0
     for record in await records(store):
         assert (record.status, record.attempt) == ("scored", 2)
@@ -141,12 +151,11 @@ async def play(task, endpoint):
     async with AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key) as client:
         completion = await client.chat.completions.create(model=endpoint.model, messages=messages)
     if completion.choices[0].message.content == "wait":
-        await asyncio.sleep(60)
+        await asyncio.Event().wait()
     return completion.choices[0].message.content
 """
 
 
-@pytest.mark.timeout(60)  # two samplers start, one lease runs out
 async def test_the_agents_of_a_killed_sampler_play_again_elsewhere(
     store: TrajectoryStore,
     engine: ScriptedEngine,
@@ -158,8 +167,8 @@ async def test_the_agents_of_a_killed_sampler_play_again_elsewhere(
     engine.script = lambda prompt: "wait"
     await begin_run(store, engine, *tasks(1))
     # The tools may well be resumable: of an agent's own state nothing is known.
-    flags = {"agent": f"{agent}:play", "resumable_tools": True, "lease_seconds": 2}
-    first = start(**flags)
+    flags = {"agent": f"{agent}:play", "resumable_tools": True}
+    first = start(**flags, lease_seconds=LEASE_SECONDS)
 
     await wait_for(lambda: every_slot_has_a_turn(store))
     first.kill()
@@ -177,19 +186,23 @@ async def test_the_agents_of_a_killed_sampler_play_again_elsewhere(
         assert (lost.output_text, final.output_text) == ("wait", ANSWER)
 
 
-@pytest.mark.timeout(60)  # two samplers start, one lease runs out
-async def test_a_killed_samplers_rollouts_are_taken_up_where_their_tools_keep_no_state(
-    store: TrajectoryStore, engine: ScriptedEngine, start: Callable[..., subprocess.Popen[bytes]]
+async def test_a_killed_samplers_rollouts_are_resumed_where_their_tools_keep_no_state(
+    store: TrajectoryStore,
+    engine: ScriptedEngine,
+    start: Callable[..., subprocess.Popen[bytes]],
+    tmp_path: Path,
 ) -> None:
     replies = engine.script
 
+    tools_may_answer = tmp_path / "tools_may_answer"
+
     def look_then_wait(prompt: str) -> str:
-        called = "<tool_response>" in prompt
-        return tool_call("slow", seconds=3) if called else tool_call("look", key="lamp")
+        wait = tool_call("slow", seconds=FOREVER, until=str(tools_may_answer))
+        return wait if "<tool_response>" in prompt else tool_call("look", key="lamp")
 
     engine.script = look_then_wait
     await begin_run(store, engine, *tasks(1))
-    first = start(lease_seconds=2, resumable_tools=True)
+    first = start(lease_seconds=LEASE_SECONDS, resumable_tools=True)
 
     async def every_slot_has_two_turns() -> bool:
         return all(len(record.turns) == 2 for record in await records(store))
@@ -199,7 +212,8 @@ async def test_a_killed_samplers_rollouts_are_taken_up_where_their_tools_keep_no
     await ended(first)
     num_asked = len(engine.requests)
     engine.script = replies
-    second = start(lease_seconds=2, resumable_tools=True, exit_when_done=True)
+    tools_may_answer.touch()
+    second = start(resumable_tools=True, exit_when_done=True)
     assert await ended(second) == 0
     assert len(engine.requests) - num_asked == 2, "turns that are durable were sampled again"
     for record in await records(store):
@@ -216,11 +230,11 @@ async def test_a_killed_samplers_rollouts_are_taken_up_where_their_tools_keep_no
         assert prompts[-1] in [body["input_ids"] for body in engine.requests]
 
 
-async def test_sigterm_hands_the_slots_back_and_a_second_sampler_takes_them_at_once(
+async def test_sigterm_releases_the_slots_and_a_second_sampler_claims_them_at_once(
     store: TrajectoryStore, engine: ScriptedEngine, start: Callable[..., subprocess.Popen[bytes]]
 ) -> None:
     replies = engine.script
-    engine.script = lambda prompt: tool_call("slow", seconds=3)
+    engine.script = lambda prompt: tool_call("slow", seconds=FOREVER)
     await begin_run(store, engine, *tasks(1))
     first = start()
 
@@ -240,9 +254,9 @@ async def test_sigterm_hands_the_slots_back_and_a_second_sampler_takes_them_at_o
 async def test_a_second_signal_ends_the_sampler_at_once(
     store: TrajectoryStore, engine: ScriptedEngine, start: Callable[..., subprocess.Popen[bytes]]
 ) -> None:
-    engine.script = lambda prompt: tool_call("slow", seconds=60)
+    engine.script = lambda prompt: tool_call("slow", seconds=FOREVER)
     await begin_run(store, engine, *tasks(1))
-    process = start(drain_seconds=60)
+    process = start(drain_seconds=FOREVER)
 
     await wait_for(lambda: every_slot_has_a_turn(store))
     process.send_signal(signal.SIGINT)
@@ -251,7 +265,7 @@ async def test_a_second_signal_ends_the_sampler_at_once(
         return [info.status for info in await store.samplers.all()] == ["draining"]
 
     await wait_for(draining)
-    await asyncio.sleep(SAME_SIGNAL_SECONDS)
+    await asyncio.sleep(SAME_SIGNAL_SECONDS)  # signals closer together count as one
     process.send_signal(signal.SIGINT)
     assert await ended(process) == 130
     assert {record.status for record in await records(store)} == {"running"}
@@ -292,7 +306,7 @@ import agentrl.rollout.worker.sampler_process
 import agentrl.rollout, agentrl.datasets.task_stream, agentrl.rewards, agentrl.tools
 import agentrl.renderers, agentrl.store, agentrl.inference.client.sglang_client, agentrl.inference.client.pool
 """
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=30)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=WAIT_SECONDS)
 
 
 async def test_prometheus_sees_what_a_sampler_does(

@@ -1,5 +1,6 @@
 import asyncio
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import pytest
@@ -16,9 +17,15 @@ from agentrl.rollout.worker import attempt as attempts
 from agentrl.rollout.worker.attempt import LeaseRenewal, RolloutAttempt, SlotCounts
 from agentrl.rollout.worker.sampler_process import sampler_metrics
 from agentrl.rollout.worker.sampling_loop import LoopTimes, SamplingLoop
-from agentrl.schema import MCPTask, Run, Score, rebuild_prompts, utc_now
+from agentrl.schema import MCPTask, Run, SamplerInfo, Score, rebuild_prompts, utc_now
 from agentrl.store import TrajectoryStore
 
+pytestmark = pytest.mark.timeout(300)
+
+WAIT_SECONDS = 60
+"""Longest wait for one event."""
+FOREVER = 3600
+"""Seconds that a tool call takes which nobody waits for."""
 ANSWER = "<answer>7</answer>"
 TIMES = LoopTimes(busy_refresh=0.05, idle_poll=0.05, report=0.1, scoring=0.1, scoring_grace=1.0)
 
@@ -49,8 +56,7 @@ async def running(context: RolloutContext) -> AsyncIterator[tuple[SamplingLoop, 
     try:
         yield loop, stop
         stop.set()
-        async with asyncio.timeout(10):
-            await job
+        await asyncio.wait_for(job, WAIT_SECONDS)
     finally:
         job.cancel()
         await asyncio.wait([job])
@@ -60,17 +66,42 @@ def events(number: int) -> list[asyncio.Event]:
     return [asyncio.Event() for _ in range(number)]
 
 
+async def run_to_end(loop: SamplingLoop) -> None:
+    await asyncio.wait_for(loop.run(asyncio.Event(), asyncio.Event()), WAIT_SECONDS)
+
+
+async def wait_for(done: Callable[[], bool | Awaitable[bool]]) -> None:
+    async with asyncio.timeout(WAIT_SECONDS):
+        while True:
+            found = done()
+            if found if isinstance(found, bool) else await found:
+                return
+            await asyncio.sleep(0.02)
+
+
 async def until(store: TrajectoryStore, **wanted: int) -> None:
     """Wait until this many records have these statuses."""
-    async with asyncio.timeout(10):
-        while True:
-            found = dict.fromkeys(wanted, 0)
-            async for record in store.records.find():
-                if record.status in found:
-                    found[record.status] += 1
-            if found == wanted:
-                return
-            await asyncio.sleep(0.03)
+
+    async def counted() -> bool:
+        found = dict.fromkeys(wanted, 0)
+        async for record in store.records.find():
+            if record.status in found:
+                found[record.status] += 1
+        return found == wanted
+
+    await wait_for(counted)
+
+
+async def several_looks(store: TrajectoryStore) -> None:
+    """Wait until the sampler has reported three times; it looks for work more often than that."""
+    for _ in range(3):
+        (before,) = await store.samplers.all()
+
+        async def reported(before: SamplerInfo = before) -> bool:
+            (info,) = await store.samplers.all()
+            return info.heartbeat_at > before.heartbeat_at
+
+        await wait_for(reported)
 
 
 async def acknowledged_turns(store: TrajectoryStore, record_id: str) -> tuple[str, ...]:
@@ -87,8 +118,7 @@ async def test_slots_are_claimed_played_and_scored_until_nothing_is_left(
         await begin_run(store, engine, *(task(k) for k in range(5)))
         async with open_play(store, engine, tools_url, rollout=rollout) as context:
             loop = make_loop(context)
-            async with asyncio.timeout(20):
-                await loop.run(asyncio.Event(), asyncio.Event())
+            await run_to_end(loop)
     assert (loop.counts.finished, loop.counts.scored) == (10, 10)
     groups = await store.ledger.ready_groups("trainer", split="train", limit=10, step=1)
     assert [len(group) for group in groups] == [2] * 5
@@ -123,8 +153,7 @@ async def test_branches_are_counted_by_reason_and_exposed(
         await begin_run(store, engine, task(0))
         async with open_play(store, engine, tools_url, rollout=rollout) as context:
             loop = make_loop(context)
-            async with asyncio.timeout(20):
-                await loop.run(asyncio.Event(), asyncio.Event())
+            await run_to_end(loop)
     assert loop.counts.branches == {"repetition_discard_all": 2}
     (family,) = [one for one in sampler_metrics(loop.state) if one.name.endswith("branches")]
     (sample,) = family.samples
@@ -154,8 +183,7 @@ async def test_no_more_rollouts_run_at_once_than_the_servers_are_to_get(
         await begin_run(store, engine, task(0, num_generations=8))
         async with open_play(store, engine, tools_url, rollout=rollout) as context:
             loop = SamplingLoop(context, "tester", Counting, times=TIMES)
-            async with asyncio.timeout(20):
-                await loop.run(asyncio.Event(), asyncio.Event())
+            await run_to_end(loop)
     assert loop.counts.scored == 8
     assert most == 2
 
@@ -183,11 +211,10 @@ async def test_servers_do_not_wait_for_a_slow_judge_but_what_it_leaves_is_bounde
             loop = SamplingLoop(context, "tester", SlowlyJudged, times=TIMES)
             job = asyncio.create_task(loop.run(asyncio.Event(), asyncio.Event()))
             await until(store, finished=4)
-            await asyncio.sleep(0.3)
+            await several_looks(store)
             assert num_played == 4
             verdict.set()
-            async with asyncio.timeout(20):
-                await job
+            await asyncio.wait_for(job, WAIT_SECONDS)
     assert (loop.counts.scored, num_played) == (8, 8)
 
 
@@ -202,7 +229,7 @@ async def test_only_admitted_groups_are_claimed(
             running(context) as (loop, _),
         ):
             await until(store, scored=2, pending=2)
-            await asyncio.sleep(0.2)
+            await several_looks(store)
             await until(store, scored=2, pending=2)
             await store.runs.set_admission(2)
             await until(store, scored=4)
@@ -236,36 +263,48 @@ async def test_a_paused_run_is_not_sampled(
     with serve_script(renderer, look_then_answer) as engine:
         await begin_run(store, engine, task(0))
         await store.runs.update_control(sampling_paused=True)
-        async with open_play(store, engine, tools_url) as context, running(context):
-            await asyncio.sleep(0.3)
+        async with (
+            open_play(store, engine, tools_url) as context,
+            running(context) as (loop, _),
+        ):
+            await wait_for(lambda: "paused" in loop.state.seconds_waiting)
+            await several_looks(store)
             await until(store, pending=2)
             await store.runs.update_control(sampling_paused=False)
             await until(store, scored=2)
 
 
-async def test_live_changes_reach_rollouts_within_two_seconds(
+async def test_live_changes_reach_rollouts_at_the_next_refresh(
     store: TrajectoryStore, renderer: Renderer, tools_url: str
 ) -> None:
+    class Counting(MCPSampler):
+        num_running = 0
+
+        async def run(self) -> RolloutResult:
+            Counting.num_running += 1
+            try:
+                return await super().run()
+            finally:
+                Counting.num_running -= 1
+
     with serve_script(renderer, look_then_answer, delay_seconds=0.1) as engine:
         await begin_run(store, engine, *(task(k) for k in range(200)))
         async with open_play(store, engine, tools_url) as context:
-            loop, stop, abandoned = SamplingLoop(context, "t", MCPSampler), *events(2)
+            loop, stop, abandoned = SamplingLoop(context, "t", Counting), *events(2)
             job = asyncio.create_task(loop.run(stop, abandoned))
-            async with asyncio.timeout(10):
-                while not engine.requests:
-                    await asyncio.sleep(0.02)
-                await store.runs.update_control(
-                    concurrency=1, temperature=0.25, max_new_tokens=33, scorer="strict"
-                )
-                await asyncio.sleep(2)
-                seen = len(engine.requests)
-                changed_at = utc_now()
-                while len(engine.requests) < seen + 3:
-                    await asyncio.sleep(0.02)
-            assert sum(job.needs_servers for job in loop._jobs.values()) <= 1
+            await wait_for(lambda: len(engine.requests) > 0)
+            await store.runs.update_control(
+                concurrency=1, temperature=0.25, max_new_tokens=33, scorer="strict"
+            )
+            await wait_for(lambda: loop.state.max_running == 1 and Counting.num_running <= 1)
+            seen = len(engine.requests)
+            changed_at = utc_now()
+            await wait_for(lambda: len(engine.requests) >= seen + 3)
+            assert Counting.num_running <= 1
             abandoned.set()
             stop.set()
             await job
+    assert LoopTimes().busy_refresh < 2, "changes reach rollouts within two seconds"
     for body in engine.requests[seen:]:
         params = body["sampling_params"]
         assert (params["temperature"], params["max_new_tokens"]) == (0.25, 33)
@@ -278,12 +317,15 @@ async def test_a_sampler_that_comes_first_waits_for_run_server_and_tasks(
     store: TrajectoryStore, renderer: Renderer, tools_url: str
 ) -> None:
     with serve_script(renderer, look_then_answer) as engine:
-        async with open_play(store, engine, tools_url) as context, running(context):
-            await asyncio.sleep(0.15)
+        async with (
+            open_play(store, engine, tools_url) as context,
+            running(context) as (loop, _),
+        ):
+            await wait_for(lambda: "no_run" in loop.state.seconds_waiting)
             await store.runs.create(Run(name="test", admitted_groups=10))
-            await asyncio.sleep(0.15)
+            await wait_for(lambda: "no_server" in loop.state.seconds_waiting)
             await store.services.register(service(engine))
-            await asyncio.sleep(0.15)
+            await wait_for(lambda: "no_task" in loop.state.seconds_waiting)
             await store.tasks.add([task(0)])
             await until(store, scored=2)
     (info,) = await store.samplers.all()
@@ -299,22 +341,23 @@ async def test_a_completed_run_ends_the_sampler(
             job = asyncio.create_task(make_loop(context).run(asyncio.Event(), asyncio.Event()))
             await until(store, scored=2)
             await store.runs.set_status("completed")
-            async with asyncio.timeout(5):
-                await job
+            await asyncio.wait_for(job, WAIT_SECONDS)
 
 
 async def test_a_completed_run_leaves_no_group_incomplete(
     store: TrajectoryStore, renderer: Renderer, tools_url: str
 ) -> None:
     rollout = RolloutSection(max_concurrent_samples_per_process=3)
-    with serve_script(renderer, look_then_answer, delay_seconds=0.3) as engine:
+    gate = threading.Event()
+    with serve_script(renderer, look_then_answer, gate=gate) as engine:
         await begin_run(store, engine, task(0), task(1), task(2))
         async with open_play(store, engine, tools_url, rollout=rollout) as context:
             job = asyncio.create_task(make_loop(context).run(asyncio.Event(), asyncio.Event()))
             await until(store, running=3)
             await store.runs.set_status("completed")
-            async with asyncio.timeout(10):
-                await job
+            await several_looks(store)
+            gate.set()
+            await asyncio.wait_for(job, WAIT_SECONDS)
     statuses = [[r.status for r in await store.records.of_task(f"train/0/q{k}")] for k in range(3)]
     assert statuses == [["scored"] * 2, ["scored"] * 2, ["pending"] * 2]
 
@@ -322,7 +365,7 @@ async def test_a_completed_run_leaves_no_group_incomplete(
 async def test_a_stop_releases_running_slots_without_counting_an_attempt(
     store: TrajectoryStore, renderer: Renderer, tools_url: str
 ) -> None:
-    calls = tool_call("slow", seconds=0.5)
+    calls = tool_call("slow", seconds=FOREVER)
     rollout = RolloutSection(max_attempts=1)
     with serve_script(renderer, lambda _: calls) as engine:
         await begin_run(store, engine, task(0))
@@ -331,8 +374,7 @@ async def test_a_stop_releases_running_slots_without_counting_an_attempt(
             running(context) as (loop, stop),
         ):
             await until(store, running=2)
-            while not engine.requests:
-                await asyncio.sleep(0.01)
+            await wait_for(lambda: len(engine.requests) > 0)
             stop.set()
             await until(store, pending=2)
     assert loop.counts.released == 2
@@ -345,8 +387,9 @@ async def test_a_stop_releases_running_slots_without_counting_an_attempt(
 async def test_running_rollouts_get_the_drain_time(
     store: TrajectoryStore, renderer: Renderer, tools_url: str
 ) -> None:
-    rollout = RolloutSection(drain_seconds=8)
-    with serve_script(renderer, look_then_answer, delay_seconds=0.2) as engine:
+    rollout = RolloutSection(drain_seconds=WAIT_SECONDS)
+    gate = threading.Event()
+    with serve_script(renderer, look_then_answer, gate=gate) as engine:
         await begin_run(store, engine, task(0))
         async with (
             open_play(store, engine, tools_url, rollout=rollout) as context,
@@ -354,6 +397,9 @@ async def test_running_rollouts_get_the_drain_time(
         ):
             await until(store, running=2)
             stop.set()
+            await several_looks(store)
+            await until(store, running=2)
+            gate.set()
             await until(store, scored=2)
     assert loop.counts.released == 0
 
@@ -361,22 +407,27 @@ async def test_running_rollouts_get_the_drain_time(
 async def test_a_holder_that_lost_its_lease_writes_nothing_more(
     store: TrajectoryStore, renderer: Renderer, tools_url: str
 ) -> None:
-    script = iter([tool_call("look", key="lamp"), ANSWER])
-    with serve_script(renderer, lambda _: next(script)) as engine:
+    gate = threading.Event()
+
+    def hold_the_second_reply(prompt: str) -> str:
+        engine.gate = gate
+        return look_then_answer(prompt)
+
+    with serve_script(renderer, hold_the_second_reply) as engine:
         await begin_run(store, engine, task(0, num_generations=1))
         async with open_play(store, engine, tools_url) as context:
             record, claimed = await claim(store)
             counts = SlotCounts()
-            engine.delay_seconds = 0.3
             attempt = RolloutAttempt(
                 claimed, record, context, MCPSampler, counts, on_generated=lambda: None
             )
             job = attempt.start()
-            while not await acknowledged_turns(store, record.id):
-                await asyncio.sleep(0.02)
+            await wait_for(lambda: len(engine.requests) == 2)
             # The second reply is under way when the slot goes to another process.
+            assert await acknowledged_turns(store, record.id)
             await store.records.release(record.id, record.fence)
             second, _ = await claim(store)
+            gate.set()
             await job
     assert counts == SlotCounts(lost=1)
     after = await store.records.get(record.id)
@@ -390,7 +441,7 @@ async def test_a_holder_that_lost_its_lease_writes_nothing_more(
 async def test_a_lost_lease_stops_its_rollout_at_the_next_heartbeat(
     store: TrajectoryStore, renderer: Renderer, tools_url: str
 ) -> None:
-    with serve_script(renderer, lambda _: tool_call("slow", seconds=0.2)) as engine:
+    with serve_script(renderer, lambda _: tool_call("slow", seconds=FOREVER)) as engine:
         await begin_run(store, engine, task(0))
         async with open_play(store, engine, tools_url) as context:
             renewal = LeaseRenewal(store, 30)
@@ -405,7 +456,7 @@ async def test_a_lost_lease_stops_its_rollout_at_the_next_heartbeat(
             (lost, lost_job), (kept, kept_job) = held
             await store.records.release(*lost.lease)
             await renewal.renew()
-            await asyncio.wait_for(lost_job, 5)
+            await asyncio.wait_for(lost_job, WAIT_SECONDS)
             assert (lost.cancel_reason, kept.cancel_reason) == ("lease_lost", None)
             kept.cancel("release")
             await kept_job
@@ -421,7 +472,8 @@ async def test_a_judge_outage_is_no_score_and_is_tried_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(attempts, "SCORING_RETRY_SECONDS", 0.2)
-    scoring = ExactScoring(outages=3)
+    many = 1_000_000
+    scoring = ExactScoring(outages=many)
     with serve_script(renderer, look_then_answer) as engine:
         await begin_run(store, engine, task(0, num_generations=1))
         async with (
@@ -432,6 +484,8 @@ async def test_a_judge_outage_is_no_score_and_is_tried_again(
             record = await store.records.get("train/0/q0/0")
             assert record is not None
             assert record.score is None
+            await wait_for(lambda: scoring.outages <= many - 3)
+            scoring.outages = 0
             await until(store, scored=1)
     assert scoring.num_scored == 1
     assert len(engine.requests) == 2
@@ -451,8 +505,7 @@ async def test_an_absent_server_is_no_failed_attempt(
             open_play(store, engine, tools_url, rollout=rollout) as context,
             running(context) as (loop, _),
         ):
-            while loop.counts.released < 2:
-                await asyncio.sleep(0.02)
+            await wait_for(lambda: loop.counts.released >= 2)
             engine.down = False
             await until(store, scored=2)
     assert loop.counts.failed == 0
@@ -475,7 +528,7 @@ async def test_an_outage_of_the_tools_costs_few_slots_an_attempt(
         async with open_play(store, engine, tools_url, rollout=rollout) as context:
             loop, stop = SamplingLoop(context, "tester", ToolsAway, times=TIMES), asyncio.Event()
             job = asyncio.create_task(loop.run(stop, asyncio.Event()))
-            await asyncio.sleep(0.8)
+            await wait_for(lambda: "trouble" in loop.state.seconds_waiting)
             assert loop.counts.failed <= 4 + 1
             ToolsAway.away = False
             await until(store, scored=20)
@@ -495,8 +548,7 @@ async def test_a_slot_on_which_servers_keep_failing_is_dead_lettered_in_the_end(
     with serve_script(renderer, look_then_answer, down=True) as engine:
         await begin_run(store, engine, task(0))
         async with open_play(store, engine, tools_url, rollout=rollout) as context:
-            async with asyncio.timeout(15):
-                await make_loop(context).run(asyncio.Event(), asyncio.Event())
+            await run_to_end(make_loop(context))
     for record in await store.records.of_task("train/0/q0"):
         assert (record.status, record.attempt) == ("failed", 3)
         assert "queue is full" in str(record.error)
@@ -517,8 +569,7 @@ async def test_an_exception_of_a_users_sampler_fails_the_attempt_until_the_slot_
         await begin_run(store, engine, task(0))
         async with open_play(store, engine, tools_url, rollout=rollout) as context:
             loop = SamplingLoop(context, "tester", Broken, times=TIMES)
-            async with asyncio.timeout(10):
-                await loop.run(asyncio.Event(), asyncio.Event())
+            await run_to_end(loop)
     for record in await store.records.of_task("train/0/q0"):
         assert (record.status, record.attempt) == ("failed", 2)
         assert record.error == "KeyError: 'speed'"
@@ -533,8 +584,7 @@ async def test_a_rollout_without_an_answer_scores_zero_without_a_judge(
     with serve_script(renderer, lambda _: tool_call("look", key="lamp")) as engine:
         await begin_run(store, engine, task(0))
         async with open_play(store, engine, tools_url, rollout=rollout, scoring=scoring) as context:
-            async with asyncio.timeout(10):
-                await make_loop(context).run(asyncio.Event(), asyncio.Event())
+            await run_to_end(make_loop(context))
     for record in await store.records.of_task("train/0/q0"):
         assert record.outcome == "turns_limit"
         assert record.score is not None
