@@ -1,8 +1,8 @@
-"""Given conversations as turns: what a model would have been asked, and would have had to sample.
+"""Demonstrations as turns: the prompts and replies that a rollout would have produced.
 
-Every assistant message is one turn. Prompts follow from each other exactly as in a rollout
-(`Conversation`), so a fine-tuned model meets in rollouts the tokens that it was trained on, also
-where the template takes thinking out of the history.
+Every assistant message is one turn. Prompts continue each other exactly as in a rollout
+(`Conversation`), so rollouts of a fine-tuned model consist of the tokens that it was trained on, even
+where the template removes thinking from the history.
 """
 
 import json
@@ -20,16 +20,16 @@ from agentrl.rollout.conversation import Conversation
 from agentrl.schema import DispatchedSamplingTask, Message, SamplingParams, VersionSpan
 
 UNKNOWN_LOGPROB = float("nan")
-"""In the place of behavior logprobs that nobody knows: given text was not sampled."""
+"""Behavior logprob of tokens that no model sampled."""
 
 
 @dataclass(frozen=True)
 class Demonstration:
-    """One conversation to learn from, as OpenAI's fine-tuning files write it."""
+    """One conversation to learn from, in the form of OpenAI's fine-tuning files."""
 
     id: str
     messages: tuple[Message, ...]
-    """An assistant's message with `"weight": 0` is context and not learnt."""
+    """An assistant message with `"weight": 0` is context and not learned."""
     tools: tuple[dict[str, Any], ...] = ()
 
 
@@ -37,10 +37,10 @@ def read_demonstrations(path: Path) -> Iterator[Demonstration]:
     """Yield the conversations of a file: objects with `messages`, perhaps `tools` and `id`.
 
     Args:
-        path: what `read_entries` takes.
+        path: a source that `read_entries` accepts.
 
     Raises:
-        DatasetError: the file is missing, or an entry is malformed; it is named by its line.
+        DatasetError: the file is missing, or an entry is malformed; the text names its line.
     """
     for where, entry in read_entries(path):
         try:
@@ -61,13 +61,13 @@ def demonstration_turns(
 
     Args:
         demonstration: the conversation.
-        renderer: of the model that is to learn it.
-        record_id: of the record that the turns belong to.
-        task_id: of its task.
-        fence: of the lease under which the turns are stored, if they are.
+        renderer: of the model that learns the conversation.
+        record_id: id of the turns' Record.
+        task_id: id of its Task.
+        fence: fencing token of the lease under which the turns are stored, if they are.
 
     Raises:
-        RenderError: the model's template cannot write the conversation.
+        RenderError: the model's template cannot render the conversation.
     """
     conversation = Conversation([], tools=demonstration.tools)
     turns: list[DispatchedSamplingTask] = []
@@ -134,7 +134,7 @@ def _demonstration(entry: Any, where: str) -> Demonstration:
 
 
 def _tools(given: Any) -> tuple[dict[str, Any], ...]:
-    if isinstance(given, str):  # tables have no nested columns for them
+    if isinstance(given, str):  # table formats cannot nest them
         try:
             given = json.loads(given)
         except ValueError:

@@ -1,7 +1,7 @@
-"""Demonstrations into a database, where `agentrl sft --records_of` and `agentrl inspect` find them.
+"""Upload demonstrations into a database, for `agentrl sft --records_of` and `agentrl inspect`.
 
-Subclass `Uploader` and say what requests and responses an item of the data files stands for. Every
-item becomes a Task with one finished Record, through the same writes as a rollout.
+Subclass `Uploader` and return the requests and responses of an item of the data files. Every item
+becomes a Task with one finished Record, through the same writes as a rollout.
 """
 
 import logging
@@ -34,33 +34,33 @@ Exchange = tuple[Mapping[str, Any], Message]
 
 @dataclass(frozen=True)
 class UploadConfig:
-    """What is uploaded, and where to."""
+    """Source and destination of an upload."""
 
     model_name: str
-    """Model whose template and tokenizer write the demonstrations: a directory or hub id."""
+    """Model whose template and tokenizer render the demonstrations: a directory or hub id."""
     data_files: Sequence[str | Path]
     """Files of items: JSONL, JSON, CSV or Parquet."""
     mongo_connection_url: str
     mongo_db_name: str
     """Name of the run that the database belongs to from then on."""
     chunk_size: int = 128
-    """Items that are written at a time."""
+    """Items per group of writes."""
     task_description: str = ""
 
 
 @dataclass
 class UploadReport:
-    """What became of the items."""
+    """The items of an upload and their outcomes."""
 
     rows: list["UploadedRow"] = field(default_factory=list)
 
     def table(self) -> Table:
-        """Return a row for every item, and their sums."""
+        """Return a table with a row for every item, and the sums."""
         done = [row for row in self.rows if row.record_id]
         table = Table(title=f"{len(done)} of {len(self.rows)} items uploaded", show_footer=True)
         table.add_column("item", footer="sum")
         table.add_column("record", footer=str(len(done)))
-        for name in ("turns", "prompt tokens", "learnt tokens"):
+        for name in ("turns", "prompt tokens", "learned tokens"):
             attribute = f"num_{name.replace(' ', '_')}"
             total = sum(getattr(row, attribute) for row in self.rows)
             table.add_column(name, justify="right", footer=str(total))
@@ -68,23 +68,23 @@ class UploadReport:
             table.add_row(
                 row.item,
                 row.record_id or f"left out: {row.reason}",
-                *map(str, (row.num_turns, row.num_prompt_tokens, row.num_learnt_tokens)),
+                *map(str, (row.num_turns, row.num_prompt_tokens, row.num_learned_tokens)),
             )
         return table
 
 
 @dataclass(frozen=True)
 class UploadedRow:
-    """What became of one item."""
+    """The outcome of one item."""
 
     item: str
-    """File and place in it."""
+    """File, and the item's place in it."""
     record_id: str = ""
     reason: str = ""
-    """Why it was left out, if it was."""
+    """Why the item was left out, if it was."""
     num_turns: int = 0
     num_prompt_tokens: int = 0
-    num_learnt_tokens: int = 0
+    num_learned_tokens: int = 0
 
 
 class Uploader(ABC):
@@ -111,26 +111,26 @@ class Uploader(ABC):
 
     @abstractmethod
     def req_and_resp(self, item: Any) -> list[Exchange]:
-        """Return the model calls that an item stands for, in order.
+        """Return the model calls of an item, in order.
 
-        A request whose messages go on from the one before and its response continues that context;
-        any other begins one of its own.
+        A request whose messages extend the previous request and response continues that context;
+        any other request begins a new one.
         """
 
     def validate_task(self, item: Any) -> bool:
-        """Say whether an item is wanted at all."""
+        """Return whether to upload an item."""
         return True
 
     def score(self, item: Any) -> float:
-        """Return the item's score; a demonstration counts as right unless this says otherwise."""
+        """Return the item's score; by default every demonstration is right."""
         return 1.0
 
     async def upload(self) -> UploadReport:
-        """Upload everything; what is there already is left as it is.
+        """Upload all items; those that were uploaded before stay as they are.
 
         Raises:
-            ConfigError: the database belongs to a run that is still to be sampled.
-            DatasetError: a file is missing or holds an entry that cannot be read.
+            ConfigError: the database belongs to a run with slots that are still to be sampled.
+            DatasetError: a file is missing or has an unreadable entry.
             StoreError: the store failed.
         """
         config = self.config
@@ -185,7 +185,7 @@ class Uploader(ABC):
                 splits=_SPLITS,
             )
             if claimed is None or claimed[1].id not in tasks:
-                raise StoreError("another process plays the slots of this database")
+                raise StoreError("another process claims the slots of this database")
             record = claimed[0]
             _, name, item = tasks[record.task_id]
             report.rows.append(await self._finish(store, record, name, item))
@@ -212,7 +212,7 @@ class Uploader(ABC):
             record_id=record.id,
             num_turns=len(turns),
             num_prompt_tokens=sum(len(turn.added_ids) for turn in turns),
-            num_learnt_tokens=sum(len(turn.output_ids) for turn in turns if turn.trainable),
+            num_learned_tokens=sum(len(turn.output_ids) for turn in turns if turn.trainable),
         )
 
     def _turns(
@@ -252,9 +252,9 @@ class Uploader(ABC):
 
 
 def _conversations(exchanges: Sequence[Exchange]) -> list[Demonstration]:
-    """Return exchanges as conversations; only what was a response is learnt."""
+    """Return exchanges as conversations, of which only the responses are learned."""
     if not exchanges:
-        raise RenderError("the item stands for no model call")
+        raise RenderError("the item has no model call")
     found: list[tuple[list[Message], tuple[dict[str, Any], ...]]] = []
     for request, response in exchanges:
         asked = [_context(message) for message in request["messages"]]
@@ -281,6 +281,6 @@ def _continues(before: Sequence[Message], asked: Sequence[Message]) -> bool:
 async def _refuse_open_slots(store: TrajectoryStore) -> None:
     if await store.tasks.count(split="train", status="created"):
         raise ConfigError(
-            f"{store.redacted_uri} has slots that are still to be played; upload into a "
+            f"{store.redacted_uri} has slots that are still to be sampled; upload into a "
             "database of its own"
         )

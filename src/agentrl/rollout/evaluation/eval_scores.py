@@ -1,7 +1,7 @@
-"""What the scores of an evaluation say: means with intervals, pass@k, and the same by group.
+"""Figures of an evaluation: means with intervals and pass@k, over all questions and by group.
 
-Pure functions on numbers. A try without a score (an infrastructure failure) is in no figure; it is
-counted apart.
+Pure functions on numbers. A try without a score (an infrastructure failure) enters no figure; such
+tries are counted separately.
 """
 
 import math
@@ -30,22 +30,22 @@ class ScoreRow(BaseModel):
     """Mean over the questions of the mean over each one's tries."""
     low: float | None
     high: float | None
-    """95 % confidence interval of `mean`, questions taken as drawn at random; None where one
-    question with a score beyond 0 and 1 says nothing about it."""
+    """95 % confidence interval of `mean`, questions taken as drawn at random; None for a single
+    question whose scores exceed 0 to 1, which determines no interval."""
     pass_at: dict[int, float]
     """k -> unbiased estimate of the share of questions that k tries solve; only those k for which
     every question has at least k scored tries."""
 
     @property
     def interval_text(self) -> str:
-        """Return the interval for a reader."""
+        """The interval as text."""
         if self.low is None or self.high is None:
             return "unknown"
         return f"{self.low:.3f} - {self.high:.3f}"
 
 
 class EvalMetrics(BaseModel):
-    """One evaluation."""
+    """The figures of one evaluation."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -54,10 +54,10 @@ class EvalMetrics(BaseModel):
     reward_mean: float
     num_tasks: int
     num_unscored: int = 0
-    """Records without a score (infrastructure failures); they are in no mean."""
+    """Records without a score (infrastructure failures); they enter no mean."""
     num_off_version: int = 0
-    """Tries of which another version sampled a token: the weights changed while they were played.
-    0 where nothing is published during an evaluation."""
+    """Tries of which another version sampled a token, because the weights changed on the way. 0
+    where nothing is published during an evaluation."""
     total: ScoreRow | None = None
     """Mean with its interval, and pass@k, over all questions."""
     on_version: ScoreRow | None = None
@@ -79,7 +79,7 @@ class EvalMetrics(BaseModel):
         return found
 
     def one_line(self) -> str:
-        """Return the figures for a log."""
+        """Return the figures as a line for logs."""
         text = f"reward {self.reward_mean:.3f} over {self.num_tasks} questions"
         if self.total is not None:
             passes = (f"pass@{k} {share:.3f}" for k, share in self.total.pass_at.items())
@@ -89,7 +89,7 @@ class EvalMetrics(BaseModel):
 
 @dataclass(frozen=True)
 class TaskScores:
-    """One question's tries."""
+    """The scores of one question's tries; None for a try without one."""
 
     scores: Sequence[float | None]
     scorer: str = ""
@@ -97,14 +97,15 @@ class TaskScores:
 
     @property
     def given(self) -> list[float]:
-        """Return the scores that there are."""
+        """The scores of the scored tries."""
         return [score for score in self.scores if score is not None]
 
 
 def pass_at_k(num_tries: int, num_right: int, k: int) -> float:
-    """Return the unbiased estimate that at least one of k tries is right.
+    """Return the unbiased estimate of the chance that at least one of k tries is right.
 
-    The chance that k of the tries at hand, drawn without replacement, are not all wrong.
+    It is the chance that k of the given tries, drawn without replacement, are not all wrong (Chen
+    et al. 2021, "Evaluating Large Language Models Trained on Code").
 
     Raises:
         ValueError: there are fewer than k tries.
@@ -137,17 +138,14 @@ def score_row(tasks: Iterable[TaskScores]) -> ScoreRow | None:
 
 def rows_by_scorer(tasks: Sequence[TaskScores]) -> dict[str, ScoreRow]:
     """Return a row for each scorer that judged any of the questions."""
-    return _rows({name: [t for t in tasks if t.scorer == name] for name in _scorers(tasks)})
+    names = sorted({task.scorer for task in tasks if task.scorer})
+    return _rows({name: [task for task in tasks if task.scorer == name] for name in names})
 
 
 def rows_by_tag(tasks: Sequence[TaskScores]) -> dict[str, ScoreRow]:
     """Return a row for each tag; a question stands in the rows of all its tags."""
     names = sorted({tag for task in tasks for tag in task.tags})
     return _rows({name: [task for task in tasks if name in task.tags] for name in names})
-
-
-def _scorers(tasks: Sequence[TaskScores]) -> list[str]:
-    return sorted({task.scorer for task in tasks if task.scorer})
 
 
 def _rows(groups: Mapping[str, Sequence[TaskScores]]) -> dict[str, ScoreRow]:
@@ -174,9 +172,9 @@ def _interval(
     """Return the 95 % interval of a mean over questions.
 
     Scores between 0 and 1 get Wilson's interval for the number of independent yes-or-no questions
-    that would scatter as much; it stays honest where all questions agree. That number is itself
-    estimated from few questions, so it is reduced as Korn and Graubard (1998) do, and is never below
-    the number of questions. Others get Student's interval of the mean, and none for one question.
+    with the same variance; it keeps a width where all questions agree. That number is estimated from
+    few questions, so it is reduced as by Korn and Graubard (1998), but never below the number of
+    questions. Other scores get Student's interval of the mean, and none for one question.
     """
     count = len(means)
     scatter = sum((value - mean) ** 2 for value in means) / (count - 1) if count > 1 else 0.0

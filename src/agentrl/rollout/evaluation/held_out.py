@@ -1,11 +1,12 @@
-"""Held-out questions, played by the samplers under one policy version.
+"""Evaluate one policy version: add held-out tasks to the store, wait for their scores, report.
 
-Pinning: the questions are handed out while the servers serve the version, ahead of all training
-questions, and a model call that has begun is finished or recomputed as `publish_mode` says. Where
-nothing is published meanwhile (`eval_strategy ends`, `agentrl eval`) every token is sampled by the
-version itself. An evaluation beside training (`eval_strategy steps`) does not hold back new
-weights: tries that were still under way then go on under the newer version. Every turn says which
-version sampled which token, so the report counts those tries and gives the figures without them.
+The samplers claim evaluation tasks before all training tasks, while the servers serve the version.
+Where nothing is published meanwhile (`eval_strategy ends`, `agentrl eval`) the version samples every
+token. An evaluation beside training (`eval_strategy steps`) does not delay new weights: tries under
+way then continue under the newer version. Every turn stores which version sampled which token, so
+the report counts these tries and also gives the figures without them.
+
+The evaluation knows neither samplers nor trainer, only the store between them.
 """
 
 import asyncio
@@ -40,27 +41,25 @@ async def evaluate(
     timeout_seconds: float,
     stop: asyncio.Event,
 ) -> EvalMetrics | None:
-    """Have `tasks` played and return their scores; None when `stop` came first.
-
-    The tasks overtake all training tasks.
+    """Let the samplers run `tasks` and return the scores; None when `stop` was set first.
 
     Args:
         store: the run's store.
-        tasks: evaluation questions.
+        tasks: evaluation questions; they get orders that precede all training tasks.
         version: policy version that the servers serve.
-        reuse: go on with tasks that an earlier process pushed for this version.
+        reuse: continue with the tasks that an earlier process added for this version.
         timeout_seconds: longest wait for the scores.
         stop: set when the process has to end.
 
     Raises:
-        StoreError: the scores did not arrive in time; the text says what is missing.
+        StoreError: the scores did not arrive in time; the text names what is missing.
     """
     started = time.monotonic()
     tag = await _free_tag(store, version, reuse=reuse)
     await store.tasks.add(_as_evaluation(tasks, tag))
     while (num_done := await store.tasks.count(tag=tag, status="completed")) < len(tasks):
         if time.monotonic() - started > timeout_seconds:
-            raise StoreError(await _what_is_missing(store, tag, num_done, len(tasks)))
+            raise StoreError(await _missing_scores_text(store, tag, num_done, len(tasks)))
         if await stopped_within(stop, _POLL_SECONDS):
             return None
     metrics = _metrics(await _tries(store, tag), version, time.monotonic() - started)
@@ -71,13 +70,13 @@ async def evaluate(
 
 @dataclass(frozen=True)
 class _Tries:
-    """A question and its tries."""
+    """A question with its tries."""
 
     task: Task
     records: Sequence[Record]
 
     def scores(self, *, only_version: int | None = None) -> TaskScores:
-        """Return the scores, those of one version only if one is given."""
+        """Return the scores; with `only_version`, of the tries that it sampled alone."""
         kept = [r for r in self.records if only_version is None or _is_on(r, only_version)]
         known = self.task if isinstance(self.task, MCPTask) else None
         return TaskScores(
@@ -119,9 +118,9 @@ def _metrics(tries: Sequence[_Tries], version: int, seconds: float) -> EvalMetri
 
 
 async def _free_tag(store: TrajectoryStore, version: int, *, reuse: bool) -> str:
-    """Return `eval@version`, with a number where that belongs to weights of a lost past.
+    """Return `eval@version`, with a number where that tag belongs to lost weights.
 
-    A crash takes the run back to a checkpoint; versions after it are then made anew.
+    A crash takes the run back to a checkpoint, and the versions after it are trained again.
     """
     tag = f"eval@{version}"
     number = 1
@@ -146,7 +145,9 @@ def _as_evaluation(tasks: Sequence[Task], tag: str) -> list[Task]:
     ]
 
 
-async def _what_is_missing(store: TrajectoryStore, tag: str, num_done: int, num_tasks: int) -> str:
+async def _missing_scores_text(
+    store: TrajectoryStore, tag: str, num_done: int, num_tasks: int
+) -> str:
     services = await store.services.all()
     num_up = sum(service.status == "up" for service in services)
     num_sampling = sum(info.status == "sampling" for info in await store.samplers.all())
