@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar, overload
+from typing import Any, ClassVar, TypedDict, TypeVar, Unpack, overload
 
 from agentrl.config.user_code import load_user_module
 from agentrl.errors import ConfigError, ScoringError
@@ -75,14 +75,25 @@ _threads = ThreadPoolExecutor(4, thread_name_prefix="scorer")
 _Function = TypeVar("_Function", bound=ScoringFunction)
 
 
+class ScorerTraits(TypedDict, total=False):
+    """What a scoring function declares about itself."""
+
+    version: str
+    """Stored with every score (default "1"); change it when the function changes."""
+    needs_judge: bool
+    """The function uses `agent_config.scorer_agent`."""
+    needs_answer: bool
+    """The function compares: a question without a reference answer is refused."""
+
+
 @dataclass(frozen=True)
 class Scorer:
     """A registered scoring function."""
 
     name: str
-    version: str
     function: ScoringFunction
     takes_config: bool
+    version: str = "1"
     needs_judge: bool = False
     needs_answer: bool = False
 
@@ -164,36 +175,18 @@ class MCPScorerFactory:
     @overload
     @classmethod
     def register_scorer(
-        cls,
-        name: str,
-        function: _Function,
-        *,
-        version: str = ...,
-        needs_judge: bool = ...,
-        needs_answer: bool = ...,
+        cls, name: str, function: _Function, **traits: Unpack[ScorerTraits]
     ) -> _Function: ...
 
     @overload
     @classmethod
     def register_scorer(
-        cls,
-        name: str,
-        function: None = ...,
-        *,
-        version: str = ...,
-        needs_judge: bool = ...,
-        needs_answer: bool = ...,
+        cls, name: str, function: None = ..., **traits: Unpack[ScorerTraits]
     ) -> Callable[[_Function], _Function]: ...
 
     @classmethod
     def register_scorer(
-        cls,
-        name: str,
-        function: _Function | None = None,
-        *,
-        version: str = "1",
-        needs_judge: bool = False,
-        needs_answer: bool = False,
+        cls, name: str, function: _Function | None = None, **traits: Unpack[ScorerTraits]
     ) -> _Function | Callable[[_Function], _Function]:
         """Make a scoring function known under `name`; a decorator when given no function.
 
@@ -203,23 +196,14 @@ class MCPScorerFactory:
             name: what tasks call it.
             function: `(answer, truth)` or `(answer, truth, agent_config)`, plain or async;
                 returns a number or a `Verdict`. Plain functions run in a thread.
-            version: stored with every score; change it when the function changes.
-            needs_judge: the function uses `agent_config.scorer_agent`.
-            needs_answer: it compares; a question without a reference answer is refused.
+            **traits: see `ScorerTraits`.
 
         Raises:
             ConfigError: the function takes another number of arguments.
         """
 
         def register(function: _Function) -> _Function:
-            cls._scorers[name] = Scorer(
-                name=name,
-                version=version,
-                function=function,
-                takes_config=_takes_config(name, function),
-                needs_judge=needs_judge,
-                needs_answer=needs_answer,
-            )
+            cls._scorers[name] = Scorer(name, function, _takes_config(name, function), **traits)
             return function
 
         return register if function is None else register(function)

@@ -8,8 +8,11 @@ from agentrl.rollout.async_sampler import AsyncSampler, LimitReached, RolloutRes
 from agentrl.rollout.context import RolloutContext, Scoring
 from agentrl.rollout.conversation import Conversation, Prompt
 from agentrl.rollout.mcp_sampler import MCPSampler
-from agentrl.rollout.registry import register_sampler, sampler_class_for
-from agentrl.rollout.worker.scheduler import SamplingScheduler
+from agentrl.rollout.worker.scheduler import (
+    SamplingScheduler,
+    register_sampler,
+    sampler_class_for,
+)
 from agentrl.schema import register_task_type
 
 __all__ = [

@@ -34,6 +34,7 @@ from agentrl.schema.image import content_with_images
 from agentrl.schema.routed_experts import first_routed, pack_experts
 
 TaskType = TypeVar("TaskType", bound=Task)
+_T = TypeVar("_T")
 Judge = Callable[[DispatchedSamplingTask, Reply], float | None]
 
 
@@ -214,11 +215,19 @@ class AsyncSampler(ABC, Generic[TaskType]):
             image_data=await self.context.images.inlined(prompt.images),
             routed_from=first_routed(prompt.shared_len) if self.context.router_replay else None,
         )
-        result = await self._within_time(
-            self.context.servers.generate(
-                self.record.id, request, on_partial, group=self.record.task_id
-            )
+        generation = self.context.servers.generate(
+            self.record.id, request, on_partial, group=self.record.task_id
         )
+        try:
+            result = await self.within_time(generation)
+        except LimitReached:
+            if self.turns:
+                raise
+            # The policy has said nothing yet: the servers failed, not the policy.
+            seconds = self.context.rollout.rollout_timeout_seconds
+            raise InferenceError(
+                f"no reply to {self.record.id} within rollout_timeout_seconds={seconds:g}"
+            ) from None
         if result.finish_reason == "abort":
             raise InferenceError(f"{result.server} gave up on a generation of {self.record.id}")
         said = prompt.reply_ids(result.output_ids)
@@ -358,16 +367,16 @@ class AsyncSampler(ABC, Generic[TaskType]):
         for write in writes:
             await write
 
-    async def _within_time(self, work: Awaitable[GenerateResult]) -> GenerateResult:
+    async def within_time(self, work: Awaitable[_T]) -> _T:
+        """Await some work of the rollout, at most until its `deadline`.
+
+        Raises:
+            LimitReached: the rollout's time is up.
+        """
         try:
             async with self.context.servers.clock.timeout_at(self.deadline):
                 return await work
         except TimeoutError:
-            if not self.turns:
-                seconds = self.context.rollout.rollout_timeout_seconds
-                raise InferenceError(
-                    f"no reply to {self.record.id} within rollout_timeout_seconds={seconds:g}"
-                ) from None
             raise LimitReached("time_limit") from None
 
     def _params(self, prompt_len: int, min_room: int, overrides: dict[str, Any]) -> SamplingParams:

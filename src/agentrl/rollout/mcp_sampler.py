@@ -1,8 +1,6 @@
 """`MCPSampler`: a question, tool calls over several turns, an answer that a scorer judges."""
 
 from collections import Counter
-from collections.abc import Awaitable
-from typing import TypeVar
 
 from agentrl.errors import RenderError
 from agentrl.renderers.reply import Reply
@@ -26,8 +24,6 @@ from agentrl.schema import (
 )
 from agentrl.schema.image import content_with_images
 from agentrl.tools import ToolBox
-
-_T = TypeVar("_T")
 
 MAX_NUDGES = 3
 """Replies in a row with neither a tool call nor an answer that end a rollout."""
@@ -124,7 +120,7 @@ class MCPSampler(AsyncSampler[MCPTask]):
         work = history[len(opening) :]
         if self.context.summarizer is not None and work:
             before = "" if self._summary is None else f"{self._summary}\n\n"
-            self._summary = await self._in_time(
+            self._summary = await self.within_time(
                 self.context.summarizer.summarize_history(self.task.query, before + as_text(work))
             )
         conversation.rewrite(only_the_opening(opening, self._summary), reason)
@@ -180,7 +176,7 @@ class MCPSampler(AsyncSampler[MCPTask]):
             )
         recorded = self.recorded_result(call.id)
         if recorded is None:
-            recorded = await self._in_time(self._shortened(call, tools))
+            recorded = await self.within_time(self._shortened(call, tools))
         self._num_images += len(recorded.images)
         return recorded
 
@@ -204,13 +200,6 @@ class MCPSampler(AsyncSampler[MCPTask]):
             content += f"\n[{num_hidden} of the images not shown: there were too many before]"
         images = await self.context.images.keep(result.images[:room])
         return result.model_copy(update={"content": content, "images": images})
-
-    async def _in_time(self, work: Awaitable[_T]) -> _T:
-        try:
-            async with self.context.servers.clock.timeout_at(self.deadline):
-                return await work
-        except TimeoutError:
-            raise LimitReached("time_limit") from None
 
     def _opening(self) -> list[Message]:
         messages: list[Message] = []

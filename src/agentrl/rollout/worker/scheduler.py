@@ -1,23 +1,54 @@
-"""`SamplingScheduler`: samples a run, with the registered samplers or a user's own."""
+"""`SamplingScheduler`: samples a run, with the registered sampler classes or a user's own."""
 
 import asyncio
 import logging
-from collections.abc import Collection, Iterable
-from typing import Any
+from collections.abc import Callable, Collection, Iterable
+from typing import Any, TypeVar
 
 from agentrl.config.sections import RootConfig
+from agentrl.errors import ConfigError
 from agentrl.rollout.async_sampler import AsyncSampler
 from agentrl.rollout.context import RolloutContext, Scoring, Summarizer
-from agentrl.rollout.registry import sampler_class_for
+from agentrl.rollout.mcp_sampler import MCPSampler
 from agentrl.rollout.worker.attempt import MakeSampler
 from agentrl.rollout.worker.resources import open_context
 from agentrl.rollout.worker.sampling_loop import LoopState, SamplingLoop
 from agentrl.runtime.process_identity import new_lease_owner
 from agentrl.runtime.signals import INTERRUPTED, signal_events
-from agentrl.schema import Record, Split, Task
+from agentrl.schema import MCPTask, Record, Split, Task
 from agentrl.store import TrajectoryStore
 
 log = logging.getLogger(__name__)
+
+SamplerClass = type[AsyncSampler[Any]]
+_Class = TypeVar("_Class", bound=SamplerClass)
+
+_SAMPLERS: dict[type[Task], SamplerClass] = {MCPTask: MCPSampler}
+
+
+def register_sampler(task_class: type[Task]) -> Callable[[_Class], _Class]:
+    """Run tasks of `task_class` and its subclasses with the decorated sampler class."""
+
+    def register(sampler_class: _Class) -> _Class:
+        _SAMPLERS[task_class] = sampler_class
+        return sampler_class
+
+    return register
+
+
+def sampler_class_for(task: Task) -> SamplerClass:
+    """Return the sampler class registered for the nearest of the task's classes.
+
+    Raises:
+        ConfigError: no sampler is registered for this kind of task.
+    """
+    for cls in type(task).__mro__:
+        if cls in _SAMPLERS:
+            return _SAMPLERS[cls]
+    raise ConfigError(
+        f"task {task.id} is of kind {task.kind!r}, for which no sampler is registered "
+        "(use agentrl.rollout.register_sampler)"
+    )
 
 
 class SamplingScheduler:
