@@ -126,7 +126,7 @@ async def test_given_text_is_never_taken_for_sampled_tokens(make_uploader, store
 
 async def test_a_database_that_is_being_sampled_is_left_alone(make_uploader, store):
     await store.tasks.add([MCPTask(id="train/0/q", query="?")])
-    with pytest.raises(ConfigError, match="still to be played"):
+    with pytest.raises(ConfigError, match="still to be sampled"):
         await make_uploader({"a": 1, "b": 2}).upload()
 
 
