@@ -12,6 +12,7 @@ import pytest
 import agentrl
 from agentrl.errors import ConfigError
 from agentrl.integrations import AgentTrainer, TrainerProcessor
+from agentrl.integrations.agent_trainer import ENGINES
 
 
 class Recording(TrainerProcessor):
@@ -102,11 +103,11 @@ def test_an_unknown_engine_is_refused_with_the_nearest_and_all_names(tmp_path: P
 
 
 def test_an_engine_that_is_no_processor_is_refused(
-    engine: type[Recording], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(AgentTrainer._registered, "recording", str)  # type: ignore[arg-type]
+    monkeypatch.setitem(ENGINES, "text", "builtins:str")
     with pytest.raises(ConfigError, match=r"derives from agentrl\.integrations\.TrainerProcessor"):
-        build(tmp_path, run_path=tmp_path)
+        build(tmp_path, run_path=tmp_path, train_engine_name="text")
 
 
 def test_training_and_inference_are_the_engines(engine: type[Recording], tmp_path: Path) -> None:

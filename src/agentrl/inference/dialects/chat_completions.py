@@ -11,14 +11,11 @@ from agentrl.errors import APIError
 from agentrl.inference.dialects.dialect import Dialect
 from agentrl.inference.dialects.messages import read_message
 from agentrl.inference.dialects.openai_common import (
-    DONE,
     CompletionBody,
+    CompletionCall,
     error_body,
-    event,
-    head,
     parse_body,
     require,
-    usage,
 )
 from agentrl.inference.dialects.session import (
     ChatRequest,
@@ -67,62 +64,39 @@ def read_chat(body: Mapping[str, Any]) -> ChatRequest:
     )
 
 
-class _ChatCall:
+class _ChatCall(CompletionCall):
     """A call of this dialect."""
 
     def __init__(self, body: Mapping[str, Any], session: ModelSession) -> None:
-        self._request = read_chat(body)
+        self._chat = read_chat(body)
+        super().__init__(self._chat, "chat.completion")
         self._session = session
-        self._head = head(self._request, "chat.completion.chunk")
         self._begun = False
 
-    @property
-    def stream(self) -> bool:
-        return self._request.stream
-
     async def run(self, on_delta: OnDelta | None) -> Completion:
-        return await self._session.chat(self._request, on_delta)
-
-    def body(self, completion: Completion) -> dict[str, Any]:
-        choice = {
-            "index": 0,
-            "message": wire_message(completion),
-            "logprobs": _logprobs(completion),
-            "finish_reason": completion.finish_reason,
-        }
-        return {
-            **head(completion, "chat.completion"),
-            "choices": [choice],
-            "usage": usage(completion),
-        }
+        return await self._session.chat(self._chat, on_delta)
 
     def delta_events(self, delta: Delta) -> Iterator[str]:
         yield from self._begin()
-        yield self._choice({delta.kind: delta.text})
+        yield self._choice_event({"delta": {delta.kind: delta.text}})
 
     def final_events(self, completion: Completion) -> Iterator[str]:
         yield from self._begin()
-        for index, call in enumerate(wire_calls(completion)):
-            yield self._choice({"tool_calls": [{"index": index, **call}]})
-        yield self._choice(
-            {}, logprobs=_logprobs(completion), finish_reason=completion.finish_reason
-        )
-        if self._request.include_usage:
-            yield event({**self._head, "choices": [], "usage": usage(completion)})
-        yield DONE
+        yield from super().final_events(completion)
 
-    def error_events(self, error: APIError) -> Iterator[str]:
-        yield event(error_body(error))
-        yield DONE
+    def _whole_choice(self, completion: Completion) -> dict[str, Any]:
+        return {"message": wire_message(completion), "logprobs": _logprobs(completion)}
+
+    def _last_choices(self, completion: Completion) -> Iterator[dict[str, Any]]:
+        for index, call in enumerate(wire_calls(completion)):
+            yield {"delta": {"tool_calls": [{"index": index, **call}]}}
+        end = {"logprobs": _logprobs(completion), "finish_reason": completion.finish_reason}
+        yield {"delta": {}, **end}
 
     def _begin(self) -> Iterator[str]:
         if not self._begun:
             self._begun = True
-            yield self._choice({"role": "assistant", "content": ""})
-
-    def _choice(self, delta: dict[str, Any], **end: Any) -> str:
-        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": None, **end}
-        return event({**self._head, "choices": [choice]})
+            yield self._choice_event({"delta": {"role": "assistant", "content": ""}})
 
 
 DIALECT = Dialect("/v1/chat/completions", _ChatCall, error_body)

@@ -1,21 +1,17 @@
-"""What OpenAI's dialects share: checks of a request's fields, errors, events, usage."""
+"""What OpenAI's dialects share: checks of a request's fields, errors, bodies and events."""
 
 import json
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from agentrl.errors import APIError
-from agentrl.inference.dialects.session import (
-    ChatRequest,
-    Completion,
-    SamplingRequest,
-    TextRequest,
-)
+from agentrl.inference.dialects.session import CallRequest, Completion, SamplingRequest
 
-DONE = "data: [DONE]\n\n"
-MAX_STOPS = 16
+_DONE = "data: [DONE]\n\n"
+_MAX_STOPS = 16
 _SAMPLING = (
     "temperature",
     "top_p",
@@ -68,9 +64,9 @@ class CompletionBody(BaseModel):
         require(self.n in (None, 1), "n", "has to be 1; make several calls instead")
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
         require(
-            len(stop) <= MAX_STOPS and all(stop),
+            len(stop) <= _MAX_STOPS and all(stop),
             "stop",
-            f"at most {MAX_STOPS} texts, none of them empty",
+            f"at most {_MAX_STOPS} texts, none of them empty",
         )
         values = {name: getattr(self, name) for name in _SAMPLING}
         return SamplingRequest(
@@ -113,19 +109,66 @@ def error_body(error: APIError) -> dict[str, Any]:
     }
 
 
-def head(call: Completion | ChatRequest | TextRequest, kind: str) -> dict[str, Any]:
-    """Return what every body and event of a completion begins with."""
-    prefix = "cmpl" if kind == "text_completion" else "chatcmpl"
-    return {
-        "id": f"{prefix}-{call.id}",
-        "object": kind,
-        "created": call.created,
-        "model": call.model,
-    }
+class CompletionCall(ABC):
+    """A call of one of the completion routes; subclasses say what a choice holds."""
+
+    def __init__(self, request: CallRequest, kind: str) -> None:
+        """Take the checked request.
+
+        Args:
+            request: the request.
+            kind: the `object` of a whole answer.
+        """
+        self._request = request
+        self._kind = kind
+        # Chunks of a text have the same kind as the whole.
+        is_chat = kind == "chat.completion"
+        self._id = f"{'chatcmpl' if is_chat else 'cmpl'}-{request.id}"
+        self._chunk_kind = f"{kind}.chunk" if is_chat else kind
+
+    @property
+    def stream(self) -> bool:
+        """Whether the client wants server-sent events."""
+        return self._request.stream
+
+    @abstractmethod
+    def _whole_choice(self, completion: Completion) -> dict[str, Any]:
+        """Return what the choice of a whole answer holds."""
+
+    @abstractmethod
+    def _last_choices(self, completion: Completion) -> Iterator[dict[str, Any]]:
+        """Yield what the last choices of a stream hold."""
+
+    def body(self, completion: Completion) -> dict[str, Any]:
+        """Return the whole answer."""
+        choice = self._whole_choice(completion)
+        choice["finish_reason"] = completion.finish_reason
+        return self._body(self._kind, [{"index": 0, **choice}], usage=_usage(completion))
+
+    def final_events(self, completion: Completion) -> Iterator[str]:
+        """Yield the events that end a stream all of whose text was sent."""
+        for choice in self._last_choices(completion):
+            yield self._choice_event(choice)
+        if self._request.include_usage:
+            yield _event(self._body(self._chunk_kind, [], usage=_usage(completion)))
+        yield _DONE
+
+    def error_events(self, error: APIError) -> Iterator[str]:
+        """Yield the events that end a stream with an error."""
+        yield _event(error_body(error))
+        yield _DONE
+
+    def _choice_event(self, choice: Mapping[str, Any]) -> str:
+        choice = {"index": 0, "logprobs": None, "finish_reason": None, **choice}
+        return _event(self._body(self._chunk_kind, [choice]))
+
+    def _body(self, kind: str, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
+        request = self._request
+        head = {"id": self._id, "object": kind, "created": request.created, "model": request.model}
+        return {**head, "choices": choices, **more}
 
 
-def usage(completion: Completion) -> dict[str, Any]:
-    """Return the number of tokens of a call."""
+def _usage(completion: Completion) -> dict[str, Any]:
     return {
         "prompt_tokens": completion.num_prompt_tokens,
         "completion_tokens": completion.num_output_tokens,
@@ -134,6 +177,5 @@ def usage(completion: Completion) -> dict[str, Any]:
     }
 
 
-def event(data: Mapping[str, Any]) -> str:
-    """Return one server-sent event."""
+def _event(data: Mapping[str, Any]) -> str:
     return f"data: {json.dumps(data, ensure_ascii=False)}\n\n"

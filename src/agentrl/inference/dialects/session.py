@@ -23,14 +23,6 @@ DELTA_KINDS: tuple[DeltaKind, ...] = ("reasoning_content", "content")
 _T = TypeVar("_T")
 
 
-def _new_id() -> str:
-    return secrets.token_hex(12)
-
-
-def _now() -> int:
-    return int(time.time())
-
-
 @dataclass(frozen=True)
 class SamplingRequest:
     """How the client wants the tokens of a call to be drawn; None and absent: not said."""
@@ -42,11 +34,24 @@ class SamplingRequest:
     stop: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class ChatRequest:
-    """A conversation that the model is to continue."""
+@dataclass(frozen=True, kw_only=True)
+class CallRequest:
+    """What requests of all kinds say."""
 
     model: str
+    sampling: SamplingRequest
+    logprobs: bool = False
+    stream: bool = False
+    include_usage: bool = False
+    """A stream ends with the number of tokens."""
+    id: str = field(default_factory=lambda: secrets.token_hex(12))
+    created: int = field(default_factory=lambda: int(time.time()))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatRequest(CallRequest):
+    """A conversation that the model is to continue."""
+
     messages: tuple[Message, ...]
     tools: tuple[dict[str, Any], ...]
     may_call: bool
@@ -57,29 +62,16 @@ class ChatRequest:
     """The tool that it has to call; None where the model may choose."""
     json_schema: Mapping[str, Any] | None
     """The schema that a reply without calls has to follow; None: any text."""
-    sampling: SamplingRequest
     raw: Mapping[str, Any]
     """The request in the form of `/v1/chat/completions`."""
-    logprobs: bool = False
-    stream: bool = False
-    include_usage: bool = False
-    id: str = field(default_factory=_new_id)
-    created: int = field(default_factory=_now)
 
 
-@dataclass(frozen=True)
-class TextRequest:
+@dataclass(frozen=True, kw_only=True)
+class TextRequest(CallRequest):
     """A text that the model is to continue."""
 
-    model: str
     prompt: str | tuple[int, ...]
     """The text, or its token ids."""
-    sampling: SamplingRequest
-    logprobs: bool = False
-    stream: bool = False
-    include_usage: bool = False
-    id: str = field(default_factory=_new_id)
-    created: int = field(default_factory=_now)
 
 
 @dataclass(frozen=True)

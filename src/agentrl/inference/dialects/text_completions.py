@@ -3,17 +3,13 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from agentrl.errors import APIError
 from agentrl.inference.dialects.dialect import Dialect
 from agentrl.inference.dialects.openai_common import (
-    DONE,
     CompletionBody,
+    CompletionCall,
     error_body,
-    event,
-    head,
     parse_body,
     require,
-    usage,
 )
 from agentrl.inference.dialects.session import (
     Completion,
@@ -57,52 +53,26 @@ def _read_text(body: Mapping[str, Any]) -> TextRequest:
     )
 
 
-class _TextCall:
+class _TextCall(CompletionCall):
     """A call of this dialect."""
 
     def __init__(self, body: Mapping[str, Any], session: ModelSession) -> None:
-        self._request = _read_text(body)
+        self._text = _read_text(body)
+        super().__init__(self._text, "text_completion")
         self._session = session
-        self._head = head(self._request, "text_completion")
-
-    @property
-    def stream(self) -> bool:
-        return self._request.stream
 
     async def run(self, on_delta: OnDelta | None) -> Completion:
-        return await self._session.complete(self._request, on_delta)
-
-    def body(self, completion: Completion) -> dict[str, Any]:
-        choice = {
-            "index": 0,
-            "text": completion.message["content"],
-            "logprobs": _logprobs(completion),
-            "finish_reason": completion.finish_reason,
-        }
-        return {
-            **head(completion, "text_completion"),
-            "choices": [choice],
-            "usage": usage(completion),
-        }
+        return await self._session.complete(self._text, on_delta)
 
     def delta_events(self, delta: Delta) -> Iterator[str]:
-        yield self._choice(delta.text)
+        yield self._choice_event({"text": delta.text})
 
-    def final_events(self, completion: Completion) -> Iterator[str]:
-        yield self._choice(
-            "", logprobs=_logprobs(completion), finish_reason=completion.finish_reason
-        )
-        if self._request.include_usage:
-            yield event({**self._head, "choices": [], "usage": usage(completion)})
-        yield DONE
+    def _whole_choice(self, completion: Completion) -> dict[str, Any]:
+        return {"text": completion.message["content"], "logprobs": _logprobs(completion)}
 
-    def error_events(self, error: APIError) -> Iterator[str]:
-        yield event(error_body(error))
-        yield DONE
-
-    def _choice(self, text: str, **end: Any) -> str:
-        choice = {"index": 0, "text": text, "logprobs": None, "finish_reason": None, **end}
-        return event({**self._head, "choices": [choice]})
+    def _last_choices(self, completion: Completion) -> Iterator[dict[str, Any]]:
+        end = {"logprobs": _logprobs(completion), "finish_reason": completion.finish_reason}
+        yield {"text": "", **end}
 
 
 DIALECT = Dialect("/v1/completions", _TextCall, error_body)

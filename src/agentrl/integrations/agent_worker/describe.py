@@ -1,4 +1,4 @@
-"""Whatever a user calls an agent, as a description: objects, functions, classes and paths."""
+"""What users pass as an agent (an object, a function, a class or a path), as a description."""
 
 import inspect
 from collections.abc import Callable
@@ -30,7 +30,7 @@ from agentrl.integrations.aworld.aworld_agents import (
 
 
 def describe(agent: Any) -> tuple[AgentDescription, dict[str, str]]:
-    """Return the description of an agent, and the secrets that were taken out of it.
+    """Return the description of an agent, and the secrets that were removed from it.
 
     Args:
         agent: an AWorld `Agent` or `Swarm`, a function, a class with `build_agents()`,
@@ -41,7 +41,7 @@ def describe(agent: Any) -> tuple[AgentDescription, dict[str, str]]:
         The description, and environment variables by name.
 
     Raises:
-        ConfigError: it is none of these, or cannot be written down.
+        ConfigError: it is none of these, or cannot be described.
     """
     if isinstance(agent, str | Path):
         return _from_path(str(agent))
@@ -78,7 +78,7 @@ def _check_parameters(agent: Callable[..., Any], name: str) -> None:
     except TypeError:
         raise ConfigError(
             f"agent: {name}{signature}: expected (task, llm_base_url), and llm_model_name and "
-            "llm_api_key where it asks for them"
+            "llm_api_key if it takes them"
         ) from None
 
 
@@ -113,7 +113,7 @@ def _from_path(text: str) -> tuple[AgentDescription, dict[str, str]]:
 
 
 def _from_target(entry: dict[str, Any], path: Path) -> tuple[AgentDescription, dict[str, str]]:
-    """Read the entry of an agent loop, as verl's `agent_loop_config_path` has it."""
+    """Read the entry of an agent loop in a file of verl's `agent_loop_config_path`."""
     target = entry.get("_target_")
     if not isinstance(target, str) or "." not in target:
         raise ConfigError(f"agent: {path}: expected `_target_: package.module.Class`")

@@ -1,7 +1,7 @@
-"""Python objects by name: `file.py:name` and `package.module:name`, read and written.
+"""Python objects by reference: `file.py:name` and `package.module:name`.
 
-What a user passes as an object has to be found again by other processes, so it is passed on as the
-place where it is defined.
+Other processes have to find what the user passed as an object, so they get the place where it is
+defined.
 """
 
 import ast
@@ -16,13 +16,13 @@ from agentrl.errors import ConfigError
 
 
 def load_object(reference: str, argument: str) -> Any:
-    """Return what `file.py:name` or `package.module:name` names.
+    """Return the object that `file.py:name` or `package.module:name` names.
 
     A file's folder is put on `sys.path`, so that it may import its neighbours.
 
     Args:
-        reference: the name; with a dot in it, an attribute of an attribute.
-        argument: whose value it is, for messages.
+        reference: the name; dots in it lead to attributes of attributes.
+        argument: the argument whose value it is, for messages.
 
     Raises:
         ConfigError: there is no such file, module or attribute, or importing it fails.
@@ -55,8 +55,8 @@ def reference_to(value: Any, argument: str) -> str:
     """Return the reference by which another process finds a function or class.
 
     Raises:
-        ConfigError: it is defined where no other process finds it, or in a script that would do all
-            its work again when it is imported.
+        ConfigError: no other process finds its definition, or importing the script that defines it
+            would run the script again.
     """
     name = getattr(value, "__qualname__", type(value).__qualname__)
     if "<" in name:
@@ -86,7 +86,7 @@ def is_python_reference(text: str) -> bool:
 
 
 def resolve_reference(text: str, argument: str) -> str:
-    """Return a typed `file.py:name` with its path absolute and checked.
+    """Return a user's `file.py:name` with an absolute path that exists.
 
     Raises:
         ConfigError: there is no such file.
@@ -99,9 +99,9 @@ def resolve_reference(text: str, argument: str) -> str:
 
 
 def _is_beside_a_script(file: str | None) -> bool:
-    """Return whether a module was found only because its folder is the script's.
+    """Return whether a module was found only because it lies beside the script.
 
-    Such a module is named by its file: another process has another `sys.path`.
+    Such a module is named by its file, as another process has another `sys.path`.
     """
     script = getattr(sys.modules.get("__main__"), "__file__", None)
     return bool(file and script and Path(file).resolve().parent == Path(script).resolve().parent)

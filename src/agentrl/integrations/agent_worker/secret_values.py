@@ -1,8 +1,7 @@
-"""Secrets in an agent's configuration: kept out of files, handed on in the environment.
+"""Secrets in an agent's configuration: kept out of files, passed in the environment.
 
-A value that stands under a telling key (Authorization, api_key, ...) or inside an address is
-replaced by `${NAME}`, and the environment variable NAME carries it. Values that already are such
-references stay as they are.
+A value under a key such as Authorization or api_key, or an address that holds a secret, is replaced
+by `${NAME}`, and the environment variable NAME carries it. Such references stay as they are.
 """
 
 import os
@@ -13,7 +12,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 from agentrl.errors import ConfigError
 
-_TELLING = re.compile(
+_SECRET_KEY = re.compile(
     r"authorization|token$|secret|password|passwd|cookie|credential|(^|[_-])key$|api[_-]?key", re.I
 )
 _REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
@@ -24,7 +23,7 @@ class SecretValues:
     """Collects the secrets of one agent under environment variable names."""
 
     def __init__(self, prefix: str) -> None:
-        """Start without any.
+        """Start without secrets.
 
         Args:
             prefix: begins the names of variables, as in `AGENTRL_SHOP`.
@@ -40,8 +39,8 @@ class SecretValues:
             return [self.replaced(item, (*path, str(i))) for i, item in enumerate(value)]
         if not isinstance(value, str) or not value:
             return value
-        if path and _TELLING.search(path[-1]):
-            # The word Bearer stays, so that MCP_SERVER_TOKEN can be what stands behind it.
+        if path and _SECRET_KEY.search(path[-1]):
+            # The word Bearer stays outside, so that a variable such as MCP_SERVER_TOKEN matches the rest.
             scheme = _BEARER.match(value)
             start = scheme.end() if scheme else 0
             return value[:start] + self._reference(value[start:], path)
@@ -51,8 +50,8 @@ class SecretValues:
         if _REFERENCE.search(secret):
             return secret
         for name, known in {**os.environ, **self.environment}.items():
-            # A variable that the user already has says more than one of ours.
-            if known == secret and _TELLING.search(name):
+            # The user's own variable is easier to recognize than one of ours.
+            if known == secret and _SECRET_KEY.search(name):
                 return f"${{{name}}}"
         words = re.sub(r"\W+", "_", "_".join(path[-2:]), flags=re.ASCII).strip("_").upper()
         name = base = f"{self._prefix}_{words}"
@@ -65,7 +64,7 @@ class SecretValues:
 
 
 def resolved(value: Any) -> Any:
-    """Return a copy of a JSON value in which every `${NAME}` is what the environment holds.
+    """Return a copy of a JSON value with every `${NAME}` replaced from the environment.
 
     Raises:
         ConfigError: a variable is not set.
@@ -90,7 +89,7 @@ def _carries_secret(text: str) -> bool:
     try:
         parts = urlsplit(text)
         return parts.password is not None or any(
-            _TELLING.search(key) for key, _ in parse_qsl(parts.query)
+            _SECRET_KEY.search(key) for key, _ in parse_qsl(parts.query)
         )
     except ValueError:
         return False

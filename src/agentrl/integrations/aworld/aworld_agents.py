@@ -1,6 +1,6 @@
-"""AWorld's agents and swarms, and the YAML files that hold an agent's arguments, as descriptions.
+"""AWorld's agents and swarms, and YAML files with an agent's arguments, turned into descriptions.
 
-AWorld itself is imported only where an object of it was given.
+AWorld itself is imported only if one of its objects was given.
 """
 
 import enum
@@ -62,11 +62,11 @@ def is_swarm(value: Any) -> bool:
 
 
 def agent_from_arguments(values: dict[str, Any], path: Path) -> tuple[AWorldAgent, dict[str, str]]:
-    """Return the description of an agent whose constructor's arguments are given, and its secrets.
+    """Return the description of an agent from its constructor's arguments, and its secrets.
 
     Args:
-        values: the arguments, with `conf` and `class` besides.
-        path: where they stand, for messages.
+        values: the arguments, and `conf` and `class`.
+        path: the file that holds them, for messages.
 
     Raises:
         ConfigError: one of them is unknown, or `name` is missing.
@@ -110,9 +110,9 @@ def describe_swarm(swarm: Any) -> tuple[AWorldSwarm, dict[str, str]]:
     """Return the description of a `Swarm`, and its agents' secrets.
 
     Raises:
-        ConfigError: none of its agents is to be trained, or it cannot be written down.
+        ConfigError: none of its agents is to be trained, or it cannot be described.
     """
-    # AWorld makes names up for swarms that have none.
+    # AWorld generates names for swarms that have none.
     name = re.sub(r"_[0-9a-f]{32}$", "", swarm.name())
     secrets = SecretValues(f"AGENTRL_{name}")
     found: list[Any] = []
@@ -121,9 +121,7 @@ def describe_swarm(swarm: Any) -> tuple[AWorldSwarm, dict[str, str]]:
         if isinstance(part, list | tuple):
             return [numbered(item) for item in part]
         if is_swarm(part):
-            raise ConfigError(
-                "agent: a swarm inside a swarm cannot be written down; use a function"
-            )
+            raise ConfigError("agent: a swarm inside a swarm cannot be described; use a function")
         if not any(part is agent for agent in found):
             found.append(part)
         return next(number for number, agent in enumerate(found) if agent is part)
@@ -145,7 +143,7 @@ def describe_swarm(swarm: Any) -> tuple[AWorldSwarm, dict[str, str]]:
         name=name,
         target=f"{type(swarm).__module__}:{type(swarm).__qualname__}",
         members=tuple(
-            # Handoffs call an agent by its id, which the model reads.
+            # Handoffs name an agent by its id, which the model reads.
             member.model_copy(update={"agent_id": f"{member.name}{_suffix(number, names)}"})
             for number, member in enumerate(members)
         ),
@@ -165,7 +163,7 @@ def describe_agent(agent: Any) -> tuple[AWorldAgent, dict[str, str]]:
     """Return the description of an `Agent`, and its secrets.
 
     Raises:
-        ConfigError: it cannot be written down.
+        ConfigError: it cannot be described.
     """
     secrets = SecretValues(f"AGENTRL_{agent.name()}")
     return _agent(agent, secrets, trained=True), secrets.environment
@@ -213,7 +211,7 @@ def _references(agent: Any) -> dict[str, str]:
 
 
 def _own_parameters(agent: Any) -> dict[str, Any]:
-    """Return what a subclass's constructor takes beyond AWorld's, from attributes of that name."""
+    """Return the arguments of a subclass's constructor that AWorld's lacks, from its attributes."""
     if type(agent).__module__.startswith("aworld."):
         return {}
     code = type(agent).__init__.__code__
@@ -224,7 +222,7 @@ def _own_parameters(agent: Any) -> dict[str, Any]:
 
 
 def _llm(agent: Any) -> dict[str, Any]:
-    """Return what an agent's model settings say other than AWorld's defaults."""
+    """Return the settings of an agent's model that differ from AWorld's defaults."""
     given = _plain(agent.conf.get("llm_config") or {})
     default = _plain(_defaults("ModelConfig"))
     return {
@@ -251,7 +249,7 @@ def _defaults(class_name: str) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Return a copy with enumeration members as their values."""
+    """Return a copy with the values of enumeration members in their place."""
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

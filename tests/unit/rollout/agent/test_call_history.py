@@ -13,12 +13,9 @@ from agentrl.schema import DispatchedSamplingTask, Message, SamplingParams
 QUESTION: Message = {"role": "user", "content": "What does the lamp cost?"}
 
 
-def replied(
-    history: CallHistory, messages: list[Message], index: int, text: str, call_id: str
-) -> None:
-    """Let the policy answer a conversation with one call, written as `text`."""
-    renderer = history._renderer
-    plan = history.plan(messages, ())
+def replied(history: CallHistory, renderer: Renderer, index: int, text: str, call_id: str) -> None:
+    """Let the policy answer the question with one call, written as `text`."""
+    plan = history.plan([QUESTION], ())
     ids = np.array([*renderer.encode(text), *renderer.stop_token_ids[:1]], dtype=np.int32)
     turn = DispatchedSamplingTask(
         id=f"t/0/1/{index}",
@@ -56,8 +53,8 @@ def test_of_two_replies_that_mean_the_same_the_one_with_the_ids_sent_back_is_con
     renderer: Renderer, call_id: str, turn_index: int, own_id: str
 ) -> None:
     history = CallHistory(renderer)
-    replied(history, [QUESTION], 0, "look once", "a")
-    replied(history, [QUESTION], 1, "look twice", "b")
+    replied(history, renderer, 0, "look once", "a")
+    replied(history, renderer, 1, "look twice", "b")
     plan = history.plan(sent_back(call_id), ())
     assert (plan.prompt.parent, plan.prompt.branch_reason) == (turn_index, None)
     assert [(m["tool_call_id"], m["name"]) for m in plan.results] == [(own_id, "look")]
@@ -66,7 +63,7 @@ def test_of_two_replies_that_mean_the_same_the_one_with_the_ids_sent_back_is_con
 
 def test_other_tools_begin_a_new_root(renderer: Renderer) -> None:
     history = CallHistory(renderer)
-    replied(history, [QUESTION], 0, "look once", "a")
+    replied(history, renderer, 0, "look once", "a")
     tool = {"type": "function", "function": {"name": "look"}}
     plan = history.plan(sent_back("a"), (tool,))
     assert (plan.prompt.parent, plan.prompt.shared_len) == (None, 0)

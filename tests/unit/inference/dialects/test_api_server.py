@@ -1,0 +1,161 @@
+"""The server before any session: dialects, keys and errors."""
+
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import pytest
+
+from agentrl.errors import APIError
+from agentrl.inference.dialects import api_server
+from agentrl.inference.dialects.api_server import APIServer
+from agentrl.inference.dialects.dialect import Dialect
+from agentrl.inference.dialects.session import (
+    ChatRequest,
+    Completion,
+    Delta,
+    ModelSession,
+    OnDelta,
+    SamplingRequest,
+    TextRequest,
+)
+
+
+class Echo(ModelSession):
+    """Says what it is told, in two parts."""
+
+    async def chat(self, request: ChatRequest, on_delta: OnDelta | None = None) -> Completion:
+        if request.messages[-1]["content"] == "fail":
+            raise APIError("cannot be had", code="no_luck", param="messages")
+        return self._answer(request, request.messages[-1]["content"], on_delta)
+
+    async def complete(self, request: TextRequest, on_delta: OnDelta | None = None) -> Completion:
+        assert isinstance(request.prompt, str)
+        return self._answer(request, request.prompt, on_delta)
+
+    def _answer(
+        self, request: ChatRequest | TextRequest, text: str, on_delta: OnDelta | None
+    ) -> Completion:
+        if on_delta is not None:
+            on_delta(Delta("content", text[:2]))
+        message = {"role": "assistant", "content": text}
+        return Completion(request.id, request.created, request.model, message, "stop", 3, 2)
+
+
+@asynccontextmanager
+async def client_of(session: ModelSession) -> AsyncIterator[httpx.AsyncClient]:
+    async with (
+        APIServer.open("127.0.0.1") as server,
+        server.serve(session) as endpoint,
+        httpx.AsyncClient(base_url=endpoint.base_url) as client,
+    ):
+        yield client
+
+
+@dataclass(frozen=True)
+class ShoutingCall:
+    """A call of a protocol that writes everything in capitals."""
+
+    text: str
+    session: ModelSession
+    stream: bool = False
+
+    async def run(self, on_delta: OnDelta | None) -> Completion:
+        messages = ({"role": "user", "content": self.text},)
+        return await self.session.chat(
+            ChatRequest(
+                model=self.session.model,
+                messages=messages,
+                tools=(),
+                may_call=False,
+                must_call=False,
+                called_tool=None,
+                json_schema=None,
+                sampling=SamplingRequest(),
+                raw={},
+            ),
+            on_delta,
+        )
+
+    def body(self, completion: Completion) -> dict[str, Any]:
+        return {"shout": completion.message["content"].upper()}
+
+    def delta_events(self, delta: Delta) -> Iterator[str]:
+        yield delta.text.upper()
+
+    def final_events(self, completion: Completion) -> Iterator[str]:
+        yield "!"
+
+    def error_events(self, error: APIError) -> Iterator[str]:
+        yield str(error)
+
+
+def read_shout(body: Mapping[str, Any], session: ModelSession) -> ShoutingCall:
+    return ShoutingCall(body["say"], session, body.get("stream", False))
+
+
+SHOUTING = Dialect(
+    "/v1/shouts",
+    read_shout,
+    lambda error: {"WRONG": str(error).upper()},
+    lambda headers: headers.get("x-key", ""),
+)
+
+
+async def test_a_further_dialect_is_a_module_and_an_entry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(api_server, "DIALECTS", (*api_server.DIALECTS, SHOUTING))
+    session = Echo("m")
+    async with client_of(session) as client:
+        whole = await client.post("/shouts", json={"say": "hello"})
+        parts = await client.post("/shouts", json={"say": "hello", "stream": True})
+        wrong = await client.post("/shouts", json={"say": "fail"})
+        shared = client.base_url.copy_with(path="/v1/shouts")
+        keyed = await client.post(shared, json={"say": "hi"}, headers={"x-key": session.key})
+        unknown = await client.post(shared, json={"say": "hi"})
+    assert (whole.json(), parts.text) == ({"shout": "HELLO"}, "HELLO!")
+    assert (wrong.status_code, wrong.json()) == (400, {"WRONG": "CANNOT BE HAD"})
+    assert keyed.json() == {"shout": "HI"}
+    assert unknown.status_code == 401
+
+
+@pytest.mark.parametrize(
+    ("path", "asked", "kind", "text"),
+    [
+        ("/chat/completions", {"messages": [{"role": "user", "content": "hello"}]}, "chat", None),
+        ("/completions", {"prompt": "hello"}, "text", "hello"),
+    ],
+)
+async def test_a_stream_ends_with_usage_where_it_is_asked_for(
+    path: str, asked: dict[str, Any], kind: str, text: str | None
+) -> None:
+    body = {"model": "m", "stream": True, "stream_options": {"include_usage": True}, **asked}
+    async with client_of(Echo("m")) as client:
+        events = (await client.post(path, json=body)).text.split("\n\n")
+        whole = (await client.post(path, json={"model": "m", **asked})).json()
+    assert events[-2:] == ["data: [DONE]", ""]
+    assert '"total_tokens": 5' in events[-3]
+    assert '"choices": []' in events[-3]
+    assert whole["object"].startswith(kind)
+    assert whole["choices"][0]["finish_reason"] == "stop"
+    assert whole["choices"][0].get("text") == text
+
+
+async def test_errors_have_openais_form_and_name_the_field() -> None:
+    body = {"model": "m", "messages": [{"role": "user", "content": "fail"}]}
+    async with client_of(Echo("m")) as client:
+        refused = await client.post("/chat/completions", json=body)
+        malformed = await client.post("/chat/completions", content=b"{")
+        half = await client.post("/chat/completions", content=b'{"model": "\\ud800"}')
+        nowhere = await client.get("/nowhere")
+    assert refused.json()["error"] == {
+        "message": "cannot be had",
+        "type": "invalid_request_error",
+        "param": "messages",
+        "code": "no_luck",
+    }
+    assert "the body has to be JSON" in malformed.json()["error"]["message"]
+    assert "half of a character" in half.json()["error"]["message"]
+    assert nowhere.status_code == 404
+    assert nowhere.json()["error"]["message"] == "Not Found"
