@@ -28,7 +28,7 @@ class AgentWorkerPool:
 
     def __init__(self, settings: WorkerSettings) -> None:
         self.settings = settings
-        self._workers: list[_AgentWorker] = []
+        self._workers: list[_WorkerProcess] = []
 
     @classmethod
     def load(cls, settings_path: Path) -> Self:
@@ -86,7 +86,7 @@ class AgentWorkerPool:
         while self._workers:
             self._workers.pop().close()
 
-    def _least_busy(self) -> "_AgentWorker":
+    def _least_busy(self) -> "_WorkerProcess":
         for worker in [worker for worker in self._workers if not worker.is_alive or worker.is_worn]:
             self._workers.remove(worker)
             worker.close()
@@ -94,12 +94,12 @@ class AgentWorkerPool:
         if idle is not None:
             return idle
         if len(self._workers) < self.settings.processes:
-            self._workers.append(_AgentWorker(self.settings))
+            self._workers.append(_WorkerProcess(self.settings))
             return self._workers[-1]
         return min(self._workers, key=lambda worker: worker.num_busy)
 
 
-class _AgentWorker:
+class _WorkerProcess:
     """One worker process."""
 
     def __init__(self, settings: WorkerSettings) -> None:
