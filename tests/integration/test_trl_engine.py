@@ -1,4 +1,4 @@
-"""The engine `trl`: two steps of TRL's own GRPOTrainer on rollouts of an agent behind the gateway."""
+"""The engine `trl`: two steps of TRL's own GRPOTrainer on rollouts of an agent."""
 
 import importlib.util
 import os

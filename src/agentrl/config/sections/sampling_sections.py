@@ -136,7 +136,7 @@ class AgentSection(ConfigSection):
     optionally model (its name there) and api_key_env (the environment variable that holds the key).
     These calls are stored and not trained on."""
     agent_gateway_host: str = "127.0.0.1"
-    """Address at which agents reach a sampler's gateway. Beyond loopback, every call needs the
+    """Address at which agents reach a sampler's endpoint. Beyond loopback, every call needs the
     rollout's key."""
 
 

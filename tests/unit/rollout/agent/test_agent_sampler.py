@@ -146,9 +146,9 @@ async def test_a_plain_function_may_block_its_thread_without_holding_up_the_othe
 
 
 async def test_an_agent_is_found_in_a_file_beside_its_neighbours(tmp_path: Any) -> None:
-    (tmp_path / "gateway_neighbour.py").write_text("ANSWER = '7'\n")
+    (tmp_path / "agent_neighbour.py").write_text("ANSWER = '7'\n")
     (tmp_path / "mine.py").write_text(
-        "from gateway_neighbour import ANSWER\n\ndef play(task, endpoint):\n    return ANSWER\n"
+        "from agent_neighbour import ANSWER\n\ndef play(task, endpoint):\n    return ANSWER\n"
     )
     assert load_agent(f"{tmp_path}/mine.py:play")(TASK, AgentEndpoint("", "", "")) == "7"
 

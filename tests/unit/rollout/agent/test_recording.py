@@ -1,4 +1,4 @@
-"""OpenAI's own client against the gateway, before an engine that keeps what it was sent."""
+"""OpenAI's own client against the agent endpoint, before an engine that keeps what it was sent."""
 
 import asyncio
 import json
