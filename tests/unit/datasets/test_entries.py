@@ -217,7 +217,7 @@ def test_a_name_that_no_hub_knows_is_refused_with_the_reason() -> None:
         env={**os.environ, "HF_HUB_OFFLINE": "1"},
         capture_output=True,
         text=True,
-        timeout=25,
+        timeout=90,
     )
     assert "DatasetError: nobody/nothing@main:train: the data set cannot be loaded" in found.stderr
 

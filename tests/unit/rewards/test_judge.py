@@ -1,4 +1,4 @@
-import time
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -125,10 +125,9 @@ async def test_an_outage_is_a_missing_score_and_never_zero(judged_by: JudgedBy) 
 
 
 async def test_timeouts_are_obeyed(judged_by: JudgedBy) -> None:
-    started = time.monotonic()
-    config = judged_by([20.0], ["Correct"], timeout=1.0, max_retries=0)
-    assert await ask(config) == 1.0
-    assert time.monotonic() - started < 15
+    config = judged_by([3600.0], ["Correct"], timeout=3.0, max_retries=0)
+    async with asyncio.timeout(60):
+        assert await ask(config) == 1.0
 
 
 async def test_an_own_prompt_is_filled_in_once(judged_by: JudgedBy, judge_server: Any) -> None:
