@@ -53,6 +53,11 @@ class ExternalEngine(TrainerProcessor):
 
     @property
     @abstractmethod
+    def output_path(self) -> Path:
+        """The folder of what training leaves behind."""
+
+    @property
+    @abstractmethod
     def command(self) -> list[str]:
         """The command that `train` runs, in an environment from `environment`."""
 
@@ -88,6 +93,16 @@ class ExternalEngine(TrainerProcessor):
                 f"reward_func: {self.framework} calls {self._reward.name} with data_source, "
                 "solution_str, ground_truth and extra_info; let it take these"
             )
+
+    def train(self) -> Path:
+        """Run the framework, and return `output_path`.
+
+        Raises:
+            ConfigError: the framework is not installed.
+            AgentRLError: it failed; its own messages were printed.
+        """
+        self._run()
+        return self.output_path
 
     def _load_settings(self, config: Any) -> dict[str, Any]:
         """Return the framework's settings, after taking ours out of them."""

@@ -52,6 +52,11 @@ class ArealEngine(ExternalEngine):
         return self.run_path / "areal.yaml"
 
     @property
+    def output_path(self) -> Path:
+        """AReaL's files."""
+        return self.run_path / "areal"
+
+    @property
     def command(self) -> list[str]:
         """The command that `train` runs, in an environment from `environment`."""
         return [
@@ -91,16 +96,6 @@ class ArealEngine(ExternalEngine):
         self._write_config(settings)
         return settings
 
-    def train(self) -> Path:
-        """Run AReaL, and return the folder of its files.
-
-        Raises:
-            ConfigError: AReaL is not installed.
-            AgentRLError: AReaL failed; its own messages were printed.
-        """
-        self._run()
-        return self.run_path / "areal"
-
     def inference(self, dataset: Any = None) -> Any:
         """Refuse: AReaL evaluates while it trains.
 
@@ -114,7 +109,7 @@ class ArealEngine(ExternalEngine):
         return self._module_name("workflow")
 
     def _fill(self, settings: dict[str, Any]) -> None:
-        folder = str(self.run_path / "areal")
+        folder = str(self.output_path)
         fill(settings, "experiment_name", self._module.replace("_", "-"))
         fill(settings, "trial_name", "trial0")
         fill(settings, "tokenizer_path", "${actor.path}")

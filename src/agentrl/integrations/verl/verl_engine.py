@@ -78,6 +78,11 @@ class VerlEngine(ExternalEngine):
         return self.run_path / "final_trainer.yaml"
 
     @property
+    def output_path(self) -> Path:
+        """The checkpoints of verl."""
+        return self.run_path / "checkpoints"
+
+    @property
     def command(self) -> list[str]:
         """The command that `train` runs, in an environment from `environment`."""
         return [
@@ -115,7 +120,7 @@ class VerlEngine(ExternalEngine):
             )
         fill(settings, "data.val_files", self._path_of("test") or train)
         fill(settings, "data.return_raw_chat", True)
-        fill(settings, "trainer.default_local_dir", str(self.run_path / "checkpoints"))
+        fill(settings, "trainer.default_local_dir", str(self.output_path))
         final = {
             "defaults": ["ppo_trainer", "_self_"],
             "hydra": {
@@ -127,16 +132,6 @@ class VerlEngine(ExternalEngine):
         self._write_config(final)
         return settings
 
-    def train(self) -> Path:
-        """Run verl, and return the folder of its checkpoints.
-
-        Raises:
-            ConfigError: verl is not installed.
-            AgentRLError: verl failed; its own messages were printed.
-        """
-        self._run()
-        return self.run_path / "checkpoints"
-
     def inference(self, dataset: Any = None) -> Path:
         """Let verl validate on the test data, and return the folder of its files.
 
@@ -147,7 +142,7 @@ class VerlEngine(ExternalEngine):
         if dataset is not None:
             raise ConfigError("dataset: verl validates on test_dataset; give it to AgentTrainer")
         self._run("trainer.val_only=True", "trainer.val_before_train=True")
-        return self.run_path / "checkpoints"
+        return self.output_path
 
     @property
     def _loop_name(self) -> str:
