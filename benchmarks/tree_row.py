@@ -246,7 +246,7 @@ def measure(row: Row) -> dict[str, Any]:
     num_tokens = step.stats.tokens_packed
     return {
         "tokens": num_tokens,
-        "loss_terms": step.stats.num_terms,
+        "loss_terms": step.stats.num_targets,
         "micro_batches": len(step.micro_batches[0]),
         "passes": sum(batch.num_chunks for batch in step.micro_batches[0]),
         "seconds": quickest(runs),

@@ -70,7 +70,7 @@ def padded(arrays: Sequence[np.ndarray], *, left: bool) -> torch.Tensor:
     return torch.from_numpy(out)
 
 
-def make_batch(rows: Sequence[TrlRow], num_terms: int) -> dict[str, torch.Tensor]:
+def make_batch(rows: Sequence[TrlRow], num_targets: int) -> dict[str, torch.Tensor]:
     """Return what TRL's loss takes."""
     ones = [np.ones(len(row.prompt), dtype=np.int64) for row in rows]
     more = [np.ones(len(row.completion), dtype=np.int64) for row in rows]
@@ -82,7 +82,7 @@ def make_batch(rows: Sequence[TrlRow], num_terms: int) -> dict[str, torch.Tensor
         "tool_mask": padded([row.mask for row in rows], left=False),
         "old_per_token_logps": padded([row.logprobs for row in rows], left=False),
         "advantages": torch.tensor([row.advantage for row in rows]),
-        "num_items_in_batch": torch.tensor(float(num_terms)),
+        "num_items_in_batch": torch.tensor(float(num_targets)),
     }
 
 
@@ -122,9 +122,9 @@ def measure(row: Row, output_dir: str) -> dict[str, Any]:
     """Return the figures of the row."""
     trainer = make_trainer(row, output_dir)
     rows = make_rows(row)
-    num_terms = sum(int(r.mask.sum()) for r in rows)
+    num_targets = sum(int(r.mask.sum()) for r in rows)
     batches = [
-        make_batch(rows[first : first + BATCH_ROWS], num_terms)
+        make_batch(rows[first : first + BATCH_ROWS], num_targets)
         for first in range(0, len(rows), BATCH_ROWS)
     ]
     model = trainer.model
@@ -147,7 +147,7 @@ def measure(row: Row, output_dir: str) -> dict[str, Any]:
     def step() -> tuple[float, float]:
         return step_seconds(row.device, lambda: accumulate(batches), update)
 
-    accumulate([make_batch(rows[:1], num_terms)])
+    accumulate([make_batch(rows[:1], num_targets)])
     update()
     memory = Memory(row.device)
     step()
@@ -158,7 +158,7 @@ def measure(row: Row, output_dir: str) -> dict[str, Any]:
         "tokens_padded": sum(
             batch["prompt_ids"].numel() + batch["completion_ids"].numel() for batch in batches
         ),
-        "loss_terms": num_terms,
+        "loss_terms": num_targets,
         "micro_batches": len(batches),
         "seconds": quickest([step() for _ in range(row.repeats)]),
         "memory": {"peak": memory.peak()},

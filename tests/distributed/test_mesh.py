@@ -20,7 +20,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def assert_same(outcome: Outcome) -> None:
     found, expected, bound = outcome.found, outcome.expected, outcome.case.bound
-    for name in ("num_terms", "num_turns"):
+    for name in ("num_targets", "num_turns"):
         assert found[name].tolist() == expected[name].tolist()
     torch.testing.assert_close(found["entropies"], expected["entropies"], rtol=bound, atol=bound)
     differences = outcome.largest_differences()

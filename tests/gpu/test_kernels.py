@@ -6,7 +6,7 @@ from support.trees import random_group, relative_error, tiny_policy
 
 from agentrl.data.tree import TokenTree
 from agentrl.models.chunks import ChunkedPass
-from agentrl.models.policy import PolicyModel, term_logprobs
+from agentrl.models.policy import PolicyModel, target_logprobs
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 ROWS = [
@@ -20,7 +20,7 @@ ROWS = [
 def gradient(policy: PolicyModel, row, num_chunks: int = 1) -> torch.Tensor:
     policy.zero_grad(set_to_none=True)
     if num_chunks == 1:
-        term_logprobs(policy, row).logprobs.sum().backward()
+        target_logprobs(policy, row).logprobs.sum().backward()
     else:
         passes = ChunkedPass(policy, row, num_chunks=num_chunks)
         passes.backward(torch.ones_like(passes.forward().logprobs))

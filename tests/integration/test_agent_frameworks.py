@@ -359,7 +359,7 @@ def take(left: list[tuple[int, ...]], turns: list[Any]) -> list[tuple[int, ...]]
 def assert_trainable(turns: list[Any]) -> None:
     """The turns make a tree, and the model gives their tokens the logprobs that were recorded."""
     tree = TokenTree.from_turns(turns)
-    assert tree.num_terms == sum(len(turn.output_ids) for turn in turns)
+    assert tree.num_targets == sum(len(turn.output_ids) for turn in turns)
     assert tree.num_tokens < tree.num_flat_tokens
     oracle = Oracle()
     for tokens in turn_tokens(turns)[:4]:

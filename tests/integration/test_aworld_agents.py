@@ -184,7 +184,7 @@ async def test_the_example_trains_the_agent_and_of_a_swarm_the_one_without_an_ad
         assert spoken
         num_calls += sum(len(turn.tool_calls) for turn in spoken)
         tree = TokenTree.from_turns(data.turns)
-        assert tree.num_terms == sum(len(turn.output_ids) for turn in spoken)
+        assert tree.num_targets == sum(len(turn.output_ids) for turn in spoken)
     assert num_records > 0
     assert num_calls >= num_records
     assert (num_forwarded > 0) == is_swarm

@@ -11,12 +11,12 @@ import torch
 from support.demo_run import ROOT, RUN_NAME, logs, run_command
 from support.mixtures import write_demo_mixture
 
-from agentrl.data.expert_routes import with_routes
+from agentrl.data.expert_replay import with_routed_experts
 from agentrl.data.rows import PackedRow
 from agentrl.data.tokens import turn_tokens
 from agentrl.data.tree import TokenTree
 from agentrl.models.load import load_policy
-from agentrl.models.policy import term_logprobs
+from agentrl.models.policy import target_logprobs
 from agentrl.store import TrajectoryStore
 from agentrl.store.private_mongod import EmbeddedMongo
 
@@ -54,7 +54,7 @@ async def sampled_rows(folder: Path) -> list[tuple[PackedRow, np.ndarray]]:
         async with TrajectoryStore.connect(mongo.uri(RUN_NAME)) as store:
             async for data in store.ledger.find(status="trained", hydrate=True):
                 if data.max_version == 0:
-                    turns = with_routes(turn_tokens(data.turns), data.turns)
+                    turns = with_routed_experts(turn_tokens(data.turns), data.turns)
                     tree = TokenTree.from_tokens(turns)
                     terms = [t.behavior_logprobs for b in tree.branches for t in b.turns]
                     rows.append((tree.row, np.concatenate(terms)))
@@ -68,7 +68,7 @@ async def test_replay_brings_the_trainers_logprobs_closer_to_the_servers(folder:
         assert row.routed_experts is not None
         for name, choices in (("replayed", row.routed_experts), ("own", None)):
             with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-                logprobs = term_logprobs(policy, replace(row, routed_experts=choices)).logprobs
+                logprobs = target_logprobs(policy, replace(row, routed_experts=choices)).logprobs
             gaps[name].append(np.abs(logprobs.numpy() - behavior))
     means, largest = (
         {name: float(figure(np.concatenate(found))) for name, found in gaps.items()}

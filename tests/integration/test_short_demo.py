@@ -21,7 +21,7 @@ from support.demo_run import ROOT, config_path, database_uri, logs, run_command
 from agentrl.config.checks import is_loopback
 from agentrl.data import TokenTree
 from agentrl.models.load import load_policy
-from agentrl.models.policy import term_logprobs
+from agentrl.models.policy import target_logprobs
 from agentrl.schema import rebuild_prompts
 from agentrl.store import TrajectoryStore
 from agentrl.store.private_mongod import EmbeddedMongo
@@ -291,7 +291,7 @@ async def test_trainer_and_engine_agree_on_logprobs_of_every_version(
         policy = load_policy(weights, dtype=torch.float32, device="cpu")
         row = TokenTree.from_turns(data.turns).row
         with torch.no_grad():
-            logprobs = term_logprobs(policy, row).logprobs.numpy()
+            logprobs = target_logprobs(policy, row).logprobs.numpy()
         behavior = np.concatenate([turn.output_logprobs for turn in data.turns])
         np.testing.assert_allclose(logprobs, behavior, atol=1e-4)
         versions.add(data.min_version)

@@ -117,7 +117,7 @@ def three_steps(models: Path, ranks: Ranks, case: MeshCase) -> dict[str, Any]:
         "losses": torch.tensor([outcome.loss for outcome in outcomes]),
         "grad_norms": torch.tensor([outcome.grad_norm for outcome in outcomes]),
         "entropies": torch.tensor([outcome.entropy for outcome in outcomes]),
-        "num_terms": torch.tensor([outcome.num_terms for outcome in outcomes]),
+        "num_targets": torch.tensor([outcome.num_targets for outcome in outcomes]),
         "num_turns": torch.tensor([len(outcome.ratios.turns) for outcome in outcomes]),
         "weights": full_state_dict(learner._policy, ranks),
     }

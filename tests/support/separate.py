@@ -44,7 +44,7 @@ def separate_gradient(
         )
         dropped = ratio > HIGHEST if turn.advantage > 0 else ratio < LOWEST
         total = total - surrogate[~dropped].sum()
-    loss = total / sum(turn.num_terms for turn in turns)
+    loss = total / sum(turn.num_targets for turn in turns)
     loss.backward()
     gradient = torch.cat([p.grad.flatten() for p in policy.parameters() if p.requires_grad])
     policy.zero_grad(set_to_none=True)
@@ -61,7 +61,7 @@ def sampled_by(
     for group in groups:
         turns = []
         for turn, logits in zip(group.turns, _logits(policy, group.turns), strict=True):
-            shift = rng.normal(scale=noise, size=turn.num_terms)
+            shift = rng.normal(scale=noise, size=turn.num_targets)
             behavior = (_logprobs(logits, turn).numpy() + shift).astype(np.float32)
             turns.append(replace(turn, behavior_logprobs=behavior))
         found.append(replace(group, turns=tuple(turns)))

@@ -80,19 +80,19 @@ def turn_advantages(
     return combined * adv_scaling
 
 
-def step_normalized(advantages: np.ndarray, num_terms: np.ndarray) -> np.ndarray:
+def step_normalized(advantages: np.ndarray, num_targets: np.ndarray) -> np.ndarray:
     """Return advantages with mean 0 and standard deviation 1 over the step's target tokens.
 
     Advantages that are all equal become 0.
 
     Args:
         advantages: of every turn of the step [T].
-        num_terms: target tokens of every turn [T].
+        num_targets: target tokens of every turn [T].
     """
     if len(advantages) == 0:
         return advantages
-    mean = np.average(advantages, weights=num_terms)
-    deviation = np.sqrt(np.average((advantages - mean) ** 2, weights=num_terms))
+    mean = np.average(advantages, weights=num_targets)
+    deviation = np.sqrt(np.average((advantages - mean) ** 2, weights=num_targets))
     if deviation <= _NO_SPREAD:
         return np.zeros(len(advantages))
     normalized: np.ndarray = (advantages - mean) / deviation

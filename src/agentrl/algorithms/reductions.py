@@ -38,13 +38,13 @@ def term_weights(
         kind: which of the above.
         normalizer_length: L (`sequence_sum` only).
     """
-    num_terms = len(sequences)
-    if num_terms == 0:
+    num_targets = len(sequences)
+    if num_targets == 0:
         return np.empty(0, dtype=np.float64)
     if kind == "token_mean":
-        return np.full(num_terms, 1.0 / num_terms)
+        return np.full(num_targets, 1.0 / num_targets)
     _, index, counts = np.unique(sequences, return_inverse=True, return_counts=True)
     if kind == "sequence_sum":
-        return np.full(num_terms, 1.0 / (len(counts) * (normalizer_length or 1)))
+        return np.full(num_targets, 1.0 / (len(counts) * (normalizer_length or 1)))
     weights: np.ndarray = 1.0 / (len(counts) * counts[index.reshape(-1)].astype(np.float64))
     return weights

@@ -8,7 +8,7 @@ import numpy as np
 
 from agentrl.algorithms.reductions import Reduction, term_weights
 from agentrl.data.blocks import BLOCK, plan_blocks
-from agentrl.data.expert_routes import agreed
+from agentrl.data.expert_replay import agree_on_experts
 from agentrl.data.packing import Bin, plan_bins
 from agentrl.data.rows import PackedRow, empty_row
 from agentrl.data.select import SelectedGroup
@@ -18,7 +18,7 @@ from agentrl.data.tree import Merge, TokenTree, lay_out
 
 @dataclass(frozen=True, eq=False)
 class MicroBatch:
-    """One row and what the loss needs to know about its T terms."""
+    """One row and what the loss needs to know about its T target tokens."""
 
     row: PackedRow
     turns: np.ndarray
@@ -42,7 +42,7 @@ class MicroBatch:
 class StepStats:
     """How much went into a step."""
 
-    num_terms: int
+    num_targets: int
     """Sampled tokens in the loss."""
     tokens_flat: int
     """Tokens with every turn in a row of its own."""
@@ -58,8 +58,8 @@ class StepStats:
     blocks_packed: int
     """The same in the rows as packed."""
     staleness_histogram: dict[int, int]
-    """Policy versions behind -> loss terms."""
-    num_route_conflicts: int = 0
+    """Policy versions behind -> target tokens."""
+    num_expert_conflicts: int = 0
     """Tokens whose experts were chosen in several ways, of which one is replayed."""
 
 
@@ -82,7 +82,7 @@ def build_step(
     reduction: Reduction = "token_mean",
     merge: Merge = "tree",
     num_ranks: int = 1,
-    pair_cost: float = 0.0,
+    attention_cost: float = 0.0,
     normalizer_length: int | None = None,
 ) -> StepBatch:
     """Merge, weigh and pack the groups of one optimizer step.
@@ -91,32 +91,32 @@ def build_step(
         groups: of the step; unusable ones add nothing.
         policy_version: version of the weights that the step starts from.
         token_budget: tokens of one forward pass.
-        reduction: how terms are averaged, see `term_weights`; a sequence is a Record.
+        reduction: how targets are averaged, see `term_weights`; a sequence is a Record.
         merge: prefix sharing in the forward pass.
         num_ranks: data-parallel ranks.
-        pair_cost: work of a visible pair over that of a token outside attention; ranks get rows
+        attention_cost: work of a visible pair over that of a token outside attention; ranks get rows
             that take equally long by it.
         normalizer_length: constant length of the `sequence_sum` reduction, see `term_weights`.
     """
-    groups, num_route_conflicts = _with_agreed_routes(groups)
+    groups, num_expert_conflicts = _with_agreed_experts(groups)
     trees = [TokenTree.from_tokens(group.turns, merge=merge) for group in groups if group.usable]
     branches = [branch for tree in trees for branch in tree.branches]
     turns = [turn for branch in branches for turn in branch.turns]
     record_ids = tuple(dict.fromkeys(turn.record_id for turn in turns))
     record_of = {record_id: index for index, record_id in enumerate(record_ids)}
     records = np.array([record_of[turn.record_id] for turn in turns], dtype=np.int64)
-    counts = np.array([turn.num_terms for turn in turns], dtype=np.int64)
+    counts = np.array([turn.num_targets for turn in turns], dtype=np.int64)
     weights = term_weights(
         np.repeat(records, counts), kind=reduction, normalizer_length=normalizer_length
     )
-    table = _TermTable(
+    table = _TargetTable(
         index={turn.turn_id: number for number, turn in enumerate(turns)},
         records=records,
         weights=np.split(weights, np.cumsum(counts)[:-1]) if turns else [],
         policy_version=policy_version,
     )
     shares = plan_bins(
-        branches, token_budget=token_budget, num_ranks=num_ranks, pair_cost=pair_cost
+        branches, token_budget=token_budget, num_ranks=num_ranks, attention_cost=attention_cost
     )
     rounds = max((len(share) for share in shares), default=0)
     # Ranks gather the parameters of a sharded model together, so they make equally many passes.
@@ -131,22 +131,22 @@ def build_step(
         )
         for share in shares
     )
-    rows = [batch.row for share in micro_batches for batch in share if batch.row.num_terms]
+    rows = [batch.row for share in micro_batches for batch in share if batch.row.num_targets]
     return StepBatch(
         micro_batches=micro_batches,
         turn_ids=tuple(turn.turn_id for turn in turns),
         record_ids=record_ids,
         stats=replace(
             _stats(turns, policy_version, [bin_ for share in shares for bin_ in share], rows),
-            num_route_conflicts=num_route_conflicts,
+            num_expert_conflicts=num_expert_conflicts,
         ),
     )
 
 
-def _with_agreed_routes(
+def _with_agreed_experts(
     groups: Sequence[SelectedGroup],
 ) -> tuple[list[SelectedGroup], int]:
-    settled = [agreed(group.turns) for group in groups]
+    settled = [agree_on_experts(group.turns) for group in groups]
     pairs = zip(groups, settled, strict=True)
     return [replace(group, turns=turns) for group, (turns, _) in pairs], sum(
         conflicts for _, conflicts in settled
@@ -154,7 +154,7 @@ def _with_agreed_routes(
 
 
 @dataclass(frozen=True, eq=False)
-class _TermTable:
+class _TargetTable:
     """Per-turn facts of the step by which rows are annotated."""
 
     index: dict[str, int]
@@ -165,7 +165,7 @@ class _TermTable:
     def micro_batch(self, bin_: Bin, num_chunks: int) -> MicroBatch:
         turns = [turn for branch in bin_.branches for turn in branch.turns]
         numbers = np.array([self.index[turn.turn_id] for turn in turns], dtype=np.int64)
-        counts = np.array([turn.num_terms for turn in turns], dtype=np.int64)
+        counts = np.array([turn.num_targets for turn in turns], dtype=np.int64)
         versions = np.concatenate([turn.versions for turn in turns]).astype(np.int64)
         return MicroBatch(
             row=lay_out(bin_.branches),
@@ -203,7 +203,7 @@ def _stats(
         int(behind) for turn in turns for behind in (policy_version - turn.versions).tolist()
     )
     return StepStats(
-        num_terms=sum(turn.num_terms for turn in turns),
+        num_targets=sum(turn.num_targets for turn in turns),
         tokens_flat=sum(len(turn.path) for turn in turns),
         tokens_packed=sum(bin_.num_tokens for bin_ in bins),
         pairs_flat=sum(len(turn.path) * (len(turn.path) + 1) // 2 for turn in turns),

@@ -1,7 +1,7 @@
 """Bins of branches under a token budget, the same number of bins on every rank.
 
 A bin takes consecutive branches in depth-first order; where a tree is cut, the shared prefix is
-laid down again in the next bin. Every loss term is in exactly one bin, so the sum over bins is
+laid down again in the next bin. Every target token is in exactly one bin, so the sum over bins is
 exact. A tree with a path longer than the budget stays whole in a bin of its own, which is then
 computed in chunks (`models.chunks`): its prefix would otherwise be repeated at that length.
 
@@ -39,13 +39,17 @@ class Bin:
             num_chunks=num_chunks,
         )
 
-    def cost(self, pair_cost: float) -> float:
+    def cost(self, attention_cost: float) -> float:
         """Return what the row takes, in units of a token's work outside attention."""
-        return self.num_tokens + pair_cost * self.num_pairs
+        return self.num_tokens + attention_cost * self.num_pairs
 
 
 def plan_bins(
-    branches: Sequence[Branch], *, token_budget: int, num_ranks: int = 1, pair_cost: float = 0.0
+    branches: Sequence[Branch],
+    *,
+    token_budget: int,
+    num_ranks: int = 1,
+    attention_cost: float = 0.0,
 ) -> tuple[tuple[Bin, ...], ...]:
     """Spread branches over ranks.
 
@@ -56,7 +60,7 @@ def plan_bins(
         branches: of all trees of the step, in depth-first order tree by tree.
         token_budget: tokens of one pass, repeated prefixes included.
         num_ranks: data-parallel ranks.
-        pair_cost: work of a visible pair over that of a token outside attention.
+        attention_cost: work of a visible pair over that of a token outside attention.
 
     Returns:
         The bins of each rank by falling cost, those in chunks first; where a rank has fewer than
@@ -70,18 +74,18 @@ def plan_bins(
         else:
             num_tokens = sum(branch.num_new_tokens for branch in tree)
             chunked.append(Bin.of(tree, num_chunks=-(-num_tokens // token_budget)))
-    bins = _cut(within, token_budget, pair_cost)
+    bins = _cut(within, token_budget, attention_cost)
     if num_ranks > 1 and bins:
         num_rounds = -(-(len(bins) + len(chunked)) // num_ranks)
         room = num_rounds * num_ranks - len(chunked)
-        low, high = 0.0, max(bin_.cost(pair_cost) for bin_ in bins)
+        low, high = 0.0, max(bin_.cost(attention_cost) for bin_ in bins)
         for _ in range(_BISECTIONS):
             middle = (low + high) / 2
-            if len(smaller := _cut(within, token_budget, pair_cost, middle)) <= room:
+            if len(smaller := _cut(within, token_budget, attention_cost, middle)) <= room:
                 bins, high = smaller, middle
             else:
                 low = middle
-    return _dealt(chunked + bins, num_ranks, pair_cost)
+    return _balance_across_ranks(chunked + bins, num_ranks, attention_cost)
 
 
 def _trees(branches: Sequence[Branch]) -> list[list[Branch]]:
@@ -94,28 +98,33 @@ def _trees(branches: Sequence[Branch]) -> list[list[Branch]]:
 
 
 def _cut(
-    branches: Sequence[Branch], token_budget: int, pair_cost: float, max_cost: float = float("inf")
+    branches: Sequence[Branch],
+    token_budget: int,
+    attention_cost: float,
+    max_cost: float = float("inf"),
 ) -> list[Bin]:
     """Cut where the next branch would go beyond the budget or the cost."""
     bins: list[list[Branch]] = []
     tokens, cost = 0, 0.0
     for branch in branches:
         new_tokens = branch.num_new_tokens
-        new_cost = new_tokens + pair_cost * branch.num_new_pairs
+        new_cost = new_tokens + attention_cost * branch.num_new_pairs
         if not bins or tokens + new_tokens > token_budget or cost + new_cost > max_cost:
             bins.append([branch.alone()])
             tokens = len(branch.path)
-            cost = tokens + pair_cost * bins[-1][0].num_new_pairs
+            cost = tokens + attention_cost * bins[-1][0].num_new_pairs
         else:
             bins[-1].append(branch)
             tokens, cost = tokens + new_tokens, cost + new_cost
     return [Bin.of(bin_) for bin_ in bins]
 
 
-def _dealt(bins: list[Bin], num_ranks: int, pair_cost: float) -> tuple[tuple[Bin, ...], ...]:
+def _balance_across_ranks(
+    bins: list[Bin], num_ranks: int, attention_cost: float
+) -> tuple[tuple[Bin, ...], ...]:
     """Deal bins round by round, costliest first, to and fro so that whole shares are alike too."""
     shares: list[list[Bin]] = [[] for _ in range(num_ranks)]
-    ordered = sorted(bins, key=lambda bin_: (-bin_.num_chunks, -bin_.cost(pair_cost)))
+    ordered = sorted(bins, key=lambda bin_: (-bin_.num_chunks, -bin_.cost(attention_cost)))
     for number, bin_ in enumerate(ordered):
         round_, place = divmod(number, num_ranks)
         shares[place if round_ % 2 == 0 else num_ranks - 1 - place].append(bin_)

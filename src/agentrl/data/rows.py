@@ -4,7 +4,7 @@ A row is a forest of token trees in depth-first preorder, one after the other. E
 once, however many turns run through it. Arrays only, no torch: rows are built by the `data` room
 and may travel between processes.
 
-Shape legend: N tokens of the row, T loss terms, W = layers * experts a token.
+Shape legend: N tokens of the row, T target tokens, W = layers * experts a token.
 """
 
 from dataclasses import dataclass
@@ -41,13 +41,13 @@ class PackedRow:
         return len(self.token_ids)
 
     @property
-    def num_terms(self) -> int:
+    def num_targets(self) -> int:
         """Return T."""
         return len(self.sources)
 
 
 def empty_row() -> PackedRow:
-    """Return a row of one token and no terms.
+    """Return a row of one token and no targets.
 
     A rank that ran out of work passes it through the model, so that all ranks take part in the
     same number of collective operations; it adds exactly nothing to the gradient.

@@ -25,7 +25,7 @@ from agentrl.algorithms.filters import (
     filter_group,
 )
 from agentrl.config.sections import AlgorithmSection
-from agentrl.data.expert_routes import with_routes
+from agentrl.data.expert_replay import with_routed_experts
 from agentrl.data.tokens import TurnTokens, turn_tokens
 from agentrl.schema import DBRecordData
 
@@ -48,7 +48,7 @@ class LeftOutTurn:
     record_id: str
     reason: str
     """A `TurnDrop`; where the whole record is left out, the record's reason."""
-    num_terms: int
+    num_targets: int
     staleness: int
 
 
@@ -143,7 +143,7 @@ def _left_out(turn: TurnTokens, reason: str, policy_version: int) -> LeftOutTurn
         turn_id=turn.turn_id,
         record_id=turn.record_id,
         reason=reason,
-        num_terms=turn.num_terms,
+        num_targets=turn.num_targets,
         staleness=turn_staleness(turn, policy_version),
     )
 
@@ -169,7 +169,7 @@ def _turn_verdicts(
 ) -> list[tuple[TurnDrop | None, TurnTokens]]:
     """Return every trainable turn with its advantage and the reason to drop it, if any."""
     assert record.score is not None, "records without a score are filtered before"
-    tokens = with_routes(turn_tokens(record.turns), record.turns)
+    tokens = with_routed_experts(turn_tokens(record.turns), record.turns)
     overrides = {turn.id: turn.advantage for turn in record.turns}
     advantages = turn_advantages(
         advantage,
@@ -226,10 +226,10 @@ def _turn_drop(
 
 
 def normalized_over_step(groups: Sequence[SelectedGroup]) -> list[SelectedGroup]:
-    """Return the groups with advantages of mean 0 and deviation 1 over the step's terms."""
+    """Return the groups with advantages of mean 0 and deviation 1 over the step's targets."""
     turns = [turn for group in groups for turn in group.turns]
     advantages = step_normalized(
-        np.array([turn.advantage for turn in turns]), np.array([turn.num_terms for turn in turns])
+        np.array([turn.advantage for turn in turns]), np.array([turn.num_targets for turn in turns])
     )
     values = iter(advantages.tolist())
     return [

@@ -35,11 +35,11 @@ class TurnTokens:
     advantage: float = 0.0
     routed_experts: np.ndarray | None = None
     """int16 [P + T - 1, W], experts that the server sent each token of the path to, see
-    `data.routes`; None where it did not say."""
+    `data.expert_replay`; None where it did not say."""
 
     @property
-    def num_terms(self) -> int:
-        """Return T: every sampled token is one loss term."""
+    def num_targets(self) -> int:
+        """Return T: every sampled token is one target token."""
         return len(self.full_ids) - self.num_prompt_tokens
 
     @property

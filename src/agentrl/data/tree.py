@@ -4,10 +4,10 @@ Turns that extend each other make one path. Paths are sorted lexicographically; 
 tokens are those after what it shares with the path before it, and writing the new tokens one after
 the other *is* the depth-first preorder of the compressed trie.
 
-Loss terms are kept as a flat list beside the tree, one a (turn, sampled token). Two samples that
-drew the same token after the same context share its node and have two terms; a token that one turn
+Target tokens are kept as a flat list beside the tree, one a (turn, sampled token). Two samples that
+drew the same token after the same context share its node and have two targets; a token that one turn
 sampled and another merely has in its prompt has one. Masks, advantages and normalisers belong to
-terms, never to nodes.
+targets, never to nodes.
 """
 
 from collections.abc import Iterable, Sequence
@@ -54,7 +54,7 @@ class Branch:
 
 @dataclass(frozen=True, eq=False)
 class TokenTree:
-    """A forest in depth-first preorder: N tokens, T loss terms."""
+    """A forest in depth-first preorder: N tokens, T target tokens."""
 
     branches: tuple[Branch, ...]
 
@@ -88,7 +88,7 @@ class TokenTree:
 
     @cached_property
     def row(self) -> PackedRow:
-        """Return the tokens in depth-first preorder and the terms in branch order."""
+        """Return the tokens in depth-first preorder and the targets in branch order."""
         return lay_out(self.branches)
 
     @property
@@ -117,9 +117,9 @@ class TokenTree:
         return sum(len(turn.path) for branch in self.branches for turn in branch.turns)
 
     @property
-    def num_terms(self) -> int:
+    def num_targets(self) -> int:
         """Return T."""
-        return sum(turn.num_terms for branch in self.branches for turn in branch.turns)
+        return sum(turn.num_targets for branch in self.branches for turn in branch.turns)
 
 
 def lay_out(branches: Sequence[Branch]) -> PackedRow:
@@ -149,7 +149,7 @@ def lay_out(branches: Sequence[Branch]) -> PackedRow:
         ]
         offset, depth = end, length
     turns = [turn for branch in branches for turn in branch.turns]
-    routes = [branch.turns[-1].routed_experts for branch in branches]
+    experts = [branch.turns[-1].routed_experts for branch in branches]
     return PackedRow(
         token_ids=token_ids,
         positions=positions,
@@ -157,21 +157,21 @@ def lay_out(branches: Sequence[Branch]) -> PackedRow:
         sources=np.concatenate(sources),
         targets=np.concatenate([turn.output_ids for turn in turns]).astype(np.int64),
         temperatures=np.concatenate(
-            [np.full(turn.num_terms, turn.temperature, dtype=np.float32) for turn in turns]
+            [np.full(turn.num_targets, turn.temperature, dtype=np.float32) for turn in turns]
         ),
-        routed_experts=_laid_down(routes, branches),
+        routed_experts=_laid_down(experts, branches),
     )
 
 
 def _laid_down(
-    routes: Sequence[np.ndarray | None], branches: Sequence[Branch]
+    experts: Sequence[np.ndarray | None], branches: Sequence[Branch]
 ) -> np.ndarray | None:
     known = [
         choices[branch.shared :]
-        for choices, branch in zip(routes, branches, strict=True)
+        for choices, branch in zip(experts, branches, strict=True)
         if choices is not None
     ]
-    return np.concatenate(known) if len(known) == len(routes) else None
+    return np.concatenate(known) if len(known) == len(experts) else None
 
 
 def _chain_branch(turns: list[TurnTokens]) -> Branch:

@@ -20,7 +20,7 @@ from torch import nn
 
 from agentrl.data.rows import PackedRow, empty_row
 from agentrl.models.attention.backend import ChunkStates
-from agentrl.models.policy import TermLogprobs
+from agentrl.models.policy import TargetLogprobs
 
 _Layer = tuple[torch.Tensor, torch.Tensor]
 
@@ -30,13 +30,13 @@ class RowChunk:
     """A stretch of a row as a row of its own."""
 
     row: PackedRow
-    """Its tokens at their true positions, and the terms whose source they are."""
+    """Its tokens at their true positions, and the targets whose source they are."""
     start: int
     """Index of its first token in the whole row."""
     above: np.ndarray
     """int64 [P], indices in the whole row of the tokens above its first token."""
-    terms: np.ndarray
-    """int64, indices of its terms in the whole row."""
+    targets: np.ndarray
+    """int64, indices of its targets in the whole row."""
 
     @property
     def tokens(self) -> slice:
@@ -81,7 +81,7 @@ class ChunkedPass:
 
         Args:
             policy: a `PolicyModel` with tree attention; it may be sharded.
-            row: N tokens, T terms.
+            row: N tokens, T target tokens.
             num_chunks: passes forward, and again backward; the same on every rank.
             chunk_size: positions that go through the LM head at a time.
             autocast: context of every forward pass.
@@ -94,25 +94,25 @@ class ChunkedPass:
         self._layers: list[_Layer] = []
 
     @torch.no_grad()
-    def forward(self, *, with_entropy: bool = False) -> TermLogprobs:
-        """Return what the policy says about all terms, without a graph."""
+    def forward(self, *, with_entropy: bool = False) -> TargetLogprobs:
+        """Return what the policy says about all targets, without a graph."""
         outputs = []
         for chunk in self._chunks:
             states = ChunkStates(self._above(chunk))
             outputs.append(self._run(chunk, states, with_entropy))
             if chunk is not None:
                 self._keep(chunk, states)
-        order = np.concatenate([chunk.terms for chunk in self._chunks if chunk is not None])
+        order = np.concatenate([chunk.targets for chunk in self._chunks if chunk is not None])
         device = outputs[0].logprobs.device
         back = torch.from_numpy(np.argsort(order, kind="stable")).to(device)
         entropies = [output.entropies for output in outputs if output.entropies is not None]
-        return TermLogprobs(
+        return TargetLogprobs(
             logprobs=torch.cat([output.logprobs for output in outputs]).index_select(0, back),
             entropies=torch.cat(entropies).index_select(0, back) if entropies else None,
         )
 
     def backward(self, gradient: torch.Tensor) -> None:
-        """Add to the parameters' gradients what the terms' logprobs contribute.
+        """Add to the parameters' gradients what the targets' logprobs contribute.
 
         Args:
             gradient: derivative of the loss by every logprob that `forward` returned [T].
@@ -127,8 +127,8 @@ class ChunkedPass:
             if chunk is None:
                 output.logprobs.sum().backward()
                 continue
-            terms = torch.from_numpy(chunk.terms).to(gradient.device)
-            roots, gradients = [output.logprobs], [gradient.index_select(0, terms)]
+            targets = torch.from_numpy(chunk.targets).to(gradient.device)
+            roots, gradients = [output.logprobs], [gradient.index_select(0, targets)]
             for layer, made in sorted(shared.made.items()):
                 for states, debt in zip(made, debts[layer], strict=True):
                     if not states.requires_grad:  # frozen from the embedding up to here
@@ -142,9 +142,11 @@ class ChunkedPass:
                     assert states.grad is not None, "a chunk attends to all of the path above it"
                     debt.index_add_(2, index, states.grad.to(debt.dtype))
 
-    def _run(self, chunk: RowChunk | None, states: ChunkStates, with_entropy: bool) -> TermLogprobs:
+    def _run(
+        self, chunk: RowChunk | None, states: ChunkStates, with_entropy: bool
+    ) -> TargetLogprobs:
         with self._autocast:
-            output: TermLogprobs = self._policy(
+            output: TargetLogprobs = self._policy(
                 empty_row() if chunk is None else chunk.row,
                 chunk_size=self._chunk_size,
                 with_entropy=with_entropy,
@@ -175,21 +177,21 @@ class ChunkedPass:
 
 
 def _stretch(row: PackedRow, start: int, end: int) -> RowChunk:
-    terms = np.flatnonzero((row.sources >= start) & (row.sources < end))
+    targets = np.flatnonzero((row.sources >= start) & (row.sources < end))
     return RowChunk(
         row=PackedRow(
             token_ids=row.token_ids[start:end],
             positions=row.positions[start:end],
             subtree_ends=np.minimum(row.subtree_ends[start:end], end) - start,
-            sources=row.sources[terms] - start,
-            targets=row.targets[terms],
-            temperatures=row.temperatures[terms],
+            sources=row.sources[targets] - start,
+            targets=row.targets[targets],
+            temperatures=row.temperatures[targets],
             routed_experts=None if row.routed_experts is None else row.routed_experts[start:end],
         ),
         start=start,
         # Preorder: tokens before `start` that anything from it on sees are all above `start`.
         above=np.flatnonzero(row.subtree_ends[:start] > start),
-        terms=terms,
+        targets=targets,
     )
 
 

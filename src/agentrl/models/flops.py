@@ -62,7 +62,7 @@ class FlopCount:
         )
 
     @property
-    def pair_cost(self) -> float:
+    def attention_cost(self) -> float:
         """Return the work of a visible pair over that of a token outside attention."""
         return self.per_pair / self.per_token
 

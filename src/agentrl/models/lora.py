@@ -26,7 +26,7 @@ from agentrl.distributed import load_full_state_dict
 from agentrl.errors import ConfigError
 from agentrl.models.adapter_files import WEIGHTS_FILE, AdapterShape
 from agentrl.models.checkpoint_export import read_tokenizer_files, weights_appear_whole
-from agentrl.models.policy import PolicyModel, TermLogprobs
+from agentrl.models.policy import PolicyModel, TargetLogprobs
 
 BASE = "base_layer"
 """What PEFT calls the linear layer that an adapter was put on."""
@@ -175,10 +175,10 @@ class BasePolicy(nn.Module):
         super().__init__()
         self.policy = policy
 
-    def forward(self, *arguments: Any, **options: Any) -> TermLogprobs:
+    def forward(self, *arguments: Any, **options: Any) -> TargetLogprobs:
         """See `PolicyModel.forward`."""
         with without_adapter(self.policy):
-            output: TermLogprobs = self.policy(*arguments, **options)
+            output: TargetLogprobs = self.policy(*arguments, **options)
             return output
 
 

@@ -1,10 +1,10 @@
-"""`PolicyModel`: a causal language model that answers with logprobs of loss terms.
+"""`PolicyModel`: a causal language model that answers with logprobs of target tokens.
 
-Logits are never whole: only positions with a loss term go through the LM head, in chunks, and the
+Logits are never whole: only positions that predict a target token go through the LM head, in chunks, and the
 backward pass makes each chunk's logits again. With tensor parallelism every rank makes the logits
 of its part of the vocabulary only.
 
-Shape legend: N tokens of the row, D hidden size, V vocabulary, T terms, R distinct (source,
+Shape legend: N tokens of the row, D hidden size, V vocabulary, T target tokens, R distinct (source,
 temperature) pairs, C of them in a chunk. With several ranks a row, N is padded and this rank's.
 """
 
@@ -28,8 +28,8 @@ from agentrl.models.row_split import RowShare, RowSplit
 from agentrl.models.vocabulary import Vocabulary
 
 
-class TermLogprobs(NamedTuple):
-    """What a policy says about the terms of a row."""
+class TargetLogprobs(NamedTuple):
+    """What a policy says about the target tokens of a row."""
 
     logprobs: torch.Tensor
     """Logprob of each target after temperature, float32 (float64 for a float64 model) [T]."""
@@ -63,11 +63,11 @@ class PolicyModel(nn.Module):
         with_entropy: bool = False,
         states: ChunkStates | None = None,
         num_above: int = 0,
-    ) -> TermLogprobs:
-        """Return the logprobs of the row's terms.
+    ) -> TargetLogprobs:
+        """Return the logprobs of the row's target tokens.
 
         Args:
-            row: token trees and terms.
+            row: token trees and target tokens.
             chunk_size: positions that go through the LM head at a time.
             with_entropy: also return entropies.
             states: keys and values that the row shares with others, where it is a chunk of a
@@ -76,16 +76,16 @@ class PolicyModel(nn.Module):
         """
         share = self.split.share(row)
         hidden_ND = share.whole_stretch(self._hidden_states(row, share, states, num_above))
-        found = self._own_terms(hidden_ND, share.own_terms(row), chunk_size, with_entropy)
-        return TermLogprobs(
-            logprobs=share.of_all_terms(found.logprobs),
-            entropies=None if found.entropies is None else share.of_all_terms(found.entropies),
+        found = self._own_targets(hidden_ND, share.own_targets(row), chunk_size, with_entropy)
+        return TargetLogprobs(
+            logprobs=share.of_all_targets(found.logprobs),
+            entropies=None if found.entropies is None else share.of_all_targets(found.entropies),
         )
 
-    def _own_terms(
+    def _own_targets(
         self, hidden_ND: torch.Tensor, row: PackedRow, chunk_size: int, with_entropy: bool
-    ) -> TermLogprobs:
-        """Return what this rank's hidden states say about the terms that follow from them."""
+    ) -> TargetLogprobs:
+        """Return what this rank's hidden states say about the target tokens that follow from them."""
         sources_R, temperatures_R, rows_T = _distinct_rows(row)
         device = hidden_ND.device
         hidden_RD = hidden_ND.index_select(0, torch.from_numpy(sources_R).to(device))
@@ -97,16 +97,16 @@ class PolicyModel(nn.Module):
         vocabulary = Vocabulary(self.split.tensor)
         # At least one chunk, if an empty one: every rank's graph reaches every parameter.
         edges = [*range(0, max(len(sources_R), 1), chunk_size), len(sources_R)]
-        term_edges = np.searchsorted(rows_T[order], edges).tolist()
+        target_edges = np.searchsorted(rows_T[order], edges).tolist()
         logprobs, entropies = [], []
         for number, (first, last) in enumerate(pairwise(edges)):
-            terms = slice(term_edges[number], term_edges[number + 1])
+            within = slice(target_edges[number], target_edges[number + 1])
             arguments = (
                 head,
                 hidden_RD[first:last],
                 temperatures[first:last],
-                rows[terms] - first,
-                targets[terms],
+                rows[within] - first,
+                targets[within],
                 vocabulary,
                 with_entropy,
             )
@@ -117,7 +117,7 @@ class PolicyModel(nn.Module):
             logprobs.append(chunk[0])
             entropies.append(chunk[1])
         back = torch.from_numpy(np.argsort(order, kind="stable")).to(device)
-        return TermLogprobs(
+        return TargetLogprobs(
             logprobs=torch.cat(logprobs).index_select(0, back),
             entropies=torch.cat(entropies).index_select(0, back) if with_entropy else None,
         )
@@ -159,19 +159,19 @@ class PolicyModel(nn.Module):
         return choices_NW.view(-1, layers, chosen)
 
 
-def term_logprobs(
+def target_logprobs(
     policy: nn.Module, row: PackedRow, *, chunk_size: int = 4096, with_entropy: bool = False
-) -> TermLogprobs:
-    """Return the policy logprobs of a row's terms (`policy` may be a sharded `PolicyModel`)."""
-    output: TermLogprobs = policy(row, chunk_size=chunk_size, with_entropy=with_entropy)
+) -> TargetLogprobs:
+    """Return the policy logprobs of a row's target tokens (`policy` may be a sharded `PolicyModel`)."""
+    output: TargetLogprobs = policy(row, chunk_size=chunk_size, with_entropy=with_entropy)
     return output
 
 
 def _distinct_rows(row: PackedRow) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the distinct (source, temperature) pairs and the pair of every term.
+    """Return the distinct (source, temperature) pairs and the pair of every target.
 
     Returns:
-        sources int64 [R], temperatures float32 [R], index of each term's pair int64 [T].
+        sources int64 [R], temperatures float32 [R], index of each target's pair int64 [T].
     """
     pairs = np.stack([row.sources.astype(np.float64), row.temperatures.astype(np.float64)], axis=1)
     distinct, inverse = np.unique(pairs, axis=0, return_inverse=True)
@@ -191,7 +191,7 @@ def _head_logprobs(
     vocabulary: Vocabulary,
     with_entropy: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return logprobs and entropies [T] of the terms of one chunk of C positions."""
+    """Return logprobs and entropies [T] of the target tokens of one chunk of C positions."""
     logits_CV = head(hidden_CD)
     if logits_CV.dtype != torch.float64:
         logits_CV = logits_CV.float()

@@ -9,7 +9,7 @@ once more between the attention and MLP blocks (Korthikanti et al., arXiv 2205.0
 Rows are padded to a multiple of the ranks; padding is cut off before attention.
 
 Shape legend: N tokens of the row, P with padding, H query heads, K key-value heads (of this rank's
-`tp` part), D head dimension, T loss terms.
+`tp` part), D head dimension, T target tokens.
 """
 
 from dataclasses import replace
@@ -43,14 +43,14 @@ class RowShare:
         self._context = split.context
         self._tensor = split.tensor
         self._num_tokens = row.num_tokens
-        self._num_terms = row.num_terms
+        self._num_targets = row.num_targets
         num_stretches = _size(self._context)
         parts = num_stretches * _size(self._tensor)
         self._num_padded = -(-row.num_tokens // parts) * parts
         length = self._num_padded // num_stretches
         self._start = length * (0 if self._context is None else self._context.get_local_rank())
         self._end = self._start + length
-        self._terms = np.flatnonzero((row.sources >= self._start) & (row.sources < self._end))
+        self._targets = np.flatnonzero((row.sources >= self._start) & (row.sources < self._end))
 
     def own(self, values: np.ndarray) -> np.ndarray:
         """Return the part of a row's per-token values [N, ...] that this rank's stretch holds."""
@@ -63,23 +63,23 @@ class RowShare:
             return values
         return np.split(values, self._tensor.size())[self._tensor.get_local_rank()]
 
-    def own_terms(self, row: PackedRow) -> PackedRow:
-        """Return the row with those terms only whose sources lie in this rank's stretch."""
+    def own_targets(self, row: PackedRow) -> PackedRow:
+        """Return the row with those targets only whose sources lie in this rank's stretch."""
         if self._context is None:
             return row
         return replace(
             row,
-            sources=row.sources[self._terms] - self._start,
-            targets=row.targets[self._terms],
-            temperatures=row.temperatures[self._terms],
+            sources=row.sources[self._targets] - self._start,
+            targets=row.targets[self._targets],
+            temperatures=row.temperatures[self._targets],
         )
 
-    def of_all_terms(self, values: torch.Tensor) -> torch.Tensor:
-        """Put what the ranks know of their own terms together, [T] on every rank (collective)."""
+    def of_all_targets(self, values: torch.Tensor) -> torch.Tensor:
+        """Put what the ranks know of their own targets together, [T] on every rank (collective)."""
         if self._context is None:
             return values
-        places = torch.from_numpy(self._terms).to(values.device)
-        mine = values.new_zeros(self._num_terms).index_copy(0, places, values)
+        places = torch.from_numpy(self._targets).to(values.device)
+        mine = values.new_zeros(self._num_targets).index_copy(0, places, values)
         return combine(mine, self._context.get_group())
 
     def whole_stretch(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -1,6 +1,6 @@
 """What a loss needs of logits whose vocabulary is split over ranks, without making them whole.
 
-Shape legend: C positions, V this rank's part of the vocabulary, T terms.
+Shape legend: C positions, V this rank's part of the vocabulary, T target tokens.
 """
 
 # ruff: noqa: N803 - shape suffixes
@@ -36,12 +36,12 @@ class Vocabulary:
     def chosen(
         self, logits_CV: torch.Tensor, rows_T: torch.Tensor, targets_T: torch.Tensor
     ) -> torch.Tensor:
-        """Return the logit of every term's target [T] (collective).
+        """Return the logit of every target token [T] (collective).
 
         Args:
             logits_CV: this rank's part.
-            rows_T: position of each term.
-            targets_T: token id of each term, in the whole vocabulary.
+            rows_T: position that predicts each target token.
+            targets_T: token id of each target, in the whole vocabulary.
         """
         if self._mesh is None:
             return logits_CV[rows_T, targets_T]

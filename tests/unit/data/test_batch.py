@@ -49,7 +49,7 @@ def test_a_step_of_nothing_has_no_rows():
     group = select_group(records, AlgorithmSection(), policy_version=0)
     batch = build_step([group], policy_version=0, token_budget=10, num_ranks=2)
     assert batch.micro_batches == ((), ())
-    assert (batch.stats.num_terms, batch.stats.tokens_packed) == (0, 0)
+    assert (batch.stats.num_targets, batch.stats.tokens_packed) == (0, 0)
 
 
 def test_statistics_count_tokens_before_and_after_packing():
@@ -59,7 +59,7 @@ def test_statistics_count_tokens_before_and_after_packing():
         for merge in ("tree", "none")
     )
     assert merged < stats.tokens_packed < stats.tokens_flat == apart
-    assert sum(stats.staleness_histogram.values()) == stats.num_terms
+    assert sum(stats.staleness_histogram.values()) == stats.num_targets
     assert set(stats.staleness_histogram) == {0, 1}
 
 

@@ -14,12 +14,12 @@ TURNS = sorted(turn.turn_id for branch in BRANCHES for turn in branch.turns)
 LONGEST = max(len(branch.path) for branch in BRANCHES)
 
 
-@pytest.mark.parametrize("pair_cost", [0.0, 0.1])
+@pytest.mark.parametrize("attention_cost", [0.0, 0.1])
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 200])
 @pytest.mark.parametrize("token_budget", [1, 40, 100, 10**6])
-def test_every_turn_is_in_exactly_one_bin(token_budget, num_ranks, pair_cost):
+def test_every_turn_is_in_exactly_one_bin(token_budget, num_ranks, attention_cost):
     shares = plan_bins(
-        BRANCHES, token_budget=token_budget, num_ranks=num_ranks, pair_cost=pair_cost
+        BRANCHES, token_budget=token_budget, num_ranks=num_ranks, attention_cost=attention_cost
     )
     assert len(shares) == num_ranks
     bins = [bin_ for share in shares for bin_ in share]
@@ -62,10 +62,10 @@ def mixed_lengths() -> list:
     return list(TokenTree.from_tokens(turn_tokens(turns), merge="none").branches)
 
 
-def waited_for(shares, pair_cost: float) -> float:
+def waited_for(shares, attention_cost: float) -> float:
     """What the rounds take one after the other when every one lasts as long as its costliest."""
     return sum(
-        max(bin_.cost(pair_cost) for bin_ in round_ if bin_)
+        max(bin_.cost(attention_cost) for bin_ in round_ if bin_)
         for round_ in itertools.zip_longest(*shares)
     )
 
@@ -73,19 +73,21 @@ def waited_for(shares, pair_cost: float) -> float:
 @pytest.mark.parametrize("num_ranks", [2, 4])
 @pytest.mark.parametrize("token_budget", [400, 800])
 def test_rounds_are_alike_in_time_and_not_just_in_tokens(token_budget, num_ranks):
-    pair_cost = 0.02
+    attention_cost = 0.02
     planned, by_tokens = (
-        plan_bins(mixed_lengths(), token_budget=token_budget, num_ranks=num_ranks, pair_cost=cost)
-        for cost in (pair_cost, 0.0)
+        plan_bins(
+            mixed_lengths(), token_budget=token_budget, num_ranks=num_ranks, attention_cost=cost
+        )
+        for cost in (attention_cost, 0.0)
     )
-    total = sum(bin_.cost(pair_cost) for share in planned for bin_ in share)
-    longest = max(bin_.cost(pair_cost) for share in planned for bin_ in share)
-    assert waited_for(planned, pair_cost) <= total / num_ranks + longest
-    assert waited_for(planned, pair_cost) <= waited_for(by_tokens, pair_cost)
+    total = sum(bin_.cost(attention_cost) for share in planned for bin_ in share)
+    longest = max(bin_.cost(attention_cost) for share in planned for bin_ in share)
+    assert waited_for(planned, attention_cost) <= total / num_ranks + longest
+    assert waited_for(planned, attention_cost) <= waited_for(by_tokens, attention_cost)
 
 
 def test_a_long_path_is_alone_where_attention_is_what_takes_time():
-    shares = plan_bins(mixed_lengths(), token_budget=10**6, num_ranks=3, pair_cost=0.1)
+    shares = plan_bins(mixed_lengths(), token_budget=10**6, num_ranks=3, attention_cost=0.1)
     assert sorted(len(bin_.branches) for share in shares for bin_ in share) == [1, 1, 40]
     by_tokens = plan_bins(mixed_lengths(), token_budget=10**6, num_ranks=3)
     assert sorted(len(bin_.branches) for share in by_tokens for bin_ in share) != [1, 1, 40]

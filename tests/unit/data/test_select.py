@@ -53,7 +53,7 @@ def test_records_that_failed_are_dropped_and_in_no_baseline():
     group = select([record(0, 1.0), record(1, None), record(2, 0.0)])
     assert group.dropped_records == {f"{TASK}/1": "no_score"}
     assert sorted(advantages(group).values()) == [-1.0, 1.0]
-    assert [(turn.reason, turn.num_terms) for turn in group.left_out] == [("no_score", 2)]
+    assert [(turn.reason, turn.num_targets) for turn in group.left_out] == [("no_score", 2)]
 
 
 def test_a_group_of_equal_scores_is_not_usable():
@@ -67,7 +67,7 @@ def test_staleness_is_decided_turn_by_turn():
     group = select([record(0, 1.0, versions=(1, 2, 3)), record(1, 0.0, versions=(1,))])
     assert list(advantages(group)) == [f"{TASK}/0/1/1", f"{TASK}/0/1/2"]
     assert group.dropped_records == {f"{TASK}/1": "stale"}
-    assert [(turn.reason, turn.num_terms) for turn in group.left_out] == [("stale", 2)] * 2
+    assert [(turn.reason, turn.num_targets) for turn in group.left_out] == [("stale", 2)] * 2
 
 
 def test_a_stale_score_still_counts_in_the_baseline():

@@ -25,7 +25,7 @@ def test_tree_by_hand():
     assert tree.subtree_ends.tolist() == [7] * 7
     terms = sorted(zip(tree.row.sources.tolist(), tree.row.targets.tolist(), strict=True))
     assert terms == [(2, 4), (2, 4), (3, 5), (3, 9), (5, 7), (6, 8)]
-    assert (tree.num_tokens, tree.num_flat_tokens, tree.num_terms) == (7, 15, 6)
+    assert (tree.num_tokens, tree.num_flat_tokens, tree.num_targets) == (7, 15, 6)
 
 
 def test_branches_end_each_others_subtrees():
@@ -67,7 +67,7 @@ def test_every_term_sees_its_own_prompt(seed, merge):
     index = np.arange(tree.num_tokens)
     term = 0
     for turn in (turn for branch in tree.branches for turn in branch.turns):
-        for token in range(turn.num_terms):
+        for token in range(turn.num_targets):
             source = tree.row.sources[term]
             path = (index <= source) & (source < tree.subtree_ends)
             context = turn.full_ids[: turn.num_prompt_tokens + token]
@@ -76,7 +76,7 @@ def test_every_term_sees_its_own_prompt(seed, merge):
             assert tree.row.targets[term] == turn.output_ids[token]
             assert tree.row.temperatures[term] == np.float32(turn.temperature)
             term += 1
-    assert term == tree.num_terms
+    assert term == tree.num_targets
 
 
 def test_a_tree_holds_every_distinct_prefix_once():

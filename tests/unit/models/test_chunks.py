@@ -10,11 +10,11 @@ from agentrl.data.tree import TokenTree
 from agentrl.models.attention.sdpa import SDPABackend
 from agentrl.models.chunks import ChunkedPass, cut_row
 from agentrl.models.load import wrap_policy
-from agentrl.models.policy import PolicyModel, term_logprobs
+from agentrl.models.policy import PolicyModel, target_logprobs
 
 torch.set_num_threads(1)
 ROW = TokenTree.from_tokens(random_group(5).turns).row
-COEFFICIENTS = torch.from_numpy(np.random.default_rng(0).normal(size=ROW.num_terms))
+COEFFICIENTS = torch.from_numpy(np.random.default_rng(0).normal(size=ROW.num_targets))
 
 
 def flat_gradient(policy: PolicyModel) -> torch.Tensor:
@@ -24,7 +24,7 @@ def flat_gradient(policy: PolicyModel) -> torch.Tensor:
 
 
 def whole(policy: PolicyModel, row: PackedRow = ROW) -> tuple[torch.Tensor, torch.Tensor]:
-    logprobs = term_logprobs(policy, row).logprobs
+    logprobs = target_logprobs(policy, row).logprobs
     (COEFFICIENTS.to(logprobs.dtype) * logprobs).sum().backward()
     return logprobs.detach(), flat_gradient(policy)
 
@@ -72,14 +72,14 @@ def test_chunks_cover_every_token_and_term_once():
     assert np.concatenate([chunk.row.token_ids for chunk in chunks]).tolist() == (
         ROW.token_ids.tolist()
     )
-    assert sorted(np.concatenate([chunk.terms for chunk in chunks]).tolist()) == list(
-        range(ROW.num_terms)
+    assert sorted(np.concatenate([chunk.targets for chunk in chunks]).tolist()) == list(
+        range(ROW.num_targets)
     )
 
 
 def test_entropies_come_in_the_order_of_the_terms():
     policy = tiny_policy()
-    expected = term_logprobs(policy, ROW, with_entropy=True).entropies
+    expected = target_logprobs(policy, ROW, with_entropy=True).entropies
     found = ChunkedPass(policy, ROW, num_chunks=6).forward(with_entropy=True).entropies
     assert torch.allclose(found, expected, rtol=0, atol=1e-12)
 

@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 
 from agentrl.algorithms.losses import policy_loss, weighted_sum
 from agentrl.data.rows import PackedRow
-from agentrl.models.policy import term_logprobs
+from agentrl.models.policy import target_logprobs
 
 torch.set_num_threads(1)
 HIDDEN, VOCABULARY, CHUNK = 4, 640, 2048
@@ -66,7 +66,7 @@ def peak_bytes(num_tokens: int, monkeypatch: pytest.MonkeyPatch) -> int:
     monkeypatch.setattr(policy, "_hidden_states", lambda *_: hidden)
     behavior, advantages = torch.full((num_tokens,), -7.6), torch.ones(num_tokens)
     with LivingBytes() as memory:
-        logprobs = term_logprobs(
+        logprobs = target_logprobs(
             policy, chain(num_tokens), chunk_size=CHUNK, with_entropy=True
         ).logprobs
         terms = policy_loss(logprobs, behavior, advantages)

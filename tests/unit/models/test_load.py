@@ -23,7 +23,7 @@ from agentrl.errors import ConfigError, WriteError
 from agentrl.models.architectures import check_tree_support
 from agentrl.models.checkpoint_export import read_tokenizer_files, save_hf
 from agentrl.models.load import load_policy
-from agentrl.models.policy import term_logprobs
+from agentrl.models.policy import target_logprobs
 
 logging.disable_progress_bar()
 torch.set_num_threads(1)
@@ -45,7 +45,7 @@ def test_saved_policy_loads_with_the_same_logprobs(tmp_path, architecture, given
     row = TokenTree.from_tokens(random_group(2).turns).row
     save_hf(policy, tmp_path / "policy", state_dict=policy.model.state_dict() if given else None)
     loaded = load_policy(tmp_path / "policy")
-    assert torch.equal(term_logprobs(loaded, row).logprobs, term_logprobs(policy, row).logprobs)
+    assert torch.equal(target_logprobs(loaded, row).logprobs, target_logprobs(policy, row).logprobs)
 
 
 def test_saving_again_replaces_the_directory_and_leaves_no_litter(tmp_path):
@@ -209,7 +209,7 @@ def test_under_autocast_layers_keep_their_input_in_its_precision(architecture):
         layer.register_forward_pre_hook(lambda _, arguments: met.append(arguments[0].dtype))
     row = TokenTree.from_tokens(random_group(2).turns).row
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        logprobs = term_logprobs(policy, row).logprobs
+        logprobs = target_logprobs(policy, row).logprobs
     assert met == [torch.bfloat16] * len(policy.model.model.layers)
     assert logprobs.dtype == torch.float32
 

@@ -142,7 +142,7 @@ def neighbours_label(micro_batch: MicroBatch) -> MicroBatch:
 
 
 def counts_nodes(micro_batch: MicroBatch) -> MicroBatch:
-    factor = micro_batch.row.num_terms / len(np.unique(micro_batch.row.sources))
+    factor = micro_batch.row.num_targets / len(np.unique(micro_batch.row.sources))
     return replace(micro_batch, weights=micro_batch.weights * factor)
 
 

@@ -42,4 +42,4 @@ def test_a_row_that_is_not_split_is_taken_as_it_is() -> None:
     row = TokenTree.from_tokens(random_group(1).turns).row
     share = RowSplit().share(row)
     assert np.array_equal(share.own(row.token_ids), row.token_ids)
-    assert share.own_terms(row) is row
+    assert share.own_targets(row) is row

@@ -6,15 +6,15 @@ from support.trees import random_group, tiny_policy
 
 from agentrl.data.rows import empty_row
 from agentrl.data.tree import TokenTree
-from agentrl.models.policy import term_logprobs
+from agentrl.models.policy import target_logprobs
 
 torch.set_num_threads(1)
 
 
 def test_logprobs_are_those_of_the_dense_oracle():
     row = TokenTree.from_tokens(random_group(2).turns).row
-    found = term_logprobs(tiny_policy(), row, with_entropy=True)
-    oracle = term_logprobs(tiny_policy(attention="sdpa"), row, with_entropy=True)
+    found = target_logprobs(tiny_policy(), row, with_entropy=True)
+    oracle = target_logprobs(tiny_policy(attention="sdpa"), row, with_entropy=True)
     assert torch.allclose(found.logprobs, oracle.logprobs, rtol=0, atol=1e-12)
     assert torch.allclose(found.entropies, oracle.entropies, rtol=0, atol=1e-12)
 
@@ -22,7 +22,7 @@ def test_logprobs_are_those_of_the_dense_oracle():
 def test_entropy_and_temperature_match_the_full_distribution():
     row = TokenTree.from_tokens(random_group(3, num_records=1, num_turns=1).turns).row
     policy = tiny_policy()
-    found = term_logprobs(policy, row, with_entropy=True)
+    found = target_logprobs(policy, row, with_entropy=True)
     ids = torch.from_numpy(row.token_ids)[None]
     policy.model.set_attn_implementation("sdpa")
     logits = policy.model(input_ids=ids, use_cache=False).logits[0, row.sources]
@@ -36,11 +36,11 @@ def test_entropy_and_temperature_match_the_full_distribution():
 def test_a_sibling_branch_cannot_be_seen():
     tree = TokenTree.from_tokens(random_group(4).turns)
     policy, row = tiny_policy(), tree.row
-    before = term_logprobs(policy, row).logprobs
+    before = target_logprobs(policy, row).logprobs
     branching = int(np.flatnonzero(row.positions[1:] <= row.positions[:-1])[0]) + 1
     token_ids = row.token_ids.copy()
     token_ids[branching:] = (token_ids[branching:] + 1) % 40
-    after = term_logprobs(policy, replace(row, token_ids=token_ids)).logprobs
+    after = target_logprobs(policy, replace(row, token_ids=token_ids)).logprobs
     untouched = row.sources < branching
     assert torch.equal(before[untouched], after[untouched])
     assert not torch.allclose(before[~untouched], after[~untouched])
@@ -48,7 +48,7 @@ def test_a_sibling_branch_cannot_be_seen():
 
 def test_empty_row_gives_every_parameter_a_zero_gradient():
     policy = tiny_policy()
-    logprobs = term_logprobs(policy, empty_row()).logprobs
+    logprobs = target_logprobs(policy, empty_row()).logprobs
     logprobs.sum().backward()
     assert logprobs.shape == (0,)
     assert all(not parameter.grad.any() for parameter in policy.parameters())
@@ -56,4 +56,4 @@ def test_empty_row_gives_every_parameter_a_zero_gradient():
 
 def test_logprobs_of_a_bfloat16_model_are_float32():
     row = TokenTree.from_tokens(random_group(2).turns).row
-    assert term_logprobs(tiny_policy(dtype=torch.bfloat16), row).logprobs.dtype == torch.float32
+    assert target_logprobs(tiny_policy(dtype=torch.bfloat16), row).logprobs.dtype == torch.float32

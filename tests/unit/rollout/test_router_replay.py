@@ -17,13 +17,13 @@ from support.stub_server import generation, stub_server
 from support.training import write_model, write_moe_model
 
 from agentrl.config.sections import RolloutSection, SamplingSection
-from agentrl.data.expert_routes import with_routes
+from agentrl.data.expert_replay import with_routed_experts
 from agentrl.data.tokens import turn_tokens
 from agentrl.data.tree import TokenTree
 from agentrl.errors import ConfigError, InferenceError
 from agentrl.inference import ServerPool
 from agentrl.models.load import load_policy
-from agentrl.models.policy import term_logprobs
+from agentrl.models.policy import target_logprobs
 from agentrl.models.resolve import check_router_replay
 from agentrl.renderers.renderer import Renderer
 from agentrl.rollout import MCPSampler, RolloutContext
@@ -88,7 +88,7 @@ async def test_stored_experts_are_those_that_the_model_chose(
         6 * (len(p.ids) + len(t.output_ids) - 1 - max(p.shared_len - 1, 0))
         for p, t in zip(prompts, turns, strict=True)
     ]
-    tree = TokenTree.from_tokens(with_routes(turn_tokens(turns), turns))
+    tree = TokenTree.from_tokens(with_routed_experts(turn_tokens(turns), turns))
     row = tree.row
     assert row.routed_experts is not None
     assert row.routed_experts.shape == (row.num_tokens, 6)
@@ -96,10 +96,10 @@ async def test_stored_experts_are_those_that_the_model_chose(
     seen: list[torch.Tensor] = []
     for layer in policy.model.model.layers[1:]:
         layer.mlp.gate.register_forward_hook(lambda _, __, output: seen.append(output[2]))
-    own = term_logprobs(policy, replace(row, routed_experts=None)).logprobs
+    own = target_logprobs(policy, replace(row, routed_experts=None)).logprobs
     chosen = torch.stack([torch.zeros_like(seen[0]), *seen], dim=1).flatten(1).numpy()
     assert np.array_equal(row.routed_experts, chosen)
-    assert torch.equal(term_logprobs(policy, row).logprobs, own)
+    assert torch.equal(target_logprobs(policy, row).logprobs, own)
     behavior = np.concatenate([t.behavior_logprobs for b in tree.branches for t in b.turns])
     np.testing.assert_allclose(own.detach().numpy(), behavior, atol=1e-4)
 

@@ -70,7 +70,7 @@ class StepOutcome:
     loss: float
     grad_norm: float
     learning_rate: float
-    num_terms: int
+    num_targets: int
     terms: TermStats
     """Ratios, clipping and divergence from the sampler; complete on rank 0 only."""
     flops: float
@@ -146,9 +146,9 @@ class Learner:
         self._num_done = 0
 
     @property
-    def pair_cost(self) -> float:
+    def attention_cost(self) -> float:
         """Work of a visible pair over that of a token outside attention, for packing."""
-        return self._flops.pair_cost
+        return self._flops.attention_cost
 
     def train(self, micro_batches: Sequence[MicroBatch]) -> StepOutcome:
         """Accumulate the gradients of all micro-batches and make one optimizer step (collective).
@@ -185,12 +185,12 @@ class Learner:
             self._optimizer.step()
         self._num_done += 1
         self._optimizer.zero_grad(set_to_none=True)
-        count = max(totals.num_terms, 1.0)
+        count = max(totals.num_targets, 1.0)
         return StepOutcome(
             loss=totals.loss,
             grad_norm=grad_norm,
             learning_rate=rate,
-            num_terms=int(totals.num_terms),
+            num_targets=int(totals.num_targets),
             terms=term_stats(TermTrace.joined(self._ranks.gather_dp(TermTrace.joined(traces)))),
             flops=totals.flops,
             peak_tflops=self._trainer.peak_tflops or peak_tflops(self._ranks.device),
@@ -207,7 +207,7 @@ class Learner:
 
     def evaluate(self, micro_batches: Sequence[MicroBatch]) -> float:
         """Return the mean negative logprob of the target tokens of all ranks (collective)."""
-        total, num_terms = 0.0, 0
+        total, num_targets = 0.0, 0
         for batch in micro_batches:
             logprobs = frozen_logprobs(
                 self._policy,
@@ -216,8 +216,8 @@ class Learner:
                 autocast=self._precision.autocast(self._ranks),
             )
             total -= float(logprobs.double().sum())
-            num_terms += batch.row.num_terms
-        total, count = self._ranks.sum([total, num_terms])
+            num_targets += batch.row.num_targets
+        total, count = self._ranks.sum([total, num_targets])
         return total / max(count, 1.0)
 
     def check_merge(
@@ -377,7 +377,7 @@ class _Sums:
     """Sums over target tokens, added up over micro-batches and ranks."""
 
     loss: float = 0.0
-    num_terms: float = 0.0
+    num_targets: float = 0.0
     flops: float = 0.0
     entropy: float = 0.0
     num_masked: float = 0.0
@@ -386,7 +386,7 @@ class _Sums:
     def add(self, batch: MicroBatch, done: PassOutcome, *, flops: float) -> None:
         self.loss += done.loss
         self.flops += flops
-        self.num_terms += batch.row.num_terms
+        self.num_targets += batch.row.num_targets
         self.num_masked += float(done.masked.sum())
         self.kl += done.kl
         if done.policy.entropies is not None:

@@ -21,7 +21,7 @@ from agentrl.data.tree import Merge
 from agentrl.distributed import Ranks, squared_norms
 from agentrl.models.attention.attention_registry import ORACLE, TREE_ATTENTION
 from agentrl.models.load import wrap_policy
-from agentrl.models.policy import PolicyModel, term_logprobs
+from agentrl.models.policy import PolicyModel, target_logprobs
 from agentrl.trainer.learner.passes import forward_backward
 
 STEP_TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 0.04}
@@ -222,13 +222,13 @@ def _accumulate_plainly(policy: PolicyModel) -> Accumulate:
 
 def _one_turn_rows(group: SelectedGroup) -> list[MicroBatch]:
     """Return every turn as a row of its own, weighted as in the whole group."""
-    num_terms = sum(turn.num_terms for turn in group.turns)
+    num_targets = sum(turn.num_targets for turn in group.turns)
     rows = []
     for turn in group.turns:
         alone = replace(group, turns=(turn,))
         step = build_step([alone], policy_version=3, token_budget=10**9)
         ((batch,),) = step.micro_batches
-        rows.append(replace(batch, weights=np.full(turn.num_terms, 1.0 / num_terms)))
+        rows.append(replace(batch, weights=np.full(turn.num_targets, 1.0 / num_targets)))
     return rows
 
 
@@ -239,8 +239,8 @@ def _near_policy(
     turns = []
     with torch.no_grad():
         for turn, batch in zip(group.turns, _one_turn_rows(group), strict=True):
-            logprobs = term_logprobs(policy, batch.row).logprobs.cpu().numpy()
-            noise = rng.normal(scale=0.3, size=turn.num_terms)
+            logprobs = target_logprobs(policy, batch.row).logprobs.cpu().numpy()
+            noise = rng.normal(scale=0.3, size=turn.num_targets)
             behavior = (logprobs + noise).astype(np.float32)
             turns.append(replace(turn, behavior_logprobs=behavior))
     return replace(group, turns=tuple(turns))

@@ -22,7 +22,7 @@ from agentrl.algorithms.losses import (
 from agentrl.config.sections import AlgorithmSection
 from agentrl.data import MicroBatch
 from agentrl.models.chunks import ChunkedPass
-from agentrl.models.policy import TermLogprobs, term_logprobs
+from agentrl.models.policy import TargetLogprobs, target_logprobs
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +36,7 @@ class PassOutcome:
     masked: torch.Tensor
     """bool [T], target tokens that an importance correction masked."""
     terms: LossTerms
-    policy: TermLogprobs
+    policy: TargetLogprobs
     behavior_logprobs: torch.Tensor
 
 
@@ -68,7 +68,7 @@ def forward_backward(
         )
     if batch.num_chunks == 1:
         with autocast:
-            output = term_logprobs(
+            output = target_logprobs(
                 policy, batch.row, chunk_size=chunk_size, with_entropy=with_entropy
             )
         done = _loss(output.logprobs, batch, algorithm, reference_logprobs)
@@ -107,7 +107,7 @@ def frozen_logprobs(
         )
         return passes.forward().logprobs
     with autocast:
-        return term_logprobs(model, batch.row, chunk_size=chunk_size).logprobs
+        return target_logprobs(model, batch.row, chunk_size=chunk_size).logprobs
 
 
 class _Loss(NamedTuple):

@@ -65,7 +65,7 @@ class TurnRatios:
 
     turns: np.ndarray
     """int64, index into `StepBatch.turn_ids`; a turn is in one micro-batch only."""
-    num_terms: np.ndarray
+    num_targets: np.ndarray
     """Target tokens."""
     num_dropped: np.ndarray
     """Those beyond the hard drop range: they are not in the loss."""
@@ -107,7 +107,7 @@ class TurnRatios:
         np.maximum.at(high, index, ratio)
         return cls(
             turns=numbers,
-            num_terms=counts,
+            num_targets=counts,
             num_dropped=total(dropped).astype(np.int64),
             num_masked=total(masked.cpu().numpy()).astype(np.int64),
             num_clipped=total(clipped).astype(np.int64),

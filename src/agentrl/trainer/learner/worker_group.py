@@ -84,9 +84,9 @@ class WorkerGroup:
         return self._ranks.shape.dp_size
 
     @property
-    def pair_cost(self) -> float:
+    def attention_cost(self) -> float:
         """Work of a visible pair over that of a token outside attention, for packing."""
-        return self._learner.pair_cost
+        return self._learner.attention_cost
 
     async def __aenter__(self) -> Self:
         self._learner = await asyncio.get_running_loop().run_in_executor(

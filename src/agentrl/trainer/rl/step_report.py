@@ -52,11 +52,11 @@ def step_metrics(
         num_prompt_tokens=found.num_prompt_tokens,
         max_output_tokens=found.max_output_tokens,
         turns_mean=ratio(found.num_turns, found.num_records),
-        num_trained_tokens=stats.num_terms - num_dropped if made else 0,
+        num_trained_tokens=stats.num_targets - num_dropped if made else 0,
         masked_tokens=masked_tokens(found, outcome),
         staleness=dict(sorted(found.staleness.items())),
         token_staleness=stats.staleness_histogram,
-        route_conflicts=stats.num_route_conflicts,
+        route_conflicts=stats.num_expert_conflicts,
         dropped=dict(found.dropped),
         merge_error=merge_error,
         seconds=seconds,
@@ -95,10 +95,10 @@ def masked_tokens(found: StepGroups, outcome: StepOutcome) -> dict[str, int]:
     total: Counter[str] = Counter()
     for group in found.groups:
         for turn in group.left_out:
-            total[turn.reason] += turn.num_terms
+            total[turn.reason] += turn.num_targets
     ratios = outcome.ratios
     if outcome.skipped is not None:
-        total[outcome.skipped] += int(ratios.num_terms.sum())
+        total[outcome.skipped] += int(ratios.num_targets.sum())
     else:
         total[RATIO_OUT_OF_RANGE] += int(ratios.num_dropped.sum())
         total[IMPORTANCE_CORRECTION] += int(ratios.num_masked.sum())
@@ -122,9 +122,9 @@ def _left_out(consumer: str, found: StepGroups) -> Iterator[TurnTraining]:
                 turn_id=turn.turn_id,
                 record_id=turn.record_id,
                 task_id=group.task_id,
-                num_tokens=turn.num_terms,
+                num_tokens=turn.num_targets,
                 num_trained_tokens=0,
-                masked={turn.reason: turn.num_terms},
+                masked={turn.reason: turn.num_targets},
                 staleness=turn.staleness,
             )
 
@@ -136,7 +136,7 @@ def _trained(
     ratios = outcome.ratios
     for row, number in enumerate(ratios.turns.tolist()):
         group, turn = turns[batch.turn_ids[number]]
-        num_terms = int(ratios.num_terms[row])
+        num_targets = int(ratios.num_targets[row])
         masked = {
             reason: int(counts[row])
             for reason, counts in (
@@ -146,7 +146,7 @@ def _trained(
             if counts[row]
         }
         if outcome.skipped is not None:
-            masked = {outcome.skipped: num_terms}
+            masked = {outcome.skipped: num_targets}
         yield TurnTraining(
             id=f"{consumer}/{found.step}/{turn.turn_id}",
             consumer=consumer,
@@ -154,8 +154,8 @@ def _trained(
             turn_id=turn.turn_id,
             record_id=turn.record_id,
             task_id=group.task_id,
-            num_tokens=num_terms,
-            num_trained_tokens=num_terms - sum(masked.values()),
+            num_tokens=num_targets,
+            num_trained_tokens=num_targets - sum(masked.values()),
             num_clipped_tokens=int(ratios.num_clipped[row]),
             masked=masked,
             advantage=turn.advantage,

@@ -207,7 +207,7 @@ class TrainLoop:
             ),
             merge=merge,
             num_ranks=self._group.dp_size,
-            pair_cost=self._group.pair_cost,
+            attention_cost=self._group.attention_cost,
             normalizer_length=algorithm.loss_normalizer_length,
         )
 

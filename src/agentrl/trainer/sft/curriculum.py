@@ -25,9 +25,9 @@ class Example:
     turns: tuple[TurnTokens, ...]
 
     @property
-    def num_terms(self) -> int:
+    def num_targets(self) -> int:
         """Tokens to learn."""
-        return sum(turn.num_terms for turn in self.turns)
+        return sum(turn.num_targets for turn in self.turns)
 
 
 def file_examples(path: Path, renderer: Renderer) -> list[Example]:

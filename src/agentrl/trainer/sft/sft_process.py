@@ -146,7 +146,7 @@ class _SftLoop:
         logger.info(
             "%d conversations with %d tokens to learn, %d steps of %d; %d done so far",
             len(self._examples),
-            sum(example.num_terms for example in self._examples),
+            sum(example.num_targets for example in self._examples),
             num_steps,
             self._plan.examples_per_step,
             history.last_step,
@@ -195,8 +195,8 @@ class _SftLoop:
             num_groups=len(chosen),
             num_records=len(chosen),
             num_trained_records=len(chosen) if made else 0,
-            num_output_tokens=stats.num_terms,
-            num_trained_tokens=stats.num_terms if made else 0,
+            num_output_tokens=stats.num_targets,
+            num_trained_tokens=stats.num_targets if made else 0,
             seconds=seconds,
             **learner_figures(outcome, stats, num_ranks=self._group.num_ranks),
         )

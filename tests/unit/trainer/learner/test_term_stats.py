@@ -70,7 +70,7 @@ def test_ratios_are_measured_turn_by_turn_and_joined():
     masked = torch.tensor([False, False, False, False, False])
     found = TurnRatios.of(np.array([4, 4, 2, 2, 2]), terms, masked)
     assert found.turns.tolist() == [2, 4]
-    assert found.num_terms.tolist() == [3, 2]
+    assert found.num_targets.tolist() == [3, 2]
     assert found.num_dropped.tolist() == [0, 1]
     assert found.num_masked.tolist() == [0, 0]
     assert found.num_clipped.tolist() == [1, 0]  # what is dropped is not clipped as well

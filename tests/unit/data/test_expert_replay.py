@@ -5,7 +5,7 @@ import pytest
 from support.trees import make_record, make_turn
 
 from agentrl.config.sections import AlgorithmSection
-from agentrl.data.expert_routes import with_routes
+from agentrl.data.expert_replay import with_routed_experts
 from agentrl.data.select import select_group
 from agentrl.data.tokens import turn_tokens
 from agentrl.schema import DispatchedSamplingTask
@@ -32,7 +32,7 @@ def conversation(record_id: str = "train/0/q0/0") -> list[DispatchedSamplingTask
 
 def test_every_token_has_the_experts_of_the_turn_that_computed_it() -> None:
     turns = conversation()
-    found = {turn.turn_id: turn for turn in with_routes(turn_tokens(turns), turns)}
+    found = {turn.turn_id: turn for turn in with_routed_experts(turn_tokens(turns), turns)}
     choices = [found[turn.id].routed_experts[:, 0].tolist() for turn in turns]
     assert choices == [[10, 20, 30, 40], [10, 20, 30, 40, 50, 60, 70], [10, 21, 90, 100]]
     assert all(len(turn.routed_experts) == len(turn.path) for turn in found.values())
@@ -41,11 +41,13 @@ def test_every_token_has_the_experts_of_the_turn_that_computed_it() -> None:
 def test_tokens_of_turns_that_stored_nothing_are_left_to_the_trainers_router() -> None:
     turns = conversation()
     turns[0] = turns[0].model_copy(update={"routed_experts": b""})
-    _, second, third = with_routes(turn_tokens(turns), turns)
+    _, second, third = with_routed_experts(turn_tokens(turns), turns)
     assert second.routed_experts[:, 0].tolist() == [-1, -1, -1, -1, 50, 60, 70]
     assert third.routed_experts[:, 0].tolist() == [-1, 21, 90, 100]
     plain = [turn.model_copy(update={"routed_experts": b""}) for turn in turns]
-    assert {turn.routed_experts for turn in with_routes(turn_tokens(plain), plain)} == {None}
+    assert {turn.routed_experts for turn in with_routed_experts(turn_tokens(plain), plain)} == {
+        None
+    }
 
 
 def test_selected_turns_know_their_experts() -> None:

@@ -14,7 +14,7 @@ from agentrl.distributed import Ranks
 from agentrl.errors import ConfigError
 from agentrl.models.chunks import ChunkedPass
 from agentrl.models.load import load_policy
-from agentrl.models.policy import PolicyModel, term_logprobs
+from agentrl.models.policy import PolicyModel, target_logprobs
 from agentrl.trainer.learner.learner import Learner
 from agentrl.trainer.learner.settings import LearnerSettings, StartWeights
 
@@ -44,7 +44,7 @@ def as_documented(
 
 def gradient(policy: PolicyModel, num_chunks: int = 1) -> torch.Tensor:
     if num_chunks == 1:
-        term_logprobs(policy, ROW).logprobs.square().sum().backward()
+        target_logprobs(policy, ROW).logprobs.square().sum().backward()
     else:
         passes = ChunkedPass(policy, ROW, num_chunks=num_chunks)
         passes.backward(2 * passes.forward().logprobs)

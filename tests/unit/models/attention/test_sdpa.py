@@ -8,13 +8,13 @@ from agentrl.data.rows import PackedRow
 from agentrl.data.tokens import turn_tokens
 from agentrl.data.tree import TokenTree
 from agentrl.models.attention.sdpa import SDPABackend, block_layout
-from agentrl.models.policy import PolicyModel, term_logprobs
+from agentrl.models.policy import PolicyModel, target_logprobs
 
 torch.set_num_threads(1)
 
 
 def logprobs_and_gradient(policy: PolicyModel, row: PackedRow) -> tuple[torch.Tensor, torch.Tensor]:
-    logprobs = term_logprobs(policy, row).logprobs
+    logprobs = target_logprobs(policy, row).logprobs
     logprobs.square().sum().backward()
     gradient = torch.cat([parameter.grad.flatten() for parameter in policy.parameters()])
     return logprobs.detach(), gradient
@@ -65,6 +65,6 @@ def test_nothing_is_gathered_twice_for_the_backward_pass():
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(noted, lambda tensor: tensor):
-        term_logprobs(tiny_policy(), row)
+        target_logprobs(tiny_policy(), row)
     assert max(max(shape, default=0) for shape in kept) == row.num_tokens
     assert row.num_tokens < 500

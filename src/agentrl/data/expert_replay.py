@@ -17,7 +17,7 @@ OWN_CHOICE = -1
 """In place of an expert: the trainer's own router chooses."""
 
 
-def with_routes(
+def with_routed_experts(
     tokens: Sequence[TurnTokens], turns: Iterable[DispatchedSamplingTask]
 ) -> list[TurnTokens]:
     """Return turns in token form with the experts of the tokens on their paths.
@@ -28,14 +28,14 @@ def with_routes(
     """
     stored = {(turn.record_id, turn.index): turn for turn in turns}
     by_id = {turn.id: turn for turn in stored.values()}
-    routes = {
+    experts = {
         chain: _gather(by_id[longest.turn_id], len(longest.path), stored)
         for chain, longest in _longest_of_chains(tokens).items()
     }
-    return [_with(turn, routes[turn.record_id, turn.chain]) for turn in tokens]
+    return [_with(turn, experts[turn.record_id, turn.chain]) for turn in tokens]
 
 
-def agreed(turns: Sequence[TurnTokens]) -> tuple[tuple[TurnTokens, ...], int]:
+def agree_on_experts(turns: Sequence[TurnTokens]) -> tuple[tuple[TurnTokens, ...], int]:
     """Give tokens that turns of a group share one choice of experts, however the servers chose.
 
     Such a token is computed once. The first turn in depth-first order whose server chose for it
@@ -99,22 +99,22 @@ def _gather(
     stored: dict[tuple[str, int], DispatchedSamplingTask],
 ) -> np.ndarray | None:
     """Return the experts of a turn's first tokens, int16 [length, W], from it and its ancestors."""
-    routes: np.ndarray | None = None
+    experts: np.ndarray | None = None
     end = length
     while True:
         first, own = first_routed(turn.shared_len), stored_experts(turn)
         if own is not None and end > first:
-            if routes is None:
-                routes = np.full((length, own.shape[1]), OWN_CHOICE, dtype=np.int16)
-            routes[first:end] = own[: end - first]
+            if experts is None:
+                experts = np.full((length, own.shape[1]), OWN_CHOICE, dtype=np.int16)
+            experts[first:end] = own[: end - first]
         end = min(end, first)
         if end == 0 or turn.parent is None:
-            return routes
+            return experts
         turn = stored[turn.record_id, turn.parent]
 
 
-def _with(turn: TurnTokens, routes: np.ndarray | None) -> TurnTokens:
-    return replace(turn, routed_experts=None if routes is None else routes[: len(turn.path)])
+def _with(turn: TurnTokens, experts: np.ndarray | None) -> TurnTokens:
+    return replace(turn, routed_experts=None if experts is None else experts[: len(turn.path)])
 
 
 def _width(turn: TurnTokens) -> int:

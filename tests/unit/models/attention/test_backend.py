@@ -7,7 +7,7 @@ from support.trees import random_group, tiny_policy
 from agentrl.data.tree import TokenTree
 from agentrl.errors import ConfigError
 from agentrl.models.attention.attention_registry import BACKENDS, implementation_of
-from agentrl.models.policy import term_logprobs
+from agentrl.models.policy import target_logprobs
 
 ROW = TokenTree.from_tokens(random_group(5).turns).row
 IMPLEMENTATIONS = [backend.implementation for backend in BACKENDS]
@@ -27,7 +27,7 @@ def test_what_a_layer_asks_for_beyond_plain_attention_is_refused(attention, keyw
         attend.forward = forward
         setattr(attend, {"dropout": "attention_dropout"}.get(keyword, keyword), value)
     with pytest.raises(ConfigError, match=f"ask for {keyword}, which {attention} does not"):
-        term_logprobs(policy, ROW)
+        target_logprobs(policy, ROW)
 
 
 def test_every_back_end_has_a_flag_of_its_own():

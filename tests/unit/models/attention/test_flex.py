@@ -13,7 +13,7 @@ from agentrl.models.attention.flex import FLEX
 from agentrl.models.attention.layout import visibility
 from agentrl.models.chunks import ChunkedPass, cut_row
 from agentrl.models.load import load_policy
-from agentrl.models.policy import term_logprobs
+from agentrl.models.policy import target_logprobs
 
 # On CPU the uncompiled computation is meant: it is what the masks are checked with.
 pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without:UserWarning")
@@ -76,7 +76,7 @@ def test_logprobs_are_those_of_the_oracle(architecture):
     flex = tiny_policy(architecture, attention="agentrl_flex")
     oracle = tiny_policy(architecture, attention="sdpa")
     for row in ROWS:
-        found, expected = term_logprobs(flex, row).logprobs, term_logprobs(oracle, row).logprobs
+        found, expected = target_logprobs(flex, row).logprobs, target_logprobs(oracle, row).logprobs
         assert torch.allclose(found, expected, rtol=0, atol=1e-12)
 
 
@@ -84,7 +84,7 @@ def test_chunks_say_the_same_as_the_whole_row():
     policy = tiny_policy(attention="agentrl_flex")
     found = ChunkedPass(policy, ROWS[0], num_chunks=5).forward().logprobs
     with torch.no_grad():
-        expected = term_logprobs(policy, ROWS[0]).logprobs
+        expected = target_logprobs(policy, ROWS[0]).logprobs
     assert torch.allclose(found, expected, rtol=0, atol=1e-12)
 
 
@@ -100,7 +100,7 @@ def test_the_kernel_gets_all_in_the_precision_of_autocast(architecture, monkeypa
     monkeypatch.setattr("agentrl.models.attention.flex.flex_attention", noted)
     policy = tiny_policy(architecture, torch.float32, attention="agentrl_flex")
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        term_logprobs(policy, ROWS[0])
+        target_logprobs(policy, ROWS[0])
     assert met == {torch.bfloat16}
 
 
