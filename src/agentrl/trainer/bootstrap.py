@@ -49,7 +49,7 @@ class _Start:
     """What rank 0 broadcasts before anything is loaded."""
 
     settings: LearnerSettings | None
-    """None: rank 0 gave up."""
+    """None: rank 0 failed before it had any."""
 
 
 def run_on_ranks(name: str, config: RootConfig, lead: Lead[T]) -> T | None:

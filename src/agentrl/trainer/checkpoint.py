@@ -148,14 +148,14 @@ class RankStates(Protocol):
     """The ranks' part of a checkpoint; see `WorkerGroup`, which torch-free importers do not need."""
 
     async def save_state(self, directory: Path, *, in_background: bool) -> None:
-        """Write the state, or only copy it when the rest goes on in the background."""
+        """Write the state; `in_background` returns once it is copied."""
 
     async def wait_saved(self) -> None:
         """Return when the state is written."""
 
 
 class CheckpointSaver:
-    """Writes a run's checkpoints one after the other; with `--async_save`, while training goes on."""
+    """Writes a run's checkpoints one after the other; with `--async_save`, during training."""
 
     def __init__(
         self,

@@ -42,6 +42,7 @@ async def trainer_lease(
         yield
     except asyncio.CancelledError:
         if renewal.done() and not renewal.cancelled() and (error := renewal.exception()):
+            # The renewal cancelled this task, not the caller, who sees why instead.
             body.uncancel()
             raise error from None
         raise

@@ -170,10 +170,12 @@ class Learner:
                     done.terms,
                 )
             )
+        # One collective for all figures of the step.
         totals = _Sums(*self._ranks.sum(astuple(sums)))
         accumulated = time.monotonic()
         grad_norm = clip_gradients(self._policy.parameters(), self._trainer.max_grad_norm)
         rate = learning_rate(self._trainer, self._num_done)
+        # Loss and norm are the same on every rank, so all of them skip the step or none does.
         skipped = None
         if not math.isfinite(totals.loss):
             skipped = "non_finite_loss"

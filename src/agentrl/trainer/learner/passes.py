@@ -74,6 +74,8 @@ def forward_backward(
         done = _loss(output.logprobs, batch, algorithm, reference_logprobs)
         done.loss.backward()
     else:
+        # The loss needs the logprobs of all chunks at once, the memory allows the activations of one
+        # chunk only: forward through all, then the loss, then backward chunk by chunk.
         passes = ChunkedPass(
             policy, batch.row, num_chunks=batch.num_chunks, chunk_size=chunk_size, autocast=autocast
         )

@@ -39,7 +39,7 @@ class LearnerSettings:
     """Model of the KL penalty. Without it, and with a KL penalty, an adapter is compared with its
     own base model."""
     starts_in_host_memory: bool = False
-    """Load nothing to the device before `Learner.move` says so."""
+    """Load into host memory; `Learner.move` brings the state to the device."""
 
 
 def adapter_shape(model: ModelSection) -> AdapterShape | None:

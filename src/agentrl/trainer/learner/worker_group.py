@@ -1,8 +1,8 @@
 """All ranks' learners behind one object on rank 0.
 
 Every operation on the model is collective. Rank 0 broadcasts the call and then makes it itself, in
-one worker thread, so that its event loop (leases, servers) goes on; the other ranks make the calls
-that they receive in `worker_loop`.
+one worker thread, so that its event loop (leases, servers) keeps running; the other ranks make the
+calls that they receive in `worker_loop`.
 """
 
 import asyncio
@@ -157,7 +157,7 @@ class WorkerGroup:
 
     async def wait_saved(self) -> None:
         """Return when the state is written by all ranks."""
-        # Not in the thread of operations: training goes on while a state is written.
+        # Not in the thread of operations: the next step trains while a state is written.
         await asyncio.to_thread(self._learner.wait_saved)
 
     async def _on_all_ranks(

@@ -22,7 +22,7 @@ class SharedDevice:
         """Begin with the device in the servers' hands.
 
         Args:
-            store: tells the supervisors who has it.
+            store: where the supervisors read who has it.
             publisher: puts servers to sleep; its `announce` wakes them.
             group: the one rank, in host memory to begin with.
         """

@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 
 class Evaluations:
-    """Evaluations of one run: with `steps` they run beside training, otherwise it waits for them."""
+    """Evaluations of one run: `steps` runs them during training, `ends` has training wait."""
 
     def __init__(
         self,
@@ -44,13 +44,13 @@ class Evaluations:
         strategy = self._trainer.eval_strategy
         if strategy == "steps":
             if step % self._trainer.eval_steps == 0 and self._is_new(step):
-                logger.info("evaluating version %d beside training", step)
+                logger.info("evaluating version %d during training", step)
                 self._running[step] = asyncio.create_task(self._evaluate(step))
         elif strategy == "ends" and step == 0:
             await self._evaluate_now(step)
 
     async def finish(self) -> None:
-        """Wait for the evaluations beside training."""
+        """Wait for the evaluations that run during training."""
         with self._history.timed("eval"):
             await self._collect(wait=True)
 
@@ -60,7 +60,7 @@ class Evaluations:
             await self._evaluate_now(step)
 
     async def cancel(self) -> None:
-        """Give up the evaluations beside training."""
+        """Cancel the evaluations that run during training."""
         for job in self._running.values():
             job.cancel()
         await asyncio.gather(*self._running.values(), return_exceptions=True)

@@ -166,6 +166,8 @@ class GroupReader:
         reported = time.monotonic()
         while num_usable < (now := control()).groups_per_step:
             algorithm = self._algorithm.model_copy(update={"max_staleness": now.max_staleness})
+            # Asked before the groups are read: one that completes in between counts as open, which
+            # only delays those behind it. The other way round, they could overtake it.
             first_open = await self._first_open_order()
             ready = await self._store.ledger.ready_groups(
                 self._consumer,

@@ -1,7 +1,7 @@
 """The trainer process of `agentrl train`: `train(config)` on every rank.
 
 Rank 0 prepares the run in the store, holds the trainer's lease, and drives `TrainLoop`; see
-`agentrl.trainer.bootstrap` for what it has in common with supervised fine-tuning.
+`agentrl.trainer.bootstrap` for what it shares with supervised fine-tuning.
 """
 
 import asyncio
@@ -13,7 +13,14 @@ import torch
 
 from agentrl.config.checks import groups_per_step
 from agentrl.config.loading import flat_values
-from agentrl.config.sections import RootConfig
+from agentrl.config.sections import (
+    AlgorithmSection,
+    ModelSection,
+    RootConfig,
+    RunSection,
+    StoreSection,
+    TrainerSection,
+)
 from agentrl.datasets.task_stream import eval_tasks, train_tasks
 from agentrl.distributed import Ranks
 from agentrl.errors import ConfigError
@@ -47,7 +54,7 @@ def train(config: RootConfig) -> TrainResult | None:
     """Train one run, resuming it where it was left.
 
     Args:
-        config: the resolved configuration; sections are handed down from here.
+        config: the resolved configuration; components receive their sections from here.
 
     Returns:
         How it ended; None on ranks other than 0.
@@ -72,8 +79,8 @@ async def lead(config: RootConfig, ranks: Ranks, *, stop: asyncio.Event) -> Trai
     trainer, consumer = config.trainer, config.trainer.consumer
     async with AsyncExitStack() as stack:
         with ending_ranks_on_error(ranks):
-            _check_flags(config)
-            store = await stack.enter_async_context(_connect(config))
+            _check_flags(config.run, trainer)
+            store = await stack.enter_async_context(_connect(config.store, config.run.run_name))
             checkpoint = await _open_run(store, config, ranks)
             await stack.enter_async_context(
                 trainer_lease(store, consumer, lease_seconds=trainer.trainer_lease_seconds)
@@ -84,7 +91,7 @@ async def lead(config: RootConfig, ranks: Ranks, *, stop: asyncio.Event) -> Trai
                 trainer=trainer,
                 algorithm=config.algorithm,
                 seed=config.run.seed,
-                reference_path=_reference_path(config),
+                reference_path=_reference_path(config.model, config.algorithm),
                 starts_in_host_memory=config.inference.colocated,
             )
             state_path = state_to_resume(checkpoint, trainer.max_steps)
@@ -125,25 +132,25 @@ async def lead(config: RootConfig, ranks: Ranks, *, stop: asyncio.Event) -> Trai
         return result
 
 
-def _check_flags(config: RootConfig) -> None:
-    check_trainer_flags(config.trainer)
-    consumer = config.trainer.consumer
-    if consumer != DEFAULT_CONSUMER and config.run.output_dir is None:
+def _check_flags(run: RunSection, trainer: TrainerSection) -> None:
+    check_trainer_flags(trainer)
+    consumer = trainer.consumer
+    if consumer != DEFAULT_CONSUMER and run.output_dir is None:
         raise ConfigError(f"--consumer {consumer} needs an --output_dir of its own")
-    if consumer != DEFAULT_CONSUMER and config.trainer.eval_strategy != "no":
+    if consumer != DEFAULT_CONSUMER and trainer.eval_strategy != "no":
         raise ConfigError(
             f"--consumer {consumer} publishes no weights, so that they cannot be evaluated on "
             "the run's servers; use --eval_strategy no, and `agentrl eval` later"
         )
 
 
-def _connect(config: RootConfig) -> AbstractAsyncContextManager[TrajectoryStore]:
-    uri = config.store.db_connection_string
+def _connect(section: StoreSection, run_name: str) -> AbstractAsyncContextManager[TrajectoryStore]:
+    uri = section.db_connection_string
     if uri is None:
         raise ConfigError(
             "no database: give --db_connection_string or MONGODB_URI (agentrl run starts one)"
         )
-    return TrajectoryStore.connect(uri.get_secret_value(), config.run.run_name)
+    return TrajectoryStore.connect(uri.get_secret_value(), run_name)
 
 
 async def _open_run(store: TrajectoryStore, config: RootConfig, ranks: Ranks) -> Checkpoint | None:
@@ -189,13 +196,13 @@ async def _open_run(store: TrajectoryStore, config: RootConfig, ranks: Ranks) ->
     return checkpoint
 
 
-def _reference_path(config: RootConfig) -> Path | None:
-    reference = config.algorithm.reference_model
-    if config.algorithm.kl_coefficient == 0.0:
+def _reference_path(model: ModelSection, algorithm: AlgorithmSection) -> Path | None:
+    """Return the reference model of the KL penalty; None where no second model is loaded."""
+    if algorithm.kl_coefficient == 0.0:
         return None
-    if reference is None and config.model.lora_rank:
+    if algorithm.reference_model is None and model.lora_rank:
         return None  # the policy holds its base model, which is the reference
-    return resolve_model(reference or config.model.model_name_or_path)
+    return resolve_model(algorithm.reference_model or model.model_name_or_path)
 
 
 def _publisher(
