@@ -399,11 +399,11 @@ async def read_rate(mongo: EmbeddedMongo, sizes: Sizes) -> dict[str, Any]:
         rates: dict[str, list[float]] = {"bare": [], "store": []}
         for _ in range(max(2, sizes.repeats)):
             began = time.monotonic()
-            data = [d async for d in store._database["record_data"].find({}).sort("traj_id", 1)]
+            data = [d async for d in store.database["record_data"].find({}).sort("traj_id", 1)]
             ids = [turn_id for d in data for turn_id in d["turn_ids"]]
-            found = [d async for d in store._database["turns"].find({"_id": {"$in": ids}})]
+            found = [d async for d in store.database["turns"].find({"_id": {"$in": ids}})]
             keys = {key for document in found for key in blob_keys(document)}
-            blobs = [d async for d in store._database["blobs"].find({"_id": {"$in": sorted(keys)}})]
+            blobs = [d async for d in store.database["blobs"].find({"_id": {"$in": sorted(keys)}})]
             bare = time.monotonic() - began
             began = time.monotonic()
             groups = await store.ledger.ready_groups(limit=sizes.read_groups)
@@ -454,7 +454,7 @@ async def bytes_per_token(mongo: EmbeddedMongo) -> list[dict[str, Any]]:
             tokens = record.num_prompt_tokens + record.num_output_tokens
             stored = 0
             for name in ("records", "record_data", "turns", "blobs"):
-                cursor = await store._database[name].aggregate(
+                cursor = await store.database[name].aggregate(
                     [{"$group": {"_id": None, "bytes": {"$sum": {"$bsonSize": "$$ROOT"}}}}]
                 )
                 stored += sum([row["bytes"] async for row in cursor])

@@ -162,9 +162,7 @@ async def test_a_run_of_four_ranks_goes_on_with_two(
     assert largest_difference(weights(alone, 4), weights(alone, 2)) > 1e-4
     for uri in uris:
         async with TrajectoryStore.connect(uri) as store:
-            entries = [
-                d["ledger"]["trainer"] async for d in store._database["record_data"].find({})
-            ]
+            entries = [d["ledger"]["trainer"] async for d in store.database["record_data"].find({})]
         trained = sorted(entry["step"] for entry in entries if entry["status"] == "trained")
         assert trained == [1] * 6 + [2] * 6 + [3] * 6 + [4] * 6
         assert {entry["trained_count"] for entry in entries} == {1}

@@ -49,11 +49,11 @@ async def nothing(*_: object) -> None:
 
 
 async def lose_a_turn(store: TrajectoryStore, *_: Journal) -> None:
-    await store._database["turns"].delete_one({"record_id": "train/0/q0/0"})
+    await store.database["turns"].delete_one({"record_id": "train/0/q0/0"})
 
 
 async def cut_a_turn_out(store: TrajectoryStore, *_: Journal) -> None:
-    await store._database["records"].update_one({"_id": "train/0/q0/0"}, {"$set": {"turns": []}})
+    await store.database["records"].update_one({"_id": "train/0/q0/0"}, {"$set": {"turns": []}})
 
 
 async def train_one_again(_: TrajectoryStore, __: Journal, trainer: Journal) -> None:
@@ -61,26 +61,24 @@ async def train_one_again(_: TrajectoryStore, __: Journal, trainer: Journal) -> 
 
 
 async def forget_that_one_was_trained(store: TrajectoryStore, *_: Journal) -> None:
-    await store._database["record_data"].update_one(
+    await store.database["record_data"].update_one(
         {"_id": "train/0/q0/0"}, {"$set": {"ledger": {}}}
     )
 
 
 async def pass_one_over(store: TrajectoryStore, *_: Journal) -> None:
-    await store._database["record_data"].update_one(
+    await store.database["record_data"].update_one(
         {"_id": "train/0/q2/1"}, {"$set": {"ledger": {}}}
     )
 
 
 async def call_a_dropped_one_trained(store: TrajectoryStore, *_: Journal) -> None:
     standing = {"ledger.trainer.status": "trained", "ledger.trainer.trained_at": [1]}
-    await store._database["record_data"].update_one({"_id": "train/0/q2/1"}, {"$set": standing})
+    await store.database["record_data"].update_one({"_id": "train/0/q2/1"}, {"$set": standing})
 
 
 async def leave_a_group_open(store: TrajectoryStore, *_: Journal) -> None:
-    await store._database["tasks"].update_one(
-        {"_id": "train/0/q1"}, {"$set": {"status": "created"}}
-    )
+    await store.database["tasks"].update_one({"_id": "train/0/q1"}, {"$set": {"status": "created"}})
 
 
 async def write_as_a_stale_holder(_: TrajectoryStore, samplers: Journal, __: Journal) -> None:

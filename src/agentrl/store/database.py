@@ -141,25 +141,23 @@ class Repository:
     """Base of the repositories: each reads and writes one kind of document."""
 
     def __init__(self, database: RunDatabase) -> None:
-        self._database = database
+        self._db = database
 
 
 # --- operations ---------------------------------------------------------------------------------
 
 
 class _OnDatabase(Protocol):
-    _database: RunDatabase
+    _db: RunDatabase
 
 
 D = TypeVar("D", bound=_OnDatabase)
+_Method = Callable[Concatenate[D, P], Coroutine[Any, Any, R]]
 
 
 def operation(
     what: str, *, repeatable: bool = True
-) -> Callable[
-    [Callable[Concatenate[D, P], Coroutine[Any, Any, R]]],
-    Callable[Concatenate[D, P], Coroutine[Any, Any, R]],
-]:
+) -> Callable[[_Method[D, P, R]], _Method[D, P, R]]:
     """Make a method an operation on the database.
 
     Driver errors become StoreErrors. A repeatable operation (one that may run twice without harm)
@@ -167,17 +165,15 @@ def operation(
 
     Args:
         what: what is being done, for the error text.
-        repeatable: False where a second run would not be the same as one.
+        repeatable: False where a second run would not be the same as one: a claim whose answer was
+            lost has taken a slot, and a second claim would take another.
     """
 
-    def decorate(
-        method: Callable[Concatenate[D, P], Coroutine[Any, Any, R]],
-    ) -> Callable[Concatenate[D, P], Coroutine[Any, Any, R]]:
+    def decorate(method: _Method[D, P, R]) -> _Method[D, P, R]:
         @functools.wraps(method)
         async def wrapper(self: D, /, *args: P.args, **kwargs: P.kwargs) -> R:
-            delays = RETRY_DELAYS_SECONDS if repeatable else ()
-            async with self._database.boundary(what):
-                for delay in delays:
+            async with self._db.boundary(what):
+                for delay in RETRY_DELAYS_SECONDS if repeatable else ():
                     try:
                         return await method(self, *args, **kwargs)
                     except AutoReconnect:

@@ -46,6 +46,7 @@ class TrajectoryStore:
             await store.tasks.add([MCPTask(id="train/0/q1", query="...", num_generations=8)])
 
     Attributes:
+        database: the documents as they are stored, for tools and tests that look past the schema.
         runs: the run itself: identity, controls, status, admission.
         trainer_leases: which process trains the run.
         tasks: the questions, with the pending Records that belong to them.
@@ -66,7 +67,7 @@ class TrajectoryStore:
 
     def __init__(self, database: RunDatabase) -> None:
         """Compose the repositories of an open database; callers use `connect` or `from_client`."""
-        self._database = database
+        self.database = self._db = database
         blobs = BlobRepository(database)
         self.images = ImageRepository(database, blobs)
         self.tasks = TaskRepository(database, self.images)
@@ -84,10 +85,12 @@ class TrajectoryStore:
         self.lineage = LineageRepository(database, self.turns)
         self.reports = ReportRepository(
             database,
+            tasks=self.tasks,
             turns=self.turns,
             ledger=self.ledger,
             lineage=self.lineage,
             services=self.services,
+            samplers=self.samplers,
         )
         self.maintenance = MaintenanceRepository(database)
         self.transfer = TransferRepository(database)
@@ -129,12 +132,12 @@ class TrajectoryStore:
     @property
     def database_name(self) -> str:
         """Name of the run's database."""
-        return self._database.name
+        return self._db.name
 
     @property
     def redacted_uri(self) -> str:
         """The connection string to show: with the database, without the password."""
-        return self._database.redacted_uri
+        return self._db.redacted_uri
 
     @operation("prepare the database")
     async def ensure_schema(self) -> None:
@@ -144,14 +147,14 @@ class TrajectoryStore:
             StoreError: another release wrote the database, in a schema that this one does not know.
         """
         await self._check_schema_version()
-        await ensure_validators(self._database)
+        await ensure_validators(self._db)
         for collection, indexes in INDEXES.items():
-            await self._database[collection].create_indexes(indexes)
-        await self._database["record_data"].create_indexes(ledger_indexes(DEFAULT_CONSUMER))
-        await ensure_views(self._database)
+            await self._db[collection].create_indexes(indexes)
+        await self._db["record_data"].create_indexes(ledger_indexes(DEFAULT_CONSUMER))
+        await ensure_views(self._db)
 
     async def _check_schema_version(self) -> None:
-        run = await self._database["runs"].find_one({}, {"schema_version": 1})
+        run = await self._db["runs"].find_one({}, {"schema_version": 1})
         if run is not None and run["schema_version"] != SCHEMA_VERSION:
             raise StoreError(
                 f"database {self.database_name!r} has schema version {run['schema_version']}, "
@@ -161,4 +164,4 @@ class TrajectoryStore:
     @operation("drop the database")
     async def drop_database(self) -> None:
         """Delete the whole database of the run. Nothing in AgentRL does so unasked."""
-        await self._database.client.drop_database(self.database_name)
+        await self._db.client.drop_database(self.database_name)

@@ -33,7 +33,7 @@ async def test_a_new_version_stands_beside_the_others_and_nothing_is_sampled(
     store: TrajectoryStore,
 ) -> None:
     ids = await fill(store, 3)
-    num_turns = await store._database["turns"].count_documents({})
+    num_turns = await store.database["turns"].count_documents({})
     register("1", 0.25)
     counts = await rescore(store, MCPScorerFactory.get_scorer("strict"))
     assert (counts.num_scored, counts.num_known) == (6, 0)
@@ -55,7 +55,7 @@ async def test_a_new_version_stands_beside_the_others_and_nothing_is_sampled(
             assert newest is not None
             assert named is not None
             assert (newest.value, named.value) == (0.75, 0.25)
-    assert await store._database["turns"].count_documents({}) == num_turns
+    assert await store.database["turns"].count_documents({}) == num_turns
     assert len(ids) == 6
 
 

@@ -59,7 +59,7 @@ def assert_as_sent(turns: list[DispatchedSamplingTask], engine: ScriptedEngine) 
 
 
 async def num_images_stored(store: TrajectoryStore) -> int:
-    return await store._database["blobs"].count_documents({"kind": "image"})
+    return await store.database["blobs"].count_documents({"kind": "image"})
 
 
 def test_a_model_sees_where_its_files_name_a_placeholder(

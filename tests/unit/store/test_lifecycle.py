@@ -165,7 +165,7 @@ class Lifecycle(RuleBasedStateMachine):
     def fall_silent(self, who: int) -> None:
         expired = [{"$set": {"lease.expires_at": {"$subtract": ["$$NOW", 1]}}}]
         owned = {"lease.owner": self.processes[who].name}
-        self.do(self.store._database["records"].update_many(owned, expired))
+        self.do(self.store.database["records"].update_many(owned, expired))
 
     @rule()
     def reap(self) -> None:
@@ -222,7 +222,7 @@ class Lifecycle(RuleBasedStateMachine):
 
     @invariant()
     def what_was_acknowledged_is_there_and_nothing_else(self) -> None:
-        stored = self.do(self.store._database["turns"].distinct("_id"))
+        stored = self.do(self.store.database["turns"].distinct("_id"))
         assert set(stored) == set(self.acknowledged)
 
     @invariant()

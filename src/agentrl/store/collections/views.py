@@ -2,7 +2,13 @@
 
 from agentrl.store.database import RunDatabase
 from agentrl.store.documents.codec import Document
-from agentrl.store.documents.expressions import FAILED_ATTEMPTS, HAS_FAILURE
+from agentrl.store.documents.expressions import (
+    FAILED_ATTEMPTS,
+    HAS_FAILURE,
+    lookup,
+    shown,
+    unwind,
+)
 
 
 def _num_ids(field: str) -> Document:
@@ -16,18 +22,8 @@ def _num_ids(field: str) -> Document:
     }
 
 
-def _lookup(source: str, local: str, foreign: str, name: str, *pipeline: Document) -> Document:
-    """Return the stage that adds the documents of `source` with `foreign` equal to `local`."""
-    stage = {"from": source, "localField": local, "foreignField": foreign, "as": name}
-    return {"$lookup": {**stage, "pipeline": list(pipeline)} if pipeline else stage}
-
-
-def _unwind(name: str) -> Document:
-    return {"$unwind": {"path": f"${name}", "preserveNullAndEmptyArrays": True}}
-
-
 _SECONDS: Document = {"$divide": [{"$subtract": ["$finished_at", "$started_at"]}, 1000]}
-_TURNS = _lookup(
+_TURNS = lookup(
     "turns",
     "turns",
     "_id",
@@ -52,36 +48,28 @@ _TURNS = _lookup(
     },
 )
 _TASK = [
-    _lookup(
+    lookup(
         *("tasks", "task_id", "_id", "task"),
         {"$project": {"_id": 0, "query": 1, "answer": 1, "tag": 1}},
     ),
-    _unwind("task"),
+    unwind("task"),
 ]
 _LEDGER = [
-    _lookup("record_data", "_id", "_id", "data", {"$project": {"_id": 0, "ledger": 1}}),
-    _unwind("data"),
+    lookup("record_data", "_id", "_id", "data", {"$project": {"_id": 0, "ledger": 1}}),
+    unwind("data"),
 ]
 _SUMMARY: Document = {
-    "task_id": 1,
-    "traj_id": 1,
-    "split": 1,
+    **shown("task_id", "traj_id", "split"),
     "tag": "$task.tag",
     "question": "$task.query",
     "reference": "$task.answer",
-    "status": 1,
-    "outcome": 1,
-    "final_answer": 1,
+    **shown("status", "outcome", "final_answer"),
     "score": "$score.value",
     "scorer": "$score.scorer",
     "scorer_version": "$score.version",
     "score_detail": "$score.detail",
-    "attempt": 1,
-    "min_version": 1,
-    "max_version": 1,
-    "num_prompt_tokens": 1,
-    "num_output_tokens": 1,
-    "num_tool_calls": 1,
+    **shown("attempt", "min_version", "max_version"),
+    **shown("num_prompt_tokens", "num_output_tokens", "num_tool_calls"),
     "seconds": _SECONDS,
     "error": 1,
 }
@@ -109,13 +97,10 @@ VIEWS: dict[str, tuple[str, list[Document]]] = {
     "v_progress": (
         "tasks",
         [
-            _lookup("records", "_id", "task_id", "tries"),
+            lookup("records", "_id", "task_id", "tries"),
             {
                 "$project": {
-                    "split": 1,
-                    "order": 1,
-                    "tag": 1,
-                    "status": 1,
+                    **shown("split", "order", "tag", "status"),
                     "question": "$query",
                     "num_tries": {"$size": "$tries"},
                     "statuses": "$tries.status",
@@ -140,7 +125,7 @@ VIEWS: dict[str, tuple[str, list[Document]]] = {
                 "$lookup": {
                     "from": "runs",
                     "as": "run",
-                    "pipeline": [{"$project": {"_id": 0, "admitted_groups": 1, "status": 1}}],
+                    "pipeline": [{"$project": {"_id": 0, **shown("admitted_groups", "status")}}],
                 }
             },
             {"$unwind": "$run"},
@@ -154,7 +139,7 @@ VIEWS: dict[str, tuple[str, list[Document]]] = {
                     }
                 }
             },
-            {"$project": {"task_id": 1, "traj_id": 1, "split": 1, "status": 1, "order": 1}},
+            {"$project": shown("task_id", "traj_id", "split", "status", "order")},
         ],
     ),
     # What went wrong in the infrastructure: failed records, attempts that ended badly, late scores.

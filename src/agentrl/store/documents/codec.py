@@ -28,7 +28,8 @@ Document = dict[str, Any]
 Model = TypeVar("Model", bound=BaseModel)
 
 _INT64 = 2**63
-_ARRAY_TYPES = {"i": "<i4", "f": "<f4"}
+ARRAY_TYPES = {"i": "<i4", "f": "<f4"}
+"""NumPy kind -> stored element type: little endian, whatever the machine's order is."""
 _TASK_STANDING = frozenset(
     {"_id", "split", "epoch", "order", "num_generations", "status", "tag"}
     | {"created_at", "completed_at"}
@@ -48,7 +49,7 @@ def encode(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [encode(item) for item in value]
     if isinstance(value, np.ndarray):
-        return Binary(value.astype(_ARRAY_TYPES[value.dtype.kind]).tobytes())
+        return Binary(value.astype(ARRAY_TYPES[value.dtype.kind]).tobytes())
     if isinstance(value, int) and not -_INT64 <= value < _INT64:
         return str(value)
     return value
@@ -150,16 +151,6 @@ def record_data(record: Record, task_version: str) -> DBRecordData:
         max_version=record.max_version,
         task_version=task_version,
     )
-
-
-def int32_array(data: bytes) -> np.ndarray:
-    """Return the int32 array [N] that a Binary holds."""
-    return np.frombuffer(data, dtype="<i4")
-
-
-def float32_array(data: bytes) -> np.ndarray:
-    """Return the float32 array [N] that a Binary holds."""
-    return np.frombuffer(data, dtype="<f4")
 
 
 def id_field(cls: type[BaseModel]) -> str:

@@ -43,8 +43,8 @@ def lease(owner: str, fence: Any, lease_seconds: float) -> Document:
     return {"owner": literal(owner), "fence": fence, "expires_at": after(lease_seconds)}
 
 
-def nobodys_lease(free_in_seconds: float) -> Document:
-    """Return the lease of a finished Record that waits for a scorer: fence 0 is nobody's."""
+def waiting_lease(free_in_seconds: float) -> Document:
+    """Return the lease of a finished Record that waits for a scorer: no holder has fence 0."""
     return {"owner": "", "fence": literal(0), "expires_at": after(free_in_seconds)}
 
 
@@ -90,3 +90,19 @@ def attempt_failed(ended_by: str, error: str, max_attempts: int) -> list[Documen
 def lease_lost(record_id: str, fence: int) -> LeaseLost:
     """Return the error of a holder whose lease is gone."""
     return LeaseLost(f"record {record_id!r}: the lease with fence {fence} is lost")
+
+
+def lookup(source: str, local: str, foreign: str, name: str, *pipeline: Document) -> Document:
+    """Return the stage that adds the documents of `source` with `foreign` equal to `local`."""
+    stage = {"from": source, "localField": local, "foreignField": foreign, "as": name}
+    return {"$lookup": {**stage, "pipeline": list(pipeline)} if pipeline else stage}
+
+
+def unwind(name: str) -> Document:
+    """Return the stage that puts one looked-up document, if there is one, in place of its list."""
+    return {"$unwind": {"path": f"${name}", "preserveNullAndEmptyArrays": True}}
+
+
+def shown(*names: str) -> Document:
+    """Return the projection of these fields as they are."""
+    return dict.fromkeys(names, 1)

@@ -13,17 +13,17 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import bson
+import numpy as np
 from bson import Binary
 from bson.codec_options import CodecOptions
 
 from agentrl.schema import DispatchedSamplingTask
 from agentrl.schema.image import stored_key
 from agentrl.store.documents.codec import (
+    ARRAY_TYPES,
     Document,
     encode,
-    float32_array,
     from_document,
-    int32_array,
     to_document,
 )
 
@@ -128,9 +128,8 @@ def unpack(document: Document, blobs: dict[str, Any]) -> DispatchedSamplingTask:
         fields[name] = _resolve(fields[name], blobs)
     for name in LIST_FIELDS:
         fields[name] = [_resolve(value, blobs) for value in fields[name]]
-    for name in ("added_ids", "output_ids"):
-        fields[name] = int32_array(fields[name])
-    fields["output_logprobs"] = float32_array(fields["output_logprobs"])
+    for name, kind in (("added_ids", "i"), ("output_ids", "i"), ("output_logprobs", "f")):
+        fields[name] = np.frombuffer(fields[name], dtype=ARRAY_TYPES[kind])
     return from_document(DispatchedSamplingTask, fields)
 
 

@@ -31,7 +31,7 @@ class BlobRepository(Repository):
         documents = [document for blob in fresh.values() for document in blob.documents()]
         if not documents:
             return
-        await insert_new(self._database.blobs, documents)
+        await insert_new(self._db.blobs, documents)
         self._stored.update(dict.fromkeys(fresh))
         while len(self._stored) > _REMEMBERED:
             self._stored.popitem(last=False)
@@ -46,7 +46,7 @@ class BlobRepository(Repository):
         if not wanted:
             return {}
         values: dict[str, Any] = {}
-        async for document in self._database.blobs.find({"_id": {"$in": sorted(wanted)}}):
+        async for document in self._db.blobs.find({"_id": {"$in": sorted(wanted)}}):
             if "num_parts" in document:
                 values[document["_id"]] = await self._join(document)
             else:
@@ -58,7 +58,7 @@ class BlobRepository(Repository):
 
     async def _join(self, head: Document) -> Any:
         keys = [f"{head['_id']}/{part}" for part in range(head["num_parts"])]
-        found = self._database.blobs.find({"_id": {"$in": keys}})
+        found = self._db.blobs.find({"_id": {"$in": keys}})
         parts = {part["_id"]: part["data"] async for part in found}
         if len(parts) != len(keys):
             raise StoreError(f"blob {head['_id']} is incomplete")

@@ -60,7 +60,7 @@ class FencedRecords(Repository):
         Raises:
             LeaseLost: the caller's lease is gone; nothing was written.
         """
-        result = await self._database.records.update_one(
+        result = await self._db.records.update_one(
             {**held(record_id, fence), "status": status}, [{"$set": update}]
         )
         if result.matched_count == 0:
@@ -68,7 +68,7 @@ class FencedRecords(Repository):
 
     async def _move_all(self, moves: Sequence[_Move]) -> list[LeaseLost | None]:
         matched = await update_each(
-            self._database.records,
+            self._db.records,
             [
                 (
                     {**held(move.record_id, move.fence), "status": may_become(move.to)},
@@ -92,7 +92,7 @@ class FencedRecords(Repository):
         A record in the status under the mover's own fence was moved by it: now, or by an earlier
         try of the same request whose answer was lost.
         """
-        cursor = self._database.records.find(
+        cursor = self._db.records.find(
             {"_id": {"$in": [move.record_id for move in moves]}}, {"status": 1, "fence": 1}
         )
         moved = {(found["_id"], found["status"], found["fence"]) async for found in cursor}

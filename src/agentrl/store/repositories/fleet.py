@@ -19,51 +19,49 @@ class PolicyRepository(Repository):
         A version that was published before is replaced: a trainer that resumed from an earlier
         checkpoint publishes its versions again, and later ones of the lost future are forgotten.
         """
+        # The document before the pointer to it: a server that reads the run's version finds it.
         document = to_document(policy)
-        await self._database.policies.replace_one({"_id": policy.version}, document, upsert=True)
-        await self._database.policies.delete_many({"_id": {"$gt": policy.version}})
-        result = await self._database.runs.update_one(
+        await self._db.policies.replace_one({"_id": policy.version}, document, upsert=True)
+        await self._db.policies.delete_many({"_id": {"$gt": policy.version}})
+        result = await self._db.runs.update_one(
             {},
-            {
-                "$set": {"policy_version": policy.version},
-                "$currentDate": {"updated_at": True},
-            },
+            {"$set": {"policy_version": policy.version}, "$currentDate": {"updated_at": True}},
         )
         if result.matched_count == 0:
-            raise self._database.no_run()
+            raise self._db.no_run()
 
     @operation("store a policy's checksum")
     async def set_checksum(self, version: int, checksum: str) -> None:
         """Add the checksum to a published version; nothing happens where it is gone meanwhile."""
-        await self._database.policies.update_one({"_id": version}, {"$set": {"checksum": checksum}})
+        await self._db.policies.update_one({"_id": version}, {"$set": {"checksum": checksum}})
 
     @operation("store that a policy is written")
     async def mark_written(self, version: int, num_bytes: int) -> None:
         """Say that a published version's files are there; nothing happens where it is gone."""
         written = {"is_written": True, "num_bytes": num_bytes}
-        await self._database.policies.update_one({"_id": version}, {"$set": written})
+        await self._db.policies.update_one({"_id": version}, {"$set": written})
 
     @operation("read the latest policy")
     async def latest(self) -> Policy | None:
         """Return the policy that servers are expected to serve, None before the first."""
-        run = await self._database.runs.find_one({}, {"policy_version": 1})
+        run = await self._db.runs.find_one({}, {"policy_version": 1})
         if run is None:
             return None
-        document = await self._database.policies.find_one({"_id": run["policy_version"]})
+        document = await self._db.policies.find_one({"_id": run["policy_version"]})
         return None if document is None else from_document(Policy, document)
 
     @operation("hold the latest policy")
     async def hold_latest(self, seconds: float) -> Policy | None:
         """Return the policy that servers are expected to serve, None before the first.
 
-        Its files stay for at least so many seconds. Holding comes before looking whether it still
-        is the latest, and versions are removed only after a later one was published: whatever is
-        returned here is held in time.
+        Its files stay for at least so many seconds.
         """
+        # A publisher that removes old versions reads `held_versions` after it has published a later
+        # one. Hold first, look again second: either it sees the hold, or we see the later version.
         policy = await self.latest()
         while policy is not None:
             until = {"$max": ["$held_until", after(seconds)]}
-            await self._database.policies.update_one(
+            await self._db.policies.update_one(
                 {"_id": policy.version}, [{"$set": {"held_until": until}}]
             )
             latest = await self.latest()
@@ -76,17 +74,12 @@ class PolicyRepository(Repository):
     async def held_versions(self) -> set[int]:
         """Return the versions whose files some server may be reading now."""
         held = {"$expr": {"$gt": ["$held_until", "$$NOW"]}}
-        return {
-            int(document["_id"])
-            async for document in self._database.policies.find(held, {"_id": 1})
-        }
+        return {int(document["_id"]) async for document in self._db.policies.find(held, {"_id": 1})}
 
     @operation("read policies")
     async def all(self) -> list[Policy]:
         """Return all published policies by version."""
-        return [
-            from_document(Policy, d) async for d in self._database.policies.find().sort("_id", 1)
-        ]
+        return [from_document(Policy, d) async for d in self._db.policies.find().sort("_id", 1)]
 
 
 class ServiceRepository(Repository):
@@ -95,9 +88,7 @@ class ServiceRepository(Repository):
     @operation("register an inference server")
     async def register(self, service: InferenceService) -> None:
         """Store a server's registration; one of the same id replaces the former."""
-        await self._database.services.replace_one(
-            {"_id": service.id}, to_document(service), upsert=True
-        )
+        await self._db.services.replace_one({"_id": service.id}, to_document(service), upsert=True)
 
     @operation("send a server's heartbeat")
     async def heartbeat(
@@ -141,19 +132,19 @@ class ServiceRepository(Repository):
             changes["adapter"] = adapter
         return await self._change_service(service_id, {"$set": {**changes, "error": error}})
 
-    @operation("take up a sleeping server")
+    @operation("claim a sleeping server")
     async def claim_sleeping(self, service_id: str) -> bool:
         """Make a sleeping server `updating`; False where it is not asleep (any more).
 
-        Only whoever gets True wakes it: a server does not survive to be woken twice.
+        Only the caller that gets True wakes it: waking a server twice ends it.
         """
-        result = await self._database.services.update_one(
+        result = await self._db.services.update_one(
             {"_id": service_id, "status": "asleep"}, {"$set": {"status": "updating"}}
         )
         return result.modified_count == 1
 
     async def _change_service(self, service_id: str, update: Document) -> InferenceService:
-        document = await self._database.services.find_one_and_update(
+        document = await self._db.services.find_one_and_update(
             {"_id": service_id}, update, return_document=ReturnDocument.AFTER
         )
         if document is None:
@@ -167,7 +158,7 @@ class ServiceRepository(Repository):
         Args:
             alive_within: leave out servers whose last heartbeat is more seconds ago.
         """
-        found = self._database.services.find(_alive(alive_within)).sort("_id", 1)
+        found = self._db.services.find(_alive(alive_within)).sort("_id", 1)
         return [from_document(InferenceService, document) async for document in found]
 
 
@@ -177,9 +168,7 @@ class SamplerRepository(Repository):
     @operation("register a sampler")
     async def register(self, sampler: SamplerInfo) -> None:
         """Store a sampler's registration."""
-        await self._database.samplers.replace_one(
-            {"_id": sampler.id}, to_document(sampler), upsert=True
-        )
+        await self._db.samplers.replace_one({"_id": sampler.id}, to_document(sampler), upsert=True)
 
     @operation("send a sampler's heartbeat")
     async def heartbeat(self, sampler: SamplerInfo) -> None:
@@ -187,7 +176,7 @@ class SamplerRepository(Repository):
         changes = to_document(sampler)
         for field in ("_id", "started_at", "heartbeat_at"):
             del changes[field]
-        await self._database.samplers.update_one(
+        await self._db.samplers.update_one(
             {"_id": sampler.id},
             {
                 "$set": changes,
@@ -200,7 +189,7 @@ class SamplerRepository(Repository):
     @operation("read samplers")
     async def all(self, *, alive_within: float | None = None) -> list[SamplerInfo]:
         """Return the samplers by id; `alive_within` as for servers."""
-        found = self._database.samplers.find(_alive(alive_within)).sort("_id", 1)
+        found = self._db.samplers.find(_alive(alive_within)).sort("_id", 1)
         return [from_document(SamplerInfo, document) async for document in found]
 
 

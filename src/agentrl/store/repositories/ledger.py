@@ -69,7 +69,7 @@ class LedgerRepository(Repository):
     async def _candidate_tasks(
         self, condition: Document, split: Split, limit: int
     ) -> dict[str, int]:
-        cursor = self._database.record_data.find(
+        cursor = self._db.record_data.find(
             {"split": split, "group_completed": True, **condition}, {"task_id": 1, "order": 1}
         ).sort([("order", 1), ("traj_id", 1)])
         found: dict[str, int] = {}
@@ -82,13 +82,14 @@ class LedgerRepository(Repository):
 
     async def _read_groups(self, task_ids: list[str], hydrate: bool) -> list[list[DBRecordData]]:
         groups: dict[str, list[DBRecordData]] = {task_id: [] for task_id in task_ids}
-        found = self._database.record_data.find({"task_id": {"$in": task_ids}}).sort("traj_id", 1)
+        found = self._db.record_data.find({"task_id": {"$in": task_ids}}).sort("traj_id", 1)
         promoted: dict[str, bool] = dict.fromkeys(task_ids, True)
         async for document in found:
             data = from_document(DBRecordData, document)
             groups[data.task_id].append(data)
             promoted[data.task_id] &= data.group_completed
-        # The promotion of a group's records is no single write: skip one that is under way.
+        # A group's records are marked `group_completed` one after the other: skip a group of which
+        # some are still to be marked, or the trainer would take a part for the whole.
         whole = [groups[task_id] for task_id in task_ids if promoted[task_id]]
         return await self._hydrate(whole) if hydrate else whole
 
@@ -114,12 +115,14 @@ class LedgerRepository(Repository):
         """
         await self._leases.check(consumer)
         field = f"ledger.{consumer}"
+        # Reserving twice for one step is allowed: an operation may be repeated when its answer is
+        # lost. Anything else that is reserved belongs to another step, which would train it twice.
         free = [
             {f"{field}.status": None},
             {f"{field}.status": "reserved", f"{field}.step": step},
             {f"{field}.status": "trained", f"{field}.step": {"$lt": step}},
         ]
-        result = await self._database.record_data.update_many(
+        result = await self._db.record_data.update_many(
             {"_id": {"$in": list(record_ids)}, "$or": free},
             [{"$set": {field: _entry(consumer, "reserved", step)}}],
         )
@@ -150,7 +153,7 @@ class LedgerRepository(Repository):
             by_reason[reasons if isinstance(reasons, str) else reasons[record_id]].append(record_id)
         field = f"ledger.{consumer}"
         for reason, ids in by_reason.items():
-            await self._database.record_data.update_many(
+            await self._db.record_data.update_many(
                 {"_id": {"$in": ids}, f"{field}.status": {"$ne": "dropped"}},
                 [{"$set": {field: _entry(consumer, "dropped", step, encode(reason))}}],
             )
@@ -171,7 +174,7 @@ class LedgerRepository(Repository):
     async def _commit(self, consumer: str, up_to_step: int) -> int:
         field = f"ledger.{consumer}"
         trained_at = {"$concatArrays": [f"${field}.trained_at", [f"${field}.step"]]}
-        result = await self._database.record_data.update_many(
+        result = await self._db.record_data.update_many(
             {f"{field}.status": "reserved", f"{field}.step": {"$lte": up_to_step}},
             [
                 {"$set": {f"{field}.status": "trained", f"{field}.trained_at": trained_at}},
@@ -191,6 +194,8 @@ class LedgerRepository(Repository):
             LeaseLost: another trainer took over.
         """
         await self._leases.check(consumer)
+        # Commit first: what the checkpoint contains was trained, even if the trainer died before it
+        # could say so. Only the rest is taken back.
         await self._commit(consumer, checkpoint_step)
         field = f"ledger.{consumer}"
         later = {
@@ -210,11 +215,11 @@ class LedgerRepository(Repository):
             "trained_count": {"$size": f"${field}.trained_at"},
             "reason": None,
         }
-        await self._database.turn_training.delete_many(
+        await self._db.turn_training.delete_many(
             {"consumer": consumer, "step": {"$gt": checkpoint_step}}
         )
         was_trained = {"$gt": [{"$size": f"${field}.trained_at"}, 0]}
-        await self._database.record_data.update_many(
+        await self._db.record_data.update_many(
             later,
             [
                 {"$set": {f"{field}.trained_at": kept}},
@@ -241,8 +246,8 @@ class LedgerRepository(Repository):
         wanted: Document = {f"ledger.{consumer}.status": status}
         if step is not None:
             wanted[f"ledger.{consumer}.step"] = step
-        async with self._database.boundary("read record data"):
-            cursor = self._database.record_data.find(wanted).sort(f"ledger.{consumer}.step", 1)
+        async with self._db.boundary("read record data"):
+            cursor = self._db.record_data.find(wanted).sort(f"ledger.{consumer}.step", 1)
             async for document in cursor:
                 data = from_document(DBRecordData, document)
                 yield (await self._hydrate([[data]]))[0][0] if hydrate else data
@@ -256,7 +261,7 @@ class LedgerRepository(Repository):
         A group counts as consumed when its first record is: trainers consume groups whole.
         """
         consumed = {"$in": ["dropped", "trained"]}
-        return await self._database.record_data.count_documents(
+        return await self._db.record_data.count_documents(
             {"traj_id": 0, f"ledger.{consumer}.status": consumed, "split": split}
         )
 
@@ -265,7 +270,7 @@ class LedgerRepository(Repository):
         self, consumer: str = DEFAULT_CONSUMER, *, split: Split = "train"
     ) -> int:
         """Return the number of complete groups that were never reserved, trained or dropped."""
-        return await self._database.record_data.count_documents(
+        return await self._db.record_data.count_documents(
             {"split": split, "group_completed": True, **_ready(consumer), "traj_id": 0}
         )
 
@@ -273,7 +278,7 @@ class LedgerRepository(Repository):
     async def put_turn_trainings(self, trainings: Sequence[TurnTraining]) -> None:
         """Store the trainings of one step with one bulk write; a repeated step replaces them."""
         if trainings:
-            await self._database.turn_training.bulk_write(
+            await self._db.turn_training.bulk_write(
                 [
                     ReplaceOne({"_id": training.id}, to_document(training), upsert=True)
                     for training in trainings

@@ -94,11 +94,11 @@ class LineageRepository(Repository):
         trained = await self._data({f"{field}.trained_at": step})
         here = await self._data({f"{field}.status": "reserved", f"{field}.step": step})
         dropped = await self._data({f"{field}.status": "dropped", f"{field}.step": step})
-        policy = await self._database.policies.find_one({"_id": step})
+        policy = await self._db.policies.find_one({"_id": step})
         if not (trained or here or dropped):
             raise StoreError(
                 f"the trainer {consumer!r} has consumed no records at step {step} of "
-                f"{self._database.name!r}"
+                f"{self._db.name!r}"
             )
         known = await self._trainings({"consumer": consumer, "step": step})
         lineages = await self._lineages([*trained, *here, *dropped], known)
@@ -118,7 +118,7 @@ class LineageRepository(Repository):
             StoreError: there is no such record.
         """
         document = require(
-            await self._database.records.find_one({"_id": record_id}), f"record {record_id!r}"
+            await self._db.records.find_one({"_id": record_id}), f"record {record_id!r}"
         )
         data = await self._data({"_id": record_id})
         if not data:  # its group is not complete yet
@@ -127,13 +127,13 @@ class LineageRepository(Repository):
         return (await self._lineages(data, known))[0]
 
     async def _data(self, wanted: Document) -> list[DBRecordData]:
-        found = self._database.record_data.find(wanted)
+        found = self._db.record_data.find(wanted)
         data = [from_document(DBRecordData, document) async for document in found]
         return sorted(data, key=lambda one: (one.order, one.traj_id))
 
     async def _trainings(self, wanted: Document) -> dict[str, list[TurnTraining]]:
         by_turn: defaultdict[str, list[TurnTraining]] = defaultdict(list)
-        found = self._database.turn_training.find(wanted)
+        found = self._db.turn_training.find(wanted)
         async for document in found:
             training = from_document(TurnTraining, document)
             by_turn[training.turn_id].append(training)
@@ -145,7 +145,7 @@ class LineageRepository(Repository):
         tasks = {one.task_id for one in data}
         versions = {
             task["_id"]: task_version(task)
-            async for task in self._database.tasks.find({"_id": {"$in": sorted(tasks)}})
+            async for task in self._db.tasks.find({"_id": {"$in": sorted(tasks)}})
         }
         turns = iter(
             await self._turns.get_many([turn_id for one in data for turn_id in one.turn_ids])

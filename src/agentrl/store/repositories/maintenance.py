@@ -10,6 +10,7 @@ from agentrl.schema.base import Value
 from agentrl.schema.image import stored_key
 from agentrl.store.database import UNAUTHORIZED, Repository, operation
 from agentrl.store.documents.codec import Document
+from agentrl.store.documents.expressions import lookup, shown, unwind
 from agentrl.store.documents.packed_turns import blob_keys
 
 ALIVE_SECONDS = 60.0
@@ -59,17 +60,17 @@ class MaintenanceRepository(Repository):
     @operation("measure the database")
     async def stats(self) -> StoreStats:
         """Return counts and sizes of all collections."""
-        names = await self._database.handle.list_collection_names(filter={"type": "collection"})
+        names = await self._db.handle.list_collection_names(filter={"type": "collection"})
         sizes = [await self._size(name) for name in sorted(names) if not name.startswith("system.")]
         added = {"$add": ["$num_prompt_tokens", "$num_output_tokens"]}
-        tokens = await self._database.aggregate(
-            self._database.records, [{"$group": {"_id": None, "num": {"$sum": added}}}]
+        tokens = await self._db.aggregate(
+            self._db.records, [{"$group": {"_id": None, "num": {"$sum": added}}}]
         )
         num_tokens = tokens[0]["num"] if tokens else 0
         held = sum(size.data_bytes for size in sizes if size.name in ("turns", "blobs"))
-        run = await self._database.runs.find_one({}, {"schema_version": 1})
+        run = await self._db.runs.find_one({}, {"schema_version": 1})
         return StoreStats(
-            database=self._database.name,
+            database=self._db.name,
             schema_version=run["schema_version"] if run else None,
             collections=tuple(sizes),
             num_tokens=num_tokens,
@@ -77,9 +78,7 @@ class MaintenanceRepository(Repository):
         )
 
     async def _size(self, name: str) -> CollectionSize:
-        (found,) = await self._database.aggregate(
-            self._database[name], [{"$collStats": {"storageStats": {}}}]
-        )
+        (found,) = await self._db.aggregate(self._db[name], [{"$collStats": {"storageStats": {}}}])
         stats = found["storageStats"]
         return CollectionSize(
             name=name,
@@ -97,23 +96,23 @@ class MaintenanceRepository(Repository):
             StoreError: a trainer holds a lease, a sampler or server reported a moment ago, or a
                 record is leased; the text names one.
         """
-        now = await self._database.server_time()
+        now = await self._db.server_time()
         since = now - timedelta(seconds=ALIVE_SECONDS)
-        run = await self._database.runs.find_one({}, {"trainer_leases": 1}) or {}
+        run = await self._db.runs.find_one({}, {"trainer_leases": 1}) or {}
         for consumer, lease in run.get("trainer_leases", {}).items():
             if lease["expires_at"] > now:
                 raise StoreError(f"{lease['owner']} trains this run as {consumer!r}; end it first")
-        sampler = await self._database.samplers.find_one(
+        sampler = await self._db.samplers.find_one(
             {"status": {"$ne": "stopped"}, "heartbeat_at": {"$gt": since}}
         )
-        service = await self._database.services.find_one({"heartbeat_at": {"$gt": since}})
+        service = await self._db.services.find_one({"heartbeat_at": {"$gt": since}})
         for kind, one in (("sampler", sampler), ("inference server", service)):
             if one is not None:
                 raise StoreError(
                     f"the {kind} {one['_id']} reported within the last {ALIVE_SECONDS:.0f} s; "
                     "end the run's processes first"
                 )
-        held = await self._database.records.find_one(
+        held = await self._db.records.find_one(
             {"status": {"$in": ["running", "finished"]}, "lease.expires_at": {"$gt": now}}
         )
         if held is not None:
@@ -162,33 +161,21 @@ class MaintenanceRepository(Repository):
 
     async def _useless_turns(self) -> tuple[list[str], list[str], int]:
         """Return ids of superseded turns, of refused turns, and the bytes of both."""
+        ended_before = {"$lt": ["$attempt", "$record.attempt"]}
+        of_the_last = {"$eq": ["$attempt", "$record.attempt"]}
+        acknowledged = {"$in": ["$_id", {"$ifNull": ["$record.turns", []]}]}
         pipeline: list[Document] = [
-            {"$project": {"record_id": 1, "attempt": 1, "bytes": {"$bsonSize": "$$ROOT"}}},
-            {
-                "$lookup": {
-                    "from": "records",
-                    "localField": "record_id",
-                    "foreignField": "_id",
-                    "as": "record",
-                    "pipeline": [{"$project": {"status": 1, "attempt": 1, "turns": 1}}],
-                }
-            },
-            {"$unwind": {"path": "$record", "preserveNullAndEmptyArrays": True}},
+            {"$project": {**shown("record_id", "attempt"), "bytes": {"$bsonSize": "$$ROOT"}}},
+            lookup(
+                *("records", "record_id", "_id", "record"),
+                {"$project": shown("status", "attempt", "turns")},
+            ),
+            unwind("record"),
             {
                 "$project": {
                     "bytes": 1,
-                    "superseded": {
-                        "$and": [
-                            {"$eq": ["$record.status", "scored"]},
-                            {"$lt": ["$attempt", "$record.attempt"]},
-                        ]
-                    },
-                    "refused": {
-                        "$and": [
-                            {"$eq": ["$attempt", "$record.attempt"]},
-                            {"$not": {"$in": ["$_id", {"$ifNull": ["$record.turns", []]}]}},
-                        ]
-                    },
+                    "superseded": {"$and": [{"$eq": ["$record.status", "scored"]}, ended_before]},
+                    "refused": {"$and": [of_the_last, {"$not": acknowledged}]},
                 }
             },
             {"$match": {"$or": [{"superseded": True}, {"refused": True}]}},
@@ -196,7 +183,7 @@ class MaintenanceRepository(Repository):
         superseded: list[str] = []
         refused: list[str] = []
         size = 0
-        for found in await self._database.aggregate(self._database.turns, pipeline):
+        for found in await self._db.aggregate(self._db.turns, pipeline):
             (superseded if found["superseded"] else refused).append(found["_id"])
             size += found["bytes"]
         return superseded, refused, size
@@ -204,14 +191,14 @@ class MaintenanceRepository(Repository):
     async def _unreferenced_blobs(self, without: set[str]) -> tuple[list[str], int]:
         """Return ids of blobs that only the turns `without` refer to, or nothing, and their bytes."""
         used: set[str] = set()
-        async for turn in self._database.turns.find():
+        async for turn in self._db.turns.find():
             if turn["_id"] not in without:
                 used.update(blob_keys(turn))
-        async for task in self._database.tasks.find({"images": {"$gt": []}}, {"images": 1}):
+        async for task in self._db.tasks.find({"images": {"$gt": []}}, {"images": 1}):
             used.update(filter(None, map(stored_key, task["images"])))
         unused, size = [], 0
         sizes: list[Document] = [{"$project": {"bytes": {"$bsonSize": "$$ROOT"}}}]
-        for found in await self._database.aggregate(self._database.blobs, sizes):
+        for found in await self._db.aggregate(self._db.blobs, sizes):
             key: Any = found["_id"]
             if key.partition("/")[0] not in used:  # parts are `{key}/{number}`
                 unused.append(key)
@@ -220,7 +207,7 @@ class MaintenanceRepository(Repository):
 
     async def _delete(self, collection: str, ids: list[str]) -> None:
         for start in range(0, len(ids), DELETE_BATCH):
-            await self._database[collection].delete_many(
+            await self._db[collection].delete_many(
                 {"_id": {"$in": ids[start : start + DELETE_BATCH]}}
             )
 
@@ -228,7 +215,7 @@ class MaintenanceRepository(Repository):
         for name in ("turns", "blobs"):
             try:
                 # `force`: a replica set's only member is its primary.
-                await self._database.handle.command("compact", name, force=True)
+                await self._db.handle.command("compact", name, force=True)
             except OperationFailure as error:
                 if error.code != UNAUTHORIZED:
                     raise

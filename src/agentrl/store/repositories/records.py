@@ -20,22 +20,22 @@ from agentrl.store.documents.expressions import (
     lease_lost,
     literal,
     may_become,
-    nobodys_lease,
+    waiting_lease,
 )
 from agentrl.store.repositories.fenced_records import FencedRecords
 from agentrl.store.repositories.task_groups import GroupRepository, TaskRepository
 from agentrl.store.writes import update_each
 
 CLAIM_ORDER = [("order", 1), ("traj_id", 1)]
-MAY_BE_TAKEN_UP = {
+MAY_BE_RESUMED = {
     "$and": [
         {"$eq": ["$resumable", True]},
         {"$gt": [{"$size": "$turns"}, 0]},
         {"$in": [{"$last": "$attempts.ended_by"}, ["expired", "released"]]},
     ]
 }
-"""The attempt's holder died or handed back, and no state was lost with it. An attempt that ended
-with an error is not: what failed once in the middle would fail there again."""
+"""The attempt's holder died or released it, and its tools keep no state that could be lost. An attempt
+that ended with an error is not resumed: what failed once in the middle would fail there again."""
 
 
 class RecordRepository(Repository):
@@ -56,21 +56,21 @@ class RecordRepository(Repository):
     @operation("read a record")
     async def get(self, record_id: str) -> Record | None:
         """Return the Record, None when there is none of that id."""
-        document = await self._database.records.find_one({"_id": record_id})
+        document = await self._db.records.find_one({"_id": record_id})
         return None if document is None else from_document(Record, document)
 
     @operation("read a group")
     async def of_task(self, task_id: str) -> list[Record]:
         """Return the Records of a Task, in order of `traj_id`."""
-        cursor = self._database.records.find({"task_id": task_id}).sort("traj_id", 1)
+        cursor = self._db.records.find({"task_id": task_id}).sort("traj_id", 1)
         return [from_document(Record, document) async for document in cursor]
 
     async def find(
         self, *, status: RecordStatus | None = None, split: Split | None = None
     ) -> AsyncIterator[Record]:
         """Yield the Records that fit, by order and `traj_id`."""
-        async with self._database.boundary("read records"):
-            cursor = self._database.records.find(without_none(status=status, split=split))
+        async with self._db.boundary("read records"):
+            cursor = self._db.records.find(without_none(status=status, split=split))
             async for document in cursor.sort([("order", 1), ("traj_id", 1)]):
                 yield from_document(Record, document)
 
@@ -94,18 +94,20 @@ class RecordRepository(Repository):
             lease_seconds: how long the lease lasts without a heartbeat.
             admitted_groups: only slots with `order` below this are claimable (`Run`); evaluation
                 slots have negative orders and always are.
-            max_attempts: attempts after which an expired slot is parked instead.
+            max_attempts: attempts after which an expired slot is failed instead.
             splits: claim only slots of these splits; None means any.
-            resumable: the claimer's tools keep no state. It then takes up an attempt of another such
-                claimer that died or handed back; without it every claim begins a new attempt.
+            resumable: the claimer's tools keep no state. It then resumes an attempt of another such
+                claimer that died or released it; without it every claim begins a new attempt.
 
         Returns:
             The Record under its new lease, and its Task; None when there is nothing to claim. A
-            Record with `turns` is an attempt to be taken up behind them.
+            Record with `turns` is an attempt to be resumed behind them.
         """
         wanted = claim_filter(admitted_groups, splits)
         update = claim_update(owner, lease_seconds, resumable=resumable)
         claimed = await self._claim_pending(wanted, update)
+        # Expired leases are looked for only when nothing is pending: claims stay one write while
+        # there is work, and the slots of a dead sampler are taken back before a run would idle.
         if claimed is None and await self._groups.reap_expired(max_attempts):
             claimed = await self._claim_pending(wanted, update)
         if claimed is None:
@@ -114,7 +116,7 @@ class RecordRepository(Repository):
         return record, await self._tasks.of_claimed(record)
 
     async def _claim_pending(self, wanted: Document, update: list[Document]) -> Document | None:
-        return await self._database.records.find_one_and_update(
+        return await self._db.records.find_one_and_update(
             wanted, update, sort=CLAIM_ORDER, return_document=ReturnDocument.AFTER
         )
 
@@ -129,13 +131,13 @@ class RecordRepository(Repository):
             return set()
         extend = [{"$set": {"lease.expires_at": after(lease_seconds)}}]
         extended = await update_each(
-            self._database.records,
+            self._db.records,
             [(held(record_id, fence), extend) for record_id, fence in leases],
         )
         if extended == len(leases):
             return set()
         ids = [record_id for record_id, _ in leases]
-        found = self._database.records.find({"_id": {"$in": ids}}, {"fence": 1, "status": 1})
+        found = self._db.records.find({"_id": {"$in": ids}}, {"fence": 1, "status": 1})
         # A Record that its holder finished or scored in this very moment has no lease either, but
         # nobody took it away: its last claim is still the holder's.
         kept = {
@@ -170,7 +172,7 @@ class RecordRepository(Repository):
         }
         await self._fenced.move(record_id, fence, "finished", update)
 
-    @operation("hand a slot back")
+    @operation("release a slot")
     async def release(self, record_id: str, fence: int) -> None:
         """Give up a lease in good order; the attempt is not counted as a failed one.
 
@@ -183,7 +185,7 @@ class RecordRepository(Repository):
         update = {
             "status": {"$cond": [running, "pending", "$status"]},
             "attempts": {"$cond": [running, attempts_closed("released", None), "$attempts"]},
-            "lease": {"$cond": [running, None, nobodys_lease(0)]},
+            "lease": {"$cond": [running, None, waiting_lease(0)]},
         }
         await self._fenced.update(record_id, fence, {"$in": ["running", "finished"]}, update)
 
@@ -193,13 +195,13 @@ class RecordRepository(Repository):
     ) -> Record:
         """End the attempt for a reason of infrastructure.
 
-        The slot becomes claimable again, or is parked as failed after `max_attempts` such ends; its
+        The slot becomes claimable again, or becomes `failed` for good after `max_attempts` such ends; its
         group then goes on without it.
 
         Raises:
             LeaseLost: the caller's lease is gone; nothing was written.
         """
-        document = await self._database.records.find_one_and_update(
+        document = await self._db.records.find_one_and_update(
             {**held(record_id, fence), "status": may_become("failed")},
             attempt_failed("error", error, max_attempts),
             return_document=ReturnDocument.AFTER,
@@ -223,7 +225,7 @@ def claim_filter(admitted_groups: int, splits: Collection[Split] | None) -> Docu
 def claim_update(owner: str, lease_seconds: float, *, resumable: bool = False) -> list[Document]:
     """Return the update that begins a new attempt and forgets the results of the last.
 
-    With `resumable` it takes the last attempt up instead, where that may be done.
+    With `resumable` it resumes the last attempt instead, where that may be done.
     """
     attempt = {
         "attempt": "$attempt",
@@ -255,7 +257,7 @@ def claim_update(owner: str, lease_seconds: float, *, resumable: bool = False) -
         "max_version": "$$REMOVE",
     }
     if resumable:
-        anew = {name: {"$cond": [MAY_BE_TAKEN_UP, f"${name}", new]} for name, new in anew.items()}
+        anew = {name: {"$cond": [MAY_BE_RESUMED, f"${name}", new]} for name, new in anew.items()}
     return [
         {"$set": {**begun, **anew}},
         {

@@ -18,10 +18,11 @@ from agentrl.schema.base import Value
 from agentrl.store.database import Repository, RunDatabase, operation
 from agentrl.store.documents.codec import Document, from_document, require, task_from_document
 from agentrl.store.documents.expressions import FAILED_ENDS, HAS_FAILURE
-from agentrl.store.repositories.fleet import ServiceRepository
+from agentrl.store.repositories.fleet import SamplerRepository, ServiceRepository
 from agentrl.store.repositories.ledger import LedgerRepository
 from agentrl.store.repositories.lineage import LineageRepository, RecordLineage
 from agentrl.store.repositories.runs import DEFAULT_CONSUMER
+from agentrl.store.repositories.task_groups import TaskRepository
 from agentrl.store.repositories.turns import TurnRepository
 
 
@@ -110,16 +111,20 @@ class ReportRepository(Repository):
         self,
         database: RunDatabase,
         *,
+        tasks: TaskRepository,
         turns: TurnRepository,
         ledger: LedgerRepository,
         lineage: LineageRepository,
         services: ServiceRepository,
+        samplers: SamplerRepository,
     ) -> None:
         super().__init__(database)
+        self._tasks = tasks
         self._turns = turns
         self._ledger = ledger
         self._lineage = lineage
         self._services = services
+        self._samplers = samplers
 
     @operation("read the run's summary")
     async def summary(self) -> RunSummary:
@@ -128,26 +133,21 @@ class ReportRepository(Repository):
         Raises:
             StoreError: there is no run.
         """
-        run = await self._database.runs.find_one({}, {"config": 0})
-        if run is None:
-            raise self._database.no_run()
-        scores = await self._database.aggregate(
-            self._database.records,
+        run = await self._run()
+        scores = await self._db.aggregate(
+            self._db.records,
             [
                 {"$match": {"status": "scored", "order": {"$gte": 0}}},
                 {"$group": {"_id": None, "mean": {"$avg": "$score.value"}}},
             ],
         )
         _, num_output_tokens = await self._sampled()
-        train = {"split": "train"}
         return RunSummary(
             name=run["_id"],
             status=run["status"],
             policy_version=run["policy_version"],
-            num_groups=await self._database.tasks.count_documents(train),
-            num_groups_completed=await self._database.tasks.count_documents(
-                {**train, "status": "completed"}
-            ),
+            num_groups=await self._tasks.count(split="train"),
+            num_groups_completed=await self._tasks.count(split="train", status="completed"),
             num_output_tokens=num_output_tokens,
             mean_score=scores[0]["mean"] if scores else None,
             created_at=run["created_at"],
@@ -161,38 +161,37 @@ class ReportRepository(Repository):
         Raises:
             StoreError: there is no run.
         """
-        run = await self._database.runs.find_one({}, {"config": 0})
-        if run is None:
-            raise self._database.no_run()
-        train = {"split": "train"}
+        run = await self._run()
         num_samplers, num_output_tokens = await self._sampled()
         return RunProgress(
             policy_version=run["policy_version"],
             admitted_groups=run["admitted_groups"],
             records=await self._count_by_status({"$gte": 0}),
             eval_records=await self._count_by_status({"$lt": 0}),
-            num_groups=await self._database.tasks.count_documents(train),
-            num_groups_completed=await self._database.tasks.count_documents(
-                {**train, "status": "completed"}
-            ),
+            num_groups=await self._tasks.count(split="train"),
+            num_groups_completed=await self._tasks.count(split="train", status="completed"),
             num_groups_ready=await self._ledger.num_ready_groups(consumer),
             num_groups_consumed=await self._ledger.num_consumed_groups(consumer),
             num_samplers=num_samplers,
             num_output_tokens=num_output_tokens,
         )
 
+    async def _run(self) -> Document:
+        run = await self._db.runs.find_one({}, {"config": 0})
+        if run is None:
+            raise self._db.no_run()
+        return run
+
     async def _sampled(self) -> tuple[int, int]:
         """Return the number of samplers that ever registered, and of tokens that they sampled."""
         sums: Document = {"num": {"$sum": 1}, "tokens": {"$sum": "$num_output_tokens"}}
-        found = await self._database.aggregate(
-            self._database.samplers, [{"$group": {"_id": None, **sums}}]
-        )
+        found = await self._db.aggregate(self._db.samplers, [{"$group": {"_id": None, **sums}}])
         return (found[0]["num"], found[0]["tokens"]) if found else (0, 0)
 
     async def _count_by_status(self, order: dict[str, int]) -> dict[RecordStatus, int]:
         statuses: tuple[RecordStatus, ...] = ("pending", "running", "finished", "scored", "failed")
         counts = {
-            status: await self._database.records.count_documents({"status": status, "order": order})
+            status: await self._db.records.count_documents({"status": status, "order": order})
             for status in statuses
         }
         return {status: count for status, count in counts.items() if count}
@@ -201,21 +200,18 @@ class ReportRepository(Repository):
     async def processes(self) -> Liveness:
         """Return all servers and samplers that ever registered, and the server's clock."""
         return Liveness(
-            now=await self._database.server_time(),
+            now=await self._db.server_time(),
             services=await self._services.all(),
-            samplers=[
-                from_document(SamplerInfo, document)
-                async for document in self._database.samplers.find().sort("started_at", 1)
-            ],
+            samplers=sorted(await self._samplers.all(), key=lambda one: one.started_at),
         )
 
     @operation("list runs")
     async def run_names(self) -> list[str]:
         """Return the runs that this server holds and this login may see, by name."""
         found = []
-        for name in sorted(await self._database.client.list_database_names()):
+        for name in sorted(await self._db.client.list_database_names()):
             if name not in ("admin", "config", "local"):
-                run = await self._database.client[name]["runs"].find_one({}, {"schema_version": 1})
+                run = await self._db.client[name]["runs"].find_one({}, {"schema_version": 1})
                 if run is not None and run["_id"] == name and "schema_version" in run:
                     found.append(name)
         return found
@@ -239,7 +235,7 @@ class ReportRepository(Repository):
         Raises:
             StoreError: there is no such record or attempt.
         """
-        document = await self._database.records.find_one({"_id": record_id})
+        document = await self._db.records.find_one({"_id": record_id})
         if document is None:
             raise StoreError(await self._no_such_record(record_id))
         record = from_document(Record, document)
@@ -247,10 +243,10 @@ class ReportRepository(Repository):
         if attempt is not None and attempt not in {one.attempt for one in record.attempts}:
             raise StoreError(f"record {record_id!r} had {record.attempt} attempt(s), no {attempt}")
         task = require(
-            await self._database.tasks.find_one({"_id": record.task_id}),
+            await self._db.tasks.find_one({"_id": record.task_id}),
             f"task {record.task_id!r} of record {record_id!r}",
         )
-        run = await self._database.runs.find_one({}, {"policy_version": 1})
+        run = await self._db.runs.find_one({}, {"policy_version": 1})
         return RecordDetail(
             record=record,
             task=task_from_document(task),
@@ -261,23 +257,17 @@ class ReportRepository(Repository):
         )
 
     async def _no_such_record(self, record_id: str) -> str:
-        similar = await self._database.records.find_one({"task_id": record_id}, {"_id": 1})
-        similar = similar or await self._database.records.find_one(
-            {}, {"_id": 1}, sort=[("_id", 1)]
-        )
+        similar = await self._db.records.find_one({"task_id": record_id}, {"_id": 1})
+        similar = similar or await self._db.records.find_one({}, {"_id": 1}, sort=[("_id", 1)])
         hint = f"; ids look like {similar['_id']!r}" if similar else "; there are none yet"
-        return f"record {record_id!r} does not exist in {self._database.name!r}{hint}"
+        return f"record {record_id!r} does not exist in {self._db.name!r}{hint}"
 
     @operation("read failures")
     async def failures(self, limit: int = 100) -> list[Failure]:
         """Return records with which something went wrong, the latest first."""
-        found = (
-            self._database.records.find(HAS_FAILURE)
-            .sort([("started_at", -1), ("_id", 1)])
-            .limit(limit)
-        )
+        latest_first = [("started_at", -1), ("_id", 1)]
         failures = []
-        async for document in found:
+        async for document in self._db.records.find(HAS_FAILURE).sort(latest_first).limit(limit):
             record = from_document(Record, document)
             bad = [one for one in record.attempts if one.ended_by in FAILED_ENDS]
             failures.append(

@@ -30,15 +30,16 @@ class RunRepository(Repository):
         Raises:
             StoreError: the database belongs to another run.
         """
-        existing = await self._database.runs.find_one()
+        existing = await self._db.runs.find_one()
         if existing is None:
-            with suppress(DuplicateKeyError):  # another process created it a moment ago
+            # All processes of a run start at once and each creates it; the first one's insert wins.
+            with suppress(DuplicateKeyError):
                 document = to_document(run)
-                await self._database.runs.insert_one({**document, _AUDITED: document["control"]})
-            existing = await self._database.runs.find_one() or {}
+                await self._db.runs.insert_one({**document, _AUDITED: document["control"]})
+            existing = await self._db.runs.find_one() or {}
         if existing["_id"] != run.name:
             raise StoreError(
-                f"database {self._database.name!r} holds the run {existing['_id']!r}, "
+                f"database {self._db.name!r} holds the run {existing['_id']!r}, "
                 f"not {run.name!r}; use another database or the same run name"
             )
         return from_document(Run, existing)
@@ -46,7 +47,7 @@ class RunRepository(Repository):
     @operation("read the run")
     async def get(self) -> Run | None:
         """Return the run of this database, None before it was created."""
-        document = await self._database.runs.find_one()
+        document = await self._db.runs.find_one()
         return None if document is None else from_document(Run, document)
 
     @operation("change the run's controls")
@@ -77,14 +78,14 @@ class RunRepository(Repository):
         """Set the controls whose flags differ from those of the last start, and return the run.
 
         A control that was changed on the running run keeps its value when a trainer with the same
-        flags takes up the run.
+        flags resumes the run.
 
         Raises:
             StoreError: there is no run.
         """
         run = await self.get()
         if run is None:
-            raise self._database.no_run()
+            raise self._db.no_run()
         last = run.flag_control or run.control
         new = flags.model_dump()
         changed = {name for name, value in last.model_dump().items() if value != new[name]}
@@ -92,19 +93,17 @@ class RunRepository(Repository):
             await self._set_control(
                 encode(flags.model_dump(include=changed)), "flags of the trainer"
             )
-        return await self._change_run({"flag_control": encode(new)})
+        return await self._change_run({"flag_control": literal(encode(new))})
 
     async def _set_control(self, values: Document, by: str) -> Run:
-        return await self._change_run(
-            {
-                **{f"control.{key}": literal(value) for key, value in values.items()},
-                **{f"{_AUDITED}.{key}": literal(value) for key, value in values.items()},
-                "control_log": _with_change(
-                    by, {key: f"$control.{key}" for key in values}, literal(values)
-                ),
-            },
-            computed=True,
-        )
+        fields = {
+            f"{place}.{key}": literal(value)
+            for place in ("control", _AUDITED)
+            for key, value in values.items()
+        }
+        before = {key: f"$control.{key}" for key in values}
+        log = {"control_log": _with_change(by, before, literal(values))}
+        return await self._change_run({**fields, **log})
 
     @operation("audit the run's controls")
     async def audit_control(self) -> bool:
@@ -113,39 +112,31 @@ class RunRepository(Repository):
         Returns:
             Whether there was one.
         """
-        result = await self._database.runs.update_one(
+        log = _with_change("an edit in the database", f"${_AUDITED}", "$control")
+        result = await self._db.runs.update_one(
             {"$expr": {"$ne": ["$control", f"${_AUDITED}"]}},
-            [
-                {
-                    "$set": {
-                        _AUDITED: "$control",
-                        "control_log": _with_change(
-                            "an edit in the database", f"${_AUDITED}", "$control"
-                        ),
-                    }
-                }
-            ],
+            [{"$set": {_AUDITED: "$control", "control_log": log}}],
         )
         return result.modified_count > 0
 
     @operation("set the run's status")
     async def set_status(self, status: RunStatus) -> Run:
         """Set the run's status, and return the run."""
-        return await self._change_run({"status": status})
+        return await self._change_run({"status": literal(status)})
 
     @operation("set admission")
     async def set_admission(self, admitted_groups: int) -> Run:
         """Admit training groups with `order` below `admitted_groups`, and return the run."""
-        return await self._change_run({"admitted_groups": admitted_groups})
+        return await self._change_run({"admitted_groups": literal(admitted_groups)})
 
-    async def _change_run(self, values: Document, *, computed: bool = False) -> Run:
-        now = {"updated_at": "$$NOW"}
-        changes = values if computed else {key: literal(value) for key, value in values.items()}
-        document = await self._database.runs.find_one_and_update(
-            {}, [{"$set": {**changes, **now}}], return_document=ReturnDocument.AFTER
+    async def _change_run(self, expressions: Document) -> Run:
+        document = await self._db.runs.find_one_and_update(
+            {},
+            [{"$set": {**expressions, "updated_at": "$$NOW"}}],
+            return_document=ReturnDocument.AFTER,
         )
         if document is None:
-            raise self._database.no_run()
+            raise self._db.no_run()
         return from_document(Run, document)
 
 
@@ -170,7 +161,7 @@ class TrainerLeaseRepository(Repository):
             StoreError: there is no run.
         """
         _check_consumer(consumer)
-        await self._database.record_data.create_indexes(ledger_indexes(consumer))
+        await self._db.record_data.create_indexes(ledger_indexes(consumer))
         field = f"trainer_leases.{consumer}"
         free = {
             "$expr": {
@@ -180,8 +171,10 @@ class TrainerLeaseRepository(Repository):
                 ]
             }
         }
+        # The token outlives the lease: it grows with every acquisition, so that no two holders, one
+        # after the other, ever filter their writes on the same number.
         fence = {"$add": [{"$ifNull": [f"${field}.fence", 0]}, 1]}
-        document = await self._database.runs.find_one_and_update(
+        document = await self._db.runs.find_one_and_update(
             free,
             [{"$set": {field: lease(owner, fence, lease_seconds)}}],
             return_document=ReturnDocument.AFTER,
@@ -190,9 +183,9 @@ class TrainerLeaseRepository(Repository):
             acquired = from_document(Run, document).trainer_leases[consumer]
             self._fences[consumer] = acquired.fence
             return acquired
-        current = await self._database.runs.find_one()
+        current = await self._db.runs.find_one()
         if current is None:
-            raise self._database.no_run()
+            raise self._db.no_run()
         holder = from_document(Run, current).trainer_leases[consumer]
         raise TrainerBusy(
             f"{holder.owner} trains this run as {consumer!r} until {holder.expires_at:%H:%M:%S} UTC "
@@ -231,14 +224,15 @@ class TrainerLeaseRepository(Repository):
     async def holder_has_device(self) -> bool:
         """Return whether a trainer that lives has the servers' device."""
         lives = {"$gt": [f"${_expiry(DEFAULT_CONSUMER)}", "$$NOW"]}
-        found = await self._database.runs.find_one(
+        found = await self._db.runs.find_one(
             {"trainer_has_device": True, "$expr": lives}, {"_id": 1}
         )
         return found is not None
 
     async def _set_as_trainer(self, consumer: str, changes: Document) -> None:
+        # -1 matches no document: an object that acquired no lease may change nothing.
         held = {f"trainer_leases.{consumer}.fence": self._fences.get(consumer, -1)}
-        result = await self._database.runs.update_one(held, [{"$set": changes}])
+        result = await self._db.runs.update_one(held, [{"$set": changes}])
         if result.matched_count == 0:
             raise _lease_lost(consumer)
 
@@ -251,9 +245,10 @@ class TrainerLeaseRepository(Repository):
         fence = self._fences.get(consumer)
         if fence is None:
             return  # this store object never trained: a tool or a test that edits the ledger
-        run = await self._database.runs.find_one(
-            {f"trainer_leases.{consumer}.fence": fence}, {"_id": 1}
-        )
+        # The lease and the ledger are different documents, so this check cannot be part of the
+        # write. A trainer that is replaced between the two may still write once; its successor's
+        # `reserve` then refuses those records or finds them reserved for the very same step.
+        run = await self._db.runs.find_one({f"trainer_leases.{consumer}.fence": fence}, {"_id": 1})
         if run is None:
             raise _lease_lost(consumer)
 

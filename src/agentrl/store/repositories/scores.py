@@ -11,7 +11,7 @@ from agentrl.store.documents.expressions import (
     NEXT_FENCE,
     lease,
     literal,
-    nobodys_lease,
+    waiting_lease,
 )
 from agentrl.store.repositories.fenced_records import FencedRecords
 from agentrl.store.repositories.task_groups import TaskRepository
@@ -42,7 +42,9 @@ class ScoreRepository(Repository):
         Returns:
             The Record under a new lease, its Task and its turns; None when there is none.
         """
-        document = await self._database.records.find_one_and_update(
+        # The status stays `finished`: only the lease says that somebody is scoring the Record. The
+        # Record whose lease expired first is scored first.
+        document = await self._db.records.find_one_and_update(
             {"status": "finished", **LEASE_EXPIRED},
             [{"$set": {"fence": NEXT_FENCE, "lease": lease(owner, NEXT_FENCE, lease_seconds)}}],
             sort=[("lease.expires_at", 1)],
@@ -85,20 +87,20 @@ class ScoreRepository(Repository):
         }
         push = {"$push": {"more_scores": encode(score.model_dump())}}
         # The trainer's copy first: when the second write is lost, repeating makes up for it.
-        copied = await self._database.record_data.update_one({"_id": record_id, **lacks}, push)
-        if copied.matched_count == 0 and not await self._database.record_data.count_documents(
+        copied = await self._db.record_data.update_one({"_id": record_id, **lacks}, push)
+        if copied.matched_count == 0 and not await self._db.record_data.count_documents(
             {"_id": record_id}, limit=1
         ):
             raise StoreError(f"the group of record {record_id!r} is not complete yet")
-        result = await self._database.records.update_one({"_id": record_id, **lacks}, push)
+        result = await self._db.records.update_one({"_id": record_id, **lacks}, push)
         return result.modified_count > 0
 
     @operation("put a scoring off")
     async def postpone(self, record_id: str, fence: int, error: str, retry_seconds: float) -> None:
-        """Leave a Record unscored for now; anybody may claim its scoring after `retry_seconds`.
+        """Leave a Record unscored for now; any scorer may claim it after `retry_seconds`.
 
         Raises:
             LeaseLost: the caller's lease is gone; nothing was written.
         """
-        update = {"error": literal(encode(error)), "lease": nobodys_lease(retry_seconds)}
+        update = {"error": literal(encode(error)), "lease": waiting_lease(retry_seconds)}
         await self._fenced.update(record_id, fence, "finished", update)

@@ -1,7 +1,7 @@
 """Tasks, and the groups of Records that they are: added once, completed exactly once.
 
 A Task is stored together with its `num_generations` pending Records. When the last of them has
-ended, whoever ended it completes the group; what a crash left half done is found by `reap`.
+ended, the process that ended it completes the group; `reap` finds what a crash left half done.
 """
 
 import asyncio
@@ -71,11 +71,11 @@ class TaskRepository(Repository):
     async def _add_batch(self, tasks: list[Task]) -> int:
         tasks = [await self._with_stored_images(task) for task in tasks]
         # Tasks first: a slot that can be claimed always finds its Task.
-        num_new = await insert_new(self._database.tasks, [to_document(task) for task in tasks])
+        num_new = await insert_new(self._db.tasks, [to_document(task) for task in tasks])
         if num_new < len(tasks):
             # Those that were there say themselves how many slots they have, and where.
             tasks = await self.get_many([task.id for task in tasks])
-        await insert_new(self._database.records, [slot for task in tasks for slot in _slots(task)])
+        await insert_new(self._db.records, [slot for task in tasks for slot in _slots(task)])
         return num_new
 
     async def _with_stored_images(self, task: Task) -> Task:
@@ -92,15 +92,13 @@ class TaskRepository(Repository):
     @operation("read the next order")
     async def next_train_order(self) -> int:
         """Return the order that the next training Task gets: one above the highest, or 0."""
-        last = await self._database.tasks.find_one(
-            {"split": "train"}, {"order": 1}, sort=[("order", -1)]
-        )
+        last = await self._db.tasks.find_one({"split": "train"}, {"order": 1}, sort=[("order", -1)])
         return 0 if last is None else int(last["order"]) + 1
 
     @operation("read the first open order")
     async def first_open_order(self) -> int | None:
         """Return the order of the first training Task that is not complete; None when all are."""
-        task = await self._database.tasks.find_one(
+        task = await self._db.tasks.find_one(
             {"split": "train", "status": "created"}, {"order": 1}, sort=[("order", 1)]
         )
         return None if task is None else int(task["order"])
@@ -108,15 +106,13 @@ class TaskRepository(Repository):
     @operation("read a task")
     async def get(self, task_id: str) -> Task | None:
         """Return the Task, None when there is none of that id."""
-        document = await self._database.tasks.find_one({"_id": task_id})
+        document = await self._db.tasks.find_one({"_id": task_id})
         return None if document is None else task_from_document(document)
 
     @operation("read tasks")
     async def get_many(self, task_ids: Sequence[str]) -> list[Task]:
         """Return the Tasks of these ids that there are, in no particular order."""
-        cursor = self._database.tasks.find(
-            {"_id": {"$in": [encode(task_id) for task_id in task_ids]}}
-        )
+        cursor = self._db.tasks.find({"_id": {"$in": [encode(task_id) for task_id in task_ids]}})
         return [task_from_document(document) async for document in cursor]
 
     @operation("count tasks")
@@ -128,7 +124,7 @@ class TaskRepository(Repository):
         status: TaskStatus | None = None,
     ) -> int:
         """Return the number of tasks that fit."""
-        return await self._database.tasks.count_documents(
+        return await self._db.tasks.count_documents(
             without_none(split=split, tag=tag, status=status)
         )
 
@@ -140,8 +136,8 @@ class TaskRepository(Repository):
         status: TaskStatus | None = None,
     ) -> AsyncIterator[Task]:
         """Yield the tasks that fit, in their order."""
-        async with self._database.boundary("read tasks"):
-            cursor = self._database.tasks.find(without_none(split=split, tag=tag, status=status))
+        async with self._db.boundary("read tasks"):
+            cursor = self._db.tasks.find(without_none(split=split, tag=tag, status=status))
             async for document in cursor.sort("order", 1):
                 yield task_from_document(document)
 
@@ -151,7 +147,7 @@ class TaskRepository(Repository):
         wanted: Document = {"status": "created"}
         if splits is not None:
             wanted["split"] = {"$in": list(splits)}
-        return sorted(await self._database.tasks.distinct("scorer", wanted))
+        return sorted(await self._db.tasks.distinct("scorer", wanted))
 
     async def of_claimed(self, record: Record) -> Task:
         """Return the Task of a claimed Record; the tries of a group share one reading of it."""
@@ -170,10 +166,10 @@ class TaskRepository(Repository):
         """
         if record.split == "train":
             following = {"split": record.split, "order": {"$gte": record.order}}
-            found = self._database.tasks.find(following).sort("order", 1).limit(TASKS_AHEAD)
+            found = self._db.tasks.find(following).sort("order", 1).limit(TASKS_AHEAD)
             self._known.update({task["_id"]: task async for task in found})
         if record.task_id not in self._known:
-            document = await self._database.tasks.find_one({"_id": record.task_id})
+            document = await self._db.tasks.find_one({"_id": record.task_id})
             self._known[record.task_id] = require(document, f"task {record.task_id!r}")
         while len(self._known) > KNOWN_TASKS:
             self._known.pop(next(iter(self._known)))
@@ -186,7 +182,7 @@ class ReapCounts:
     num_expired: int
     """Attempts that ended because their lease expired."""
     num_groups_completed: int
-    """Groups that were complete without anybody having said so."""
+    """Groups whose last Record had ended, but which were not marked completed."""
 
 
 class GroupRepository(Repository):
@@ -203,33 +199,35 @@ class GroupRepository(Repository):
         """
         if not task_ids:
             return set()
-        unfinished = await self._database.records.distinct(
+        unfinished = await self._db.records.distinct(
             "task_id", {"task_id": {"$in": sorted(task_ids)}, "status": {"$in": UNFINISHED}}
         )
+        # A Record that has ended stays ended, so this reading cannot grow stale. Two processes that
+        # end the last two Records at once may both get here; `_complete` decides between them.
         ended = set(task_ids) - set(unfinished)
         return {task_id for task_id in sorted(ended) if await self._complete(task_id)}
 
     async def _complete(self, task_id: str) -> bool:
-        cursor = self._database.records.find({"task_id": task_id})
+        cursor = self._db.records.find({"task_id": task_id})
         records = [from_document(Record, document) async for document in cursor]
-        task = await self._database.tasks.find_one({"_id": task_id})
+        task = await self._db.tasks.find_one({"_id": task_id})
         if task is None or task["num_generations"] != len(records):
             return False  # its slots are still being added
         version = task_version(task)
         await insert_new(
-            self._database.record_data,
+            self._db.record_data,
             [to_document(record_data(record, version)) for record in records],
         )
         # The one write that decides who completed the group: its filter matches once.
-        result = await self._database.tasks.update_one(
+        result = await self._db.tasks.update_one(
             {"_id": task_id, "status": "created"},
             {"$set": {"status": "completed"}, "$currentDate": {"completed_at": True}},
         )
-        await self._database.record_data.update_many(
+        await self._db.record_data.update_many(
             {"task_id": task_id, "group_completed": False}, {"$set": {"group_completed": True}}
         )
         # Last: while a record of the group is still open, a reaper will look at it again.
-        await self._database.records.update_many(
+        await self._db.records.update_many(
             {"task_id": task_id, "group_open": True}, {"$unset": {"group_open": ""}}
         )
         return result.modified_count == 1
@@ -252,13 +250,13 @@ class GroupRepository(Repository):
             The number of attempts that this call ended.
         """
         num_expired = 0
-        expired = self._database.records.find(
+        expired = self._db.records.find(
             {"status": "running", **LEASE_EXPIRED}, {"task_id": 1, "lease": 1, "attempts": 1}
         )
         for found in await expired.limit(REAP_BATCH).to_list():
             lease = found["lease"]
             error = f"the lease of {lease['owner']} expired"
-            result = await self._database.records.update_one(
+            result = await self._db.records.update_one(
                 {
                     **held(found["_id"], lease["fence"]),
                     **LEASE_EXPIRED,  # its holder may have renewed it since
@@ -272,7 +270,7 @@ class GroupRepository(Repository):
         return num_expired
 
     async def _reap_open_groups(self) -> int:
-        task_ids = await self._database.records.distinct(
+        task_ids = await self._db.records.distinct(
             "task_id", {"group_open": True, "status": TERMINAL}
         )
         return len(await self.complete(task_ids))

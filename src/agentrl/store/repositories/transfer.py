@@ -70,9 +70,9 @@ class TransferRepository(Repository):
         """
         if await asyncio.to_thread(folder.exists):
             raise ConfigError(f"{folder} exists already; name a folder that does not")
-        run = await self._database.runs.find_one({}, {"schema_version": 1})
+        run = await self._db.runs.find_one({}, {"schema_version": 1})
         if run is None:
-            raise self._database.no_run()
+            raise self._db.no_run()
         writer(format_)
         with atomic_directory(folder) as staging:
             files = {
@@ -89,7 +89,7 @@ class TransferRepository(Repository):
         num_documents, size = 0, 0
         batch: list[Document] = []
         with writer(format_)(path, name) as write:
-            async for document in self._database[name].find().sort("_id", 1):
+            async for document in self._db[name].find().sort("_id", 1):
                 batch.append(document)
                 num_documents += 1
                 size += _size(document)
@@ -117,15 +117,15 @@ class TransferRepository(Repository):
                 f"{SCHEMA_VERSION}; use a newer release"
             )
         for name in COLLECTIONS:
-            if await self._database[name].find_one({}, {"_id": 1}) is not None:
+            if await self._db[name].find_one({}, {"_id": 1}) is not None:
                 raise StoreError(
-                    f"database {self._database.name!r} is not empty; import under another --run_name"
+                    f"database {self._db.name!r} is not empty; import under another --run_name"
                 )
         for name, file in manifest.files.items():
             for batch in _batches(read_documents(folder / file.name, manifest.format)):
                 if name == "runs":
-                    batch = [{**one, "_id": self._database.name} for one in batch]
-                await self._database[name].insert_many(batch)
+                    batch = [{**one, "_id": self._db.name} for one in batch]
+                await self._db[name].insert_many(batch)
         return manifest
 
 

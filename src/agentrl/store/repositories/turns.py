@@ -43,10 +43,12 @@ class TurnRepository(Repository):
 
     async def _append_all(self, items: Sequence[_Append]) -> list[LeaseLost | None]:
         packed = [pack(turn, self._tools) for turn, _ in items]
+        # Blobs, then turns, then the Records that name them: a crash in between leaves a blob or a
+        # turn that nothing refers to (`maintenance.compact` deletes it), never a dangling reference.
         await self._blobs.put(blob for _, blobs in packed for blob in blobs)
         # The id of a turn holds the fence: only an earlier try of this very request can have
         # inserted it before.
-        await insert_new(self._database.turns, [document for document, _ in packed])
+        await insert_new(self._db.turns, [document for document, _ in packed])
         updates = [
             (
                 {**held(turn.record_id, fence), "status": "running", "turns": {"$ne": turn.id}},
@@ -54,12 +56,14 @@ class TurnRepository(Repository):
             )
             for turn, fence in items
         ]
-        if await update_each(self._database.records, updates) == len(items):
+        if await update_each(self._db.records, updates) == len(items):
             return [None] * len(items)
+        # A filter that did not match stands for a lost lease, or for an earlier try of this request
+        # that was acknowledged without the answer reaching us. Reading the Records tells which.
         refused, unknown = await self._refused(
             [(turn.id, turn.record_id, fence) for turn, fence in items]
         )
-        await self._database.turns.delete_many({"_id": {"$in": unknown}})
+        await self._db.turns.delete_many({"_id": {"$in": unknown}})
         return [refused.get(turn.id) for turn, _ in items]
 
     @operation("store tool results")
@@ -74,6 +78,8 @@ class TurnRepository(Repository):
         await self._results.submit((turn_id, record_id, fence, results))
 
     async def _set_all_results(self, items: Sequence[_Results]) -> list[LeaseLost | None]:
+        # Results are written to the turn, which carries no lease, so the lease is checked first. A
+        # holder that loses it in between may still write once: results of the very same calls.
         refused, _ = await self._refused([(turn, rid, fence) for turn, rid, fence, _ in items])
         updates: list[Update] = []
         for turn_id, _, _, results in items:
@@ -83,7 +89,7 @@ class TurnRepository(Repository):
                 await self._blobs.put(blobs)
                 updates.append(({"_id": turn_id}, {"$set": {"tool_results": packed}}))
         if updates:
-            await update_each(self._database.turns, updates)
+            await update_each(self._db.turns, updates)
         return [refused.get(turn_id) for turn_id, *_ in items]
 
     async def _refused(
@@ -95,7 +101,7 @@ class TurnRepository(Repository):
             The error by turn id of those that their record does not bear out, and the ids of those
             turns that their record does not even name.
         """
-        found = self._database.records.find(
+        found = self._db.records.find(
             {"_id": {"$in": [record_id for _, record_id, _ in claims]}},
             {"status": 1, "lease.fence": 1, "turns": 1},
         )
@@ -117,16 +123,14 @@ class TurnRepository(Repository):
     ) -> list[DispatchedSamplingTask]:
         """Return the turns of one attempt in order: the Record's current one, or any earlier."""
         record = require(
-            await self._database.records.find_one({"_id": record_id}, {"attempt": 1, "turns": 1}),
+            await self._db.records.find_one({"_id": record_id}, {"attempt": 1, "turns": 1}),
             f"record {record_id!r}",
         )
         if attempt in (None, record["attempt"]):
             return await self.get_many(record["turns"])
-        found = self._database.turns.find({"record_id": record_id, "attempt": attempt}).sort(
-            "index", 1
-        )
-        # A holder may have died between storing a turn and having it acknowledged; whoever took
-        # the attempt up then made that turn anew, under a higher fence.
+        found = self._db.turns.find({"record_id": record_id, "attempt": attempt}).sort("index", 1)
+        # A holder may have died between storing a turn and having it acknowledged; whoever resumed
+        # the attempt then sampled that turn again, under a higher fence.
         latest: dict[int, Document] = {}
         async for document in found:
             known = latest.get(document["index"])
@@ -141,9 +145,7 @@ class TurnRepository(Repository):
         Raises:
             StoreError: a turn is missing.
         """
-        found = {
-            d["_id"]: d async for d in self._database.turns.find({"_id": {"$in": list(turn_ids)}})
-        }
+        found = {d["_id"]: d async for d in self._db.turns.find({"_id": {"$in": list(turn_ids)}})}
         missing = set(turn_ids) - found.keys()
         if missing:
             raise StoreError(f"turn {min(missing)!r} is missing from the database")

@@ -83,7 +83,7 @@ async def test_images_are_stored_once_and_given_to_the_engine_in_their_order(
     assert third.shared_len == place
     assert_prompts_as_sent(turns, [body["input_ids"] for body in engine.requests])
     assert len({address for images in rebuild_images(turns) for address in images}) == 3
-    assert await store._database["blobs"].count_documents({"kind": "image"}) == 3
+    assert await store.database["blobs"].count_documents({"kind": "image"}) == 3
 
 
 async def test_images_in_the_responses_form_are_seen_too(

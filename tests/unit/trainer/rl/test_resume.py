@@ -121,6 +121,6 @@ async def all_groups(store: TrajectoryStore) -> list[list[dict[str, object]]]:
     """Ledger entries of all groups, by order."""
     found = []
     async for task in store.tasks.find(split="train"):
-        documents = await store._database["record_data"].find({"task_id": task.id}).to_list()
+        documents = await store.database["record_data"].find({"task_id": task.id}).to_list()
         found.append([document["ledger"]["trainer"] for document in documents])
     return found

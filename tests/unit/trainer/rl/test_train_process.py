@@ -41,7 +41,7 @@ async def ledger_of(store, split="train"):
     """Task id -> (status, step, reason) of its records."""
     found = {}
     async for task in store.tasks.find(split=split):
-        document = await store._database["record_data"].find({"task_id": task.id}).to_list()
+        document = await store.database["record_data"].find({"task_id": task.id}).to_list()
         found[task.id] = [
             (entry["status"], entry["step"], entry["reason"])
             if (entry := data.get("ledger", {}).get("trainer"))

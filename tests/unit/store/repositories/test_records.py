@@ -55,7 +55,7 @@ def answer(process: "subprocess.Popen[str]") -> str:
 
 async def expire(store: TrajectoryStore, record_id: str) -> None:
     """Move the end of a lease into the past, as if its holder had been silent for long."""
-    await store._database["records"].update_one(
+    await store.database["records"].update_one(
         {"_id": record_id}, [{"$set": {"lease.expires_at": {"$subtract": ["$$NOW", 1]}}}]
     )
 
@@ -160,7 +160,7 @@ async def test_a_stale_holder_changes_nothing(store: TrajectoryStore, how: str) 
 
 async def assert_refused_everything(store: TrajectoryStore, stale: Record, turn_id: str) -> None:
     before = await store.records.get(stale.id)
-    turns = await store._database["turns"].find().to_list()
+    turns = await store.database["turns"].find().to_list()
     score = Score(scorer="exact", value=0.0)
     results = [ToolResult(call_id="c", name="lookup", content="4")]
     key = (stale.id, stale.fence)
@@ -178,7 +178,7 @@ async def assert_refused_everything(store: TrajectoryStore, stale: Record, turn_
             await write
     assert await store.records.renew([key], 1000) == {stale.id}
     assert await store.records.get(stale.id) == before
-    assert await store._database["turns"].find().to_list() == turns
+    assert await store.database["turns"].find().to_list() == turns
 
 
 async def test_heartbeats_keep_leases_and_name_the_lost_ones(store: TrajectoryStore) -> None:
@@ -268,7 +268,7 @@ async def test_records_move_only_along_the_transition_table(store: TrajectorySto
         number = await store.tasks.next_train_order()
         await store.tasks.add([make_task(number, num_generations=1)])
         record = await claim(store)
-        await store._database["records"].update_one({"_id": record.id}, {"$set": {"status": start}})
+        await store.database["records"].update_one({"_id": record.id}, {"$set": {"status": start}})
         key = (record.id, record.fence)
         moves = {
             "finished": store.records.finish(

@@ -109,7 +109,7 @@ async def test_a_login_that_may_only_read_and_write_is_enough(guarded: int) -> N
         assert await store.reports.run_names() == ["demo"]
     # A database of another release: this login may not change validators that exist.
     async with TrajectoryStore.connect(uri_of(guarded, "root")) as root:
-        await root._database.handle.command("collMod", "records", validator={})
+        await root.database.handle.command("collMod", "records", validator={})
     async with TrajectoryStore.connect(uri) as store:
         await store.ensure_schema()
         with pytest.raises(StoreError, match=r"does not allow this login .* dbAdmin to delete it"):

@@ -45,7 +45,7 @@ async def raw(store: TrajectoryStore) -> dict[str, list[bytes]]:
     """Every document of the run as BSON, the run's name left out."""
     found: dict[str, list[bytes]] = {}
     for name in COLLECTIONS:
-        documents = [document async for document in store._database[name].find().sort("_id", 1)]
+        documents = [document async for document in store.database[name].find().sort("_id", 1)]
         if name == "runs":
             documents = [{**document, "_id": ""} for document in documents]
         found[name] = [bson.encode(document) for document in documents]
@@ -142,4 +142,4 @@ async def test_mistakes_are_named_and_leave_nothing(
     with pytest.raises(ConfigError, match=r"manifest\.json cannot be read") as caught:
         await empty.transfer.import_run(folder)
     assert "\n" not in str(caught.value)
-    assert await empty._database.handle.list_collection_names() == []
+    assert await empty.database.handle.list_collection_names() == []

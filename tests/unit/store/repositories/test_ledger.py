@@ -14,7 +14,7 @@ NAME = "trainer"
 
 async def entries(store: TrajectoryStore) -> list[LedgerEntry]:
     """The standing of every record, by (order, traj_id)."""
-    found = store._database["record_data"].find().sort([("order", 1), ("traj_id", 1)])
+    found = store.database["record_data"].find().sort([("order", 1), ("traj_id", 1)])
     return [
         LedgerEntry.model_validate(document["ledger"].get(NAME, {})) async for document in found
     ]

@@ -146,7 +146,7 @@ async def test_hot_queries_scan_no_collection_and_sort_nothing(
     heard = [c for c in commands.heard if next(iter(c.values())) not in ONE_DOCUMENT_A_PROCESS]
     assert {next(iter(command)) for command in heard} >= {"find", "update", "findAndModify"}
     for command in heard:
-        plan = await store._database.handle.command(
+        plan = await store.database.handle.command(
             {"explain": command, "verbosity": "queryPlanner"}
         )
         used = set(stages(plan))

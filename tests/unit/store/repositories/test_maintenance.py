@@ -23,10 +23,10 @@ async def test_compacting_deletes_only_what_nothing_needs(store: TrajectoryStore
     await store.records.fail_attempt(failed.id, failed.fence, "gone", 1)
     # What a crash between two writes leaves: a turn that its record does not name, a lone blob.
     refused = make_turn(scored, 7).model_dump()
-    original = await store._database["turns"].find_one({"_id": scored.turns[0]})
+    original = await store.database["turns"].find_one({"_id": scored.turns[0]})
     assert original is not None
-    await store._database["turns"].insert_one({**original, "_id": refused["id"], "index": 7})
-    await store._database["blobs"].insert_many(Blob("x", "y" * 900_000).documents())
+    await store.database["turns"].insert_one({**original, "_id": refused["id"], "index": 7})
+    await store.database["blobs"].insert_many(Blob("x", "y" * 900_000).documents())
     before = await store.reports.record_detail(scored.id)
 
     plan = await store.maintenance.plan_compaction()

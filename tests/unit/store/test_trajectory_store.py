@@ -69,9 +69,7 @@ async def test_a_database_must_be_named(mongod: EmbeddedMongo) -> None:
 
 async def test_the_uri_for_people_has_no_secrets(mongod: EmbeddedMongo) -> None:
     async with TrajectoryStore.connect(mongod.uri("demo")) as store:
-        store._database.uri = (
-            "mongodb://ada:p:w@h:1,h:2/x?tls=true&tlsCertificateKeyFilePassword=pw"
-        )
+        store.database.uri = "mongodb://ada:p:w@h:1,h:2/x?tls=true&tlsCertificateKeyFilePassword=pw"
         assert store.redacted_uri == (
             "mongodb://ada:***@h:1,h:2/demo?tls=true&tlsCertificateKeyFilePassword=***"
         )
@@ -82,15 +80,15 @@ async def test_writes_are_journaled_by_a_majority_whatever_the_uri_says(
 ) -> None:
     weak = f"mongodb://127.0.0.1:{mongod.port}/demo?w=0&directConnection=true"
     async with TrajectoryStore.connect(weak) as store:
-        assert store._database["turns"].write_concern.document == {"w": "majority", "j": True}
-        assert store._database["blobs"].write_concern.document == {"w": "majority", "j": True}
+        assert store.database["turns"].write_concern.document == {"w": "majority", "j": True}
+        assert store.database["blobs"].write_concern.document == {"w": "majority", "j": True}
 
 
 async def test_preparing_twice_and_together_is_harmless(mongo_uri: str) -> None:
     async with TrajectoryStore.connect(mongo_uri) as store:
         for _ in range(2):
             await store.ensure_schema()
-        names = set(await store._database.handle.list_collection_names())
+        names = set(await store.database.handle.list_collection_names())
         assert {"v_trajectories", "v_progress", "v_failures", "records", "turns"} <= names
         await store.drop_database()
 
@@ -103,18 +101,18 @@ async def test_another_schema_version_is_refused(store: TrajectoryStore) -> None
 
 async def test_documents_that_do_not_fit_are_named(store: TrajectoryStore) -> None:
     await store.tasks.add([make_task(0)])
-    await store._database["tasks"].update_one(
+    await store.database["tasks"].update_one(
         {}, {"$set": {"order": "first"}}, bypass_document_validation=True
     )
     with pytest.raises(StoreError, match=r"'train/0/q0' is no valid MCPTask: order"):
         await store.tasks.get("train/0/q0")
-    await store._database["tasks"].update_one({}, {"$set": {"kind": "chess"}})
+    await store.database["tasks"].update_one({}, {"$set": {"kind": "chess"}})
     with pytest.raises(StoreError, match="kind 'chess', which is not registered here"):
         await store.tasks.get("train/0/q0")
 
 
 async def test_annotations_made_by_a_person_do_no_harm(store: TrajectoryStore) -> None:
     await store.tasks.add([make_task(0)])
-    await store._database["tasks"].update_one({}, {"$set": {"note": "interesting"}})
+    await store.database["tasks"].update_one({}, {"$set": {"note": "interesting"}})
     task = await store.tasks.get("train/0/q0")
     assert isinstance(task, Task)

@@ -17,7 +17,7 @@ async def claim(store: TrajectoryStore, owner: str, *, resumable: bool = True) -
 
 
 async def expire(store: TrajectoryStore, record_id: str) -> None:
-    await store._database["records"].update_one(
+    await store.database["records"].update_one(
         {"_id": record_id}, [{"$set": {"lease.expires_at": {"$subtract": ["$$NOW", 1]}}}]
     )
 
@@ -107,9 +107,9 @@ async def test_a_turn_that_was_stored_but_never_acknowledged_is_not_read(
     store: TrajectoryStore, dead: Record
 ) -> None:
     orphan = make_turn(dead, 2, text="never acknowledged")
-    await store._database["turns"].insert_one(
+    await store.database["turns"].insert_one(
         {
-            **(await store._database["turns"].find_one({"_id": f"{dead.id}/1/1"}) or {}),
+            **(await store.database["turns"].find_one({"_id": f"{dead.id}/1/1"}) or {}),
             "_id": orphan.id,
         }
         | {"index": 2}

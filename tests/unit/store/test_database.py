@@ -40,7 +40,7 @@ async def test_a_given_client_serves_the_whole_life_of_a_group(
         await store.runs.update_control(by="me", max_staleness=2)
         assert (await store.reports.progress()).num_groups_consumed == 1
         assert [record.id async for record in store.records.find()] == ids
-        assert store._database["turns"].write_concern.document == {"w": "majority", "j": True}
+        assert store.database["turns"].write_concern.document == {"w": "majority", "j": True}
         await store.drop_database()
     finally:
         closing = client.close()

@@ -58,19 +58,19 @@ async def test_a_crash_between_two_steps_of_completion_is_repaired(
     for _ in range(2):
         await play(store, await claim(store))
     # Take the database back to where a process that died at this step would have left it.
-    await store._database["records"].update_many({}, {"$set": {"group_open": True}})
+    await store.database["records"].update_many({}, {"$set": {"group_open": True}})
     if lost_step != "closing":
-        await store._database["record_data"].update_many({}, {"$set": {"group_completed": False}})
+        await store.database["record_data"].update_many({}, {"$set": {"group_completed": False}})
     if lost_step in ("everything", "record data"):
-        await store._database["tasks"].update_one({}, {"$set": {"status": "created"}})
-        await store._database["record_data"].delete_many(
+        await store.database["tasks"].update_one({}, {"$set": {"status": "created"}})
+        await store.database["record_data"].delete_many(
             {"traj_id": {"$gte": int(lost_step == "record data")}}
         )
     counts = await store.groups.reap(3)
     assert counts.num_groups_completed == int(lost_step in ("everything", "record data"))
     (group,) = await store.ledger.ready_groups(limit=5)
     assert [data.group_completed for data in group] == [True, True]
-    assert await store._database["records"].count_documents({"group_open": True}) == 0
+    assert await store.database["records"].count_documents({"group_open": True}) == 0
     assert (await store.groups.reap(3)).num_groups_completed == 0
 
 
@@ -78,7 +78,7 @@ async def test_a_half_promoted_group_is_not_yet_ready(store: TrajectoryStore) ->
     await store.tasks.add([make_task(0)])
     for _ in range(2):
         await play(store, await claim(store))
-    await store._database["record_data"].update_one(
+    await store.database["record_data"].update_one(
         {"traj_id": 1}, {"$set": {"group_completed": False}}
     )
     assert await store.ledger.ready_groups(limit=5) == []
@@ -92,7 +92,7 @@ async def test_a_put_off_scoring_is_claimed_by_another_when_its_time_comes(
     assert await store.scores.claim("other", 60) is None, "its finisher still holds it"
     await store.scores.postpone(record.id, record.fence, "judge: $503", 600)
     assert await store.scores.claim("other", 60) is None, "it is put off"
-    await store._database["records"].update_one(
+    await store.database["records"].update_one(
         {}, [{"$set": {"lease.expires_at": {"$subtract": ["$$NOW", 1]}}}]
     )
     claimed = await store.scores.claim("other", 60)
@@ -135,7 +135,7 @@ async def test_repeating_a_score_after_a_lost_answer_is_harmless(store: Trajecto
 async def test_pushing_tasks_again_repairs_and_duplicates_nothing(store: TrajectoryStore) -> None:
     tasks = [make_task(number, num_generations=3) for number in range(5)]
     assert await store.tasks.add(tasks, batch_size=2) == 5
-    await store._database["records"].delete_many({"traj_id": 2})
+    await store.database["records"].delete_many({"traj_id": 2})
     await play(store, await claim(store))
     assert await store.tasks.add(tasks) == 0
     assert await store.tasks.count(split="train") == 5
@@ -162,7 +162,7 @@ async def test_a_group_whose_slots_are_still_being_added_does_not_complete(
     store: TrajectoryStore,
 ) -> None:
     await store.tasks.add([make_task(0, num_generations=3)])
-    await store._database["records"].delete_many({"traj_id": {"$gt": 0}})
+    await store.database["records"].delete_many({"traj_id": {"$gt": 0}})
     await play(store, await claim(store))
     assert not await store.groups.complete({"train/0/q0"})
 

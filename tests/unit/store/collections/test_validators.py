@@ -56,8 +56,8 @@ async def test_what_a_run_writes_fits(store: TrajectoryStore) -> None:
         ]
     )  # fmt: skip
     for name in _MODELS:
-        total = await store._database[name].count_documents({})
-        fitting = await store._database[name].count_documents(validator(name))
+        total = await store.database[name].count_documents({})
+        fitting = await store.database[name].count_documents(validator(name))
         assert (name, fitting) == (name, total)
         assert total > 0
 
@@ -81,29 +81,29 @@ async def test_what_does_not_fit_is_refused_by_the_database(
     await store.runs.create(Run(name=store.database_name))
     await fill(store, 1, num_generations=1)
     with pytest.raises(WriteError, match="Document failed validation"):
-        await store._database[collection].update_one({}, {"$set": change})
+        await store.database[collection].update_one({}, {"$set": change})
     # What people add, and what shells write for whole numbers, is let through.
-    await store._database[collection].update_one({}, {"$set": {"my_note": "odd"}})
-    await store._database["records"].update_one({}, {"$set": {"score.value": 1}})
+    await store.database[collection].update_one({}, {"$set": {"my_note": "odd"}})
+    await store.database["records"].update_one({}, {"$set": {"score.value": 1}})
 
 
 async def test_a_database_of_an_earlier_release_gets_validators_and_views(
     store: TrajectoryStore,
 ) -> None:
     for name in _MODELS:
-        await store._database.handle.command("collMod", name, validator={})
-    await store._database.handle.drop_collection("v_progress")
-    await store._database.handle.drop_collection("v_failures")
-    await store._database.handle.create_collection(
+        await store.database.handle.command("collMod", name, validator={})
+    await store.database.handle.drop_collection("v_progress")
+    await store.database.handle.drop_collection("v_failures")
+    await store.database.handle.create_collection(
         "v_failures", viewOn="records", pipeline=[{"$limit": 1}]
     )
-    await ensure_validators(store._database)
-    await ensure_views(store._database)
+    await ensure_validators(store.database)
+    await ensure_views(store.database)
     await fill(store, 1)
     with pytest.raises(OperationFailure, match="failed validation"):
-        await store._database["records"].update_one({}, {"$set": {"status": "done"}})
-    assert await store._database["v_failures"].count_documents({}) == 0
-    found = await (await store._database.handle.list_collections(filter={"type": "view"})).to_list()
+        await store.database["records"].update_one({}, {"$set": {"status": "done"}})
+    assert await store.database["v_failures"].count_documents({}) == 0
+    found = await (await store.database.handle.list_collections(filter={"type": "view"})).to_list()
     assert {one["name"]: one["options"]["pipeline"] for one in found} == {
         name: pipeline for name, (_, pipeline) in VIEWS.items()
     }
@@ -127,7 +127,7 @@ async def test_views_tell_a_record_a_group_and_a_failure_in_one_document_each(
     await play(store, await claim(store), score=0.5)
     await store.ledger.drop("trainer", [record.id], 1, "no_score")
 
-    shown = await store._database["v_trajectories"].find_one({"_id": record.id})
+    shown = await store.database["v_trajectories"].find_one({"_id": record.id})
     assert shown is not None
     assert shown["question"] == "What does item 0 cost?"
     assert (shown["num_turns"], shown["max_version"]) == (2, 2)
@@ -138,8 +138,8 @@ async def test_views_tell_a_record_a_group_and_a_failure_in_one_document_each(
         {"name": "lookup", "content": "4", "is_error": False}
     ]
     assert shown["training"]["trainer"]["reason"] == "no_score"
-    group = await store._database["v_progress"].find_one({})
+    group = await store.database["v_progress"].find_one({})
     assert group is not None
     assert (group["mean_score"], group["num_attempts"]) == (0.5, 3)
-    (failure,) = await store._database["v_failures"].find({}).to_list()
+    (failure,) = await store.database["v_failures"].find({}).to_list()
     assert (failure["num_failed_attempts"], failure["last_error"]) == (2, "no tools")

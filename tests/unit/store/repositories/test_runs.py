@@ -127,7 +127,7 @@ async def test_servers_register_report_and_are_set_from_outside(store: Trajector
     assert beat.heartbeat_at >= service.heartbeat_at
     assert (await store.services.set_status("s1", status="up")).error is None
     assert await store.services.all() == await store.services.all(alive_within=60)
-    await store._database["inference_services"].update_one(
+    await store.database["inference_services"].update_one(
         {}, {"$currentDate": {"heartbeat_at": True}}
     )
     assert await store.services.all(alive_within=-1) == []
@@ -171,14 +171,14 @@ async def test_views_show_a_person_what_happened(store: TrajectoryStore) -> None
     await play(store, await claim(store), num_turns=3, version=2)
     record = await claim(store)
     await store.records.fail_attempt(record.id, record.fence, "tools are down", 3)
-    (row,) = await store._database["v_trajectories"].find({"score": 1.0}).to_list()
+    (row,) = await store.database["v_trajectories"].find({"score": 1.0}).to_list()
     assert row["question"] == "What does item 0 cost?"
     assert [turn["text"] for turn in row["turns"]] == ["<answer>4</answer>"] * 3
     assert [turn["versions"] for turn in row["turns"]] == [[2]] * 3
     assert not any(isinstance(v, bytes) for turn in row["turns"] for v in turn.values())
-    (group,) = await store._database["v_progress"].find().to_list()
+    (group,) = await store.database["v_progress"].find().to_list()
     assert (group["mean_score"], group["num_tries"]) == (1.0, 2)
-    (failure,) = await store._database["v_failures"].find().to_list()
+    (failure,) = await store.database["v_failures"].find().to_list()
     assert (failure["_id"], failure["error"]) == ("train/0/q0/1", "tools are down")
 
 

@@ -115,7 +115,7 @@ async def test_an_edited_question_shows_in_the_lineage(store: TrajectoryStore) -
     before = await store.lineage.of_record(first)
     assert len(before.task_version) == 16
     assert not before.task_changed
-    await store._database["tasks"].update_one({}, {"$set": {"answer": 5}})
+    await store.database["tasks"].update_one({}, {"$set": {"answer": 5}})
     after = await store.lineage.of_record(first)
     assert after.task_version == before.task_version
     assert after.task_changed

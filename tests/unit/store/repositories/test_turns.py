@@ -75,12 +75,12 @@ async def test_shared_parts_of_a_group_are_stored_once(store: TrajectoryStore) -
     await store.tasks.add([make_task(0, num_generations=8)])
     for _ in range(8):
         await play(store, await claim(store), num_turns=3)
-    blobs = {blob["kind"]: blob async for blob in store._database["blobs"].find()}
-    assert await store._database["blobs"].count_documents({}) == 3
+    blobs = {blob["kind"]: blob async for blob in store.database["blobs"].find()}
+    assert await store.database["blobs"].count_documents({}) == 3
     assert sorted(blobs) == ["added_ids", "added_messages", "tools"]
     assert blobs["added_messages"]["value"]["content"] == SYSTEM
     assert blobs["tools"]["value"] == list(TOOLS)
-    root = await store._database["turns"].find_one({"index": 0})
+    root = await store.database["turns"].find_one({"index": 0})
     assert root is not None
     assert root["added_messages"][0]["role"] == "system"
     assert root["added_messages"][0]["preview"].startswith("You answer with")
@@ -108,7 +108,7 @@ async def test_a_person_reads_text_and_little_endian_arrays(store: TrajectorySto
     record = await claim(store)
     turn = make_turn(record, 1)
     await store.turns.append(turn, record.fence)
-    stored = await store._database["turns"].find_one({"_id": turn.id})
+    stored = await store.database["turns"].find_one({"_id": turn.id})
     assert stored is not None
     assert stored["output_text"] == "<answer>4</answer>"
     assert stored["output_ids"] == turn.output_ids.astype("<i4").tobytes()
@@ -160,7 +160,7 @@ async def test_appending_again_after_a_lost_answer_changes_nothing(store: Trajec
     once = await store.records.get(record.id)
     await store.turns.append(turn, record.fence)
     assert await store.records.get(record.id) == once
-    assert await store._database["turns"].count_documents({}) == 1
+    assert await store.database["turns"].count_documents({}) == 1
 
 
 async def test_a_turn_whose_record_was_not_updated_is_finished_by_repeating(
@@ -170,7 +170,7 @@ async def test_a_turn_whose_record_was_not_updated_is_finished_by_repeating(
     record = await claim(store)
     turn = make_turn(record, 0)
     await store.turns.append(turn, record.fence)
-    await store._database["records"].update_one({"_id": record.id}, {"$set": {"turns": []}})
+    await store.database["records"].update_one({"_id": record.id}, {"$set": {"turns": []}})
     await store.turns.append(turn, record.fence)
     stored = await store.records.get(record.id)
     assert stored is not None
@@ -196,7 +196,7 @@ async def test_concurrent_writers_share_requests_and_keep_their_own_results(
 
     ok = await asyncio.gather(*(write(index) for index in range(40)))
     assert [not fine for fine in ok] == [record.id in stale for record in records]
-    assert await store._database["turns"].count_documents({}) == 40 - len(stale)
+    assert await store.database["turns"].count_documents({}) == 40 - len(stale)
 
 
 async def test_a_turn_that_cannot_be_stored_fails_alone(store: TrajectoryStore) -> None:
@@ -211,7 +211,7 @@ async def test_a_turn_that_cannot_be_stored_fails_alone(store: TrajectoryStore) 
     )
     assert [isinstance(result, StoreError) for result in results] == [n == 2 for n in range(5)]
     assert str(results[2]).startswith("append a turn: ")
-    assert await store._database["turns"].count_documents({}) == 4
+    assert await store.database["turns"].count_documents({}) == 4
 
 
 async def test_a_cancelled_writer_takes_nobody_with_it(store: TrajectoryStore) -> None:
@@ -239,7 +239,7 @@ async def test_storage_grows_with_the_tokens_and_not_with_the_turns_squared(
             turn = make_turn(record, index, num_added=200, num_output=100, text="word " * 100)
             await store.turns.append(turn, record.fence)
         sizes = await (
-            await store._database["turns"].aggregate(
+            await store.database["turns"].aggregate(
                 [
                     {"$match": {"record_id": record.id}},
                     {"$group": {"_id": None, "bytes": {"$sum": {"$bsonSize": "$$ROOT"}}}},

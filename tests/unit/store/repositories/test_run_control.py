@@ -33,7 +33,7 @@ async def test_every_change_leaves_who_when_and_what(store: TrajectoryStore) -> 
 
 async def test_an_edit_in_the_database_is_noted_afterwards(store: TrajectoryStore) -> None:
     await store.runs.create(Run(name="run"))
-    await store._database["runs"].update_one({}, {"$set": {"control.sampling_paused": True}})
+    await store.database["runs"].update_one({}, {"$set": {"control.sampling_paused": True}})
     assert await store.runs.audit_control()
     assert not await store.runs.audit_control()
     run = await store.runs.get()
