@@ -18,11 +18,10 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
-from areal import PPOTrainer, workflow_context
+from areal import workflow_context
 from areal.api import ModelRequest, RolloutWorkflow
 from areal.api.cli_args import PPOConfig, load_expr_config
 from areal.utils import stats_tracker
-from datasets import Dataset
 
 from agentrl.errors import AgentWorkerError, UserCodeError
 from agentrl.integrations.agent_worker.engine_session import EngineAgent
@@ -191,6 +190,11 @@ def main(argv: Sequence[str]) -> None:
     Args:
         argv: `module.Class` of the workflow, and AReaL's own arguments.
     """
+    # Rollout workers import this module for the workflow alone; AReaL's trainer brings its trackers
+    # and the GPU stack with it.
+    from areal import PPOTrainer  # noqa: PLC0415
+    from datasets import Dataset  # noqa: PLC0415
+
     workflow, *words = argv
     config, _ = load_expr_config(words, PPOConfig)
     train = Dataset.from_json(config.train_dataset.path)
