@@ -152,7 +152,7 @@ def verify() -> None:
     """Check that merged training is exact."""
 
 
-@verify.command("merge", cls=FlagCommand, sections=("run", "model"))
+@verify.command("merge")
 @click.option("--trees", type=Count(), default=8, help="Random trees to compare on. [8]")
 @click.option(
     "--dtype",
@@ -218,7 +218,7 @@ def env() -> None:
     """Serve tools to agents of this machine."""
 
 
-@env.command("up", cls=FlagCommand, sections=("tools",))
+@env.command("up")
 @click.option("--host", default="127.0.0.1", help="Address to listen on. [127.0.0.1]")
 @click.option("--port", type=Count(), help="Port to listen on; a free one from 8000 by default.")
 @click.option(

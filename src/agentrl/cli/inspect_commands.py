@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from agentrl.cli.databases import opened_store, served_uri
-from agentrl.config.command_line import Count, FlagCommand, FlagGroup
+from agentrl.config.command_line import Count, FlagGroup
 from agentrl.config.sections import PRIVATE_MONGO_ROOT, RootConfig
 from agentrl.errors import StoreError
 
@@ -19,16 +19,15 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 REFRESH_SECONDS = 1.0
-_SECTIONS = ("run", "store")
 _json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
-@click.group("inspect", cls=FlagGroup, sections=_SECTIONS)
+@click.group("inspect", cls=FlagGroup, sections=("run", "store"))
 def inspect() -> None:
     """Look into a run that goes on, or into one that has ended."""
 
 
-@inspect.command("runs", cls=FlagCommand, sections=_SECTIONS)
+@inspect.command("runs")
 @_json_option
 async def runs(config: RootConfig, as_json: bool) -> int:
     """List all runs of this machine, or of the server that --db_connection_string names."""
@@ -38,7 +37,7 @@ async def runs(config: RootConfig, as_json: bool) -> int:
     return _show(tables.runs_page(found), found, as_json)
 
 
-@inspect.command("progress", cls=FlagCommand, sections=_SECTIONS)
+@inspect.command("progress")
 @click.option("--follow", is_flag=True, help="Go on until the run ends or Ctrl-C.")
 @_json_option
 def progress(config: RootConfig, follow: bool, as_json: bool) -> int:
@@ -51,7 +50,7 @@ def progress(config: RootConfig, follow: bool, as_json: bool) -> int:
         raise
 
 
-@inspect.command("record", cls=FlagCommand, sections=_SECTIONS)
+@inspect.command("record")
 @click.argument("record_id")
 @click.option("--full", is_flag=True, help="Print texts whole.")
 @click.option("--attempt", type=Count(), help="Attempt to show; the last by default.")
@@ -67,7 +66,7 @@ async def record(
     return _show(record_page(detail, full=full), record_json(detail), as_json)
 
 
-@inspect.command("step", cls=FlagCommand, sections=_SECTIONS)
+@inspect.command("step")
 @click.argument("step", type=Count())
 @_json_option
 async def step(config: RootConfig, step: int, as_json: bool) -> int:
@@ -79,7 +78,7 @@ async def step(config: RootConfig, step: int, as_json: bool) -> int:
     return _show(tables.step_page(lineage), lineage.model_dump(mode="json"), as_json)
 
 
-@inspect.command("failures", cls=FlagCommand, sections=_SECTIONS)
+@inspect.command("failures")
 @click.option("--limit", type=Count(), default=50, help="Most failures to show. [50]")
 @_json_option
 async def failures(config: RootConfig, limit: int, as_json: bool) -> int:
@@ -92,7 +91,7 @@ async def failures(config: RootConfig, limit: int, as_json: bool) -> int:
     return _show(tables.failures_page(found), value, as_json)
 
 
-@inspect.command("samplers", cls=FlagCommand, sections=_SECTIONS)
+@inspect.command("samplers")
 @_json_option
 async def samplers(config: RootConfig, as_json: bool) -> int:
     """Show the sampler processes and what they do."""
@@ -104,7 +103,7 @@ async def samplers(config: RootConfig, as_json: bool) -> int:
     return _show(tables.samplers_page(found), value, as_json)
 
 
-@inspect.command("servers", cls=FlagCommand, sections=_SECTIONS)
+@inspect.command("servers")
 @_json_option
 async def servers(config: RootConfig, as_json: bool) -> int:
     """Show the inference servers and what they serve."""

@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from agentrl.cli.databases import opened_store, served_uri
-from agentrl.config.command_line import FlagCommand, FlagGroup
+from agentrl.config.command_line import FlagGroup
 from agentrl.config.sections import RootConfig
 from agentrl.errors import ConfigError, StoreError
 
 if TYPE_CHECKING:
     from agentrl.rewards import AgentConfig, Scorer
 
-_SECTIONS = ("run", "store", "rollout")
 _Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 _json_option: _Decorator = click.option(
     "--json", "as_json", is_flag=True, help="Print JSON instead of text."
@@ -30,12 +29,12 @@ _yes_option: _Decorator = click.option(
 )
 
 
-@click.group("store", cls=FlagGroup, sections=_SECTIONS)
+@click.group("store", cls=FlagGroup, sections=("run", "store", "rollout"))
 def store() -> None:
     """Work on the database of a run that goes on, or of one that has ended."""
 
 
-@store.command("up", cls=FlagCommand, sections=_SECTIONS)
+@store.command("up")
 def up(config: RootConfig) -> int:
     """Serve the data of a private mongod until Ctrl-C, so that other tools can read them."""
     from agentrl.store.private_mongod import EmbeddedMongo, running_uri
@@ -56,7 +55,7 @@ def up(config: RootConfig) -> int:
     return 0
 
 
-@store.command("set", cls=FlagCommand, sections=_SECTIONS)
+@store.command("set")
 @click.argument("key")
 @click.argument("value")
 async def set_control(config: RootConfig, key: str, value: str) -> int:
@@ -84,7 +83,7 @@ async def set_control(config: RootConfig, key: str, value: str) -> int:
     return 0
 
 
-@store.command("rescore", cls=FlagCommand, sections=_SECTIONS)
+@store.command("rescore")
 @click.option("--scorer", metavar="NAME", required=True, help="Scorer to apply.")
 async def rescore(config: RootConfig, scorer: str) -> int:
     """Score every finished record that lacks a score of --scorer, without sampling again.
@@ -106,7 +105,7 @@ async def rescore(config: RootConfig, scorer: str) -> int:
     return 1 if counts.num_undecided else 0
 
 
-@store.command("stats", cls=FlagCommand, sections=_SECTIONS)
+@store.command("stats")
 @_json_option
 async def stats(config: RootConfig, as_json: bool) -> int:
     """Print documents and bytes of each collection, and bytes a token."""
@@ -132,7 +131,7 @@ async def stats(config: RootConfig, as_json: bool) -> int:
     return 0
 
 
-@store.command("export", cls=FlagCommand, sections=_SECTIONS)
+@store.command("export")
 @click.argument("folder", type=Path)
 @click.option(
     "--format",
@@ -157,7 +156,7 @@ async def export_run(
     return 0
 
 
-@store.command("import", cls=FlagCommand, sections=_SECTIONS)
+@store.command("import")
 @click.argument("folder", type=Path)
 @_json_option
 async def import_run(config: RootConfig, folder: Path, as_json: bool) -> int:
@@ -179,7 +178,7 @@ async def import_run(config: RootConfig, folder: Path, as_json: bool) -> int:
     return 0
 
 
-@store.command("compact", cls=FlagCommand, sections=_SECTIONS)
+@store.command("compact")
 @_yes_option
 @_json_option
 async def compact(config: RootConfig, is_agreed: bool, as_json: bool) -> int:
@@ -199,7 +198,7 @@ async def compact(config: RootConfig, is_agreed: bool, as_json: bool) -> int:
     return 0
 
 
-@store.command("drop", cls=FlagCommand, sections=_SECTIONS)
+@store.command("drop")
 @_yes_option
 @_json_option
 async def drop(config: RootConfig, is_agreed: bool, as_json: bool) -> int:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from agentrl.cli.databases import store_uri
-from agentrl.config.command_line import FlagCommand, FlagGroup
+from agentrl.config.command_line import FlagGroup
 from agentrl.config.sections import RootConfig
 from agentrl.errors import ConfigError, StoreError
 
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from agentrl.store import TrajectoryStore
 
 _SPLITS: tuple["Split", ...] = ("train", "eval", "test", "valid")
-_SECTIONS = ("run", "store", "data", "rollout")
 
 
 def _splits(ctx: click.Context, param: click.Parameter, split: "Split | None") -> "Sequence[Split]":
@@ -33,12 +32,12 @@ _split_argument = click.argument(
 )
 
 
-@click.group("tasks", cls=FlagGroup, sections=_SECTIONS)
+@click.group("tasks", cls=FlagGroup, sections=("run", "store", "data", "rollout"))
 def tasks() -> None:
     """Add questions to a run, list or count what it has, or ask again what had failed."""
 
 
-@tasks.command("add", cls=FlagCommand, sections=_SECTIONS)
+@tasks.command("add")
 async def add(config: RootConfig) -> int:
     """Add the questions of --train_file that the run does not have yet."""
     from agentrl.datasets.task_stream import append_tasks, train_tasks
@@ -57,7 +56,7 @@ async def add(config: RootConfig) -> int:
     return 0
 
 
-@tasks.command("list", cls=FlagCommand, sections=_SECTIONS)
+@tasks.command("list")
 @_split_argument
 async def list_tasks(config: RootConfig, splits: "Sequence[Split]") -> int:
     """Print one line a task: status, mean score, and what became of its tries."""
@@ -68,7 +67,7 @@ async def list_tasks(config: RootConfig, splits: "Sequence[Split]") -> int:
     return 0
 
 
-@tasks.command("retry", cls=FlagCommand, sections=_SECTIONS)
+@tasks.command("retry")
 @_split_argument
 async def retry(config: RootConfig, splits: "Sequence[Split]") -> int:
     """Ask the questions again whose tries failed for good."""
@@ -80,7 +79,7 @@ async def retry(config: RootConfig, splits: "Sequence[Split]") -> int:
     return 0
 
 
-@tasks.command("stats", cls=FlagCommand, sections=_SECTIONS)
+@tasks.command("stats")
 @_split_argument
 async def stats(config: RootConfig, splits: "Sequence[Split]") -> int:
     """Print the numbers of tasks and tries and the mean score of each split."""

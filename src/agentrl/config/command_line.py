@@ -114,17 +114,25 @@ class FlagCommand(click.Command):
 
 
 class FlagGroup(click.Group):
-    """Commands behind one word, as `agentrl inspect`.
+    """Commands behind one word, as `agentrl inspect`; each of them is a `FlagCommand`.
 
     Attributes:
-        sections: names of the sections that any of its commands uses, for help.
+        sections: names of the sections that its commands use, for help.
     """
+
+    command_class = FlagCommand
 
     def __init__(self, *args: Any, sections: Sequence[str] = (), **kwargs: Any) -> None:
         super().__init__(*args, **{"no_args_is_help": False, **kwargs})
         self.sections = sections
         self.context_settings = dict(_SETTINGS)
         self.params.append(_HELP_ALL)
+
+    def add_command(self, cmd: click.Command, name: str | None = None) -> None:
+        """Add a command, which uses the sections of the group."""
+        assert isinstance(cmd, FlagCommand)
+        cmd.sections = self.sections
+        super().add_command(cmd, name)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of the commands in the order of their definition."""
