@@ -10,6 +10,7 @@ import pytest
 from support.engines import EOS, Oracle, Served, prompt, request
 
 from agentrl.errors import ServerRefused
+from agentrl.inference.client.json_transport import JsonTransport
 from agentrl.inference.client.sglang_client import SGLangClient
 from agentrl.renderers.renderer import Renderer
 from agentrl.renderers.reply import reply_grammar
@@ -109,4 +110,4 @@ async def test_a_grammar_that_cannot_be_compiled_is_refused(
 async def test_only_one_grammar_holds_a_reply(client: SGLangClient) -> None:
     body = {"input_ids": prompt(1).tolist(), "sampling_params": {"regex": "a", "ebnf": "b"}}
     with pytest.raises(ServerRefused, match=r"(?i)only one of"):
-        await client._send("POST", "/generate", body, headers={})
+        await JsonTransport(client.base_url).post("/generate", body, {})

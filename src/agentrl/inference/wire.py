@@ -1,6 +1,6 @@
-"""Requests and results of a generation, and their form on the wire.
+"""Requests and results of a generation, and their JSON form in SGLang's `/generate`.
 
-The form is that of SGLang's `/generate`.
+Pure functions between values and JSON objects; nothing is sent here.
 """
 
 import base64
@@ -19,22 +19,20 @@ from agentrl.schema.base import Value
 STREAM_INTERVAL = 8
 """Tokens between two frames of a stream. Every frame holds all tokens so far."""
 START_VERSION = 0
-"""Policy version that a label means which is not a number (a server's own `default`)."""
-
-
+"""Policy version of a label that is not a number (a server's own `default`)."""
 MIXED_LABEL = "mixed"
-"""Label of a server that holds a part of new weights beside the rest of old ones."""
+"""Label of a server that has received only a part of new weights."""
 MIXED_VERSION = -1
-"""What that label means; no policy has this version, and nothing sampled under it is used."""
+"""Version of that label; no policy has it, and nothing that was sampled under it is used."""
 
 
 def new_rid() -> str:
-    """Return a request id. All have the same length, so none is a prefix of another."""
+    """Return a request id. All have the same length: servers abort by prefix of the id."""
     return uuid.uuid4().hex
 
 
 class GenerateRequest(Value):
-    """One generation to ask for."""
+    """A request for one generation."""
 
     input_ids: TokenIds
     """The prompt, int32 [P]."""
@@ -47,18 +45,18 @@ class GenerateRequest(Value):
     image_data: tuple[str, ...] = ()
     """`data:` URLs of the images, one for each placeholder in `input_ids`."""
     routed_from: int | None = None
-    """Position of the first token whose experts are asked for; None asks for none."""
+    """Position of the first token whose routed experts are returned; None returns none."""
 
 
 class GenerateResult(Value):
     """What was sampled."""
 
     output_ids: TokenIds
-    """Sampled ids, the end-of-turn token included, int32 [T]."""
+    """Sampled ids, including the end-of-turn token, int32 [T]."""
     output_logprobs: Logprobs
     """Behavior logprobs after temperature, float32 [T]."""
     version_spans: tuple[VersionSpan, ...]
-    """Half-open, contiguous, covering `output_ids` exactly."""
+    """Half-open and contiguous; they cover `output_ids` exactly."""
     finish_reason: FinishReason
     matched: int | str | None = None
     """Token id or string that ended the generation; None when nothing matched."""
@@ -69,12 +67,12 @@ class GenerateResult(Value):
     server: str = ""
     """Base address of the server."""
     routed_experts: bytes = b""
-    """Experts of every token from `routed_from` to the last but one, layer by layer, as int32; as
-    whoever computed the token last chose them, where it was computed more than once."""
+    """Routed experts of every token from `routed_from` to the last but one, int32 [tokens, layers,
+    experts per token]; of the last computation, where a token was computed more than once."""
 
 
 def policy_version(label: object) -> int:
-    """Return the policy version that a server's weight label stands for."""
+    """Return the policy version for a server's weight label."""
     text = str(label)
     if text == MIXED_LABEL:
         return MIXED_VERSION
@@ -82,10 +80,10 @@ def policy_version(label: object) -> int:
 
 
 def adapter_version(name: str) -> int:
-    """Return the policy version that an adapter's name says, `RUN-..-v12`.
+    """Return the policy version in an adapter's name, `RUN-..-v12`.
 
     Raises:
-        InferenceError: it says none.
+        InferenceError: there is none.
     """
     version = name.rpartition("-v")[2]
     if not version.isdecimal():
@@ -143,12 +141,12 @@ def parse_result(
     Args:
         body: the decoded JSON object.
         server: base address of the server, for the result and for errors.
-        adapter: what the request named. It says which version sampled all of the tokens; what the
-            server says is about the model beneath.
+        adapter: the adapter that the request named. Its version sampled all tokens; the version
+            that the server reports is the base model's.
 
     Raises:
-        ServerRefused: the server gave the generation up (an abort that carries an error status),
-            or its weights were of two versions.
+        ServerRefused: the server aborted the generation with an error status, or its weights were
+            of two versions.
         InferenceError: the response lacks tokens or logprobs.
     """
     try:
@@ -166,7 +164,7 @@ def parse_result(
         message = f"{server} gave a generation up: {reason.get('message', 'no reason given')}"
         raise ServerRefused(message, int(reason["status_code"]))
     if kind == "abort":
-        # The last few of either may be missing when a request is cut while it waits.
+        # Ids or logprobs may lack their last few when a request is cut while it waits.
         length = min(len(output_ids), len(logprobs))
         output_ids, logprobs = output_ids[:length], logprobs[:length]
     if len(output_ids) != len(logprobs) or np.isnan(logprobs).any():
@@ -193,7 +191,7 @@ def parse_result(
 def parse_partial(
     body: Mapping[str, Any], server: str, *, adapter: str | None = None
 ) -> GenerateResult:
-    """Read a frame of a stream that goes on: what would be left if it were cut there.
+    """Read a frame of an unfinished stream, as if the generation had been cut there.
 
     Raises:
         InferenceError: see `parse_result`.
@@ -245,8 +243,8 @@ def _spans(meta: Mapping[str, Any], length: int, adapter: str | None) -> tuple[V
 def fit_spans(spans: Iterable[VersionSpan], length: int) -> tuple[VersionSpan, ...]:
     """Cut and join spans so that they cover `[0, length)` exactly.
 
-    The number of tokens is what counts: a server may report spans for tokens that it did not
-    deliver. Neighbours of the same version are joined.
+    A server may report spans for tokens that it did not deliver, so the number of tokens decides.
+    Neighbors of the same version are joined.
     """
     fitted: list[VersionSpan] = []
     for span in spans:
@@ -264,7 +262,7 @@ def fit_spans(spans: Iterable[VersionSpan], length: int) -> tuple[VersionSpan, .
 
 
 def join_results(parts: Sequence[GenerateResult]) -> GenerateResult:
-    """Return the generation that was made in several parts, each resuming the one before."""
+    """Return the generation that was sampled in several parts, each resuming the one before."""
     spans: list[VersionSpan] = []
     offset = 0
     for part in parts:

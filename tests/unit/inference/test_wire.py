@@ -5,7 +5,7 @@ import pytest
 from support.stub_server import generation
 
 from agentrl.errors import InferenceError, ServerRefused
-from agentrl.inference.client.sglang_client import error_message
+from agentrl.inference.client.json_transport import error_message
 from agentrl.inference.wire import (
     GenerateRequest,
     fit_spans,

@@ -1,11 +1,13 @@
-"""Which of several servers is the best one for a generation.
+"""Chooses a server for each generation.
 
-What a generation costs least on is the server that has its prefix; what lets all servers work is
-to give each as many requests as the others. The first counts as long as the second is not far off.
+Two aims compete: a generation is cheapest on the server that has its prefix in cache, and all
+servers are busy when each has the same number of requests. The prefix wins unless its server has
+too many requests.
 
-As all have the same number in flight, each gets work in proportion to its speed: at N requests, a
-server that needs R seconds for one ends N / R a second (Little's law). A server of less memory says
-when it has enough: one that is pressed gets no new conversation while another is not.
+With equal numbers in flight, each server gets work in proportion to its speed: at N requests in
+flight, a server that needs R seconds for one completes N / R a second (Little's law). A server with
+less memory reports when it is full: one under pressure gets no new conversation while another has
+room.
 """
 
 import hashlib
@@ -19,45 +21,45 @@ from agentrl.schema import InferenceService
 
 _STICKY_KEYS = 100_000
 _STICKY_SLACK = 8
-"""Requests by which a conversation's server may be busier than the idlest one before it is left:
-the cached keys and values of its history are worth that much waiting."""
+"""Requests that a conversation's server may have more than the idlest one and still be chosen: the
+cached keys and values of the history are worth that much waiting."""
 _GROUP_EXCESS = 0.25
-"""Share by which a server may have more than its equal part of the requests, for the sake of the
-questions that it has in its cache."""
+"""Share by which a server may exceed its equal part of the requests, for the sake of the prompts
+that it has in cache."""
 _PRESSED_REPORTS = 2
-"""Reports in a row after which a server counts as pressed. One alone may be of the moment after a
-burst or an update, when what runs has to be computed again."""
+"""Reports in a row after which a server counts as pressed. A single one may stem from the moment
+after a burst or an update, when running requests are recomputed."""
 
 
 class Pressure:
-    """Which servers are pressed, by what they last reported."""
+    """Which servers are under memory pressure, by their latest load reports."""
 
     def __init__(self) -> None:
         self._seen: dict[str, datetime] = {}
         self._in_a_row: Counter[str] = Counter()
         self.num_reports = 0
-        """Times at which something new was heard."""
+        """How many times a new report has come in."""
 
     def note(self, services: Sequence[InferenceService]) -> None:
-        """Take over what servers report; what was read before does not count again."""
-        is_news = False
-        told = {s.base_url.rstrip("/"): s.load for s in services if s.status == "up" and s.load}
-        for url in self._seen.keys() - told.keys():
+        """Record what servers report; a report that was seen before does not count again."""
+        is_new = False
+        loads = {s.base_url.rstrip("/"): s.load for s in services if s.status == "up" and s.load}
+        for url in self._seen.keys() - loads.keys():
             del self._seen[url], self._in_a_row[url]
-        for url, load in told.items():
+        for url, load in loads.items():
             if self._seen.get(url) != load.at:
                 self._seen[url] = load.at
                 self._in_a_row[url] = self._in_a_row[url] + 1 if load.is_pressed else 0
-                is_news = True
-        self.num_reports += is_news
+                is_new = True
+        self.num_reports += is_new
 
     def is_pressed(self, url: str) -> bool:
-        """Whether a server would let further requests wait."""
+        """Return whether further requests would have to wait on a server."""
         return self._in_a_row[url] >= _PRESSED_REPORTS
 
     @property
     def is_known(self) -> bool:
-        """Whether any server tells how busy it is."""
+        """Whether any server reports its load."""
         return bool(self._seen)
 
     @property
@@ -76,7 +78,7 @@ class Pressure:
 
 
 class LoadBalancer:
-    """Chooses servers; remembers where a conversation was."""
+    """Chooses servers, and remembers which one a conversation was on."""
 
     def __init__(self, pressure: Pressure) -> None:
         self._pressure = pressure
@@ -88,17 +90,17 @@ class LoadBalancer:
         """Return the server for a generation.
 
         Args:
-            key: of the conversation, whose history its last server has.
-            group: of conversations that begin alike; their first turns share a server, as far as
-                that does not get too many.
+            key: of the conversation; its last server has its history in cache.
+            group: of conversations with the same beginning; their first turns share a server, as
+                long as that server does not get too many.
             candidates: addresses to choose from; not empty.
         """
         free = [url for url in candidates if not self._pressure.is_pressed(url)] or candidates
-        # Ties are broken by chance: samplers must not all begin with the same server.
+        # Ties are broken at random, so that samplers do not all begin with the same server.
         idlest = min(free, key=lambda url: (self.in_flight[url], random.random()))
         known = self._sticky.get(key)
         if known is not None and known in candidates:
-            # One that is pressed throws cached prefixes out: it is not worth waiting for.
+            # A server under pressure evicts cached prefixes, so it is not worth waiting for.
             slack = 0 if self._pressure.is_pressed(known) else _STICKY_SLACK
             chosen = known if self._is_near(known, idlest, slack) else idlest
         elif group is not None:
@@ -112,18 +114,18 @@ class LoadBalancer:
         return chosen
 
     def forget(self, key: str) -> None:
-        """Let a conversation begin anew, as its server failed."""
+        """Forget a conversation's server, because it failed."""
         self._sticky.pop(key, None)
 
     def _is_near(self, url: str, idlest: str, slack: int) -> bool:
         return self.in_flight[url] <= self.in_flight[idlest] + slack
 
     def _home(self, group: str, urls: Collection[str]) -> str:
-        """Return the server of a group, which all processes agree upon without a word.
+        """Return the server of a group, on which all processes agree without communicating.
 
-        Every server has a rank for the group (rendezvous hashing, Thaler and Ravishankar 1998); the
-        first that has less than its part and a bit counts (hashing with bounded loads, Mirrokni,
-        Thorup and Zadimoghaddam 2018).
+        Every server has a rank for the group (rendezvous hashing, Thaler and Ravishankar 1998). The
+        first one whose load is below its bound is chosen (consistent hashing with bounded loads,
+        Mirrokni, Thorup and Zadimoghaddam 2018).
         """
 
         def rank(url: str) -> bytes:

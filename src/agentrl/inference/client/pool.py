@@ -1,4 +1,8 @@
-"""Generations over all registered servers, some of which may fail or be updated meanwhile."""
+"""Generations over all registered servers, some of which fail or are updated meanwhile.
+
+Comes in: what the store says of the servers (`ServerPool.update`) and requests. Goes out: complete
+generations. The pool knows neither the store nor rollouts.
+"""
 
 import asyncio
 import logging
@@ -20,9 +24,61 @@ from agentrl.schema import InferenceService
 logger = logging.getLogger(__name__)
 
 _SHUN_SECONDS = 3.0
-"""How long a server that failed is left out while others are fine; the store takes longer to
-notice a server that is gone."""
+"""How long a server that failed is avoided while others are fine. The store takes longer to notice
+that a server is gone."""
+_CHECK_SECONDS = 0.05
+"""Shortest time between two checks of a deadline."""
 _RETRY_SECONDS = (0.1, 0.3, 1.0, 3.0, 5.0, 5.0)
+
+
+class SamplingClock:
+    """A clock in seconds that stops while all servers sleep, because the trainer has their device.
+
+    A rollout that waits for the trainer to release the device so loses none of its own time.
+    """
+
+    def __init__(self) -> None:
+        self._seconds_asleep = 0.0
+        self._asleep_since: float | None = None
+
+    def note(self, services: Sequence[InferenceService]) -> None:
+        """Record the registered servers, as they are from now on."""
+        statuses = {service.status for service in services if service.status != "down"}
+        now = time.monotonic()
+        if self._asleep_since is not None:
+            self._seconds_asleep += now - self._asleep_since
+        self._asleep_since = now if statuses == {"asleep"} else None
+
+    def now(self) -> float:
+        """Return the time in seconds; only differences are meaningful."""
+        real = time.monotonic() if self._asleep_since is None else self._asleep_since
+        return real - self._seconds_asleep
+
+    @asynccontextmanager
+    async def timeout_at(self, deadline: float) -> AsyncIterator[None]:
+        """Bound a block by a deadline on this clock.
+
+        Raises:
+            TimeoutError: the block was cancelled at the deadline.
+        """
+        loop = asyncio.get_running_loop()
+        async with asyncio.timeout(None) as bound:
+            timer: asyncio.Handle | None = None
+
+            def check() -> None:
+                nonlocal timer
+                left = deadline - self.now()
+                if left > 0:
+                    timer = loop.call_later(max(left, _CHECK_SECONDS), check)
+                else:
+                    bound.reschedule(loop.time())
+
+            check()
+            try:
+                yield
+            finally:
+                if timer is not None:
+                    timer.cancel()
 
 
 class ServerPool:
@@ -35,11 +91,11 @@ class ServerPool:
         gateway: str | None = None,
         no_server_seconds: float = 60.0,
     ) -> None:
-        """Make an empty pool; `update` fills it.
+        """Create an empty pool; `update` fills it.
 
         Args:
             api_key: bearer key of the data routes.
-            gateway: address that is asked instead of the servers, and chooses among them.
+            gateway: address that is used instead of the servers', and chooses among them.
             no_server_seconds: how long a generation waits for a server before it fails.
         """
         self._api_key = api_key
@@ -50,7 +106,7 @@ class ServerPool:
         self._downs: dict[str, asyncio.Future[None]] = {}
         self.pressure = Pressure()
         self.clock = SamplingClock()
-        """Stands still while all servers sleep."""
+        """Stops while all servers sleep."""
         self._balance = LoadBalancer(self.pressure)
         self._shunned_until: dict[str, float] = {}
         self._changed = asyncio.Event()
@@ -69,17 +125,18 @@ class ServerPool:
             await client.close()
 
     def update(self, services: Sequence[InferenceService]) -> None:
-        """Take over the registered servers. One that is being updated holds requests, but is there.
+        """Take over the registered servers.
 
-        Generations on a server that is down are given up, since it may hang. One that is merely
-        missing from `services` keeps them: its supervisor may be slow.
+        One that is being updated counts as usable: it holds requests and answers them later.
+        Generations on a server that is `down` are abandoned, since it may hang. A server that is
+        merely missing from `services` keeps its generations: its supervisor may be slow.
         """
         self.pressure.note(services)
         self.clock.note(services)
         self._usable = {s.base_url.rstrip("/") for s in services if s.status != "down"}
         self._adapters = {s.base_url.rstrip("/"): s.adapter for s in services}
-        asked = {self._gateway} if self._gateway else self._usable
-        for url in asked - self._clients.keys():
+        targets = {self._gateway} if self._gateway else self._usable
+        for url in targets - self._clients.keys():
             self._clients[url] = SGLangClient(url, api_key=self._api_key)
         for service in services:
             url = service.base_url.rstrip("/")
@@ -89,7 +146,7 @@ class ServerPool:
 
     @property
     def num_servers(self) -> int:
-        """Servers that take generations."""
+        """Number of servers that take generations."""
         return len(self._usable)
 
     async def generate(
@@ -103,44 +160,44 @@ class ServerPool:
         """Sample a continuation on some server.
 
         A generation that a server cut (for an update, say) is resumed where it was cut. One whose
-        server is lost is started again elsewhere; if somebody was told how far it got, from there.
-        One that is held to a grammar starts from its beginning each time, because a server's grammar
-        begins with the request; nobody is told how far it got.
+        server is lost starts again on another server: from the last streamed token, or from the
+        beginning if it was not streamed. One that is constrained by a grammar always starts from
+        the beginning, because a server's grammar state begins with the request; it is not streamed.
 
         Args:
-            key: of the conversation; its generations prefer the server that has its prefix.
+            key: of the conversation; its generations prefer the server that has its prefix in cache.
             request: what to sample.
-            on_partial: is told how far it got while it goes on. Tokens it was told of stay.
-            group: of conversations that begin alike, and so prefer the same server to begin with.
+            on_partial: stream callback. Tokens that it was given are never taken back.
+            group: of conversations with the same beginning, which prefer the same server at first.
 
         Raises:
             NoServerAvailable: no server was up in time.
-            InferenceError: servers failed repeatedly, or refused the request as such.
+            InferenceError: servers failed repeatedly, or refused the request itself.
         """
         so_far: GenerateResult | None = None
-        told: list[GenerateResult] = []
+        streamed: list[GenerateResult] = []  # the latest partial result, if any
         failures = 0
 
-        def tell(partial: GenerateResult) -> None:
-            told[:] = [_joined(so_far, partial)]
+        def stream(partial: GenerateResult) -> None:
+            streamed[:] = [_joined(so_far, partial)]
             if on_partial is not None:
-                on_partial(told[0])
+                on_partial(streamed[0])
 
-        is_held = request.sampling.grammar is not None
-        listen = None if on_partial is None or is_held else tell
+        is_constrained = request.sampling.grammar is not None
+        callback = None if on_partial is None or is_constrained else stream
         while True:
             remaining = _rest_of(request, so_far)
-            told.clear()
+            streamed.clear()
             try:
-                result = await self._generate_once(key, group, remaining, listen)
+                result = await self._generate_once(key, group, remaining, callback)
                 merged = _joined(so_far, result)
             except (ServerRefused, ServerUnreachable) as error:
                 if isinstance(error, ServerRefused) and not error.is_transient:
                     raise
                 failures = await self._after_failure(error, failures)
-                if not told:
+                if not streamed:
                     continue
-                result = merged = told[0]
+                result = merged = streamed[0]
             if result.finish_reason != "abort":
                 return merged
             if len(merged.output_ids) >= request.sampling.max_new_tokens:
@@ -148,15 +205,15 @@ class ServerPool:
             if not len(result.output_ids):
                 error_text = f"{result.server} keeps cutting the generation"
                 failures = await self._after_failure(InferenceError(error_text), failures)
-            so_far = merged if len(merged.output_ids) and not is_held else None
+            so_far = merged if len(merged.output_ids) and not is_constrained else None
 
     async def _generate_once(
-        self, key: str, group: str | None, request: GenerateRequest, listen: OnPartial | None
+        self, key: str, group: str | None, request: GenerateRequest, on_partial: OnPartial | None
     ) -> GenerateResult:
         url = self._balance.choose(key, group, await self._candidates())
         self._balance.in_flight[url] += 1
         try:
-            return await self._generate_unless_down(url, request, listen)
+            return await self._generate_unless_down(url, request, on_partial)
         except (ServerUnreachable, ServerRefused) as error:
             if isinstance(error, ServerUnreachable) or error.is_transient:
                 self._shunned_until[url] = time.monotonic() + _SHUN_SECONDS
@@ -166,13 +223,13 @@ class ServerPool:
             self._balance.in_flight[url] -= 1
 
     async def _generate_unless_down(
-        self, url: str, request: GenerateRequest, listen: OnPartial | None
+        self, url: str, request: GenerateRequest, on_partial: OnPartial | None
     ) -> GenerateResult:
         if url not in self._downs:
             self._downs[url] = asyncio.get_running_loop().create_future()
         down = self._downs[url]
         request = request.model_copy(update={"adapter": self._adapters.get(url)})
-        generating = asyncio.create_task(self._clients[url].generate(request, listen))
+        generating = asyncio.create_task(self._clients[url].generate(request, on_partial))
         try:
             ends: set[asyncio.Future[Any]] = {generating, down}
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
@@ -205,7 +262,7 @@ class ServerPool:
             return {self._gateway}
         now = time.monotonic()
         fine = {url for url in self._usable if self._shunned_until.get(url, 0.0) <= now}
-        # Where no server is fine, the next try is as good with any of them.
+        # If none is fine, any of them is as good as another for the next try.
         return fine or self._usable
 
 
@@ -214,7 +271,7 @@ def _joined(so_far: GenerateResult | None, result: GenerateResult) -> GenerateRe
 
 
 def _rest_of(request: GenerateRequest, so_far: GenerateResult | None) -> GenerateRequest:
-    """Return the request that goes on after `so_far`, under an id of its own."""
+    """Return the request for what is missing after `so_far`, under an id of its own."""
     if so_far is None:
         return request.model_copy(update={"rid": new_rid()})
     sampling = request.sampling
@@ -222,63 +279,9 @@ def _rest_of(request: GenerateRequest, so_far: GenerateResult | None) -> Generat
     rest = sampling.model_copy(
         update={
             "max_new_tokens": sampling.max_new_tokens - done,
-            # The same seed would draw the same numbers again for other positions.
+            # The same seed would draw the same random numbers again, for other positions.
             "seed": None if sampling.seed is None else sampling.seed + done,
         }
     )
     ids = np.concatenate([request.input_ids, so_far.output_ids])
     return request.model_copy(update={"rid": new_rid(), "input_ids": ids, "sampling": rest})
-
-
-_LOOK_SECONDS = 0.05
-"""How soon a bound is looked at again that has nearly come."""
-
-
-class SamplingClock:
-    """Stands still while all servers are asleep, since their device is the trainer's then.
-
-    So a rollout that waits for the trainer's turn to end uses up none of its own time.
-    """
-
-    def __init__(self) -> None:
-        self._seconds_asleep = 0.0
-        self._asleep_since: float | None = None
-
-    def note(self, services: Sequence[InferenceService]) -> None:
-        """Take over the registered servers, as they are from now on."""
-        statuses = {service.status for service in services if service.status != "down"}
-        now = time.monotonic()
-        if self._asleep_since is not None:
-            self._seconds_asleep += now - self._asleep_since
-        self._asleep_since = now if statuses == {"asleep"} else None
-
-    def now(self) -> float:
-        """Return the time in seconds; only differences mean something."""
-        real = time.monotonic() if self._asleep_since is None else self._asleep_since
-        return real - self._seconds_asleep
-
-    @asynccontextmanager
-    async def timeout_at(self, deadline: float) -> AsyncIterator[None]:
-        """Bound a block by this clock.
-
-        Raises:
-            TimeoutError: the block was cancelled at the deadline.
-        """
-        loop = asyncio.get_running_loop()
-        async with asyncio.timeout(None) as bound:
-            timer: asyncio.Handle | None = None
-
-            def look() -> None:
-                nonlocal timer
-                left = deadline - self.now()
-                if left > 0:
-                    timer = loop.call_later(max(left, _LOOK_SECONDS), look)
-                else:
-                    bound.reschedule(loop.time())
-
-            look()
-            try:
-                yield
-            finally:
-                if timer is not None:
-                    timer.cancel()

@@ -1,18 +1,18 @@
-"""Client of one inference server: SGLang's native HTTP, as the embedded engine speaks it too."""
+"""Client of one inference server: SGLang's native HTTP, which the embedded engine speaks too.
 
-import socket
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+Requests come in as values, results and errors go out as values of `wire` and `errors`. Nothing here
+knows policies, the store, or that there are other servers. No other module speaks these routes.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from io import BytesIO
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self
 
-import aiohttp
-import orjson
 from pydantic import SecretStr
 
-from agentrl.errors import InferenceError, ServerRefused, ServerUnreachable
+from agentrl.errors import ServerRefused, ServerUnreachable
+from agentrl.inference.client.json_transport import JsonTransport, error_message, sse_frames
 from agentrl.inference.wire import (
     GenerateRequest,
     GenerateResult,
@@ -23,48 +23,33 @@ from agentrl.inference.wire import (
 )
 from agentrl.schema import ServerLoad
 
-# Servers close idle connections after 5 s; reusing one at that moment fails.
-_KEEPALIVE_SECONDS = 3.0
-_CONNECT_SECONDS = 5.0
-_CONTROL_SECONDS = 300.0
-_PROBES = {
-    "TCP_KEEPIDLE": 20,
-    "TCP_KEEPINTVL": 5,
-    "TCP_KEEPCNT": 4,
-    "TCP_USER_TIMEOUT": 40_000,
-}
-"""When a silent connection is asked whether its peer is there: after 20 s, every 5 s, 4 times; and
-the longest wait, in ms, for what was sent to be acknowledged."""
-_HEALTH_SECONDS = 30.0
-_JSON_BODY = {"Content-Type": "application/json"}
-
 OnPartial = Callable[[GenerateResult], None]
-"""Is told what was sampled so far, every few tokens."""
+"""Stream callback: called every few tokens with everything sampled so far."""
 
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """What a server says about its model."""
+    """What a server reports of its model."""
 
     model_path: str
     weight_version: int
-    """Policy version; labels that are no number are version 0."""
+    """Policy version; a label that is not a number means version 0."""
 
 
 class TensorList(Protocol):
-    """Which tensors are broadcast, in this order."""
+    """The tensors that are broadcast, in order; a `Bucket`, without importing torch."""
 
     @property
     def names(self) -> Sequence[str]:
-        """Their names in the checkpoint."""
+        """Names in the checkpoint."""
 
     @property
     def dtypes(self) -> Sequence[str]:
-        """Torch's names without `torch.`."""
+        """Names of the dtypes without `torch.`, such as `bfloat16`."""
 
     @property
     def shapes(self) -> Sequence[Sequence[int]]:
-        """Their shapes."""
+        """Shapes."""
 
 
 class SGLangClient:
@@ -91,25 +76,15 @@ class SGLangClient:
             generate_timeout_seconds: longest wait for a generation; None waits as long as the
                 connection lives, since a paused server holds requests open.
         """
-        self.base_url = base_url.rstrip("/")
+        self._transport = JsonTransport(base_url)
         self._data_headers = _bearer(api_key)
         self._control_headers = _bearer(admin_key or api_key)
-        self._generate_timeout = aiohttp.ClientTimeout(
-            generate_timeout_seconds, sock_connect=_CONNECT_SECONDS
-        )
-        self._control_timeout = aiohttp.ClientTimeout(
-            _CONTROL_SECONDS, sock_connect=_CONNECT_SECONDS
-        )
-        # Not httpx: its pool looks at every connection for every request, which at 64 generations
-        # at a time cost more than all else that a rollout does.
-        self._http = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(
-                limit=0,
-                keepalive_timeout=_KEEPALIVE_SECONDS,
-                socket_factory=_socket_that_notices_a_dead_peer,
-            ),
-            cookie_jar=aiohttp.DummyCookieJar(),
-        )
+        self._generate_timeout_seconds = generate_timeout_seconds
+
+    @property
+    def base_url(self) -> str:
+        """The server's address, without a slash at its end."""
+        return self._transport.base_url
 
     async def __aenter__(self) -> Self:
         return self
@@ -124,32 +99,32 @@ class SGLangClient:
 
     async def close(self) -> None:
         """Close all connections."""
-        await self._http.close()
+        await self._transport.close()
 
     async def generate(
         self, request: GenerateRequest, on_partial: OnPartial | None = None
     ) -> GenerateResult:
-        """Sample a continuation; blocks while the server is paused.
+        """Sample a continuation; waits while the server is paused.
 
         Cancelling the call aborts the generation on the server.
 
         Args:
             request: what to sample.
-            on_partial: is told how far it got while it goes on.
+            on_partial: stream callback; without it the response comes whole.
         """
-        sending = self._answer(
+        sending = self._transport.response(
             "POST",
             "/generate",
             request_body(request, stream=on_partial is not None),
             headers=self._data_headers,
-            limits=self._generate_timeout,
+            timeout_seconds=self._generate_timeout_seconds,
         )
         async with sending as response:
             if on_partial is None:
-                whole = _json(await response.read(), self.base_url)
+                whole = self._transport.decode(await response.read())
                 return parse_result(whole, self.base_url, adapter=request.adapter)
-            async for frame in _frames(response):
-                body = _json(frame, self.base_url)
+            async for frame in sse_frames(response):
+                body = self._transport.decode(frame)
                 if "error" in body:
                     raise ServerRefused(
                         f"{self.base_url} gave a generation up: {error_message(body)}",
@@ -160,13 +135,73 @@ class SGLangClient:
                 on_partial(parse_partial(body, self.base_url, adapter=request.adapter))
         raise ServerUnreachable(f"{self.base_url} ended a stream before its end")
 
+    # State.
+
+    async def health(self) -> bool:
+        """Return whether the server is up and ready. Needs no key."""
+        return await self._transport.is_ok("/health")
+
+    async def model_info(self) -> ModelInfo:
+        """Return what the server reports of its model."""
+        info = await self._get("/model_info")
+        return ModelInfo(
+            model_path=str(info.get("model_path", "")),
+            weight_version=policy_version(info.get("weight_version")),
+        )
+
+    async def server_info(self) -> Mapping[str, Any]:
+        """Return the server's arguments and state."""
+        return await self._get("/server_info")
+
+    async def loads(self) -> ServerLoad:
+        """Return how busy the server is, over all of its data-parallel workers.
+
+        Raises:
+            ServerRefused: with status 404, if the server has no such route.
+        """
+        ranks = (await self._get("/v1/loads?include=core")).get("loads") or []
+        usages = [float(rank.get("token_usage") or 0.0) for rank in ranks]
+        return ServerLoad(
+            num_running=sum(int(rank.get("num_running_reqs") or 0) for rank in ranks),
+            num_waiting=sum(int(rank.get("num_waiting_reqs") or 0) for rank in ranks),
+            num_used_tokens=sum(int(rank.get("num_used_tokens") or 0) for rank in ranks),
+            token_usage=sum(usages) / len(usages) if usages else 0.0,
+        )
+
+    # Control of generation; this and all that follows is sent with the control key.
+
     async def pause(self, mode: Literal["abort", "retract", "in_place"]) -> None:
-        """Hold all generations."""
+        """Pause all generations; what becomes of those in flight is the mode's."""
         await self._control("/pause_generation", {"mode": mode})
 
     async def continue_(self) -> None:
-        """Let generations go on."""
+        """Let generations go on after a pause."""
         await self._control("/continue_generation", {})
+
+    async def abort(self, rid: str | None = None) -> None:
+        """Cut one generation, or all of them when no id is given."""
+        await self._control("/abort_request", {"rid": rid} if rid else {"abort_all": True})
+
+    async def flush_cache(self) -> None:
+        """Forget all cached prefixes."""
+        await self._control("/flush_cache", {})
+
+    async def release_memory(self, tags: Sequence[str]) -> None:
+        """Have the server release memory, of `weights` or of the `kv_cache`.
+
+        SGLang's scheduler dies if generations are running: pause it and flush its cache first.
+        """
+        await self._control("/release_memory_occupation", {"tags": list(tags)})
+
+    async def resume_memory(self, tags: Sequence[str]) -> None:
+        """Have the server take released memory back; its contents are lost.
+
+        SGLang's scheduler dies if the memory was not released.
+        """
+        await self._control("/resume_memory_occupation", {"tags": list(tags)})
+
+    # Weights, from disk or over a process group. Servers before 0.5.20 or so have no
+    # `/begin_weight_update` and `/end_weight_update`.
 
     async def update_weights_from_disk(
         self, path: str, *, weight_version: str, flush_cache: bool = True
@@ -183,10 +218,16 @@ class SGLangClient:
             },
         )
 
+    async def update_weight_version(self, version: str) -> None:
+        """Change the label of the weights and nothing else."""
+        await self._control(
+            "/update_weight_version", {"new_version": version, "abort_all_requests": False}
+        )
+
     async def init_weights_update_group(
         self, *, host: str, port: int, rank_offset: int, world_size: int, name: str, backend: str
     ) -> None:
-        """Join a process group; returns when all of its ranks are there."""
+        """Have the server join a process group; return when all ranks have joined."""
         await self._control(
             "/init_weights_update_group",
             {
@@ -200,11 +241,11 @@ class SGLangClient:
         )
 
     async def destroy_weights_update_group(self, name: str) -> None:
-        """Leave a process group."""
+        """Have the server leave a process group."""
         await self._control("/destroy_weights_update_group", {"group_name": name})
 
     async def begin_weight_update(self) -> None:
-        """Open the session in which weights come over a process group."""
+        """Open the session in which weights arrive over a process group."""
         await self._control("/begin_weight_update", {})
 
     async def end_weight_update(self) -> None:
@@ -219,7 +260,7 @@ class SGLangClient:
         weight_version: str | None = None,
         flush_cache: bool = False,
     ) -> None:
-        """Take some weights from the next broadcasts of a group, one of every tensor."""
+        """Receive some weights from the next broadcasts of a group, one broadcast for each tensor."""
         await self._control(
             "/update_weights_from_distributed",
             {
@@ -233,221 +274,31 @@ class SGLangClient:
             },
         )
 
+    # Adapters (LoRA), which the server holds beside the model.
+
     async def load_adapter(self, name: str, path: str) -> None:
-        """Load an adapter (LoRA) that the server can read, beside the model; nothing is paused."""
+        """Load an adapter from a directory that the server can read; nothing is paused."""
         await self._control("/load_lora_adapter", {"lora_name": name, "lora_path": path})
 
     async def unload_adapter(self, name: str) -> None:
-        """Take an adapter out; returns when the generations that use it have ended."""
+        """Unload an adapter; return when the generations that use it have ended."""
         await self._control("/unload_lora_adapter", {"lora_name": name})
 
     async def adapters(self) -> tuple[str, ...]:
-        """Return the names of the adapters that may be asked for."""
+        """Return the names of the loaded adapters."""
         models = (await self._get("/v1/models")).get("data") or []
         return tuple(str(model["id"]) for model in models if model.get("parent") is not None)
 
-    async def update_weight_version(self, version: str) -> None:
-        """Change the label of the weights, nothing else."""
-        await self._control(
-            "/update_weight_version", {"new_version": version, "abort_all_requests": False}
-        )
-
-    async def flush_cache(self) -> None:
-        """Forget all cached prefixes."""
-        await self._control("/flush_cache", {})
-
-    async def release_memory(self, tags: Sequence[str]) -> None:
-        """Have a server give memory back, of `weights` or of the `kv_cache`.
-
-        SGLang ends its scheduler when generations are running: pause it and flush its cache first.
-        """
-        await self._control("/release_memory_occupation", {"tags": list(tags)})
-
-    async def resume_memory(self, tags: Sequence[str]) -> None:
-        """Have a server take released memory again; what was in it is lost.
-
-        SGLang ends its scheduler when it was not released.
-        """
-        await self._control("/resume_memory_occupation", {"tags": list(tags)})
-
-    async def abort(self, rid: str | None = None) -> None:
-        """Cut one generation, or all of them when no id is given."""
-        await self._control("/abort_request", {"rid": rid} if rid else {"abort_all": True})
-
-    async def health(self) -> bool:
-        """Return whether the server is there and ready."""
-        timeout = aiohttp.ClientTimeout(_HEALTH_SECONDS)
-        try:
-            async with self._http.get(f"{self.base_url}/health", timeout=timeout) as response:
-                return response.status == 200
-        except (aiohttp.ClientError, TimeoutError):
-            return False
-
-    async def model_info(self) -> ModelInfo:
-        """Return what the server says about its model."""
-        info = await self._get("/model_info")
-        return ModelInfo(
-            model_path=str(info.get("model_path", "")),
-            weight_version=policy_version(info.get("weight_version")),
-        )
-
-    async def server_info(self) -> Mapping[str, Any]:
-        """Return the server's arguments and state."""
-        return await self._get("/server_info")
-
-    async def loads(self) -> ServerLoad:
-        """Return how busy the server is, over all of its data-parallel workers.
-
-        Raises:
-            ServerRefused: with status 404 where the server has no such route.
-        """
-        ranks = (await self._get("/v1/loads?include=core")).get("loads") or []
-        usages = [float(rank.get("token_usage") or 0.0) for rank in ranks]
-        return ServerLoad(
-            num_running=sum(int(rank.get("num_running_reqs") or 0) for rank in ranks),
-            num_waiting=sum(int(rank.get("num_waiting_reqs") or 0) for rank in ranks),
-            num_used_tokens=sum(int(rank.get("num_used_tokens") or 0) for rank in ranks),
-            token_usage=sum(usages) / len(usages) if usages else 0.0,
-        )
-
     async def _control(self, path: str, body: Mapping[str, Any]) -> None:
-        await self._send("POST", path, body, headers=self._control_headers)
+        await self._transport.post(path, body, self._control_headers)
 
     async def _get(self, path: str) -> Mapping[str, Any]:
-        body = _json(await self._send("GET", path, None, headers=self._data_headers), self.base_url)
-        if not isinstance(body, dict):
-            raise InferenceError(f"{self.base_url}{path}: expected a JSON object")
-        return body
-
-    async def _send(
-        self,
-        method: str,
-        path: str,
-        body: Mapping[str, Any] | None,
-        *,
-        headers: dict[str, str],
-    ) -> bytes:
-        """Return the body of a successful answer."""
-        async with self._answer(method, path, body, headers=headers) as response:
-            return await response.read()
-
-    @asynccontextmanager
-    async def _answer(
-        self,
-        method: str,
-        path: str,
-        body: Mapping[str, Any] | None,
-        *,
-        headers: dict[str, str],
-        limits: aiohttp.ClientTimeout | None = None,
-    ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Yield a successful answer whose body is still to be read.
-
-        Raises:
-            ServerUnreachable: there was none, or reading it failed.
-            ServerRefused: it has an error status.
-        """
-        url = self.base_url + path
-        try:
-            async with self._http.request(
-                method,
-                url,
-                # From a file, long bodies are sent in pieces, and others have their turn between.
-                data=None if body is None else BytesIO(_encoded(body, url)),
-                headers=headers | _JSON_BODY if body is not None else headers,
-                timeout=limits or self._control_timeout,
-            ) as response:
-                if response.status >= 400:
-                    text = _error_text(await response.read(), response.reason)
-                    raise ServerRefused(
-                        f"{url} answered {response.status}: {text}", response.status
-                    )
-                yield response
-        except TimeoutError as error:
-            raise ServerUnreachable(
-                f"{url} did not answer in time ({type(error).__name__})"
-            ) from error
-        except aiohttp.ClientError as error:
-            raise ServerUnreachable(
-                f"{url} cannot be reached ({type(error).__name__}); check that the server runs there"
-            ) from error
-
-
-async def _frames(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
-    """Yield the data of server-sent events up to `[DONE]`."""
-    buffer = bytearray()
-    # Not by lines: aiohttp bounds their length, and a frame holds all tokens so far.
-    async for chunk in response.content.iter_any():
-        buffer += chunk
-        while (end := buffer.find(b"\n\n")) >= 0:
-            data = bytes(buffer[:end]).removeprefix(b"data:").strip()
-            del buffer[: end + 2]
-            if data == b"[DONE]":
-                return
-            yield data
+        return await self._transport.get(path, self._data_headers)
 
 
 def _error_status(error: object) -> int:
     code = error.get("code") if isinstance(error, Mapping) else None
     return code if isinstance(code, int) else 500
-
-
-def _socket_that_notices_a_dead_peer(address: aiohttp.AddrInfoType) -> socket.socket:
-    """Return a socket whose connection fails when nobody is at its other end any more.
-
-    A generation may take as long as it likes, so there is no bound on the wait for its answer. A
-    machine that lost power or its network does not close its connections; the kernel has to ask.
-    """
-    family, kind, protocol, _, _ = address
-    opened = socket.socket(family, kind, protocol)
-    opened.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in _PROBES.items():
-        if hasattr(socket, option):  # each system has its own
-            opened.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
-    return opened
-
-
-def error_message(body: object) -> str:
-    """Return what an error body says, in any of the shapes that SGLang answers with.
-
-    The shapes are `{"error": {"message": ..}}`, `{"error": ".."}`, `{"message": ..}` (with
-    `object: error`, or `success: false`), `{"error_message": ..}` of the adapters' routes and the
-    framework's `{"detail": ..}`.
-    """
-    if not isinstance(body, Mapping):
-        return str(body).strip()[:500]
-    fields: Mapping[str, Any] = body
-    error = fields.get("error")
-    if isinstance(error, Mapping):
-        return str(error.get("message", error))
-    for value in (error, *(fields.get(n) for n in ("message", "error_message", "detail"))):
-        if value:
-            return str(value)
-    return str(dict(fields))[:500]
-
-
-def _error_text(content: bytes, reason: str | None) -> str:
-    try:
-        body = orjson.loads(content)
-    except ValueError:
-        body = content.decode(errors="replace") or reason
-    return " ".join(error_message(body).split())
-
-
-def _encoded(body: Mapping[str, Any], url: str) -> bytes:
-    # Not the standard library's JSON: a long prompt's ids would hold up all other rollouts for
-    # milliseconds, a hundred times as long.
-    try:
-        return orjson.dumps(body)
-    except TypeError as error:
-        raise InferenceError(f"{url} cannot be asked: the request is no JSON ({error})") from error
-
-
-def _json(content: bytes, base_url: str) -> Any:
-    try:
-        return orjson.loads(content)
-    except ValueError as error:
-        raise InferenceError(f"{base_url} answered with something that is not JSON") from error
 
 
 def _bearer(key: SecretStr | None) -> dict[str, str]:

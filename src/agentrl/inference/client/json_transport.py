@@ -1,0 +1,197 @@
+"""JSON over HTTP to one server, through one pool of connections.
+
+Knows how connections, timeouts and error bodies behave; knows no routes and no keys.
+"""
+
+import socket
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from io import BytesIO
+from typing import Any
+
+import aiohttp
+import orjson
+
+from agentrl.errors import InferenceError, ServerRefused, ServerUnreachable
+
+# Servers close idle connections after 5 s; reusing one at that moment fails.
+_KEEPALIVE_SECONDS = 3.0
+_CONNECT_SECONDS = 5.0
+CONTROL_SECONDS = 300.0
+_PROBES = {
+    "TCP_KEEPIDLE": 20,
+    "TCP_KEEPINTVL": 5,
+    "TCP_KEEPCNT": 4,
+    "TCP_USER_TIMEOUT": 40_000,
+}
+"""TCP keepalive: a silent connection is probed after 20 s, every 5 s, 4 times. `TCP_USER_TIMEOUT` is
+the longest wait, in ms, for sent data to be acknowledged."""
+_HEALTH_SECONDS = 30.0
+_JSON_BODY = {"Content-Type": "application/json"}
+
+
+class JsonTransport:
+    """Requests to one server. Every failure is an `InferenceError` that names the address."""
+
+    def __init__(self, base_url: str) -> None:
+        """Prepare, inside a running event loop.
+
+        Args:
+            base_url: for example `http://127.0.0.1:30000`.
+        """
+        self.base_url = base_url.rstrip("/")
+        # Not httpx: its pool scans every connection for every request. At 64 concurrent generations
+        # that took more processor time than everything else in a rollout.
+        self._http = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(
+                limit=0,
+                keepalive_timeout=_KEEPALIVE_SECONDS,
+                socket_factory=_keepalive_socket,
+            ),
+            cookie_jar=aiohttp.DummyCookieJar(),
+        )
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._http.close()
+
+    async def is_ok(self, path: str) -> bool:
+        """Return whether the server answers a GET with status 200, without a key."""
+        timeout = aiohttp.ClientTimeout(_HEALTH_SECONDS)
+        try:
+            async with self._http.get(self.base_url + path, timeout=timeout) as response:
+                return response.status == 200
+        except (aiohttp.ClientError, TimeoutError):
+            return False
+
+    async def get(self, path: str, headers: dict[str, str]) -> dict[str, Any]:
+        """Return the JSON object that a GET answers with."""
+        async with self.response("GET", path, None, headers=headers) as response:
+            body = self.decode(await response.read())
+        if not isinstance(body, dict):
+            raise InferenceError(f"{self.base_url}{path}: expected a JSON object")
+        return body
+
+    async def post(self, path: str, body: Mapping[str, Any], headers: dict[str, str]) -> None:
+        """Send a POST, of whose response only the status matters."""
+        async with self.response("POST", path, body, headers=headers) as response:
+            await response.read()
+
+    @asynccontextmanager
+    async def response(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None,
+        *,
+        headers: dict[str, str],
+        timeout_seconds: float | None = CONTROL_SECONDS,
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """Yield a successful response whose body is still to be read.
+
+        Raises:
+            ServerUnreachable: there was no response, or reading it failed.
+            ServerRefused: the response has an error status.
+        """
+        url = self.base_url + path
+        try:
+            async with self._http.request(
+                method,
+                url,
+                # From a file, aiohttp sends long bodies in chunks and yields to other tasks between.
+                data=None if body is None else BytesIO(_encoded(body, url)),
+                headers=headers | _JSON_BODY if body is not None else headers,
+                timeout=aiohttp.ClientTimeout(timeout_seconds, sock_connect=_CONNECT_SECONDS),
+            ) as response:
+                if response.status >= 400:
+                    text = _error_text(await response.read(), response.reason)
+                    raise ServerRefused(
+                        f"{url} answered {response.status}: {text}", response.status
+                    )
+                yield response
+        except TimeoutError as error:
+            raise ServerUnreachable(
+                f"{url} did not answer in time ({type(error).__name__})"
+            ) from error
+        except aiohttp.ClientError as error:
+            raise ServerUnreachable(
+                f"{url} cannot be reached ({type(error).__name__}); check that the server runs there"
+            ) from error
+
+    def decode(self, content: bytes) -> Any:
+        """Return decoded JSON.
+
+        Raises:
+            InferenceError: it is not JSON.
+        """
+        try:
+            return orjson.loads(content)
+        except ValueError as error:
+            raise InferenceError(
+                f"{self.base_url} answered with something that is not JSON"
+            ) from error
+
+
+async def sse_frames(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+    """Yield the data of server-sent events up to `[DONE]`."""
+    buffer = bytearray()
+    # Not line by line: aiohttp bounds a line's length, and a frame holds all tokens so far.
+    async for chunk in response.content.iter_any():
+        buffer += chunk
+        while (end := buffer.find(b"\n\n")) >= 0:
+            data = bytes(buffer[:end]).removeprefix(b"data:").strip()
+            del buffer[: end + 2]
+            if data == b"[DONE]":
+                return
+            yield data
+
+
+def error_message(body: object) -> str:
+    """Return the message of an error body, in any of the shapes that SGLang sends.
+
+    The shapes are `{"error": {"message": ..}}`, `{"error": ".."}`, `{"message": ..}` (with
+    `object: error`, or `success: false`), `{"error_message": ..}` of the adapters' routes and the
+    framework's `{"detail": ..}`.
+    """
+    if not isinstance(body, Mapping):
+        return str(body).strip()[:500]
+    fields: Mapping[str, Any] = body
+    error = fields.get("error")
+    if isinstance(error, Mapping):
+        return str(error.get("message", error))
+    for value in (error, *(fields.get(n) for n in ("message", "error_message", "detail"))):
+        if value:
+            return str(value)
+    return str(dict(fields))[:500]
+
+
+def _keepalive_socket(address: aiohttp.AddrInfoType) -> socket.socket:
+    """Return a socket whose connection fails when its peer has vanished.
+
+    A generation may take arbitrarily long, so nothing bounds the wait for its response. A machine
+    that lost power or network does not close its connections; the kernel has to probe for it.
+    """
+    family, kind, protocol, _, _ = address
+    opened = socket.socket(family, kind, protocol)
+    opened.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in _PROBES.items():
+        if hasattr(socket, option):  # they differ between systems
+            opened.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+    return opened
+
+
+def _error_text(content: bytes, reason: str | None) -> str:
+    try:
+        body = orjson.loads(content)
+    except ValueError:
+        body = content.decode(errors="replace") or reason
+    return " ".join(error_message(body).split())
+
+
+def _encoded(body: Mapping[str, Any], url: str) -> bytes:
+    # Not the standard library's JSON, which takes about 100 times as long: a long prompt's ids would
+    # block all other rollouts of this event loop for milliseconds.
+    try:
+        return orjson.dumps(body)
+    except TypeError as error:
+        raise InferenceError(f"{url} cannot be asked: the request is no JSON ({error})") from error
