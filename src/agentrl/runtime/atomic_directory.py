@@ -1,6 +1,6 @@
-"""Directories that are there whole or not at all, never half written.
+"""Directories that are written atomically: complete and durable, or absent.
 
-They are filled beside their place under a hidden name, flushed to disk, and renamed.
+A directory is filled next to its target under a hidden name, flushed to disk, and renamed.
 """
 
 import os
@@ -14,13 +14,13 @@ from agentrl.errors import WriteError
 
 @contextmanager
 def atomic_directory(target: Path) -> Iterator[Path]:
-    """Yield an empty directory to fill, which becomes `target` when the block ends without error.
+    """Yield an empty directory that becomes `target` when the block ends without error.
 
-    What stood at `target` is replaced.
+    An existing `target` is replaced.
 
     Raises:
-        WriteError: it could not be written; nothing of it is left, and what stood at `target` is
-            still there.
+        WriteError: it could not be written; nothing of it is left, and an existing `target` is
+            unchanged.
     """
     staging = stage_directory(target)
     try:
@@ -33,14 +33,14 @@ def atomic_directory(target: Path) -> Iterator[Path]:
 
 
 def stage_directory(target: Path) -> Path:
-    """Return an empty directory in which to write what `commit_directory` moves to `target`.
+    """Return an empty directory to fill, which `commit_directory` moves to `target`.
 
-    For directories that several functions or processes fill; others use `atomic_directory`.
+    For directories that several functions or processes fill; use `atomic_directory` otherwise.
 
     Raises:
-        WriteError: it could not be made.
+        WriteError: it could not be created.
     """
-    staging = _beside(target, "tmp")
+    staging = _sibling(target, "tmp")
     try:
         shutil.rmtree(staging, ignore_errors=True)
         staging.mkdir(parents=True)
@@ -52,12 +52,12 @@ def stage_directory(target: Path) -> Path:
 def commit_directory(staging: Path, target: Path) -> None:
     """Make a directory durable and move it to `target`.
 
-    A directory that stood at `target` before is replaced, and is there until the new one is whole.
+    An existing `target` is replaced, and stays until the new directory is complete.
 
     Raises:
-        WriteError: it could not be moved; what stood at `target` is still there.
+        WriteError: it could not be moved; an existing `target` is unchanged.
     """
-    outgoing = _beside(target, "old")
+    outgoing = _sibling(target, "old")
     try:
         _flush_tree(staging)
         if target.exists():
@@ -74,9 +74,9 @@ def commit_directory(staging: Path, target: Path) -> None:
 
 
 def clear_leftovers(root: Path) -> None:
-    """Remove what killed processes left below `root` of directories that they were writing.
+    """Remove what killed processes left of unfinished directories below `root`.
 
-    A replaced directory whose successor never arrived is moved back to its place.
+    A directory that was moved aside for a successor that never came is moved back.
     """
     if not root.is_dir():
         return
@@ -91,7 +91,7 @@ def clear_leftovers(root: Path) -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def _beside(target: Path, ending: str) -> Path:
+def _sibling(target: Path, ending: str) -> Path:
     return target.with_name(f".{target.name}.{os.getpid()}.{ending}")
 
 

@@ -1,6 +1,6 @@
-"""Child processes of a launcher or server: own process groups, own logs, ended with their parent.
+"""Supervised child processes, in process groups and log files of their own; they end with their parent.
 
-Only processes started here are ever signalled.
+Only processes that were started here are ever signalled.
 """
 
 import asyncio
@@ -21,16 +21,16 @@ _PR_SET_PDEATHSIG = 1
 def end_with_parent(number: signal.Signals) -> Callable[[], None] | None:
     """Return a `preexec_fn` that has the kernel signal a child when this process dies.
 
-    It runs between fork and exec, so third-party programs are covered too. Linux only; elsewhere
-    there is nothing to run. The kernel ties a child to the thread that started it: start children
-    from the main thread.
+    It runs between fork and exec, so it also covers third-party programs. Linux only; None
+    elsewhere. The kernel ties a child to the thread that started it: start children from the main
+    thread.
 
     Args:
-        number: what the child is sent.
+        number: the signal that the child receives.
     """
     if sys.platform != "linux":
         return None
-    libc = ctypes.CDLL(None, use_errno=True)  # loaded here: little is safe after the fork
+    libc = ctypes.CDLL(None, use_errno=True)  # loaded before the fork, after which little is safe
     parent = os.getpid()
 
     def tie() -> None:
@@ -50,14 +50,14 @@ class Child:
     log_path: Path
     environment: Mapping[str, str] = field(default_factory=dict)
     max_restarts: int = 0
-    """How often it is started again after it failed; 0: a failure is final."""
+    """How often it is restarted after a failure; 0 makes a failure final."""
     stop_seconds: float = 15.0
-    """How long it may take to end after SIGTERM before it is killed."""
+    """How long it may take to end after SIGTERM; then it is killed."""
     process: asyncio.subprocess.Process | None = None
     restarts: int = 0
     stopping: bool = False
     log_offset: int = 0
-    """Bytes that its log file held before it was first started: what earlier runs left."""
+    """Size of its log file before the first start, in bytes: what earlier runs left."""
 
     @property
     def pid(self) -> int | None:
@@ -77,7 +77,7 @@ class Child:
 
 
 class Supervisor:
-    """Starts children, restarts those that may be, and ends them all on exit (async context)."""
+    """Starts children, restarts those that may be restarted, and ends all on exit (async context)."""
 
     def __init__(self, *, restart_delay_seconds: float = 1.0) -> None:
         self._restart_delay_seconds = restart_delay_seconds
@@ -99,7 +99,7 @@ class Supervisor:
     async def start(self, child: Child) -> None:
         """Start a child; its output is appended to its log file.
 
-        Must be called from the main thread: the kernel ties a child to the thread that started it.
+        Call it from the main thread: the kernel ties a child to the thread that started it.
         """
         if child.name in self._children:
             raise ValueError(f"a child named {child.name!r} is already running")
@@ -110,11 +110,11 @@ class Supervisor:
         self._watchers[child.name] = asyncio.create_task(self._watch(child))
 
     async def wait(self, name: str) -> int:
-        """Return the child's exit status once it ended for good."""
+        """Return the child's exit status once it has ended for good."""
         return await asyncio.shield(self._watchers[name])
 
     def failed(self) -> Child | None:
-        """Return a child that ended with an error and is not restarted any more, if there is one."""
+        """Return a child that failed and is not restarted any more, if there is one."""
         for name, watcher in self._watchers.items():
             if watcher.done() and watcher.result() != 0 and not self._children[name].stopping:
                 return self._children[name]
@@ -125,7 +125,7 @@ class Supervisor:
 
         Args:
             name: of the child.
-            at_once: leave the SIGTERM out, for a child that would not answer it.
+            at_once: skip the SIGTERM, for a child that would not react to it.
         """
         child = self._children.get(name)
         if child is None or child.process is None:
@@ -145,7 +145,7 @@ class Supervisor:
         watcher.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await watcher
-        # What the child itself left behind in its group ends with it.
+        # Processes that the child left in its group end with it.
         _kill_group(process.pid)
         del self._children[name]
 

@@ -1,4 +1,4 @@
-"""Logging of a process: plain lines on the console and in the process's own log file."""
+"""Logging of a process: redacted lines on the console and in the process's own log file."""
 
 import logging
 import os
@@ -22,7 +22,7 @@ _NOISY = (
 
 
 class _RedactingFormatter(logging.Formatter):
-    """Formats records and blanks out passwords in URLs and bearer tokens."""
+    """Formats records without passwords and bearer tokens."""
 
     def format(self, record: logging.LogRecord) -> str:
         return redact(super().format(record))
@@ -40,8 +40,8 @@ def setup_logging(process: str, log_file: Path | None = None, *, console: bool =
     WARNING.
 
     Args:
-        process: short name of the process (`sampler-0`), shown in every line.
-        log_file: where lines are appended; its folder is made when missing.
+        process: short name of the process (`sampler-0`), part of every line.
+        log_file: lines are appended to it; its folder is created if missing.
         console: whether lines also go to standard error.
     """
     level = os.environ.get("LOG_LEVEL", "INFO").upper()

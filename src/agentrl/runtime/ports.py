@@ -1,4 +1,4 @@
-"""Ports to listen on."""
+"""Free and reserved TCP ports, and who listens on one."""
 
 import contextlib
 import errno
@@ -15,9 +15,9 @@ _CANDIDATES = 50
 
 
 def free_port(host: str = "127.0.0.1", preferred: int = 0) -> int:
-    """Return a port that nobody listens on: `preferred` or one after it if possible, else any.
+    """Return a free port: `preferred` or one of the next if possible, else any.
 
-    Another process may still take it before it is used; whoever listens reports that itself.
+    Another process may still take it before it is used; the listener then reports the error.
     """
     for port in (*_from(preferred), 0):
         with contextlib.suppress(OSError), socket.socket() as probe:
@@ -30,20 +30,20 @@ def free_port(host: str = "127.0.0.1", preferred: int = 0) -> int:
 class ReservedPort:
     """A port that is kept for a child of this process (context manager).
 
-    On Linux the port stays bound, without listening, in a way that lets the child listen on it and
-    keeps everybody else from reserving it. Elsewhere the reservation ends with the constructor.
+    On Linux the port stays bound without listening: the child can listen on it, but nobody else can
+    reserve it. Elsewhere the reservation ends with the constructor.
     """
 
     def __init__(self, host: str, preferred: int = 0) -> None:
-        """Reserve `preferred` or one of the next ports, any port when it is 0.
+        """Reserve `preferred` or one of the next ports; any port if it is 0.
 
         Raises:
-            ConfigError: all of them are taken, or `host` is no address of this machine.
+            ConfigError: all of them are taken, or `host` is not an address of this machine.
         """
         self._socket = _bind(host, preferred)
         self.port = int(self._socket.getsockname()[1])
         if sys.platform == "linux":
-            # Only now: a second reservation is refused, the child's own bind with this flag is not.
+            # Set after binding: a second reservation fails, but the child's bind with this flag succeeds.
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         else:
             self._socket.close()
@@ -60,12 +60,12 @@ class ReservedPort:
         self.close()
 
     def close(self) -> None:
-        """Give the port up."""
+        """Release the port."""
         self._socket.close()
 
 
 def listens(pid: int, port: int) -> bool:
-    """Return whether a process of one's own, or a descendant of it, listens on a port."""
+    """Return whether a process of the same user, or a descendant of it, listens on a port."""
     try:
         process = psutil.Process(pid)
         family = [process, *process.children(recursive=True)]

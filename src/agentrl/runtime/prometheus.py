@@ -1,4 +1,4 @@
-"""A Prometheus endpoint: `GET /metrics` answers with what the process says about itself then."""
+"""A Prometheus endpoint: `GET /metrics` returns the process's metrics of that moment."""
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
@@ -13,8 +13,8 @@ from agentrl.errors import ConfigError
 logger = logging.getLogger(__name__)
 
 
-class _Now(Collector):
-    """Asks at every scrape, so that nothing is counted twice in two places."""
+class _OnScrape(Collector):
+    """Reads the metrics at every scrape, so that no second copy of a counter exists."""
 
     def __init__(self, read: Callable[[], Iterable[Metric]]) -> None:
         self._read = read
@@ -27,7 +27,7 @@ class _Now(Collector):
 def metrics_endpoint(
     host: str, port: int | None, read: Callable[[], Iterable[Metric]]
 ) -> Iterator[None]:
-    """Serve `/metrics` from a thread of its own while the context lasts.
+    """Serve `/metrics` from a thread while the context lasts.
 
     Args:
         host: address to listen on.
@@ -41,7 +41,7 @@ def metrics_endpoint(
         yield
         return
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Now(read))
+    registry.register(_OnScrape(read))
     try:
         server, thread = start_http_server(port, host, registry)
     except OSError as error:

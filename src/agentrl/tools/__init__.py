@@ -1,4 +1,4 @@
-"""Tools over MCP."""
+"""Tools over MCP, and the environment that serves them. The only door to MCP."""
 
 from agentrl.tools.agent_environment import get_agent_tool_env_and_servers
 from agentrl.tools.mcp_toolbox import McpToolBox, connect_tools, probe

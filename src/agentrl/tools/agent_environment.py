@@ -1,4 +1,4 @@
-"""What an agent framework needs to reach an environment: addresses, headers, `.env` files."""
+"""How an agent framework reaches an environment: addresses, headers and `.env` files."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ def get_agent_tool_env_and_servers(
     mcp_server_list: str | Sequence[str] = "",
     tool_config: Mapping[str, Any] | None = None,
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return the `mcpServers` mapping of an environment, and the names in it, as agents take them.
+    """Return the `mcpServers` mapping of an environment and its server names, as agents take them.
 
     Without arguments the address is `MCP_SERVER_URL` and the token `MCP_SERVER_TOKEN`, as
     `agentrl env up` prints them.
@@ -66,7 +66,7 @@ def get_agent_tool_env_and_servers(
 
 
 def load_env_file(path: Path | None) -> None:
-    """Set the variables of a `.env` file that are not set already; `${OTHER}` is filled in.
+    """Set the variables of a `.env` file that are not set yet; `${OTHER}` is substituted.
 
     Args:
         path: the file; None means `.env` of this folder, if there is one.

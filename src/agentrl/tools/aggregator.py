@@ -1,15 +1,14 @@
-"""AgentDock's `/mcpapi`: many tool servers behind plain JSON over HTTP.
+"""Client of AgentDock's `/mcpapi`: many tool servers behind plain JSON over HTTP.
 
     GET  /mcpapi/servers             {"servers": [name, ...]}
     GET  /mcpapi/tools               {"tools": [{"type": "function", "function": {"name":
                                      "server.tool", "description", "parameters"}}]}
     POST /mcpapi/tool/{server.tool}  body: the arguments; answers {"content": ...}
 
-A tool that fails is answered with status 200 and `{"status_code": 500, "detail": "..."}`, or with
-an `error` inside `content`: to the model, both are the tool's own errors.
+A failed tool answers with status 200 and `{"status_code": 500, "detail": "..."}`, or with an
+`error` inside `content`. Both are the tool's own errors, which the model sees.
 """
 
-import asyncio
 import base64
 import binascii
 import json
@@ -21,22 +20,22 @@ from urllib.parse import quote
 import httpx
 from mcp.types import CallToolResult, ContentBlock, ImageContent, TextContent, Tool
 
-from agentrl.errors import CallTimedOut, InvalidResult, ToolCallFailed, ToolError
+from agentrl.errors import CallTimedOut, InvalidResult, ToolError
 from agentrl.tools.json_repair import repaired
 from agentrl.tools.server_config import McpServer, ToolsConfig, http_headers
-from agentrl.tools.server_failures import CircuitBreaker, describe
+from agentrl.tools.server_failures import CircuitBreaker, describe, pause_before_retry
 
 logger = logging.getLogger(__name__)
 
 _NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
-# Answers with which a server or proxy says that it did not take the request up.
+# Statuses by which a server or proxy says that it did not process the request.
 _STATUS_NOT_SENT = (429, 503)
 _STATUS_LOST = (500, 502, 504)
 _STATUS_REFUSED = (401, 403)
 
 
-class _Lost(Exception):
-    """A request failed in a way that may be tried again."""
+class _RequestFailed(Exception):
+    """A request failed in a way that can be retried; steers the retry loops of this module."""
 
     def __init__(self, reason: str, *, sent: bool) -> None:
         super().__init__(reason)
@@ -47,7 +46,7 @@ class Aggregator:
     """An aggregator's servers and their tools; one pool of connections for all rollouts."""
 
     def __init__(self, name: str, server: McpServer, config: ToolsConfig) -> None:
-        """Prepare for an address; nothing is sent yet."""
+        """Prepare; nothing is sent."""
         self.name = name
         self.server = server
         self._config = config
@@ -83,20 +82,8 @@ class Aggregator:
 
     async def call(self, server: str, tool: str, arguments: Mapping[str, Any]) -> CallToolResult:
         """Call a tool; raises as `ServerConnection.call_tool` does."""
-        await self._breaker.admit()
-        healthy: bool | None = None
-        try:
-            result = await self._call(f"/tool/{quote(f'{server}.{tool}', safe='')}", arguments)
-            healthy = True
-        except ToolCallFailed:
-            healthy = True
-            raise
-        except ToolError:
-            healthy = False
-            raise
-        finally:
-            self._breaker.settle(healthy=healthy)
-        return result
+        async with self._breaker.call():
+            return await self._call(f"/tool/{quote(f'{server}.{tool}', safe='')}", arguments)
 
     async def close(self) -> None:
         """Close all connections."""
@@ -109,29 +96,29 @@ class Aggregator:
                 body = await self._send("POST", path, dict(arguments))
                 return _to_result(body)
             except httpx.ReadTimeout as error:
-                # Is it the tool that hangs, or its server?
+                # Find out whether the tool hangs or its server: this raises if it is the server.
                 await self._get("/servers")
                 raise CallTimedOut(f"no result within {self._timeout:g} s") from error
-            except _Lost as error:
+            except _RequestFailed as error:
                 if error.sent and not self._config.retry_lost_calls:
                     raise self._error("was lost during a call", error) from error
                 if attempt == self._config.max_retries:
                     raise self._error("failed again and again", error) from error
-            await self._pause(attempt)
+            await pause_before_retry(self._config, attempt)
             attempt += 1
 
     async def _get(self, path: str) -> dict[str, Any]:
         for attempt in range(self._config.max_retries + 1):
             try:
                 body = await self._send("GET", path, None)
-            except (httpx.ReadTimeout, _Lost) as error:
+            except (httpx.ReadTimeout, _RequestFailed) as error:
                 if attempt == self._config.max_retries:
                     raise self._error("cannot be reached", error) from error
             else:
                 if not isinstance(body, dict):
                     raise self._error(f"answered {path} with something that is no object", None)
                 return body
-            await self._pause(attempt)
+            await pause_before_retry(self._config, attempt)
         raise AssertionError("unreachable")
 
     async def _send(self, method: str, path: str, body: object) -> object:
@@ -148,15 +135,15 @@ class Aggregator:
         except httpx.ReadTimeout:
             raise
         except httpx.HTTPError as error:
-            raise _Lost(describe(error), sent=not isinstance(error, _NOT_SENT)) from error
+            raise _RequestFailed(describe(error), sent=not isinstance(error, _NOT_SENT)) from error
         return self._body(method, path, response)
 
     def _body(self, method: str, path: str, response: httpx.Response) -> object:
         status = response.status_code
         if status in _STATUS_REFUSED:
-            raise self._error("refused the request", _Lost(f"HTTP {status}", sent=False))
+            raise self._error("refused the request", _RequestFailed(f"HTTP {status}", sent=False))
         if status in (*_STATUS_NOT_SENT, *_STATUS_LOST):
-            raise _Lost(f"HTTP {status}", sent=status in _STATUS_LOST)
+            raise _RequestFailed(f"HTTP {status}", sent=status in _STATUS_LOST)
         try:
             body = json.loads(repaired(response.content))
         except ValueError as error:
@@ -168,14 +155,14 @@ class Aggregator:
         if status >= 400 and method == "GET":
             raise self._error(f"answered {path} with HTTP {status}", None)
         if status >= 400:
-            # The aggregator took the call up and turned it down: an unknown tool, bad arguments.
+            # The aggregator processed the call and rejected it: an unknown tool, bad arguments.
             return {"status_code": status, "detail": _detail(body)}
         return body
 
     def _parse_tool(self, tool: object, servers: Mapping[str, object]) -> tuple[str, Tool]:
         function = tool.get("function") if isinstance(tool, dict) else None
         name = function.get("name") if isinstance(function, dict) else None
-        # The longest name first: servers' names may hold dots too.
+        # The longest name first, because names of servers may contain dots too.
         for server in sorted(servers, key=len, reverse=True):
             if isinstance(name, str) and name.startswith(f"{server}."):
                 assert isinstance(function, dict)
@@ -187,21 +174,20 @@ class Aggregator:
                 )
         raise self._error(f"lists a tool of none of its servers: {name!r}", None)
 
-    async def _pause(self, attempt: int) -> None:
-        await asyncio.sleep(min(self._config.retry_delay_seconds * 2**attempt, 10.0))
-
     def _error(self, what: str, error: BaseException | None) -> ToolError:
         reason = (
-            "" if error is None else f": {error if isinstance(error, _Lost) else describe(error)}"
+            ""
+            if error is None
+            else f": {error if isinstance(error, _RequestFailed) else describe(error)}"
         )
         return ToolError(f"aggregator {self.name!r} at {self.server.address} {what}{reason}")
 
 
 class AggregatedServer:
-    """One of the servers behind an aggregator, in the form of a connection."""
+    """One of the servers behind an aggregator, with the interface of a `ServerConnection`."""
 
     def __init__(self, aggregator: Aggregator, name: str) -> None:
-        """Stand for the server of that name."""
+        """Represent the server of that name."""
         self._aggregator = aggregator
         self._name = name
         self.server = aggregator.server
@@ -213,7 +199,7 @@ class AggregatedServer:
         return await self._aggregator.call(self._name, name, arguments)
 
     async def close(self) -> None:
-        """Leave the aggregator open: others use it."""
+        """Do nothing: other servers share the aggregator's connections."""
 
 
 def _to_result(body: object) -> CallToolResult:

@@ -1,4 +1,4 @@
-"""One live SDK client of an MCP server, over whichever transport it is reached."""
+"""One live client of the MCP SDK, over the transport that the server needs."""
 
 import asyncio
 import logging
@@ -21,11 +21,16 @@ from agentrl.tools.server_failures import describe
 logger = logging.getLogger(__name__)
 
 _CLIENT_INFO = Implementation(name="agentrl", version="0.1.0")
-_READ_MARGIN_SECONDS = 30.0  # HTTP waits longer than the call may take, so that the call decides
+_READ_MARGIN_SECONDS = (
+    30.0  # HTTP waits longer than a call may take, so that the call's own bound decides
+)
 
 
 class McpSession:
-    """A live SDK client, owned by one task: the SDK must be left by the task that entered it."""
+    """A live SDK client, owned by a task of its own.
+
+    The SDK's contexts must be exited by the task that entered them, and callers come from many.
+    """
 
     def __init__(self, server: McpServer, config: ToolsConfig) -> None:
         self._server = server
@@ -36,11 +41,11 @@ class McpSession:
 
     @property
     def alive(self) -> bool:
-        """Whether the connection was not lost or closed, as far as is known."""
+        """Whether the connection is not known to be lost or closed."""
         return not self._task.done()
 
     async def opened(self) -> Client:
-        """Wait until the handshake is done, and raise what went wrong with it."""
+        """Return the client once the handshake is done, or raise what went wrong with it."""
         limit = (
             self._config.start_timeout_seconds
             if self._server.transport == "stdio"
@@ -57,7 +62,7 @@ class McpSession:
             raise
 
     async def close(self) -> None:
-        """Close the connection; a started command is ended with it."""
+        """Close the connection; a command that was started for it ends with it."""
         self._stop.set()
         if not self._opened.done():
             self._task.cancel()
@@ -68,7 +73,7 @@ class McpSession:
             async with _open_client(self._server, self._config) as client:
                 self._opened.set_result(client)
                 await self._stop.wait()
-        except Exception as error:  # noqa: BLE001  whatever ended it, callers learn of it
+        except Exception as error:  # noqa: BLE001  top of a task; callers get the error
             if self._opened.done():
                 logger.warning("lost MCP server at %s: %s", self._server.address, describe(error))
             else:
@@ -109,8 +114,8 @@ async def _open_client(server: McpServer, config: ToolsConfig) -> AsyncIterator[
             transport = streamable_http_client(
                 server.url or "", http_client=http, max_sse_event_size=MAX_MESSAGE_BYTES
             )
-        # Newer protocol versions have no sessions over HTTP; a server that keeps its state in the
-        # session is spoken to in the older way.
+        # Newer protocol versions have no sessions over HTTP; a server that keeps state in the
+        # session needs the older protocol.
         mode = "legacy" if server.per_rollout else "auto"
         yield await stack.enter_async_context(
             Client(transport, client_info=_CLIENT_INFO, cache=None, mode=mode)

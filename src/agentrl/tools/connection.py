@@ -1,4 +1,4 @@
-"""One connection to one MCP server, opened when needed and opened again when lost."""
+"""One connection to one MCP server, opened when needed and reopened when lost."""
 
 import asyncio
 import logging
@@ -10,11 +10,11 @@ from mcp.shared.dispatcher import ProgressFnT
 from mcp.types import CONNECTION_CLOSED, PARSE_ERROR, CallToolResult, Tool
 from pydantic import ValidationError
 
-from agentrl.errors import CallTimedOut, InvalidResult, ToolCallFailed, ToolError
+from agentrl.errors import CallTimedOut, InvalidResult, ToolError
 from agentrl.tools.client_session import McpSession
 from agentrl.tools.http_transport import FAILURE_KEY
 from agentrl.tools.server_config import McpServer, ToolsConfig
-from agentrl.tools.server_failures import CircuitBreaker, describe
+from agentrl.tools.server_failures import CircuitBreaker, describe, pause_before_retry
 
 logger = logging.getLogger(__name__)
 
@@ -22,7 +22,7 @@ _PING_SECONDS = 5.0
 
 
 class ServerConnection:
-    """Calls one server's tools; connects, reconnects and repeats where that does no harm."""
+    """Calls one server's tools; connects, reconnects, and retries where that does no harm."""
 
     def __init__(self, name: str, server: McpServer, config: ToolsConfig) -> None:
         self.name = name
@@ -55,14 +55,14 @@ class ServerConnection:
                 await self._drop(client)
                 if attempt == self._config.max_retries:
                     raise self._error("does not list its tools", error) from error
-            await self._pause(attempt)
+            await pause_before_retry(self._config, attempt)
         raise AssertionError("unreachable")
 
     async def list_tools_again(self) -> list[Tool]:
-        """Return what `list_tools` does, leaving the connection and the calls on it alone.
+        """Return what `list_tools` does, but keep the connection, and the calls on it, on failure.
 
         Raises:
-            ToolError: the server cannot be reached, or does not answer now.
+            ToolError: the server cannot be reached, or does not answer.
         """
         client = await self._client()
         try:
@@ -79,37 +79,28 @@ class ServerConnection:
         repeatable: bool,
         on_progress: ProgressFnT | None = None,
     ) -> CallToolResult:
-        """Call a tool by its server's name for it.
+        """Call a tool by the name that its server gives it.
 
         Args:
-            name: the tool.
+            name: of the tool.
             arguments: its arguments.
-            repeatable: the call may be carried out twice.
-            on_progress: told of the progress that the tool reports.
+            repeatable: carrying the call out twice does no harm.
+            on_progress: callback for the progress that the tool reports.
 
         Raises:
             MCPError: the server answered with an error of its own.
-            CallTimedOut: the tool takes too long.
-            InvalidResult: the tool's result breaks its server's own promise.
+            CallTimedOut: the tool took too long.
+            InvalidResult: the result breaks MCP or the tool's own schema.
             ToolError: the infrastructure failed.
         """
-        await self._breaker.admit()
-        healthy: bool | None = None
-        try:
-            result = await self._call_tool(
-                name, arguments, repeatable=repeatable, on_progress=on_progress
-            )
-            healthy = True
-        except (MCPError, ToolCallFailed):
-            healthy = True
-            raise
-        except ToolError:
-            healthy = False
-            self._holds_state = False  # whatever was lost, the caller has been told
-            raise
-        finally:
-            self._breaker.settle(healthy=healthy)
-        return result
+        async with self._breaker.call():
+            try:
+                return await self._call_tool(
+                    name, arguments, repeatable=repeatable, on_progress=on_progress
+                )
+            except ToolError:
+                self._holds_state = False  # the caller learns of the loss from this error
+                raise
 
     async def _call_tool(
         self,
@@ -131,7 +122,7 @@ class ServerConnection:
                 await self._drop(client)
                 raise self._error("stopped answering during a call", error) from error
             except (RuntimeError, ValidationError) as error:
-                # The SDK's ways to say that a result is not what the server promised.
+                # The SDK raises these when a result does not match the tool's schema.
                 logger.warning("%s", self._error(f"returned an invalid result of {name}", error))
                 raise InvalidResult(describe(error)) from error
             except MCPError as error:
@@ -139,7 +130,7 @@ class ServerConnection:
                     raise
                 if attempt == self._config.max_retries:
                     raise self._error("failed again and again", error) from error
-            await self._pause(attempt)
+            await pause_before_retry(self._config, attempt)
             attempt += 1
 
     async def _within_time(
@@ -149,35 +140,35 @@ class ServerConnection:
         arguments: dict[str, Any],
         on_progress: ProgressFnT | None,
     ) -> CallToolResult:
-        """Call a tool; every progress that it reports grants it more time.
+        """Call a tool; each progress report extends its time, up to `max_call_seconds`.
 
         Raises:
             MCPError: the server answered with an error, or the connection failed.
-            TimeoutError: the time is over.
+            TimeoutError: the tool took too long.
         """
         now = asyncio.get_running_loop().time
-        at_the_latest = now() + self._longest
+        deadline = now() + self._longest
         async with asyncio.timeout(self._timeout) as limit:
 
-            async def grant(progress: float, total: float | None, message: str | None) -> None:
-                limit.reschedule(min(now() + self._timeout, at_the_latest))
+            async def extend(progress: float, total: float | None, message: str | None) -> None:
+                limit.reschedule(min(now() + self._timeout, deadline))
                 if on_progress is not None:
                     await on_progress(progress, total, message)
 
-            return await client.call_tool(name, arguments, progress_callback=grant)
+            return await client.call_tool(name, arguments, progress_callback=extend)
 
     async def close(self) -> None:
-        """End the connection; a started command is ended with it."""
+        """Close the connection; a command that was started for it ends with it."""
         session, self._session = self._session, None
         if session is not None:
             await session.close()
 
     async def _may_repeat(self, client: Client, error: MCPError, *, repeatable: bool) -> bool:
-        """Return whether a failed call may be tried again; False for the server's own errors.
+        """Return whether a failed call may be retried; False for the server's own errors.
 
         Raises:
-            InvalidResult: the result is larger than anybody could use.
-            ToolError: the infrastructure failed, and trying again might do harm.
+            InvalidResult: the result is larger than `MAX_MESSAGE_BYTES`.
+            ToolError: the infrastructure failed, and a retry might do harm.
         """
         failure = error.data.get(FAILURE_KEY) if isinstance(error.data, dict) else None
         if failure == "refused":
@@ -190,7 +181,7 @@ class ServerConnection:
             await self._drop(client)
         if failure in ("session_ended", "not_sent"):
             return True
-        # Servers use the SDK's code for a closed connection for errors of their own.
+        # Servers use the SDK's code for a closed connection for errors of their own, so ask.
         closed = error.code == CONNECTION_CLOSED and not await self._answers(client)
         if failure != "lost" and not closed:
             return False
@@ -212,8 +203,8 @@ class ServerConnection:
         """Return the live client, connecting if there is none.
 
         Raises:
-            ToolError: the server cannot be reached; or the rollout's session with it was lost, in
-                which case the next call begins another.
+            ToolError: the server cannot be reached; or the session that holds the rollout's state
+                was lost, in which case the next call opens a new one.
         """
         async with self._connecting:
             if self._session is not None and self._session.alive:
@@ -234,19 +225,16 @@ class ServerConnection:
                 else:
                     self._session = session
                     return client
-                await self._pause(attempt)
+                await pause_before_retry(self._config, attempt)
         raise AssertionError("unreachable")
 
     async def _drop(self, client: Client) -> None:
-        """Close the connection unless another call has replaced it already."""
+        """Close the connection, unless another call has already replaced it."""
         async with self._connecting:
             session = self._session
             if session is not None and session.alive and await session.opened() is not client:
                 return
             await self.close()
-
-    async def _pause(self, attempt: int) -> None:
-        await asyncio.sleep(min(self._config.retry_delay_seconds * 2**attempt, 10.0))
 
     def _error(self, what: str, error: BaseException) -> ToolError:
         return ToolError(

@@ -1,8 +1,8 @@
-"""Many MCP servers behind one address: what `agentrl env up` serves.
+"""The environment server of `agentrl env up`: many MCP servers behind one address.
 
-Every client session gets child servers of its own, started at its first call of one of their tools
-and ended with the session, so that what one agent does in a browser or a file system is not seen by
-another. A child that died is started again at the next call.
+Every client session gets child servers of its own, started at the first call of one of their tools
+and ended with the session, so that no agent sees what another does in a browser or a file system. A
+child that died is restarted at the next call.
 """
 
 import asyncio
@@ -48,12 +48,12 @@ from agentrl.tools.server_config import McpServer, ToolsConfig
 from agentrl.tools.tool_specs import is_repeatable, unique_names
 
 FILTER_HEADER = "MCP_SERVERS"
-"""Request header with the names of the servers that a client wants to see, comma separated."""
+"""Request header with the comma-separated names of the servers that a client wants to see."""
 _SESSION_HEADER = "mcp-session-id"
 _VERSION_HEADER = "mcp-protocol-version"
 _REAP_SECONDS = 5.0
 _CLOSE_SECONDS = 1
-"""How long calls may go on once the environment is to end."""
+"""How long calls may continue after the environment is told to stop."""
 
 
 @dataclass
@@ -87,9 +87,9 @@ class Environment:
         """Prepare; no child is started.
 
         Args:
-            config: the child servers and how long their calls may take.
-            token: bearer token that clients must send; None lets everybody in.
-            session_idle_seconds: a client that made no request for so long has left.
+            config: the child servers and the bounds on their calls.
+            token: bearer token that clients must send; None admits everybody.
+            session_idle_seconds: a session without a call for so long is ended.
         """
         self._config = config
         self._token = token
@@ -100,15 +100,15 @@ class Environment:
 
     @property
     def num_sessions(self) -> int:
-        """Clients that have children of their own at the moment."""
+        """Number of clients that have children at the moment."""
         return len(self._sessions)
 
     def app(self, *, host: str) -> ASGIApp:
         """Return the ASGI application: `/mcp` for clients, `/health` for probes.
 
         Args:
-            host: the address it is to listen on. On loopback, requests for other host names are
-                refused (a web page could otherwise reach the tools by rebinding its DNS name).
+            host: the address to listen on. On loopback, requests for other host names are refused: a
+                web page could otherwise reach the tools by rebinding its DNS name.
         """
         server: Server[Any] = Server(
             "agentrl-environment",
@@ -133,7 +133,7 @@ class Environment:
                 yield state
 
         app.router.lifespan_context = lifespan
-        return _Door(app, self)
+        return _SessionGate(app, self)
 
     def admits(self, headers: Headers) -> bool:
         """Return whether a request carries the token."""
@@ -151,7 +151,7 @@ class Environment:
 
     @asynccontextmanager
     async def _reaper(self) -> AsyncIterator[None]:
-        """End the children of clients that left without a word, and all at the end."""
+        """End the children of clients that vanished, and all children at the end."""
         reaping = asyncio.create_task(self._reap())
         try:
             yield
@@ -213,15 +213,15 @@ class Environment:
 
     def _connection(self, session: _ClientSession, name: str) -> ServerConnection:
         if name not in session.connections:
-            # A session of its own also where the child is reached over HTTP.
+            # Children that are reached over HTTP also get a session for each client.
             server = self._config.selected[name].model_copy(update={"per_rollout": True})
             session.connections[name] = ServerConnection(name, server, self._config)
         return session.connections[name]
 
     async def _offers(self, headers: Headers) -> dict[str, _Offer]:
-        """Return what a client may call, by the names that it sees.
+        """Return the tools that a client may call, by the names that it sees.
 
-        A name that several of its servers use is qualified by the server.
+        A name that several of its servers use is qualified with the server's.
         """
         visible = self._visible(headers)
         async with self._listing:
@@ -247,7 +247,7 @@ class Environment:
         }
 
     async def _tools_of(self, name: str, server: McpServer) -> list[Tool]:
-        """List a server's tools over a connection that is closed again: children start lazily."""
+        """List a server's tools over a temporary connection: children start lazily."""
         connection = ServerConnection(name, server, self._config)
         try:
             return await connection.list_tools()
@@ -257,8 +257,8 @@ class Environment:
             await connection.close()
 
 
-class _Door:
-    """What every request passes first: the token, the protocol's version, the end of a session."""
+class _SessionGate:
+    """ASGI middleware: checks token and protocol version, and ends sessions."""
 
     def __init__(self, app: ASGIApp, environment: Environment) -> None:
         self._app = app
@@ -269,15 +269,15 @@ class _Door:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        refusal = self._refusal(headers)
-        if refusal is not None:
-            await refusal(scope, receive, send)
+        rejection = self._rejection(headers)
+        if rejection is not None:
+            await rejection(scope, receive, send)
             return
         await self._app(scope, receive, send)
         if scope["method"] == "DELETE" and _SESSION_HEADER in headers:
             await self._environment.end_session(headers[_SESSION_HEADER])
 
-    def _refusal(self, headers: Headers) -> Response | None:
+    def _rejection(self, headers: Headers) -> Response | None:
         if not self._environment.admits(headers):
             return JSONResponse(
                 {"error": "unauthorized: send the environment's token as a bearer token"},
@@ -287,7 +287,7 @@ class _Door:
         version = headers.get(_VERSION_HEADER)
         if version is None or version in HANDSHAKE_PROTOCOL_VERSIONS:
             return None
-        # Later versions have no sessions over HTTP, and without them nobody can be kept apart.
+        # Later versions have no sessions over HTTP, without which clients cannot be isolated.
         error = {
             "code": UNSUPPORTED_PROTOCOL_VERSION,
             "message": "this server keeps state in sessions; start with `initialize`",
@@ -302,14 +302,14 @@ def _headers(ctx: ServerRequestContext[Any, Request]) -> Headers:
 
 
 def _unavailable(error: ToolError) -> MCPError:
-    """Return the error that tells an AgentRL sampler that no tool, but its server has failed."""
+    """Return an error that tells an AgentRL sampler that the server failed, not the tool."""
     return MCPError(INTERNAL_ERROR, str(error), {FAILURE_KEY: "lost"})
 
 
 async def serve(
     environment: Environment, *, host: str, port: int, when_ready: Callable[[], None]
 ) -> None:
-    """Serve until SIGINT or SIGTERM; calls that are under way then are given up.
+    """Serve until SIGINT or SIGTERM; calls in flight then are abandoned after a second.
 
     Raises:
         ConfigError: the address is taken or not this machine's.
@@ -319,7 +319,7 @@ async def serve(
     except OSError as error:
         raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}") from error
     with listener:
-        server = _Announcing(
+        server = _NotifyingServer(
             uvicorn.Config(
                 environment.app(host=host),
                 log_level="warning",
@@ -328,14 +328,14 @@ async def serve(
             ),
             when_ready,
         )
-        # uvicorn ends on these and then raises them again; the exit status is to be 0.
+        # uvicorn stops on these signals and then raises them again; the exit status must be 0.
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: None)
         await server.serve(sockets=[listener])
 
 
-class _Announcing(uvicorn.Server):
-    """Says when it accepts requests."""
+class _NotifyingServer(uvicorn.Server):
+    """Calls `when_ready` once it accepts requests."""
 
     def __init__(self, config: uvicorn.Config, when_ready: Callable[[], None]) -> None:
         super().__init__(config)

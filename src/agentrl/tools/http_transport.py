@@ -1,9 +1,9 @@
-"""HTTP for the MCP SDK that tells apart how a request failed.
+"""HTTP transport for the MCP SDK that distinguishes how a request failed.
 
 The SDK's streamable HTTP client ends the whole connection, with every call in flight on it, when
-one POST fails, and it hides the status of error responses. This transport answers a failed POST
-with a JSON-RPC error of its own, so that only that call fails, and says in the error's `data`
-whether the request can have been carried out.
+one POST fails, and it hides the status of error responses. This transport turns a failed POST into
+a JSON-RPC error response, so that only that call fails, and says in the error's `data` whether the
+server may have processed the request.
 """
 
 import json
@@ -20,19 +20,19 @@ from agentrl.tools.server_failures import describe
 
 FAILURE_KEY: Final = "agentrl_failure"
 Failure = Literal["not_sent", "lost", "refused", "session_ended", "too_large"]
-"""`not_sent`: it never reached the server. `lost`: it was sent, its answer was not received.
-`refused`: the server turned the connection down (authorization, address). `session_ended`: the
-server does not know the session any more, and did nothing. `too_large`: the answer is longer than
+"""`not_sent`: it never reached the server. `lost`: it was sent, but no response was received.
+`refused`: the server rejected the connection (authorization, address). `session_ended`: the server
+does not know the session any more, and did nothing. `too_large`: the response is longer than
 `MAX_MESSAGE_BYTES`."""
 MAX_MESSAGE_BYTES: Final = 64 * 2**20
-"""Longest message that is taken from a server."""
+"""Longest message that is accepted from a server."""
 
 _INTERNAL_ERROR = -32603
 _SESSION_HEADER = "mcp-session-id"
 _NEVER_SENT = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
 # Servers close idle connections after 5 s; reusing one at that moment fails.
 _KEEPALIVE_SECONDS = 3.0
-# Answers with which a server or proxy says that it did not take the request up.
+# Statuses by which a server or proxy says that it did not process the request.
 _STATUS_NOT_SENT = (429, 503)
 _STATUS_LOST = (500, 502, 504)
 
@@ -40,9 +40,9 @@ _STATUS_LOST = (500, 502, 504)
 class FailureReportingTransport(httpx2.AsyncBaseTransport):
     """Turns failures of POST requests into JSON-RPC error responses.
 
-    The requests themselves are aiohttp's: the pool that httpx brings along looks at every
-    connection it has for every request, and writes each in several pieces. With aiohttp a call of a
-    trivial tool takes a quarter less processor time.
+    The requests are sent by aiohttp: the pool of httpx scans all of its connections for every
+    request and writes each request in several pieces. With aiohttp, a call of a trivial tool takes a
+    quarter less processor time.
     """
 
     def __init__(self) -> None:
@@ -57,14 +57,14 @@ class FailureReportingTransport(httpx2.AsyncBaseTransport):
         )
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        """Send a request; a POST that fails is answered by a JSON-RPC error."""
+        """Send a request; a POST that fails becomes a JSON-RPC error response."""
         try:
             answer = await self._send(request)
             if request.method != "POST" or _is_event_stream(answer):
                 return _response(request, answer, stream=_Stream(answer))
             content = await _content(answer)
         except _NEVER_SENT as error:
-            # aiohttp's own text speaks of TLS, whether or not there is any.
+            # aiohttp's own text mentions TLS whether or not it is in use.
             reason = describe(error.__cause__ or error)
             if request.method != "POST":
                 raise httpx2.ConnectError(reason, request=request) from error
@@ -89,7 +89,7 @@ class FailureReportingTransport(httpx2.AsyncBaseTransport):
             request.method,
             URL(str(request.url), encoded=True),
             headers=request.headers.multi_items(),
-            # From a file, long bodies are sent in pieces, and others have their turn between.
+            # From a file, aiohttp sends long bodies in chunks and yields to other tasks between.
             data=BytesIO(body) if body else None,
             allow_redirects=False,
             timeout=aiohttp.ClientTimeout(sock_connect=limits["connect"], sock_read=limits["read"]),
@@ -97,7 +97,7 @@ class FailureReportingTransport(httpx2.AsyncBaseTransport):
 
 
 class _Stream(httpx2.AsyncByteStream):
-    """A stream whose breaking is its end: the SDK then fails the one call that it carried."""
+    """An event stream that ends when its connection breaks: the SDK then fails only that call."""
 
     def __init__(self, answer: aiohttp.ClientResponse) -> None:
         self._answer = answer
@@ -115,7 +115,7 @@ class _Stream(httpx2.AsyncByteStream):
 
 
 async def _content(answer: aiohttp.ClientResponse) -> bytes | None:
-    """Return the body of an answer, or None when it is too long."""
+    """Return the body of a response, or None when it is too long."""
     chunks: list[bytes] = []
     size = 0
     try:
@@ -125,7 +125,7 @@ async def _content(answer: aiohttp.ClientResponse) -> bytes | None:
                 return None
             chunks.append(chunk)
     finally:
-        answer.close()  # an answer that was read to its end has given its connection back
+        answer.close()  # has no effect on one that was read to its end
     return b"".join(chunks)
 
 
@@ -144,7 +144,7 @@ def _explained(request: httpx2.Request, response: httpx2.Response) -> httpx2.Res
     if status < 400:
         return response
     if status == 404:
-        # Without a session it is the SDK's business: it may mean an older protocol.
+        # Without a session the SDK decides: it may mean an older protocol.
         if _SESSION_HEADER in request.headers:
             return _failure(request, "session_ended", "the session has ended")
         return response

@@ -1,9 +1,9 @@
-"""Messages of servers that are not quite JSON, repaired where it is plain what was meant.
+"""Repairs messages of servers that are almost JSON.
 
-JavaScript's servers write a text that was cut in the middle of an emoji as it is, with half of a
-surrogate pair. The SDK's parser refuses the whole message, and whoever waits for it waits in vain.
-Here the half becomes U+FFFD. Servers over pipes may also print what is no message at all: it is
-skipped, and reported once.
+Servers written in JavaScript send a text that was cut in the middle of an emoji with half of a
+surrogate pair in it. The SDK's parser refuses the whole message, and the caller waits for ever.
+Here the half becomes U+FFFD. Servers over pipes may also print lines that are no message at all:
+these are skipped, and reported once.
 """
 
 import json
@@ -12,7 +12,7 @@ import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from mcp.client import Transport
 from mcp.shared.message import SessionMessage
@@ -20,14 +20,11 @@ from mcp.types import PARSE_ERROR, ErrorData, JSONRPCError
 from mcp_types import jsonrpc_message_adapter
 from pydantic import ValidationError
 
-if TYPE_CHECKING:
-    from mcp.client._transport import ReadStream, TransportStreams
-
 logger = logging.getLogger(__name__)
 
 _SUSPICIOUS = re.compile(rb"\\u[dD][89a-fA-F]")
-# Whole pairs and all other escapes are consumed, so that what is left are halves, and no escaped
-# backslash is taken for the beginning of one.
+# Complete pairs and all other escapes are matched too, so that only halves are left for the group,
+# and an escaped backslash is never taken for the beginning of one.
 _ESCAPE = re.compile(
     rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
     rb"|(?P<half>\\u[dD][89a-fA-F][0-9a-fA-F]{2})|\\."
@@ -43,11 +40,11 @@ def repaired(data: bytes) -> bytes:
 
 
 async def repaired_lines(chunks: AsyncIterator[bytes], longest: int) -> AsyncIterator[bytes]:
-    """Mend a stream of lines.
+    """Repair a stream of lines, however it is cut into chunks.
 
     Args:
         chunks: the stream.
-        longest: lines that are longer, in bytes, are passed on as they are.
+        longest: in bytes; longer lines are passed on without waiting for their end.
     """
     held: list[bytes] = []
     num_held = 0
@@ -62,27 +59,34 @@ async def repaired_lines(chunks: AsyncIterator[bytes], longest: int) -> AsyncIte
 
 
 @asynccontextmanager
-async def repairing(transport: Transport, what: str) -> AsyncIterator["TransportStreams"]:
-    """Speak over a transport whose parser gives up on what can be repaired; `what` names it."""
+async def repairing(transport: Transport, what: str) -> AsyncIterator[tuple[Any, Any]]:
+    """Yield a transport's streams, with incoming messages repaired; `what` names the server."""
+    # The SDK logs a traceback for every line that is no message; `_RepairedStream` warns once.
+    # Adding the same filter again has no effect.
+    logging.getLogger("mcp.client.stdio").addFilter(_is_not_a_parse_failure)
     async with transport as (read_stream, write_stream):
         yield _RepairedStream(read_stream, what), write_stream
 
 
 class _RepairedStream:
-    """A stream of messages, in which those that could not be parsed are parsed after all."""
+    """A read stream of the SDK that parses again what the SDK could not.
 
-    def __init__(self, inner: "ReadStream[SessionMessage | Exception]", what: str) -> None:
+    Written against mcp 2: the SDK passes a line that it cannot parse on as a `ValidationError`, and
+    reads through the methods below. Its own protocol for this is private.
+    """
+
+    def __init__(self, inner: Any, what: str) -> None:
         self._inner = inner
         self._what = what
-        self._has_complained = False
+        self._has_warned = False
 
     @property
     def last_context(self) -> Any:
-        """The context of the last message's sender, as the SDK's own streams have it."""
+        """The sender's context of the last message, an attribute of the SDK's own streams."""
         return getattr(self._inner, "last_context", None)
 
     async def receive(self) -> SessionMessage | Exception:
-        return self._read(await self._inner.receive())
+        return self._repair(await self._inner.receive())
 
     async def aclose(self) -> None:
         await self._inner.aclose()
@@ -91,7 +95,7 @@ class _RepairedStream:
         return self
 
     async def __anext__(self) -> SessionMessage | Exception:
-        return self._read(await self._inner.__anext__())
+        return self._repair(await self._inner.__anext__())
 
     async def __aenter__(self) -> Self:
         await self._inner.__aenter__()
@@ -102,10 +106,10 @@ class _RepairedStream:
         exc_type: type[BaseException] | None,
         exc_val: BaseException | None,
         exc_tb: TracebackType | None,
-    ) -> bool | None:
-        return await self._inner.__aexit__(exc_type, exc_val, exc_tb)
+    ) -> None:
+        await self._inner.__aexit__(exc_type, exc_val, exc_tb)
 
-    def _read(self, item: SessionMessage | Exception) -> SessionMessage | Exception:
+    def _repair(self, item: SessionMessage | Exception) -> SessionMessage | Exception:
         if not isinstance(item, ValidationError):
             return item
         line = _line_of(item)
@@ -116,17 +120,21 @@ class _RepairedStream:
         return SessionMessage(message)
 
     def _unreadable(self, line: str, error: Exception) -> SessionMessage | Exception:
-        """Return the failure of the call that a line was to answer, if it was to answer one."""
+        """Return an error response for the call that a line was meant to answer, if it was."""
         id_ = _answered(line)
         if id_ is not None:
             failure = ErrorData(code=PARSE_ERROR, message="the answer cannot be parsed")
             return SessionMessage(JSONRPCError(jsonrpc="2.0", id=id_, error=failure))
-        if not self._has_complained:
+        if not self._has_warned:
             logger.warning(
                 "%s prints what is no MCP message and is skipped: %.80r", self._what, line
             )
-        self._has_complained = True
+        self._has_warned = True
         return error
+
+
+def _is_not_a_parse_failure(record: logging.LogRecord) -> bool:
+    return not str(record.msg).startswith("Failed to parse JSONRPC message")
 
 
 def _answered(line: str) -> str | int | None:
@@ -148,11 +156,3 @@ def _line_of(error: ValidationError) -> str:
     """Return the text that could not be parsed."""
     given = error.errors(include_url=False)[0]["input"]
     return given if isinstance(given, str) else json.dumps(given)
-
-
-def _is_noise(record: logging.LogRecord) -> bool:
-    return not str(record.msg).startswith("Failed to parse JSONRPC message")
-
-
-# The SDK writes a traceback for every line that is no message; `_RepairedStream` says it in one.
-logging.getLogger("mcp.client.stdio").addFilter(_is_noise)

@@ -1,4 +1,8 @@
-"""The tools of a run's MCP servers as one box. The only door to MCP."""
+"""The tools of a run's MCP servers as one tool box.
+
+Comes in: a `ToolsConfig`. Goes out: tool results for the model, and `ToolError` where the
+infrastructure failed. A tool's own errors are results.
+"""
 
 import asyncio
 import logging
@@ -26,8 +30,8 @@ Connection = ServerConnection | AggregatedServer
 
 
 @dataclass(frozen=True)
-class _Said:
-    """What came of a call."""
+class _Outcome:
+    """What the model is told of a call."""
 
     text: str
     is_error: bool
@@ -35,7 +39,7 @@ class _Said:
 
 
 class McpToolBox:
-    """Tools of one or more MCP servers; one connection a server, shared by all rollouts."""
+    """Tools of one or more MCP servers; all rollouts share one connection to each server."""
 
     def __init__(
         self,
@@ -43,19 +47,19 @@ class McpToolBox:
         specs: Sequence[ToolSpec],
         connections: Mapping[str, Connection],
     ) -> None:
-        """Offer `specs`, called over `connections`; `connect_tools` is the way to a box."""
+        """Offer `specs`, called over `connections`. `connect_tools` builds a box from a config."""
         self._config = config
         self.offer(specs, connections)
 
     def offer(self, specs: Sequence[ToolSpec], connections: Mapping[str, Connection]) -> None:
-        """Offer these tools from now on; rollouts that have begun keep theirs."""
+        """Offer these tools from now on; rollouts that have begun keep the former ones."""
         self._specs = tuple(specs)
         self._by_name = {spec.name: spec for spec in specs}
         self._connections = dict(connections)
 
     @property
     def specs(self) -> tuple[ToolSpec, ...]:
-        """The tools on offer, ordered by server and then as the server lists them."""
+        """The tools on offer, by server and then in the server's order."""
         return self._specs
 
     async def call(
@@ -63,33 +67,33 @@ class McpToolBox:
     ) -> ToolResult:
         """Call a tool.
 
-        What the model can do something about comes back as a result with `is_error`: an unknown
-        name, arguments that the server refuses, a tool's own error, a tool that takes too long.
+        Errors that the model can react to are results with `is_error`: an unknown name, arguments
+        that the server refuses, a tool's own error, a tool that takes too long.
 
         Raises:
-            ToolError: the server is unreachable, or was lost where repeating might do harm.
+            ToolError: the server is unreachable, or was lost where a retry might do harm.
         """
         started = time.monotonic()
         spec = self._by_name.get(name)
         if spec is None:
-            said = _Said(self._unknown(name), is_error=True)
+            outcome = _Outcome(self._unknown(name), is_error=True)
         else:
-            said = await self._call(spec, arguments)
+            outcome = await self._call(spec, arguments)
         return ToolResult(
             call_id=call_id,
             name=name,
-            content=said.text,
-            is_error=said.is_error,
+            content=outcome.text,
+            is_error=outcome.is_error,
             seconds=time.monotonic() - started,
-            images=said.images,
+            images=outcome.images,
         )
 
     @asynccontextmanager
     async def for_rollout(self) -> AsyncIterator["McpToolBox"]:
-        """Yield the box that one rollout is to use; its tools stay what they are now.
+        """Yield the box for one rollout; its tools stay the ones that are on offer now.
 
-        Servers that keep state in the session (`per_rollout`) get a connection of its own, which
-        is opened at its first call and closed at the end; the others stay shared.
+        Servers that keep state in the session (`per_rollout`) get a connection for this rollout,
+        opened at its first call and closed at the end; the others stay shared.
         """
         own = {
             name: ServerConnection(name, connection.server, self._config)
@@ -102,21 +106,21 @@ class McpToolBox:
             for connection in own.values():
                 await connection.close()
 
-    async def _call(self, spec: ToolSpec, arguments: Mapping[str, Any]) -> _Said:
+    async def _call(self, spec: ToolSpec, arguments: Mapping[str, Any]) -> _Outcome:
         limit = self._config.max_result_chars
         try:
             result = await self._connections[spec.server].call_tool(
                 spec.remote_name, arguments, repeatable=spec.repeatable
             )
         except MCPError as error:
-            return _Said(cut_middle(f"Error: {error.message}", limit), is_error=True)
+            return _Outcome(cut_middle(f"Error: {error.message}", limit), is_error=True)
         except CallTimedOut as error:
-            return _Said(f"Error: {error}", is_error=True)
+            return _Outcome(f"Error: {error}", is_error=True)
         except InvalidResult as error:
             text = f"Error: the tool's result is invalid: {error}"
-            return _Said(cut_middle(text, limit), is_error=True)
+            return _Outcome(cut_middle(text, limit), is_error=True)
         show_images = self._config.show_images
-        return _Said(
+        return _Outcome(
             result_text(result, limit, show_images=show_images),
             is_error=bool(result.is_error),
             images=result_images(result) if show_images else (),
@@ -130,12 +134,12 @@ class McpToolBox:
 
 Server = ServerConnection | Aggregator
 Offer = Mapping[str, tuple[Sequence[Tool], Connection]]
-"""What a configured server offers: its tools, or those of each server behind it, by name."""
+"""What a configured server offers, by name: its own tools, or those of each server behind it."""
 
 
 @asynccontextmanager
 async def connect_tools(config: ToolsConfig) -> AsyncIterator[McpToolBox]:
-    """Connect to all selected servers and offer their tools, as they list them from time to time.
+    """Connect to all selected servers and offer their tools; refresh the lists periodically.
 
     Raises:
         ToolError: a server cannot be reached.
@@ -152,7 +156,7 @@ async def connect_tools(config: ToolsConfig) -> AsyncIterator[McpToolBox]:
             stack.push_async_callback(server.close)
         answers = await asyncio.gather(
             *(_offer(name, server) for name, server in servers.items()),
-            return_exceptions=True,  # so that every connection has settled before it is closed
+            return_exceptions=True,  # let every connection settle before any is closed
         )
         offers: dict[str, Offer] = {}
         for name, answer in zip(servers, answers, strict=True):
@@ -174,7 +178,7 @@ async def connect_tools(config: ToolsConfig) -> AsyncIterator[McpToolBox]:
 async def _refresh(
     box: McpToolBox, servers: Mapping[str, Server], offers: dict[str, Offer], config: ToolsConfig
 ) -> None:
-    """Let the box offer what its servers offer by now; those that do not answer, as before."""
+    """Update the box periodically; a server that does not answer keeps its former tools."""
     while True:
         await asyncio.sleep(config.refresh_seconds)
         for name, server in servers.items():
@@ -226,7 +230,7 @@ def _merged(
 
 
 async def probe(config: ToolsConfig) -> tuple[ToolSpec, ...]:
-    """Connect once, list the tools and disconnect; for checks before anything starts.
+    """Connect once, list the tools and disconnect: the check before any process starts.
 
     Raises:
         ConfigError: a server cannot be reached (its address is named), or there is no tool.

@@ -1,4 +1,4 @@
-"""What a tool returned, as text that a model can read."""
+"""Tool results as text and images for the model."""
 
 import base64
 import json
@@ -19,12 +19,12 @@ from agentrl.schema.image import image_from_bytes
 
 
 def result_text(result: CallToolResult, max_chars: int, *, show_images: bool = False) -> str:
-    """Return the text of a result; structured content stands in where there is no other.
+    """Return the text of a result, or its structured content as JSON if it has no other.
 
     Args:
         result: what the tool returned.
         max_chars: longer texts are cut.
-        show_images: leave those images out that `result_images` returns.
+        show_images: leave out the images that `result_images` returns.
     """
     blocks = [b for b in result.content if not (show_images and _image_url(b) is not None)]
     text = "\n".join(map(_block_text, blocks))
@@ -34,7 +34,7 @@ def result_text(result: CallToolResult, max_chars: int, *, show_images: bool = F
 
 
 def cut_middle(text: str, max_chars: int) -> str:
-    """Return a text of at most about `max_chars` characters, saying how much was left out."""
+    """Return the text, cut in the middle to `max_chars` with a note of how much was left out."""
     if len(text) <= max_chars:
         return text
     head = (max_chars + 1) // 2
@@ -44,7 +44,7 @@ def cut_middle(text: str, max_chars: int) -> str:
 
 
 def result_images(result: CallToolResult) -> tuple[str, ...]:
-    """Return the images of a result as `data:` URLs; what is no image of a known format is not."""
+    """Return the images of known formats in a result as `data:` URLs."""
     return tuple(url for block in result.content if (url := _image_url(block)) is not None)
 
 

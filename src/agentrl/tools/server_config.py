@@ -1,4 +1,4 @@
-"""Which tool servers there are and how they are reached."""
+"""The tool servers of a run: their settings, and the `mcpServers` mapping that they are read from."""
 
 import json
 import os
@@ -17,7 +17,7 @@ _SECRET_FLAG = re.compile(r"-\S*(?:key|token|secret|passw|auth|credential)\S*", 
 
 
 class McpServer(BaseModel):
-    """One MCP server: an address, or a command that is started and spoken to over its pipes."""
+    """One MCP server: an address, or a command that is started and reached over its pipes."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -25,20 +25,20 @@ class McpServer(BaseModel):
     url: str | None = None
     """Endpoint of an HTTP server, for example `http://127.0.0.1:8000/mcp`."""
     headers: dict[str, SecretStr] = Field(default_factory=dict)
-    """Further headers of every HTTP request."""
+    """Additional headers of every HTTP request."""
     command: str | None = None
     args: tuple[str, ...] = ()
     env: dict[str, SecretStr] = Field(default_factory=dict)
-    """Environment of the command, beside PATH, HOME and the like."""
+    """Environment of the command, in addition to PATH, HOME and the like."""
     cwd: str | None = None
     call_timeout_seconds: float | None = Field(default=None, gt=0)
     """Longest tool call; `ToolsConfig.call_timeout_seconds` when not given."""
     per_rollout: bool = False
-    """Give every rollout its own connection: for servers that keep state in the session."""
+    """Each rollout gets its own connection: for servers that keep state in the session."""
     resumable: bool = False
-    """The server keeps no state between calls: another sampler may go on with a rollout."""
+    """The server keeps no state between calls: another sampler may resume a rollout."""
     written: tuple[str, ...] = Field(default=(), repr=False)
-    """Its address, or command and arguments, with environment variables still by name."""
+    """Its address, or command and arguments, with environment variables not yet filled in."""
 
     @model_validator(mode="after")
     def _check_address(self) -> Self:
@@ -53,9 +53,9 @@ class McpServer(BaseModel):
 
     @property
     def address(self) -> str:
-        """What to call the server in messages: never with credentials or query strings.
+        """The server's address for messages, without credentials and query strings.
 
-        Environment variables are shown by name, since they often hold secrets.
+        Environment variables appear by name, because they often hold secrets.
         """
         if self.url is None:
             return " ".join(_without_secrets(self.written or (self.command or "", *self.args)))
@@ -70,44 +70,45 @@ class ToolsConfig(BaseModel):
 
     servers: dict[str, McpServer]
     server_names: tuple[str, ...] | None = None
-    """Use these servers only; None means all. Servers behind an aggregator count too."""
+    """Use only these servers, including those behind an aggregator; None uses all."""
     tool_names: tuple[str, ...] | None = None
-    """Show these tools only (plain or `server.tool` names); None means all."""
+    """Show only these tools (plain or `server.tool` names); None shows all."""
     blocked_tools: tuple[str, ...] = ()
     """Never show or call these tools (plain or `server.tool` names)."""
     auth_token: SecretStr | None = None
     """Bearer token sent to every HTTP server that has no `Authorization` header of its own."""
     connect_timeout_seconds: float = Field(default=10.0, gt=0)
     start_timeout_seconds: float = Field(default=60.0, gt=0)
-    """How long a command may take until it answers: `npx` and `uvx` fetch it first."""
+    """How long a command may take until it answers: `npx` and `uvx` download it first."""
     call_timeout_seconds: float = Field(default=120.0, gt=0)
-    """Longest tool call; a longer one is answered by an error that the model sees."""
+    """Longest tool call; a longer one ends in an error that the model sees."""
     max_call_seconds: float = Field(default=600.0, gt=0)
-    """Longest call of a tool that keeps reporting progress: each report grants it
-    `call_timeout_seconds` more, up to this."""
+    """Longest call of a tool that reports progress: each report extends the call by
+    `call_timeout_seconds`, up to this."""
     failures_until_down: int = Field(default=5, ge=1)
-    """Failures of a server in a row after which it is taken to be down."""
+    """Consecutive failures after which a server is considered down."""
     down_seconds: float = Field(default=2.0, ge=0)
-    """How often one caller is let through to a server that is down."""
+    """Seconds between two probes of a server that is down."""
     down_patience_seconds: float = Field(default=15.0, ge=0)
     """How long a call waits for a server that is down to come back."""
     max_retries: int = Field(default=4, ge=0)
-    """Further tries after a failure of the connection, where a repeated call does no harm."""
+    """Retries after a connection failure, where a repeated call does no harm."""
     retry_delay_seconds: float = Field(default=0.5, ge=0)
-    """Pause before the first further try; it doubles from try to try."""
+    """Pause before the first retry; it doubles with each further one."""
     retry_lost_calls: bool = False
-    """Also repeat calls whose answer was lost and that may have been carried out, for tools that
-    do not declare themselves read-only or idempotent."""
+    """Also retry calls whose response was lost and that may have been carried out, for tools that do
+    not declare themselves read-only or idempotent."""
     refresh_seconds: float = Field(default=60.0, gt=0)
-    """How often the servers are asked for their tools anew; rollouts keep those they began with."""
+    """Seconds between two refreshes of the servers' tool lists; a rollout keeps the tools that it began
+    with."""
     show_images: bool = False
-    """The model sees: images in results are handed on with them instead of being described."""
+    """Pass images in results on to the model instead of describing them."""
     max_result_chars: int = Field(default=200_000, gt=0)
-    """Longer results are cut in the middle, and say so."""
+    """Longer results are cut in the middle, with a note."""
 
     @property
     def is_resumable(self) -> bool:
-        """Whether all servers in use are declared to keep no state."""
+        """Whether all servers in use are declared stateless."""
         servers = self.selected.values()
         return bool(servers) and all(server.resumable for server in servers)
 
@@ -120,7 +121,7 @@ class ToolsConfig(BaseModel):
         """
         if self.server_names is None:
             return dict(self.servers)
-        # Who is behind an aggregator is known only when it has been asked.
+        # The servers behind an aggregator are known only once it has listed them.
         behind = [name for name, one in self.servers.items() if one.transport == "aggregator"]
         if not behind:
             self.check_server_names(self.servers)
@@ -150,7 +151,7 @@ def http_headers(server: McpServer, config: ToolsConfig) -> dict[str, str]:
 
 
 def _without_secrets(parts: Sequence[str]) -> list[str]:
-    """Return the words of a command line without what follows `--api-key` and the like."""
+    """Return the words of a command line without the values of `--api-key` and the like."""
     shown: list[str] = []
     for number, part in enumerate(parts):
         flag, equals, _ = part.partition("=")
@@ -174,8 +175,7 @@ _TRANSPORT_NAMES: dict[str, Transport] = {
 }
 _VARIABLE = re.compile(r"\$\{(?:env:)?(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>[^}]*))?\}")
 _OTHER_VARIABLE = re.compile(r"\$\{(?:input|workspaceFolder|userHome|command)\b[^}]*\}")
-# What other clients write about a server that is of no meaning here: who is asked before a call,
-# and how it is shown to people.
+# Settings of other clients that mean nothing here: who confirms a call, how a server is displayed.
 _NOT_OURS = ("autoApprove", "alwaysAllow", "trust", "description", "icon", "sse_read_timeout")
 _URL_KEYS = ("serverUrl", "httpUrl")
 
@@ -229,7 +229,7 @@ def _read_json(source: str | Path) -> object:
 
 
 def _filled_in(name: str, value: object) -> object:
-    """Replace `${NAME}` and `${NAME:-default}` in all texts by environment variables."""
+    """Substitute environment variables for `${NAME}` and `${NAME:-default}` in all strings."""
     if isinstance(value, str):
         if other := _OTHER_VARIABLE.search(value):
             raise ConfigError(
@@ -277,7 +277,7 @@ def _parse_server(name: str, value: object) -> McpServer:
     if kind not in _TRANSPORT_NAMES:
         known = ", ".join(sorted(set(_TRANSPORT_NAMES)))
         raise ConfigError(f"mcpServers.{name}: unknown transport {kind!r} (known: {known})")
-    # Other clients have separate limits for requests and streams; the longest call is the last one.
+    # Other clients have separate limits for requests and streams; the last one given wins.
     for limit in ("timeout", "client_session_timeout_seconds"):
         if limit in fields:
             fields["call_timeout_seconds"] = fields.pop(limit)
@@ -294,7 +294,7 @@ def _parse_server(name: str, value: object) -> McpServer:
 
 
 def _written(value: Mapping[str, object]) -> tuple[str, ...]:
-    """Return where a server is, as its description says it."""
+    """Return a server's address or command as it was written, before substitution."""
     if isinstance(url := value.get("url"), str):
         return (url,)
     args = value.get("args")

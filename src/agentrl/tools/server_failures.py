@@ -1,19 +1,23 @@
-"""One line that says what went wrong with a tool server."""
+"""Failures of tool servers: their wording, the wait before a retry, and the circuit breaker."""
 
 import asyncio
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 from mcp import MCPError
 
-from agentrl.errors import ToolError
+from agentrl.errors import ToolCallFailed, ToolError
+from agentrl.tools.server_config import ToolsConfig
 
 _MAX_CHARS = 500
+_MAX_PAUSE_SECONDS = 10.0
 
 
 def describe(error: BaseException) -> str:
-    """Say in one short line what went wrong, looking into exception groups.
+    """Return one short line that says what went wrong, looking into exception groups.
 
-    Servers word their errors, so that what terminals would act upon is taken out.
+    Servers word their errors; control characters, which a terminal would act upon, are replaced.
     """
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
@@ -26,12 +30,17 @@ def describe(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
+async def pause_before_retry(config: ToolsConfig, attempt: int) -> None:
+    """Wait before retry number `attempt`, counted from 0: twice as long each time, up to 10 s."""
+    await asyncio.sleep(min(config.retry_delay_seconds * 2**attempt, _MAX_PAUSE_SECONDS))
+
+
 class CircuitBreaker:
-    """Counts a server's failures in a row, and holds callers back while it seems to be down.
+    """Counts a server's consecutive failures, and holds callers back while it seems to be down.
 
     After `threshold` failures the circuit is open. Every `seconds`, one caller is let through to
-    see whether the server is back; the others wait for what it finds, and give up after
-    `patience` seconds. A success closes the circuit.
+    probe the server; the others wait for its result, and give up after `patience` seconds. A
+    success closes the circuit.
     """
 
     def __init__(self, what: str, *, threshold: int, seconds: float, patience: float) -> None:
@@ -48,14 +57,38 @@ class CircuitBreaker:
 
     @property
     def is_open(self) -> bool:
-        """Whether the server is taken to be down."""
+        """Whether the server is considered down."""
         return self._num_failures >= self._threshold
 
-    async def admit(self) -> None:
-        """Return when the server may be called; `settle` is to be called with what came of it.
+    @asynccontextmanager
+    async def call(self) -> AsyncIterator[None]:
+        """Wait for admission, and record what came of the block.
+
+        A `ToolError` is the server's failure. A tool's own error shows that the server is well. A
+        cancelled call shows neither.
 
         Raises:
-            ToolError: the server is down, and stayed so for as long as a caller waits.
+            ToolError: see `admit`.
+        """
+        await self.admit()
+        healthy: bool | None = None
+        try:
+            yield
+            healthy = True
+        except (MCPError, ToolCallFailed):
+            healthy = True
+            raise
+        except ToolError:
+            healthy = False
+            raise
+        finally:
+            self.settle(healthy=healthy)
+
+    async def admit(self) -> None:
+        """Return when the server may be called; the caller then has to call `settle`.
+
+        Raises:
+            ToolError: the server is down, and stayed down for as long as callers wait.
         """
         deadline = time.monotonic() + self._patience
         while self.is_open:
@@ -74,10 +107,10 @@ class CircuitBreaker:
                 continue
 
     def settle(self, *, healthy: bool | None) -> None:
-        """Take note of a call's end.
+        """Record the end of a call.
 
         Args:
-            healthy: the server answered (whatever it said), or failed; None where neither is known.
+            healthy: whether the server answered, be it with an error; None if unknown.
         """
         was_open = self.is_open
         self._probing = False

@@ -1,4 +1,4 @@
-"""What a rollout needs to know of tools: their schemas, and how to call them."""
+"""What a rollout knows of tools: schemas, a box to call them, and which are shown under which name."""
 
 import logging
 import re
@@ -16,16 +16,16 @@ from agentrl.tools.server_config import ToolsConfig
 
 @dataclass(frozen=True)
 class ToolSpec:
-    """A tool as it is shown to the model."""
+    """A tool as the model sees it."""
 
     name: str
-    """Unique in its box; `server.tool` where two servers offer the same name."""
+    """Unique in its box; `server.tool` where several servers offer the same name."""
     description: str
     parameters: Mapping[str, Any]
     """JSON schema of the arguments."""
     server: str
     remote_name: str
-    """Name by which its server knows the tool."""
+    """The server's own name for the tool."""
     repeatable: bool = False
     """The server declares the tool read-only or idempotent."""
 
@@ -52,10 +52,10 @@ class ToolBox(Protocol):
     async def call(
         self, name: str, arguments: Mapping[str, Any], *, call_id: str = ""
     ) -> ToolResult:
-        """Call a tool; bounded in time.
+        """Call a tool, within a time bound.
 
-        What the model can do something about (an unknown name, bad arguments, an error that the
-        tool reports, a call that takes too long) comes back as a result with `is_error`.
+        Errors that the model can react to (an unknown name, bad arguments, the tool's own error, a
+        call that takes too long) are results with `is_error`.
 
         Raises:
             ToolError: the infrastructure behind the tool failed.
@@ -66,14 +66,14 @@ class ToolBox(Protocol):
 logger = logging.getLogger(__name__)
 
 Listed = Mapping[str, Sequence[Tool]]
-"""The tools that every server lists, by the server's name."""
+"""The tools that each server lists, by the server's name."""
 
-# What every format of tool calls can write down in a name.
+# The characters outside of what every tool-call format can write in a name.
 _UNWRITABLE = re.compile(r"[^\w.-]")
 
 
 def select_tools(listed: Listed, config: ToolsConfig) -> list[ToolSpec]:
-    """Name the tools so that every name is unique, and keep those that were asked for."""
+    """Give every tool a unique name, and return those that the configuration selects."""
     wanted, blocked = config.tool_names, set(config.blocked_tools)
     return [
         spec
@@ -84,7 +84,7 @@ def select_tools(listed: Listed, config: ToolsConfig) -> list[ToolSpec]:
 
 
 def check_filters(listed: Listed, config: ToolsConfig) -> None:
-    """Report clashing names.
+    """Check the configured names against what servers list, and log names that clash.
 
     Raises:
         ConfigError: a tool named in the configuration does not exist.
@@ -104,9 +104,9 @@ def check_filters(listed: Listed, config: ToolsConfig) -> None:
 
 
 def unique_names(tools: Sequence[tuple[str, str]]) -> list[str]:
-    """Return a name for each (server, tool) under which no other is known.
+    """Return a unique name for each (server, tool).
 
-    That is the tool's own name, or `server.tool` where it is not unique.
+    It is the tool's own name, or `server.tool` where that is not unique.
     """
     names = [tool for _, tool in tools]
     while True:
@@ -130,13 +130,13 @@ def unique_names(tools: Sequence[tuple[str, str]]) -> list[str]:
 
 
 def is_repeatable(tool: Tool) -> bool:
-    """Return whether a tool declares that calling it twice does no harm."""
+    """Return whether a tool declares itself read-only or idempotent, so that calls may be repeated."""
     hints = tool.annotations
     return hints is not None and bool(hints.read_only_hint or hints.idempotent_hint)
 
 
 def _named(listed: Listed) -> list[ToolSpec]:
-    # A server that lists a name twice means one tool by it.
+    # A server that lists a name twice means the last one.
     tools = [
         (server, tool)
         for server, offered in listed.items()
@@ -151,7 +151,7 @@ def _spec(name: str, server: str, tool: Tool) -> ToolSpec:
     return ToolSpec(
         name=name,
         description=tool.description or "",
-        # Chat templates look into the properties, also where a tool takes no arguments.
+        # Chat templates read `properties`, also where a tool takes no arguments.
         parameters={**schema, "properties": schema.get("properties") or {}},
         server=server,
         remote_name=tool.name,
@@ -160,5 +160,5 @@ def _spec(name: str, server: str, tool: Tool) -> ToolSpec:
 
 
 def _names_of(spec: ToolSpec) -> set[str]:
-    """Return the names by which a user may mean a tool."""
+    """Return the names by which a configuration may refer to a tool."""
     return {spec.name, spec.remote_name, f"{spec.server}.{spec.remote_name}"}
