@@ -109,5 +109,9 @@ async def test_a_grammar_that_cannot_be_compiled_is_refused(
 
 async def test_only_one_grammar_holds_a_reply(client: SGLangClient) -> None:
     body = {"input_ids": prompt(1).tolist(), "sampling_params": {"regex": "a", "ebnf": "b"}}
-    with pytest.raises(ServerRefused, match=r"(?i)only one of"):
-        await JsonTransport(client.base_url).post("/generate", body, {})
+    transport = JsonTransport(client.base_url)
+    try:
+        with pytest.raises(ServerRefused, match=r"(?i)only one of"):
+            await transport.post("/generate", body, {})
+    finally:
+        await transport.close()
