@@ -1,13 +1,20 @@
 """What the pages for contributors name exists."""
 
-import importlib
+import inspect
+import itertools
+import pkgutil
 import re
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[3]
-PAGES = [ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *ROOT.glob("docs/decisions/*.md")]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "SECURITY.md",
+    *ROOT.glob("docs/decisions/*.md"),
+]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -20,11 +27,7 @@ def test_named_files_exist(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_named_objects_exist(page: Path) -> None:
     for name in re.findall(r"`(agentrl(?:\.\w+)+)`", page.read_text()):
-        try:
-            importlib.import_module(name)
-        except ModuleNotFoundError:
-            module, _, attribute = name.rpartition(".")
-            assert hasattr(importlib.import_module(module), attribute), name
+        assert pkgutil.resolve_name(name), name
 
 
 def test_contributing_names_what_the_code_has() -> None:
@@ -35,3 +38,22 @@ def test_contributing_names_what_the_code_has() -> None:
 
     assert len(named) > 10
     assert [name for name in named if not re.search(rf"\b{name}\b", sources)] == []
+
+
+def _source(name: str) -> str:
+    found = pkgutil.resolve_name(name)
+    # A command of click keeps its function.
+    return inspect.getsource(getattr(found, "callback", found))
+
+
+def test_the_way_to_the_gradient_is_one_of_calls() -> None:
+    """README lists it; each function names the next one in its source."""
+    _, _, section = (ROOT / "README.md").read_text().partition("to the gradient\n")
+    stations = re.findall(r"`(agentrl(?:\.\w+)+)`", section.partition("\n## ")[0])
+    assert len(stations) > 8
+    for here, following in itertools.pairwise(stations):
+        # The loop calls the reader, the packing and the group one after the other.
+        callers = [here, "agentrl.trainer.rl.training_loop", "agentrl.trainer.learner.passes"]
+        sources = [_source(name) for name in callers]
+        name = following.rpartition(".")[2]
+        assert any(re.search(rf"\b{name}\b", source) for source in sources), (here, following)
