@@ -27,7 +27,7 @@ Shares = Sequence[Sequence[MicroBatch]]
 
 
 @dataclass(frozen=True)
-class _Call:
+class _CollectiveCall:
     """An operation of the learner, as rank 0 broadcasts it."""
 
     operation: Callable[..., Any] | None
@@ -167,7 +167,7 @@ class WorkerGroup:
         on_main: dict[str, Any] | None = None,
         **arguments: Any,
     ) -> T:
-        call = _Call(operation, len(batches), arguments)
+        call = _CollectiveCall(operation, len(batches), arguments)
 
         def run() -> T:
             self._is_broken = True
@@ -186,7 +186,7 @@ def worker_loop(settings: LearnerSettings, ranks: Ranks) -> None:
     # It ends with an error when rank 0's connection closes.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    call: _Call | None = None
+    call: _CollectiveCall | None = None
     while call is None or call.operation is not None:
         call = ranks.broadcast(None)
         call.make(learner, ranks)
