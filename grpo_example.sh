@@ -18,4 +18,4 @@ shift
 cd "$(dirname "$0")"
 scripts/setup
 
-exec .venv/bin/agentrl run --run_name "$run_name" --config assets/demo/grpo.yaml "$@"
+exec .venv/bin/agentrl run --run_name "$run_name" "$@"

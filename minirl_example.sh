@@ -12,4 +12,5 @@ shift
 cd "$(dirname "$0")"
 scripts/setup
 
-exec .venv/bin/agentrl run --run_name "$run_name" --config assets/demo/minirl.yaml "$@"
+exec .venv/bin/agentrl run --run_name "$run_name" --loss_calculator MINIRL \
+  --strict_in_bound true --token_level_loss false --skip_length_normalization true "$@"

@@ -32,6 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "eval.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in entries))
     command = eval_script_command(
         folder,
+        config=ROOT / "assets/demo/grpo.yaml",  # its tools and its limits
         eval_file=folder / "eval.jsonl",
         eval_num_generations=NUM_TRIES,
         eval_temperature=1.0,

@@ -55,6 +55,7 @@ class MeshCase:
     lora_rank: int = 0
     gradient_checkpointing: bool = False
     cpu_offload: bool = False
+    activation_offloading: bool = False
     routed: bool = False
     """With choices of experts to replay."""
 
@@ -98,6 +99,7 @@ def make_learner(models: Path, ranks: Ranks, case: MeshCase) -> Learner:
             update={
                 "gradient_checkpointing": case.gradient_checkpointing,
                 "cpu_offload": case.cpu_offload,
+                "activation_offloading": case.activation_offloading,
             }
         ),
         algorithm=ALGORITHM.model_copy(update=update),

@@ -35,6 +35,7 @@ GROUPS: dict[str, tuple[int, list[MeshCase]]] = {
         [
             *_cases("dense", _FSDP, _HSDP, _TP, _CP),
             *_cases("dense", _FSDP, cpu_offload=True),
+            *_cases("dense", _FSDP, _TP, _CP, activation_offloading=True),
             *_cases("dense", _FSDP, dtype="float64"),
         ],
     ),
@@ -106,7 +107,7 @@ class Outcome:
     def row(self) -> dict[str, Any]:
         """Return what the case was and what it showed."""
         case = self.case
-        options = ("gradient_checkpointing", "cpu_offload", "routed")
+        options = ("gradient_checkpointing", "cpu_offload", "activation_offloading", "routed")
         found: dict[str, Any] = {
             "model": "Qwen3-MoE" if case.architecture == "moe" else "Qwen3",
             "ranks": self.num_ranks,

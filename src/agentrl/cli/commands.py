@@ -8,7 +8,7 @@ import json
 import os
 import secrets
 import sys
-from collections.abc import Collection
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -19,13 +19,12 @@ from pydantic import SecretStr
 
 from agentrl.cli.databases import served_uri, store_uri
 from agentrl.config.command_line import Count, FlagCommand, FlagGroup, given_flags
-from agentrl.config.loading import load_config
+from agentrl.config.loading import load_config, read_yaml
 from agentrl.config.sections import RootConfig, RunSection
 from agentrl.errors import ConfigError
 from agentrl.runtime.signals import INTERRUPTED
 
 DEMO_CONFIG = "assets/demo/grpo.yaml"
-_TRAINS_SOMETHING = {"config", "model_name_or_path", "train_file", "db_connection_string"}
 _SAMPLING = ("run", "model", "store", "data", "sampling", "rollout", "tools", "agents", "inference")
 _TRAINING = (
     *("run", "model", "store", "data", "sampling", "rollout", "inference"),
@@ -41,10 +40,7 @@ async def run(context: click.Context, config: RootConfig) -> int:
     Ctrl-C ends all of them; the same command resumes the run. With --machine_rank above 0, only
     this machine's trainer ranks are started. Without a model and questions, this trains the demo.
     """
-    given = given_flags(context)
-    if _is_demo(given, config):
-        sys.stderr.write(f"note: no model and no questions given; this is --config {DEMO_CONFIG}\n")
-        config = load_config({"config": DEMO_CONFIG, **given})
+    config = _or_demo(given_flags(context), config, "train_file")
     from agentrl.launcher.multi_node import join_training
     from agentrl.launcher.training_run import run_training
 
@@ -113,11 +109,16 @@ async def serve(config: RootConfig) -> int:
 @click.command("eval", cls=FlagCommand, sections=_SAMPLING)
 @click.pass_context
 async def evaluate(context: click.Context, config: RootConfig) -> int:
-    """Score the run's newest checkpoint, or the model that --model_name_or_path names."""
+    """Score the run's newest checkpoint, or the model that --model_name_or_path names.
+
+    Without a model and questions, the demo's questions are asked.
+    """
     from agentrl.launcher.evaluation_run import newest_checkpoint, run_evaluation
 
     # On the command line: the run's own configuration file names the model that it began with.
-    is_named = "model_name_or_path" in given_flags(context)
+    given = given_flags(context)
+    config = _or_demo(given, config, "eval_file")
+    is_named = "model_name_or_path" in given
     checkpoint = None if is_named else newest_checkpoint(config.run.output_path)
     return await run_evaluation(config, checkpoint)
 
@@ -284,14 +285,36 @@ async def env_up(
     return 0
 
 
-def _is_demo(given: Collection[str], config: RootConfig) -> bool:
-    """Whether a command line names nothing of the user's to train: no model, questions or database.
+def _or_demo(given: Mapping[str, str], config: RootConfig, questions: str) -> RootConfig:
+    """Return the configuration, or the demo's where nothing of the user's is named.
 
     A private database without an output directory holds questions that were added by hand.
+
+    Args:
+        given: the flags that were typed.
+        config: what they say without the demo.
+        questions: the flag with which the command is given questions.
+
+    Raises:
+        ConfigError: the run began with a model of its own, which nothing names now.
     """
-    if not _TRAINS_SOMETHING.isdisjoint(given) or "MONGODB_URI" in os.environ:
-        return False
-    return config.run.output_path.exists() or not config.private_mongo_dir.exists()
+    named = {"config", "model_name_or_path", "db_connection_string", questions}
+    output, database = config.run.output_path, config.private_mongo_dir
+    if not named.isdisjoint(given) or "MONGODB_URI" in os.environ:
+        return config
+    if not output.exists() and database.exists():
+        return config
+    demo = load_config({"config": DEMO_CONFIG, **given})
+    written = output / "config.yaml"
+    if written.exists():
+        began = read_yaml(written).get("model_name_or_path")
+        if began is not None and began != demo.model.model_name_or_path:
+            raise ConfigError(
+                f"run {config.run.run_name!r} trains {began}: give the flags that it began with "
+                f"(--model_name_or_path, --{questions}, ...), or another --run_name for the demo"
+            )
+    sys.stderr.write(f"note: no model and no questions given; this is --config {DEMO_CONFIG}\n")
+    return demo
 
 
 def _log_by_rank(run: RunSection) -> None:

@@ -18,6 +18,7 @@ from agentrl.config.sections import (
     AgentSection,
     AlgorithmSection,
     InferenceSection,
+    ModelSection,
     RootConfig,
     ToolsSection,
 )
@@ -31,8 +32,12 @@ _SGLANG_OPEN_FLAGS = frozenset(
     {"--tokenizer-worker-num", "--grpc-mode", "--smg-grpc-mode", "--grpc-port", "--encoder-only"}
 )
 """Arguments that open listeners which SGLang's check of keys does not cover."""
+_SGLANG_ONLY = frozenset({"inf_tp_size", "inf_ep_size", "inf_mem_ratio", "sglang_args"})
+"""Settings that the embedded engine does not read."""
 _TAG_NAME = re.compile(r"[A-Za-z_][\w.-]*")
 _SECRET_NAME = re.compile("auth|key|token|secret|passw|cookie|credential", re.IGNORECASE)
+JUDGE = "agentcpm"
+"""The scorer that asks the language model of `--agent_config_path`."""
 BUILT_IN_REPORTS = ("none", "console", "jsonl")
 """Names in `--report_to` of what is always written."""
 REPORT_TO = (*BUILT_IN_REPORTS, "tensorboard", "wandb", "swanlab")
@@ -52,6 +57,9 @@ def check_config(config: RootConfig) -> RootConfig:
     if config.trainer.sync_sampling and config.algorithm.max_staleness != 0:
         algorithm = config.algorithm.model_copy(update={"max_staleness": 0})
         config = config.model_copy(update={"algorithm": algorithm})
+    if config.data.default_scorer is None and config.rollout.agent_config_path is not None:
+        data = config.data.model_copy(update={"default_scorer": JUDGE})
+        config = config.model_copy(update={"data": data})
     return config
 
 
@@ -166,6 +174,7 @@ def _contradictions(config: RootConfig) -> Iterator[str]:
     yield from _colocation_contradictions(config)
     yield from _key_contradictions(config.inference)
     yield from _secrets_in_flags(config.tools)
+    yield from _model_contradictions(config.model)
     trainer, tools = config.trainer, config.tools
     if tools.mcp_manager_url and tools.tool_server_command:
         yield "--mcp_manager_url and --tool_server_command exclude each other; give one"
@@ -175,6 +184,28 @@ def _contradictions(config: RootConfig) -> Iterator[str]:
         yield f"--eval_strategy {trainer.eval_strategy} needs --eval_file"
     if config.run.delete_existing and not config.run.fresh:
         yield "--delete_existing goes with --fresh"
+    yield from _engine_contradictions(config.inference)
+
+
+def _model_contradictions(model: ModelSection) -> Iterator[str]:
+    if "/" in model.model_name and "model_name_or_path" not in model.model_fields_set:
+        yield (
+            f"--model_name {model.model_name} is what servers call the model; the model itself is "
+            "named by --model_name_or_path"
+        )
+
+
+def _engine_contradictions(inference: InferenceSection) -> Iterator[str]:
+    """Find settings of SGLang beside the embedded engine, which would silently do nothing."""
+    if inference.inference_backend != "embedded" or inference.inference_urls:
+        return
+    for name in sorted(_SGLANG_ONLY & inference.model_fields_set):
+        value = getattr(inference, name)
+        if value != type(inference).model_fields[name].default:
+            yield (
+                f"--{name} {value} is a setting of SGLang, and the embedded engine has no use for "
+                "it; add --inference_backend sglang, or leave it out"
+            )
 
 
 def _key_contradictions(inference: InferenceSection) -> Iterator[str]:

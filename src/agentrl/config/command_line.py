@@ -13,16 +13,9 @@ from typing import Any
 
 import click
 
-from agentrl.config.flags import (
-    FLAGS,
-    NO_EFFECT,
-    ONE_VALUE,
-    SHORTHANDS,
-    USUAL,
-    canonical_name,
-    unknown_flag,
-)
+from agentrl.config.flags import FLAGS, USUAL, canonical_name, unknown_flag
 from agentrl.config.loading import load_config
+from agentrl.config.other_names import ALIASES, NO_EFFECT, ONE_VALUE, OPTIM_PARTS, SHORTHANDS
 from agentrl.config.sections import SECTIONS, RootConfig
 from agentrl.errors import ConfigError
 
@@ -244,6 +237,8 @@ def _flag_lines(path: str, sections: Sequence[str], complete: bool) -> list[str]
     if complete:
         accepted = ", ".join([*NO_EFFECT, *ONE_VALUE])
         lines += ["", *_entry("accepted without effect:", accepted)]
+        spelt = ", ".join(f"{name} ({flag})" for name, flag in ALIASES.items())
+        lines += ["", *_entry("other spellings:", spelt)]
     return lines
 
 
@@ -274,7 +269,7 @@ def _entry(head: str, text: str) -> list[str]:
     )
 
 
-_CONFIGURES = ("config", *FLAGS, *NO_EFFECT, *ONE_VALUE, *SHORTHANDS)
+_CONFIGURES = ("config", *FLAGS, *NO_EFFECT, *ONE_VALUE, *OPTIM_PARTS, *SHORTHANDS)
 _NO_CONTEXT = click.Context(click.Command("agentrl"))
 _HELP_ALL = click.Option(
     ["--help-all"], is_flag=True, is_eager=True, expose_value=False, callback=_show_all_help

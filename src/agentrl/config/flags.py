@@ -12,46 +12,15 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
+from agentrl.config.other_names import (
+    ALIASES,
+    NO_EFFECT,
+    ONE_VALUE,
+    OPTIM_PARTS,
+    SHORTHANDS,
+    elsewhere,
+)
 from agentrl.config.sections import SECTIONS
-
-ALIASES = {
-    "loss_calculater": "loss_calculator",
-    "mcp_servers_config": "mcp_servers",
-    "db_uri": "db_connection_string",
-}
-"""Other spellings of a flag, accepted everywhere; the first is the original AgentRL's."""
-
-_PACKED = "turns are always packed without padding"
-_STREAMED = "the trainer streams from the store and has no data loader"
-NO_EFFECT = {
-    "accelerator_config": "batches are planned over all ranks together",
-    "bypass_causal_mask_check": "masks are built from the token tree",
-    "compress_history": "contexts are never rewritten silently; see --new_context",
-    "dataloader_drop_last": _STREAMED,
-    "dataloader_num_workers": _STREAMED,
-    "dataloader_prefetch_factor": _STREAMED,
-    "dynamic_batching": _PACKED,
-    "enable_loss_parallel": "it follows --tp_size",
-    "pad_to_maximum": _PACKED,
-    "pad_to_multiple_of": _PACKED,
-    "remove_unused_columns": _STREAMED,
-    "shift_labels": "targets are always the next token",
-}
-"""Flags of the original AgentRL that are accepted and change nothing -> why."""
-
-ONE_VALUE = {
-    "cpu_ram_efficient_loading": ("true", "every rank reads its own parts only; leave it out"),
-    "pp_size": (
-        "1",
-        "token trees are not trained in a pipeline; use 1, and --tp_size, --cp_size, --ep_size or "
-        "more ranks (FSDP2) instead",
-    ),
-}
-"""Flags of the original AgentRL with one possible value -> that value, and why no other is."""
-
-SHORTHANDS = {"bf16": ("torch_dtype", "bfloat16")}
-"""Switches of the original AgentRL -> the flag and the value that they stand for. A value other
-than `auto` that the flag itself was given counts more."""
 
 USUAL = (
     *("run_name", "output_dir", "model_name_or_path", "lora_rank", "db_connection_string"),
@@ -146,13 +115,17 @@ def canonical_name(flag: str) -> str:
 
 def nearest_name(name: str) -> str | None:
     """Return the known flag that a misspelt one most resembles, if any does."""
-    known = [*FLAGS, *ALIASES, *NO_EFFECT, *ONE_VALUE, *SHORTHANDS]
-    matches = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
+    known = [*FLAGS, *ALIASES, *NO_EFFECT, *ONE_VALUE, *OPTIM_PARTS, *SHORTHANDS]
+    # Less similar names share a word and mean other things, as `batch_size` and `tp_size`.
+    matches = difflib.get_close_matches(name, known, n=1, cutoff=0.8)
     return matches[0] if matches else None
 
 
 def unknown_flag(name: str) -> str:
     """Return the message about a flag that does not exist."""
+    explanation = elsewhere(name)
+    if explanation is not None:
+        return f"--{name}: {explanation}"
     nearest = nearest_name(name)
     hint = f"; did you mean --{nearest}?" if nearest else "; see --help"
     return f"unknown flag --{name}{hint}"

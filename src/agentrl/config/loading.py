@@ -16,14 +16,8 @@ import yaml
 from pydantic import SecretStr, TypeAdapter, ValidationError
 
 from agentrl.config.checks import check_config
-from agentrl.config.flags import (
-    FLAGS,
-    NO_EFFECT,
-    ONE_VALUE,
-    SHORTHANDS,
-    canonical_name,
-    unknown_flag,
-)
+from agentrl.config.flags import FLAGS, canonical_name, unknown_flag
+from agentrl.config.other_names import NO_EFFECT, ONE_VALUE, OPTIM_PARTS, SHORTHANDS
 from agentrl.config.sections import SECTIONS, RootConfig
 from agentrl.config.shipped_files import existing_or_shipped
 from agentrl.errors import ConfigError
@@ -77,6 +71,7 @@ def build_config(values: Mapping[str, Any]) -> RootConfig:
         ConfigError: see `load_config`.
     """
     sections: dict[str, dict[str, Any]] = {name: {} for name in SECTIONS}
+    optim_parts: dict[str, Any] = {}
     for typed_name, value in values.items():
         name = canonical_name(typed_name)
         if name in FLAGS:
@@ -85,16 +80,15 @@ def build_config(values: Mapping[str, Any]) -> RootConfig:
             _check_only_value(name, value)
         elif name in NO_EFFECT:
             sys.stderr.write(f"note: --{name} has no effect here: {NO_EFFECT[name]}\n")
+        elif name in OPTIM_PARTS:
+            optim_parts[name] = value
         elif name not in SHORTHANDS:
             raise ConfigError(unknown_flag(name))
     for name in SHORTHANDS.keys() & {canonical_name(name) for name in values}:
         _expand_shorthand(name, values[name], sections)
-    from_environment = set()
-    for name, variable in _ENVIRONMENT.items():
-        section = sections[FLAGS[name].section]
-        if name not in section and os.environ.get(variable):
-            section[name] = os.environ[variable]
-            from_environment.add(name)
+    if optim_parts:
+        _join_optim_args(optim_parts, sections["trainer"])
+    from_environment = _fill_from_environment(sections)
     try:
         config = RootConfig.model_validate(sections)
     except ValidationError as error:
@@ -145,6 +139,17 @@ def secret_environment(config: RootConfig) -> dict[str, str]:
     }
 
 
+def _fill_from_environment(sections: dict[str, dict[str, Any]]) -> set[str]:
+    """Fill in what no flag gives; return the names of the flags that were filled in."""
+    filled = set()
+    for name, variable in _ENVIRONMENT.items():
+        section = sections[FLAGS[name].section]
+        if name not in section and os.environ.get(variable):
+            section[name] = os.environ[variable]
+            filled.add(name)
+    return filled
+
+
 def _check_only_value(name: str, value: Any) -> None:
     only, reason = ONE_VALUE[name]
     if str(value).lower() != only:
@@ -160,6 +165,14 @@ def _expand_shorthand(name: str, value: Any, sections: dict[str, dict[str, Any]]
         raise ConfigError(f"--{name}: Input should be a valid boolean, got {value!r}") from None
     if is_on and section.get(flag, "auto") == "auto":
         section[flag] = meaning
+
+
+def _join_optim_args(parts: Mapping[str, Any], trainer: dict[str, Any]) -> None:
+    """Write AdamW's arguments, given one by one, as `--optim_args`."""
+    if "optim_args" in trainer:
+        raise ConfigError(f"--{next(iter(parts))} and --optim_args exclude each other; give one")
+    named = (f"{OPTIM_PARTS[name]}={value}" for name, value in parts.items())
+    trainer["optim_args"] = ",".join(named)
 
 
 def _convert(name: str, value: Any) -> Any:

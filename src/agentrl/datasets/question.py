@@ -26,6 +26,8 @@ from agentrl.schema.image import image_addresses, image_from_bytes, image_from_d
 ScorerCheck = Callable[[str, bool], None]
 """Raises ConfigError unless this scorer can judge answers, given whether there is a reference."""
 
+DEFAULT_SCORER = "exact"
+"""Scorer of questions where neither they nor the flags name one."""
 _QUERY_KEYS = (
     *("query", "question", "Question", "q", "query_prompt"),
     *("content", "instruction", "traj_question"),
@@ -82,7 +84,7 @@ def question_of(entry: Any, defaults: DataSection, where: str, folder: Path) -> 
         query=_query(entry),
         answer=_answer(entry),
         aug_answers=_aug_answers(entry),
-        scorer=_text(entry.get("scorer") or defaults.default_scorer, "scorer"),
+        scorer=_text(entry.get("scorer") or defaults.default_scorer or DEFAULT_SCORER, "scorer"),
         answer_schema=_answer_schema(entry, defaults),
         system_prompt=_text(entry.get("system_prompt") or defaults.system_prompt or "", "prompt"),
         tags=_tags(entry),

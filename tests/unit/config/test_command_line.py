@@ -3,7 +3,8 @@
 import pytest
 
 from agentrl.config.command_line import parse_flags
-from agentrl.config.flags import NO_EFFECT
+from agentrl.config.flags import FLAGS
+from agentrl.config.other_names import ALIASES, NO_EFFECT, ONE_VALUE, SHORTHANDS, elsewhere
 from agentrl.errors import ConfigError
 
 
@@ -30,7 +31,8 @@ def test_the_last_of_two_values_counts() -> None:
 
 
 def test_a_value_that_begins_like_a_flag_follows_an_equals_sign() -> None:
-    assert parse_flags(["--sglang_args=--dp 1"]).inference.sglang_args == "--dp 1"
+    argv = ["--inference_backend", "sglang", "--sglang_args=--dp 1"]
+    assert parse_flags(argv).inference.sglang_args == "--dp 1"
     with pytest.raises(ConfigError, match=r"^--sglang_args needs a value$"):
         parse_flags(["--sglang_args", "--dp 1"])
 
@@ -50,3 +52,141 @@ def test_a_flag_without_effect_may_stand_alone(
 ) -> None:
     assert parse_flags([f"--{flag}"]) == parse_flags([f"--{flag}", "1"]) == parse_flags([])
     assert capsys.readouterr().err.count(f"note: --{flag} has no effect here") == 2
+
+
+@pytest.mark.parametrize(
+    ("typed", "same"),
+    [
+        (["--lr", "0.1"], ["--learning_rate", "0.1"]),
+        (["--beta", "0.04"], ["--kl_coefficient", "0.04"]),
+        (["--group_size", "4"], ["--num_generations", "4"]),
+        (["--model", "a/b"], ["--model_name_or_path", "a/b"]),
+        (["--resume_from_checkpoint"], []),
+        (["--torch_compile", "false", "--trainer", "QwenTrainer"], []),
+        (["--adam_beta1", "0.8"], ["--optim_args", "beta1=0.8"]),
+        (
+            ["--adam_beta2", "0.99", "--adam_epsilon", "1e-6"],
+            ["--optim_args", "beta2=0.99,eps=1e-6"],
+        ),
+    ],
+)
+def test_names_of_other_trainers_that_mean_the_same_are_aliases(
+    typed: list[str], same: list[str]
+) -> None:
+    assert parse_flags(typed) == parse_flags(same)
+
+
+@pytest.mark.parametrize(
+    ("typed", "words"),
+    [
+        (["--epsilon_high", "0.28"], ["--epsilon_higher", "extra width", "0.28", "0.08"]),
+        (["--clip_ratio_high", "0.28"], ["--epsilon_higher", "extra width"]),
+        (["--batch_size", "4"], ["--groups_per_step"]),
+        (["--max_completion_length", "9"], ["--max_new_tokens", "one model call"]),
+        (["--actor_rollout_ref.actor.optim.lr", "1"], ["--learning_rate"]),
+        (["--actor_rollout_ref.actor.clip_ratio_high", "1"], ["--epsilon_higher"]),
+        (["--output_router_logits", "true"], ["--router_replay"]),
+        (["--loss_type", "dapo"], ["--loss_calculator", "--token_level_loss"]),
+        (["--scale_rewards", "true"], ["--advantage_estimator group_std"]),
+        (["--dataset_name", "a/b"], ["--train_file"]),
+        (["--resume_from_checkpoint", "x"], ["--run_name"]),
+        (["--optim", "adamw_8bit"], ["AdamW"]),
+        (["--push_to_hub"], ["hf upload"]),
+        (["--gpus", "2"], ["--num_processes"]),
+        (["--use_vllm"], ["--inference_backend"]),
+        (["--fp16"], ["--torch_dtype"]),
+        (["--use_peft"], ["--lora_rank"]),
+        (["--deepspeed", "ds.json"], ["FSDP2"]),
+        (["--per_device_eval_batch_size", "3"], ["--max_concurrent_samples_per_process"]),
+    ],
+)
+def test_names_of_other_trainers_that_mean_something_else_are_explained(
+    typed: list[str], words: list[str]
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_flags(typed)
+    text = str(caught.value)
+    assert text.startswith(typed[0])
+    assert "\n" not in text
+    for word in words:
+        assert word in text
+
+
+@pytest.mark.parametrize("flag", ["--size", "--model_size", "--file", "--steps_total", "--grid"])
+def test_no_flag_is_suggested_that_only_shares_a_syllable(flag: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^unknown flag {flag}; see --help$"):
+        parse_flags([flag, "1"])
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("--learning_rat", "learning_rate"),
+        ("--num_generation", "num_generations"),
+        ("--max_step", "max_steps"),
+        ("--max_turn", "max_turns"),
+        ("--temprature", "temperature"),
+        ("--loss_calculater2", "loss_calculater"),
+        ("--tool_server_comand", "tool_server_command"),
+    ],
+)
+def test_a_misspelt_flag_is_answered_with_the_right_one(typed: str, meant: str) -> None:
+    with pytest.raises(ConfigError, match=meant):
+        parse_flags([typed, "1"])
+
+
+ORIGINAL = """
+    trainer train_file max_pixels remove_experience drop_zero_advantage shift_labels
+    db_connection_string oss_connection_string enable_oss skip_non_positive_advantage
+    model_name_or_path attention_implementation output_router_logits trust_remote_code
+    cpu_ram_efficient_loading torch_dtype tp_size pp_size ep_size cp_size pad_to_multiple_of
+    bypass_causal_mask_check enable_loss_parallel loss_seq_chunk_size activation_offloading
+    decoder_sparse_step remove_unused_columns pad_to_maximum dynamic_batching learning_rate
+    epsilon epsilon_higher beta1 beta2 tune_vision adv_scaling max_tokens balance_sample
+    token_level_loss out_of_date_decay importance_weight_cap_ratio strict_in_bound
+    log_entropy skip_length_normalization loss_calculater max_trained_count
+    retrained_interval minimal_advantage enable_sampling sync_sampling max_new_tokens
+    max_prompt_tokens num_generations tool_call_parser model_name inf_tp_size inf_ep_size
+    max_concurrent_samples_per_process target_concurrency inf_mem_ratio top_k
+    presence_penalty frequency_penalty preferred_sampling_params resample_error_records
+    mcp_server_name mcp_manager_url mcp_auth_token max_turns min_turns
+    repetition_early_stop_times enable_repetition_compress new_context agent_config_path
+    reserve_context_error_count efficient_rewarding max_steps num_train_epochs
+    per_device_train_batch_size gradient_accumulation_steps dataloader_num_workers
+    dataloader_prefetch_factor max_grad_norm optim_args weight_decay warmup_steps
+    lr_scheduler_type bf16 logging_steps save_steps save_only_model save_total_limit
+    report_to run_name output_dir resume_from_checkpoint eval_strategy eval_steps seed
+    torch_compile gradient_checkpointing accelerator_config
+"""
+"""The original's own flags, and those of Hugging Face that its scripts and documents use."""
+
+
+@pytest.mark.parametrize("name", ORIGINAL.split())
+def test_every_flag_of_the_original_is_taken_or_explained(name: str) -> None:
+    accepted = {*FLAGS, *ALIASES, *NO_EFFECT, *ONE_VALUE, *SHORTHANDS}
+    assert name in accepted or elsewhere(name) is not None
+
+
+ORIGINAL_SCRIPT = """
+    --loss_calculater MINIRL --token_level_loss false --strict_in_bound true
+    --skip_length_normalization true --max_steps 1000 --num_train_epochs 3 --warmup_steps 10
+    --learning_rate 2e-6 --lr_scheduler_type cosine --balance_sample false --save_only_model false
+    --max_turns 100 --compress_history false --cpu_ram_efficient_loading true --weight_decay 0.05
+    --optim_args beta1=0.9,beta2=0.98 --adv_scaling 2.0 --max_tokens 131072 --max_trained_count 1
+    --dataloader_drop_last true --dataloader_num_workers 1 --dataloader_prefetch_factor 4
+    --max_grad_norm 1.0 --logging_steps 1 --bf16 --tp_size 1 --pp_size 1 --trainer QwenTrainer
+    --per_device_train_batch_size 1 --gradient_accumulation_steps 48 --seed 42 --eval_strategy no
+    --eval_steps 5 --report_to swanlab --save_steps 3 --pad_to_multiple_of 4096
+    --activation_offloading true --enable_sampling true --max_new_tokens 32768
+    --max_prompt_tokens 128768 --num_generations 8 --tool_call_parser qwen --inf_tp_size 1
+    --inf_mem_ratio 0.8 --max_concurrent_samples_per_process 4 --target_concurrency 3
+    --repetition_early_stop_times 4 --enable_repetition_compress false --resume_from_checkpoint true
+    --inference_backend sglang
+"""
+
+
+def test_the_original_scripts_flags_are_accepted_as_they_stand() -> None:
+    argv = [*ORIGINAL_SCRIPT.split(), "--accelerator_config", '{"split_batches": true}']
+    config = parse_flags([*argv, "--preferred_sampling_params", '{"top_k": -1}'])
+    assert config.trainer.activation_offloading
+    assert config.algorithm.loss_calculator == "MINIRL"

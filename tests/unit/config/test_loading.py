@@ -78,6 +78,11 @@ from agentrl.errors import ConfigError
             ["--inference_api_key", "k", "--inference_admin_key", "k"],
             "AGENTRL_API_KEY and AGENTRL_ADMIN_KEY are the same",
         ),
+        (["--inf_tp_size", "2"], "--inf_tp_size 2 is a setting of SGLang, and the embedded engine"),
+        (["--inf_ep_size", "2"], "add --inference_backend sglang"),
+        (["--inf_mem_ratio", "0.5"], "add --inference_backend sglang"),
+        (["--model_name", "Qwen/Qwen3-4B"], "is named by --model_name_or_path"),
+        (["--adam_beta1", "0.8", "--optim_args", "beta1=0.9"], "--optim_args exclude each other"),
         (["--run_name", "../x"], "--run_name: up to 63 letters"),
         (["--delete_existing"], "--delete_existing goes with --fresh"),
         (["--agent_gateway_host", "0.0.0.0"], "name the address itself"),
@@ -236,3 +241,11 @@ def test_servers_may_be_given_as_json_that_names_its_secrets():
     servers = {"url": "http://h", "headers": {"Authorization": "Bearer ${T}", "MCP_SERVERS": "a"}}
     text = json.dumps({"mcpServers": {"a": servers}})
     assert parse_flags(["--mcp_servers", text]).tools.mcp_servers == text
+
+
+def test_the_judge_scores_by_default_only_where_one_is_configured() -> None:
+    assert parse_flags([]).data.default_scorer is None
+    judged = parse_flags(["--agent_config_path", "judge.yml"])
+    assert judged.data.default_scorer == "agentcpm"
+    named = ["--agent_config_path", "judge.yml", "--default_scorer", "em"]
+    assert parse_flags(named).data.default_scorer == "em"

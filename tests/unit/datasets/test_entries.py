@@ -94,7 +94,7 @@ def test_csv_cells_are_text_and_empty_ones_no_value(tmp_path: Path) -> None:
         'id,question,answer,scorer,tag\na,"Is it,\nreally?",0,,easy\nb,Not?,false,em,\n'
     )
     first, second = load_questions(path, DEFAULTS)
-    assert (first.query, first.answer, first.scorer) == ("Is it,\nreally?", "0", "agentcpm")
+    assert (first.query, first.answer, first.scorer) == ("Is it,\nreally?", "0", "exact")
     assert first.tags == ("easy",)
     assert (second.answer, second.scorer, second.tags) == ("false", "em", ())
     path.write_text("question,answer\nWhy?,1\nWho?,1,2\n,3\n")

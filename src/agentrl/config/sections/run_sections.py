@@ -122,8 +122,9 @@ class DataSection(ConfigSection):
     """Tries for each training question: the size of a group."""
     eval_num_generations: int = Field(default=1, ge=1)
     """Tries for each evaluation question."""
-    default_scorer: str = "agentcpm"
-    """Scorer of questions that name none."""
+    default_scorer: str | None = None
+    """Scorer of questions that name none; by default `agentcpm`, the judge, where agent_config_path
+    is given, else `exact`: the answer has to be the reference, up to space around it."""
     default_answer_schema: str = "answer"
     """Answer schema of questions that name none: `boxed`, or the name of a tag."""
     system_prompt: str | None = None

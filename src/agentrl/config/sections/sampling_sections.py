@@ -27,7 +27,7 @@ class SamplingSection(ConfigSection):
     """Penalty on the logits of tokens for each time that they have appeared."""
     repetition_penalty: float = Field(default=1.0, gt=0.0, le=2.0)
     """Divisor on the logits of tokens that have appeared; 1 changes nothing."""
-    max_new_tokens: int = Field(default=8196, ge=1)
+    max_new_tokens: int = Field(default=8192, ge=1)
     """Most tokens that one model call may sample."""
     max_prompt_tokens: int = Field(default=128_768, ge=1)
     """Longest prompt in tokens; a rollout whose context exceeds it ends with `length_limit`."""

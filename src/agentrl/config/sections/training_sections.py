@@ -146,6 +146,9 @@ class TrainerSection(ConfigSection):
     """Compute and log the policy's entropy."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass to save memory."""
+    activation_offloading: bool = False
+    """Keep what the backward pass needs of the forward pass in host memory. Slower, with the same
+    gradients; together with gradient_checkpointing only the layers' inputs travel."""
     cpu_offload: bool = False
     """Keep weights, gradients and optimizer state in host memory and copy one layer at a time to
     the GPU (FSDP2, several ranks). Has no effect without GPUs."""

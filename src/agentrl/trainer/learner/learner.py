@@ -371,6 +371,7 @@ class Learner:
             with_entropy=self._trainer.log_entropy,
             autocast=self._precision.autocast(self._ranks),
             reference=self._reference,
+            activation_offloading=self._trainer.activation_offloading,
         )
 
 

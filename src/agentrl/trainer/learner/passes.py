@@ -1,5 +1,6 @@
 """Forward and backward of one micro-batch: from the row to gradients in the parameters."""
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -22,6 +23,7 @@ from agentrl.algorithms.losses import (
 from agentrl.config.sections import AlgorithmSection
 from agentrl.data import MicroBatch
 from agentrl.models.chunks import ChunkedPass
+from agentrl.models.offloading import activations_in_host_memory
 from agentrl.models.policy import TargetLogprobs, target_logprobs
 
 
@@ -49,6 +51,7 @@ def forward_backward(
     with_entropy: bool = False,
     autocast: torch.autocast,
     reference: nn.Module | None = None,
+    activation_offloading: bool = False,
 ) -> PassOutcome:
     """Add the gradients of a micro-batch to the parameters.
 
@@ -60,14 +63,16 @@ def forward_backward(
         with_entropy: also compute entropies.
         autocast: precision of the forward passes.
         reference: model of the KL penalty; it gets no gradients.
+        activation_offloading: what the backward pass needs waits in host memory.
     """
+    waiting = activations_in_host_memory if activation_offloading else nullcontext
     reference_logprobs = None
     if reference is not None:
         reference_logprobs = frozen_logprobs(
             reference, batch, chunk_size=chunk_size, autocast=autocast
         )
     if batch.num_chunks == 1:
-        with autocast:
+        with autocast, waiting():
             output = target_logprobs(
                 policy, batch.row, chunk_size=chunk_size, with_entropy=with_entropy
             )
@@ -83,7 +88,8 @@ def forward_backward(
         logprobs = output.logprobs.requires_grad_()
         done = _loss(logprobs, batch, algorithm, reference_logprobs)
         (gradient,) = torch.autograd.grad(done.loss, logprobs)
-        passes.backward(gradient)
+        with waiting():
+            passes.backward(gradient)
     return PassOutcome(
         loss=float(done.loss.detach()),
         kl=done.kl,

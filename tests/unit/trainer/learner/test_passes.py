@@ -6,6 +6,7 @@ from support.trees import NO_AUTOCAST, random_group, relative_error, tiny_policy
 
 from agentrl.config.sections import AlgorithmSection
 from agentrl.data import build_step, normalized_over_step
+from agentrl.models import offloading
 from agentrl.models.load import wrap_policy
 from agentrl.trainer.learner.passes import forward_backward
 
@@ -37,7 +38,7 @@ def other_policy():
     return wrap_policy(policy.model).requires_grad_(requires_grad=False)
 
 
-def train_step(policy, algorithm, merge, token_budget, num_ranks=1):
+def train_step(policy, algorithm, merge, token_budget, num_ranks=1, **options):
     """Loss, KL, masked terms and flat gradient of a whole step."""
     batch = build_step(
         normalized_over_step(GROUPS),
@@ -58,6 +59,7 @@ def train_step(policy, algorithm, merge, token_budget, num_ranks=1):
             chunk_size=32,
             autocast=NO_AUTOCAST,
             reference=reference,
+            **options,
         )
         for share in batch.micro_batches
         for micro_batch in share
@@ -133,3 +135,23 @@ def test_every_flag_of_the_loss_reaches_the_gradient(flags):
         for chosen in (flags, kind)
     ]
     assert relative_error(*gradients) > 1e-3
+
+
+@pytest.mark.parametrize("recomputes", [False, True])
+@pytest.mark.parametrize("token_budget", [10**6, 12])
+def test_activations_in_host_memory_change_no_bit_of_a_gradient(
+    monkeypatch, token_budget, recomputes
+):
+    num_saved = []
+    to_host = offloading._to_host
+    monkeypatch.setattr(
+        offloading, "_to_host", lambda tensor: num_saved.append(1) or to_host(tensor)
+    )
+    algorithm = AlgorithmSection(kl_coefficient=0.1)
+    policy = wrap_policy(tiny_policy().model, gradient_checkpointing=recomputes)
+    plain = train_step(policy, algorithm, "tree", token_budget)
+    assert not num_saved
+    offloaded = train_step(policy, algorithm, "tree", token_budget, activation_offloading=True)
+    assert num_saved
+    assert plain[:3] == offloaded[:3]
+    assert torch.equal(plain[3], offloaded[3])
