@@ -16,7 +16,7 @@ class Vocabulary:
     """The ranks that hold a part of the vocabulary each, in order and equally much."""
 
     def __init__(self, mesh: DeviceMesh | None) -> None:
-        """Set up.
+        """Divide the vocabulary over the ranks of a mesh.
 
         Args:
             mesh: one-dimensional; None where one rank holds all of it.
