@@ -268,7 +268,7 @@ class Learner:
                 _write_config_dtype(path, dtype)
         self._ranks.barrier()
 
-    def send_weights(self, max_bytes: int, sink: Callable[[Bucket], None] | None) -> None:
+    def send_weights(self, max_bytes: int, sink: Callable[[Bucket], None] | None = None) -> None:
         """Gather the weights, in compute precision, part by part (collective).
 
         Args:
