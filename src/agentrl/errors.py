@@ -4,6 +4,7 @@
     ├── ConfigError (ValueError)      a flag, a file or a value that the user gave is wrong
     │   └── DatasetError              a dataset is missing, or one of its lines is malformed
     ├── StoreError                    MongoDB is unreachable or refused a request
+    │   ├── StoreUnreachable          MongoDB does not answer; it may later
     │   ├── LeaseLost                 another process owns the document now; write nothing more
     │   └── TrainerBusy               a second trainer asked for a consumer that is in use
     ├── InferenceError                an inference server failed or refused a request
@@ -35,13 +36,24 @@ The rules:
   private to that module.
 """
 
+import os
+from typing import ClassVar
+
 
 class AgentRLError(Exception):
-    """Base of all AgentRL errors."""
+    """Base of all AgentRL errors.
+
+    Attributes:
+        exit_status: of a command that ends with the error.
+    """
+
+    exit_status: ClassVar[int] = 1
 
 
 class ConfigError(AgentRLError, ValueError):
     """The user gave a flag, a file or a value that cannot be used."""
+
+    exit_status = 2
 
 
 class DatasetError(ConfigError):
@@ -50,6 +62,12 @@ class DatasetError(ConfigError):
 
 class StoreError(AgentRLError):
     """MongoDB is unreachable or refused a request."""
+
+
+class StoreUnreachable(StoreError):
+    """MongoDB does not answer. A process that ends for this may be started again."""
+
+    exit_status = os.EX_TEMPFAIL
 
 
 class LeaseLost(StoreError):

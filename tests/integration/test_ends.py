@@ -4,14 +4,12 @@ import json
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
 import pytest
 from support.demo_run import ROOT, RUN_NAME, logs, run_command
+from support.started import END_SECONDS, metrics, started
 
 from agentrl.runtime.signals import INTERRUPTED, SAME_SIGNAL_SECONDS
 from agentrl.store import TrajectoryStore
@@ -19,65 +17,6 @@ from agentrl.store.private_mongod import EmbeddedMongo
 from agentrl.trainer.checkpoint import latest_checkpoint
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
-
-START_SECONDS = 120
-END_SECONDS = 60
-
-
-class Started:
-    """A process of the command line and what it writes."""
-
-    def __init__(self, process: "subprocess.Popen[bytes]", output: Path) -> None:
-        self.process = process
-        self._output = output
-
-    def said(self) -> str:
-        return self._output.read_text()
-
-    def until(self, happened: Callable[[], object]) -> None:
-        deadline = time.monotonic() + START_SECONDS
-        while not happened():
-            assert self.process.poll() is None, self.said()
-            assert time.monotonic() < deadline, self.said()
-            time.sleep(0.1)
-
-    def children(self) -> list[psutil.Process]:
-        return psutil.Process(self.process.pid).children(recursive=True)
-
-    def child(self, words: str) -> psutil.Process:
-        (found,) = [one for one in self.children() if words in " ".join(one.cmdline())]
-        return found
-
-    def end(self, number: signal.Signals) -> int:
-        """Send one signal; return the exit status once it and all that it started have ended."""
-        children = self.children()
-        self.process.send_signal(number)
-        status = self.process.wait(END_SECONDS)
-        assert psutil.wait_procs(children, timeout=5)[1] == []
-        return status
-
-
-@contextmanager
-def started(command: list[str], folder: Path) -> Iterator[Started]:
-    with (folder / "said").open("wb") as output:
-        process = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT)
-    running = Started(process, folder / "said")
-    children: list[psutil.Process] = []
-    try:
-        yield running
-    finally:
-        if process.poll() is None:
-            children = running.children()
-        process.kill()
-        process.wait()
-        for child in children:
-            if child.is_running():
-                child.kill()
-
-
-def metrics(folder: Path) -> list[dict[str, object]]:
-    path = folder / "output/metrics.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def words_of(command: str, folder: Path, **flags: object) -> list[str]:
@@ -112,10 +51,23 @@ def test_a_second_signal_ends_a_run_at_once_that_waits_for_its_trainer(tmp_path:
             run.process.wait(2 * SAME_SIGNAL_SECONDS)
         run.process.send_signal(signal.SIGINT)
         assert run.process.wait(5) == -signal.SIGINT
-        trainer.resume()
-        assert psutil.wait_procs(children, timeout=END_SECONDS)[1] == []
+        assert psutil.wait_procs(children, timeout=5)[1] == []
     assert "another one ends it at once" in run.said()
     assert "Traceback" not in run.said()
+
+
+def test_a_second_signal_leaves_nothing_of_a_run_for_longer_than_five_seconds(
+    tmp_path: Path,
+) -> None:
+    with started(run_command(tmp_path, max_steps=40), tmp_path) as run:
+        run.until(lambda: metrics(tmp_path))
+        children = run.children()
+        run.process.send_signal(signal.SIGINT)
+        with pytest.raises(subprocess.TimeoutExpired):
+            run.process.wait(2 * SAME_SIGNAL_SECONDS)
+        run.process.send_signal(signal.SIGINT)
+        assert run.process.wait(5) == -signal.SIGINT
+        assert psutil.wait_procs(children, timeout=5)[1] == []
 
 
 def test_a_trainer_that_is_ended_alone_does_not_pass_for_one_that_is_done(tmp_path: Path) -> None:

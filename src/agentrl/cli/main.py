@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import click
 
-from agentrl.errors import AgentRLError, ConfigError
+from agentrl.errors import AgentRLError
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("commands:run", "train on this machine: store, servers, samplers and trainer"),
@@ -66,7 +66,7 @@ agentrl = _Commands("agentrl", context_settings={"help_option_names": ["--help",
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit status (2: the user's mistake, 1: a failure)."""
+    """Run one command and return its exit status (2: the user's mistake, 1: a failure, 75: no database)."""
     arguments = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     if arguments[0] in ("version", "--version"):
         from agentrl import __version__
@@ -90,7 +90,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     except AgentRLError as error:
         print(f"{name}: {error}", file=sys.stderr)
-        return 2 if isinstance(error, ConfigError) else 1
+        return error.exit_status
     except KeyboardInterrupt:
         from agentrl.runtime.signals import INTERRUPTED
 

@@ -8,8 +8,8 @@ not known here.
 import asyncio
 import contextlib
 import time
-from collections.abc import Collection, Coroutine, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -20,9 +20,11 @@ from agentrl.config.loading import secret_environment, write_config
 from agentrl.config.sections import RootConfig
 from agentrl.errors import AgentRLError, ConfigError
 from agentrl.launcher.child_commands import agentrl_command, tool_server_command, trainer_command
+from agentrl.launcher.recovery import keep_running, was_interrupted
 from agentrl.rollout.worker.resources import tools_config
 from agentrl.runtime.child_processes import Child, Supervisor
 from agentrl.runtime.ports import free_port
+from agentrl.runtime.restarts import Restarts
 from agentrl.runtime.signals import stop_on_signals
 from agentrl.store import TrajectoryStore
 from agentrl.store.private_mongod import EmbeddedMongo
@@ -31,9 +33,10 @@ from agentrl.tools import probe
 T = TypeVar("T")
 
 TOOL_SERVER_START_SECONDS = 30.0
-SAMPLER_RESTARTS = 20
 SAMPLER_END_SECONDS = 25.0
-TOOL_SERVER_RESTARTS = 5
+SAMPLER_RESTARTS = 20
+RESTARTS = 5
+"""How often any other process is started again within `restarts.WINDOW_SECONDS`."""
 STOP_SECONDS = 15.0
 """How long a child may take to end after SIGTERM before it is killed."""
 SUPERVISOR_STOP_SECONDS = 2 * STOP_SECONDS
@@ -63,6 +66,8 @@ class LocalCluster:
         self._role = f"{role}_" if role else ""
         self._stack = AsyncExitStack()
         self._supervisor = Supervisor()
+        self._mongod_restarts = Restarts(RESTARTS)
+        self._keeping_mongod: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
         await self._stack.__aenter__()
@@ -88,6 +93,7 @@ class LocalCluster:
             mongo = EmbeddedMongo(self.config.private_mongo_dir, self.config.store.mongo_port)
             # Entered here, in the main thread: the kernel ends it with the thread that started it.
             self._stack.enter_context(mongo)
+            await self._stack.enter_async_context(self._kept_running(mongo))
             uri = SecretStr(mongo.uri(self.config.run.run_name))
             section = self.config.store.model_copy(update={"db_connection_string": uri})
             self.config = self.config.model_copy(update={"store": section})
@@ -98,6 +104,21 @@ class LocalCluster:
         await self._stack.enter_async_context(self._supervisor)
         return store
 
+    @asynccontextmanager
+    async def _kept_running(self, mongo: EmbeddedMongo) -> AsyncIterator[None]:
+        self._keeping_mongod = asyncio.create_task(keep_running(mongo, self._mongod_restarts))
+        try:
+            yield
+        finally:
+            self._keeping_mongod.cancel()
+            await asyncio.wait({self._keeping_mongod})
+
+    @property
+    def num_restarts(self) -> dict[str, int]:
+        """Restarts by process, of those that died and were started again."""
+        of_mongod = self._mongod_restarts.total
+        return self._supervisor.num_restarts | ({"mongod": of_mongod} if of_mongod else {})
+
     async def start_tool_server(self) -> None:
         """Start the user's tool server, if one is to be started, and check that it has tools."""
         command = self.config.tools.tool_server_command
@@ -107,7 +128,7 @@ class LocalCluster:
         child = self._child(
             "tools",
             tool_server_command(command, port),
-            TOOL_SERVER_RESTARTS,
+            RESTARTS,
             withheld=_NOT_FOR_TOOLS,
         )
         await self._supervisor.start(child)
@@ -141,7 +162,14 @@ class LocalCluster:
         num_supervisors = 1 if inference.inference_urls else inference.num_inference_servers
         argv = agentrl_command("serve", self.config_path)
         for number in range(num_supervisors):
-            child = self._child(f"serve_{number}", argv, 0, stop_seconds=SUPERVISOR_STOP_SECONDS)
+            # A server that fails is restarted by its supervisor, whose own verdict is final.
+            child = self._child(
+                f"serve_{number}",
+                argv,
+                RESTARTS,
+                may_restart=was_interrupted,
+                stop_seconds=SUPERVISOR_STOP_SECONDS,
+            )
             await self._supervisor.start(child)
 
     async def start_samplers(self) -> None:
@@ -173,13 +201,21 @@ class LocalCluster:
     async def start_trainer(self) -> Child:
         """Start this machine's trainer ranks, under `accelerate launch` when there are several.
 
-        The log file is numbered by the first of them, as that rank itself would name it.
+        The log file is numbered by the first of them, as that rank itself would name it. A trainer
+        that was killed, or that lost the database, goes on from its last checkpoint; ranks of
+        several machines end together.
         """
         trainer = self.config.trainer
         first = trainer.machine_rank * trainer.num_processes // trainer.num_machines
         argv = trainer_command(trainer, self.config_path)
-        stop_seconds = TRAINER_STOP_SECONDS if trainer.num_machines == 1 else STOP_SECONDS
-        child = self._child(f"train_{first}", argv, 0, stop_seconds=stop_seconds)
+        is_alone = trainer.num_machines == 1
+        child = self._child(
+            f"train_{first}",
+            argv,
+            RESTARTS if is_alone else 0,
+            may_restart=was_interrupted,
+            stop_seconds=TRAINER_STOP_SECONDS if is_alone else STOP_SECONDS,
+        )
         await self._supervisor.start(child)
         return child
 
@@ -200,11 +236,14 @@ class LocalCluster:
 
         Raises:
             AgentRLError: a child failed; its log is named and quoted.
+            StoreError: the private mongod ended too often.
         """
         working = asyncio.create_task(work)
         try:
             while not working.done():
                 await asyncio.wait({working}, timeout=0.5)
+                if self._keeping_mongod is not None and self._keeping_mongod.done():
+                    self._keeping_mongod.result()  # it only ever ends with an error
                 failed = self._supervisor.failed()
                 if failed is not None and failed.name != but:
                     raise AgentRLError(
@@ -227,6 +266,7 @@ class LocalCluster:
         restarts: int,
         *,
         withheld: Collection[str] = (),
+        may_restart: Callable[[Child, int], bool] = lambda child, status: True,
         stop_seconds: float = STOP_SECONDS,
     ) -> Child:
         run = self.config.run
@@ -238,7 +278,8 @@ class LocalCluster:
             environment=secret_environment(self.config)
             | dict.fromkeys(withheld, "")
             | _child_settings(stop_seconds),
-            max_restarts=restarts,
+            restarts=Restarts(restarts),
+            may_restart=may_restart,
             stop_seconds=stop_seconds,
         )
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+from pathlib import Path
 
 from rich.console import Console
 
@@ -22,6 +23,17 @@ def last_error(child: Child) -> str:
     errors = [_ERROR.fullmatch(line) for line in child.log_tail(_TAIL_LINES).splitlines()]
     said = [error[1] for error in errors if error is not None]
     return said[-1] if said else child.log_tail(1)
+
+
+def add_restarts(output_path: Path, num_restarts: dict[str, int]) -> None:
+    """Add to the trainer's summary how often each process was started again, where any was."""
+    path = output_path / "summary.json"
+    if not path.exists():
+        return
+    summary = json.loads(path.read_text()) | {"restarts": dict(sorted(num_restarts.items()))}
+    staging = path.with_name(f".{path.name}.tmp")
+    staging.write_text(json.dumps(summary, indent=2) + "\n")
+    staging.replace(path)
 
 
 def print_places(console: Console, config: RootConfig, store: TrajectoryStore) -> None:

@@ -15,7 +15,7 @@ from agentrl.errors import AgentRLError
 from agentrl.launcher.display import Display
 from agentrl.launcher.local_cluster import LocalCluster, until_interrupted
 from agentrl.launcher.preflight import check_has_questions, check_inputs, check_name_is_free
-from agentrl.launcher.run_report import last_error, print_places
+from agentrl.launcher.run_report import add_restarts, last_error, print_places
 from agentrl.runtime.signals import INTERRUPTED
 from agentrl.store import TrajectoryStore
 
@@ -42,7 +42,10 @@ async def run_training(config: RootConfig) -> int:
             console.print(done)
             print_places(console, config, store)
             return 0
-        status = await until_interrupted(_train(console, cluster, store))
+        try:
+            status = await until_interrupted(_train(console, cluster, store))
+        finally:
+            add_restarts(config.run.output_path, cluster.num_restarts)
         if status in (None, INTERRUPTED):
             console.print(
                 f"interrupted after {time.monotonic() - started:.0f} s; "

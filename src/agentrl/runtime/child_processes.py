@@ -6,6 +6,7 @@ Only processes that were started here are ever signalled.
 import asyncio
 import contextlib
 import ctypes
+import logging
 import os
 import signal
 import sys
@@ -14,6 +15,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Self
+
+import psutil
+
+from agentrl.runtime.restarts import Restarts
+
+logger = logging.getLogger(__name__)
 
 _PR_SET_PDEATHSIG = 1
 
@@ -49,15 +56,16 @@ class Child:
     argv: Sequence[str]
     log_path: Path
     environment: Mapping[str, str] = field(default_factory=dict)
-    max_restarts: int = 0
-    """How often it is restarted after a failure; 0 makes a failure final."""
+    restarts: Restarts = field(default_factory=Restarts)
+    """How often it is restarted after a failure; by default a failure is final."""
+    may_restart: Callable[["Child", int], bool] = lambda child, status: True
+    """Whether a failure, given by its exit status, is one that a restart may mend."""
     stop_seconds: float = 15.0
     """How long it may take to end after SIGTERM; then it is killed."""
     process: asyncio.subprocess.Process | None = None
-    restarts: int = 0
     stopping: bool = False
     log_offset: int = 0
-    """Size of its log file before the first start, in bytes: what earlier runs left."""
+    """Size of its log file before the last start, in bytes: what earlier lives left."""
 
     @property
     def pid(self) -> int | None:
@@ -79,8 +87,7 @@ class Child:
 class Supervisor:
     """Starts children, restarts those that may be restarted, and ends all on exit (async context)."""
 
-    def __init__(self, *, restart_delay_seconds: float = 1.0) -> None:
-        self._restart_delay_seconds = restart_delay_seconds
+    def __init__(self) -> None:
         self._children: dict[str, Child] = {}
         self._watchers: dict[str, asyncio.Task[int]] = {}
 
@@ -103,8 +110,6 @@ class Supervisor:
         """
         if child.name in self._children:
             raise ValueError(f"a child named {child.name!r} is already running")
-        if child.log_path.exists():
-            child.log_offset = child.log_path.stat().st_size
         await self._spawn(child)
         self._children[child.name] = child
         self._watchers[child.name] = asyncio.create_task(self._watch(child))
@@ -112,6 +117,15 @@ class Supervisor:
     async def wait(self, name: str) -> int:
         """Return the child's exit status once it has ended for good."""
         return await asyncio.shield(self._watchers[name])
+
+    @property
+    def num_restarts(self) -> dict[str, int]:
+        """Restarts by the name of the child, of those that were restarted."""
+        return {
+            name: child.restarts.total
+            for name, child in self._children.items()
+            if child.restarts.total
+        }
 
     def failed(self) -> Child | None:
         """Return a child that failed and is not restarted any more, if there is one."""
@@ -152,6 +166,7 @@ class Supervisor:
     async def _spawn(self, child: Child) -> None:
         child.log_path.parent.mkdir(parents=True, exist_ok=True)
         with child.log_path.open("ab") as log:
+            child.log_offset = log.tell()
             child.process = await asyncio.create_subprocess_exec(
                 *child.argv,
                 stdin=asyncio.subprocess.DEVNULL,
@@ -166,11 +181,26 @@ class Supervisor:
         while True:
             assert child.process is not None
             status = await child.process.wait()
-            if status == 0 or child.stopping or child.restarts >= child.max_restarts:
+            if status == 0 or child.stopping or not child.may_restart(child, status):
                 return status
-            child.restarts += 1
-            await asyncio.sleep(self._restart_delay_seconds * child.restarts)
+            delay = child.restarts.next_delay()
+            if delay is None:
+                return status
+            # What it left in its group would keep its ports and its memory.
+            _kill_group(child.process.pid)
+            said = f"{child.name} {child.restarts.describe(status)}"
+            logger.warning("%s", said)
+            with child.log_path.open("a") as log:
+                log.write(f"--- {said}\n")
+            await asyncio.sleep(delay)
             await self._spawn(child)
+
+
+def kill_descendants() -> None:
+    """Kill every process that this one and its children started, in whatever group they are."""
+    for descendant in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+            descendant.kill()
 
 
 def _kill_group(pid: int) -> None:

@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from agentrl.runtime.child_processes import kill_descendants
+
 logger = logging.getLogger(__name__)
 
 SAME_SIGNAL_SECONDS = 0.5
@@ -23,6 +25,8 @@ _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 def stop_on_signals(what_follows: str) -> asyncio.Event:
     """Return an event that the first SIGTERM or SIGINT sets; the second ends the process at once.
 
+    Everything that the process started is killed with it.
+
     Args:
         what_follows: what is said to the user at the first.
     """
@@ -30,6 +34,7 @@ def stop_on_signals(what_follows: str) -> asyncio.Event:
 
     def end_at_once(number: signal.Signals) -> None:
         loop.remove_signal_handler(number)
+        kill_descendants()
         # Not Python's own answer to SIGINT, which an event loop would try to end in order.
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)

@@ -31,8 +31,9 @@ from pymongo.errors import (
 )
 from pymongo.write_concern import WriteConcern
 
-from agentrl.errors import ConfigError, StoreError
+from agentrl.errors import ConfigError, StoreError, StoreUnreachable
 from agentrl.store.documents.codec import Document
+from agentrl.store.server_clock import ServerClock
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -67,6 +68,7 @@ class RunDatabase:
         self.client = client
         self.handle = handle
         self.uri = uri
+        self.clock = ServerClock()
         self.runs = handle["runs"]
         self.tasks = handle["tasks"]
         self.records = handle["records"]
@@ -122,6 +124,7 @@ class RunDatabase:
         """Return the database server's clock, which all leases are measured by."""
         hello = await self.handle.command("hello", codec_options=_AWARE)
         now: datetime = hello["localTime"]
+        self.clock.note(now)
         return now
 
     @asynccontextmanager
@@ -130,7 +133,8 @@ class RunDatabase:
         try:
             yield
         except (PyMongoError, BSONError) as error:
-            raise StoreError(f"{what}: {_one_line(error, self.uri)}") from error
+            kind = StoreUnreachable if isinstance(error, ConnectionFailure) else StoreError
+            raise kind(f"{what}: {_one_line(error, self.uri)}") from error
 
     def no_run(self) -> StoreError:
         """Return the error of an operation that needs a run where there is none."""
@@ -244,6 +248,7 @@ async def connected(
         database = RunDatabase(client, _durable_database(client, name), uri)
         async with database.boundary("connect"):
             await _check_reachable(client)
+            await database.server_time()
         yield database
     finally:
         await client.close()

@@ -114,13 +114,26 @@ class EmbeddedMongo:
             ConfigError: there is no binary.
             StoreError: it ended at once, or did not get ready; the text says why.
         """
-        binary = find_mongod()
+        find_mongod()
         self.data_dir.mkdir(parents=True, exist_ok=True)
         live = running_uri(self.data_dir)
         if live is not None:
             raise StoreError(f"{self.data_dir} is in use by the mongod at {live}")
         self.port = free_port(preferred=self._wanted_port)
         self._wanted_port = self.port  # started again, it comes back where its clients look
+        self.spawn()
+        self.until_writable()
+
+    def exit_status(self) -> int | None:
+        """Return the exit status of a mongod that ended without being told to; None while it runs."""
+        return None if self._process is None else self._process.poll()
+
+    def spawn(self) -> None:
+        """Start the program, on the same port and data where it ran before.
+
+        Call it from the main thread, and `until_writable` from any other behind it.
+        """
+        binary = find_mongod()
         with (self.data_dir / "mongod.out").open("wb") as output:
             self._process = subprocess.Popen(
                 [str(binary), *self._arguments()],
@@ -131,12 +144,19 @@ class EmbeddedMongo:
                 start_new_session=True,
                 preexec_fn=end_with_parent(signal.SIGKILL),
             )
+
+    def until_writable(self) -> None:
+        """Wait until the spawned mongod takes writes.
+
+        Raises:
+            StoreError: it ended at once, or did not get ready, and was stopped; the text says why.
+        """
         try:
             self._wait_until_writable()
         except BaseException:
             self.stop()
             raise
-        state = {"pid": self._process.pid, "port": self.port}
+        state = {"pid": self.pid, "port": self.port}
         _state_file(self.data_dir).write_text(json.dumps(state), encoding="utf-8")
 
     def stop(self) -> None:
@@ -208,8 +228,7 @@ class EmbeddedMongo:
         return True
 
     def _check_alive(self) -> None:
-        assert self._process is not None
-        code = self._process.poll()
+        code = self.exit_status()
         if code is not None:
             raise StoreError(
                 f"the private mongod ended at once (exit {code}): {self._last_words()}"

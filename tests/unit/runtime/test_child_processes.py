@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.runtime.child_processes import Child, Supervisor
+from agentrl.runtime.restarts import Restarts
 
 SLEEPER = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(60)"]
 
@@ -56,15 +57,22 @@ async def test_a_child_that_ignores_sigterm_is_killed_after_the_bound(tmp_path: 
     assert not alive(child.pid)
 
 
-async def test_a_failing_child_is_restarted_so_often_and_then_reported(tmp_path: Path) -> None:
+async def test_a_failing_child_is_restarted_so_often_and_then_reported(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     command = [sys.executable, "-c", "print('boom'); raise SystemExit(3)"]
-    child = Child("failing", command, tmp_path / "log", max_restarts=2)
-    async with Supervisor(restart_delay_seconds=0.01) as supervisor:
+    child = Child(
+        "failing", command, tmp_path / "log", restarts=Restarts(2, first_delay_seconds=0.01)
+    )
+    async with Supervisor() as supervisor:
         await supervisor.start(child)
         assert await supervisor.wait("failing") == 3
         assert supervisor.failed() is child
     assert child.log_path.read_text().count("boom") == 3
-    assert child.log_tail() == "boom\nboom\nboom"
+    assert child.log_tail() == "boom"
+    assert child.restarts.total == 2
+    assert "failing ended with status 3; it is started again (2 of 2" in caplog.text
+    assert "--- failing ended with status 3" in child.log_path.read_text()
 
 
 async def test_what_an_earlier_run_left_in_the_log_is_not_quoted(tmp_path: Path) -> None:
@@ -78,9 +86,25 @@ async def test_what_an_earlier_run_left_in_the_log_is_not_quoted(tmp_path: Path)
     assert log.read_text() == "an old error\nnew\n"
 
 
+async def test_a_failure_that_no_restart_mends_is_final(tmp_path: Path) -> None:
+    child = Child(
+        "failing",
+        [sys.executable, "-c", "raise SystemExit(2)"],
+        tmp_path / "log",
+        restarts=Restarts(5, first_delay_seconds=0.01),
+        may_restart=lambda child, status: status < 0,
+    )
+    async with Supervisor() as supervisor:
+        await supervisor.start(child)
+        assert await supervisor.wait("failing") == 2
+        assert supervisor.num_restarts == {}
+
+
 async def test_a_killed_child_comes_back_under_another_pid(tmp_path: Path) -> None:
-    child = Child("sleeper", SLEEPER, tmp_path / "log", max_restarts=1)
-    async with Supervisor(restart_delay_seconds=0.01) as supervisor:
+    child = Child(
+        "sleeper", SLEEPER, tmp_path / "log", restarts=Restarts(1, first_delay_seconds=0.01)
+    )
+    async with Supervisor() as supervisor:
         await supervisor.start(child)
         first = child.pid
         assert first is not None

@@ -1,0 +1,55 @@
+"""Which ends of a run's processes a restart can mend, and the restarts of the private mongod.
+
+A process that was killed, or that lost the database for too long, is started again; one that ended
+by a decision of its own (a mistake of the user, a loss that stays non-finite) would only repeat it.
+"""
+
+import asyncio
+import logging
+import os
+import re
+
+from agentrl.errors import StoreError
+from agentrl.runtime.child_processes import Child
+from agentrl.runtime.restarts import Restarts, ending
+from agentrl.store.private_mongod import EmbeddedMongo
+
+logger = logging.getLogger(__name__)
+
+_LOOK_SECONDS = 0.2
+_TAIL_LINES = 200
+# `accelerate launch` ends with status 1 whatever ended its ranks, and reports the first of them.
+_FIRST_RANK = re.compile(r"failed \(exitcode: (-?\d+)\)")
+
+
+def was_interrupted(child: Child, status: int) -> bool:
+    """Return whether a child ended through no decision of its own."""
+    rank = _FIRST_RANK.search(child.log_tail(_TAIL_LINES)) if status > 0 else None
+    status = int(rank[1]) if rank else status
+    return status < 0 or status == os.EX_TEMPFAIL
+
+
+async def keep_running(mongo: EmbeddedMongo, restarts: Restarts) -> None:
+    """Start the private mongod again, on its port and data, whenever it ends; until cancelled.
+
+    Call it in the main thread.
+
+    Raises:
+        StoreError: it ended too often.
+    """
+    while True:
+        await asyncio.sleep(_LOOK_SECONDS)
+        status, said = mongo.exit_status(), ""
+        while status is not None:
+            delay = restarts.next_delay()
+            if delay is None:
+                raise StoreError(f"the private mongod {ending(status)}, too often {said}".rstrip())
+            logger.warning("mongod %s", restarts.describe(status))
+            await asyncio.sleep(delay)
+            mongo.spawn()
+            try:
+                await asyncio.to_thread(mongo.until_writable)
+                status = None
+            except StoreError as error:
+                said = f"({error})"
+                logger.warning("%s", error)

@@ -1,0 +1,68 @@
+"""The database server's clock as one process knows it: what time it is there, and its steps.
+
+Leases expire by the server's clock. A step of it says nothing about their holders, who renew every
+third of a lease: after a step, leases are judged only once every live holder has renewed.
+"""
+
+import time
+from datetime import datetime, timedelta
+
+from agentrl.schema import utc_now
+
+STEP_SECONDS = 2.0
+"""Smaller differences between two readings are the network's; leases outlast them."""
+
+
+class ServerClock:
+    """Follows the server's clock by readings of it and this process's monotonic clock."""
+
+    def __init__(self) -> None:
+        self._read: tuple[datetime, float] | None = None
+        self._stepped_at = float("-inf")
+
+    def note(self, server_time: datetime) -> None:
+        """Take in a reading of the server's clock, made just now."""
+        if self._read is not None and abs(server_time - self.now()) > timedelta(
+            seconds=STEP_SECONDS
+        ):
+            self._stepped_at = time.monotonic()
+        self._read = (server_time, time.monotonic())
+
+    def now(self) -> datetime:
+        """Return the server's time without asking it; this host's before the first reading."""
+        if self._read is None:
+            return utc_now()
+        server_time, read_at = self._read
+        return server_time + timedelta(seconds=time.monotonic() - read_at)
+
+    def distrust(self) -> None:
+        """Treat the clock as one that has just stepped: nobody here knows whether it has."""
+        self._stepped_at = time.monotonic()
+
+    def is_settled(self, lease_seconds: float) -> bool:
+        """Return whether all live holders of such leases have renewed them since the last step."""
+        return time.monotonic() - self._stepped_at > lease_seconds / 2
+
+
+class UnrenewedLeases:
+    """Leases that end later than any lease taken now would, and how long they have been unchanged.
+
+    The server's clock was set back since they were renewed, or their holders take longer leases
+    than this process. The dead among them are those that nobody renews.
+    """
+
+    def __init__(self) -> None:
+        self._since: dict[tuple[str, int, datetime], float] = {}
+
+    def dead(
+        self, leases: list[tuple[str, int, datetime]], lease_seconds: float
+    ) -> list[tuple[str, int, datetime]]:
+        """Return those that were unchanged for so long, and forget the ones that are gone.
+
+        Args:
+            leases: record id, fencing token and expiry of all such leases now.
+            lease_seconds: how long a lease lasts without renewal.
+        """
+        now = time.monotonic()
+        self._since = {lease: self._since.get(lease, now) for lease in leases}
+        return [lease for lease, since in self._since.items() if now - since > lease_seconds]

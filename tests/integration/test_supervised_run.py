@@ -1,0 +1,59 @@
+"""A run goes on when one of its processes is killed: trainer, server supervisor, database."""
+
+import json
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+from support.demo_run import logs, run_command
+from support.started import Started, metrics, started
+
+from agentrl.store import TrajectoryStore
+from agentrl.store.private_mongod import EmbeddedMongo
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+
+END_SECONDS = 200
+NUM_STEPS = 14
+
+
+def kill(run: Started, words: str) -> None:
+    found = run.child(words)
+    found.send_signal(signal.SIGKILL)
+    psutil.wait_procs([found], timeout=10)
+
+
+async def test_a_run_rides_out_the_death_of_each_of_its_processes(tmp_path: Path) -> None:
+    command = run_command(tmp_path, max_steps=NUM_STEPS)
+    with started(command, tmp_path) as run:
+        for words in ("agentrl train", "agentrl serve", "mongod --"):
+            done = len(metrics(tmp_path))
+            run.until(lambda done=done: len(metrics(tmp_path)) > done)
+            kill(run, words)
+        assert run.process.wait(END_SECONDS) == 0, run.said() + logs(tmp_path)
+        said = run.said()
+    for name in ("train_0", "serve_0", "mongod"):
+        assert f"{name} was killed by SIGKILL; it is started again" in said
+    summary = json.loads((tmp_path / "output/summary.json").read_text())
+    assert summary["status"] == "completed"
+    assert summary["steps"] == NUM_STEPS
+    assert summary["restarts"] == {"mongod": 1, "serve_0": 1, "train_0": 1}
+    with EmbeddedMongo(tmp_path / "mongo") as mongo:
+        async with TrajectoryStore.connect(mongo.uri("short")) as store:
+            steps = [
+                step
+                async for data in store.ledger.find(status="trained")
+                for step in data.ledger["trainer"].trained_at
+            ]
+            assert set(steps) == set(range(1, NUM_STEPS + 1))
+            async for data in store.ledger.find(status="trained"):
+                assert data.ledger["trainer"].trained_count == 1
+
+
+def test_a_trainer_that_fails_by_itself_ends_the_run(tmp_path: Path) -> None:
+    command = run_command(tmp_path, optim_args="no_such_argument=1")
+    with started(command, tmp_path) as run:
+        assert run.process.wait(END_SECONDS) == 1
+        assert "the trainer failed" in run.said()
+    assert "started again" not in run.said()
