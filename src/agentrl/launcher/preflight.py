@@ -220,10 +220,10 @@ async def _check_is_server(url: str, key: SecretStr | None) -> None:
 async def check_name_is_free(section: RunSection, store: TrajectoryStore) -> None:
     """Refuse `--fresh` while an earlier run of this name has a database or output.
 
-    With `--delete_existing`, both are deleted instead.
+    With `--delete_existing`, both are deleted instead, unless a process works on that run.
 
     Raises:
-        StoreError: the run exists and may not be deleted.
+        StoreError: the run exists and may not be deleted, or is alive.
     """
     run = await store.runs.get()
     output = section.output_path
@@ -235,6 +235,7 @@ async def check_name_is_free(section: RunSection, store: TrajectoryStore) -> Non
             f"{'a database' if run is not None else f'files in {output}'}; "
             "choose another run name, or add --delete_existing to delete both"
         )
+    await store.maintenance.check_idle()
     await store.drop_database()
     if output.exists():
         shutil.rmtree(output)

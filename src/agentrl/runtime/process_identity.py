@@ -27,7 +27,7 @@ def is_dead(owner: str) -> bool:
 
 
 def _visible_pid(owner: str) -> int | None:
-    host, pid, suffix = owner.rsplit(":", 2)
+    host, pid, suffix = ["", "", *owner.rsplit(":", 2)][-3:]
     namespace = _pid_namespace()
     is_local = host == socket.gethostname() and namespace and suffix.startswith(f"{namespace}-")
     return int(pid) if is_local else None

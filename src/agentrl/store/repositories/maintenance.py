@@ -6,6 +6,7 @@ from typing import Any
 from pymongo.errors import OperationFailure
 
 from agentrl.errors import StoreError
+from agentrl.runtime.process_identity import is_dead
 from agentrl.schema.base import Value
 from agentrl.schema.image import stored_key
 from agentrl.store.database import UNAUTHORIZED, Repository, operation
@@ -13,7 +14,7 @@ from agentrl.store.documents.codec import Document
 from agentrl.store.documents.expressions import lookup, shown, unwind
 from agentrl.store.documents.packed_turns import blob_keys
 
-ALIVE_SECONDS = 60.0
+ALIVE_SECONDS = 20.0
 """A process that reported within this time is taken for alive."""
 DELETE_BATCH = 1000
 
@@ -92,31 +93,38 @@ class MaintenanceRepository(Repository):
     async def check_idle(self) -> None:
         """Make sure that no process works on the run.
 
+        Processes of this machine that were killed do not count.
+
         Raises:
             StoreError: a trainer holds a lease, a sampler or server reported a moment ago, or a
-                record is leased; the text names one.
+                record is leased; the text names one, and since when it works.
         """
         now = await self._db.server_time()
         since = now - timedelta(seconds=ALIVE_SECONDS)
         run = await self._db.runs.find_one({}, {"trainer_leases": 1}) or {}
         for consumer, lease in run.get("trainer_leases", {}).items():
-            if lease["expires_at"] > now:
-                raise StoreError(f"{lease['owner']} trains this run as {consumer!r}; end it first")
-        sampler = await self._db.samplers.find_one(
-            {"status": {"$ne": "stopped"}, "heartbeat_at": {"$gt": since}}
-        )
-        service = await self._db.services.find_one({"heartbeat_at": {"$gt": since}})
-        for kind, one in (("sampler", sampler), ("inference server", service)):
-            if one is not None:
-                raise StoreError(
-                    f"the {kind} {one['_id']} reported within the last {ALIVE_SECONDS:.0f} s; "
-                    "end the run's processes first"
+            if lease["expires_at"] > now and not is_dead(lease["owner"]):
+                raise self._busy(
+                    f"{lease['owner']} trains it as {consumer!r}, under a lease until "
+                    f"{lease['expires_at']:%H:%M:%S} UTC"
                 )
-        held = await self._db.records.find_one(
-            {"status": {"$in": ["running", "finished"]}, "lease.expires_at": {"$gt": now}}
-        )
-        if held is not None:
-            raise StoreError(f"record {held['_id']} is leased; end the run's processes first")
+        reported: Document = {"heartbeat_at": {"$gt": since}}
+        samplers = self._db.samplers.find({**reported, "status": {"$ne": "stopped"}})
+        living = [("sampler", one) async for one in samplers if not is_dead(one["_id"])]
+        # A server that was taken out is still supervised; one that was ended says why it is down.
+        services = self._db.services.find({**reported, "error": {"$ne": "stopped"}})
+        living += [("inference server", one) async for one in services]
+        for kind, one in living:
+            raise self._busy(
+                f"{kind} {one['_id']} works on it since {one['started_at']:%Y-%m-%d %H:%M:%S} UTC"
+            )
+        leased = {"status": {"$in": ["running", "finished"]}, "lease.expires_at": {"$gt": now}}
+        for owner in await self._db.records.distinct("lease.owner", leased):
+            if owner and not is_dead(owner):
+                raise self._busy(f"{owner} holds a record of it")
+
+    def _busy(self, who: str) -> StoreError:
+        return StoreError(f"run {self._db.name!r} is alive: {who}; end its processes first")
 
     @operation("plan the compaction")
     async def plan_compaction(self) -> CompactPlan:
