@@ -9,6 +9,7 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -28,7 +29,6 @@ from agentrl.schema import (
     Score,
     Task,
     ToolResult,
-    utc_now,
 )
 from agentrl.schema.image import content_with_images
 from agentrl.schema.routed_experts import first_routed, pack_experts
@@ -208,7 +208,7 @@ class AsyncSampler(ABC, Generic[TaskType]):
         self._num_requests += 1
         if params.seed is None:
             params = params.model_copy(update={"seed": self._seed(number)})
-        started_at = utc_now()
+        started_at = self.now()
         request = GenerateRequest(
             input_ids=prompt.ids,
             sampling=params,
@@ -283,10 +283,15 @@ class AsyncSampler(ABC, Generic[TaskType]):
 
     async def _append(self, turn: DispatchedSamplingTask) -> DispatchedSamplingTask:
         """Store a turn as the next one; the write goes on when the caller is cancelled."""
+        turn = turn.model_copy(update={"finished_at": max(turn.started_at, self.now())})
         write = asyncio.create_task(self._append_in_turn(turn))
         self._appends.add(write)
         write.add_done_callback(self._forget)
         return await asyncio.shield(write)
+
+    def now(self) -> datetime:
+        """Return the database server's time, by which records and turns are dated."""
+        return self.context.store.clock.now()
 
     def _forget(self, write: asyncio.Task[DispatchedSamplingTask]) -> None:
         self._appends.discard(write)

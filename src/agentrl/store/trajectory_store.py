@@ -47,6 +47,7 @@ class TrajectoryStore:
 
     Attributes:
         database: the documents as they are stored, for tools and tests that look past the schema.
+        clock: the server's time, and its steps.
         runs: the run itself: identity, controls, status, admission.
         trainer_leases: which process trains the run.
         tasks: the questions, with the pending Records that belong to them.
@@ -68,6 +69,7 @@ class TrajectoryStore:
     def __init__(self, database: RunDatabase) -> None:
         """Compose the repositories of an open database; callers use `connect` or `from_client`."""
         self.database = self._db = database
+        self.clock = database.clock
         blobs = BlobRepository(database)
         self.images = ImageRepository(database, blobs)
         self.tasks = TaskRepository(database, self.images)

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 
 from agentrl.errors import AgentRLError, LeaseLost, StoreError, TrainerBusy
 from agentrl.runtime.process_identity import is_alive, is_dead, new_lease_owner
+from agentrl.schema import Lease
 from agentrl.store import TrajectoryStore
 
 logger = logging.getLogger(__name__)
@@ -57,14 +58,24 @@ async def trainer_lease(
 async def _acquire(store: TrajectoryStore, consumer: str, lease_seconds: float) -> None:
     owner = new_lease_owner()
     deadline = time.monotonic() + lease_seconds + _GRACE_SECONDS
+    first_seen: Lease | None = None
     announced = False
     while True:
         try:
             await store.trainer_leases.acquire(consumer, owner, lease_seconds)
         except TrainerBusy as error:
-            holder = await _holder(store, consumer)
-            if holder is not None and is_dead(holder):
-                logger.warning("taking over from %s, which is dead", holder)
+            lease = await _lease(store, consumer)
+            holder = lease.owner if lease is not None else None
+            first_seen = first_seen or lease
+            # Not renewed while it was waited for, though it has not expired: the server's clock was
+            # set back since.
+            is_silent = time.monotonic() > deadline and lease == first_seen
+            if holder is not None and (is_dead(holder) or (is_silent and not is_alive(holder))):
+                logger.warning(
+                    "taking over from %s, which %s",
+                    holder,
+                    "renews its lease no longer" if is_silent else "is dead",
+                )
                 # The store lets an owner acquire its lease again, and an acquired one can be released.
                 await store.trainer_leases.acquire(consumer, holder, lease_seconds)
                 await store.trainer_leases.release(consumer)
@@ -85,10 +96,9 @@ async def _acquire(store: TrajectoryStore, consumer: str, lease_seconds: float) 
             return
 
 
-async def _holder(store: TrajectoryStore, consumer: str) -> str | None:
+async def _lease(store: TrajectoryStore, consumer: str) -> Lease | None:
     run = await store.runs.get()
-    lease = run.trainer_leases.get(consumer) if run else None
-    return lease.owner if lease else None
+    return run.trainer_leases.get(consumer) if run else None
 
 
 async def _renew(store: TrajectoryStore, consumer: str, lease_seconds: float) -> None:

@@ -169,7 +169,7 @@ class Lifecycle(RuleBasedStateMachine):
 
     @rule()
     def reap(self) -> None:
-        self.do(self.store.groups.reap(MAX_ATTEMPTS))
+        self.do(self.store.groups.reap(MAX_ATTEMPTS, lease_seconds=600))
         self.unrepaired.clear()
 
     @precondition(lambda self: self.acknowledged)

@@ -16,7 +16,7 @@ from agentrl.inference.dialects.continuation import ContinuationIndex, conversat
 from agentrl.inference.dialects.messages import read_message
 from agentrl.inference.dialects.session import ChatRequest, Completion, FinishReason
 from agentrl.rollout.async_sampler import AsyncSampler
-from agentrl.schema import Message, ToolCall, utc_now
+from agentrl.schema import Message, ToolCall
 
 _TRY_AGAIN = (408, 409, 429)
 
@@ -128,7 +128,7 @@ class ForwardedCalls:
             InferenceError: the endpoint gave no answer.
             APIError: it refused the request as such.
         """
-        started_at = utc_now()
+        started_at = self._sampler.now()
         reply = await self._models.ask(request.model, request.raw)
         asked = conversation_key(messages, scope=request.model)
         known, turns = next(self._turns.matches(asked), (0, ()))

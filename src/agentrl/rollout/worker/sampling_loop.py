@@ -124,6 +124,8 @@ class SamplingLoop:
             asyncio.create_task(self._every(self._times.report, self._report)),
             asyncio.create_task(self._every(self._context.rollout.lease_seconds / 3, self._reap)),
         ]
+        # This process cannot know whether the server's clock stepped a moment before it began.
+        self._context.store.clock.distrust()
         await self._guard(self._register)
         try:
             await self._claim_until(stop)
@@ -365,7 +367,10 @@ class SamplingLoop:
         """Repair what dead processes left behind."""
         # Every sampler does it; the random delay keeps them from doing it at the same moment.
         await asyncio.sleep(random.random() * self._context.rollout.lease_seconds / 6)
-        await self._context.store.groups.reap(self._context.rollout.max_attempts)
+        rollout = self._context.rollout
+        await self._context.store.groups.reap(
+            rollout.max_attempts, lease_seconds=rollout.lease_seconds
+        )
 
     async def _every(self, seconds: float, chore: Callable[[], Awaitable[None]]) -> None:
         while True:

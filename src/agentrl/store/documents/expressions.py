@@ -11,7 +11,6 @@ from agentrl.schema import RECORD_TRANSITIONS, RecordStatus
 from agentrl.store.documents.codec import Document, encode
 
 NEXT_FENCE = {"$add": ["$fence", 1]}
-LEASE_EXPIRED = {"$expr": {"$lt": ["$lease.expires_at", "$$NOW"]}}
 FAILED_ENDS = ["expired", "error"]
 """How an attempt ends for which the infrastructure is to blame."""
 FAILED_ATTEMPTS: Document = {

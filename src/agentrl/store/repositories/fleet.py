@@ -203,5 +203,6 @@ def _service_changes(
 def _alive(alive_within: float | None) -> Document:
     if alive_within is None:
         return {}
-    since = {"$subtract": ["$$NOW", round(alive_within * 1000)]}
-    return {"$expr": {"$gte": ["$heartbeat_at", since]}}
+    # Both ways: after a step back of the server's clock, the dead would live on for as long.
+    age = {"$abs": {"$subtract": ["$$NOW", "$heartbeat_at"]}}
+    return {"$expr": {"$lte": [age, round(alive_within * 1000)]}}

@@ -108,7 +108,7 @@ class RecordRepository(Repository):
         claimed = await self._claim_pending(wanted, update)
         # Expired leases are looked for only when nothing is pending: claims stay one write while
         # there is work, and the slots of a dead sampler are taken back before a run would idle.
-        if claimed is None and await self._groups.reap_expired(max_attempts):
+        if claimed is None and await self._groups.reap_expired(max_attempts, lease_seconds):
             claimed = await self._claim_pending(wanted, update)
         if claimed is None:
             return None

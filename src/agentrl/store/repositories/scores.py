@@ -7,7 +7,6 @@ from agentrl.schema import DispatchedSamplingTask, Record, Score, Task
 from agentrl.store.database import Repository, RunDatabase, operation
 from agentrl.store.documents.codec import encode, from_document
 from agentrl.store.documents.expressions import (
-    LEASE_EXPIRED,
     NEXT_FENCE,
     lease,
     literal,
@@ -42,10 +41,13 @@ class ScoreRepository(Repository):
         Returns:
             The Record under a new lease, its Task and its turns; None when there is none.
         """
+        now = await self._db.server_time()
+        if not self._db.clock.is_settled(lease_seconds):
+            return None  # live scorers have to renew first
         # The status stays `finished`: only the lease says that somebody is scoring the Record. The
         # Record whose lease expired first is scored first.
         document = await self._db.records.find_one_and_update(
-            {"status": "finished", **LEASE_EXPIRED},
+            {"status": "finished", "lease.expires_at": {"$lt": now}},
             [{"$set": {"fence": NEXT_FENCE, "lease": lease(owner, NEXT_FENCE, lease_seconds)}}],
             sort=[("lease.expires_at", 1)],
             return_document=ReturnDocument.AFTER,

@@ -7,8 +7,10 @@ ended, the process that ended it completes the group; `reap` finds what a crash 
 import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from itertools import islice
 
+from agentrl.runtime.process_identity import is_dead
 from agentrl.schema import (
     RECORD_TRANSITIONS,
     TERMINAL_STATUSES,
@@ -32,8 +34,9 @@ from agentrl.store.documents.codec import (
     to_document,
     without_none,
 )
-from agentrl.store.documents.expressions import LEASE_EXPIRED, attempt_failed, held, may_become
+from agentrl.store.documents.expressions import attempt_failed, held, may_become, waiting_lease
 from agentrl.store.repositories.blobs import ImageRepository
+from agentrl.store.server_clock import STEP_SECONDS, UnrenewedLeases
 from agentrl.store.writes import insert_new
 
 TERMINAL: Document = {"$in": sorted(TERMINAL_STATUSES)}
@@ -188,6 +191,10 @@ class ReapCounts:
 class GroupRepository(Repository):
     """Completes groups, and finishes what crashed processes left half done."""
 
+    def __init__(self, database: RunDatabase) -> None:
+        super().__init__(database)
+        self._unrenewed = UnrenewedLeases()
+
     async def complete(self, task_ids: Collection[str]) -> set[str]:
         """Complete those of the groups whose Records are all scored or failed.
 
@@ -233,40 +240,80 @@ class GroupRepository(Repository):
         return result.modified_count == 1
 
     @operation("reap")
-    async def reap(self, max_attempts: int) -> ReapCounts:
+    async def reap(self, max_attempts: int, *, lease_seconds: float) -> ReapCounts:
         """Take back expired leases, and finish what a crash left half done in groups.
 
         Any process may call it, any number at once.
+
+        Args:
+            max_attempts: attempts after which an expired slot is failed instead.
+            lease_seconds: how long the run's leases last without renewal.
         """
+        num_expired = await self.reap_expired(max_attempts, lease_seconds)
+        num_expired += await self._reap_unrenewed(max_attempts, lease_seconds)
         return ReapCounts(
-            num_expired=await self.reap_expired(max_attempts),
-            num_groups_completed=await self._reap_open_groups(),
+            num_expired=num_expired, num_groups_completed=await self._reap_open_groups()
         )
 
-    async def reap_expired(self, max_attempts: int) -> int:
+    async def reap_expired(self, max_attempts: int, lease_seconds: float) -> int:
         """End the attempts whose lease expired, inside another operation.
 
         Returns:
             The number of attempts that this call ended.
         """
-        num_expired = 0
+        # The time that leases are judged by is one that the clock's steps were looked for in.
+        now = await self._db.server_time()
+        is_settled = self._db.clock.is_settled(lease_seconds)
         expired = self._db.records.find(
-            {"status": "running", **LEASE_EXPIRED}, {"task_id": 1, "lease": 1, "attempts": 1}
+            {"status": "running", "lease.expires_at": {"$lt": now}}, {"task_id": 1, "lease": 1}
         )
-        for found in await expired.limit(REAP_BATCH).to_list():
-            lease = found["lease"]
-            error = f"the lease of {lease['owner']} expired"
-            result = await self._db.records.update_one(
+        return sum(
+            [
+                await self._end_expired(found, max_attempts)
+                for found in await expired.limit(REAP_BATCH).to_list()
+                if is_settled or is_dead(found["lease"]["owner"])
+            ]
+        )
+
+    async def _end_expired(self, found: Document, max_attempts: int) -> int:
+        lease = found["lease"]
+        result = await self._db.records.update_one(
+            {
+                **held(found["_id"], lease["fence"]),
+                "lease.expires_at": lease["expires_at"],  # its holder may have renewed it since
+                "status": may_become("failed"),
+            },
+            attempt_failed("expired", f"the lease of {lease['owner']} expired", max_attempts),
+        )
+        if result.modified_count:
+            await self.complete({found["task_id"]})
+        return result.modified_count
+
+    async def _reap_unrenewed(self, max_attempts: int, lease_seconds: float) -> int:
+        """Take back leases from before a step back of the clock that nobody renews."""
+        latest = self._db.clock.now() + timedelta(seconds=lease_seconds + STEP_SECONDS)
+        found = await (
+            self._db.records.find(
                 {
-                    **held(found["_id"], lease["fence"]),
-                    **LEASE_EXPIRED,  # its holder may have renewed it since
-                    "status": may_become("failed"),
+                    "status": {"$in": ["running", "finished"]},
+                    "lease.expires_at": {"$gt": latest},
                 },
-                attempt_failed("expired", error, max_attempts),
+                {"task_id": 1, "lease": 1, "status": 1},
             )
-            if result.modified_count:
-                num_expired += 1
-                await self.complete({found["task_id"]})
+            .limit(REAP_BATCH)
+            .to_list()
+        )
+        leases = {(d["_id"], d["lease"]["fence"], d["lease"]["expires_at"]): d for d in found}
+        num_expired = 0
+        for lease in self._unrenewed.dead(list(leases), lease_seconds):
+            document = leases[lease]
+            if document["status"] == "running":
+                num_expired += await self._end_expired(document, max_attempts)
+            else:  # it waits for a scorer, or for one that died
+                await self._db.records.update_one(
+                    {"_id": lease[0], "lease.fence": lease[1], "lease.expires_at": lease[2]},
+                    [{"$set": {"lease": waiting_lease(0)}}],
+                )
         return num_expired
 
     async def _reap_open_groups(self) -> int:

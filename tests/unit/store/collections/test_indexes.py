@@ -101,7 +101,7 @@ async def sample(store: TrajectoryStore) -> None:
     await store.scores.set(record.id, scoring[0].fence, Score(scorer="exact", value=1.0))
     await store.turns.of_record(record.id, 1)
     await claim(store, lease_seconds=-1)
-    assert (await store.groups.reap(3)).num_expired == 1
+    assert (await store.groups.reap(3, lease_seconds=60)).num_expired == 1
     await store.tasks.next_train_order()
     statuses: tuple[RecordStatus, ...] = ("pending", "scored")
     for status in statuses:

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -206,7 +207,7 @@ async def test_an_expired_slot_is_claimed_again_and_parked_after_max_attempts(
         record = await claim(store, f"sampler-{attempt}", max_attempts=2)
         assert (record.traj_id, record.attempt) == (1, attempt)
         await expire(store, record.id)
-    counts = await store.groups.reap(max_attempts=2)
+    counts = await store.groups.reap(2, lease_seconds=60)
     assert (counts.num_expired, counts.num_groups_completed) == (1, 0)
     parked = await store.records.get(record.id)
     assert parked is not None
@@ -224,10 +225,25 @@ async def test_an_expired_slot_is_claimed_again_and_parked_after_max_attempts(
     ]
 
 
+async def test_leases_are_judged_only_once_their_holders_renewed_behind_a_step_of_the_clock(
+    store: TrajectoryStore,
+) -> None:
+    await store.tasks.add([make_task(0)])
+    record = await claim(store, "elsewhere:1:0-a")
+    await expire(store, record.id)
+    store.clock.note(await store.database.server_time() + timedelta(hours=1))
+    assert (await store.groups.reap(1, lease_seconds=60)).num_expired == 0
+    assert await store.scores.claim("scorer", 60) is None
+    await store.records.renew([(record.id, record.fence)], 60)
+    assert (await store.groups.reap(1, lease_seconds=0)).num_expired == 0
+    await expire(store, record.id)
+    assert (await store.groups.reap(1, lease_seconds=0)).num_expired == 1
+
+
 async def test_a_renewed_lease_is_not_reaped(store: TrajectoryStore) -> None:
     await store.tasks.add([make_task(0)])
     record = await claim(store)
-    assert (await store.groups.reap(1)).num_expired == 0
+    assert (await store.groups.reap(1, lease_seconds=60)).num_expired == 0
     current = await store.records.get(record.id)
     assert current is not None
     assert current.status == "running"

@@ -96,7 +96,7 @@ async def test_every_death_counts_even_when_the_attempt_is_taken_up(
     for owner in ("second", "third"):
         record = await claim(store, owner)
         await expire(store, record.id)
-    counts = await store.groups.reap(3)
+    counts = await store.groups.reap(3, lease_seconds=60)
     assert counts.num_expired == 1
     parked = await store.records.get(dead.id)
     assert parked is not None

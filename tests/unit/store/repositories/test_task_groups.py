@@ -66,12 +66,12 @@ async def test_a_crash_between_two_steps_of_completion_is_repaired(
         await store.database["record_data"].delete_many(
             {"traj_id": {"$gte": int(lost_step == "record data")}}
         )
-    counts = await store.groups.reap(3)
+    counts = await store.groups.reap(3, lease_seconds=60)
     assert counts.num_groups_completed == int(lost_step in ("everything", "record data"))
     (group,) = await store.ledger.ready_groups(limit=5)
     assert [data.group_completed for data in group] == [True, True]
     assert await store.database["records"].count_documents({"group_open": True}) == 0
-    assert (await store.groups.reap(3)).num_groups_completed == 0
+    assert (await store.groups.reap(3, lease_seconds=60)).num_groups_completed == 0
 
 
 async def test_a_half_promoted_group_is_not_yet_ready(store: TrajectoryStore) -> None:

@@ -1,0 +1,108 @@
+"""Leases and times under a server's clock that steps, and under a sampler's that is wrong."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.stored import claim, make_task
+
+from agentrl.schema import InferenceService
+from agentrl.store import TrajectoryStore
+from agentrl.store.private_mongod import EmbeddedMongo, find_mongod
+
+pytestmark = pytest.mark.timeout(120)  # two processes that fake the time start slowly
+
+HOUR = 3600
+LEASE_SECONDS = 1.2
+
+
+@pytest.fixture
+def clock(tmp_path: Path) -> Path:
+    """The file that says how far the clock of `stepping` is off, in seconds."""
+    path = tmp_path / "offset"
+    path.write_text("+0")
+    return path
+
+
+@pytest.fixture
+async def stepping(
+    tmp_path: Path, clock: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[TrajectoryStore]:
+    """A store on a mongod whose wall clock can be set while its monotonic clock goes on."""
+    library = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1")
+    if not library.exists():
+        pytest.skip("libfaketime is not installed (apt-get install faketime)")
+    program = tmp_path / "mongod"
+    program.write_text(
+        f"#!/bin/sh\nexport LD_PRELOAD={library} FAKETIME_TIMESTAMP_FILE={clock} "
+        f'FAKETIME_DONT_FAKE_MONOTONIC=1 FAKETIME_CACHE_DURATION=1\nexec {find_mongod()} "$@"\n'
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("MONGOD_BINARY", str(program))
+    with EmbeddedMongo(tmp_path / "data") as mongo:
+        async with TrajectoryStore.connect(mongo.uri("run")) as store:
+            await store.ensure_schema()
+            yield store
+
+
+async def step(store: TrajectoryStore, clock: Path, seconds: int) -> None:
+    """Set the server's clock, and wait until it shows."""
+    before = await store.database.handle.command("hello")
+    clock.write_text(f"{seconds:+d}")
+    async with asyncio.timeout(10):
+        while True:
+            now = await store.database.handle.command("hello")
+            if abs((now["localTime"] - before["localTime"]).total_seconds()) > HOUR / 2:
+                return
+            await asyncio.sleep(0.05)
+
+
+@pytest.mark.parametrize("is_fresh", [False, True])
+async def test_a_step_forward_takes_no_live_lease(
+    stepping: TrajectoryStore, clock: Path, is_fresh: bool
+) -> None:
+    await stepping.tasks.add([make_task(0)])
+    live = await claim(stepping, "elsewhere:1:0-a", lease_seconds=LEASE_SECONDS)
+    dead = await claim(stepping, "elsewhere:2:0-b", lease_seconds=LEASE_SECONDS)
+    if is_fresh:
+        stepping.clock.distrust()
+    await step(stepping, clock, HOUR)
+    deadline = asyncio.get_running_loop().time() + 2 * LEASE_SECONDS
+    num_expired = 0
+    while asyncio.get_running_loop().time() < deadline:
+        num_expired += (await stepping.groups.reap(3, lease_seconds=LEASE_SECONDS)).num_expired
+        await asyncio.sleep(LEASE_SECONDS / 6)
+        assert await stepping.records.renew([(live.id, live.fence)], LEASE_SECONDS) == set()
+    assert num_expired == 1
+    kept, ended = await stepping.records.get(live.id), await stepping.records.get(dead.id)
+    assert kept is not None
+    assert [one.ended_by for one in kept.attempts] == [None]
+    assert ended is not None
+    assert [one.ended_by for one in ended.attempts] == ["expired"]
+
+
+async def test_a_step_back_does_not_block_the_slots_of_the_dead(
+    stepping: TrajectoryStore, clock: Path
+) -> None:
+    await stepping.tasks.add([make_task(0)])
+    live = await claim(stepping, "elsewhere:1:0-a", lease_seconds=LEASE_SECONDS)
+    dead = await claim(stepping, "elsewhere:2:0-b", lease_seconds=LEASE_SECONDS)
+    server = InferenceService(id="h:1", base_url="http://h", backend="embedded", model_path="m")
+    await stepping.services.register(server)
+    await step(stepping, clock, -HOUR)
+    assert await stepping.services.all(alive_within=30) == []
+    num_expired = 0
+    async with asyncio.timeout(10 * LEASE_SECONDS):
+        while not num_expired:
+            await stepping.records.renew([(live.id, live.fence)], LEASE_SECONDS)
+            num_expired = (await stepping.groups.reap(3, lease_seconds=LEASE_SECONDS)).num_expired
+            await asyncio.sleep(LEASE_SECONDS / 6)
+    again = await claim(stepping, lease_seconds=LEASE_SECONDS)
+    assert again.id == dead.id
+
+
+async def test_a_turn_is_dated_by_the_servers_clock(stepping: TrajectoryStore, clock: Path) -> None:
+    await step(stepping, clock, 2 * HOUR)
+    now = await stepping.database.server_time()
+    assert abs((stepping.clock.now() - now).total_seconds()) < 1
