@@ -183,9 +183,15 @@ def _turn_verdicts(
         own.get(turn.turn_id, value)
         for turn, value in zip(tokens, advantages.tolist(), strict=True)
     ]
+    # A rollout that was resumed, or took long, holds turns of several versions: it counts as old as
+    # its oldest turn. Given turns have no version.
+    oldest = max(
+        (turn_staleness(turn, policy_version) for turn in tokens if not _is_given(turn)), default=0
+    )
+    is_stale = oldest > algorithm.max_staleness
     return [
         (
-            _turn_drop(turn, value, algorithm, policy_version),
+            _turn_drop(turn, value, algorithm, is_stale=is_stale),
             replace(turn, advantage=value),
         )
         for turn, value in zip(tokens, values, strict=True)
@@ -209,12 +215,16 @@ def _step_advantages(record: DBRecordData, adv_scaling: float) -> dict[str, floa
     return found
 
 
+def _is_given(turn: TurnTokens) -> bool:
+    return bool(np.isnan(turn.behavior_logprobs).any())
+
+
 def _turn_drop(
-    turn: TurnTokens, advantage: float, algorithm: AlgorithmSection, policy_version: int
+    turn: TurnTokens, advantage: float, algorithm: AlgorithmSection, *, is_stale: bool
 ) -> TurnDrop | None:
-    if np.isnan(turn.behavior_logprobs).any():
+    if _is_given(turn):
         return "no_logprobs"  # given text, which nobody sampled
-    if turn_staleness(turn, policy_version) > algorithm.max_staleness:
+    if is_stale:
         return "stale"
     if algorithm.minimal_advantage is not None and advantage < algorithm.minimal_advantage:
         return "minimal_advantage"

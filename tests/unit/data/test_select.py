@@ -63,11 +63,12 @@ def test_a_group_of_equal_scores_is_not_usable():
     assert group.scores == (1.0, 1.0)
 
 
-def test_staleness_is_decided_turn_by_turn():
-    group = select([record(0, 1.0, versions=(1, 2, 3)), record(1, 0.0, versions=(1,))])
-    assert list(advantages(group)) == [f"{TASK}/0/1/1", f"{TASK}/0/1/2"]
-    assert group.dropped_records == {f"{TASK}/1": "stale"}
-    assert [(turn.reason, turn.num_targets) for turn in group.left_out] == [("stale", 2)] * 2
+def test_a_record_is_as_old_as_its_oldest_turn():
+    resumed = record(0, 1.0, versions=(1, 2, 3))  # its first turn was sampled before a crash
+    group = select([resumed, record(1, 0.0, versions=(2,)), record(2, 0.0, versions=(1,))])
+    assert list(advantages(group)) == [f"{TASK}/1/1/0"]
+    assert group.dropped_records == {f"{TASK}/0": "stale", f"{TASK}/2": "stale"}
+    assert [(turn.reason, turn.num_targets) for turn in group.left_out] == [("stale", 2)] * 4
 
 
 def test_a_stale_score_still_counts_in_the_baseline():

@@ -93,7 +93,7 @@ class StepMetrics(BaseModel):
     num_flat_tokens: int = 0
     """Tokens that separate rows for each turn would have had."""
     staleness: dict[int, int] = Field(default_factory=dict)
-    """Records by policy versions behind the current one."""
+    """Trained records by policy versions behind the current one."""
     token_staleness: dict[int, int] = Field(default_factory=dict)
     """Target tokens by policy versions behind the current one."""
     dropped: dict[str, int] = Field(default_factory=dict)

@@ -42,7 +42,7 @@ class StepGroups:
     max_output_tokens: int = 0
     """Sampled tokens of the longest record."""
     staleness: Counter[int] = field(default_factory=Counter)
-    """Records by policy versions behind the one that the step starts from."""
+    """Trained records by policy versions behind the one that the step starts from."""
     dropped: Counter[str] = field(default_factory=Counter)
     """Records not trained on, by reason."""
     num_reserved: int = 0
@@ -269,7 +269,7 @@ class GroupReader:
             found.num_turns += len(record.turns)
             found.max_output_tokens = max(found.max_output_tokens, sampled)
             found.num_prompt_tokens += record.num_tokens - sampled
-            if record.min_version is not None:
+            if record.record_id in kept and record.min_version is not None:
                 found.staleness[max(0, version - record.min_version)] += 1
         return group.usable
 

@@ -240,7 +240,9 @@ async def test_stale_groups_are_dropped_and_counted(make_config, store, model_pa
     await fill(store, model_path, [MIXED] * 6)
     result = await train(make_config(max_steps=9, max_staleness=0))
     assert (result.status, result.step) == ("data_ended", 1)
-    assert json.loads(result.summary_path.read_text())["dropped"] == {"stale": 12}
+    summary = json.loads(result.summary_path.read_text())
+    assert summary["dropped"] == {"stale": 12}
+    assert summary["staleness"]["max"] == 0
 
 
 async def test_records_are_trained_as_often_as_allowed(make_config, store, model_path):
