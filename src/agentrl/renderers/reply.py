@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from agentrl.renderers.thinking import THINK_CLOSE, THINK_OPEN
+from agentrl.renderers.thinking import THINK_CLOSE, THINK_MARKS, THINK_OPEN
 from agentrl.renderers.tool_calls.call_format import CallSection, ParsedCall, ToolCallFormat, Tools
 from agentrl.schema import Message, ToolCall
 from agentrl.schema.grammar import (
@@ -25,6 +25,9 @@ from agentrl.schema.grammar import (
 Thinking = Literal["none", "optional", "begun"]
 """Whether a reply thinks first; `begun`: the prompt has opened the block."""
 
+_MAX_FUTILE = 64
+"""How often calls are looked for in vain in one reply. Each look may read all of its rest; with this
+bound, time grows with the length of a reply, however often it begins a call or a thought."""
 _BETWEEN = Regex(pattern=r"\n{0,2}")
 """What models write between thinking and what they say."""
 
@@ -117,6 +120,7 @@ class _Splitter:
         self._has_thought = False
         self._has_said = False
         self._next: tuple[int, CallSection | None] | None = None
+        self._num_futile = 0
         self.reasoning: list[str] = []
         self.said: list[str] = []
         self.prose: list[str] = []
@@ -160,24 +164,20 @@ class _Splitter:
         text = self._text
         section = self._section(position)
         until = len(text) if section is None else section.start
-        open_, close = (
-            text.find(THINK_OPEN, position, until),
-            text.find(THINK_CLOSE, position, until),
-        )
-        if close >= 0 and (open_ < 0 or close < open_):
+        mark = THINK_MARKS.search(text, position, until)
+        if mark is not None and mark[0] == THINK_CLOSE:
             # Its beginning is missing: the prompt may have opened the block.
-            self.reasoning += [*self.said, text[position:close]]
+            self.reasoning += [*self.said, text[position : mark.start()]]
             self.said.clear()
             self._has_said = False
             if not self._has_thought:
                 self.calls.clear()
             self._has_thought = True
-            end = close + len(THINK_CLOSE)
-            self.prose.append(text[position:end])
-            return end
-        if open_ >= 0:
-            self._say(text[position:open_])
-            end = self._think(open_ + len(THINK_OPEN))
+            self.prose.append(text[position : mark.end()])
+            return mark.end()
+        if mark is not None:
+            self._say(text[position : mark.start()])
+            end = self._think(mark.end())
             self.prose.append(text[position:end])
             return end
         self._say(text[position:until])
@@ -193,11 +193,16 @@ class _Splitter:
 
     def _section(self, position: int) -> CallSection | None:
         leading = self._format.scan_leading
-        if leading is not None and not self.calls and not self._has_said:
+        if leading is not None and not self.calls and not self._has_said and self._may_look:
             section = leading(self._text, position, self._tools)
             if section is not None:
                 return section
+            self._num_futile += 1
         return self._marked(position)
+
+    @property
+    def _may_look(self) -> bool:
+        return self._num_futile < _MAX_FUTILE
 
     def _marked(self, position: int) -> CallSection | None:
         """Return the next section of calls; it is looked for once, however often it is asked for."""
@@ -207,7 +212,13 @@ class _Splitter:
             begin, section = self._next
             if begin <= position and (section is None or position <= section.start):
                 return section
+            if section is not None and position < section.end:
+                self._num_futile += 1  # it lies in what turned out to be thinking
+        if not self._may_look:
+            return None
         section = self._format.scan(self._text, position, self._tools)
+        if section is not None and any(call.format_error is not None for call in section.calls):
+            self._num_futile += 1
         self._next = position, section
         return section
 

@@ -1,6 +1,9 @@
 """How models mark their thinking, and how to tell it from what they say."""
 
+import re
+
 THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
+THINK_MARKS = re.compile(f"{THINK_OPEN}|{THINK_CLOSE}")
 
 
 def ends_inside_thinking(text: str) -> bool:
@@ -35,24 +38,18 @@ def split_reasoning(text: str, *, starts_inside: bool = False) -> tuple[str, str
     visible: list[str] = []
     inside = starts_inside
     position = 0
-    while True:
-        close = text.find(THINK_CLOSE, position)
-        if inside:
-            end = close if close >= 0 else len(text)
-            reasoning.append(text[position:end])
-            if close < 0:
-                break
-            position, inside = close + len(THINK_CLOSE), False
+    for mark in THINK_MARKS.finditer(text):
+        opens = mark[0] == THINK_OPEN
+        if opens and inside:
             continue
-        open_ = text.find(THINK_OPEN, position)
-        if close >= 0 and (open_ < 0 or close < open_):
-            reasoning += [*visible, text[position:close]]
-            visible = []
-            position = close + len(THINK_CLOSE)
-        elif open_ >= 0:
-            visible.append(text[position:open_])
-            position, inside = open_ + len(THINK_OPEN), True
+        piece = text[position : mark.start()]
+        if opens:
+            visible.append(piece)
+        elif inside:
+            reasoning.append(piece)
         else:
-            visible.append(text[position:])
-            break
+            reasoning += [*visible, piece]
+            visible = []
+        position, inside = mark.end(), opens
+    (reasoning if inside else visible).append(text[position:])
     return "".join(reasoning), "".join(visible)

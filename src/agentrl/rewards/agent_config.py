@@ -51,7 +51,11 @@ class JudgeSettings(ChatModels):
 
     backoff_factor: float = Field(default=2.0, ge=1)
     judge_prompt_template: str | None = None
-    """Own wording with `{question}`, `{labeled_answer}` and `{pred_answer}`."""
+    """Own wording with `{question}`, `{labeled_answer}` and `{pred_answer}`.
+
+    `{nonce}` stands for a mark that is new for each answer; tags that carry it cannot be closed by
+    the answer. `{max_chars}` stands for the length to which answers are cut.
+    """
 
 
 class SummarizerSettings(ChatModels):

@@ -1,10 +1,16 @@
 """Answer extraction and the registered scorers, as rollouts use them (`rollout.context.Scoring`)."""
 
+import re
+
 from agentrl.config.sections import RolloutSection
 from agentrl.renderers.thinking import split_reasoning
 from agentrl.rewards.agent_config import AgentConfig
 from agentrl.rewards.factory import GroundTruth, MCPScorerFactory, load_scorer_module
 from agentrl.schema import MCPTask, Score
+
+_BOXED, _FBOX = re.compile(r"\\boxed\s*+\{"), re.compile(r"\\fbox\s*+\{")
+_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
+"""A brace; an escaped one, a character of the answer, is matched with its backslash."""
 
 
 class RegisteredScoring:
@@ -58,38 +64,24 @@ def extract_answer(text: str, schema: str = "answer") -> str | None:
     """
     _, visible = split_reasoning(text)
     if schema == "boxed":
-        answer = _last_braced(visible, r"\boxed")
-        return answer if answer is not None else _last_braced(visible, r"\fbox")
+        answer = _last_braced(visible, _BOXED)
+        return answer if answer is not None else _last_braced(visible, _FBOX)
     open_, close = f"<{schema}>", f"</{schema}>"
     end = visible.rfind(close)
     start = visible.rfind(open_, 0, end) if end >= 0 else -1
     return visible[start + len(open_) : end].strip() if start >= 0 else None
 
 
-def _last_braced(text: str, command: str) -> str | None:
+def _last_braced(text: str, command: re.Pattern[str]) -> str | None:
     """Return the argument of the last complete `command{...}`."""
-    start = len(text)
-    while (start := text.rfind(command, 0, start)) >= 0:
-        open_ = start + len(command)
-        while open_ < len(text) and text[open_].isspace():
-            open_ += 1
-        if text.startswith("{", open_) and (end := _closing_brace(text, open_)) is not None:
-            return text[open_ + 1 : end].strip()
-    return None
-
-
-def _closing_brace(text: str, open_: int) -> int | None:
-    depth = 0
-    position = open_
-    while position < len(text):
-        char = text[position]
-        if char == "\\":
-            position += 1  # an escaped brace is a character of the answer
-        elif char == "{":
-            depth += 1
-        elif char == "}":
-            depth -= 1
-            if depth == 0:
-                return position
-        position += 1
-    return None
+    arguments = {found.end() for found in command.finditer(text)}
+    last: tuple[int, int] | None = None
+    open_: list[int] = []
+    for brace in _BRACE.finditer(text) if arguments else ():
+        if brace[0] == "{":
+            open_.append(brace.end())
+        elif brace[0] == "}" and open_:
+            begin = open_.pop()
+            if begin in arguments and (last is None or begin > last[0]):
+                last = begin, brace.start()
+    return None if last is None else text[last[0] : last[1]].strip()

@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -36,6 +37,8 @@ from agentrl.schema.routed_experts import first_routed, pack_experts
 TaskType = TypeVar("TaskType", bound=Task)
 _T = TypeVar("_T")
 Judge = Callable[[DispatchedSamplingTask, Reply], float | None]
+_LONG_REPLY_TOKENS = 8192
+"""Replies from this length on are taken apart in a thread."""
 
 
 class LimitReached(Exception):
@@ -231,7 +234,9 @@ class AsyncSampler(ABC, Generic[TaskType]):
         if result.finish_reason == "abort":
             raise InferenceError(f"{result.server} gave up on a generation of {self.record.id}")
         said = prompt.reply_ids(result.output_ids)
-        reply = self.context.renderer.parse(said, turn=number, tools=tools)
+        parse = partial(self.context.renderer.parse, said, turn=number, tools=tools)
+        # All rollouts share the event loop.
+        reply = parse() if len(said) < _LONG_REPLY_TOKENS else await asyncio.to_thread(parse)
         known = self._known_results(prompt)
         turn = self._new_turn(
             parent=prompt.parent,

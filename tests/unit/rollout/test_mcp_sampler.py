@@ -1,8 +1,10 @@
 import asyncio
 import sys
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +15,8 @@ from support.tool_server import INJECTION
 from agentrl.config.sections import RolloutSection, SamplingSection
 from agentrl.errors import ConfigError, InferenceError, ToolError
 from agentrl.renderers.renderer import Renderer
-from agentrl.rollout import MCPSampler, RolloutResult
+from agentrl.renderers.reply import Reply
+from agentrl.rollout import MCPSampler, RolloutResult, async_sampler
 from agentrl.schema import DispatchedSamplingTask, MCPTask, rebuild_prompts
 from agentrl.store import TrajectoryStore
 
@@ -51,6 +54,26 @@ async def test_a_tool_call_leads_to_its_result_and_then_to_an_answer(
     assert first.output_ids[-1] == renderer.stop_token_ids[0]
     assert first.version_spans[0].version == 3
     assert_prompts_as_sent(turns, engine)
+
+
+async def test_a_long_reply_is_parsed_off_the_event_loop(
+    store: TrajectoryStore, renderer: Renderer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[threading.Thread] = []
+    parse = Renderer.parse
+
+    def noted(*args: Any, **named: Any) -> Reply:
+        threads.append(threading.current_thread())
+        return parse(*args, **named)
+
+    monkeypatch.setattr(Renderer, "parse", noted)
+    monkeypatch.setattr(async_sampler, "_LONG_REPLY_TOKENS", 25)
+    with serve_script(renderer, replies("word " * 20, ANSWER)) as engine:
+        await begin_run(store, engine, TASK)
+        async with open_play(store, engine, None) as context:
+            result, _ = await play(store, context)
+    assert result == RolloutResult("answered", "7")
+    assert [thread is threading.main_thread() for thread in threads] == [False, True]
 
 
 async def test_a_task_that_could_not_be_scored_is_not_played(

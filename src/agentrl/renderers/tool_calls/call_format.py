@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
 
 _MAX_DEPTH = 32
+_WINDOW = 4096
+_LONGEST_WORD = 16
+"""More characters than a JSON word or an escape sequence has, which a cut may break."""
 _MAX_INT = 2**63
 
 Tools = Sequence[Mapping[str, Any]]
@@ -35,7 +38,8 @@ class CallSection(NamedTuple):
 
 Scanner = Callable[[str, int, Tools], CallSection | None]
 """`(text, start, tools)`: the next section at or behind `start`, or None. It never raises: a call
-that cannot be read carries `format_error`."""
+that cannot be read carries `format_error`. It takes time in proportion to the text at most: what
+models write is repetitive, and samplers read it."""
 
 
 class FormatError(Exception):
@@ -51,19 +55,22 @@ def refused(error: FormatError) -> ParsedCall:
     return ParsedCall(error.name if _unstorable(error.name, 0) is None else "", {}, str(error))
 
 
+_SPACE = re.compile(r"\s*")
+
+
 def skip_space(text: str, position: int) -> int:
     """Return the position of the first character that is no white space, from `position`."""
-    while position < len(text) and text[position].isspace():
-        position += 1
-    return position
+    space = _SPACE.match(text, position)
+    return position if space is None else space.end()
 
 
 def block_end(text: str, inside: int, open_: str, close: str) -> int:
     """Return where to read on behind a block that cannot be read."""
-    end, again = text.find(close, inside), text.find(open_, inside)
-    if end >= 0 and (again < 0 or end < again):
-        return end + len(close)
-    return again if again >= 0 else len(text)
+    # The search for the end stops at the next block: n blocks without an end are searched once.
+    again = text.find(open_, inside)
+    until = len(text) if again < 0 else again
+    end = text.find(close, inside, until)
+    return until if end < 0 else end + len(close)
 
 
 def _refuse_constant(name: str) -> NoReturn:
@@ -77,18 +84,38 @@ _DECODER = json.JSONDecoder(strict=False, parse_constant=_refuse_constant)
 def decode_json(text: str, start: int) -> tuple[object, int]:
     """Return the JSON value at `start` and the position behind it.
 
+    The decoder numbers the lines of all text before an error. It is shown no more of the text than
+    the value needs, so that a reply with n errors is not counted through n times.
+
     Raises:
         FormatError: there is none.
     """
+    size = _WINDOW
+    while True:
+        shown = text[start : start + size]
+        value, end, reason = _decoded(shown)
+        is_whole = start + size >= len(text)
+        # A mistake near the end, or a string without one, may come from the cut.
+        if is_whole or (reason is None and end < len(shown)):
+            break
+        if reason is not None and end < len(shown) - _LONGEST_WORD and "Unterminated" not in reason:
+            break
+        size *= 2
+    if reason is not None:
+        raise FormatError(f"invalid JSON: {reason}")
+    return value, start + end
+
+
+def _decoded(text: str) -> tuple[object, int, str | None]:
+    """Return the JSON value at the beginning, where it ends, and what is wrong with it, if it is."""
     try:
-        return _DECODER.raw_decode(text, start)
+        return *_DECODER.raw_decode(text), None
     except json.JSONDecodeError as error:
-        reason = f"invalid JSON: {error.msg} (character {error.pos - start} of the call)"
-        raise FormatError(reason) from None
+        return None, error.pos, f"{error.msg} (character {error.pos} of the call)"
     except ValueError:
-        raise FormatError("invalid JSON: a number has too many digits") from None
+        return None, 0, "a number has too many digits"
     except RecursionError:
-        raise FormatError("invalid JSON: nested too deeply") from None
+        return None, 0, "nested too deeply"
 
 
 def decode_object(text: str, start: int, behind: str) -> tuple[dict[str, Any], int]:
@@ -151,7 +178,7 @@ def _unstorable(value: object, depth: int) -> str | None:
         return "a number does not fit 64 bits"
     if isinstance(value, float) and value in (float("inf"), float("-inf")):
         return "a number is too large"
-    if isinstance(value, str) and any("\ud800" <= char <= "\udfff" for char in value):
+    if isinstance(value, str) and _SURROGATE.search(value):
         return "a string holds half of a surrogate pair"
     if isinstance(value, dict):
         if any("\0" in key for key in value):
@@ -164,6 +191,7 @@ def _unstorable(value: object, depth: int) -> str | None:
     return next((why for item in items if (why := _unstorable(item, depth + 1))), None)
 
 
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyz"
 
 

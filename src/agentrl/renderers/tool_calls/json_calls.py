@@ -25,8 +25,9 @@ _CODE, _CODE_END = "<code>", "</code>"
 _PYTHON_TAG = "<|python_tag|>"
 _TOOL_CALLS = "[TOOL_CALLS]"
 # Where a Mistral call gives name, id and arguments one after the other.
-_NAMED = re.compile(r"\s*([\w./-]+)\s*(?:\[CALL_ID\]\s*(\w+)\s*)?(?:\[ARGS\])?\s*(?=\{)")
+_NAMED = re.compile(r"\s*+([\w./-]++)\s*+(?:\[CALL_ID\]\s*+(\w++)\s*+)?(?:\[ARGS\]\s*+)?(?=\{)")
 _OPENAI_START = re.compile(r'[{\[]\s*(?:\{\s*)?"(?:tool_calls|id|type|function)"')
+_CODE_CLOSE = re.compile(rf"{_CODE_END}\s*+(?={_CLOSE})")
 _LLAMA_START = re.compile(r'\{\s*"(?:type|name)"')
 
 
@@ -62,7 +63,7 @@ def _with_code(text: str, call: ParsedCall, start: int) -> tuple[ParsedCall, int
     if not text.startswith(_CODE, start):
         return call, start
     # Code may hold either closing tag; both together end the call.
-    match = re.compile(rf"{_CODE_END}\s*(?={_CLOSE})").search(text, start)
+    match = _CODE_CLOSE.search(text, start)
     if match is None:
         raise FormatError(f"expected {_CODE_END} and {_CLOSE} after {_CODE}")
     code = text[start + len(_CODE) : match.start()].strip("\n")

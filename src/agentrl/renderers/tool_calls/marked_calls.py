@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 from agentrl.renderers.tool_calls.call_format import (
@@ -22,7 +23,7 @@ _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _FUNCTION = re.compile(r"\s*<function=([^>\n]*)>")
 _PARAMETER = re.compile(r"\s*<parameter=([^>\n]*)>")
 # A value may hold any of these tags, but hardly two of them in the order that ends it.
-_PARAMETER_END = re.compile(r"</parameter>\s*(?=<parameter=|</function>\s*</tool_call>)")
+_PARAMETER_END = re.compile(r"</parameter>\s*+(?=<parameter=|</function>\s*+</tool_call>)")
 _FUNCTION_END = re.compile(r"\s*</function>\s*</tool_call>")
 
 _GLM_NAME = re.compile(r"\s*([^\s<][^\n<]*)")
@@ -33,7 +34,7 @@ _KIMI_SECTION, _KIMI_SECTION_END = "<|tool_calls_section_begin|>", "<|tool_calls
 _KIMI_CALL, _KIMI_END = "<|tool_call_begin|>", "<|tool_call_end|>"
 _KIMI_ARGUMENTS = "<|tool_call_argument_begin|>"
 _KIMI_HEAD = re.compile(
-    rf"\s*((?:functions\.)?([^\s:<]+?)(?::\d+)?)\s*{re.escape(_KIMI_ARGUMENTS)}\s*"
+    rf"\s*+((?:functions\.)?([^\s:<]++)(?::\d++)?)\s*+{re.escape(_KIMI_ARGUMENTS)}\s*+"
 )
 
 _DEEPSEEK_SECTION = "<｜tool▁calls▁begin｜>"  # noqa: RUF001
@@ -46,7 +47,7 @@ _DEEPSEEK_TOKENS = (
     *(_DEEPSEEK_SECTION, _DEEPSEEK_SECTION_END),
     *(_DEEPSEEK_CALL, _DEEPSEEK_END, _DEEPSEEK_SEPARATOR),
 )
-_FENCED = re.compile(r"\s*([^\n`{<]+?)\s*\n\s*```(?:json)?\s*(?=\{)")
+_FENCED = re.compile(r"\s*+([^\n`{<]++)\n\s*+```(?:json)?\s*+(?=\{)")
 
 
 def scan_qwen3_coder(text: str, start: int, tools: Tools) -> CallSection | None:
@@ -160,7 +161,7 @@ def _deepseek_call(text: str, position: int) -> tuple[ParsedCall, int]:
         if fence is None:
             arguments, end = decode_object(text, skip_space(text, position), _DEEPSEEK_SEPARATOR)
         else:
-            name = fence[1]
+            name = fence[1].strip()
             arguments, end = decode_object(text, fence.end(), "the fence")
             end = _closed(text, end, "```")
         return checked(name, arguments), _closed(text, end, _DEEPSEEK_END)
@@ -183,10 +184,10 @@ def _scan_calls(
     read: Callable[[str, int], tuple[ParsedCall, int]],
 ) -> CallSection | None:
     """Read the calls of a section; its own begin and end may be missing."""
-    found = [at for mark in (section[0], open_) if (at := text.find(mark, start)) >= 0]
-    if not found:
+    found = _first_of((section[0], open_)).search(text, start)
+    if found is None:
         return None
-    begin = position = min(found)
+    begin = position = found.start()
     if text.startswith(section[0], begin):
         position = skip_space(text, begin + len(section[0]))
     calls: list[ParsedCall] = []
@@ -196,10 +197,8 @@ def _scan_calls(
             call, position = read(text, inside)
         except FormatError as error:
             call = refused(error)
-            position = min(
-                at if (at := text.find(mark, inside)) >= 0 else len(text)
-                for mark in (open_, section[1])
-            )
+            following = _first_of((open_, section[1])).search(text, inside)
+            position = len(text) if following is None else following.start()
         calls.append(call)
         position = skip_space(text, position)
     if not calls:
@@ -208,6 +207,12 @@ def _scan_calls(
     if text.startswith(section[1], position):
         end = position + len(section[1])
     return CallSection(begin, calls, end)
+
+
+@cache
+def _first_of(marks: tuple[str, ...]) -> re.Pattern[str]:
+    # One search for all: one for each would run to the end of the text for a mark that is missing.
+    return re.compile("|".join(map(re.escape, marks)))
 
 
 QWEN3_CODER = ToolCallFormat(

@@ -12,6 +12,7 @@ from agentrl.renderers.thinking import has_finished_thinking, without_thinking
 from agentrl.schema import Message
 
 _SECONDS_BETWEEN = 0.05
+_PAUSE_PER_READING = 9
 _OPENERS = "<[{"
 """What tool calls and thinking begin with."""
 _LONGEST_OPENER = 40
@@ -100,14 +101,17 @@ class DeltaStream:
     def update(self, ids: np.ndarray) -> None:
         """Send what was added; at most every 50 ms, as all ids are parsed each time.
 
+        A long reply is parsed less often: that takes a tenth of the event loop's time at most.
+
         Args:
             ids: all ids so far, int32 [T].
         """
         now = time.monotonic()
         if now < self._due:
             return
-        self._due = now + _SECONDS_BETWEEN
         reply = self._read(ids)
+        read = time.monotonic()
+        self._due = read + max(_SECONDS_BETWEEN, _PAUSE_PER_READING * (read - now))
         content = reply.content
         if reply.reasoning.strip():
             content = content.lstrip()

@@ -16,7 +16,7 @@ from support.play import begin_run, tool_call
 from agentrl.errors import StoreError
 from agentrl.inference.dialects.dialect import Remainder
 from agentrl.inference.dialects.session import DELTA_KINDS, Delta
-from agentrl.renderers import Renderer
+from agentrl.renderers import Renderer, Reply
 from agentrl.rollout import RolloutResult
 from agentrl.rollout.agent import AgentEndpoint, reply_delivery
 from agentrl.rollout.agent.reply_delivery import DeltaStream, as_delivered
@@ -32,6 +32,26 @@ WORDS = "The answer is near: <answer>7</answer>"
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Send every token, however fast they come."""
     monkeypatch.setattr(reply_delivery, "_SECONDS_BETWEEN", 0.0)
+    monkeypatch.setattr(reply_delivery, "_PAUSE_PER_READING", 0)
+
+
+def test_a_reply_that_takes_long_to_parse_is_parsed_less_often(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(reply_delivery, "_PAUSE_PER_READING", 9)
+    clock, num_readings = 0.0, 0
+
+    def parse(ids: np.ndarray) -> Reply:
+        nonlocal clock, num_readings
+        clock, num_readings = clock + 1.0, num_readings + 1
+        return Reply(text="x", content="x", reasoning="", tool_calls=())
+
+    monkeypatch.setattr(reply_delivery.time, "monotonic", lambda: clock)
+    stream = DeltaStream(parse, lambda delta: None)
+    for _ in range(40):
+        stream.update(np.array([1]))
+        clock += 0.5
+    assert num_readings == 3  # of one second each, in 23 seconds
 
 
 async def chat(client: openai.AsyncOpenAI, endpoint: AgentEndpoint) -> AsyncIterator[str]:

@@ -1,0 +1,186 @@
+"""Whatever a model writes is read in time that grows with its length, not with its square.
+
+Every reader of sampled text is held against texts that repeat its marks, leave them open, or put
+endless filling behind them.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agentrl.renderers.reply import parse_reply
+from agentrl.renderers.thinking import split_reasoning
+from agentrl.renderers.tool_calls.call_format_registry import get_tool_call_format
+from agentrl.rewards import extract_answer
+from agentrl.rewards.judge import parse_verdict
+from agentrl.rewards.text_scorers import gaia_equal, gaia_reward_func, normalise
+
+Reader = Callable[[str], object]
+
+SIZES = (1_000, 4_000, 16_000, 64_000)
+GROWTH = 8.0
+"""Four times the text may take this many times as long: processor time is noisy."""
+UNNOTICED_SECONDS = 0.02
+TOOLS = [
+    {
+        "type": "function",
+        "function": {"name": "f", "parameters": {"properties": {"p": {"type": "integer"}}}},
+    }
+]
+THINKING = ("<think>", "</think>", "<think></think>", "x</think>")
+XML_CALL = "<tool_call><function=f><parameter=p>"
+GLM_CALL = "<tool_call>f<arg_key>p</arg_key><arg_value>"
+DEEPSEEK_CALL = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>"  # noqa: RUF001
+FORMATS = {
+    "hermes": (
+        *("<tool_call>", '<tool_call>{"', '<tool_call>{"name":"f","a":', "</tool_call>"),
+        *('<tool_call>{"name":"f"}<code>', "</code>", "<tool_call></tool_call>"),
+        '<tool_call>{"name":"f","arguments":{"code":"x"}}<code>',
+        '<think><tool_call>{"name":"f"}<code></think>',
+    ),
+    "qwen3_coder": (
+        *("<tool_call>", XML_CALL, f"{XML_CALL}1</parameter>", "</parameter>", "<function="),
+        *(f"{XML_CALL}1</parameter></function>", f"<think>{XML_CALL}</think>"),
+        "<tool_call><function=f></function></tool_call>",
+    ),
+    "glm45": (
+        *("<tool_call>", GLM_CALL, f"{GLM_CALL}</arg_value>", "<tool_call>f", "</arg_value>"),
+        *("<tool_call>f<arg_key>", f"<think>{GLM_CALL}</think>"),
+    ),
+    "llama3": ("<|python_tag|>", '<|python_tag|>{"name":"f"};', '{"name"', '{"name":1}</think>'),
+    "mistral": (
+        *("[TOOL_CALLS]", "[TOOL_CALLS]name", "[TOOL_CALLS]name[CALL_ID]", "[TOOL_CALLS]["),
+        *("[TOOL_CALLS]name[CALL_ID]a1[ARGS]", "[TOOL_CALLS]f{}", '[TOOL_CALLS]f{"":"'),
+    ),
+    "openai": ('{"id"</think>', '{"tool_calls":[', '[{"id":1},', '{"id":"', '[{"function":'),
+    "kimi_k2": (
+        *("<|tool_calls_section_begin|>", "<|tool_call_begin|>", "<|tool_calls_section_end|>"),
+        *("<|tool_call_begin|>functions.f:0", "<|tool_call_begin|>functions.f:0 "),
+        "<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>",
+        "<|tool_call_begin|>f:0<|tool_call_argument_begin|>{}<|tool_call_end|>",
+        "<|tool_call_begin|>f:0<|tool_call_argument_begin|>{}<|tool_call_end|>x",
+    ),
+    "deepseekv3": (
+        *("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁calls▁end｜>"),  # noqa: RUF001
+        *(DEEPSEEK_CALL, f"{DEEPSEEK_CALL}f\n```", f"{DEEPSEEK_CALL}f\n```json\n{{"),
+    ),
+    "pythonic": (
+        *("<|python_start|>", "<|python_start|>[f(a='", "<|python_start|>[f(a=1)]<|python_end|>"),
+        *("[f(", "[f(a=[", "[f(a='\\N{", "[f(a=1, ", "<|python_start|>x<|python_end|>", "[f(),"),
+        *("[f</think>", "[f(a='\\x", "[f(a=1"),
+    ),
+    "minicpm": (
+        *("<|tool_call_start|>", "<|tool_call_start|>\n```python\n", "<|tool_call_start|>f();"),
+        *("<|tool_call_start|>x<|tool_call_end|>", "<|tool_call_start|>f(a='"),
+    ),
+}
+FILLING = (" ", "\n", "a", "\\", "{", "[", "(", "9", '"', "'", "<", ".", "\u0301\u0316", "\\N{")
+
+
+def reply_reader(format_: str, *, inside: bool) -> Reader:
+    return lambda text: parse_reply(
+        text, get_tool_call_format(format_), starts_inside=inside, tools=TOOLS
+    )
+
+
+READERS: dict[str, tuple[Reader, tuple[str, ...]]] = {
+    **{name: (reply_reader(name, inside=False), marks) for name, marks in FORMATS.items()},
+    "thinking": (split_reasoning, ()),
+    "boxed": (
+        lambda text: extract_answer(text, "boxed"),
+        ("\\boxed", "\\boxed{", "\\boxed{}", "\\boxed {", "\\fbox{", "\\boxed{\\{", "{}", "}"),
+    ),
+    "answer": (extract_answer, ("<answer>", "</answer>", "<answer></answer>")),
+    "first answer": (
+        lambda text: gaia_reward_func("", text, "1"),
+        ("<answer>", "</answer>", "<answer></answer"),
+    ),
+    "verdict": (
+        parse_verdict,
+        (
+            "```",
+            "```json",
+            "```json\n{",
+            "correct ",
+            "not ",
+            "n't",
+            '{"verdict":"',
+            "正确",
+            '{"a":',
+        ),
+    ),
+    "em": (normalise, ("a ", "the", "e\u0301", "\ufdfa", "\u0301\u0316")),
+    "gaia": (lambda text: gaia_equal(text, "1,x"), (",", "1,", "$", "1e9,")),
+}
+
+
+BEGUN = {f"{name}, begun": (reply_reader(name, inside=True), m) for name, m in FORMATS.items()}
+
+
+def hostile_texts(marks: tuple[str, ...]) -> Iterator[tuple[str, Callable[[int], str]]]:
+    """Yield a name and a maker of texts of any length."""
+    for mark in (*THINKING, *marks):
+        yield f"{mark!r} again and again", lambda size, m=mark: repeated(m, size)
+        yield f"{mark[:-1]!r} again and again", lambda size, m=mark: repeated(m[:-1] or "x", size)
+        yield f"{mark!r} and its end", lambda size, m=mark: repeated(m, size) + "}</answer>"
+        for char in FILLING:
+            yield f"{mark!r} and {char!r}", lambda size, m=mark, c=char: m + repeated(c, size)
+            yield (
+                f"{mark!r} and {char!r} again and again",
+                lambda size, m=mark, c=char: repeated(m + 3 * c, size),
+            )
+    for first, second in pairwise(marks):
+        yield (
+            f"{first!r}, {second!r} nested",
+            lambda size, a=first, b=second: repeated(a, size // 2) + repeated(b, size // 2),
+        )
+
+
+def repeated(text: str, size: int) -> str:
+    return text * (size // len(text))
+
+
+def seconds(read: Reader, text: str) -> float:
+    begin = time.thread_time()
+    read(text)
+    return time.thread_time() - begin
+
+
+def check_growth(read: Reader, make: Callable[[int], str], what: str) -> None:
+    before, shorter = 0.0, ""
+    for size in SIZES:
+        text = make(size)
+        spent = seconds(read, text)
+        if spent > max(GROWTH * before, UNNOTICED_SECONDS):
+            spent = min(spent, *(seconds(read, text) for _ in range(2)))
+            before = max(seconds(read, shorter) for _ in range(3))
+            bound = max(GROWTH * before, UNNOTICED_SECONDS)
+            assert spent <= bound, f"{what}: {size} characters took {spent:.2f} s"
+        before, shorter = spent, text
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("reader", READERS)
+def test_time_grows_with_the_length_of_the_text(reader: str) -> None:
+    read, marks = READERS[reader]
+    for what, make in hostile_texts(marks):
+        check_growth(read, make, what)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("reader", READERS | BEGUN)
+def test_time_grows_with_the_length_of_random_repetitions(reader: str) -> None:
+    read, marks = (READERS | BEGUN)[reader]
+    fragments = st.sampled_from([*THINKING, *marks, *FILLING, *"}])>,:;=", "<answer>", "x" * 30])
+
+    @settings(max_examples=25, deadline=None)
+    @given(st.text(max_size=3), st.lists(fragments, min_size=1, max_size=5), fragments)
+    def check(begin: str, unit: list[str], end: str) -> None:
+        text = "".join(unit)
+        check_growth(read, lambda size: begin + repeated(text, size) + end, repr(text))
+
+    check()
