@@ -24,6 +24,19 @@ _CHUNK_BYTES = 2**16
 _MAX_CACHED_BYTES = 64 * 2**20
 _MAX_CACHED_ADDRESSES = 4096
 _Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+_GLOBAL_UNICAST = ipaddress.IPv6Network("2000::/3")
+# Python takes some of these for global. Tunnels reach an IPv4 network of their own choice.
+_NOT_PUBLIC = [
+    ipaddress.ip_network(text)
+    for text in (
+        "2001::/32",  # Teredo
+        "2002::/16",  # 6to4
+        "168.63.129.16/32",  # the host of an Azure machine
+        "192.0.0.0/24",  # protocol assignments; the metadata service of Oracle's cloud
+        "192.88.99.0/24",  # 6to4 relays
+    )
+]
 
 
 class ImageLibrary:
@@ -119,8 +132,13 @@ async def _fetch(url: str, *, max_bytes: int, networks: Sequence[_Network]) -> b
     try:
         async with (
             aiohttp.ClientSession(connector=connector, timeout=timeout) as http,
-            http.get(url, raise_for_status=True) as response,
+            # The bound counts the bytes that arrive, so none may be compressed.
+            http.get(
+                url, raise_for_status=True, headers={"accept-encoding": "identity"}
+            ) as response,
         ):
+            if (encoding := response.headers.get("content-encoding", "identity")) != "identity":
+                raise ValueError(f"is sent compressed ({encoding})")
             async for chunk in response.content.iter_chunked(_CHUNK_BYTES):
                 data += chunk
                 if len(data) > max_bytes:
@@ -143,7 +161,16 @@ def _checked_socket(info: tuple[Any, ...], networks: Sequence[_Network]) -> sock
 
 def _is_allowed(text: str, networks: Sequence[_Network]) -> bool:
     address = ipaddress.ip_address(text.partition("%")[0])
-    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
-        address = address.ipv4_mapped
-    is_public = address.is_global and not address.is_multicast
-    return is_public or any(address in network for network in networks)
+    if isinstance(address, ipaddress.IPv6Address):
+        if address.ipv4_mapped is not None:
+            address = address.ipv4_mapped
+        elif address in _NAT64:
+            address = ipaddress.IPv4Address(int(address) & 0xFFFF_FFFF)
+    return _is_public(address) or any(address in network for network in networks)
+
+
+def _is_public(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
+    if address.version == 6 and address not in _GLOBAL_UNICAST:
+        return False
+    is_reserved = any(address in network for network in _NOT_PUBLIC)
+    return address.is_global and not address.is_multicast and not is_reserved

@@ -1,6 +1,7 @@
 """Rollouts that show images to a model, from the question and from tools."""
 
 import base64
+import ipaddress
 import threading
 from collections.abc import Iterator
 from functools import partial
@@ -20,7 +21,7 @@ from agentrl.config.command_line import parse_flags
 from agentrl.config.sections import RolloutSection
 from agentrl.errors import ConfigError, RenderError
 from agentrl.renderers.renderer import Renderer
-from agentrl.rollout import Conversation, RolloutResult
+from agentrl.rollout import Conversation, RolloutResult, image_library
 from agentrl.rollout.image_library import ImageLibrary
 from agentrl.schema import (
     DispatchedSamplingTask,
@@ -32,6 +33,32 @@ from agentrl.schema.image import image_part
 from agentrl.store import TrajectoryStore
 
 ANSWER = "<answer>7</answer>"
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        *("64:ff9b::169.254.169.254", "64:ff9b::127.0.0.1", "64:ff9b:1::8.8.8.8", "2002:7f00:1::"),
+        *("2002:a9fe:a9fe::1", "fec0::1", "::127.0.0.1", "::8.8.8.8", "::ffff:10.0.0.1", "::1"),
+        *("2001:0:4136:e378::1", "192.0.0.192", "168.63.129.16", "::ffff:168.63.129.16"),
+        *("100.100.100.200", "169.254.169.254", "fd00::1", "fe80::1%eth0", "0.0.0.0", "::"),
+        *("224.0.0.1", "ff02::1", "255.255.255.255", "192.88.99.1", "::ffff:0:127.0.0.1"),
+    ],
+)
+def test_no_way_of_writing_an_address_leads_to_a_private_network(address: str) -> None:
+    assert not image_library._is_allowed(address, ())
+
+
+@pytest.mark.parametrize(
+    "address", ["8.8.8.8", "2606:4700::1111", "::ffff:8.8.8.8", "64:ff9b::8.8.8.8"]
+)
+def test_public_addresses_may_be_connected_to(address: str) -> None:
+    assert image_library._is_allowed(address, ())
+
+
+def test_a_network_may_be_allowed_by_the_user() -> None:
+    allowed = (ipaddress.ip_network("192.0.0.0/24"),)
+    assert image_library._is_allowed("192.0.0.192", allowed)
 
 
 LOOPBACK = (ip_network("127.0.0.1/32"),)
