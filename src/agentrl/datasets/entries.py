@@ -12,6 +12,7 @@ import json
 import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, TextIO, cast
 
@@ -20,7 +21,16 @@ from agentrl.errors import DatasetError
 _CHUNK_CHARS = 1 << 16
 _WHITESPACE = " \t\r\n"
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
-_MAX_CELL_CHARS = 1 << 27
+_MAX_ENTRY_CHARS = 1 << 27
+"""Longest line, element of a list or cell; a compressed file of a megabyte may unpack to more."""
+_PARQUET_ROWS = 64
+_MAX_BATCH_BYTES = 1 << 30
+_MAX_UNPACKING = 500
+"""How many times its size a Parquet file may say that it unpacks to, from a gigabyte on."""
+
+
+_TOO_LONG = f"longer than {_MAX_ENTRY_CHARS >> 20} Mi characters"
+_TOO_MANY_DIGITS = "not usable JSON: a number has too many digits"
 
 
 class BadEntry(DatasetError):
@@ -43,6 +53,8 @@ def read_entries(source: Path) -> Iterator[Entry]:
         DatasetError: it is missing, unreadable, or needs a package that is not installed.
     """
     kind = _kind(source)
+    if source.exists() and not (source.is_file() or source.is_dir()):
+        raise DatasetError(f"{source}: a device or a pipe; give a file, which is read twice")
     if kind == ".parquet":
         yield from _checked(source, _parquet)
     elif kind in _DELIMITERS:
@@ -85,7 +97,10 @@ def _json(path: Path) -> Iterator[Entry]:
         if first == "[":
             yield from _json_list(path, file)
             return
-        for number, line in enumerate(file, start=1):
+        lines = iter(partial(file.readline, _MAX_ENTRY_CHARS + 1), "")
+        for number, line in enumerate(lines, start=1):
+            if len(line) > _MAX_ENTRY_CHARS:
+                raise DatasetError(f"{path}: line {number}: {_TOO_LONG}")
             if line.strip():
                 yield f"line {number}", _decoded(line)
 
@@ -95,6 +110,8 @@ def _decoded(line: str) -> Any:
         return json.loads(line)
     except json.JSONDecodeError as error:
         return BadEntry(f"not valid JSON: {error.msg} (column {error.colno})")
+    except ValueError:
+        return BadEntry(_TOO_MANY_DIGITS)
     except RecursionError:
         return BadEntry("not usable JSON: nested too deeply")
 
@@ -161,12 +178,16 @@ def _element(path: Path, window: _Window, decode: Callable[[str], tuple[Any, int
         try:
             value, end = decode(window.text)
         except json.JSONDecodeError as error:
+            if len(window.text) > _MAX_ENTRY_CHARS:
+                raise DatasetError(f"{path}: line {window.line}: {_TOO_LONG}") from None
             if window.more():
                 continue
             line = window.line + window.text.count("\n", 0, error.pos)
             raise DatasetError(
                 f"{path}: line {line}: not valid JSON: {error.msg} (column {error.colno})"
             ) from None
+        except ValueError:
+            raise DatasetError(f"{path}: line {window.line}: {_TOO_MANY_DIGITS}") from None
         except RecursionError:
             raise DatasetError(
                 f"{path}: line {window.line}: not usable JSON: nested too deeply"
@@ -180,7 +201,7 @@ def _element(path: Path, window: _Window, decode: Callable[[str], tuple[Any, int
 
 def _csv(path: Path) -> Iterator[Entry]:
     # The module's limit of 128 KiB a cell is shorter than many system prompts with tools.
-    csv.field_size_limit(min(_MAX_CELL_CHARS, sys.maxsize))
+    csv.field_size_limit(min(_MAX_ENTRY_CHARS, sys.maxsize))
     with _opened(path, newline="") as file:
         rows = csv.DictReader(file, strict=True, delimiter=_DELIMITERS[_kind(path)])
         rows.fieldnames = [name.strip() for name in rows.fieldnames or ()]
@@ -205,7 +226,19 @@ def _parquet(path: Path) -> Iterator[Entry]:
     number = 0
     try:
         with path.open("rb") as opened, module.ParquetFile(opened) as file:
-            for batch in file.iter_batches(batch_size=1024):
+            groups = (file.metadata.row_group(at) for at in range(file.metadata.num_row_groups))
+            unpacked = sum(group.total_byte_size for group in groups)
+            if unpacked > max(_MAX_BATCH_BYTES, _MAX_UNPACKING * path.stat().st_size):
+                raise DatasetError(
+                    f"{path}: unpacks to {unpacked >> 20} MiB, more than {_MAX_UNPACKING} times "
+                    "its size"
+                )
+            for batch in file.iter_batches(batch_size=_PARQUET_ROWS):
+                if batch.nbytes > _MAX_BATCH_BYTES:
+                    raise DatasetError(
+                        f"{path}: row {number + 1}: {_PARQUET_ROWS} rows have more than "
+                        f"{_MAX_BATCH_BYTES >> 20} MiB"
+                    )
                 for row in batch.to_pylist():
                     number += 1
                     yield f"row {number}", row

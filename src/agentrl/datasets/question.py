@@ -227,7 +227,11 @@ def _address(image: object, folder: Path) -> str:
         if image.startswith("data:"):
             image_from_data_url(image)
             return image
-        return image_from_bytes((folder / image).read_bytes()).data_url
+        file = folder / image
+        if file.exists() and not file.is_file():
+            raise ValueError("not a file")
+        with file.open("rb") as opened:
+            return image_from_bytes(opened.read(_MAX_IMAGE_CHARS)).data_url
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise BadEntry(f"image {str(image)[:80]!r}: {reason}") from None

@@ -2,6 +2,7 @@ import gzip
 import importlib
 import json
 import os
+import re
 import subprocess
 import sys
 import tracemalloc
@@ -15,6 +16,7 @@ import pytest
 from support.tool_server import picture
 
 from agentrl.config.sections import DataSection
+from agentrl.datasets import entries
 from agentrl.datasets.entries import read_entries
 from agentrl.datasets.question_files import QuestionFile, load_questions
 from agentrl.datasets.task_stream import tasks_from_questions, train_tasks
@@ -352,3 +354,108 @@ def test_an_abandoned_epoch_leaves_nothing_open(tmp_path: Path) -> None:
     tasks: Iterator[Any] = train_tasks(DataSection(train_file=tmp_path / "d.jsonl"), seed=1)
     next(tasks)
     del tasks  # an open spool would be reported as a leaked file
+
+
+def no_file(tmp_path: Path) -> Path:
+    path = tmp_path / "pipe.jsonl"
+    os.mkfifo(path)
+    return path
+
+
+def endless_line(tmp_path: Path) -> Path:
+    path = tmp_path / "line.jsonl.gz"
+    with gzip.open(path, "wb", compresslevel=1) as file:
+        for _ in range(1500):
+            file.write(b"x" * 2**20)
+    return path
+
+
+def endless_element(tmp_path: Path) -> Path:
+    path = tmp_path / "list.json.gz"
+    with gzip.open(path, "wb", compresslevel=1) as file:
+        file.write(b'["')
+        for _ in range(1500):
+            file.write(b"x" * 2**20)
+    return path
+
+
+def parquet_bomb(tmp_path: Path) -> Path:
+    pa, parquet = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
+    path = tmp_path / "bomb.parquet"
+    cell = "x" * 2**22
+    table = pa.table({"question": pa.array([cell] * 400)})
+    parquet.write_table(table, path, use_dictionary=False, compression="zstd")
+    return path
+
+
+def repeated_cells(tmp_path: Path) -> Path:
+    pa, parquet = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
+    path = tmp_path / "cells.parquet"
+    cells = pa.DictionaryArray.from_arrays(pa.array([0] * 64, pa.int32()), ["x" * 2**25])
+    parquet.write_table(pa.table({"question": cells}), path, store_schema=False)
+    return path
+
+
+@pytest.mark.parametrize("make", [no_file, lambda _: Path("/dev/zero")])
+def test_a_device_or_a_pipe_is_refused(tmp_path: Path, make: Callable[[Path], Path]) -> None:
+    with pytest.raises(DatasetError, match="a device or a pipe; give a file"):
+        list(read_entries(make(tmp_path)))
+
+
+@pytest.mark.parametrize("text", ["x" * 5000, '["' + "x" * 200_000])
+def test_an_entry_beyond_the_bound_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    monkeypatch.setattr(entries, "_MAX_ENTRY_CHARS", 4096)
+    path = tmp_path / "q.jsonl"
+    path.write_text(text)
+    with pytest.raises(DatasetError, match="line 1: longer than"):
+        list(read_entries(path))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (endless_line, "line 1: longer than 128 Mi characters"),
+        (endless_element, "line 1: longer than 128 Mi characters"),
+        (parquet_bomb, "unpacks to 1600 MiB, more than 500 times its size"),
+        (repeated_cells, "row 1: 64 rows have more than 1024 MiB"),
+    ],
+)
+def test_a_file_without_end_is_refused_in_one_line_and_little_memory(
+    tmp_path: Path, make: Callable[[Path], Path], reason: str
+) -> None:
+    path = make(tmp_path)
+    script = (
+        "import resource, sys; from agentrl.datasets.entries import read_entries;"
+        "from agentrl.errors import DatasetError; from pathlib import Path\n"
+        "try:\n for entry in read_entries(Path(sys.argv[1])): pass\n"
+        "except DatasetError as error: print(error)\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", script, str(path)], capture_output=True, text=True, timeout=60
+    )
+    said, megabytes = run.stdout.splitlines()
+    assert re.search(reason, said), run.stderr
+    assert int(megabytes) < 6000
+
+
+@pytest.mark.parametrize("form", ["%s\n", "[%s]"])
+def test_a_number_of_five_thousand_digits_is_refused(tmp_path: Path, form: str) -> None:
+    path = tmp_path / "q.jsonl"
+    path.write_text(form % ('{"question": "x", "answer": ' + "9" * 5000 + "}"))
+    with pytest.raises(DatasetError, match="a number has too many digits"):
+        load_questions(path, DataSection())
+
+
+@pytest.mark.parametrize("kind", ["/dev/zero", "pipe", "folder"])
+def test_an_image_that_is_no_file_is_a_bad_line(tmp_path: Path, kind: str) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "folder").mkdir()
+    path = tmp_path / "q.jsonl"
+    path.write_text(json.dumps({"question": "x", "answer": "y", "image": kind}))
+    with pytest.raises(DatasetError, match=f"line 1: image '{kind}': not a file"):
+        load_questions(path, DataSection())
