@@ -9,6 +9,7 @@ A failed tool answers with status 200 and `{"status_code": 500, "detail": "..."}
 `error` inside `content`. Both are the tool's own errors, which the model sees.
 """
 
+import asyncio
 import base64
 import binascii
 import json
@@ -21,6 +22,7 @@ import httpx
 from mcp.types import CallToolResult, ContentBlock, ImageContent, TextContent, Tool
 
 from agentrl.errors import CallTimedOut, InvalidResult, ToolError
+from agentrl.tools.admission import MAX_MESSAGE_BYTES, excess, listing_problem
 from agentrl.tools.json_repair import repaired
 from agentrl.tools.server_config import McpServer, ToolsConfig, http_headers
 from agentrl.tools.server_failures import CircuitBreaker, describe, pause_before_retry
@@ -78,6 +80,9 @@ class Aggregator:
         for tool in tools:
             server, parsed = self._parse_tool(tool, listed)
             listed[server].append(parsed)
+        for tools_of_one in listed.values():
+            if (problem := listing_problem(tools_of_one)) is not None:
+                raise self._error(problem, None)
         return listed
 
     async def call(self, server: str, tool: str, arguments: Mapping[str, Any]) -> CallToolResult:
@@ -129,29 +134,43 @@ class Aggregator:
         content = None if body is None else json.dumps(body).encode()
         headers = {"content-type": "application/json"} if content is not None else None
         try:
-            response = await self._http.request(
-                method, self._url + path, content=content, headers=headers, timeout=timeout
-            )
+            # httpx counts silence; this counts the whole exchange.
+            async with (
+                asyncio.timeout(timeout.read),
+                self._http.stream(
+                    method, self._url + path, content=content, headers=headers, timeout=timeout
+                ) as response,
+            ):
+                answer = await _content(response)
+        except TimeoutError as error:
+            raise httpx.ReadTimeout("the answer did not end in time") from error
         except httpx.ReadTimeout:
             raise
         except httpx.HTTPError as error:
             raise _RequestFailed(describe(error), sent=not isinstance(error, _NOT_SENT)) from error
-        return self._body(method, path, response)
+        except InvalidResult as error:
+            if method == "GET":
+                raise self._error(f"answered {path}: {error}", None) from error
+            raise
+        return self._body(method, path, response.status_code, answer)
 
-    def _body(self, method: str, path: str, response: httpx.Response) -> object:
-        status = response.status_code
+    def _body(self, method: str, path: str, status: int, answer: bytes) -> object:
         if status in _STATUS_REFUSED:
             raise self._error("refused the request", _RequestFailed(f"HTTP {status}", sent=False))
         if status in (*_STATUS_NOT_SENT, *_STATUS_LOST):
             raise _RequestFailed(f"HTTP {status}", sent=status in _STATUS_LOST)
         try:
-            body = json.loads(repaired(response.content))
-        except ValueError as error:
+            body = json.loads(repaired(answer))
+        except (ValueError, RecursionError) as error:
             if status >= 400 or method == "GET":
                 raise self._error(
                     f"answered {path} with HTTP {status} and no JSON", None
                 ) from error
             raise InvalidResult("the answer is not JSON") from error
+        if (reason := excess(body)) is not None:
+            if method == "GET":
+                raise self._error(f"answered {path}: {reason}", None)
+            raise InvalidResult(reason)
         if status >= 400 and method == "GET":
             raise self._error(f"answered {path} with HTTP {status}", None)
         if status >= 400:
@@ -200,6 +219,25 @@ class AggregatedServer:
 
     async def close(self) -> None:
         """Do nothing: other servers share the aggregator's connections."""
+
+
+async def _content(response: httpx.Response) -> bytes:
+    """Return the body of a response.
+
+    Raises:
+        InvalidResult: it is compressed, or too long.
+    """
+    encoding = response.headers.get("content-encoding", "identity")
+    if encoding != "identity":
+        raise InvalidResult(f"the answer is compressed ({encoding})")
+    chunks: list[bytes] = []
+    size = 0
+    async for chunk in response.aiter_raw():
+        size += len(chunk)
+        if size > MAX_MESSAGE_BYTES:
+            raise InvalidResult(f"the answer is longer than {MAX_MESSAGE_BYTES >> 20} MiB")
+        chunks.append(chunk)
+    return b"".join(chunks)
 
 
 def _to_result(body: object) -> CallToolResult:

@@ -13,7 +13,8 @@ from mcp.client.sse import sse_client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.types import Implementation
 
-from agentrl.tools.http_transport import MAX_MESSAGE_BYTES, FailureReportingTransport
+from agentrl.tools.admission import MAX_MESSAGE_BYTES
+from agentrl.tools.http_transport import FailureReportingTransport
 from agentrl.tools.json_repair import repairing
 from agentrl.tools.server_config import McpServer, ToolsConfig, http_headers
 from agentrl.tools.server_failures import describe
@@ -111,8 +112,11 @@ async def _open_client(server: McpServer, config: ToolsConfig) -> AsyncIterator[
                 transport=FailureReportingTransport(),
             )
             await stack.enter_async_context(http)
-            transport = streamable_http_client(
-                server.url or "", http_client=http, max_sse_event_size=MAX_MESSAGE_BYTES
+            transport = repairing(
+                streamable_http_client(
+                    server.url or "", http_client=http, max_sse_event_size=MAX_MESSAGE_BYTES
+                ),
+                server.address,
             )
         # Newer protocol versions have no sessions over HTTP; a server that keeps state in the
         # session needs the older protocol.

@@ -11,8 +11,8 @@ from mcp.types import CONNECTION_CLOSED, PARSE_ERROR, CallToolResult, Tool
 from pydantic import ValidationError
 
 from agentrl.errors import CallTimedOut, InvalidResult, ToolError
+from agentrl.tools.admission import FAILURE_KEY, listing_problem
 from agentrl.tools.client_session import McpSession
-from agentrl.tools.http_transport import FAILURE_KEY
 from agentrl.tools.server_config import McpServer, ToolsConfig
 from agentrl.tools.server_failures import CircuitBreaker, describe, pause_before_retry
 
@@ -50,7 +50,7 @@ class ServerConnection:
             client = await self._client()
             try:
                 async with asyncio.timeout(self._config.connect_timeout_seconds):
-                    return await _all_tools(client)
+                    return self._offered(await _all_tools(client))
             except (MCPError, TimeoutError, ValueError) as error:
                 await self._drop(client)
                 if attempt == self._config.max_retries:
@@ -67,7 +67,7 @@ class ServerConnection:
         client = await self._client()
         try:
             async with asyncio.timeout(self._config.connect_timeout_seconds):
-                return await _all_tools(client)
+                return self._offered(await _all_tools(client))
         except (MCPError, TimeoutError, ValueError) as error:
             raise self._error("does not list its tools", error) from error
 
@@ -167,7 +167,7 @@ class ServerConnection:
         """Return whether a failed call may be retried; False for the server's own errors.
 
         Raises:
-            InvalidResult: the result is larger than `MAX_MESSAGE_BYTES`.
+            InvalidResult: the result is more than `admission` accepts.
             ToolError: the infrastructure failed, and a retry might do harm.
         """
         failure = error.data.get(FAILURE_KEY) if isinstance(error.data, dict) else None
@@ -235,6 +235,12 @@ class ServerConnection:
             if session is not None and session.alive and await session.opened() is not client:
                 return
             await self.close()
+
+    def _offered(self, tools: list[Tool]) -> list[Tool]:
+        problem = listing_problem(tools)
+        if problem is not None:
+            raise ToolError(f"MCP server {self.name!r} at {self.server.address} {problem}")
+        return tools
 
     def _error(self, what: str, error: BaseException) -> ToolError:
         return ToolError(

@@ -42,8 +42,8 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from agentrl.errors import ConfigError, ToolCallFailed, ToolError
+from agentrl.tools.admission import FAILURE_KEY
 from agentrl.tools.connection import ServerConnection
-from agentrl.tools.http_transport import FAILURE_KEY
 from agentrl.tools.server_config import McpServer, ToolsConfig
 from agentrl.tools.tool_specs import is_repeatable, unique_names
 

@@ -9,23 +9,21 @@ server may have processed the request.
 import json
 from collections.abc import AsyncIterator
 from io import BytesIO
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 import aiohttp
 import httpx2
 from yarl import URL
 
+from agentrl.tools.admission import FAILURE_KEY, MAX_MESSAGE_BYTES
 from agentrl.tools.json_repair import repaired, repaired_lines
 from agentrl.tools.server_failures import describe
 
-FAILURE_KEY: Final = "agentrl_failure"
 Failure = Literal["not_sent", "lost", "refused", "session_ended", "too_large"]
 """`not_sent`: it never reached the server. `lost`: it was sent, but no response was received.
 `refused`: the server rejected the connection (authorization, address). `session_ended`: the server
-does not know the session any more, and did nothing. `too_large`: the response is longer than
-`MAX_MESSAGE_BYTES`."""
-MAX_MESSAGE_BYTES: Final = 64 * 2**20
-"""Longest message that is accepted from a server."""
+does not know the session any more, and did nothing. `too_large`: the response is more than
+`admission` accepts."""
 
 _INTERNAL_ERROR = -32603
 _SESSION_HEADER = "mcp-session-id"
@@ -53,13 +51,16 @@ class FailureReportingTransport(httpx2.AsyncBaseTransport):
             ),
             cookie_jar=aiohttp.DummyCookieJar(),
             skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
-            auto_decompress=False,  # the client does it, by the headers
+            auto_decompress=False,
         )
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         """Send a request; a POST that fails becomes a JSON-RPC error response."""
         try:
             answer = await self._send(request)
+            if (encoding := answer.headers.get("content-encoding", "identity")) != "identity":
+                answer.close()
+                return _failure(request, "too_large", f"the answer is compressed ({encoding})")
             if request.method != "POST" or _is_event_stream(answer):
                 return _response(request, answer, stream=_Stream(answer))
             content = await _content(answer)
@@ -164,7 +165,7 @@ def _is_json(response: httpx2.Response) -> bool:
 def _is_jsonrpc(response: httpx2.Response) -> bool:
     try:
         body = json.loads(response.content)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     return isinstance(body, dict) and body.get("jsonrpc") == "2.0"
 

@@ -16,9 +16,11 @@ from typing import Any, Self
 
 from mcp.client import Transport
 from mcp.shared.message import SessionMessage
-from mcp.types import PARSE_ERROR, ErrorData, JSONRPCError
+from mcp.types import INTERNAL_ERROR, PARSE_ERROR, ErrorData, JSONRPCError, JSONRPCResponse
 from mcp_types import jsonrpc_message_adapter
 from pydantic import ValidationError
+
+from agentrl.tools.admission import FAILURE_KEY, excess
 
 logger = logging.getLogger(__name__)
 
@@ -110,6 +112,8 @@ class _RepairedStream:
         await self._inner.__aexit__(exc_type, exc_val, exc_tb)
 
     def _repair(self, item: SessionMessage | Exception) -> SessionMessage | Exception:
+        if isinstance(item, SessionMessage):
+            return _admitted(item)
         if not isinstance(item, ValidationError):
             return item
         line = _line_of(item)
@@ -117,7 +121,7 @@ class _RepairedStream:
             message = jsonrpc_message_adapter.validate_json(repaired(line.encode()), by_name=False)
         except ValueError:
             return self._unreadable(line, item)
-        return SessionMessage(message)
+        return _admitted(SessionMessage(message))
 
     def _unreadable(self, line: str, error: Exception) -> SessionMessage | Exception:
         """Return an error response for the call that a line was meant to answer, if it was."""
@@ -133,6 +137,17 @@ class _RepairedStream:
         return error
 
 
+def _admitted(item: SessionMessage) -> SessionMessage:
+    """Return a message, or the error that stands for one that holds too much."""
+    answer = item.message
+    reason = excess(answer.result) if isinstance(answer, JSONRPCResponse) else None
+    if reason is None:
+        return item
+    error = ErrorData(code=INTERNAL_ERROR, message=reason, data={FAILURE_KEY: "too_large"})
+    assert isinstance(answer, JSONRPCResponse)
+    return SessionMessage(JSONRPCError(jsonrpc="2.0", id=answer.id, error=error))
+
+
 def _is_not_a_parse_failure(record: logging.LogRecord) -> bool:
     return not str(record.msg).startswith("Failed to parse JSONRPC message")
 
@@ -143,7 +158,7 @@ def _answered(line: str) -> str | int | None:
         return None
     try:
         message = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         found = _ANSWERED.search(line)
         id_ = None if found is None else json.loads(found[1])
     else:

@@ -143,7 +143,13 @@ class ToolsConfig(BaseModel):
 
 def http_headers(server: McpServer, config: ToolsConfig) -> dict[str, str]:
     """Return the headers of every request to an HTTP server."""
-    headers = {name: value.get_secret_value() for name, value in server.headers.items()}
+    headers = {
+        name: value.get_secret_value()
+        for name, value in server.headers.items()
+        if name.lower() != "accept-encoding"
+    }
+    # The bounds on answers count the bytes that arrive, so none may be compressed.
+    headers["Accept-Encoding"] = "identity"
     named = {name.lower() for name in headers}
     if config.auth_token is not None and "authorization" not in named:
         headers["Authorization"] = f"Bearer {config.auth_token.get_secret_value()}"

@@ -4,7 +4,9 @@ Each tool is named after what it answers. Over HTTP: `python odd_server.py json`
 prints its port; that one keeps no session.
 """
 
+import gzip
 import json
+import os
 import sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -19,6 +21,9 @@ RESULTS = {
     "chatter": GOOD,
     "asks": GOOD,
     "grow": GOOD,
+    "gzip": GOOD,
+    "blocks": json.dumps({"content": [{"type": "text", "text": ""}] * 100_000}),
+    "deep": '{"content": [], "structuredContent": {"a": ' + "[" * 90 + "]" * 90 + "}}",
     "huge": json.dumps({"content": [{"type": "text", "text": "z" * (70 << 20)}]})
     if sys.argv[1:]
     else GOOD,
@@ -39,7 +44,11 @@ def answer(request: dict[str, Any]) -> str:
         }
         return wire(request, json.dumps(result))
     if method == "tools/list":
-        listed = [{"name": name, "inputSchema": {"type": "object"}} for name in tools]
+        listed: list[dict[str, Any]] = [
+            {"name": name, "inputSchema": {"type": "object"}} for name in tools
+        ]
+        if "ODD_TOOL" in os.environ:
+            listed[-1]["name"] = os.environ["ODD_TOOL"]
         return wire(request, json.dumps({"tools": [*listed, listed[0]]}))
     if method == "tools/call" and params["name"] in RESULTS:
         return wire(request, RESULTS[params["name"]])
@@ -90,6 +99,8 @@ class Handler(BaseHTTPRequestHandler):
         if request.get("params", {}).get("name") == "html":
             return self.reply(200, "text/html", b"<h1>It works!</h1>")
         text = answer(request).encode()
+        if request.get("params", {}).get("name") == "gzip":
+            text = gzip.compress(text)
         if sys.argv[1] == "sse":
             return self.reply(200, "text/event-stream", b"event: message\ndata: " + text + b"\n\n")
         return self.reply(200, "application/json", text)
@@ -101,6 +112,8 @@ class Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         self.send_header("content-type", kind)
         self.send_header("content-length", str(len(body)))
+        if b"\x1f\x8b" in body[:40]:
+            self.send_header("content-encoding", "gzip")
         self.end_headers()
         # In two pieces that part in the middle of what is odd about it.
         cut = body.find(rb"\ud83d b") + 3

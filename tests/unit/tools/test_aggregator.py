@@ -1,4 +1,5 @@
 import asyncio
+import gzip
 import json
 import socket
 from collections.abc import AsyncIterator, Callable
@@ -9,13 +10,19 @@ import pytest
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from agentrl.errors import ConfigError, ToolError
-from agentrl.tools import ToolsConfig, connect_tools, load_mcp_servers, probe
+from agentrl.tools import ToolsConfig, aggregator, connect_tools, load_mcp_servers, probe
 
 ConfigFor = Callable[..., ToolsConfig]
+
+
+async def endless(chunk: bytes) -> AsyncIterator[bytes]:
+    while True:
+        yield chunk
+        await asyncio.sleep(0.1 if len(chunk) == 1 else 0)
 
 
 def function(name: str) -> dict[str, Any]:
@@ -58,6 +65,12 @@ class Manager:
         if isinstance(answer, float):
             await asyncio.sleep(answer)
             answer = {"content": "late"}
+        if answer in ("drops", "flood"):
+            return StreamingResponse(endless(b" " if answer == "drops" else b" " * 2**16))
+        if answer == "gzip":
+            return Response(
+                gzip.compress(b'{"content": "x"}'), headers={"content-encoding": "gzip"}
+            )
         if isinstance(answer, int):
             return JSONResponse({"detail": f"status {answer}"}, status_code=answer)
         if isinstance(answer, str):
@@ -180,6 +193,43 @@ async def test_a_tool_that_takes_too_long_is_an_observation(
     async with connect_tools(config_for(manager.url, call_timeout_seconds=0.2)) as box:
         result = await box.call("search", {})
     assert (result.content, result.is_error) == ("Error: no result within 0.2 s", True)
+
+
+async def test_an_exchange_has_a_deadline_and_a_size(
+    manager: Manager, config_for: ConfigFor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A body that comes in drops, or without an end, is given up."""
+    monkeypatch.setattr(aggregator, "MAX_MESSAGE_BYTES", 2**20)
+    async with connect_tools(config_for(manager.url, call_timeout_seconds=1.0)) as box:
+        for answer, reason in (
+            ("drops", "no result within 1 s"),
+            ("flood", "the answer is longer than 1 MiB"),
+            ("gzip", "the answer is compressed (gzip)"),
+            ({"content": [1] * 60_000}, "the answer holds more than 50000 values"),
+            ({"content": nested(70)}, "the answer is nested more than 64 deep"),
+        ):
+            manager.answers["web.echo"] = answer
+            result = await box.call("web.echo", {"text": "x"})
+            assert (result.is_error, reason in result.content) == (True, True), result.content
+            assert result.seconds < 10
+
+
+async def test_a_listing_that_is_too_long_or_badly_named_is_refused(
+    manager: Manager, config_for: ConfigFor
+) -> None:
+    for names, reason in (
+        ([f"web.t{number}" for number in range(2_001)], "lists more than 2000 tools"),
+        (["web.a\nb"], r"lists a tool named 'a\\nb'"),
+        ([f"web.t{number}" for number in range(20_000)], "holds more than 50000 values"),
+    ):
+        manager.tools = [*map(function, names)]
+        with pytest.raises(ToolError, match=reason):
+            async with connect_tools(config_for(manager.url)):
+                pass
+
+
+def nested(depth: int) -> object:
+    return [nested(depth - 1)] if depth else "x"
 
 
 async def test_servers_and_tools_behind_it_are_filtered(

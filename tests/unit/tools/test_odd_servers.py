@@ -68,6 +68,37 @@ async def test_over_http_odd_answers_cost_one_call_at_most(
         assert (await box.call("own_closed", {})).content == "Error: no tools/call: code -32000"
 
 
+async def test_answers_of_too_many_values_are_observations(
+    odd_url: str, odd_pipe: dict[str, object], config_for: ConfigFor
+) -> None:
+    for server in (odd_url, {"odd": odd_pipe}):
+        async with connect_tools(config_for(server)) as box:
+            for name, reason in (
+                ("blocks", "holds more than 50000 values"),
+                ("deep", "is nested more than 64 deep"),
+            ):
+                result = await box.call(name, {})
+                assert result.is_error
+                assert result.content == f"Error: the tool's result is invalid: the answer {reason}"
+            assert (await box.call("asks", {})).content == "ok"
+
+
+async def test_a_compressed_answer_is_refused(odd_url: str, config_for: ConfigFor) -> None:
+    async with connect_tools(config_for(odd_url)) as box:
+        result = await box.call("gzip", {})
+        assert (result.is_error, "is compressed (gzip)" in result.content) == (True, True)
+
+
+async def test_a_server_with_a_tool_that_cannot_be_named_is_refused_in_one_line(
+    odd_pipe: dict[str, object], config_for: ConfigFor
+) -> None:
+    config = config_for({"odd": {**odd_pipe, "env": {"ODD_TOOL": "a\n\x1b[2Jb"}}})
+    with pytest.raises(ToolError, match=r"'odd' at .* lists a tool named 'a\\n") as failed:
+        async with connect_tools(config):
+            pass
+    assert str(failed.value).isprintable()
+
+
 @pytest.mark.slow
 async def test_a_result_of_many_megabytes_is_an_observation(
     odd_url: str, config_for: ConfigFor

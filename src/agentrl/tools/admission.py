@@ -1,0 +1,64 @@
+"""What servers of tools may send: how many values, how deep, and what tools may be called.
+
+Comes in: messages that were parsed, and listings. Goes out: the reason for which one is refused, in
+one line, or None. The SDK reads a value of a result in some forty microseconds and holds the event
+loop meanwhile, so every transport asks here first.
+"""
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Final
+
+from mcp.types import Tool
+
+FAILURE_KEY: Final = "agentrl_failure"
+"""Where the `data` of a JSON-RPC error says how a request failed; see `http_transport.Failure`."""
+MAX_MESSAGE_BYTES: Final = 64 * 2**20
+"""Longest message that is accepted from a server."""
+
+_MAX_VALUES = 50_000
+_MAX_DEPTH = 64
+_MAX_TOOLS = 2_000
+_MAX_DESCRIPTION_CHARS = 50_000
+_MAX_SCHEMA_CHARS = 500_000
+# No white space, no control characters: names stand in prompts, logs and on terminals.
+_NAME = re.compile(r"[\w./:@+-]{1,128}")
+
+
+def excess(value: object) -> str | None:
+    """Say why a JSON value is more than a message may hold, or return None.
+
+    The count stops at the bound, however much there is.
+    """
+    level: list[object] = [value]
+    num_values = 0
+    for _ in range(_MAX_DEPTH):
+        below: list[object] = []
+        for item in level:
+            if isinstance(item, dict | list):
+                num_values += len(item)
+                if num_values > _MAX_VALUES:
+                    return f"the answer holds more than {_MAX_VALUES} values"
+                below.extend(item.values() if isinstance(item, dict) else item)
+        if not below:
+            return None
+        level = below
+    return f"the answer is nested more than {_MAX_DEPTH} deep"
+
+
+def listing_problem(tools: Sequence[Tool]) -> str | None:
+    """Say why tools cannot be offered, or return None."""
+    if len(tools) > _MAX_TOOLS:
+        return f"lists more than {_MAX_TOOLS} tools"
+    for tool in tools:
+        if _NAME.fullmatch(tool.name) is None:
+            return (
+                f"lists a tool named {tool.name[:80]!r}: names have 1 to 128 letters, digits and "
+                "_ . - / : @ +"
+            )
+        if len(tool.description or "") > _MAX_DESCRIPTION_CHARS:
+            return f"describes {tool.name!r} in more than {_MAX_DESCRIPTION_CHARS} characters"
+        if len(json.dumps(tool.input_schema)) > _MAX_SCHEMA_CHARS:
+            return f"has a schema of {tool.name!r} of more than {_MAX_SCHEMA_CHARS} characters"
+    return None
