@@ -10,7 +10,7 @@ import pytest
 from support.demo_run import ROOT, RUN_NAME, eval_script_command, logs
 from support.stored import tag_scores
 
-from agentrl.rollout.evaluation.eval_scores import pass_at_k
+from agentrl.evaluation.eval_scores import pass_at_k
 from agentrl.store import TrajectoryStore
 from agentrl.store.private_mongod import EmbeddedMongo
 

@@ -1,4 +1,9 @@
-"""`StepBatch`: everything that one optimizer step trains on, as arrays that can travel."""
+"""`StepBatch`: everything that one optimizer step trains on, as arrays that can travel.
+
+Selected groups come in; micro-batches for every rank go out, built on rank 0 and sent to the others.
+The weight of each target token in the loss is fixed here, over the whole step, before the tokens are
+spread over rows and ranks. Works on arrays; knows no store.
+"""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -18,7 +23,7 @@ from agentrl.data.tree import Merge, TokenTree, lay_out
 
 @dataclass(frozen=True, eq=False)
 class MicroBatch:
-    """One row and what the loss needs to know about its T target tokens."""
+    """One row and, for each of its T target tokens, the inputs of the loss."""
 
     row: PackedRow
     turns: np.ndarray
@@ -35,40 +40,40 @@ class MicroBatch:
     """float64 [T]; the step's loss is the plain sum of weight times loss over all micro-batches
     of all ranks."""
     num_chunks: int = 1
-    """Passes in which the row is computed; alike on all ranks for the i-th of their rows."""
+    """Passes in which the row is computed; equal on all ranks for rows of the same round."""
 
 
 @dataclass(frozen=True)
 class StepStats:
-    """How much went into a step."""
+    """Sizes of a step, before and after merging."""
 
     num_targets: int
     """Sampled tokens in the loss."""
     tokens_flat: int
-    """Tokens with every turn in a row of its own."""
+    """Tokens if every turn were a separate row."""
     tokens_packed: int
-    """Tokens that go through the model: merged as asked, cut prefixes repeated, and not counting
-    that rows in chunks are computed again for the backward pass."""
+    """Tokens that go through the model, including prefixes that are repeated where a tree is cut,
+    and excluding the recomputation of rows in chunks."""
     pairs_flat: int
-    """(query, key) pairs that see each other, with every turn in a row of its own."""
+    """Visible (query, key) pairs if every turn were a separate row."""
     pairs_packed: int
-    """The same in the rows as packed."""
+    """Visible (query, key) pairs in the packed rows."""
     blocks_flat: int
-    """Blocks of 128 x 128 pairs that attention visits, with every turn in a row of its own."""
+    """128 x 128 blocks of pairs that attention visits if every turn were a separate row."""
     blocks_packed: int
-    """The same in the rows as packed."""
+    """128 x 128 blocks of pairs that attention visits in the packed rows."""
     staleness_histogram: dict[int, int]
     """Policy versions behind -> target tokens."""
     num_expert_conflicts: int = 0
-    """Tokens whose experts were chosen in several ways, of which one is replayed."""
+    """Tokens shared by turns whose servers chose different experts; one choice is replayed."""
 
 
 @dataclass(frozen=True, eq=False)
 class StepBatch:
-    """Micro-batches of every rank, equally many, and the facts about them."""
+    """The same number of micro-batches for every rank, and figures about the step."""
 
     micro_batches: tuple[tuple[MicroBatch, ...], ...]
-    """`[rank][i]`; a rank with less work ends in empty rows."""
+    """`[rank][i]`; a rank with fewer rows is filled up with empty ones."""
     turn_ids: tuple[str, ...]
     record_ids: tuple[str, ...]
     stats: StepStats
@@ -88,14 +93,14 @@ def build_step(
     """Merge, weigh and pack the groups of one optimizer step.
 
     Args:
-        groups: of the step; unusable ones add nothing.
+        groups: of the step; groups without turns to train on are skipped.
         policy_version: version of the weights that the step starts from.
         token_budget: tokens of one forward pass.
         reduction: how targets are averaged, see `term_weights`; a sequence is a Record.
         merge: prefix sharing in the forward pass.
         num_ranks: data-parallel ranks.
-        attention_cost: work of a visible pair over that of a token outside attention; ranks get rows
-            that take equally long by it.
+        attention_cost: cost of a visible pair in units of a token's cost outside attention; rows
+            are balanced over ranks by this estimate of time.
         normalizer_length: constant length of the `sequence_sum` reduction, see `term_weights`.
     """
     groups, num_expert_conflicts = _with_agreed_experts(groups)
@@ -119,7 +124,7 @@ def build_step(
         branches, token_budget=token_budget, num_ranks=num_ranks, attention_cost=attention_cost
     )
     rounds = max((len(share) for share in shares), default=0)
-    # Ranks gather the parameters of a sharded model together, so they make equally many passes.
+    # Every pass gathers sharded parameters, a collective: all ranks must make the same number.
     num_chunks = [
         max(share[number].num_chunks for share in shares if number < len(share))
         for number in range(rounds)
@@ -155,11 +160,14 @@ def _with_agreed_experts(
 
 @dataclass(frozen=True, eq=False)
 class _TargetTable:
-    """Per-turn facts of the step by which rows are annotated."""
+    """Per-turn values of the step, looked up when a row becomes a micro-batch."""
 
     index: dict[str, int]
+    """Turn id -> index of the turn in the step."""
     records: np.ndarray
+    """int64 [turns], index of each turn's record."""
     weights: list[np.ndarray]
+    """Weights of each turn's target tokens, float64 [T] per turn."""
     policy_version: int
 
     def micro_batch(self, bin_: Bin, num_chunks: int) -> MicroBatch:
@@ -215,5 +223,6 @@ def _stats(
 
 
 def _causal_blocks(num_tokens: int) -> int:
+    """Return the blocks on and below the diagonal of a causal mask."""
     num_blocks = -(-num_tokens // BLOCK)
     return num_blocks * (num_blocks + 1) // 2

@@ -1,6 +1,9 @@
-"""Which blocks of a row's attention matrix hold a visible pair, from the row's intervals alone.
+"""The blocks of a row's attention matrix that hold a visible pair.
 
-Arrays only, no torch.
+A row's subtree intervals come in, a plan per block goes out, without an N x N mask. The plan drives
+FlexAttention's kernel and counts its work. Arrays only, no torch.
+
+Shape legend: N tokens of the row, P tokens above it.
 """
 
 from dataclasses import dataclass
@@ -10,16 +13,17 @@ import numpy as np
 from agentrl.data.rows import PackedRow
 
 BLOCK = 128
+"""Queries, and keys, per block: FlexAttention's default."""
 
 
 @dataclass(frozen=True)
 class BlockPlan:
-    """Which blocks of keys a block of queries meets, bool [query blocks, key blocks] each."""
+    """The blocks with visible pairs; both fields are bool [query blocks, key blocks]."""
 
     partial: np.ndarray
-    """Some pairs are visible, so the mask has to be asked."""
+    """Some pairs are visible; the kernel evaluates the mask."""
     full: np.ndarray
-    """All pairs are visible."""
+    """All pairs are visible; the kernel skips the mask."""
 
     @property
     def num_visited(self) -> int:
@@ -28,24 +32,24 @@ class BlockPlan:
 
 
 def key_ends(row: PackedRow, num_above: int = 0) -> np.ndarray:
-    """Return the end of every key's visibility, int32 [P + N].
+    """Return for each key the index of the first later query that cannot see it, int32 [P + N].
 
-    Keys are the P tokens above the row and then its own; queries count from P.
+    Keys are the P tokens above the row, then the row's own; query i of the row has the index P + i.
     """
-    # A token at depth d above the row is out of sight from the first token on whose depth is at
-    # most d: the path has left it then.
+    # The path leaves an ancestor at depth d at the first token of the row whose depth is at most d.
+    # `lowest` falls monotonically, so a binary search finds that token.
     lowest = np.minimum.accumulate(row.positions)
     above = np.searchsorted(-lowest, -np.arange(num_above), side="left")
     return (np.concatenate([above, row.subtree_ends]) + num_above).astype(np.int32)
 
 
 def plan_blocks(ends: np.ndarray, num_above: int = 0, *, block: int = BLOCK) -> BlockPlan:
-    """Return the blocks that have to be visited.
+    """Return the blocks that attention has to visit.
 
     Args:
-        ends: of all keys, see `key_ends`.
+        ends: int32 [P + N], see `key_ends`.
         num_above: P.
-        block: tokens of a block of queries or keys.
+        block: number of queries, and of keys, per block.
     """
     num_keys = len(ends)
     key_first = np.arange(0, num_keys, block)
@@ -56,6 +60,6 @@ def plan_blocks(ends: np.ndarray, num_above: int = 0, *, block: int = BLOCK) -> 
     lowest = np.minimum.reduceat(ends, key_first)
     visited = (key_first <= query_last[:, None]) & (highest > query_first[:, None])
     full = (key_last <= query_first[:, None]) & (lowest > query_last[:, None])
-    # Where a block sticks out over the end of the row, the mask decides.
+    # Blocks that extend beyond the row hold padding, which the mask hides.
     full &= (key_first + block <= num_keys) & (query_first + block <= num_keys)[:, None]
     return BlockPlan(partial=visited & ~full, full=full)

@@ -1,6 +1,10 @@
-"""Which experts the servers sent each token of a turn to, put together from what turns store.
+"""The experts that the servers chose for each token of a turn, assembled from the stored turns.
 
-Shape legend: P prompt tokens, T sampled tokens, W = layers * experts a token.
+A turn stores the experts of the tokens that its own call computed; those of its prefix belong to its
+ancestors. Turns of a group share tokens, but their servers may have chosen differently: then one
+choice has to win, because the trainer computes a shared token once.
+
+Shape legend: P prompt tokens, T sampled tokens, W = layers * experts per token.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,17 +18,17 @@ from agentrl.schema import DispatchedSamplingTask
 from agentrl.schema.routed_experts import first_routed, stored_experts
 
 OWN_CHOICE = -1
-"""In place of an expert: the trainer's own router chooses."""
+"""Marks a token whose experts are unknown; the trainer's own router chooses them."""
 
 
 def with_routed_experts(
     tokens: Sequence[TurnTokens], turns: Iterable[DispatchedSamplingTask]
 ) -> list[TurnTokens]:
-    """Return turns in token form with the experts of the tokens on their paths.
+    """Attach to turns in token form the experts of all tokens on their paths.
 
     Args:
-        tokens: of `turn_tokens`, of any number of records.
-        turns: what they were made of.
+        tokens: results of `turn_tokens`, of any number of records.
+        turns: the turns that `turn_tokens` received.
     """
     stored = {(turn.record_id, turn.index): turn for turn in turns}
     by_id = {turn.id: turn for turn in stored.values()}
@@ -36,22 +40,21 @@ def with_routed_experts(
 
 
 def agree_on_experts(turns: Sequence[TurnTokens]) -> tuple[tuple[TurnTokens, ...], int]:
-    """Give tokens that turns of a group share one choice of experts, however the servers chose.
+    """Settle on one choice of experts for each token that turns of a group share.
 
-    Such a token is computed once. The first turn in depth-first order whose server chose for it
-    decides, so that every way to merge and pack the group computes the same.
+    The first turn in depth-first order with a known choice decides, so that the result does not
+    depend on how the group is merged and packed.
 
     Returns:
-        The turns in their order, and the number of tokens where another turn's server had chosen
-        otherwise.
+        The turns in the given order, and the number of tokens whose known choice was replaced.
     """
     longest = _longest_of_chains(turns)
     width = max((_width(turn) for turn in longest.values()), default=0)
     if not width:
         return tuple(turns), 0
     chains = sorted(longest, key=lambda chain: longest[chain].path.astype(">u4").tobytes())
-    # Chains that share a token stand side by side. Forwards every one takes over what those before
-    # it know; backwards those at the beginning, which knew nothing, get it from the ones after.
+    # In this order, chains that share a token are adjacent. The forward sweep copies choices from
+    # each chain to the next; the backward sweep fills in chains that precede the first known choice.
     settled = {chain: _known(longest[chain], width) for chain in chains}
     num_conflicts = 0
     for before, chain in pairwise(chains):
@@ -72,19 +75,19 @@ def _known(turn: TurnTokens, width: int) -> np.ndarray:
 def _take_over(
     settled: dict[tuple[str, int], np.ndarray], chain: tuple[str, int], given: np.ndarray
 ) -> int:
-    """Replace a chain's first choices by those given, where they are known; count contradictions."""
+    """Overwrite a chain's first choices with those given, where known; return the contradictions."""
     own = settled[chain][: len(given)]
     is_other = (given != own).any(axis=1) & (given[:, 0] != OWN_CHOICE)
     if not is_other.any():
         return 0
-    # Not in place: what the samplers said is seen by others, too.
+    # A copy: the samplers' arrays are shared with other turns.
     first = np.where(is_other[:, None], given, own)
     settled[chain] = np.concatenate([first, settled[chain][len(given) :]])
     return int((is_other & (own[:, 0] != OWN_CHOICE)).sum())
 
 
 def _longest_of_chains(turns: Iterable[TurnTokens]) -> dict[tuple[str, int], TurnTokens]:
-    """Return the turn of every chain whose path has all the others' as prefixes."""
+    """Return the turn of every chain whose path contains the paths of the others as prefixes."""
     longest: dict[tuple[str, int], TurnTokens] = {}
     for turn in turns:
         known = longest.get((turn.record_id, turn.chain))
@@ -98,7 +101,11 @@ def _gather(
     length: int,
     stored: dict[tuple[str, int], DispatchedSamplingTask],
 ) -> np.ndarray | None:
-    """Return the experts of a turn's first tokens, int16 [length, W], from it and its ancestors."""
+    """Collect the experts of a turn's first tokens from the turn and its ancestors.
+
+    Returns:
+        int16 [length, W], `OWN_CHOICE` where unknown; None if no turn on the path stores any.
+    """
     experts: np.ndarray | None = None
     end = length
     while True:

@@ -1,13 +1,13 @@
-"""Bins of branches under a token budget, the same number of bins on every rank.
+"""Packing of branches into bins, one row each, under a token budget, and their assignment to ranks.
 
-A bin takes consecutive branches in depth-first order; where a tree is cut, the shared prefix is
-laid down again in the next bin. Every target token is in exactly one bin, so the sum over bins is
-exact. A tree with a path longer than the budget stays whole in a bin of its own, which is then
-computed in chunks (`models.chunks`): its prefix would otherwise be repeated at that length.
+A bin holds consecutive branches in depth-first order. Where a tree is cut, the next bin repeats the
+shared prefix. Every target token is in exactly one bin, so the sum over bins is exact. A tree with a
+path longer than the budget becomes one bin and is computed in chunks (`models.chunks`); cutting it
+would repeat its long prefix.
 
-The budget bounds memory, which goes with tokens. Time goes with tokens and, in long paths, with
-the pairs that attention visits; ranks wait for each other in every layer of every round, so it is
-time that has to be alike within a round.
+The budget bounds memory, which grows with the number of tokens. Time also grows with the pairs that
+attention visits, which dominate on long paths. Ranks wait for each other in every layer, so the bins
+of one round should take the same time.
 """
 
 from collections.abc import Sequence
@@ -16,18 +16,19 @@ from dataclasses import dataclass
 from agentrl.data.tree import Branch
 
 _BISECTIONS = 20
+"""Steps of the search for the cost limit; the limit is then known to one millionth."""
 
 
 @dataclass(frozen=True, eq=False)
 class Bin:
-    """Branches of one row, as cut: the first one shares nothing."""
+    """The branches of one row; the first one carries its whole path."""
 
     branches: tuple[Branch, ...]
     num_tokens: int
     num_pairs: int
-    """(query, key) pairs that see each other."""
+    """Visible (query, key) pairs."""
     num_chunks: int = 1
-    """Passes that it takes to stay within the budget."""
+    """Passes needed to stay within the budget; more than 1 only for a long tree."""
 
     @classmethod
     def of(cls, branches: Sequence[Branch], num_chunks: int = 1) -> "Bin":
@@ -40,7 +41,7 @@ class Bin:
         )
 
     def cost(self, attention_cost: float) -> float:
-        """Return what the row takes, in units of a token's work outside attention."""
+        """Return the row's estimated time, in units of one token's cost outside attention."""
         return self.num_tokens + attention_cost * self.num_pairs
 
 
@@ -51,20 +52,20 @@ def plan_bins(
     num_ranks: int = 1,
     attention_cost: float = 0.0,
 ) -> tuple[tuple[Bin, ...], ...]:
-    """Spread branches over ranks.
+    """Pack branches into bins and assign them to ranks.
 
-    Rounds are as few as the budget allows; within that many, the costliest bin is as cheap as
-    possible, and the bins of a round are alike.
+    The number of rounds is the smallest that the budget allows. Within it, a bisection minimizes the
+    cost of the most expensive bin, and bins of similar cost share a round.
 
     Args:
         branches: of all trees of the step, in depth-first order tree by tree.
         token_budget: tokens of one pass, repeated prefixes included.
         num_ranks: data-parallel ranks.
-        attention_cost: work of a visible pair over that of a token outside attention.
+        attention_cost: cost of a visible pair in units of a token's cost outside attention.
 
     Returns:
-        The bins of each rank by falling cost, those in chunks first; where a rank has fewer than
-        another, empty rows take their place.
+        The bins of each rank: those in chunks first, then by falling cost. Ranks may differ by one
+        bin; `build_step` fills up with empty rows.
     """
     within: list[Branch] = []
     chunked: list[Bin] = []
@@ -103,7 +104,7 @@ def _cut(
     attention_cost: float,
     max_cost: float = float("inf"),
 ) -> list[Bin]:
-    """Cut where the next branch would go beyond the budget or the cost."""
+    """Start a new bin whenever the next branch would exceed the budget or the cost."""
     bins: list[list[Branch]] = []
     tokens, cost = 0, 0.0
     for branch in branches:
@@ -122,7 +123,11 @@ def _cut(
 def _balance_across_ranks(
     bins: list[Bin], num_ranks: int, attention_cost: float
 ) -> tuple[tuple[Bin, ...], ...]:
-    """Deal bins round by round, costliest first, to and fro so that whole shares are alike too."""
+    """Assign bins to ranks in rounds of falling cost.
+
+    The direction alternates between rounds, so that no rank always receives the most expensive bin
+    of a round and the totals are balanced as well.
+    """
     shares: list[list[Bin]] = [[] for _ in range(num_ranks)]
     ordered = sorted(bins, key=lambda bin_: (-bin_.num_chunks, -bin_.cost(attention_cost)))
     for number, bin_ in enumerate(ordered):

@@ -1,4 +1,7 @@
-"""Random groups with everything that makes trees branch, to check merged training with."""
+"""Random groups with every kind of branching, as input for checks of merged training.
+
+`agentrl verify merge`, tests and benchmarks use them in place of rollouts.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,14 +14,15 @@ from agentrl.data.tokens import TurnTokens, turn_tokens
 from agentrl.schema import DispatchedSamplingTask, SamplingParams, VersionSpan, task_of_record
 
 Move = Literal["grow", "edit", "strip", "tools", "sub-agent"]
-"""How a turn's context comes from an earlier one: it grows; a part is cut off and replaced; the
-first token (the thinking) of the reply goes; the head (the tools) changes; or it starts anew."""
+"""How a turn's context derives from an earlier one: `grow` appends to it; `edit` replaces its end;
+`strip` removes the first token of the reply, as templates remove thinking; `tools` replaces the head
+of the prompt; `sub-agent` starts an unrelated context."""
 MOVES: tuple[Move, ...] = get_args(Move)
 MAX_BACK = 2
-"""A turn follows the one before it or the one before that."""
+"""A turn derives from one of this many turns before it."""
 _VERSIONS = (2, 3)
 _PROMPT_TOKENS = 6
-# A conversation that goes on is what is most common.
+# Most turns of real rollouts continue their context.
 _LIKELIHOODS = (3 / 7, 1 / 7, 1 / 7, 1 / 7, 1 / 7)
 
 
@@ -30,10 +34,10 @@ def random_group(
     num_turns: int = 20,
     task_id: str = "random/0",
 ) -> SelectedGroup:
-    """Return a group whose records share a prompt and then go their own ways.
+    """Return a group whose records share a prompt and then diverge.
 
     Args:
-        rng: draws everything.
+        rng: source of all randomness.
         vocabulary: token ids are below this.
         num_records: tries of the group.
         num_turns: turns of each.
@@ -58,13 +62,13 @@ def group_of_moves(
 ) -> SelectedGroup:
     """Return a group whose records make the given moves.
 
-    Samples agree for a while, so that shared tokens carry several advantages, versions and
-    logprobs.
+    Outputs begin with tokens from a small vocabulary, so that records share sampled tokens and such
+    tokens carry several advantages, versions and logprobs.
 
     Args:
         rng: draws tokens, logprobs, temperatures, versions and advantages.
-        moves: of each record, for every turn after the first the move and how many turns back the
-            turn lies that it starts from.
+        moves: for each record and each of its turns after the first: the move, and the distance (in
+            turns) to the turn from which it derives.
         vocabulary: token ids are below this.
         task_id: name of the group.
     """
@@ -101,7 +105,7 @@ def random_turns(
 
 
 class _RandomRecord:
-    """A record in the making."""
+    """Builds the turns of one record."""
 
     def __init__(self, rng: np.random.Generator, vocabulary: int, record_id: str) -> None:
         self.turns: list[DispatchedSamplingTask] = []
@@ -113,7 +117,7 @@ class _RandomRecord:
     def add_turn(self, parent: int | None, shared: int, added: list[int]) -> None:
         """Append a turn with a random output to the given context."""
         index = len(self.turns)
-        # Few distinct first tokens: samples of a group agree for a while.
+        # Few distinct first tokens, so that samples of a group agree for some tokens.
         output = self._ids(1, 4, vocabulary=2) + self._ids(0, 4)
         cut = int(self._rng.integers(0, len(output) + 1))
         self.turns.append(
@@ -150,7 +154,7 @@ class _RandomRecord:
         if move == "strip":
             reply = self.turns[parent].output_ids.tolist()
             return parent, len(full) - len(reply), reply[1:] + self._ids(1, 3)
-        if move == "tools":  # the head of the prompt changes, all after it stays
+        if move == "tools":  # the head of the prompt changes, the rest stays
             return parent, 0, self._ids(1, 3) + full[2:]
         return None, 0, self._ids(3, 6)
 

@@ -1,10 +1,9 @@
-"""`PackedRow`: what one forward pass of a policy takes in.
+"""`PackedRow`: the input of one forward pass of a policy.
 
-A row is a forest of token trees in depth-first preorder, one after the other. Every token stands
-once, however many turns run through it. Arrays only, no torch: rows are built by the `data` room
-and may travel between processes.
+A row is a sequence of token trees, each in depth-first preorder. A token that several turns share
+appears once. Arrays only, no torch: rows are built on rank 0 and sent to other processes.
 
-Shape legend: N tokens of the row, T target tokens, W = layers * experts a token.
+Shape legend: N tokens of the row, T target tokens, W = layers * experts per token.
 """
 
 from dataclasses import dataclass
@@ -14,9 +13,10 @@ import numpy as np
 
 @dataclass(frozen=True)
 class PackedRow:
-    """Token trees in depth-first order and the (source, target) pairs that are asked for.
+    """Token trees in depth-first order, and the (source, target) pairs whose logprobs are wanted.
 
-    Token k is visible to token q exactly when `k <= q < subtree_ends[k]`.
+    Token k is visible to token q exactly if `k <= q < subtree_ends[k]`: a token sees its ancestors
+    and itself.
     """
 
     token_ids: np.ndarray
@@ -32,8 +32,8 @@ class PackedRow:
     temperatures: np.ndarray
     """float32 [T], sampling temperature that divides the logits (1 where sampling was greedy)."""
     routed_experts: np.ndarray | None = None
-    """int16 [N, W], experts that each token goes to, layer by layer, -1 where the model's own router
-    says; None where it says so for all."""
+    """int16 [N, W], experts of each token, layer by layer; -1 where the model's own router chooses.
+    None if it chooses for all tokens."""
 
     @property
     def num_tokens(self) -> int:
@@ -49,8 +49,8 @@ class PackedRow:
 def empty_row() -> PackedRow:
     """Return a row of one token and no targets.
 
-    A rank that ran out of work passes it through the model, so that all ranks take part in the
-    same number of collective operations; it adds exactly nothing to the gradient.
+    A rank without work left passes it through the model, so that all ranks take part in the same
+    number of collective operations. Without targets, its contribution to every gradient is exactly 0.
     """
     none = np.empty(0, dtype=np.int64)
     return PackedRow(

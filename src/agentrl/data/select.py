@@ -1,7 +1,8 @@
 """From a finished group to the turns that are trained on.
 
-Scores, tokens, logprobs and versions are facts of the samplers; advantages and drops are derived
-here and leave with a reason.
+Scores, tokens, logprobs and versions are facts that samplers stored; advantages and drops are derived
+here. Every record and turn that is left out gets a reason, for the ledger and the metrics. Pure
+function of its inputs: works on arrays and knows no store.
 """
 
 from collections import Counter
@@ -37,7 +38,7 @@ TurnDrop = Literal[
     "minimal_advantage",
     "non_positive_advantage",
 ]
-"""Why a turn is left out; `record` when its whole record is."""
+"""Why a turn is left out; `record` if its whole record is left out."""
 
 
 @dataclass(frozen=True)
@@ -47,19 +48,19 @@ class LeftOutTurn:
     turn_id: str
     record_id: str
     reason: str
-    """A `TurnDrop`; where the whole record is left out, the record's reason."""
+    """A `TurnDrop`; if the whole record is left out, the record's reason."""
     num_targets: int
     staleness: int
 
 
 @dataclass(frozen=True, eq=False)
 class SelectedGroup:
-    """What is left of one group for training."""
+    """One group after selection: the turns to train on, and what was left out."""
 
     task_id: str
     record_ids: tuple[str, ...]
     scores: tuple[float | None, ...]
-    """As scored, one a record; None where the infrastructure failed."""
+    """As stored, one per record; None if scoring or the infrastructure failed."""
     turns: tuple[TurnTokens, ...]
     """With their advantages, in record order."""
     dropped_records: dict[str, str] = field(default_factory=dict)
@@ -89,11 +90,11 @@ def select_group(
         seed: draws the records that `balance_sample` and `reserve_context_error_count` keep.
 
     Raises:
-        TrainingError: a record shows images, which cannot be trained on yet.
+        TrainingError: a record contains images, which cannot be trained on.
         ValueError: the records are not of one Task, or turns are missing.
     """
     if len({record.task_id for record in records}) != 1:
-        raise ValueError("select_group wants the records of exactly one task")
+        raise ValueError("select_group expects the records of exactly one task")
     ordered = sorted(records, key=lambda record: record.traj_id)
     group = GroupFacts(ordered[0].task_id, tuple(_facts(record) for record in ordered))
     reasons: tuple[RecordDrop | None, ...] = filter_group(
@@ -126,7 +127,7 @@ def select_group(
         if reason is not None:
             dropped_records[record.record_id] = reason
         elif sum(lost.values()) == len(verdicts):
-            # Named after what hit most of its turns.
+            # All turns are gone: the record's reason is the most frequent one among them.
             dropped_records[record.record_id] = lost.most_common(1)[0][0] if lost else "no_terms"
     return SelectedGroup(
         task_id=group.task_id,

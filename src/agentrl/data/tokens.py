@@ -1,7 +1,8 @@
 """`TurnTokens`: a turn as the trainer sees it, with its whole prompt and without text.
 
-Turns that extend each other are views into one array, so a record of many turns takes memory for
-its tokens once, not once a turn.
+Turns are stored as additions to their parents; here their full prompts are restored. Turns that
+extend each other are views into one array, so the memory of a record grows with its tokens rather
+than with tokens times turns. Works on arrays; knows no store.
 """
 
 from collections.abc import Iterable, Sequence
@@ -34,8 +35,8 @@ class TurnTokens:
     temperature: float = 1.0
     advantage: float = 0.0
     routed_experts: np.ndarray | None = None
-    """int16 [P + T - 1, W], experts that the server sent each token of the path to, see
-    `data.expert_replay`; None where it did not say."""
+    """int16 [P + T - 1, W], experts that the server chose for each token of the path, see
+    `data.expert_replay`; None if the server did not return them."""
 
     @property
     def num_targets(self) -> int:
@@ -56,7 +57,8 @@ class TurnTokens:
     def path(self) -> np.ndarray:
         """Return the tokens that the model reads for this turn, int32 [P + T - 1].
 
-        The last sampled token predicts nothing here; it is read only where a later turn goes on.
+        The last sampled token is excluded: nothing in this turn is predicted from it. It becomes
+        part of a path if a later turn continues this one.
         """
         return self.full_ids[:-1]
 
@@ -64,15 +66,15 @@ class TurnTokens:
 def turn_tokens(turns: Iterable[DispatchedSamplingTask]) -> list[TurnTokens]:
     """Return the trainable turns of any number of records, record by record.
 
-    Turns of a model that is not trained, and turns without a sampled token, are left out; they
-    are still needed here, because later prompts are stored as additions to them.
+    Turns of an untrained model and turns without a sampled token are not returned. They must be
+    passed nevertheless, because later prompts are stored as additions to them.
 
     Args:
         turns: all turns of one attempt of each record, in any order.
 
     Raises:
-        TrainingError: a record shows images: its ids alone do not say what the model saw.
-        ValueError: a turn is missing, shares more than there is, or has no prompt.
+        TrainingError: a record contains images, which token ids alone do not represent.
+        ValueError: a turn is missing, has no prompt, or shares more tokens than its parent has.
     """
     ordered = sorted(turns, key=lambda turn: (turn.record_id, turn.index))
     return [
@@ -85,13 +87,13 @@ def turn_tokens(turns: Iterable[DispatchedSamplingTask]) -> list[TurnTokens]:
 def _record_tokens(turns: Sequence[DispatchedSamplingTask]) -> list[TurnTokens]:
     if any(turn.added_images for turn in turns):
         raise TrainingError(
-            f"record {turns[0].record_id} shows images, and the trainer reads text only; "
+            f"record {turns[0].record_id} contains images, and the trainer reads text only; "
             "train on questions and tools without images (--max_images 0)"
         )
     lengths = _full_lengths(turns)
     chains, extended_by = _chains(turns, lengths)
     full: dict[int, np.ndarray] = {}
-    # Backwards, so that a turn finds the array of the turn that repeats all of it.
+    # In reverse order, so that the array of a turn's extension exists before the turn itself.
     for index in reversed(range(len(turns))):
         heir = extended_by.get(index)
         if heir is not None and turns[heir].shared_len == lengths[index]:
@@ -127,7 +129,11 @@ def _full_lengths(turns: Sequence[DispatchedSamplingTask]) -> list[int]:
 def _chains(
     turns: Sequence[DispatchedSamplingTask], lengths: Sequence[int]
 ) -> tuple[list[int], dict[int, int]]:
-    """Return the chain of every turn and, for turns that are extended, by which turn."""
+    """Return the chain of every turn, and the turn by which each extended turn is extended.
+
+    A turn is extended by the first later turn that contains its whole path. The last sampled token
+    is not part of the path, so a prompt that drops it (an end-of-turn token) still extends it.
+    """
     chains: list[int] = []
     extended_by: dict[int, int] = {}
     for turn in turns:
@@ -145,7 +151,7 @@ def _chains(
 
 
 def _gather(turns: Sequence[DispatchedSamplingTask], index: int, length: int) -> np.ndarray:
-    """Return the full ids of a turn, filled from its end up through its ancestors."""
+    """Return the full ids of a turn, filled from its end towards the root of its ancestors."""
     ids = np.empty(length, dtype=np.int32)
     turn, end = turns[index], length
     while True:
@@ -175,6 +181,6 @@ def _tokens(turn: DispatchedSamplingTask, chain: int, full_ids: np.ndarray) -> T
         num_prompt_tokens=num_prompt_tokens,
         behavior_logprobs=turn.output_logprobs,
         versions=token_versions(turn),
-        # Greedy sampling has no temperature to divide by; its logprobs are the model's own.
+        # At temperature 0 (greedy) servers return the logprobs of the undivided logits.
         temperature=turn.sampling_params.temperature or 1.0,
     )

@@ -1,12 +1,12 @@
 """`TokenTree`: the turns of a group as a prefix tree of token ids as sampled.
 
-Turns that extend each other make one path. Paths are sorted lexicographically; then a path's new
-tokens are those after what it shares with the path before it, and writing the new tokens one after
-the other *is* the depth-first preorder of the compressed trie.
+Turns that extend each other form one path. Paths are sorted lexicographically. The new tokens of a
+path are those after its common prefix with the previous path, and writing the new tokens of all paths
+in order *is* the depth-first preorder of the compressed trie.
 
-Target tokens are kept as a flat list beside the tree, one a (turn, sampled token). Two samples that
-drew the same token after the same context share its node and have two targets; a token that one turn
-sampled and another merely has in its prompt has one. Masks, advantages and normalisers belong to
+Target tokens are a flat list beside the tree, one per (turn, sampled token). Two turns that sampled
+the same token after the same context share its node and have two targets; a token that one turn
+sampled and another has in its prompt has one target. Masks, advantages and normalizers belong to
 targets, never to nodes.
 """
 
@@ -27,23 +27,23 @@ Merge = Literal["tree", "linear", "none"]
 
 @dataclass(frozen=True, eq=False)
 class Branch:
-    """A path through the tree in its place in depth-first order, and the turns that lie on it."""
+    """A path through the tree, and the turns on it. Branches are kept in depth-first order."""
 
     turns: tuple[TurnTokens, ...]
     """At least one; of any two, one's path is a prefix of the other's."""
     path: np.ndarray
     """int32, the longest of the turns' paths."""
     shared: int
-    """Leading tokens of the path that the branch before it has already laid down."""
+    """Leading tokens of the path that the previous branch has already written to the row."""
 
     @property
     def num_new_tokens(self) -> int:
-        """Return the tokens that this branch lays down."""
+        """Return the number of tokens that this branch adds to the row."""
         return len(self.path) - self.shared
 
     @property
     def num_new_pairs(self) -> int:
-        """Return the (query, key) pairs that see each other and have a new token as the query."""
+        """Return the number of visible (query, key) pairs whose query is a new token."""
         length, shared = len(self.path), self.shared
         return (length * (length + 1) - shared * (shared + 1)) // 2
 
@@ -73,8 +73,8 @@ class TokenTree:
 
         Args:
             turns: in any order; equal input sets give equal trees.
-            merge: `tree` shares every common prefix; `linear` only lets a turn absorb the one of
-                its record that it extends; `none` gives every turn a row of its own.
+            merge: `tree` shares every common prefix; `linear` shares only between turns of a record
+                that extend each other; `none` makes every turn a separate path.
         """
         if merge == "none":
             return cls(tuple(Branch((turn,), turn.path, 0) for turn in turns))
@@ -113,7 +113,7 @@ class TokenTree:
 
     @property
     def num_flat_tokens(self) -> int:
-        """Return the tokens of the same turns as rows of their own."""
+        """Return the number of tokens if every turn were a separate row."""
         return sum(len(turn.path) for branch in self.branches for turn in branch.turns)
 
     @property
@@ -126,7 +126,10 @@ def lay_out(branches: Sequence[Branch]) -> PackedRow:
     """Write branches into one row.
 
     Args:
-        branches: in depth-first order; the first one of a tree shares nothing.
+        branches: in depth-first order; the first branch of each tree has `shared` 0.
+
+    Raises:
+        ValueError: there is no branch.
     """
     if not branches:
         raise ValueError("a row needs at least one branch")
@@ -139,11 +142,14 @@ def lay_out(branches: Sequence[Branch]) -> PackedRow:
     sources, offset, depth = [], 0, 0
     for branch in branches:
         length, shared = len(branch.path), branch.shared
+        # The path leaves the tokens of the previous branch below `shared`: their subtrees end here.
         subtree_ends[trail[shared:depth]] = offset
         end = offset + length - shared
         token_ids[offset:end] = branch.path[shared:]
         positions[offset:end] = np.arange(shared, length)
         trail[shared:length] = np.arange(offset, end)
+        # Each sampled token is predicted from the token before it; the first from the last of the
+        # prompt.
         sources += [
             trail[turn.num_prompt_tokens - 1 : len(turn.path)].copy() for turn in branch.turns
         ]

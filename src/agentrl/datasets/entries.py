@@ -2,7 +2,7 @@
 
 Formats: JSONL and JSON lists, CSV, TSV (all of these also compressed, `.gz`), Parquet, Hugging Face
 data sets on the hub or on disk. No format is read whole, so a file may be far larger than memory.
-What an entry means is left to the caller (`question`, `rollout.demonstrations`).
+What an entry means is left to the caller (`question`, `demonstrations`).
 """
 
 import csv

@@ -16,14 +16,14 @@ from agentrl.config.loading import flat_values
 from agentrl.config.sections import ModelSection, RootConfig
 from agentrl.datasets.task_stream import eval_tasks
 from agentrl.errors import ConfigError
+from agentrl.evaluation.eval_scores import EvalMetrics
+from agentrl.evaluation.held_out import evaluate
 from agentrl.inference.weight_sync import AdapterNames
 from agentrl.inference.weight_sync.version_files import weight_bytes
 from agentrl.launcher.local_cluster import LocalCluster, until_interrupted
 from agentrl.launcher.preflight import check_inputs
 from agentrl.models.adapter_files import is_adapter, read_shape
 from agentrl.rewards import MCPScorerFactory
-from agentrl.rollout.evaluation.eval_scores import EvalMetrics
-from agentrl.rollout.evaluation.held_out import evaluate
 from agentrl.runtime.signals import INTERRUPTED
 from agentrl.schema import Policy, Run
 

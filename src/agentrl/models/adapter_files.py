@@ -1,4 +1,8 @@
-"""What an adapter's directory says about it. Torch-free."""
+"""The configuration of a LoRA adapter, read from its directory.
+
+A directory in PEFT's format comes in, an `AdapterShape` goes out. Samplers and the launcher import
+this module, so it must not import torch.
+"""
 
 import json
 from dataclasses import dataclass
@@ -12,26 +16,27 @@ WEIGHTS_FILE = "adapter_model.safetensors"
 
 @dataclass(frozen=True)
 class AdapterShape:
-    """What an adapter looks like."""
+    """Rank, scale and targets of an adapter."""
 
     rank: int
     alpha: int
+    """The update is scaled by `alpha / rank`."""
     target_modules: tuple[str, ...]
     """Last names of the linear layers of the decoder blocks that it changes."""
     base: str
-    """Name or directory of the base model, for whoever loads the adapter."""
+    """Name or directory of the base model; inference servers read it when they load the adapter."""
 
 
 def is_adapter(path: Path) -> bool:
-    """Return whether a directory holds an adapter, and not all weights of a model."""
+    """Return whether a directory holds an adapter rather than all weights of a model."""
     return (path / CONFIG_FILE).is_file()
 
 
 def read_shape(path: Path) -> AdapterShape:
-    """Return what the adapter in a directory looks like.
+    """Read the shape of the adapter in a directory.
 
     Raises:
-        ConfigError: there is none that this can be said of.
+        ConfigError: the directory has no adapter configuration, or it lacks a field.
     """
     try:
         config = json.loads((path / CONFIG_FILE).read_text())

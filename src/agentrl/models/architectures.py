@@ -1,23 +1,31 @@
-"""What a model's configuration says about its layers, and which of them we compute exactly."""
+"""The architectures that can be trained on token trees, decided from a model's configuration.
+
+A token tree shares the hidden states of a common prefix between all of its continuations. This is
+exact only if a token's hidden state follows from the tokens on its path and their positions. A
+sliding window, a recurrent state over the row, or a rotary frequency that depends on the row's
+length breaks this; such models are refused before weights are read.
+"""
 
 from transformers import PretrainedConfig
 
 from agentrl.errors import ConfigError
 
 SUPPORTED_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe")
-"""Architectures whose trees are checked to be exact, and that the embedded engine serves."""
+"""Architectures whose tree gradients the tests compare with separate rows, and that the embedded
+engine serves."""
 FULL_ATTENTION = "full_attention"
 _LENGTH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
-"""Frequencies follow from the longest position of the row, whatever path it is on."""
+"""Types whose frequencies depend on the longest position of a row: one long branch would change the
+hidden states of all other branches."""
 
 
 def layer_kinds(config: PretrainedConfig) -> set[str]:
-    """Return the kinds of the model's layers, under transformers' names."""
+    """Return the kinds of the model's layers, by transformers' names."""
     return set(getattr(config, "layer_types", None) or [FULL_ATTENTION])
 
 
 def has_window(config: PretrainedConfig) -> bool:
-    """Return whether all layers have a sliding window without a kind of their own (Mistral)."""
+    """Return whether all layers have a sliding window that `layer_types` does not list (Mistral)."""
     return config.model_type == "mistral" and config.sliding_window is not None
 
 
@@ -25,7 +33,7 @@ def check_tree_support(config: PretrainedConfig) -> None:
     """Refuse architectures whose hidden states do not follow from the token path alone.
 
     Raises:
-        ConfigError: names what is not supported.
+        ConfigError: the architecture is not supported; the text names the property.
     """
     kinds = layer_kinds(config)
     if kinds != {FULL_ATTENTION} or has_window(config):
@@ -37,8 +45,8 @@ def check_tree_support(config: PretrainedConfig) -> None:
     rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
     if rope in _LENGTH_DEPENDENT_ROPE:
         raise ConfigError(
-            f"models with a rotary embedding of type {rope!r} cannot be trained on token trees: it "
-            "turns all tokens differently once a sequence is long; yarn, llama3 and linear do not"
+            f"models with a rotary embedding of type {rope!r} cannot be trained on token trees: its "
+            "frequencies depend on the sequence length; yarn, llama3 and linear are supported"
         )
     if config.model_type not in SUPPORTED_MODEL_TYPES:
         raise ConfigError(

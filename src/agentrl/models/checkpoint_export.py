@@ -1,4 +1,8 @@
-"""Write a policy as a Hugging Face checkpoint: safetensors, config, tokenizer, chat template."""
+"""Write a policy as a Hugging Face checkpoint: safetensors, config, tokenizer, chat template.
+
+Readers (inference servers, other tools) may open the directory at any time, so it becomes visible
+only when it is complete.
+"""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -11,7 +15,7 @@ from agentrl.errors import WriteError
 from agentrl.models.policy import PolicyModel
 from agentrl.runtime.atomic_directory import atomic_directory
 
-# What `save_pretrained` does not write and inference servers read.
+# Files that inference servers read and `save_pretrained` of a model does not write.
 _COPIED = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -28,7 +32,8 @@ _COPIED = (
 def read_tokenizer_files(path: str | Path) -> dict[str, bytes]:
     """Return a model directory's tokenizer and template files by name.
 
-    They are kept in memory: a run that was resumed outlives the checkpoint that it came from.
+    The trainer keeps them in memory, because a long run outlives the checkpoint it was started from:
+    old checkpoints are removed while later ones still need the tokenizer.
     """
     return {
         name: source.read_bytes() for name in _COPIED if (source := Path(path) / name).is_file()
@@ -46,8 +51,8 @@ def save_hf(
 
     Args:
         policy: the model whose config (and weights, unless given) are written.
-        path: directory to make; an existing one is replaced.
-        tokenizer_files: what goes along, see `read_tokenizer_files`.
+        path: directory to create; an existing one is replaced.
+        tokenizer_files: contents by name, see `read_tokenizer_files`.
         state_dict: full weights under the names of the wrapped transformers model, when the
             policy's own parameters are sharded.
 
@@ -55,7 +60,7 @@ def save_hf(
         The directory.
 
     Raises:
-        WriteError: it could not be written, as on a full disk.
+        WriteError: writing failed, for example on a full disk.
     """
     with weights_appear_whole(Path(path)) as partial:
         policy.model.save_pretrained(partial, state_dict=state_dict)
@@ -68,11 +73,11 @@ def save_hf(
 def weights_appear_whole(target: Path) -> Iterator[Path]:
     """Yield an empty directory for weights, which becomes `target` when the block ends.
 
-    Whoever may look into the directory may read its files: safetensors' writer leaves them to
-    their owner alone, and a server may run as another user.
+    The files get the directory's read and write permissions. The safetensors writer creates files
+    that only their owner can read, but an inference server may run as another user.
 
     Raises:
-        WriteError: a file could not be written; nothing of the new ones is left.
+        WriteError: a file could not be written; the partial directory is removed.
     """
     with atomic_directory(target) as partial:
         try:

@@ -1,8 +1,9 @@
-"""Which tensors of a checkpoint a model's parameters are made of, and where each lies in them.
+"""The mapping between a model's parameters and the tensors of a checkpoint.
 
-Files hold every expert of a mixture by itself, and transformers (from 5 on) all of a layer in two
-parameters: `down_proj` [experts, hidden, width] and `gate_up_proj` [experts, 2 * width, hidden], the
-gates above. Trainer and inference engine both read and send weights by this. Knows no files.
+A checkpoint stores one tensor per expert and projection. transformers 5 stacks all experts of a
+layer in two parameters: `down_proj` [experts, hidden, width] and `gate_up_proj`
+[experts, 2 * width, hidden], with the gate rows first. The trainer and the inference engine use this
+mapping to read, export and send weights. It works on names and shapes and opens no files.
 """
 
 import re
@@ -18,13 +19,14 @@ _STACKS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)
 
 @dataclass(frozen=True)
 class Box:
-    """A rectangle of a tensor."""
+    """An axis-aligned box of indices within a tensor."""
 
     offsets: tuple[int, ...]
+    """First index along each dimension."""
     shape: tuple[int, ...]
 
     def overlap(self, other: "Box") -> "Box | None":
-        """Return what two boxes of one tensor have in common; None where that is nothing."""
+        """Return the intersection of two boxes of one tensor, or None if it is empty."""
         offsets = tuple(map(max, self.offsets, other.offsets))
         ends = tuple(map(min, self.ends, other.ends))
         shape = tuple(end - offset for offset, end in zip(offsets, ends, strict=True))
@@ -32,11 +34,11 @@ class Box:
 
     @property
     def ends(self) -> tuple[int, ...]:
-        """Return the first indices behind the box."""
+        """Return the exclusive end along each dimension."""
         return tuple(map(sum, zip(self.offsets, self.shape, strict=True)))
 
     def seen_from(self, origin: tuple[int, ...]) -> tuple[slice, ...]:
-        """Return the box as slices of something that begins at `origin`."""
+        """Return the box as slices of a tensor whose first element has the index `origin`."""
         return tuple(
             slice(offset - start, offset - start + size)
             for offset, size, start in zip(self.offsets, self.shape, origin, strict=True)
@@ -48,16 +50,18 @@ class Piece:
     """A tensor of the checkpoint and the box of the parameter that it fills."""
 
     name: str
+    """Of the tensor in the checkpoint."""
     box: Box
     shape: tuple[int, ...]
-    """Its own; a dimension short where it is one of many that are stacked."""
+    """Of the tensor in the checkpoint. An expert's tensor lacks the leading expert dimension that
+    `box` has."""
 
 
 def pieces(name: str, shape: tuple[int, ...]) -> Iterator[Piece]:
-    """Yield what a parameter is made of in a checkpoint: itself, or every expert of a stack."""
+    """Yield the checkpoint tensors of a parameter: itself, or one per expert of a stack."""
     owner, _, kind = name.rpartition(".experts.")
     stacked = _STACKS.get(kind)
-    # A stack whose memory is released has one dimension.
+    # A sleeping engine replaces the values of a stack by an empty one-dimensional tensor.
     if not owner or stacked is None or len(shape) != 3:
         yield Piece(name, Box((0,) * len(shape), shape), shape)
         return
@@ -72,11 +76,11 @@ def pieces(name: str, shape: tuple[int, ...]) -> Iterator[Piece]:
 
 
 def checkpoint_tensors(name: str, tensor: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
-    """Return the tensors of a checkpoint that a whole parameter is made of, by name.
+    """Return a full parameter as checkpoint tensors with their names.
 
     Args:
         name: of the parameter in the transformers model.
-        tensor: its values; what is returned shares its memory.
+        tensor: its values; the returned tensors are views of it.
     """
     return [
         (piece.name, tensor[piece.box.seen_from((0,) * tensor.dim())].view(piece.shape))
@@ -85,12 +89,12 @@ def checkpoint_tensors(name: str, tensor: torch.Tensor) -> list[tuple[str, torch
 
 
 def is_expert(name: str) -> bool:
-    """Return whether a tensor of a checkpoint is a part of one expert."""
+    """Return whether a checkpoint tensor belongs to a single expert."""
     return _EXPERT.fullmatch(name) is not None
 
 
 def tied_names(model: nn.Module) -> dict[str, str]:
-    """Return the names of parameters that are others too, each with the name that comes first."""
+    """Return each alias of a tied parameter with the name under which the parameter comes first."""
     first: dict[int, str] = {}
     tied = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):

@@ -1,13 +1,15 @@
-"""Rows that are too long for one pass: chunks in depth-first order, exact in every gradient.
+"""Forward and backward passes over rows that are too long for one pass, with exact gradients.
 
-The first pass runs the chunks in order without gradients and keeps the keys and values of every
-token. The loss then needs nothing but the logprobs of the whole row. The second pass runs the
-chunks backwards: each is computed again, with the keys and values above it as leaves; its backward
-pass starts from the gradients of its logprobs *and* of its own keys and values, which the chunks
-after it have left behind, and leaves such gradients for the tokens above it.
+The row is cut into chunks in depth-first order. The first pass runs them in order without gradients
+and keeps the keys and values of every token. The caller then computes the loss from the logprobs of
+the whole row. The second pass runs the chunks in reverse order and recomputes each with the keys and
+values above it as leaves. Its backward pass starts from two kinds of gradient: those of its logprobs,
+and those of its own keys and values, which the later chunks have accumulated. It adds the gradients
+of the keys and values above it to the accumulators of earlier chunks. Reverse order makes this exact:
+a chunk's keys and values are read only by itself and by later chunks.
 
-Memory is that of one chunk's activations plus keys, values and their gradients of the whole row,
-which is a small part of what the activations of the whole row would take.
+Memory: the activations of one chunk, plus keys, values and their gradients of the whole row, a small
+fraction of the activations of the whole row.
 """
 
 from collections.abc import Sequence
@@ -27,10 +29,10 @@ _Layer = tuple[torch.Tensor, torch.Tensor]
 
 @dataclass(frozen=True, eq=False)
 class RowChunk:
-    """A stretch of a row as a row of its own."""
+    """A stretch of a row, as a `PackedRow`."""
 
     row: PackedRow
-    """Its tokens at their true positions, and the targets whose source they are."""
+    """The tokens at their positions in the whole row, and the targets whose source they are."""
     start: int
     """Index of its first token in the whole row."""
     above: np.ndarray
@@ -40,15 +42,16 @@ class RowChunk:
 
     @property
     def tokens(self) -> slice:
-        """Return the place of its tokens in the whole row."""
+        """Return the slice of the whole row that the chunk's tokens fill."""
         return slice(self.start, self.start + self.row.num_tokens)
 
 
 def cut_row(row: PackedRow, num_chunks: int) -> list[RowChunk | None]:
-    """Cut a row into chunks of equal length, give or take a token.
+    """Cut a row into chunks whose lengths differ by one token at most.
 
-    All ranks of a sharded model have to make the same number of passes, so the number is exact;
-    None stands for a pass that a row of few tokens has no use for.
+    Returns:
+        Exactly `num_chunks` entries. All ranks of a sharded model must make the same number of
+        passes, because each pass gathers parameters; None is a pass without tokens.
     """
     edges = np.linspace(0, row.num_tokens, min(num_chunks, row.num_tokens) + 1).astype(np.int64)
     chunks: list[RowChunk | None] = [
@@ -82,7 +85,7 @@ class ChunkedPass:
         Args:
             policy: a `PolicyModel` with tree attention; it may be sharded.
             row: N tokens, T target tokens.
-            num_chunks: passes forward, and again backward; the same on every rank.
+            num_chunks: number of forward passes and of backward passes; equal on all ranks.
             chunk_size: positions that go through the LM head at a time.
             autocast: context of every forward pass.
         """
@@ -95,13 +98,14 @@ class ChunkedPass:
 
     @torch.no_grad()
     def forward(self, *, with_entropy: bool = False) -> TargetLogprobs:
-        """Return what the policy says about all targets, without a graph."""
+        """Return logprobs (and entropies) of all targets in the order of the row, without a graph."""
         outputs = []
         for chunk in self._chunks:
             states = ChunkStates(self._above(chunk))
             outputs.append(self._run(chunk, states, with_entropy))
             if chunk is not None:
                 self._keep(chunk, states)
+        # Chunks hold targets in the order of their sources; `back` restores the order of the row.
         order = np.concatenate([chunk.targets for chunk in self._chunks if chunk is not None])
         device = outputs[0].logprobs.device
         back = torch.from_numpy(np.argsort(order, kind="stable")).to(device)
@@ -112,10 +116,11 @@ class ChunkedPass:
         )
 
     def backward(self, gradient: torch.Tensor) -> None:
-        """Add to the parameters' gradients what the targets' logprobs contribute.
+        """Accumulate the gradients of the parameters.
 
         Args:
-            gradient: derivative of the loss by every logprob that `forward` returned [T].
+            gradient: [T], derivative of the loss with respect to each logprob that `forward`
+                returned.
         """
         debts = [tuple(_accumulator(states) for states in layer) for layer in self._layers]
         for chunk in reversed(self._chunks):
@@ -125,13 +130,15 @@ class ChunkedPass:
             shared = ChunkStates(above)
             output = self._run(chunk, shared, with_entropy=False)
             if chunk is None:
+                # FSDP2's hooks reduce gradients in the backward pass, a collective that the other
+                # ranks wait for; the sum over no targets is 0.
                 output.logprobs.sum().backward()
                 continue
             targets = torch.from_numpy(chunk.targets).to(gradient.device)
             roots, gradients = [output.logprobs], [gradient.index_select(0, targets)]
             for layer, made in sorted(shared.made.items()):
                 for states, debt in zip(made, debts[layer], strict=True):
-                    if not states.requires_grad:  # frozen from the embedding up to here
+                    if not states.requires_grad:  # every parameter below this layer is frozen
                         continue
                     roots.append(states)
                     gradients.append(debt[:, :, chunk.tokens].to(states.dtype))
@@ -156,7 +163,10 @@ class ChunkedPass:
         return output
 
     def _above(self, chunk: RowChunk | None) -> Sequence[_Layer]:
-        """Return copies of the keys and values above a chunk."""
+        """Return copies of the keys and values above a chunk, a pair per layer.
+
+        Copies, because the backward pass makes them leaves with gradients of their own.
+        """
         if chunk is None or not len(chunk.above):
             return ()
         index = torch.from_numpy(chunk.above).to(self._layers[0][0].device)
@@ -189,12 +199,16 @@ def _stretch(row: PackedRow, start: int, end: int) -> RowChunk:
             routed_experts=None if row.routed_experts is None else row.routed_experts[start:end],
         ),
         start=start,
-        # Preorder: tokens before `start` that anything from it on sees are all above `start`.
+        # In preorder, every earlier token that a token of the chunk can see is an ancestor of the
+        # chunk's first token, so these are all the keys that the chunk needs.
         above=np.flatnonzero(row.subtree_ends[:start] > start),
         targets=targets,
     )
 
 
 def _accumulator(states: torch.Tensor) -> torch.Tensor:
-    """Return zeros in which many small gradients add up, at least in float32."""
+    """Return zeros for summing gradients, in float32 or higher.
+
+    bfloat16 has 8 bits of precision: a sum over many chunks would lose its small terms.
+    """
     return torch.zeros_like(states, dtype=torch.promote_types(states.dtype, torch.float32))

@@ -1,7 +1,8 @@
-"""Floating-point operations of training a row, and what devices can do at best.
+"""Floating-point operations for training on a row, and the peak rates of devices.
 
-Counted as is usual for model FLOPs utilization (2204.02311, appendix B): forward and backward of
-the computation that the model asks for, without what is computed again to save memory.
+Counts follow the convention of model FLOPs utilization (Chowdhery et al., arXiv 2204.02311,
+appendix B): forward and backward passes as the model defines them, without recomputation that saves
+memory.
 """
 
 from dataclasses import dataclass
@@ -22,18 +23,19 @@ _DENSE_BF16_TFLOPS = {
     "A100": 312.0,
     "L40S": 362.0,
 }
-"""Dense bfloat16 peaks from the vendor's data sheets; the first name that fits counts."""
+"""Dense bfloat16 peaks from the vendor's data sheets. The first key within the device's name wins,
+so variants precede the plain name."""
 
 
 @dataclass(frozen=True)
 class FlopCount:
-    """What one token, one visible pair and one position at the LM head cost, both directions."""
+    """Operations per token, visible pair and LM-head position, forward and backward together."""
 
     per_token: float
-    """6 a parameter outside the embedding and the head, of experts those a token goes to; 4 where it
-    is frozen."""
+    """6 per parameter outside the embedding and the head (4 for a frozen one); of the experts only
+    the share that a token is routed to."""
     per_pair: float
-    """12 * layers * heads * head size for every (query, key) that see each other."""
+    """12 * layers * heads * head size, for each (query, key) pair that the mask lets through."""
     per_head_position: float
     """6 * hidden size * vocabulary; 4 where the head is frozen."""
 
@@ -63,11 +65,12 @@ class FlopCount:
 
     @property
     def attention_cost(self) -> float:
-        """Return the work of a visible pair over that of a token outside attention."""
+        """Return the cost of one visible pair, in units of one token's cost outside attention."""
         return self.per_pair / self.per_token
 
     def row(self, row: PackedRow) -> float:
         """Return the operations of one forward and backward pass of a row."""
+        # A token at position p sees p ancestors and itself.
         num_pairs = float(row.positions.sum()) + row.num_tokens
         num_head_positions = len(np.unique(row.sources))
         return (
@@ -78,12 +81,12 @@ class FlopCount:
 
 
 def _cost(parameter: torch.Tensor) -> float:
-    """Return the operations a weight: forward, gradient of its input, and its own gradient."""
+    """Return the operations per weight: 2 each for forward, input gradient and weight gradient."""
     return 6.0 if parameter.requires_grad else 4.0
 
 
 def peak_tflops(device: torch.device) -> float | None:
-    """Return the device's dense bfloat16 peak in TFLOP/s, None where it is not known."""
+    """Return the device's dense bfloat16 peak in TFLOP/s, or None if it is not in the table."""
     if device.type != "cuda":
         return None
     name = torch.cuda.get_device_name(device)

@@ -1,4 +1,8 @@
-"""Load a policy from a Hugging Face checkpoint. Weights are always read, never drawn."""
+"""Load a policy from a Hugging Face checkpoint.
+
+A directory comes in, a `PolicyModel` goes out. Weights are always read from files: a missing tensor
+is an error, never a random initialization. Each rank allocates only its own shards (see `weights`).
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -34,24 +38,23 @@ def load_policy(
     prepare: Callable[[PolicyModel], object] | None = None,
     cpu_offload: bool = False,
 ) -> PolicyModel:
-    """Load config and weights.
-
-    Memory is taken for this rank's parts alone (see `models.weights`).
+    """Load configuration and weights.
 
     Args:
         path: directory of a checkpoint.
-        dtype: precision of parameters and computation; float64 is exact throughout.
+        dtype: precision of parameters and computation. With float64, norms and routers compute in
+            float64 as well; tests rely on it.
         device: where the model computes.
-        attention: name in transformers of a back end of `models.attention`, or its `ORACLE`.
-        trust_remote_code: run Python code that the checkpoint brings along.
+        attention: a back end's `implementation` (see `models.attention`), or `ORACLE`.
+        trust_remote_code: run Python code from the checkpoint.
         gradient_checkpointing: recompute activations in the backward pass.
-        prepare: changes the model in place before it has weights: splits and shards it over ranks,
-            or puts an adapter on it, whose values are set later.
-        cpu_offload: leave the parameters in host memory, as `prepare` expects them there.
+        prepare: changes the model in place while its parameters have no memory: splits and shards
+            it over ranks, or adds an adapter, whose values the caller sets later.
+        cpu_offload: keep the parameters in host memory; `prepare` must shard them accordingly.
 
     Raises:
-        ConfigError: no checkpoint there, its weights are not the configuration's, or the
-            architecture cannot be trained on token trees.
+        ConfigError: the directory holds no checkpoint, its weights do not match its configuration,
+            or the architecture cannot be trained on token trees.
     """
     config = read_config(path, trust_remote_code=trust_remote_code)
     check_tree_support(config)
@@ -79,7 +82,10 @@ def _without_weights(
     attention: str,
     trust_remote_code: bool,
 ) -> PreTrainedModel:
-    """Return a model whose parameters are on the meta device, and whose buffers are real."""
+    """Build the model with parameters on the meta device and real buffers.
+
+    Buffers (rotary frequencies) are computed at construction and are not in the files.
+    """
     with init_empty_weights(include_buffers=False):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(
             config,
@@ -89,7 +95,7 @@ def _without_weights(
         )
     model.tie_weights()
     if (path / "generation_config.json").is_file():
-        # It goes along with every export; servers take their stop tokens from it.
+        # `save_pretrained` writes it with every export, and servers read their stop tokens from it.
         model.generation_config = GenerationConfig.from_pretrained(path)
     return model
 
@@ -98,7 +104,7 @@ def read_config(path: str | Path, *, trust_remote_code: bool = False) -> Pretrai
     """Read a checkpoint's configuration.
 
     Raises:
-        ConfigError: there is none that transformers understands.
+        ConfigError: the directory has no configuration that transformers can read.
     """
     try:
         config: PretrainedConfig = AutoConfig.from_pretrained(
@@ -110,16 +116,20 @@ def read_config(path: str | Path, *, trust_remote_code: bool = False) -> Pretrai
 
 
 def wrap_policy(model: PreTrainedModel, *, gradient_checkpointing: bool = False) -> PolicyModel:
-    """Make a trainable policy of a loaded transformers model (dropout stays off)."""
+    """Wrap a transformers model as a trainable policy.
+
+    The model is in training mode, which gradient checkpointing requires; supported models have no
+    dropout (see `check_tree_support`).
+    """
     if model.dtype == torch.float64:
         _make_norms_exact(model)
-        # torch's grouped products, which transformers computes experts with, know no float64.
+        # transformers computes experts with torch's grouped matrix products, which lack float64.
         model.set_experts_implementation("eager")
     base: Any = model.base_model
     make_routers_replay(base.layers)
     model.get_input_embeddings().register_forward_hook(_in_autocast_precision)
     if gradient_checkpointing:
-        # transformers renamed the switch in its 5.x series; both names do the same.
+        # transformers renamed the method in its 5.x series.
         enable: Any = (
             getattr(model, "activation_checkpointing_enable", None)
             or model.gradient_checkpointing_enable
@@ -131,10 +141,11 @@ def wrap_policy(model: PreTrainedModel, *, gradient_checkpointing: bool = False)
 def _in_autocast_precision(
     module: nn.Module, arguments: tuple[Any, ...], embeddings: torch.Tensor
 ) -> torch.Tensor:
-    """Start the residual stream in the precision that the layers compute in.
+    """Start the residual stream in autocast's precision.
 
-    Autocast by itself leaves it in float32: what gradient checkpointing keeps would take twice the
-    memory, and one GPU would compute something else than several, where FSDP2 casts the weights.
+    Autocast leaves the output of the embedding in float32. Gradient checkpointing would then keep
+    twice the memory per layer, and results on one GPU would differ from those on several, where
+    FSDP2's mixed precision casts the weights of the embedding as well.
     """
     device = embeddings.device.type
     if torch.is_autocast_enabled(device):
@@ -143,7 +154,7 @@ def _in_autocast_precision(
 
 
 class _ExactNorm(nn.Module):
-    """RMS norm in the precision of its input; transformers' own rounds to float32."""
+    """RMS norm in the precision of its input; transformers' norms compute in float32."""
 
     def __init__(self, weight: nn.Parameter, eps: float) -> None:
         super().__init__()

@@ -1,11 +1,10 @@
 """Low-rank adapters (Hu et al., arXiv 2106.09685) on a frozen policy, through PEFT.
 
 A linear layer W of the decoder blocks computes W x + (alpha / rank) * B (A x); only A [rank, in]
-and B [out, rank] are trained. Both act on every token by itself, so whatever is exact about token
-trees, chunks and rows over ranks stays so. There is no dropout: policy logprobs have to be
-reproducible.
+and B [out, rank] are trained. Both act on each token independently, so token trees, chunks and rows
+split over ranks remain exact. There is no dropout: policy logprobs must be reproducible.
 
-On disk an adapter is what PEFT makes of it: `adapter_config.json`, which names the base model, and
+Adapters are stored in PEFT's format: `adapter_config.json`, which names the base model, and
 `adapter_model.safetensors`.
 """
 
@@ -29,15 +28,15 @@ from agentrl.models.checkpoint_export import read_tokenizer_files, weights_appea
 from agentrl.models.policy import PolicyModel, TargetLogprobs
 
 BASE = "base_layer"
-"""What PEFT calls the linear layer that an adapter was put on."""
+"""PEFT's attribute for the linear layer below an adapter."""
 _NAME = "default"
-"""What PEFT calls an adapter that is the only one; part of the parameters' names."""
+"""PEFT's name for a single adapter; part of the parameters' names."""
 _WRAPPER_PREFIX = "model."
 _PEFT_PREFIX = "base_model.model."
 
 
 def add_adapter(model: PreTrainedModel, shape: AdapterShape, *, dtype: torch.dtype) -> None:
-    """Freeze a model and give it an adapter (in place), which has no values yet.
+    """Freeze a model and add an adapter with uninitialized values (in place).
 
     Args:
         model: may be on the meta device.
@@ -45,9 +44,9 @@ def add_adapter(model: PreTrainedModel, shape: AdapterShape, *, dtype: torch.dty
         dtype: precision of the adapter's parameters.
 
     Raises:
-        ConfigError: a target is no linear layer of the decoder blocks.
+        ConfigError: a target is not a linear layer of the decoder blocks.
     """
-    # Imported here: it takes a second, and only runs with adapters need it.
+    # Imported here: the import takes a second, and only runs with adapters need it.
     from peft import LoraConfig, inject_adapter_in_model  # noqa: PLC0415
 
     _check_targets(model, shape.target_modules)
@@ -60,6 +59,7 @@ def add_adapter(model: PreTrainedModel, shape: AdapterShape, *, dtype: torch.dty
         bias="none",
         task_type="CAUSAL_LM",
         base_model_name_or_path=shape.base,
+        # Written into the exported configuration for servers; training is enabled below.
         inference_mode=True,
     )
     is_meta = next(model.parameters()).is_meta
@@ -75,12 +75,14 @@ def has_adapter(policy: PolicyModel) -> bool:
 
 
 def adapter_parts(module: nn.Module) -> tuple[str, str] | None:
-    """Return the names of A and B within a module; None where it is no layer with an adapter."""
+    """Return the names of A and B within a module, or None if it has no adapter."""
     return (f"lora_A.{_NAME}", f"lora_B.{_NAME}") if hasattr(module, "lora_A") else None
 
 
 def start_adapter(policy: PolicyModel, seed: int) -> None:
-    """Draw A as PEFT does and set B to 0, so that the policy is its base (on every rank alike).
+    """Draw A as PEFT does and set B to 0, so that the policy equals its base.
+
+    Every rank draws the whole tensors from the same seed and keeps its shard of them.
 
     Args:
         policy: sharded or not.
@@ -97,7 +99,7 @@ def start_adapter(policy: PolicyModel, seed: int) -> None:
 
 
 def adapter_tensors(policy: PolicyModel) -> dict[str, torch.Tensor]:
-    """Return the adapter's whole tensors under PEFT's names (collective)."""
+    """Gather the adapter's full tensors by PEFT's names (collective)."""
     tensors = {}
     for name, parameter in _parameters(policy):
         tensor = parameter.detach()
@@ -111,13 +113,16 @@ def save_adapter(
     """Write an adapter as PEFT does; `path` appears whole or not at all.
 
     Args:
-        policy: whose configuration is written.
-        path: directory to make; an existing one is replaced.
-        tensors: what `adapter_tensors` returned.
+        policy: source of the adapter's configuration.
+        path: directory to create; an existing one is replaced.
+        tensors: the result of `adapter_tensors`.
         dtype: precision in the file.
 
     Returns:
         The directory.
+
+    Raises:
+        WriteError: writing failed.
     """
     peft_config: Any = policy.model.peft_config
     with weights_appear_whole(path) as partial:
@@ -128,10 +133,10 @@ def save_adapter(
 
 
 def load_adapter(policy: PolicyModel, path: Path) -> None:
-    """Fill a policy's adapter from a directory (on every rank alike).
+    """Load a policy's adapter from a directory; every rank reads the same files.
 
     Raises:
-        ConfigError: the directory holds no adapter of this shape.
+        ConfigError: the directory holds no adapter, or one with other layers or another rank.
     """
     try:
         found = load_file(path / WEIGHTS_FILE)
@@ -141,13 +146,13 @@ def load_adapter(policy: PolicyModel, path: Path) -> None:
     if wanted.keys() != found.keys():
         name = sorted(wanted.keys() ^ found.keys())[0]
         raise ConfigError(
-            f"the adapter {path} is of other layers than --lora_target_modules: {name}"
+            f"the layers of the adapter {path} differ from --lora_target_modules: {name}"
         )
     for peft_name, (_, parameter) in wanted.items():
         if parameter.shape != found[peft_name].shape:
             raise ConfigError(
-                f"the adapter {path} has another shape than --lora_rank says: {peft_name} is "
-                f"{list(found[peft_name].shape)}, not {list(parameter.shape)}"
+                f"the adapter {path} does not match --lora_rank: {peft_name} has shape "
+                f"{list(found[peft_name].shape)} instead of {list(parameter.shape)}"
             )
     load_full_state_dict(
         policy, {name: found[peft_name].to(p.dtype) for peft_name, (name, p) in wanted.items()}
@@ -156,10 +161,10 @@ def load_adapter(policy: PolicyModel, path: Path) -> None:
 
 @contextmanager
 def without_adapter(policy: PolicyModel) -> Iterator[None]:
-    """Let a policy be its base model for a while; forward passes without gradients only."""
+    """Disable a policy's adapter within the block; for forward passes without gradients."""
     modules = _adapted(policy)
     for module in modules:
-        # PEFT's own switch also freezes the parameters, which FSDP2 would not see undone.
+        # PEFT's public switch also changes `requires_grad`; FSDP2 reads that once, at sharding.
         module._disable_adapters = True
     try:
         yield
@@ -169,7 +174,10 @@ def without_adapter(policy: PolicyModel) -> Iterator[None]:
 
 
 class BasePolicy(nn.Module):
-    """The base model of a policy with an adapter, as a policy of its own; nothing is copied."""
+    """A policy without its adapter, as a module with the same interface; shares all weights.
+
+    Serves as the reference policy of a run with adapters.
+    """
 
     def __init__(self, policy: PolicyModel) -> None:
         super().__init__()
@@ -183,14 +191,14 @@ class BasePolicy(nn.Module):
 
 
 def merge_adapter(adapter: Path, base: Path, target: Path) -> Path:
-    """Write a checkpoint with an adapter added into the weights, W + (alpha / rank) * B A.
+    """Write a checkpoint with the adapter merged into the weights: W + (alpha / rank) * B A.
 
-    The sum is made in float32 and rounded once, to the precision of the base model's files.
+    The sum is computed in float32 and rounded once, to the precision of the base model's files.
 
     Args:
         adapter: directory of the adapter.
-        base: Hugging Face directory of the model that it belongs to.
-        target: directory to make; it appears whole or not at all.
+        base: Hugging Face directory of its base model.
+        target: directory to create; it appears whole or not at all.
 
     Returns:
         The directory.
@@ -208,7 +216,7 @@ def merge_adapter(adapter: Path, base: Path, target: Path) -> Path:
 
 
 def base_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """Yield a model's parameters but the adapter's, by their names without an adapter."""
+    """Yield all parameters except the adapter's, by the names they have without an adapter."""
     for name, parameter in model.named_parameters():
         if ".lora_A." not in name and ".lora_B." not in name:
             yield name.replace(f".{BASE}.", "."), parameter
@@ -223,8 +231,8 @@ def _check_targets(model: PreTrainedModel, wanted: tuple[str, ...]) -> None:
     unknown = [name for name in wanted if name not in known]
     if unknown or not wanted:
         raise ConfigError(
-            f"--lora_target_modules {','.join(unknown)}: not among the linear layers of the model's "
-            f"blocks, which are {','.join(sorted(known))}"
+            f"--lora_target_modules {','.join(unknown)}: the model's decoder blocks have no such "
+            f"linear layer; choose from {','.join(sorted(known))}"
         )
 
 

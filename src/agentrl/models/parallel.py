@@ -1,10 +1,11 @@
-"""Spread a policy's weights and activations over the ranks of a mesh: `tp` and `ep`.
+"""Split a policy's weights and activations over the `tp` and `ep` dimensions of a mesh.
 
-Tensor parallelism is torch's own, with sequence parallelism between the blocks: weights are split
-by columns and rows, activations between the blocks by tokens, embedding and LM head by vocabulary.
+Tensor parallelism is torch's, with sequence parallelism between the blocks: weights are split by
+columns and rows, activations between the blocks by tokens, embedding and LM head by vocabulary.
 
-Experts are dealt out whole over `ep` and `tp` together: the ranks along both hold different tokens
-at that point. Every token is sent to the ranks of its experts, and none is dropped.
+Experts are distributed whole over the product of `ep` and `tp`: with sequence parallelism, the ranks
+along both dimensions hold different tokens at that point. Each token is sent to the ranks of its
+experts; there is no capacity limit, so no token is dropped.
 """
 
 from collections.abc import Callable, Iterator
@@ -36,10 +37,10 @@ from agentrl.models.row_split import RowSplit
 
 
 def check_parallel_support(config: PretrainedConfig, shape: MeshShape) -> None:
-    """Refuse meshes into which a model does not go.
+    """Check that a mesh divides the model's heads, widths and experts.
 
     Raises:
-        ConfigError: names the flag and the number that it does not divide.
+        ConfigError: names the flag and the size that it does not divide.
     """
     experts = getattr(config, "num_experts", None)
     heads, groups = config.num_attention_heads, config.num_key_value_heads
@@ -62,20 +63,22 @@ def check_parallel_support(config: PretrainedConfig, shape: MeshShape) -> None:
             f"--ep_size {shape.ep} x --tp_size {shape.tp} does not divide the model's {experts} "
             "experts"
         )
+    # Context parallelism exchanges tokens for heads, so `cp` must divide the query heads of a `tp`
+    # rank. Key-value heads may be fewer than `cp`; each is then repeated on several ranks.
     held = groups // shape.tp
     if heads // shape.tp % shape.cp or (held % shape.cp and shape.cp % held):
         raise ConfigError(
-            f"--cp_size {shape.cp} exchanges tokens for heads, and does not divide the model's "
-            f"{heads} heads ({groups} of keys and values) / --tp_size {shape.tp}"
+            f"--cp_size {shape.cp} does not divide the model's {heads} query heads ({groups} "
+            f"key-value heads) / --tp_size {shape.tp}"
         )
 
 
 def parallelize(policy: PolicyModel, mesh: DeviceMesh | None) -> PolicyModel:
-    """Split a policy over `tp`, `ep` and `cp` (in place); FSDP2 comes after it.
+    """Split a policy over `tp`, `ep` and `cp` (in place). Apply FSDP2 afterwards.
 
     Args:
-        policy: every rank holds the same weights.
-        mesh: see `distributed.mesh`; None for a process alone.
+        policy: every rank holds the same weights, or all parameters are on the meta device.
+        mesh: see `distributed.mesh`; None for a single process.
     """
     if mesh is None:
         return policy
@@ -88,7 +91,7 @@ def parallelize(policy: PolicyModel, mesh: DeviceMesh | None) -> PolicyModel:
         for module in model.modules():
             if is_mixture(module):
                 _deal_out(module.experts, mesh["experts"])
-    for name in frozen:  # torch makes trained parameters of norms
+    for name in frozen:  # `SequenceParallel` recreates norm weights with requires_grad=True
         model.get_parameter(name).requires_grad = False
     return policy
 
@@ -106,9 +109,10 @@ def _split_tensors(model: Any, mesh: DeviceMesh) -> None:
             _replicate(layer.mlp.gate, mesh)
     parallelize_module(base, mesh, plan, src_data_rank=None)
     head = model.get_output_embeddings()
-    # Its input is whole on every rank; its logits stay split by vocabulary.
+    # The head's input is replicated; its logits stay split by vocabulary (see `vocabulary`).
     parallelize_module(head, mesh, ColwiseParallel(), src_data_rank=None)
     if model.config.tie_word_embeddings:
+        # `parallelize_module` replaced both parameters; both are now split by vocabulary rows.
         head.weight = base.embed_tokens.weight
 
 
@@ -127,8 +131,8 @@ def _layer_plan(layer: Any) -> dict[str, ParallelStyle]:
     }
     for name in ("q_norm", "k_norm"):
         if hasattr(layer.self_attn, name):
-            # One weight for heads that lie on different ranks: without this its gradient would
-            # miss those of the others, which no loss shows.
+            # One weight serves the heads of all ranks. Unless its gradient is summed over them, each
+            # rank trains its own copy, an error that the loss curve does not reveal.
             plan[f"self_attn.{name}"] = SequenceParallel(sequence_dim=2, use_local_output=True)
     if not is_mixture(layer.mlp):
         plan |= {
@@ -145,10 +149,10 @@ def _layer_plan(layer: Any) -> dict[str, ParallelStyle]:
 def _with_adapters(
     layer: nn.Module, plan: dict[str, ParallelStyle], mesh: DeviceMesh
 ) -> dict[str, ParallelStyle]:
-    """Return a layer's plan with adapters split as the linear layers are that they belong to.
+    """Return a layer's plan, extended to the adapters of its linear layers.
 
-    Where W is split by columns, A is whole and B is split by columns; where W is split by rows, so
-    is A, and B is whole. What goes between A and B is small, rank instead of width.
+    If W is split by columns, A is replicated and B split by columns; if W is split by rows, A is
+    split by rows and B replicated. Either way the ranks exchange only activations of width `rank`.
     """
     found: dict[str, ParallelStyle] = {}
     for name, style in plan.items():
@@ -160,8 +164,8 @@ def _with_adapters(
         found[f"{name}.{BASE}"] = style
         down, up = parts
         if isinstance(style, ColwiseParallel):
-            # Every rank computes A for all tokens, in DTensors: they know that the gradient which
-            # comes back is that of this rank's columns alone.
+            # Every rank computes A for all tokens. DTensor tracks that the gradient from B is
+            # partial, since each rank holds some of B's columns, and sums it.
             _distribute(module.get_submodule(down), mesh, Replicate())
             found[f"{name}.{up}"] = ColwiseParallel()
         else:
@@ -171,7 +175,7 @@ def _with_adapters(
 
 
 def _replicate(module: nn.Module, mesh: DeviceMesh) -> None:
-    """Keep a module whole on every rank, each of which shows it different tokens."""
+    """Replicate a module whose input differs between ranks, so its gradients are partial sums."""
     _distribute(module, mesh, Replicate())
     forward = module.forward
 
@@ -183,7 +187,7 @@ def _replicate(module: nn.Module, mesh: DeviceMesh) -> None:
 
 
 def _deal_out(experts: Any, mesh: DeviceMesh) -> None:
-    """Give every rank as many experts, and let tokens travel to theirs."""
+    """Give each rank an equal share of the experts, and send tokens to the ranks of theirs."""
     _distribute(experts, mesh, Shard(0))
     group, num_ranks = mesh.get_group(), mesh.size()
     experts.num_experts //= num_ranks
@@ -194,9 +198,11 @@ def _deal_out(experts: Any, mesh: DeviceMesh) -> None:
 
         Args:
             hidden: [tokens, hidden size], this rank's.
-            chosen: int64 [tokens, top k], numbers of experts among all.
+            chosen: int64 [tokens, top k], indices among all experts.
             weights: [tokens, top k].
         """
+        # Rank r holds experts r * num_experts to (r + 1) * num_experts, so sorting the (token,
+        # expert) pairs by expert also groups them by destination.
         order = chosen.flatten().argsort(stable=True)
         expert = chosen.flatten()[order]
         sent = torch.bincount(expert // experts.num_experts, minlength=num_ranks)
@@ -205,8 +211,8 @@ def _deal_out(experts: Any, mesh: DeviceMesh) -> None:
         splits = sent.tolist(), received.tolist()
         rows = all_to_all(hidden[order // chosen.shape[1]], *splits, group)
         local = all_to_all(expert % experts.num_experts, *splits, group)
-        # One more row for the first expert, which adds nothing: the weights of a rank that no
-        # token came to still get their gradient, zero, which the other ranks wait for.
+        # A row of zeros for the first expert: a rank that receives no token still produces (zero)
+        # gradients, which the reduction on the other ranks waits for.
         rows = torch.cat([rows, rows.new_zeros(1, rows.shape[1])])
         local = torch.cat([local, local.new_zeros(1)])
         with _local_parameters(experts, Shard(0)):
@@ -230,13 +236,14 @@ def _distribute(module: nn.Module, mesh: DeviceMesh, placement: Placement) -> No
 
 @contextmanager
 def _local_parameters(module: nn.Module, gradient: Placement) -> Iterator[None]:
-    """Let a module compute with this rank's part of its parameters, in plain tensors.
+    """Replace a module's parameters by their local tensors within the block.
 
     Args:
-        module: its own parameters are DTensors over one mesh dimension.
-        gradient: what a rank's gradient is to the whole one.
+        module: its direct parameters are DTensors over one mesh dimension.
+        gradient: placement of the local gradients: `Partial` if they are to be summed over ranks,
+            `Shard` if each is the gradient of the rank's own part.
     """
-    # A linear layer without a bias has None for one.
+    # A linear layer without a bias stores None for it.
     kept: dict[str, Any] = {name: p for name, p in module._parameters.items() if p is not None}
     for name, parameter in kept.items():
         module._parameters[name] = parameter.to_local(grad_placements=[gradient])

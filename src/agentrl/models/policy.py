@@ -1,11 +1,12 @@
-"""`PolicyModel`: a causal language model that answers with logprobs of target tokens.
+"""`PolicyModel`: a causal language model that returns the logprobs of target tokens.
 
-Logits are never whole: only positions that predict a target token go through the LM head, in chunks, and the
-backward pass makes each chunk's logits again. With tensor parallelism every rank makes the logits
-of its part of the vocabulary only.
+The full logits are never materialized. Only positions that predict a target token go through the LM
+head, in chunks, and the backward pass recomputes the logits of each chunk. With tensor parallelism,
+each rank computes the logits of its part of the vocabulary.
 
 Shape legend: N tokens of the row, D hidden size, V vocabulary, T target tokens, R distinct (source,
-temperature) pairs, C of them in a chunk. With several ranks a row, N is padded and this rank's.
+temperature) pairs, C of them in a chunk. If several ranks share a row, N counts this rank's tokens,
+padding included.
 """
 
 # ruff: noqa: N803, N806 - shape suffixes
@@ -29,7 +30,7 @@ from agentrl.models.vocabulary import Vocabulary
 
 
 class TargetLogprobs(NamedTuple):
-    """What a policy says about the target tokens of a row."""
+    """Logprobs and entropies of the target tokens of a row."""
 
     logprobs: torch.Tensor
     """Logprob of each target after temperature, float32 (float64 for a float64 model) [T]."""
@@ -48,7 +49,7 @@ class PolicyModel(nn.Module):
         super().__init__()
         self.model = model
         self.split = RowSplit()
-        """How rows are spread over ranks; `models.parallel` sets it."""
+        """How rows are split over ranks; set by `models.parallel`."""
 
     @property
     def device(self) -> torch.device:
@@ -70,9 +71,12 @@ class PolicyModel(nn.Module):
             row: token trees and target tokens.
             chunk_size: positions that go through the LM head at a time.
             with_entropy: also return entropies.
-            states: keys and values that the row shares with others, where it is a chunk of a
-                longer one (see `models.chunks`).
+            states: keys and values shared between the chunks of a longer row (see
+                `models.chunks`); None for a whole row.
             num_above: tokens above the row, whose keys and values are in `states`.
+
+        Raises:
+            TrainingError: replayed experts do not fit this model.
         """
         share = self.split.share(row)
         hidden_ND = share.whole_stretch(self._hidden_states(row, share, states, num_above))
@@ -85,7 +89,11 @@ class PolicyModel(nn.Module):
     def _own_targets(
         self, hidden_ND: torch.Tensor, row: PackedRow, chunk_size: int, with_entropy: bool
     ) -> TargetLogprobs:
-        """Return what this rank's hidden states say about the target tokens that follow from them."""
+        """Return logprobs (and entropies) of the targets whose sources this rank holds.
+
+        Targets are sorted by their (source, temperature) pair, so that every chunk of pairs owns a
+        contiguous range of targets; the results are put back in the order of the row.
+        """
         sources_R, temperatures_R, rows_T = _distinct_rows(row)
         device = hidden_ND.device
         hidden_RD = hidden_ND.index_select(0, torch.from_numpy(sources_R).to(device))
@@ -95,7 +103,8 @@ class PolicyModel(nn.Module):
         targets = torch.from_numpy(row.targets[order]).to(device)
         head = self.model.get_output_embeddings()
         vocabulary = Vocabulary(self.split.tensor)
-        # At least one chunk, if an empty one: every rank's graph reaches every parameter.
+        # A rank without targets still runs one empty chunk: its graph must reach every parameter,
+        # or the gradient reduction of the other ranks would wait for it.
         edges = [*range(0, max(len(sources_R), 1), chunk_size), len(sources_R)]
         target_edges = np.searchsorted(rows_T[order], edges).tolist()
         logprobs, entropies = [], []
@@ -110,7 +119,8 @@ class PolicyModel(nn.Module):
                 vocabulary,
                 with_entropy,
             )
-            if len(edges) > 2:  # more than one chunk: keep no chunk's logits
+            # A single chunk's logits are kept: recomputation would save no peak memory.
+            if len(edges) > 2:
                 chunk = checkpoint(_head_logprobs, *arguments, use_reentrant=False)
             else:
                 chunk = _head_logprobs(*arguments)
@@ -144,17 +154,17 @@ class PolicyModel(nn.Module):
         return hidden
 
     def _by_layer(self, choices_NW: torch.Tensor) -> torch.Tensor:
-        """Return experts by token, layer and rank [N, layers, experts a token].
+        """Reshape replayed experts [N, layers * experts per token] to one row per layer.
 
         Raises:
-            TrainingError: they are another model's.
+            TrainingError: the servers routed with another model.
         """
         config: Any = self.model.config
         layers, chosen = config.num_hidden_layers, getattr(config, "num_experts_per_tok", 0)
         if choices_NW.shape[1] != layers * chosen:
             raise TrainingError(
-                f"--router_replay: the servers chose {choices_NW.shape[1]} experts a token, and "
-                f"this model has {layers} layers of {chosen}; they serve another model"
+                f"--router_replay: the servers returned {choices_NW.shape[1]} experts per token, but "
+                f"this model has {layers} layers with {chosen} each; they serve another model"
             )
         return choices_NW.view(-1, layers, chosen)
 
@@ -162,7 +172,14 @@ class PolicyModel(nn.Module):
 def target_logprobs(
     policy: nn.Module, row: PackedRow, *, chunk_size: int = 4096, with_entropy: bool = False
 ) -> TargetLogprobs:
-    """Return the policy logprobs of a row's target tokens (`policy` may be a sharded `PolicyModel`)."""
+    """Return the policy logprobs of a row's target tokens.
+
+    Args:
+        policy: a `PolicyModel`, sharded or not, or a `BasePolicy`.
+        row: token trees and target tokens.
+        chunk_size: positions that go through the LM head at a time.
+        with_entropy: also return entropies.
+    """
     output: TargetLogprobs = policy(row, chunk_size=chunk_size, with_entropy=with_entropy)
     return output
 
@@ -170,9 +187,12 @@ def target_logprobs(
 def _distinct_rows(row: PackedRow) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the distinct (source, temperature) pairs and the pair of every target.
 
+    Branches of a tree often share a source; its logits are computed once per temperature.
+
     Returns:
         sources int64 [R], temperatures float32 [R], index of each target's pair int64 [T].
     """
+    # float64 holds both an index and a float32 temperature exactly.
     pairs = np.stack([row.sources.astype(np.float64), row.temperatures.astype(np.float64)], axis=1)
     distinct, inverse = np.unique(pairs, axis=0, return_inverse=True)
     return (
@@ -201,6 +221,7 @@ def _head_logprobs(
     logprobs_T = chosen_T - normalizers_C.index_select(0, rows_T)
     if not with_entropy:
         return logprobs_T, logprobs_T.new_empty(0)
+    # H = -sum p log p = logsumexp - sum p * logit; entropy is reported and never trained on.
     with torch.no_grad():
         probabilities_CV = (logits_CV - normalizers_C[:, None]).exp()
         entropies_C = normalizers_C - vocabulary.sum(probabilities_CV * logits_CV)

@@ -1,4 +1,8 @@
-"""Where a model's files are: a local directory, or a hub id that is fetched once. Torch-free."""
+"""Resolve a model name to a directory, and check a model's configuration before a run starts.
+
+A local directory is used as it is; a hub id is downloaded once into the hub's cache. Commands call
+these checks before they start processes, so this module must not import torch.
+"""
 
 import json
 import re
@@ -16,8 +20,7 @@ def resolve_model(name_or_path: str) -> Path:
     """Return the absolute directory of a checkpoint.
 
     Raises:
-        ConfigError: there is no such directory, a file is missing from it, or the hub does not
-            give the model out.
+        ConfigError: the directory does not exist or lacks a file, or the download failed.
     """
     path = Path(name_or_path).expanduser()
     if path.is_dir():
@@ -28,7 +31,7 @@ def resolve_model(name_or_path: str) -> Path:
 
 
 def resolve_tokenizer(name_or_path: str) -> Path:
-    """Return the directory of a checkpoint's tokenizer; a local one needs no weights in it.
+    """Return the directory of a checkpoint's tokenizer; a local directory needs no weights.
 
     Raises:
         ConfigError: see `resolve_model`.
@@ -38,7 +41,7 @@ def resolve_tokenizer(name_or_path: str) -> Path:
 
 
 def check_router_replay(model_path: Path) -> None:
-    """Refuse to replay the routers of a model that has none.
+    """Refuse `--router_replay` for a model without routers.
 
     Raises:
         ConfigError: the model is dense.
@@ -52,22 +55,22 @@ def check_router_replay(model_path: Path) -> None:
 
 
 def check_adapter_targets(model_path: Path, targets: Sequence[str]) -> None:
-    """Refuse adapters on experts, which are no linear layers of their own.
+    """Refuse adapters on experts: transformers stacks them, so they are no linear layers.
 
     Raises:
-        ConfigError: the model is a mixture of experts, and a target is not of its attention.
+        ConfigError: the model is a mixture of experts, and a target is outside its attention.
     """
     config = json.loads((model_path / "config.json").read_text())
     refused = [name for name in targets if name not in _ATTENTION_TARGETS]
     if config.get("num_experts_per_tok") and refused:
         raise ConfigError(
-            f"--lora_target_modules {','.join(refused)}: the experts of {model_path} get no adapter; "
-            f"give {','.join(_ATTENTION_TARGETS)} or some of these"
+            f"--lora_target_modules {','.join(refused)}: {model_path} is a mixture of experts, and "
+            f"only its attention can have adapters; choose from {','.join(_ATTENTION_TARGETS)}"
         )
 
 
 def _fetch(hub_id: str) -> Path:
-    # Imported here: only hub ids need it, and it takes longer to import than a sampler to start.
+    # Imported here: only hub ids need it, and the import takes longer than a sampler's start.
     from huggingface_hub import snapshot_download  # noqa: PLC0415
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError  # noqa: PLC0415
 
@@ -76,7 +79,7 @@ def _fetch(hub_id: str) -> Path:
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         reason = " ".join(str(error).split())[:200]
         raise ConfigError(
-            f"--model_name_or_path {hub_id}: neither a directory here nor to be had from the hub "
+            f"--model_name_or_path {hub_id}: no such directory, and the download from the hub failed "
             f"({reason})"
         ) from None
 
@@ -86,5 +89,7 @@ def _checked(path: Path) -> Path:
         if not (path / name).is_file():
             raise ConfigError(f"--model_name_or_path {path}: {name} is missing")
     if not any(path.glob("*.safetensors")):
-        raise ConfigError(f"--model_name_or_path {path}: no *.safetensors weights in it")
+        raise ConfigError(
+            f"--model_name_or_path {path}: the directory has no *.safetensors weights"
+        )
     return path.absolute()

@@ -1,11 +1,12 @@
-"""Which experts a token of a mixture-of-experts model goes to: its router's choice, or a given one.
+"""Routers of mixture-of-experts models that take the server's choice of experts.
 
-Server and trainer compute the same token in different precision, batches and kernels, so their
-routers choose other experts now and then, and the trained policy is not quite the one that
-sampled. Replaying the server's choice removes that (rollout routing replay, R3, arXiv 2510.11370):
-which experts is given, how they are weighted is the trainer's router's, with its gradient.
+Server and trainer compute the same token with different precision, batches and kernels, so their
+routers sometimes choose different experts; the trained policy then differs from the one that
+sampled. Replaying the server's choice removes this difference (rollout routing replay, R3, arXiv
+2510.11370). The choice of experts is fixed; their weights come from the trainer's router and carry
+its gradient.
 
-Shape legend: N tokens, L layers, K experts a token, E experts.
+Shape legend: N tokens, L layers, K experts per token, E experts.
 """
 
 from collections.abc import Iterable
@@ -17,17 +18,17 @@ from torch import nn
 from torch.nn.functional import linear, softmax
 
 ROUTED_EXPERTS = "routed_experts"
-"""Keyword under which a row's choices reach the decoder layers: int64 [N, L, K], -1 where the
-layer's router chooses."""
+"""Keyword argument that carries a row's choices to the decoder layers: int64 [N, L, K]; at -1 the
+layer's own router chooses."""
 
 
 def is_mixture(module: nn.Module) -> bool:
-    """Return whether a module sends tokens to experts of its own."""
+    """Return whether a module is a mixture of experts: a router (`gate`) and its experts."""
     return hasattr(module, "experts") and hasattr(module, "gate")
 
 
 def make_routers_replay(layers: Iterable[Any]) -> None:
-    """Let the routers of decoder layers take choices from the layers' keyword `ROUTED_EXPERTS`."""
+    """Make the routers of decoder layers (in place) honor the keyword `ROUTED_EXPERTS`."""
     for number, layer in enumerate(layers):
         if is_mixture(layer.mlp):
             layer.register_forward_pre_hook(partial(_hand_over, number), with_kwargs=True)
@@ -36,15 +37,16 @@ def make_routers_replay(layers: Iterable[Any]) -> None:
 
 
 def _hand_over(number: int, layer: Any, arguments: Any, keywords: dict[str, Any]) -> None:
-    # A hook of the layer and not of the model: it runs again where activations are recomputed.
+    # A hook on each layer rather than on the model: gradient checkpointing runs layers again, and
+    # by then another row's choices may be set.
     choices = keywords.get(ROUTED_EXPERTS)
     layer.mlp.gate.replayed = None if choices is None else choices[:, number]
 
 
 def _route(gate: Any, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return logits [N, E], and weights and numbers [N, K] of the chosen experts.
+    """Return logits [N, E], and weights and indices [N, K] of the chosen experts.
 
-    As Qwen3-MoE's router does it; in float64, where the model is, instead of float32.
+    Computes as Qwen3-MoE's router does, except that a float64 model stays in float64.
     """
     logits = linear(hidden.reshape(-1, gate.hidden_dim), gate.weight)
     exact = torch.promote_types(logits.dtype, torch.float32)

@@ -1,12 +1,12 @@
-"""A row whose tokens are spread over ranks: context parallelism, and sequence parallelism within.
+"""Rows whose tokens are split over ranks: context parallelism (`cp`), then sequence parallelism (`tp`).
 
-Every rank of `cp` computes one stretch of the row. Around attention, stretches of tokens with all
-heads are exchanged for all tokens with some of the heads (Jacobs et al., DeepSpeed-Ulysses,
-arXiv 2309.14509), so attention itself sees the whole token tree and needs no change; a ring, which
-takes a later block to see all of an earlier one, would be wrong for trees. `tp` splits the stretch
-once more between the attention and MLP blocks (Korthikanti et al., arXiv 2205.05198).
+Each `cp` rank computes one stretch of the row. Around attention, an all-to-all exchanges stretches
+of tokens with all heads for all tokens with some of the heads (Jacobs et al., DeepSpeed-Ulysses,
+arXiv 2309.14509). Attention sees the whole token tree and needs no change. Ring attention assumes
+that a later block sees all of an earlier one, which is false for trees. `tp` splits the stretch again
+between the attention and MLP blocks (Korthikanti et al., arXiv 2205.05198).
 
-Rows are padded to a multiple of the ranks; padding is cut off before attention.
+Rows are padded to a multiple of the number of ranks; padding is cut off before attention.
 
 Shape legend: N tokens of the row, P with padding, H query heads, K key-value heads (of this rank's
 `tp` part), D head dimension, T target tokens.
@@ -25,7 +25,7 @@ from agentrl.distributed.collectives import all_to_all, combine
 
 
 class RowSplit:
-    """The ranks that compute a row together; without a mesh it is this process alone."""
+    """The ranks that compute a row together; without a mesh, this process only."""
 
     def __init__(self, mesh: DeviceMesh | None = None) -> None:
         self.context = mesh["cp"] if mesh is not None and mesh["cp"].size() > 1 else None
@@ -50,21 +50,22 @@ class RowShare:
         length = self._num_padded // num_stretches
         self._start = length * (0 if self._context is None else self._context.get_local_rank())
         self._end = self._start + length
+        # A target belongs to the rank that holds its source, whose hidden state predicts it.
         self._targets = np.flatnonzero((row.sources >= self._start) & (row.sources < self._end))
 
     def own(self, values: np.ndarray) -> np.ndarray:
-        """Return the part of a row's per-token values [N, ...] that this rank's stretch holds."""
+        """Return this rank's stretch [P / cp, ...] of a row's per-token values [N, ...]."""
         padding = [(0, self._num_padded - self._num_tokens)] + [(0, 0)] * (values.ndim - 1)
         return np.pad(values, padding)[self._start : self._end]
 
     def between_blocks(self, values: np.ndarray) -> np.ndarray:
-        """Return the part of values of the stretch [P / cp, ...] that lies here between blocks."""
+        """Return this `tp` rank's part of the stretch's values [P / cp, ...] between blocks."""
         if self._tensor is None:
             return values
         return np.split(values, self._tensor.size())[self._tensor.get_local_rank()]
 
     def own_targets(self, row: PackedRow) -> PackedRow:
-        """Return the row with those targets only whose sources lie in this rank's stretch."""
+        """Return the row with only the targets whose sources lie in this rank's stretch."""
         if self._context is None:
             return row
         return replace(
@@ -75,15 +76,16 @@ class RowShare:
         )
 
     def of_all_targets(self, values: torch.Tensor) -> torch.Tensor:
-        """Put what the ranks know of their own targets together, [T] on every rank (collective)."""
+        """Combine each rank's values of its own targets into [T] on every rank (collective)."""
         if self._context is None:
             return values
+        # Every target belongs to exactly one rank, so a sum over ranks gathers them.
         places = torch.from_numpy(self._targets).to(values.device)
         mine = values.new_zeros(self._num_targets).index_copy(0, places, values)
         return combine(mine, self._context.get_group())
 
     def whole_stretch(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return hidden states of the whole stretch, where `tp` splits it (collective).
+        """Gather the hidden states of the stretch that `tp` splits between blocks (collective).
 
         Args:
             hidden: [P / cp / tp, hidden size].
@@ -104,15 +106,15 @@ class RowShare:
             value: [1, K, P / cp, D].
 
         Returns:
-            The same with N tokens, and H / cp and max(K / cp, 1) heads.
+            The three tensors with N tokens, H / cp query heads and max(K / cp, 1) key-value heads.
         """
         if self._context is not None:
             cp, group = self._context.size(), self._context.get_group()
-            if key.shape[1] % cp:  # fewer than ranks: several ranks work with one
+            if key.shape[1] % cp:  # fewer key-value heads than ranks: ranks share a head
                 repeats = cp // key.shape[1]
                 key, value = (s.repeat_interleave(repeats, dim=1) for s in (key, value))
             heads = [s.shape[1] // cp for s in (query, key, value)]
-            # One exchange for all three: [cp * length, heads of one rank, D].
+            # One exchange for queries, keys and values: [cp * length, heads of one rank, D].
             parts = [s.reshape(cp, s.shape[1] // cp, *s.shape[2:]) for s in (query, key, value)]
             rows = torch.cat(parts, dim=1).transpose(1, 2)
             length = [rows.shape[1]] * cp
@@ -122,7 +124,7 @@ class RowShare:
         return query[:, :, :num_tokens], key[:, :, :num_tokens], value[:, :, :num_tokens]
 
     def to_tokens(self, output: torch.Tensor) -> torch.Tensor:
-        """Undo `to_heads` for what attention made of it (collective).
+        """Reverse `to_heads` for the attention output (collective).
 
         Args:
             output: [1, N, H / cp, D].

@@ -1,4 +1,7 @@
-"""What a loss needs of logits whose vocabulary is split over ranks, without making them whole.
+"""Reductions over a vocabulary that is split over ranks, without gathering the logits.
+
+Each rank passes its columns of the logits and receives the same result. Only per-position values
+cross ranks, never a [C, V] tensor.
 
 Shape legend: C positions, V this rank's part of the vocabulary, T target tokens.
 """
@@ -13,13 +16,13 @@ from agentrl.distributed.collectives import combine
 
 
 class Vocabulary:
-    """The ranks that hold a part of the vocabulary each, in order and equally much."""
+    """The ranks that hold equal, consecutive parts of the vocabulary."""
 
     def __init__(self, mesh: DeviceMesh | None) -> None:
         """Divide the vocabulary over the ranks of a mesh.
 
         Args:
-            mesh: one-dimensional; None where one rank holds all of it.
+            mesh: one-dimensional; None if this rank holds the whole vocabulary.
         """
         self._mesh = mesh
 
@@ -28,6 +31,8 @@ class Vocabulary:
         normalizers = logits_CV.logsumexp(dim=-1)
         if self._mesh is None:
             return normalizers
+        # Shift by the maximum over ranks so that no exponential overflows. The result does not
+        # depend on the shift, so it needs no gradient.
         highest = normalizers.detach().clone()
         dist.all_reduce(highest, op=dist.ReduceOp.MAX, group=self._mesh.get_group())
         total = combine((normalizers - highest).exp(), self._mesh.get_group())
@@ -39,12 +44,13 @@ class Vocabulary:
         """Return the logit of every target token [T] (collective).
 
         Args:
-            logits_CV: this rank's part.
+            logits_CV: this rank's columns of the logits.
             rows_T: position that predicts each target token.
             targets_T: token id of each target, in the whole vocabulary.
         """
         if self._mesh is None:
             return logits_CV[rows_T, targets_T]
+        # Exactly one rank holds each target's logit; the others contribute 0 to the sum.
         size = logits_CV.shape[1]
         places = targets_T - size * self._mesh.get_local_rank()
         here = (places >= 0) & (places < size)

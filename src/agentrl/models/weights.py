@@ -1,8 +1,7 @@
-"""Read a checkpoint's safetensors into a model whose parameters have shapes only so far.
+"""Read a checkpoint's safetensors into a model on torch's meta device.
 
-The model is built, split and sharded without memory behind it (on torch's meta device). Then every
-rank gives its own parts memory and reads just those out of the files: it never holds more than its
-parts and one piece of one tensor.
+The model is built, split and sharded without memory. Each rank then allocates its own shards and
+reads them from the files: its memory never exceeds its shards plus one piece of one tensor.
 """
 
 import json
@@ -23,19 +22,20 @@ from agentrl.models.lora import base_parameters
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
 
-# What old checkpoints hold and models compute by themselves.
+# Tensors in old checkpoints that models now compute.
 _COMPUTED = ("rotary_emb.inv_freq",)
 
 
 @torch.no_grad()
 def materialize(model: nn.Module, device: torch.device, *, parameter_device: torch.device) -> None:
-    """Give parameters that have shapes only memory, of this rank's parts; their values are none yet.
+    """Allocate this rank's shards of the parameters, without values, and move the buffers.
 
     Args:
         model: sharded or not.
-        device: where buffers go, which hold their values already.
-        parameter_device: where parameters go; the CPU if they are offloaded.
+        device: destination of the buffers, whose values are computed already.
+        parameter_device: destination of the parameters; the CPU if they are offloaded.
     """
+    # `_apply` replaces each meta parameter on its own, which would untie tied ones.
     tied = tied_names(model)
     model._apply(
         lambda t: torch.empty_like(t, device=parameter_device) if t.is_meta else t.to(device)
@@ -50,12 +50,12 @@ def read_weights(model: PreTrainedModel, path: Path) -> None:
     """Fill a model's parameters from the safetensors files of a checkpoint.
 
     Args:
-        model: its parameters have memory; of sharded ones this rank's parts are read.
+        model: its parameters are allocated; this rank reads only its shards.
         path: directory of a Hugging Face checkpoint.
 
     Raises:
-        ConfigError: there are no weights, some are missing or too many, or have another shape than
-            the configuration says.
+        ConfigError: the directory has no weights, or they do not match the configuration: a tensor
+            is missing, unexpected, or has another shape.
     """
     files = _WeightFiles(path)
     tied = tied_names(model)
@@ -64,7 +64,7 @@ def read_weights(model: PreTrainedModel, path: Path) -> None:
         aliases.setdefault(first, []).append(name)
     wanted = {}
     for name, parameter in base_parameters(model):
-        # A tied parameter may stand in the files under any of its names.
+        # Checkpoints store a tied parameter under any one of its names.
         names = [name, *aliases.get(name, [])]
         found = next((other for other in names if other in files.names), name)
         wanted[name] = list(pieces(found, tuple(parameter.shape)))
@@ -80,13 +80,13 @@ def read_weights(model: PreTrainedModel, path: Path) -> None:
 
 
 class _WeightFiles:
-    """The safetensors files of a checkpoint; tensors are read a piece at a time."""
+    """The safetensors files of a checkpoint, read one piece of a tensor at a time."""
 
     def __init__(self, path: Path) -> None:
-        """Find out which file holds what.
+        """Read the index from tensor names to files.
 
         Raises:
-            ConfigError: there are no weights.
+            ConfigError: the directory has no weights.
         """
         self._path = path
         if (path / _INDEX).is_file():
@@ -95,21 +95,21 @@ class _WeightFiles:
             with _opened(path / _SINGLE) as file:
                 places = dict.fromkeys(file.keys(), _SINGLE)
         else:
-            raise ConfigError(f"no weights in {path}: neither {_SINGLE} nor {_INDEX} is there")
+            raise ConfigError(f"no weights in {path}: {_SINGLE} and {_INDEX} are both missing")
         self._places = places
         self.names = places.keys()
 
     def read(self, piece: Piece, part: tuple[slice, ...]) -> torch.Tensor:
         """Return a part of a tensor, in the precision of the file."""
-        # Opened anew each time: pages of the file that were read count as this process's memory as
-        # long as the file is open.
+        # Opened for each piece: safetensors maps the file, and pages that were read count as this
+        # process's memory while it is open.
         with _opened(self._path / self._places[piece.name]) as file:
             values = file.get_slice(piece.name)
             shape = tuple(values.get_shape())
             if shape != piece.shape:
                 raise ConfigError(
-                    f"weights in {self._path} do not fit its config.json: {piece.name} has shape "
-                    f"{list(shape)}, not {list(piece.shape)}"
+                    f"weights in {self._path} do not match its config.json: {piece.name} has shape "
+                    f"{list(shape)} instead of {list(piece.shape)}"
                 )
             found: torch.Tensor = values[part]
             return found
@@ -133,7 +133,7 @@ def _check_names(files: _WeightFiles, wanted: set[str], tied: set[str]) -> None:
     unexpected = sorted(name for name in left if not name.endswith(_COMPUTED))
     if unexpected:
         raise ConfigError(
-            f"{files} holds weights that its config.json has no place for: {_listed(unexpected)}"
+            f"{files} has weights that its config.json does not describe: {_listed(unexpected)}"
         )
 
 
@@ -143,7 +143,7 @@ def _listed(names: list[str]) -> str:
 
 
 def _local_part(parameter: nn.Parameter) -> tuple[torch.Tensor, Box]:
-    """Return this rank's part of a parameter and where it lies in the whole."""
+    """Return this rank's shard of a parameter and its box within the full parameter."""
     if not isinstance(parameter, DTensor):
         return parameter, Box((0,) * parameter.dim(), tuple(parameter.shape))
     shape, offsets = compute_local_shape_and_global_offset(

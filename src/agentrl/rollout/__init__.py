@@ -1,12 +1,13 @@
 """Run rollouts: one claimed slot of a Task becomes one Record.
 
-`AsyncSampler` and its subclasses run a rollout, `worker` claims slots for them, `agent` records the
-agents of other frameworks, `evaluation` and `demonstrations` use the same Records.
+`AsyncSampler` and its subclasses run a rollout, `worker` claims slots for them, and `agent` records
+the agents of other frameworks. Importing this package loads the sampler worker and the MCP SDK, so
+code that only reads Records belongs to other rooms (`evaluation`, `datasets.demonstrations`).
 """
 
+from agentrl.renderers.conversation import Conversation, Prompt
 from agentrl.rollout.async_sampler import AsyncSampler, LimitReached, RolloutResult
 from agentrl.rollout.context import RolloutContext, Scoring
-from agentrl.rollout.conversation import Conversation, Prompt
 from agentrl.rollout.mcp_sampler import MCPSampler
 from agentrl.rollout.worker.scheduler import (
     SamplingScheduler,

@@ -17,10 +17,10 @@ import numpy as np
 
 from agentrl.errors import InferenceError, RenderError
 from agentrl.inference import GenerateRequest, GenerateResult, OnPartial
+from agentrl.renderers.conversation import Conversation, Prompt
 from agentrl.renderers.reply import Reply
 from agentrl.renderers.untrusted_text import Tools
 from agentrl.rollout.context import RolloutContext
-from agentrl.rollout.conversation import Conversation, Prompt
 from agentrl.schema import (
     DispatchedSamplingTask,
     Message,

@@ -3,6 +3,7 @@
 from collections import Counter
 
 from agentrl.errors import RenderError
+from agentrl.renderers.conversation import Conversation
 from agentrl.renderers.reply import Reply
 from agentrl.rollout.async_sampler import AsyncSampler, LimitReached, RolloutResult
 from agentrl.rollout.context import RolloutContext
@@ -12,7 +13,6 @@ from agentrl.rollout.context_edits import (
     without_repetitions,
     without_tool_results,
 )
-from agentrl.rollout.conversation import Conversation
 from agentrl.schema import (
     DispatchedSamplingTask,
     MCPTask,

@@ -182,5 +182,5 @@ def test_a_record_that_shows_images_is_refused_by_name():
     seen = record(1, 0.0)
     turn = seen.turns[0].model_copy(update={"added_images": ("sha256:aa",)})
     seen = seen.model_copy(update={"turns": (turn,)})
-    with pytest.raises(TrainingError, match=f"record {TASK}/1 shows images"):
+    with pytest.raises(TrainingError, match=f"record {TASK}/1 contains images"):
         select([record(0, 1.0), seen])

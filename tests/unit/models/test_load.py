@@ -103,11 +103,11 @@ def test_missing_weights_are_refused(tmp_path):
     [
         (
             lambda weights: weights | {"model.layers.9.mlp.up_proj.weight": torch.zeros(2)},
-            r"no place for: model\.layers\.9\.mlp\.up_proj\.weight",
+            r"does not describe: model\.layers\.9\.mlp\.up_proj\.weight",
         ),
         (
             lambda weights: weights | {"model.norm.weight": torch.zeros(2)},
-            r"do not fit its config.json: model\.norm\.weight has shape \[2\], not \[32\]",
+            r"do not match its config.json: model\.norm\.weight has shape \[2\] instead of \[32\]",
         ),
     ],
     ids=["unexpected", "wrong-shape"],

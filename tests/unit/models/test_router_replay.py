@@ -122,5 +122,7 @@ def test_records_without_routes_take_those_of_records_that_share_their_tokens() 
 def test_routes_of_another_model_are_refused() -> None:
     row = TokenTree.from_tokens(random_group(1).turns).row
     row = replace(row, routed_experts=np.zeros((row.num_tokens, 6), dtype=np.int16))
-    with pytest.raises(TrainingError, match="6 experts a token, and this model has 2 layers of 2"):
+    with pytest.raises(
+        TrainingError, match="6 experts per token, but this model has 2 layers with 2"
+    ):
         target_logprobs(tiny_policy("qwen3_moe", torch.float32), row)

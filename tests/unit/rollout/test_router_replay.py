@@ -25,9 +25,9 @@ from agentrl.inference import ServerPool
 from agentrl.models.load import load_policy
 from agentrl.models.policy import target_logprobs
 from agentrl.models.resolve import check_router_replay
+from agentrl.renderers.conversation import Prompt
 from agentrl.renderers.renderer import Renderer
 from agentrl.rollout import MCPSampler, RolloutContext
-from agentrl.rollout.conversation import Prompt
 from agentrl.schema import InferenceService, Run
 from agentrl.store import TrajectoryStore
 from agentrl.tools import ToolsConfig, connect_tools

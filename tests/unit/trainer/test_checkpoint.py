@@ -9,7 +9,7 @@ from support.full_disk import full_disk
 
 from agentrl.distributed import Ranks, StateWriter, read_state
 from agentrl.errors import ConfigError, WriteError
-from agentrl.rollout.evaluation.eval_scores import EvalMetrics
+from agentrl.evaluation.eval_scores import EvalMetrics
 from agentrl.runtime.atomic_directory import clear_leftovers
 from agentrl.trainer.checkpoint import Draft, checkpoints_root, latest_checkpoint
 from agentrl.trainer.metrics.history import History, StepMetrics

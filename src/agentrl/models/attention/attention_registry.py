@@ -1,4 +1,8 @@
-"""The attention back ends that there are. A further one is a module and a line here."""
+"""The registered attention back ends. A new one is a module in this folder and an entry in `BACKENDS`.
+
+The model's loader selects a back end by name; the forward pass asks here for the keywords that carry
+a row's layout to the layers.
+"""
 
 from typing import Any
 
@@ -17,29 +21,30 @@ BACKENDS: tuple[AttentionBackend, ...] = (SDPA, FLEX, VARLEN)
 """The first is the default."""
 TREE_ATTENTION = SDPA.implementation
 ORACLE = "sdpa"
-"""transformers' own SDPA, which is given a dense mask: what back ends are checked against. (Its eager
-attention is silently wrong with a bool mask, and is not offered.)"""
+"""transformers' SDPA with a dense mask, the reference in tests. (transformers' eager attention adds
+the mask to the scores; a bool mask gives silently wrong results, so it is not an option.)"""
 
 _BY_FLAG = {backend.flag: backend for backend in BACKENDS}
 _BY_IMPLEMENTATION = {backend.implementation: backend for backend in BACKENDS}
 
 
 def implementation_of(flag: str) -> str:
-    """Return the name in transformers of what `--attention_implementation` asks for."""
+    """Return transformers' name of a value of `--attention_implementation`."""
     return _BY_FLAG[flag].implementation
 
 
 def check_device(implementation: str, device: torch.device) -> None:
-    """Refuse to train on a device that a back end is not for.
+    """Check that a back end can train on a device.
 
     Raises:
-        ConfigError: says which one is.
+        ConfigError: it cannot; the text names one that can.
     """
     backend = _BY_IMPLEMENTATION.get(implementation)
     refusal = None if backend is None else backend.refusal(device)
     if backend is not None and refusal is not None:
         raise ConfigError(
-            f"--attention_implementation {backend.flag} {refusal}; use {SDPA.flag}, which is as exact"
+            f"--attention_implementation {backend.flag} {refusal}; use {SDPA.flag}, which computes the "
+            "same on every device"
         )
 
 
@@ -51,18 +56,18 @@ def layer_keywords(
     states: ChunkStates | None = None,
     num_above: int = 0,
 ) -> dict[str, Any]:
-    """Return the keywords of a model's forward pass that tell its layers about a row.
+    """Return the keywords of a model's forward pass that describe a row to its layers.
 
     Args:
-        implementation: name in transformers of the attention that the model was given.
+        implementation: transformers' name of the model's attention.
         row: N tokens in depth-first preorder.
         device: where the model computes.
         share: this rank's part of the row.
-        states: what the row shares with the chunks before it; None for a whole row.
+        states: keys and values shared with earlier chunks; None for a whole row.
         num_above: tokens above the row, whose keys and values are in `states`.
 
     Raises:
-        ConfigError: the row is a chunk, and the oracle computes whole rows only.
+        ConfigError: the row is a chunk; `ORACLE` computes whole rows only.
     """
     backend = _BY_IMPLEMENTATION.get(implementation)
     if backend is not None:

@@ -1,10 +1,10 @@
-"""What attention back ends share: their protocol, and the adapter to transformers' interface.
+"""The protocol of attention back ends, and the adapter to transformers' attention interface.
 
 transformers calls a registered function with queries, keys and values after the rotary embedding,
-and hands unknown keywords of the model's forward pass down to every layer. Ours is `CONTEXT`: what
-the layers know of the row that they compute. So no model code is forked.
+and passes unknown keywords of the model's forward pass to every layer. The keyword `CONTEXT` carries
+the layout of the current row that way, so no model code is forked.
 
-A back end knows neither ranks, chunks nor autocast; `RowContext` and the adapter see to these.
+A back end does not know about ranks, chunks or autocast; the adapter handles them with `RowContext`.
 
 Shape legend: H query heads, K key-value heads, N tokens of the row, P tokens above the row, D head
 dimension; batch is always 1.
@@ -25,32 +25,32 @@ from agentrl.models.row_split import RowShare
 CONTEXT = "row_context"
 """Keyword of a model's forward pass that reaches every layer."""
 
-# Keywords of a forward pass that reach attention and change nothing in it: rotary positions are in
-# queries and keys already, and experts come after it.
+# Keywords that reach attention without affecting it: rotary positions are already applied to queries
+# and keys, and experts follow after attention.
 _NEUTRAL = frozenset({CONTEXT, ROUTED_EXPERTS, "position_ids", "use_cache", "output_router_logits"})
 
 
 class AttentionBackend(Protocol):
-    """One way of computing attention along the paths of token trees."""
+    """An implementation of attention along the paths of token trees."""
 
     @property
     def flag(self) -> str:
-        """The value of `--attention_implementation` that asks for it."""
+        """The value of `--attention_implementation` that selects it."""
 
     @property
     def implementation(self) -> str:
         """Its name in transformers' registry."""
 
     def refusal(self, device: torch.device) -> str | None:
-        """Return why it cannot train on a device, None where it can."""
+        """Return why it cannot train on a device, or None if it can."""
 
     def layout(self, row: PackedRow, device: torch.device, num_above: int) -> Any:
-        """Return what `attend` has to know of a row, made once for all layers.
+        """Return the layout of a row for `attend`, computed once and shared by all layers.
 
         Args:
             row: N tokens in depth-first preorder.
             device: where attention is computed.
-            num_above: P; tokens on the path above the row, where it is a chunk of a longer one.
+            num_above: P; tokens on the path above the row if it is a chunk, else 0.
         """
 
     def attend(
@@ -65,11 +65,11 @@ class AttentionBackend(Protocol):
         """Return the attention output [1, N, H, D].
 
         Args:
-            query: [1, H, N, D] after the rotary embedding, in one precision with keys and values.
+            query: [1, H, N, D] after the rotary embedding; same dtype as keys and values.
             key: [1, K, P + N, D], the tokens above the row first.
             value: [1, K, P + N, D].
             scaling: factor on the scores.
-            layout: what `layout` returned.
+            layout: the result of `layout`.
         """
 
 
@@ -77,7 +77,7 @@ Backend = TypeVar("Backend", bound=AttentionBackend)
 
 
 class AttentionFunction(Protocol):
-    """What `register_attention` offers to transformers."""
+    """The function that `register_attention` adapts for transformers."""
 
     def __call__(
         self,
@@ -95,24 +95,24 @@ class AttentionFunction(Protocol):
 class ChunkStates:
     """Keys and values that pass between the chunks of a row, after the rotary embedding.
 
-    Shapes are [1, K, P, D] above, P tokens on the path of the chunk's first one, and [1, K, N, D]
-    for what the chunk makes itself.
+    States from above have the shape [1, K, P, D], for the P ancestors of the chunk's first token;
+    those of the chunk's own tokens [1, K, N, D].
     """
 
     def __init__(self, above: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
         """Start a chunk.
 
         Args:
-            above: keys and values of the tokens above the chunk, a pair a layer.
+            above: keys and values of the tokens above the chunk, a pair per layer.
         """
         self.above = above
         self.made: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-        """Keys and values of the chunk's own tokens by layer, as its forward pass makes them."""
+        """Keys and values of the chunk's own tokens by layer, filled in by its forward pass."""
 
     def extend(
         self, layer: int, key: torch.Tensor, value: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Note a layer's own keys and values and put those above in front of them."""
+        """Record a layer's own keys and values, and return them with those above prepended."""
         self.made[layer] = (key, value)
         if not self.above:
             return key, value
@@ -121,19 +121,19 @@ class ChunkStates:
 
 
 class RowContext:
-    """What the layers of one forward pass know of the row that they compute.
+    """The row of one forward pass, as its attention layers see it.
 
-    Not a dataclass: FSDP2 rebuilds those on their way into every layer, and what a layer notes in
-    `states` or in the layout would be lost in the copy.
+    Not a dataclass: FSDP2's pre-forward hook rebuilds dataclass arguments for every layer, and what
+    a layer records in `states` or in the layout would be lost in the copy.
     """
 
     def __init__(self, share: RowShare, layout: Any, states: ChunkStates | None = None) -> None:
-        """Hold what the layers read.
+        """Collect what the layers read.
 
         Args:
             share: this rank's part of the row.
-            layout: what the attention back end's `layout` returned.
-            states: what the row shares with the chunks before it; None for a whole row.
+            layout: the result of the attention back end's `layout`.
+            states: keys and values shared with earlier chunks; None for a whole row.
         """
         self.share = share
         self.layout = layout
@@ -141,10 +141,10 @@ class RowContext:
 
 
 def register_attention(implementation: str, attend: AttentionFunction) -> None:
-    """Offer an attention function to transformers' models under a name.
+    """Register an attention function with transformers under a name.
 
-    The registered function refuses what a layer asks for beyond plain attention, such as a sliding
-    window: left out silently, it would give another model's logits.
+    The registered function raises `ConfigError` if a layer asks for more than plain attention, such
+    as a sliding window. Ignoring the request would silently compute a different model.
     """
 
     def adapter(
@@ -164,13 +164,13 @@ def register_attention(implementation: str, attend: AttentionFunction) -> None:
 
 
 def register_backend(backend: Backend) -> Backend:
-    """Offer a back end to transformers' models under its own name, for rows over ranks too."""
+    """Register a back end with transformers, with support for rows that are split over ranks."""
     register_attention(backend.implementation, partial(_attend_to_row, backend))
     return backend
 
 
 def unless_cuda(device: torch.device) -> str | None:
-    """Return the refusal of a back end whose kernel is CUDA's."""
+    """Return the refusal of a back end that needs CUDA, or None on a CUDA device."""
     return None if device.type == "cuda" else "trains on CUDA only"
 
 
@@ -196,7 +196,7 @@ def _attend_to_row(
 
 def _refuse_variants(implementation: str, keywords: Mapping[str, object]) -> None:
     for name, value in keywords.items():
-        # Layers without the feature hand None, and `dropout` is a float that has to be 0.
+        # Layers without a feature pass None for it; `dropout` is a float and must be 0.
         if name in _NEUTRAL or value is None or (name == "dropout" and value == 0.0):
             continue
         raise ConfigError(
@@ -205,10 +205,11 @@ def _refuse_variants(implementation: str, keywords: Mapping[str, object]) -> Non
 
 
 def _in_one_precision(tensor: torch.Tensor) -> torch.Tensor:
-    """Return queries, keys or values in the precision that autocast asks for.
+    """Return queries, keys or values in autocast's precision.
 
-    Norms and rotary embedding leave queries and keys in float32, values come in bfloat16. Kernels
-    want one precision, and what is kept for other chunks should take no more room than it has to.
+    Under autocast, norms and rotary embedding leave queries and keys in float32 while values are
+    bfloat16. Kernels need equal dtypes, and float32 would double the memory of states that are kept
+    for other chunks.
     """
     device = tensor.device.type
     if not torch.is_autocast_enabled(device):

@@ -1,9 +1,9 @@
 """Attention over token trees through FlexAttention, for CUDA.
 
-Token k is visible to token q exactly when `k <= q < ends[k]`, so one vector of integers is the
-whole mask, and which blocks the kernel visits follows from the vector's extremes in each block.
-Nothing is N x N: the largest array has an entry a *pair of blocks*. FlexAttention has no backward
-pass on CPU.
+Token k is visible to token q exactly if `k <= q < ends[k]`, so one vector of integers defines the
+whole mask, and its extremes within each block decide which blocks the kernel visits. Nothing is
+N x N: the largest array has one entry per *pair of blocks*. FlexAttention has no backward pass on
+CPU.
 
 Shape legend as in `backend`.
 """
@@ -21,7 +21,7 @@ from agentrl.models.attention.backend import register_backend, unless_cuda
 
 
 class FlexBackend:
-    """A block mask that is compiled into the kernel."""
+    """Attention with a block mask, compiled into one kernel."""
 
     flag = "flex"
     implementation = "agentrl_flex"
@@ -31,7 +31,7 @@ class FlexBackend:
         return unless_cuda(device)
 
     def layout(self, row: PackedRow, device: torch.device, num_above: int = 0) -> BlockMask:
-        """Make the mask from the row's intervals."""
+        """Build the block mask from the intervals of the row's subtrees."""
         ends = key_ends(row, num_above)
         plan = plan_blocks(ends, num_above)
         ends_device = torch.from_numpy(ends).to(device)
@@ -64,7 +64,7 @@ class FlexBackend:
         layout: BlockMask,
     ) -> torch.Tensor:
         """See `AttentionBackend.attend`."""
-        # Uncompiled, it is a plain (and N x N) computation: good enough to check masks with.
+        # Uncompiled, FlexAttention computes all N x N scores; tests on CPU check masks with it.
         kernel = _compiled() if query.is_cuda else flex_attention
         output: torch.Tensor = kernel(
             query, key, value, block_mask=layout, scale=scaling, enable_gqa=True
@@ -73,7 +73,15 @@ class FlexBackend:
 
 
 def _listed(blocks: np.ndarray, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return counts [1, 1, Q] and indices [1, 1, Q, K] (those that count come first)."""
+    """Return the selected key blocks of each query block, in FlexAttention's format.
+
+    Args:
+        blocks: bool [Q, K], query blocks by key blocks.
+        device: of the result.
+
+    Returns:
+        Counts int32 [1, 1, Q], and indices int32 [1, 1, Q, K] of which the first `count` are used.
+    """
     counts = blocks.sum(axis=1).astype(np.int32)
     indices = np.argsort(~blocks, axis=1, kind="stable").astype(np.int32)
     return (
@@ -84,7 +92,7 @@ def _listed(blocks: np.ndarray, device: torch.device) -> tuple[torch.Tensor, tor
 
 @cache
 def _compiled() -> Any:
-    # Dynamic shapes: rows differ in length, and a compilation a length takes many seconds.
+    # Dynamic shapes: rows differ in length, and compiling for each length would take many seconds.
     return torch.compile(flex_attention, dynamic=True)
 
 

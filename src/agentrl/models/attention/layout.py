@@ -1,8 +1,9 @@
-"""Where each token of a `PackedRow` may look: segments of queries and the keys on their path.
+"""The keys that each token of a `PackedRow` attends to, as segments of queries and their paths.
 
-A *segment* is a maximal stretch of the row in which every token is the first child of the one before
-it. Its queries see the path above the segment (whole) and the segment itself (causally). Where that takes a
-mask, long segments are cut into blocks, so that no mask grows with the square of the row.
+A *segment* is a maximal stretch of the row in which every token is the first child of the token
+before it. Its queries attend to the whole path above the segment and causally to the segment itself.
+For kernels that need a mask, long segments are cut into blocks, which bounds the size of a mask.
+Works on arrays; knows no tensors and no devices.
 """
 
 from dataclasses import dataclass
@@ -16,9 +17,9 @@ from agentrl.data.rows import PackedRow
 class AttentionLayout:
     """Blocks of queries, in row order, and the keys of each.
 
-    Block b holds the next `query_lengths[b]` tokens of the row; its keys are the next
-    `key_lengths[b]` entries of `key_index`, of which the last `query_lengths[b]` are the block's
-    own tokens (causal) and all before are ancestors (visible in full).
+    Blocks are consecutive. Block b has `query_lengths[b]` queries and `key_lengths[b]` entries of
+    `key_index`; the last `query_lengths[b]` of these are the block's own tokens (causal), and the
+    others are ancestors (fully visible).
     """
 
     query_lengths: tuple[int, ...]
@@ -34,12 +35,15 @@ def attention_layout(
 
     Args:
         row: N tokens in depth-first preorder.
-        max_block: longest block of queries that have a path above them; None: every segment is one.
-        num_above: where the row is a chunk of a longer one, the tokens on the path above its first
-            token. They come before the row's own tokens in the keys.
+        max_block: upper bound on the queries of a block with a path above it; None: one block per
+            segment. Blocks at a root need no mask and are never cut.
+        num_above: tokens on the path above the row if it is a chunk, else 0. They precede the row's
+            own tokens in the keys.
     """
     starts = segment_starts(row)
     ends = np.append(starts[1:], row.num_tokens)
+    # `path[d]` is the key at depth d on the path to the current segment. A segment overwrites the
+    # entries from its depth on; in preorder those above it are its ancestors.
     path = np.empty(int(row.positions.max(initial=-1)) + 1, dtype=np.int64)
     path[:num_above] = np.arange(num_above)
     query_lengths: list[int] = []
@@ -62,7 +66,7 @@ def attention_layout(
 def segment_starts(row: PackedRow) -> np.ndarray:
     """Return the first index of every segment, int64 [number of segments].
 
-    In preorder the token after k is k's child exactly when it lies in k's subtree.
+    In preorder, the token after k is k's child exactly if it lies in k's subtree.
     """
     if row.num_tokens == 0:
         return np.empty(0, dtype=np.int64)
@@ -71,7 +75,7 @@ def segment_starts(row: PackedRow) -> np.ndarray:
 
 
 def visibility(row: PackedRow) -> np.ndarray:
-    """Return the dense mask, bool [N, N]: entry (q, k) says whether q sees k."""
+    """Return the dense mask, bool [N, N], True at (q, k) if q attends to k."""
     index = np.arange(row.num_tokens)
     after = index[:, None] >= index[None, :]
     inside: np.ndarray = after & (index[:, None] < row.subtree_ends[None, :])

@@ -1,7 +1,8 @@
-"""Attention over token trees by torch's own kernels, on any device.
+"""Attention over token trees with torch's own kernels, on any device.
 
-On CPU, whose kernel is known, segments need no masks (`segments`); other devices go through SDPA
-block by block, each block of queries with the gathered keys of its own path. Nothing is N x N.
+On CPU, the kernel's normalizers are available and segments need no masks (see `segments`). Other
+devices call SDPA for one block of queries at a time, with the gathered keys of the block's path.
+Nothing is N x N.
 
 Shape legend as in `backend`.
 """
@@ -17,21 +18,21 @@ from agentrl.models.attention.layout import attention_layout
 from agentrl.models.attention.segments import Segment, attend_along_segments, segments_of
 
 MAX_BLOCK = 512
-"""Queries of one block at most. Bounds the mask of a block to MAX_BLOCK x path length."""
+"""Most queries in a block; bounds the mask of a block to MAX_BLOCK x path length."""
 
 
 class CausalMasks:
-    """Masks of blocks whose queries are the last of their keys, each made when first asked for.
+    """Masks for blocks whose queries are the last of their keys, created on first use.
 
-    Additive and in the queries' precision: SDPA would turn a bool mask into one in every layer, and
-    keep them all for the backward pass.
+    The masks are additive and have the queries' dtype. SDPA would convert a bool mask to such a mask
+    in every layer and keep every copy for the backward pass.
     """
 
     def __init__(self) -> None:
         self._made: dict[tuple[int, int], torch.Tensor] = {}
 
     def lower_right(self, num_queries: int, num_keys: int, like: torch.Tensor) -> torch.Tensor:
-        """Return a mask [num_queries, num_keys] with the device and precision of `like`."""
+        """Return a mask [num_queries, num_keys] with the device and dtype of `like`."""
         shape = (num_queries, num_keys)
         if shape not in self._made:
             hidden = torch.full(shape, -torch.inf, dtype=like.dtype, device=like.device)
@@ -46,7 +47,7 @@ class BlockLayout:
     query_lengths: list[int]
     key_lengths: list[int]
     key_index: torch.Tensor | None
-    """int64 [total keys]; None when every block sees just its own tokens."""
+    """int64 [total keys]; None if every block attends only to its own tokens."""
     masks: CausalMasks
     """Shared by all layers."""
 
@@ -58,7 +59,7 @@ class SDPABackend:
     implementation = "agentrl_tree"
 
     def refusal(self, device: torch.device) -> str | None:
-        """Return None: it runs on every device."""
+        """Return None: SDPA runs on every device."""
         return None
 
     def layout(
@@ -87,7 +88,7 @@ class SDPABackend:
 def block_layout(
     row: PackedRow, device: torch.device, num_above: int = 0, *, max_block: int = MAX_BLOCK
 ) -> BlockLayout:
-    """Lay a row out in blocks; arguments as of `attention_layout`."""
+    """Return the blocks of a row on a device; see `attention_layout` for the arguments."""
     layout = attention_layout(row, max_block=max_block, num_above=num_above)
     alone = layout.key_lengths == layout.query_lengths
     return BlockLayout(
@@ -106,8 +107,8 @@ def _attend_by_blocks(
     scaling: float,
 ) -> torch.Tensor:
     group = query.shape[1] // key.shape[1]
-    # One gather for all blocks: its backward is one index_add. A gather a block would fill a
-    # whole-row gradient for each of them.
+    # One gather for all blocks, so the backward pass is one index_add. A gather per block would
+    # allocate a gradient of the whole row for each block.
     keys, values = (_gathered(states, layout.key_index, group) for states in (key, value))
     outputs = [
         _block_attention(q, k, v, layout.masks, scaling)
@@ -128,11 +129,11 @@ def _block_attention(
     masks: CausalMasks,
     scaling: float,
 ) -> torch.Tensor:
-    """Attend from queries that are the last of their keys."""
+    """Attend from queries that are the last tokens among their keys."""
     num_queries, num_keys = query.shape[2], key.shape[2]
     if num_queries == num_keys:
         return scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling)
-    # A single query at the end of its path sees all of it.
+    # A single query at the end of its path attends to all of it and needs no mask.
     mask = masks.lower_right(num_queries, num_keys, query) if num_queries > 1 else None
     return scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling)
 

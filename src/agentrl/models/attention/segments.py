@@ -1,10 +1,10 @@
-"""Attention of segments on CPU: no masks, no padding, and no key kept twice for the backward pass.
+"""Attention of segments on CPU without masks, padding, or copies of keys for the backward pass.
 
-A segment attends to the path above it in full and to itself causally. Either is a plain form of torch's
-CPU kernel, which also gives the logarithm of every query's normalizer; with these the two outputs
-add up to attention over all of the keys. The gradient of a part of the keys follows from output and
-normalizer of the whole, so the backward pass is the kernel's own, part by part (as in ring
-attention, 2310.01889). Keys on the path are gathered anew for it.
+A segment attends to the whole path above it and causally to itself. torch's CPU kernel supports both
+forms and also returns the log-normalizer of every query; with it, the two outputs combine exactly to
+attention over all keys. The gradient with respect to some of the keys depends only on the output and
+the normalizer over all keys, so the backward pass calls the kernel's backward for each part (as in
+ring attention, Liu et al., arXiv 2310.01889). The backward pass gathers the keys on the path again.
 
 Shape legend: H query heads, K key-value heads, N tokens, P tokens above the row, D head dimension;
 batch is always 1.
@@ -28,9 +28,9 @@ class Segment:
     """A stretch of queries and where its keys are."""
 
     queries: slice
-    """Its place in the row."""
+    """The segment's tokens within the row."""
     above: torch.Tensor | None
-    """int64, the path above it, as places among the keys; None at a root."""
+    """int64, indices among the keys of the path above the segment; None at a root."""
 
 
 def segments_of(layout: AttentionLayout) -> tuple[Segment, ...]:
@@ -133,23 +133,26 @@ class _AlongSegments(torch.autograd.Function):
 
 
 class _Attended:
-    """What all queries of a row found in some of their keys."""
+    """Attention outputs and normalizers of all queries of a row over a subset of their keys."""
 
     def __init__(self, query: torch.Tensor) -> None:
         exact = torch.promote_types(query.dtype, torch.float32)
         self.output = torch.zeros_like(query, dtype=exact)
         """[1, H, N, D]."""
         self.normalizers = query.new_full(query.shape[:3], -torch.inf, dtype=exact)
-        """[1, H, N], logarithms; minus infinity where a query has none of these keys."""
+        """[1, H, N], logarithms; minus infinity for queries without keys in the subset."""
 
     def put(self, segment: Segment, output: torch.Tensor, normalizers: torch.Tensor) -> None:
-        """Note what the kernel said about a segment, in whatever grouping of heads."""
+        """Store the kernel's result for a segment; heads may be grouped as by `_grouped`."""
         place = self.output[:, :, segment.queries]
         place.copy_(output.reshape(place.shape))
         self.normalizers[:, :, segment.queries] = normalizers.reshape(place.shape[:3])
 
     def joined(self, other: "_Attended") -> "_Attended":
-        """Return what was found in both together (in place)."""
+        """Return attention over the union of two disjoint subsets of keys (in place).
+
+        Each output is weighted by its share exp(own normalizer - joint normalizer) of the softmax.
+        """
         normalizers = torch.logaddexp(self.normalizers, other.normalizers)
         self.output *= (self.normalizers - normalizers).exp()[..., None]
         self.output += other.output * (other.normalizers - normalizers).exp()[..., None]
@@ -168,9 +171,9 @@ def _part_backward(
     """Return the gradients of queries, keys and values from one part of the keys.
 
     Args:
-        of_segment: gradient of the output, queries, output and normalizers of the whole.
-        keys: as many heads as the queries have.
-        values: the same.
+        of_segment: gradient of the output, queries, output and normalizers over *all* keys.
+        keys: with the same number of heads as the queries.
+        values: of the same shape.
         causal: whether keys and queries are the same tokens.
         scaling: factor on the scores.
     """
@@ -182,19 +185,19 @@ def _part_backward(
 
 
 def _each_head(states: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
-    """Return the row's own keys or values once for every query head, [1, H, N, D]."""
+    """Return the row's own keys or values, repeated for each query head: [1, H, N, D]."""
     own = states[:, :, states.shape[2] - query.shape[2] :]
     return own.repeat_interleave(query.shape[1] // states.shape[1], dim=1)
 
 
 def _summed_heads(gradients: torch.Tensor, num_groups: int) -> torch.Tensor:
-    """Undo `_each_head` for gradients."""
+    """Sum gradients of repeated heads: the backward pass of `_each_head`."""
     return gradients.reshape(1, num_groups, -1, *gradients.shape[2:]).sum(dim=2)
 
 
 def _grouped(states: torch.Tensor, num_groups: int) -> torch.Tensor:
-    """Take the query heads of a group for more queries of one head: [1, K, H / K * queries, ...].
+    """Fold the query heads of a group into queries of one head: [1, K, H / K * queries, ...].
 
-    Where all queries see all keys, that is the same, and no key has to be repeated.
+    Exact without a causal mask, where a query's position does not matter; keys need no repetition.
     """
     return states.reshape(1, num_groups, -1, *states.shape[3:])

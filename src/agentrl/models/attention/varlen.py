@@ -1,9 +1,9 @@
 """Attention over token trees through variable-length flash attention, for CUDA in bfloat16.
 
-Every segment of the row is a sequence: its queries, and beside them the keys of its whole path,
-which are gathered. The kernel aligns the causal mask with the last of the keys, which is just what
-a segment at the end of its path sees. Compared with a block mask (`flex`), keys and values of a
-shared path are copied for each of its segments, and no block is visited in vain.
+Each segment of the row is one sequence: its queries, and the gathered keys of its whole path. The
+kernel aligns the causal mask with the end of the keys, which matches a segment at the end of its
+path. Compared with a block mask (`flex`), this copies the keys and values of a shared path for each
+segment, but computes no masked-out entries.
 
 Shape legend as in `backend`; S segments, G gathered keys of all segments together.
 """
@@ -24,17 +24,17 @@ class VarlenLayout:
     """The segments of a row on the device."""
 
     query_edges: torch.Tensor
-    """int32 [S + 1], where the queries of each segment begin and end."""
+    """int32 [S + 1], cumulative number of queries before each segment."""
     key_edges: torch.Tensor
-    """int32 [S + 1], the same of their gathered keys."""
+    """int32 [S + 1], cumulative number of gathered keys before each segment."""
     key_index: torch.Tensor
-    """int64 [G], places among the keys (those above the row first)."""
+    """int64 [G], indices among the keys (tokens above the row first)."""
     longest_queries: int
     longest_keys: int
 
 
 class VarlenBackend:
-    """A sequence a segment, with gathered keys."""
+    """One sequence per segment, with gathered keys."""
 
     flag = "varlen"
     implementation = "agentrl_varlen"
@@ -73,10 +73,10 @@ class VarlenBackend:
             layout.longest_queries,
             layout.longest_keys,
             scale=scaling,
-            window_size=(-1, 0),
+            window_size=(-1, 0),  # any key before, none after: causal
             enable_gqa=True,
         )
-        assert isinstance(output, torch.Tensor), "nothing else was asked for"
+        assert isinstance(output, torch.Tensor), "varlen_attn returns a tuple only on request"
         return output[None]
 
 

@@ -20,7 +20,7 @@ from agentrl.inference.dialects.continuation import (
     tools_meaning,
 )
 from agentrl.renderers import Renderer
-from agentrl.rollout.conversation import AnsweredTurn, Prompt
+from agentrl.renderers.conversation import AnsweredTurn, Prompt
 from agentrl.schema import DispatchedSamplingTask, Message
 from agentrl.schema.image import image_addresses
 

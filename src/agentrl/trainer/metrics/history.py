@@ -11,7 +11,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from agentrl.rollout.evaluation.eval_scores import EvalMetrics
+from agentrl.evaluation.eval_scores import EvalMetrics
 
 
 class StepMetrics(BaseModel):

@@ -4,8 +4,8 @@ import asyncio
 import logging
 from collections.abc import Sequence
 
-from agentrl.rollout.evaluation.eval_scores import EvalMetrics
-from agentrl.rollout.evaluation.held_out import evaluate
+from agentrl.evaluation.eval_scores import EvalMetrics
+from agentrl.evaluation.held_out import evaluate
 from agentrl.schema import Task
 from agentrl.store import TrajectoryStore
 from agentrl.trainer.bootstrap import TrainingSession

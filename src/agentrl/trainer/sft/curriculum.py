@@ -11,9 +11,9 @@ from pathlib import Path
 
 from agentrl.data import SelectedGroup, StepBatch, build_step
 from agentrl.data.tokens import TurnTokens, turn_tokens
+from agentrl.datasets.demonstrations.demonstration import demonstration_turns, read_demonstrations
 from agentrl.errors import ConfigError, RenderError
 from agentrl.renderers.renderer import Renderer
-from agentrl.rollout.demonstrations.demonstration import demonstration_turns, read_demonstrations
 from agentrl.store import TrajectoryStore
 
 

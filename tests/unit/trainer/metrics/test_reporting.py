@@ -1,7 +1,7 @@
 import json
 from pathlib import Path
 
-from agentrl.rollout.evaluation.eval_scores import EvalMetrics
+from agentrl.evaluation.eval_scores import EvalMetrics
 from agentrl.trainer.metrics.history import History, StepMetrics
 from agentrl.trainer.metrics.reporting import (
     append_metrics,

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from agentrl.errors import StoreError
-from agentrl.rollout.evaluation.eval_scores import (
+from agentrl.evaluation.eval_scores import (
     EvalMetrics,
     TaskScores,
     rows_by_scorer,

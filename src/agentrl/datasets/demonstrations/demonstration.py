@@ -15,8 +15,8 @@ import numpy as np
 
 from agentrl.datasets.entries import BadEntry, read_entries
 from agentrl.errors import DatasetError
+from agentrl.renderers.conversation import Conversation
 from agentrl.renderers.renderer import Renderer
-from agentrl.rollout.conversation import Conversation
 from agentrl.schema import DispatchedSamplingTask, Message, SamplingParams, VersionSpan
 
 UNKNOWN_LOGPROB = float("nan")

@@ -8,13 +8,13 @@ import pytest
 from support.chat_families import FAMILIES, Family, write_family
 
 from agentrl.data.tokens import turn_tokens
-from agentrl.errors import DatasetError, RenderError
-from agentrl.renderers import Renderer
-from agentrl.rollout.demonstrations.demonstration import (
+from agentrl.datasets.demonstrations.demonstration import (
     Demonstration,
     demonstration_turns,
     read_demonstrations,
 )
+from agentrl.errors import DatasetError, RenderError
+from agentrl.renderers import Renderer
 from agentrl.schema import rebuild_prompts
 
 HELLO = (

@@ -10,9 +10,9 @@ from support.tiny_tokenizer import write_tokenizer
 
 from agentrl.config.sections import AlgorithmSection
 from agentrl.data import select_group
+from agentrl.datasets.demonstrations.upload import UploadConfig, Uploader
 from agentrl.errors import ConfigError, DatasetError
 from agentrl.renderers import Renderer
-from agentrl.rollout.demonstrations.upload import UploadConfig, Uploader
 from agentrl.schema import MCPTask, rebuild_prompts
 from agentrl.trainer.sft.curriculum import record_examples
 from examples import upload_sft_data

@@ -16,7 +16,7 @@ from support.chat_families import FAMILIES, Family, write_family
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from agentrl.renderers import Renderer, Reply
-from agentrl.rollout.conversation import Conversation
+from agentrl.renderers.conversation import Conversation
 from agentrl.schema import DispatchedSamplingTask, SamplingParams, rebuild_prompts
 
 TOOLS = (

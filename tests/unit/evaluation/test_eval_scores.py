@@ -3,7 +3,7 @@ import itertools
 import numpy as np
 import pytest
 
-from agentrl.rollout.evaluation.eval_scores import (
+from agentrl.evaluation.eval_scores import (
     TaskScores,
     _t975,
     pass_at_k,

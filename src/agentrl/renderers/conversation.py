@@ -1,7 +1,8 @@
 """A growing conversation with the model, and how the next prompt follows from an earlier turn.
 
-Messages come in, prompts as token ids go out. Which turn a prompt continues is known here; where
-only messages tell it, `inference.dialects.continuation` finds out.
+Messages come in, prompts as token ids go out. The caller adds messages in order, so the turn that a
+prompt continues is known; `inference.dialects.continuation` infers it for clients that resend all
+messages with every call. Knows neither servers nor documents.
 """
 
 from collections.abc import Sequence
