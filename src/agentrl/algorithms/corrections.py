@@ -1,4 +1,4 @@
-"""Corrections for samples that are not quite the trained policy's own, one value a target token.
+"""Corrections for samples that do not come exactly from the trained policy, one per target token.
 
 Notation as in `losses`, and pi_p = proximal policy (the trainer's at the start of the step) with
 rho = pi_p/mu. Two things make rho differ from 1: engine and trainer compute the same weights
@@ -17,12 +17,12 @@ CorrectionLevel = Literal["token", "sequence", "sequence_mean"]
 KLEstimator = Literal["k1", "k2", "k3"]
 
 MAX_LOG_RATIO = 20.0
-"""Log ratios beyond this are cut, here and in losses: e^20 is far outside every sensible bound, and
-an infinite ratio would turn the gradient of a dropped term into 0 * inf."""
+"""Log ratios are clamped to this magnitude, here and in losses: e^20 is far outside every useful
+bound, and an infinite ratio would turn the gradient of a dropped term into 0 * inf = NaN."""
 
 
 class Correction(NamedTuple):
-    """What a term's loss is multiplied by; every field has shape [N]."""
+    """Factor and mask of each term's loss; every field has the shape [N]."""
 
     weights: torch.Tensor
     keep: torch.Tensor
@@ -39,8 +39,8 @@ def proximal_logprobs(
     """Return log pi_p of every term [N].
 
     - `behavior`: log mu, so that rho = 1;
-    - `recompute`: the trainer's logprobs at the start of the step. A step is one update here, so
-      these are the policy's own, and no pass of their own is needed;
+    - `recompute`: the trainer's logprobs at the start of the step. Each step makes one update, so
+      these equal the policy's, and no extra forward pass is needed;
     - `loglinear` (A-3PO, 2512.06547): `log mu + d/(d+1) * (log pi - log mu)` for a token that is d
       versions old; the step makes the (d+1)-th version after it.
 
@@ -84,14 +84,14 @@ def importance_correction(
     - `none`: 1; `full`: R (decoupled PPO, 2505.24298);
     - `tis`: min(R, upper) (truncated importance sampling);
     - `icepop`: R, masked outside [lower, upper] (token level, usually [0.5, 5]);
-    - `mis`: min(R, upper), masked outside [lower, upper]. What the truncation could change is
-      masked, so at one level this is IcePop; the name says which bounds are meant.
+    - `mis`: min(R, upper), masked outside [lower, upper] (masked importance sampling). Terms that the
+      truncation would change are masked, so the result equals `icepop` with the same bounds.
 
     Args:
         proximal: log pi_p [N].
         behavior: log mu [N].
         kind: which of the above.
-        level: what R is.
+        level: scope of R.
         lower: lower bound on R.
         upper: upper bound on R.
         veto_threshold: mask a whole sequence in which any token has rho below this.

@@ -1,9 +1,9 @@
-"""Policy losses, one value a target token, unreduced: arrays in, arrays out.
+"""Policy losses, unreduced, one value per target token: arrays in, arrays out.
 
 Notation: mu = behavior policy (the sampler), pi = policy in training, r = pi/mu, A = advantage,
-sg = stop-gradient. A *term* of the loss is one target token: a sampled token of one turn. A token
-that several records sampled alike is several terms. Reduction lives in `agentrl.algorithms.reductions`: the scalar loss
-is `sum(weights * where(keep, loss, 0))` over the whole optimizer step.
+sg = stop-gradient. A *term* of the loss is one target token: a sampled token of one turn. If several
+records sampled the same token, each has its own term. `agentrl.algorithms.reductions` holds the
+weights: the scalar loss is `sum(weights * where(keep, loss, 0))` over the whole optimizer step.
 
 The hard drop range and GRPO follow AgentRL's documented formulas.
 """
@@ -22,10 +22,10 @@ LOSS_KINDS: tuple[LossKind, ...] = get_args(LossKind)
 
 @dataclass(frozen=True, kw_only=True)
 class LossSettings:
-    """The knobs of the published formulas; see `policy_loss`."""
+    """Settings of the published formulas; see `policy_loss`."""
 
     kind: LossKind = "GRPO"
-    """Which formula; case does not matter."""
+    """The formula; case-insensitive."""
     epsilon: float = 0.2
     """Half-width of the clip range."""
     epsilon_higher: float = 0.1

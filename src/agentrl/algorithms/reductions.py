@@ -1,10 +1,10 @@
-"""From unreduced losses to one number: the weight of every target token in its optimizer step.
+"""The weight of every target token in the loss of its optimizer step.
 
-Weights are fixed over the **global** batch of the step before anything is merged, packed or spread
-over ranks, so the loss is the plain sum of weighted terms wherever they end up. Every target
-token counts in the normalizers, also those whose ratio later leaves the drop range: what is dropped
-depends on the policy, and a normalizer that depended on it would need a forward pass over the whole
-step first and would raise the weight of what is left.
+Weights are fixed over the **global** batch of the step before anything is merged, packed or split
+over ranks, so the loss is the plain sum of weighted terms, wherever they are computed. Target tokens
+whose ratio later leaves the drop range still count in the normalizers. Dropping depends on the
+policy: excluding dropped tokens would require a forward pass over the whole step before the first
+gradient, and would raise the weight of the remaining ones.
 """
 
 from typing import Literal

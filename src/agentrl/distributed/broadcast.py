@@ -1,10 +1,10 @@
-"""Broadcasts weights from one sender to many receivers, over a process group of their own.
+"""Broadcasts weights from one sender to many receivers over a separate process group.
 
 The group is the one that SGLang forms for `/init_weights_update_group`: a TCP store on the sender's
 side, keys prefixed as `torch.distributed` prefixes them, and one backend on top. It stays out of
-torch's global state, so it coexists with the trainer's own groups and can be dropped when a
-receiver is lost. Tensors are sent from, and received into, their final memory without a copy.
-Nothing here knows servers or policies.
+torch's global state, so it coexists with the trainer's groups and can be dropped when a receiver is
+lost. Tensors are sent from, and received into, their final memory without a copy. Knows neither
+servers nor policies.
 """
 
 import asyncio
@@ -30,13 +30,13 @@ BackendName = Literal["gloo", "nccl"]
 SENDER = 0
 """Rank of the sender in every group."""
 _GLOO_THREADS = 4
-"""Broadcasts in flight at a time. With torch's own 2, tensors of a few megabytes wait for each other's
-handshakes: 300 of 2 MB to two processes on two cores took 0.75 s with 2, 0.57 s with 4 or 8."""
+"""Concurrent broadcasts. With torch's default of 2, small tensors wait for each other's handshakes:
+300 tensors of 2 MB to two processes on two cores took 0.75 s with 2 threads, 0.57 s with 4 or 8."""
 
 
 @dataclass(frozen=True)
 class RankAssignment:
-    """A receiver's place in a group that is being formed."""
+    """A receiver's rank in a group, and where to meet the sender."""
 
     host: str
     """The sender's address."""
@@ -60,7 +60,7 @@ class Rendezvous:
             BroadcastError: the address is not this machine's.
         """
         try:
-            # Without a listener of ours the store listens on every address of the machine.
+            # Given no listener, the store listens on every address of the machine.
             listener = socket.create_server((host, 0))
         except OSError as error:
             raise BroadcastError(
@@ -117,7 +117,7 @@ async def join_group(
 
 
 class BroadcastGroup:
-    """A process group that is formed: rank 0 sends, all others receive."""
+    """A formed process group: rank 0 sends, all others receive."""
 
     def __init__(self, backend: Any, store: Any) -> None:
         self._backend = backend
@@ -131,18 +131,18 @@ class BroadcastGroup:
     ) -> None:
         """Send (rank 0) or receive into contiguous tensors, in order.
 
-        After an error the group cannot be used any more. Cancelling the call does not stop what is
-        in flight: that goes on until its timeout.
+        The group is unusable after an error. Cancelling the call does not stop broadcasts in flight;
+        they end with their timeout.
 
         Args:
             tensors: of any shape and dtype, but the same on all ranks; all on the CPU or all on one
                 GPU. They travel as flat bytes, uint8 [nbytes].
             timeout_seconds: bound on each tensor.
-            arrived: called with the index of every tensor that is complete, in order and in another
-                thread, while later ones are in flight (gloo).
+            arrived: called with the index of each complete tensor, in order, in another thread, and
+                with gloo while later tensors are in flight.
 
         Raises:
-            BroadcastError: a peer is gone, or the time is over.
+            BroadcastError: a peer is gone, or the timeout elapsed.
         """
         options = dist.BroadcastOptions()
         options.rootRank = SENDER
@@ -161,15 +161,15 @@ class BroadcastGroup:
                     if arrived is not None:
                         arrived(number)
                 if is_cuda:
-                    # `wait` only ordered NCCL's work on the stream; here it is complete.
+                    # NCCL's `wait` only orders work on the stream; this waits for its completion.
                     torch.cuda.current_stream().synchronize()
 
         await _in_thread(run)
 
     def leave(self) -> None:
-        """Return at once; close the connections as soon as nothing is in flight any more.
+        """Leave the group without blocking; connections close when nothing is in flight any more.
 
-        Leaving twice does no harm.
+        May be called repeatedly.
         """
         if self._backend is None:
             return
@@ -178,7 +178,7 @@ class BroadcastGroup:
 
         def close() -> None:
             held[0].abort()
-            held.clear()  # waits for what is in flight
+            held.clear()  # the backend's destructor waits for broadcasts in flight
 
         threading.Thread(target=close, name="leave", daemon=True).start()
 
@@ -198,7 +198,7 @@ def _form(
     gloo = dist.ProcessGroupGloo._Options()
     gloo._timeout = store.timeout
     gloo._threads = _GLOO_THREADS
-    # Without this, gloo listens on the address that the machine's name resolves to.
+    # By default gloo listens on the address of the machine's host name, which may be another network.
     gloo._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
     return BroadcastGroup(dist.ProcessGroupGloo(prefixed, rank, world_size, gloo), store)
 
@@ -209,15 +209,17 @@ def _address_towards(seat: RankAssignment) -> str:
         0
     ]
     with socket.socket(family, kind) as probe:
-        probe.connect(address)  # of a datagram socket: nothing is sent
+        probe.connect(address)  # a datagram socket: this chooses a route and sends nothing
         return str(probe.getsockname()[0])
 
 
 async def _in_thread(operation: Callable[[], T]) -> T:
-    """Run a blocking operation of torch in a daemon thread: it blocks neither the loop nor the exit.
+    """Run a blocking torch operation in a daemon thread.
+
+    An executor's thread would be joined at exit and could block it until the operation's timeout.
 
     Raises:
-        BroadcastError: it failed.
+        BroadcastError: the operation failed.
     """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
@@ -227,7 +229,7 @@ async def _in_thread(operation: Callable[[], T]) -> T:
             if not done.done():
                 settled()
 
-        with suppress(RuntimeError):  # the loop is closed, so nobody waits any more
+        with suppress(RuntimeError):  # the loop is closed: no caller waits for the result
             loop.call_soon_threadsafe(unless_cancelled)
 
     def run() -> None:
@@ -246,7 +248,7 @@ async def _in_thread(operation: Callable[[], T]) -> T:
 
 @dataclass(frozen=True)
 class Bucket:
-    """Named tensors that are announced together and broadcast one by one; it copies nothing."""
+    """Named tensors that are announced together and broadcast one by one, without copies."""
 
     named: tuple[tuple[str, torch.Tensor], ...]
     """Names in the checkpoint, and contiguous tensors of any dtype and shape."""
@@ -274,7 +276,7 @@ class Bucket:
         return tuple(tuple(tensor.shape) for tensor in self.tensors)
 
     def on_cpu(self) -> "Bucket":
-        """Return the bucket in host memory; tensors that are there already are not copied."""
+        """Return the bucket in host memory; tensors already there are not copied."""
         return replace(self, named=tuple((name, tensor.cpu()) for name, tensor in self.named))
 
 
@@ -283,7 +285,7 @@ def in_buckets(
 ) -> Iterator[Bucket]:
     """Yield buckets of at most `max_bytes`, in order.
 
-    Tensors of one group stay together; a group that is larger gets a bucket of its own.
+    Tensors of one group stay together; a larger group becomes one bucket.
     """
     waiting: list[tuple[str, torch.Tensor]] = []
     num_bytes = 0

@@ -1,4 +1,4 @@
-"""The trainer's ranks and their one device mesh: who computes what, and how values travel.
+"""The trainer's ranks and their device mesh: the division of work, and collectives on objects.
 
 Dimensions, outermost first: `dp_replicate` (copies of the sharded model, HSDP), `dp_shard` (FSDP2),
 `cp` (the tokens of a row), `ep` (the experts of a mixture-of-experts model), `tp` (the heads, the
@@ -7,8 +7,8 @@ hidden units and the vocabulary). The innermost ones communicate most, so they l
 Ranks along `dp_replicate`, `dp_shard` and `ep` are data parallel: each computes its own share of a
 step's micro-batches. Ranks along `cp` and `tp` compute one share together.
 
-Comes in: the environment that `torchrun` and `accelerate launch` set (`RANK`, `WORLD_SIZE`,
-`LOCAL_RANK`, `MASTER_ADDR`, `MASTER_PORT`), and the sizes. A process alone has no process group.
+Input: the environment variables that `torchrun` and `accelerate launch` set (`RANK`, `WORLD_SIZE`,
+`LOCAL_RANK`, `MASTER_ADDR`, `MASTER_PORT`), and the sizes. A single process has no process group.
 """
 
 import os
@@ -41,7 +41,7 @@ class MeshShape:
     def of(
         cls, world_size: int, *, dp_replicate: int = 1, cp: int = 1, ep: int = 1, tp: int = 1
     ) -> Self:
-        """Return the shape whose `dp_shard` takes all ranks that the other dimensions leave.
+        """Return the shape with these sizes whose `dp_shard` uses all remaining ranks.
 
         Raises:
             ConfigError: the number of ranks is not a multiple of the other sizes' product.
@@ -71,7 +71,7 @@ class MeshShape:
         return self.dp_replicate * self.dp_shard * self.ep
 
     def dp_rank_of(self, rank: int) -> int:
-        """Return the index of the share that a rank computes, alone or with others."""
+        """Return the index of the data-parallel share that a rank works on."""
         outer, inner = divmod(rank, self.cp * self.ep * self.tp)
         return outer * self.ep + inner // self.tp % self.ep
 
@@ -96,8 +96,8 @@ class MeshShape:
 
 T = TypeVar("T")
 
-# Ranks other than 0 block in a broadcast while rank 0 waits for samples, which has no upper bound.
-# The death of a rank is noticed at once all the same, because its connection closes.
+# Ranks other than 0 block in a broadcast while rank 0 waits for samples, for an unbounded time. The
+# death of a rank does not need a timeout: its connections close at once.
 _GROUP_TIMEOUT = timedelta(days=30)
 
 

@@ -1,6 +1,6 @@
-"""Training state on disk through torch's distributed checkpoints: every rank writes its own part.
+"""Training state on disk in torch's distributed checkpoint format; each rank writes its shards.
 
-State that was written on one mesh can be read on any other. All ranks must see the directory.
+State written on one mesh can be read on any other. All ranks must share the file system.
 """
 
 import warnings
@@ -23,12 +23,12 @@ State = dict[str, Any]
 
 
 class StateWriter:
-    """Writes one state at a time, in the background of training where asked."""
+    """Writes one state at a time, optionally in the background of training."""
 
     def __init__(self, ranks: Ranks) -> None:
-        """Make a process group of its own (collective)."""
+        """Create a separate process group (collective)."""
         self._is_alone = ranks.world_size == 1
-        # Writing in the background must not interleave with the collectives of training.
+        # Collectives of background writes must not interleave with those of training.
         self._group = None if self._is_alone else dist.new_group(backend="gloo")
         self._pending: tuple[Future[Any], Path] | None = None
 
@@ -36,10 +36,10 @@ class StateWriter:
         """Write a state (collective).
 
         Args:
-            state: the state; with `in_background` it is copied first, so that the caller may
-                change it.
+            state: the state; with `in_background` it is copied first, and the caller may change it
+                on return.
             directory: created if missing.
-            in_background: return as soon as the copy is made; `wait` returns when it is written.
+            in_background: return as soon as the state is copied; `wait` waits for the files.
 
         Raises:
             WriteError: a rank could not write its part of this state or of the previous one.
@@ -60,7 +60,7 @@ class StateWriter:
                 save(state, **options)
 
     def wait(self) -> None:
-        """Return when everything is written; on rank 0, also by the other ranks.
+        """Wait until this rank's state is written; on rank 0, until all ranks' states are.
 
         Raises:
             WriteError: a rank could not write its part.
@@ -73,7 +73,7 @@ class StateWriter:
 
 
 def read_state(state: State, directory: Path, ranks: Ranks) -> None:
-    """Overwrite a state in place with what `StateWriter` wrote (collective).
+    """Read a state of `StateWriter` into `state`, in place (collective).
 
     Raises:
         CheckpointException: the directory holds no such state.
@@ -92,5 +92,5 @@ def _errors_in_one_line(directory: Path) -> Iterator[None]:
 
 
 def _expect_one_process() -> None:
-    # torch warns whenever a process without peers writes or reads a checkpoint.
+    # torch warns each time that a single process writes or reads a checkpoint.
     warnings.filterwarnings("ignore", message="torch.distributed is disabled")

@@ -1,6 +1,6 @@
-"""FSDP2 through torch's `fully_shard`, on gloo as on NCCL: sharding, state dicts, clipping.
+"""FSDP2 through torch's `fully_shard`, with gloo or NCCL: sharding, state dicts, gradient clipping.
 
-With one rank every function here is the plain operation on a plain module.
+With one rank, every function is the plain operation on an unsharded module.
 """
 
 import math
@@ -42,16 +42,16 @@ def shard_model(
     the parameters' own dtype. Experts that are already distributed over the `experts` group are
     sharded further over `expert_fsdp`, the ranks that hold the same experts.
 
-    Gradients are *summed* over the ranks, not averaged: the weights of the loss terms are fixed over
-    the optimizer step's global batch, so that no rank needs to know its share of it.
+    Gradients are *summed* over the ranks, not averaged: the weights of the target tokens are
+    normalized over the global batch of the step, so no rank needs to know its share of it.
 
     Args:
         model: its parameters may already be sharded over `tp` and `experts`.
         ranks: this process among its peers.
-        mesh: what `ranks.shape.build` returned; None for a process alone.
+        mesh: the result of `ranks.shape.build`; None for a single process.
         compute_dtype: precision of forward and backward passes.
-        cpu_offload: keep parameters, gradients and optimizer state in host memory; a layer is
-            copied to the device to be gathered. Without effect where the device is the CPU.
+        cpu_offload: keep parameters, gradients and optimizer state in host memory; each layer is
+            copied to the device before it is gathered. No effect if the device is the CPU.
     """
     if mesh is None:
         return model
@@ -59,7 +59,7 @@ def shard_model(
     if cpu_offload:
         offload = CPUOffloadPolicy(pin_memory=ranks.device.type == "cuda")
     parameters = list(model.parameters())
-    # Frozen parameters may be kept in the compute dtype; they say nothing of the master dtype.
+    # Frozen parameters may have the compute dtype; only trained ones have the master dtype.
     master_dtype = next((p for p in parameters if p.requires_grad), parameters[0]).dtype
     precision = (
         MixedPrecisionPolicy()
@@ -69,8 +69,8 @@ def shard_model(
     for layer in _decoder_layers(model):
         for module in layer.modules():
             if any(_is_expert_sharded(parameter, mesh) for parameter in module.parameters(False)):
-                # Along dimension 1: dimension 0 is the experts, of which a rank may hold fewer than
-                # there are ranks to shard them over.
+                # Sharded along dimension 1: dimension 0 counts the experts, and a rank may hold fewer
+                # experts than there are ranks to shard them over.
                 fully_shard(
                     module,
                     mesh=_data_mesh(mesh, "expert_fsdp"),
@@ -87,13 +87,13 @@ def shard_model(
             continue
         module.set_gradient_divide_factor(1.0)
         if ranks.device.type == "cpu":
-            # gloo has no pre-multiplied sum; a plain sum is all that a factor of 1 needs.
+            # gloo lacks the pre-multiplied sum; with a factor of 1, a plain sum is the same.
             module.set_force_sum_reduction_for_comms(True)
     return model
 
 
 def _data_mesh(mesh: DeviceMesh, name: str) -> DeviceMesh:
-    """Return the ranks that shard along `name`, with their replicas where there are any (HSDP)."""
+    """Return the mesh that shards along `name`, with its replicas if there are any (HSDP)."""
     return mesh["dp_replicate", name] if mesh["dp_replicate"].size() > 1 else mesh[name]
 
 
@@ -127,33 +127,34 @@ def sharded_state_dict(model: nn.Module) -> dict[str, Any]:
 
 
 def whole_tensor(part: torch.Tensor) -> torch.Tensor:
-    """Return the full tensor, [...], of which this rank holds a shard (collective over its mesh)."""
+    """Gather a tensor of which this rank holds a shard (collective over its mesh)."""
     return part.full_tensor() if isinstance(part, DTensor) else part
 
 
 def load_sharded_state_dict(model: nn.Module, state: dict[str, Any]) -> None:
-    """Load what `sharded_state_dict` returned."""
+    """Load the result of `sharded_state_dict`."""
     # Not strict: tied parameters appear once, so names are missing.
     set_model_state_dict(model, state, options=StateDictOptions(strict=False))
 
 
 def load_full_state_dict(model: nn.Module, state: dict[str, Any]) -> None:
-    """Load some of the parameters from full tensors, which every rank has (collective)."""
+    """Load some of the parameters from full tensors, present on every rank (collective)."""
     options = StateDictOptions(full_state_dict=True, strict=False)
     set_model_state_dict(model, state, options=options)
 
 
 def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> float:
-    """Scale gradients down to a global L2 norm of `max_norm` and return the norm before (collective).
+    """Scale gradients down to a global L2 norm of `max_norm` (collective).
 
-    A norm that is not finite leaves the gradients unchanged.
+    Returns:
+        The norm before scaling. If it is not finite, the gradients stay unchanged.
     """
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     if not gradients:
         return 0.0
     norm = math.sqrt(sum(squared_norms(gradients)))
     if math.isfinite(norm):
-        # torch's own clipping refuses gradients on different meshes. The 1e-6 is torch's, too.
+        # torch's `clip_grad_norm_` rejects gradients on different meshes; the formula is the same.
         scale = min(1.0, max_norm / (norm + 1e-6))
         for gradient in gradients:
             _local(gradient).mul_(scale)
@@ -163,7 +164,7 @@ def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> float
 def squared_norms(tensors: Sequence[torch.Tensor]) -> list[float]:
     """Return the sum of squares of every tensor, plain or sharded, in float64 (collective).
 
-    One all-reduce for each mesh and set of sharded dimensions, not one for each tensor.
+    Tensors with the same mesh and sharded dimensions share one all-reduce.
     """
     parts: dict[DeviceMesh | None, dict[tuple[int, ...], list[int]]] = {}
     for number, tensor in enumerate(tensors):

@@ -1,10 +1,10 @@
-"""How a trainer process starts, for reinforcement learning and supervised fine-tuning alike.
+"""The start of a trainer process, shared by reinforcement learning and supervised fine-tuning.
 
-    run_on_ranks ──rank 0──────> lead: checks, start weights ──> training_session ──> its loop
-               └──other ranks──> worker_loop: makes the learner's calls that rank 0 broadcasts
+    run_on_ranks ──rank 0──────> lead: checks, start weights ──> training_session ──> training loop
+               └──other ranks──> worker_loop: executes the learner calls that rank 0 broadcasts
 
-Plain python, `torchrun` and `accelerate launch` start it alike. Rank 0 alone talks to the store and
-the servers. Nothing here knows what the steps learn from.
+`python`, `torchrun` and `accelerate launch` can all start the process. Only rank 0 talks to the store
+and the servers. This module does not know where the samples of a step come from.
 """
 
 import asyncio
@@ -41,32 +41,32 @@ from agentrl.trainer.metrics.trainer_metrics import trainer_metrics
 T = TypeVar("T")
 
 Lead = Callable[[Ranks, asyncio.Event], Awaitable[T]]
-"""What rank 0 does, until it is done or the event is set."""
+"""The work of rank 0; it returns when it is done, or soon after the event is set."""
 
 
 @dataclass(frozen=True)
 class _Start:
-    """What rank 0 broadcasts before anything is loaded."""
+    """The first message of rank 0 to the other ranks."""
 
     settings: LearnerSettings | None
-    """None: rank 0 failed before it had any."""
+    """None: rank 0 failed before it had settings, and the other ranks end."""
 
 
 def run_on_ranks(name: str, config: RootConfig, lead: Lead[T]) -> T | None:
-    """Join the trainer's ranks and work as one of them.
+    """Join the trainer's process group and do this rank's part of the work.
 
     Args:
-        name: of the process, in its log.
+        name: name of the process in its log.
         config: the resolved configuration.
-        lead: what rank 0 does; the first SIGTERM or SIGINT sets its event.
+        lead: the work of rank 0; the first SIGTERM or SIGINT sets its event.
 
     Returns:
-        What `lead` returns; None on ranks other than 0.
+        The result of `lead`; None on ranks other than 0.
     """
     setup_logging(f"{name}-{os.environ.get('RANK', '0')}")
     if config.trainer.trainer_threads is not None:
         torch.set_num_threads(config.trainer.trainer_threads)
-    # A bar for every published version would fill the log.
+    # Otherwise every export of weights prints a progress bar into the log.
     disable_progress_bar()
 
     async def lead_until_signalled() -> T:
@@ -86,7 +86,7 @@ def run_on_ranks(name: str, config: RootConfig, lead: Lead[T]) -> T | None:
 
 @contextmanager
 def ending_ranks_on_error(ranks: Ranks) -> Iterator[None]:
-    """Let the other ranks, which wait for their settings, end when the block fails."""
+    """Tell the other ranks, which wait for their settings, to end if the block fails."""
     try:
         yield
     except BaseException:
@@ -96,7 +96,7 @@ def ending_ranks_on_error(ranks: Ranks) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class TrainingSession:
-    """What every training loop works with."""
+    """The resources that both training loops use."""
 
     run: RunSection
     trainer: TrainerSection
@@ -133,11 +133,11 @@ async def training_session(
     Args:
         config: the resolved configuration.
         ranks: this process, rank 0.
-        settings: what all ranks make their learners of.
-        checkpoint: the one that is resumed, if there is one.
-        state_path: its state, see `state_to_resume`.
+        settings: settings of every rank's learner.
+        checkpoint: the checkpoint to resume, if there is one.
+        state_path: its optimizer state, see `state_to_resume`.
         stop: see `TrainingSession`.
-        kind: what the run is.
+        kind: kind of the run, stored in a new history.
     """
     ranks.broadcast(_Start(settings))
     async with WorkerGroup(ranks, settings) as group:
@@ -159,10 +159,10 @@ async def training_session(
 
 
 def state_to_resume(checkpoint: Checkpoint | None, max_steps: int) -> Path | None:
-    """Return the optimizer state that the next steps need; None where there is none to load.
+    """Return the directory of the optimizer state to load, or None if no step needs it.
 
     Raises:
-        ConfigError: steps are left, and the checkpoint was saved without its state.
+        ConfigError: steps remain, but the checkpoint was saved without optimizer state.
     """
     if checkpoint is None or checkpoint.step >= max_steps:
         return None
@@ -170,30 +170,30 @@ def state_to_resume(checkpoint: Checkpoint | None, max_steps: int) -> Path | Non
 
 
 def check_trainer_flags(trainer: TrainerSection) -> None:
-    """Refuse optimizer arguments and trackers that cannot be used.
+    """Check the optimizer arguments, and that the trackers are installed.
 
     Raises:
-        ConfigError: names the flag.
+        ConfigError: a value cannot be used; the text names the flag.
     """
     parse_optim_args(trainer.optim_args)
     check_trackers(trainer.report_to)
 
 
 def mesh_shape(trainer: TrainerSection, world_size: int, *, colocated: bool) -> MeshShape:
-    """Return how so many ranks share the work.
+    """Return the mesh of `world_size` ranks.
 
     Raises:
-        ConfigError: they do not fill the mesh that the flags ask for, or are too few for them.
+        ConfigError: the flags ask for another number of ranks.
     """
     if trainer.cpu_offload and world_size == 1:
         raise ConfigError(
-            "--cpu_offload is FSDP2's, which one process alone does not use; start several ranks "
+            "--cpu_offload requires FSDP2, which a single process does not use; start several ranks "
             "(--num_processes), or save memory with --gradient_checkpointing true"
         )
     if colocated and world_size > 1:
         raise ConfigError(
-            f"--colocated is for one device, with one trainer process, not {world_size}; start one, "
-            "or give the servers devices of their own"
+            f"--colocated requires one device and one trainer process, not {world_size}; start one, "
+            "or give the servers separate devices"
         )
     return MeshShape.of(
         world_size,
@@ -207,16 +207,16 @@ def mesh_shape(trainer: TrainerSection, world_size: int, *, colocated: bool) -> 
 def start_weights(
     model: ModelSection, checkpoint: Checkpoint | None, shape: MeshShape
 ) -> StartWeights:
-    """Return where the weights are: the given model's, or those of the newest checkpoint.
+    """Return the weights to start from: the newest checkpoint's, else those of the given model.
 
     Args:
-        model: which model, and the adapter if one is trained.
-        checkpoint: the newest one, if there is one.
-        shape: of the mesh that the model has to fit.
+        model: the model, and the adapter if one is trained.
+        checkpoint: the newest checkpoint, if there is one.
+        shape: the mesh, which must divide the model.
 
     Raises:
-        ConfigError: the model is not there or does not fit, or the checkpoint is of a training with
-            other flags than `model`.
+        ConfigError: the model is missing or does not fit the mesh, or the checkpoint was trained
+            with other flags.
     """
     weights = _find_weights(model, checkpoint)
     path = weights.model_path
@@ -241,7 +241,7 @@ def _find_weights(model: ModelSection, checkpoint: Checkpoint | None) -> StartWe
         return StartWeights(path)
     if not is_adapter(path):
         raise ConfigError(
-            f"{checkpoint.path} holds all weights of a run without an adapter; resume it without "
+            f"{checkpoint.path} holds the full weights of a run without an adapter; resume it without "
             f"--lora_rank, or use another --run_name with --model_name_or_path {path}"
         )
     _check_same_adapter(wanted, read_shape(path), path)
@@ -256,6 +256,6 @@ def _check_same_adapter(wanted: AdapterShape, found: AdapterShape, path: Path) -
         )
     if wanted.base != found.base:
         raise ConfigError(
-            f"{path} is an adapter of {found.base}; give that as --model_name_or_path (or, if it was "
-            f"moved, correct {CONFIG_FILE} there)"
+            f"{path} is an adapter of {found.base}; pass that as --model_name_or_path (or, if it was "
+            f"moved, correct {CONFIG_FILE} in the adapter's directory)"
         )

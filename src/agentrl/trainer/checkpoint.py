@@ -2,9 +2,11 @@
 
 checkpoints/000012/
     model/             Hugging Face directory (config, safetensors, tokenizer)
-    state/             optimizer, schedule, random state and, where the weights above are rounded,
-                       master weights: each rank's part of them, for any ranks to read
-    state.json         what the loop needs to resume: ledger position, history
+    state/             optimizer, schedule, random state and, with mixed precision, master weights;
+                       sharded by rank, readable on any mesh
+    state.json         state of the loop: ledger position, history
+
+The directory is renamed into place as the last step, so a crash never leaves a partial checkpoint.
 """
 
 import asyncio
@@ -38,7 +40,7 @@ class Checkpoint:
 
     @property
     def model_path(self) -> Path:
-        """The Hugging Face directory in it."""
+        """The Hugging Face directory of the weights."""
         return self.path / MODEL_DIR
 
     @property
@@ -46,12 +48,12 @@ class Checkpoint:
         """The directory with optimizer, schedule and random state.
 
         Raises:
-            ConfigError: the run was saved with `--save_only_model`.
+            ConfigError: the checkpoint was saved with `--save_only_model`.
         """
         path = self.path / _STATE_DIR
         if not path.is_dir():
             raise ConfigError(
-                f"{self.path} holds no optimizer state (--save_only_model), so the run cannot be "
+                f"{self.path} has no optimizer state (--save_only_model), so the run cannot be "
                 f"resumed; start a new run with --model_name_or_path {self.model_path}"
             )
         return path
@@ -64,7 +66,7 @@ def checkpoints_root(output_path: Path) -> Path:
 
 @dataclass(frozen=True)
 class Draft:
-    """A checkpoint that is being written; a crash leaves the one before it the newest."""
+    """A checkpoint that is being written; after a crash, the previous one remains the newest."""
 
     step: int
     staging: Path
@@ -72,17 +74,17 @@ class Draft:
 
     @classmethod
     def begin(cls, output_path: Path, *, step: int, model_dir: Path, history: History) -> Self:
-        """Write everything but the ranks' state.
+        """Write everything except the ranks' state.
 
         Args:
             output_path: the run's output directory.
             step: optimizer steps done.
-            model_dir: Hugging Face directory of the weights after that step; hard-linked where
-                the file system can, copied elsewhere.
-            history: what the run did so far.
+            model_dir: Hugging Face directory of the weights after that step; its files are
+                hard-linked if the file system allows it, else copied.
+            history: the run so far.
 
         Raises:
-            WriteError: it could not be written.
+            WriteError: writing failed.
         """
         target = version_dir(checkpoints_root(output_path), step)
         staging = stage_directory(target)
@@ -96,17 +98,17 @@ class Draft:
 
     @property
     def state_path(self) -> Path:
-        """Where the ranks write their state; left out with `--save_only_model`."""
+        """Directory for the ranks' state; not created with `--save_only_model`."""
         return self.staging / _STATE_DIR
 
     def finish(self, *, keep: int) -> Path:
-        """Make it a checkpoint and remove old ones.
+        """Rename the draft to its final place and remove old checkpoints.
 
         Args:
-            keep: number of checkpoints that stay.
+            keep: number of checkpoints to keep.
 
         Raises:
-            WriteError: it could not be moved to its place.
+            WriteError: the rename failed.
         """
         commit_directory(self.staging, self.target)
         remove_old_versions(self.target.parent, keep=keep, in_use=())
@@ -184,14 +186,14 @@ class CheckpointSaver:
         """Step of the newest complete checkpoint."""
 
     async def save(self, model_dir: Path, history: History) -> None:
-        """Write a checkpoint; with `--async_save`, return when its content is fixed.
+        """Write a checkpoint; with `--async_save`, return as soon as its content is copied.
 
         Args:
             model_dir: Hugging Face directory of the weights after the last step.
-            history: what the run did so far.
+            history: the run so far.
 
         Raises:
-            WriteError: this one, or the one before it, could not be written.
+            WriteError: writing this checkpoint or the previous one failed.
         """
         await self.settle()
         draft = await asyncio.to_thread(
@@ -209,13 +211,17 @@ class CheckpointSaver:
             await self.settle()
 
     async def settle(self) -> None:
-        """Wait until the checkpoint that is being written, if there is one, is complete."""
+        """Wait until the checkpoint in progress, if any, is complete.
+
+        Raises:
+            WriteError: writing it failed.
+        """
         saving, self._saving = self._saving, None
         if saving is not None:
             await saving
 
     async def give_up(self) -> None:
-        """Stop writing; a checkpoint that is incomplete stays unused."""
+        """Stop writing; an incomplete checkpoint is never used."""
         if self._saving is not None:
             self._saving.cancel()
             await asyncio.wait([self._saving])
@@ -223,6 +229,7 @@ class CheckpointSaver:
     async def _finish(self, draft: Draft) -> None:
         await self._group.wait_saved()
         await asyncio.to_thread(draft.finish, keep=self._trainer.save_total_limit)
+        # After the rename: the ledger must not count records as trained that no checkpoint contains.
         if self._on_saved is not None:
             await self._on_saved(draft.step)
         self.saved_step = draft.step

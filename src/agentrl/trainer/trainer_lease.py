@@ -14,7 +14,8 @@ from agentrl.store import TrajectoryStore
 
 logger = logging.getLogger(__name__)
 
-# A killed holder on another host leaves a lease that has to expire first.
+# Waiting time beyond the lease's duration: a holder killed on another host leaves a lease that must
+# expire first.
 _GRACE_SECONDS = 2.0
 _RETRY_SECONDS = 0.5
 
@@ -23,7 +24,7 @@ _RETRY_SECONDS = 0.5
 async def trainer_lease(
     store: TrajectoryStore, consumer: str, *, lease_seconds: float
 ) -> AsyncIterator[None]:
-    """Hold the lease that makes this the run's only trainer under the name `consumer`.
+    """Hold the lease that makes this process the run's only trainer named `consumer`.
 
     Raises:
         TrainerBusy: another trainer holds the name and keeps renewing it.
@@ -43,7 +44,7 @@ async def trainer_lease(
         yield
     except asyncio.CancelledError:
         if renewal.done() and not renewal.cancelled() and (error := renewal.exception()):
-            # The renewal cancelled this task, not the caller, who sees why instead.
+            # The renewal cancelled this task, so the caller gets its error, not a cancellation.
             body.uncancel()
             raise error from None
         raise
@@ -102,7 +103,13 @@ async def _lease(store: TrajectoryStore, consumer: str) -> Lease | None:
 
 
 async def _renew(store: TrajectoryStore, consumer: str, lease_seconds: float) -> None:
-    """Renew until cancelled; LeaseLost ends it when the lease is gone or could not be renewed."""
+    """Renew the lease until cancelled.
+
+    Three attempts per lease duration, so one lost request does not lose the lease.
+
+    Raises:
+        LeaseLost: another trainer has the lease, or renewing failed for a whole duration.
+    """
     renewed = time.monotonic()
     while True:
         await asyncio.sleep(lease_seconds / 3)

@@ -65,7 +65,7 @@ _WRAPPER_PREFIX = "model."
 
 @dataclass(frozen=True)
 class StepOutcome:
-    """What one optimizer step did; means are over all target tokens of the step."""
+    """The result of one optimizer step; means are over all target tokens of the step."""
 
     loss: float
     grad_norm: float
@@ -76,8 +76,9 @@ class StepOutcome:
     flops: float
     """Floating-point operations of all ranks' forward and backward passes."""
     peak_tflops: float | None
-    """What one device does at best, where that is known."""
+    """Dense bfloat16 peak of one device in TFLOP/s, if known."""
     entropy: float | None
+    """Mean entropy in nats, with `--log_entropy`."""
     mask_fraction: float
     """Share of the target tokens that an importance correction masked."""
     kl: float | None
@@ -87,7 +88,7 @@ class StepOutcome:
     ratios: TurnRatios
     """Turn by turn; complete on rank 0 only."""
     skipped: str | None = None
-    """Why no step was made: `non_finite_loss` or `non_finite_gradient`."""
+    """Reason why the weights were not updated: `non_finite_loss` or `non_finite_gradient`."""
 
 
 class Learner:
@@ -106,7 +107,7 @@ class Learner:
         model, trainer, algorithm = settings.model, settings.trainer, settings.algorithm
         _seed_everything(settings.seed)
         if trainer.full_determinism:
-            # Read when CUDA's matrix library starts, which is later.
+            # cuBLAS reads it when it initializes, at the first matrix product.
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(trainer.full_determinism)
         self._ranks = ranks
@@ -123,7 +124,7 @@ class Learner:
         self._mesh = None if ranks.world_size == 1 else ranks.shape.build(ranks.device)
         self._policy = self._load(
             settings.weights.model_path,
-            # What is frozen is only ever used in compute precision.
+            # Below an adapter all weights are frozen, so no master copy is needed.
             dtype=self._precision.master if adapter is None else self._precision.compute,
             adapter=adapter,
             gradient_checkpointing=trainer.gradient_checkpointing,
@@ -147,14 +148,15 @@ class Learner:
 
     @property
     def attention_cost(self) -> float:
-        """Work of a visible pair over that of a token outside attention, for packing."""
+        """Cost of a visible pair in units of a token's cost outside attention, for packing."""
         return self._flops.attention_cost
 
     def train(self, micro_batches: Sequence[MicroBatch]) -> StepOutcome:
         """Accumulate the gradients of all micro-batches and make one optimizer step (collective).
 
-        The weights of the target tokens sum up over all micro-batches of all ranks; nothing is
-        divided here. A loss or gradient that is not finite leaves the model as it was.
+        The weights of the target tokens are normalized over all micro-batches of all ranks (see
+        `data.batch`), so nothing is divided here. If the loss or the gradient is not finite, the
+        model stays unchanged.
         """
         started = time.monotonic()
         sums, ratios, traces = _Sums(), [], []
@@ -175,7 +177,7 @@ class Learner:
         accumulated = time.monotonic()
         grad_norm = clip_gradients(self._policy.parameters(), self._trainer.max_grad_norm)
         rate = learning_rate(self._trainer, self._num_done)
-        # Loss and norm are the same on every rank, so all of them skip the step or none does.
+        # Loss and norm are sums over all ranks, so all ranks take the same decision.
         skipped = None
         if not math.isfinite(totals.loss):
             skipped = "non_finite_loss"
@@ -225,15 +227,16 @@ class Learner:
     def check_merge(
         self, merged: Sequence[MicroBatch], separate: Sequence[MicroBatch]
     ) -> MergeCheck:
-        """Compare the step's gradient with that of its turns by themselves (collective).
+        """Compare the step's gradient with that of the same turns as separate rows (collective).
 
         Args:
-            merged: micro-batches as they are going to be trained on.
-            separate: of the same turns without merging.
+            merged: the micro-batches of the step.
+            separate: the same turns, unmerged.
         """
         algorithm = self._settings.algorithm
         if algorithm is not None and self._precision.is_mixed:
-            # Rounding moves tokens over a clip bound; then it is not merging that differs.
+            # In bfloat16, rounding moves ratios across clip bounds, which would be reported as an
+            # error of merging. REINFORCE has no bounds.
             algorithm = algorithm.model_copy(update={"loss_calculator": "REINFORCE"})
         return check_merge(
             self._policy,
@@ -247,7 +250,7 @@ class Learner:
     def export(self, path: Path) -> None:
         """Write the weights, in compute precision, as a Hugging Face directory on rank 0.
 
-        Of a policy with an adapter, the adapter is written, as PEFT does. Collective.
+        If the policy has an adapter, only the adapter is written, in PEFT's format. Collective.
         """
         dtype = self._precision.compute
         if has_adapter(self._policy):
@@ -269,18 +272,18 @@ class Learner:
         self._ranks.barrier()
 
     def send_weights(self, max_bytes: int, sink: Callable[[Bucket], None] | None = None) -> None:
-        """Gather the weights, in compute precision, part by part (collective).
+        """Gather the weights in compute precision, in buckets (collective).
 
         Args:
-            max_bytes: size of a part, if no single tensor is larger.
-            sink: called on rank 0 with every part, under the names of a checkpoint.
+            max_bytes: upper bound on a bucket, unless a single tensor is larger.
+            sink: called on rank 0 with every bucket; tensors have their names in the checkpoint.
         """
         for bucket in in_buckets(self._gathered(), max_bytes):
             if sink is not None:
                 sink(bucket)
 
     def _gathered(self) -> Iterator[list[tuple[str, torch.Tensor]]]:
-        """Yield the tensors that every parameter is in a checkpoint; nothing but on rank 0."""
+        """Yield the checkpoint tensors of each parameter on rank 0; gather on all ranks."""
         for name, part in sharded_state_dict(self._policy).items():
             whole = whole_tensor(part.to(self._ranks.device, self._precision.compute))
             if self._ranks.is_main:
@@ -293,11 +296,11 @@ class Learner:
         move_state(models, self._optimizer, device)
 
     def save_state(self, directory: Path, *, in_background: bool) -> None:
-        """Write what `load_state` needs besides the exported weights (collective).
+        """Write the state that `load_state` needs besides the exported weights (collective).
 
         Args:
-            directory: to be made.
-            in_background: return when the state is copied; `wait_saved` says when it is written.
+            directory: created if missing.
+            in_background: return as soon as the state is copied; `wait_saved` waits for the files.
         """
         self._writer.write(self._state(), directory, in_background=in_background)
 
@@ -306,10 +309,7 @@ class Learner:
         self._writer.wait()
 
     def load_state(self, directory: Path) -> None:
-        """Resume from the state that was written, perhaps by other ranks on another mesh.
-
-        Collective.
-        """
+        """Load the state from `save_state`, which may come from another mesh (collective)."""
         state = self._state()
         read_state(state, directory, self._ranks)
         if "master" in state:
@@ -325,7 +325,8 @@ class Learner:
             "torch_random": torch.get_rng_state(),
         }
         if self._precision.is_mixed:
-            # What was exported is rounded; steps add up in the master weights.
+            # Exported weights are rounded to compute precision; updates are too small for it and
+            # accumulate in the master weights.
             state["master"] = sharded_state_dict(self._policy)
         return state
 
@@ -377,7 +378,10 @@ class Learner:
 
 @dataclass
 class _Sums:
-    """Sums over target tokens, added up over micro-batches and ranks."""
+    """Sums over the target tokens of micro-batches, then over ranks.
+
+    All fields are floats, so that the whole object is reduced as one tensor.
+    """
 
     loss: float = 0.0
     num_targets: float = 0.0
@@ -397,7 +401,7 @@ class _Sums:
 
 
 def _write_config_dtype(model_dir: Path, dtype: torch.dtype) -> None:
-    """Name the precision of the weight files in config.json, where inference servers look."""
+    """Write the weights' precision into config.json, where inference servers read it."""
     path = model_dir / "config.json"
     config = json.loads(path.read_text())
     config["dtype"] = str(dtype).removeprefix("torch.")

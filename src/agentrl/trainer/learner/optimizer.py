@@ -1,4 +1,4 @@
-"""AdamW and its learning-rate schedule from the trainer's flags, and where their state lies."""
+"""AdamW and its learning-rate schedule from the trainer's flags, and moving their state."""
 
 import math
 from collections.abc import Iterable
@@ -14,7 +14,7 @@ from agentrl.errors import ConfigError
 
 @dataclass(frozen=True)
 class OptimizerArguments:
-    """What `--optim_args` says."""
+    """The values of `--optim_args`."""
 
     beta1: float = 0.9
     beta2: float = 0.98
@@ -22,10 +22,10 @@ class OptimizerArguments:
 
 
 def parse_optim_args(text: str) -> OptimizerArguments:
-    """Read `beta1=0.9,beta2=0.98,eps=1e-8`; what is left out keeps its default.
+    """Parse `beta1=0.9,beta2=0.98,eps=1e-8`; omitted values keep their defaults.
 
     Raises:
-        ConfigError: an unknown name, or a value that is no number in range.
+        ConfigError: a name is unknown, or a value is not a number in range.
     """
     values: dict[str, float] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
@@ -57,9 +57,9 @@ def make_optimizer(parameters: Iterable[nn.Parameter], config: TrainerSection) -
 
 
 def learning_rate(config: TrainerSection, num_done: int) -> float:
-    """Return the learning rate of the step that follows `num_done` others.
+    """Return the learning rate of the step after `num_done` steps.
 
-    A plain function of the step, so that there is no schedule state to save.
+    A pure function of the step, so a checkpoint needs no scheduler state.
     """
     if num_done < config.warmup_steps:
         return config.learning_rate * (num_done + 1) / (config.warmup_steps + 1)
@@ -75,8 +75,8 @@ def learning_rate(config: TrainerSection, num_done: int) -> float:
 def move_state(models: Iterable[nn.Module], optimizer: Optimizer, device: torch.device) -> None:
     """Move parameters, buffers and the optimizer's state (`--colocated`).
 
-    Moving to where they are already costs nothing. Parameters stay the same objects, and tied ones
-    tied, so that the optimizer keeps working on them.
+    Moving to the current device is free. Parameters remain the same objects, tied ones included, so
+    the optimizer's references stay valid.
     """
     for model in models:
         model.to(device)

@@ -1,4 +1,8 @@
-"""Forward and backward of one micro-batch: from the row to gradients in the parameters."""
+"""Forward and backward pass of one micro-batch: a row comes in, gradients accumulate in parameters.
+
+Chooses the formulas of `agentrl.algorithms` from the flags. Knows nothing of ranks and optimizers:
+gradients are sums, whose weights are already normalized over the step.
+"""
 
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -79,8 +83,8 @@ def forward_backward(
         done = _loss(output.logprobs, batch, algorithm, reference_logprobs)
         done.loss.backward()
     else:
-        # The loss needs the logprobs of all chunks at once, the memory allows the activations of one
-        # chunk only: forward through all, then the loss, then backward chunk by chunk.
+        # The loss needs the logprobs of all chunks (GSPO averages over whole turns), but memory holds
+        # the activations of one chunk: forward through all, then the loss, then backward by chunk.
         passes = ChunkedPass(
             policy, batch.row, num_chunks=batch.num_chunks, chunk_size=chunk_size, autocast=autocast
         )
@@ -127,7 +131,7 @@ class _Loss(NamedTuple):
 
 
 def loss_settings(algorithm: AlgorithmSection) -> LossSettings:
-    """Return what the flags say of the policy loss."""
+    """Return the settings of the policy loss from the flags."""
     return LossSettings(
         kind=algorithm.loss_calculator,
         epsilon=algorithm.epsilon,

@@ -1,4 +1,7 @@
-"""What a learner is made of: weights, precision and the sections of the configuration it needs."""
+"""The settings of a learner: weights, precision, and its sections of the configuration.
+
+Rank 0 resolves and checks them; every rank receives the same.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +18,7 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torc
 
 @dataclass(frozen=True)
 class StartWeights:
-    """What every rank loads."""
+    """The weights that every rank loads."""
 
     model_path: Path
     """Hugging Face directory; with an adapter, the one of the base model."""
@@ -34,16 +37,16 @@ class LearnerSettings:
     algorithm: AlgorithmSection | None
     """Loss settings; None: cross-entropy, the loss of supervised fine-tuning."""
     seed: int
-    """Of whatever is random in training."""
+    """Seed of all randomness in training."""
     reference_path: Path | None = None
-    """Model of the KL penalty. Without it, and with a KL penalty, an adapter is compared with its
-    own base model."""
+    """Reference model of the KL penalty. None with a KL penalty: the policy has an adapter, and its
+    base model is the reference."""
     starts_in_host_memory: bool = False
     """Load into host memory; `Learner.move` brings the state to the device."""
 
 
 def adapter_shape(model: ModelSection) -> AdapterShape | None:
-    """Return the adapter that the flags ask for; None when all weights are trained."""
+    """Return the shape of the adapter from the flags, or None if all weights are trained."""
     if not model.lora_rank:
         return None
     base = Path(model.model_name_or_path).expanduser()
@@ -57,10 +60,11 @@ def adapter_shape(model: ModelSection) -> AdapterShape | None:
 
 @dataclass(frozen=True)
 class Precision:
-    """Data types of one training.
+    """Data types of a training run.
 
-    Small steps vanish when they are added to bfloat16 weights, so these are only ever a copy:
-    master weights and optimizer state are float32, forward and backward run in bfloat16.
+    bfloat16 has 8 bits of precision, so a typical update is rounded away when it is added to a
+    bfloat16 weight. Master weights and optimizer state are therefore float32; forward and backward
+    passes use a bfloat16 copy.
     """
 
     master: torch.dtype
@@ -68,7 +72,10 @@ class Precision:
 
     @classmethod
     def of(cls, name: str, device: torch.device) -> Self:
-        """Return what `--torch_dtype` means on a device; `auto` is bfloat16 on CUDA."""
+        """Return the data types of `--torch_dtype` on a device.
+
+        `auto` is bfloat16 on CUDA and float32 elsewhere.
+        """
         if name == "auto":
             name = "bfloat16" if device.type == "cuda" else "float32"
         compute = _DTYPES[name]
@@ -80,9 +87,9 @@ class Precision:
         return self.master != self.compute
 
     def autocast(self, ranks: Ranks) -> torch.autocast:
-        """Return the context for forward passes.
+        """Return the autocast context of forward passes.
 
-        Sharded models need none: FSDP2 gathers their parameters in compute precision.
+        It is disabled for sharded models: FSDP2 gathers their parameters in compute precision.
         """
         return torch.autocast(
             ranks.device.type,

@@ -1,6 +1,7 @@
-"""Figures over the target tokens of a step: ratios turn by turn, clipping by sign, KL estimates.
+"""Figures over the target tokens of a step: ratios per turn, clipping by sign, KL estimates.
 
-Ranks keep a few bytes a token and send them to rank 0, because quantiles cannot be added up.
+Each rank keeps a few bytes per token and sends them to rank 0: quantiles, unlike means, cannot be
+computed from per-rank sums.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,20 +19,20 @@ _PERCENTILES = (1, 10, 50, 90, 99)
 
 @dataclass(frozen=True, eq=False)
 class TermTrace:
-    """What is kept of N target tokens; every field has shape [N]."""
+    """Values kept for N target tokens; every field has the shape [N]."""
 
     log_ratios: np.ndarray
     """float32, log pi - log mu."""
     advantages: np.ndarray
     """int8, the sign of the advantage."""
     clipped: np.ndarray
-    """bool, in the loss with a gradient that the clip range replaced."""
+    """bool, True for tokens in the loss whose gradient clipping replaced."""
     kept: np.ndarray
-    """bool, in the loss at all."""
+    """bool, True for tokens in the loss."""
 
     @classmethod
     def joined(cls, parts: Sequence[Self]) -> Self:
-        """Return the tokens of several micro-batches or ranks together."""
+        """Concatenate the tokens of several micro-batches or ranks."""
         return cls(*_concatenated(cls, parts, (np.float32, np.int8, bool, bool)))
 
     @classmethod
@@ -68,11 +69,11 @@ class TurnRatios:
     num_targets: np.ndarray
     """Target tokens."""
     num_dropped: np.ndarray
-    """Those beyond the hard drop range: they are not in the loss."""
+    """Target tokens beyond the hard drop range, which are not in the loss."""
     num_masked: np.ndarray
-    """Those that an importance correction masked, and that are in no other count."""
+    """Target tokens that an importance correction masked; not counted in `num_dropped`."""
     num_clipped: np.ndarray
-    """Those in the loss whose gradient the clip range replaced."""
+    """Target tokens in the loss whose gradient clipping replaced."""
     mean: np.ndarray
     """float64, of the importance ratio, dropped tokens included."""
     std: np.ndarray
@@ -81,7 +82,7 @@ class TurnRatios:
 
     @classmethod
     def joined(cls, parts: Sequence[Self]) -> Self:
-        """Return the turns of several micro-batches or ranks together."""
+        """Concatenate the turns of several micro-batches or ranks."""
         return cls(*_concatenated(cls, parts, (np.int64,) * 5 + (np.float64,) * 4))
 
     @classmethod
@@ -120,7 +121,7 @@ class TurnRatios:
 
 @dataclass(frozen=True)
 class TermStats:
-    """Means are over all target tokens of the step; None where there is none."""
+    """Figures of a step. Means are over all its target tokens; None if there are none."""
 
     clip_fraction: float = 0.0
     clip_fraction_positive: float | None = None
@@ -172,7 +173,7 @@ def _share(marked: np.ndarray, among: np.ndarray) -> float | None:
 def _concatenated(
     kind: type, parts: Sequence[object], dtypes: Sequence[type]
 ) -> Iterator[np.ndarray]:
-    """Yield each field of the parts in one array, which has its dtype also where there is no part."""
+    """Yield each field of the parts as one array; without parts, an empty one of the right dtype."""
     for column, dtype in zip(fields(kind), dtypes, strict=True):
         own = [getattr(part, column.name) for part in parts]
         yield np.concatenate([np.empty(0, dtype), *own])

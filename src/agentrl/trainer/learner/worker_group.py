@@ -1,8 +1,8 @@
-"""All ranks' learners behind one object on rank 0.
+"""The learners of all ranks behind one object on rank 0.
 
-Every operation on the model is collective. Rank 0 broadcasts the call and then makes it itself, in
-one worker thread, so that its event loop (leases, servers) keeps running; the other ranks make the
-calls that they receive in `worker_loop`.
+Every operation on the model is collective. Rank 0 broadcasts the call and executes it in a worker
+thread, so that its event loop (leases, servers) keeps running; the other ranks execute the calls
+that they receive in `worker_loop`.
 """
 
 import asyncio
@@ -33,20 +33,20 @@ class _CollectiveCall:
     operation: Callable[..., Any] | None
     """A method of `Learner`; None: no further call follows."""
     num_batches: int = 0
-    """Leading arguments, each scattered after the call: a rank receives its own share alone."""
+    """Leading arguments, scattered after the call: each rank receives only its own share."""
     arguments: dict[str, Any] | None = None
-    """The same on every rank."""
+    """Keyword arguments, equal on all ranks."""
 
     def make(
         self, learner: Learner, ranks: Ranks, batches: Sequence[Shares] = (), **on_main: Any
     ) -> Any:
-        """Make the call on this rank.
+        """Execute the call on this rank.
 
         Args:
-            learner: this rank's.
+            learner: this rank's learner.
             ranks: this process among its peers.
-            batches: what is scattered; on rank 0 only.
-            on_main: further arguments, on rank 0 only.
+            batches: the arguments to scatter, on rank 0 only.
+            on_main: further keyword arguments, on rank 0 only.
         """
         if self.operation is None:
             return learner.wait_saved()
@@ -65,7 +65,7 @@ class WorkerGroup:
 
         Args:
             ranks: this process (rank 0) among its peers.
-            settings: the other ranks load theirs from the same at the same time.
+            settings: the other ranks load their models with the same settings at the same time.
         """
         self._ranks = ranks
         self._settings = settings
@@ -85,7 +85,7 @@ class WorkerGroup:
 
     @property
     def attention_cost(self) -> float:
-        """Work of a visible pair over that of a token outside attention, for packing."""
+        """Cost of a visible pair in units of a token's cost outside attention, for packing."""
         return self._learner.attention_cost
 
     async def __aenter__(self) -> Self:
@@ -100,8 +100,8 @@ class WorkerGroup:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        # After a failed operation the others may wait in another collective than the next one;
-        # they end when this process does.
+        # After a failed operation the other ranks may wait in the middle of it, where a broadcast
+        # would not reach them; they end when this process closes its connections.
         if not self._is_broken:
             await self._on_all_ranks(None)
         self._thread.shutdown(wait=not self._is_broken)
@@ -114,8 +114,8 @@ class WorkerGroup:
         """Compare the gradients of two packings of one step.
 
         Args:
-            merged: micro-batches as they are going to be trained on.
-            separate: the same turns without merging.
+            merged: the micro-batches of the step.
+            separate: the same turns, unmerged.
         """
         return await self._on_all_ranks(Learner.check_merge, merged, separate)
 
@@ -128,20 +128,20 @@ class WorkerGroup:
         await self._on_all_ranks(Learner.export, path=path)
 
     async def send_weights(self, max_bytes: int, sink: Callable[[Bucket], None]) -> None:
-        """Gather the weights part by part.
+        """Gather the weights in buckets.
 
         Args:
-            max_bytes: size of a part, if no single tensor is larger.
-            sink: called with every part, in the thread of the ranks' operations.
+            max_bytes: upper bound on a bucket, unless a single tensor is larger.
+            sink: called with every bucket, in the thread of collective operations.
         """
         await self._on_all_ranks(Learner.send_weights, on_main={"sink": sink}, max_bytes=max_bytes)
 
     async def save_state(self, directory: Path, *, in_background: bool) -> None:
-        """Write the state that a later `load_state` resumes.
+        """Write the state for a later `load_state`.
 
         Args:
-            directory: to be made, where all ranks see it.
-            in_background: return when the state is copied; see `wait_saved`.
+            directory: created if missing; on a file system that all ranks share.
+            in_background: return as soon as the state is copied; see `wait_saved`.
         """
         await self._on_all_ranks(
             Learner.save_state, directory=directory, in_background=in_background
@@ -157,7 +157,8 @@ class WorkerGroup:
 
     async def wait_saved(self) -> None:
         """Return when the state is written by all ranks."""
-        # Not in the thread of operations: the next step trains while a state is written.
+        # In another thread than collective operations: the next step trains while the state is
+        # written.
         await asyncio.to_thread(self._learner.wait_saved)
 
     async def _on_all_ranks(
@@ -170,6 +171,7 @@ class WorkerGroup:
         call = _CollectiveCall(operation, len(batches), arguments)
 
         def run() -> T:
+            # Broken unless the call returns: an exception may leave ranks inside a collective.
             self._is_broken = True
             self._ranks.broadcast(call)
             result: T = call.make(self._learner, self._ranks, batches, **(on_main or {}))
@@ -180,10 +182,10 @@ class WorkerGroup:
 
 
 def worker_loop(settings: LearnerSettings, ranks: Ranks) -> None:
-    """Load this rank's model and make the calls of rank 0 until it ends (every rank but 0)."""
+    """Load this rank's model and execute the calls of rank 0 until it ends (ranks other than 0)."""
     learner = Learner(settings, ranks)
-    # Rank 0 decides when to stop; a rank that left on its own would leave the others waiting.
-    # It ends with an error when rank 0's connection closes.
+    # Launchers signal all ranks, but only rank 0 decides when to stop: a rank that left during a
+    # collective would leave the others waiting. If rank 0 dies, its closed connection ends this rank.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     call: _CollectiveCall | None = None

@@ -1,11 +1,11 @@
-"""Trainer and servers share one device and use it in turn (`--colocated`).
+"""A device that trainer and inference servers use in turn (`--colocated`).
 
     servers   sample ─────────┐ asleep                        ┌ sample ───
     trainer   in host memory  └ step, weights and checkpoint ─┘ in host memory
 
 The trainer acquires the device when the batch of its step is ready, and releases it once the new
-version is published. Should it die in between, the supervisors wake their servers after its lease
-has expired.
+version is published. If it dies in between, the supervisors wake their servers after its lease
+expires.
 """
 
 from agentrl.inference.weight_sync import PolicyPublisher
@@ -14,17 +14,17 @@ from agentrl.trainer.learner.worker_group import WorkerGroup
 
 
 class SharedDevice:
-    """The device, as the training loop sees it."""
+    """The shared device from the training loop's point of view."""
 
     def __init__(
         self, store: TrajectoryStore, publisher: PolicyPublisher, group: WorkerGroup
     ) -> None:
-        """Begin with the device in the servers' hands.
+        """Begin while the servers have the device.
 
         Args:
-            store: where the supervisors read who has it.
+            store: the supervisors read there whether the trainer has the device.
             publisher: puts servers to sleep; its `announce` wakes them.
-            group: the one rank, in host memory to begin with.
+            group: the only rank; its state starts in host memory.
         """
         self._store = store
         self._publisher = publisher
@@ -36,12 +36,13 @@ class SharedDevice:
         Raises:
             StoreError: the store could not be written.
         """
+        # Recorded first, so that no supervisor starts a server while the others fall asleep.
         await self._store.trainer_leases.set_has_device(True)
         await self._publisher.put_to_sleep()
         await self._group.move(to_device=True)
 
     async def offload(self) -> None:
-        """Move the trainer's state to host memory, which makes room to wake the servers."""
+        """Move the trainer's state to host memory, to free the device for the servers."""
         await self._group.move(to_device=False)
 
     async def release(self) -> None:

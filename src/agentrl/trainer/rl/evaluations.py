@@ -1,4 +1,4 @@
-"""When a run's versions are evaluated (`--eval_strategy`), and where the scores go."""
+"""Schedules the evaluations of a run's versions (`--eval_strategy`) and records their scores."""
 
 import asyncio
 import logging
@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 
 class Evaluations:
-    """Evaluations of one run: `steps` runs them during training, `ends` has training wait."""
+    """Evaluations of one run: concurrent with training (`steps`), or at its ends (`ends`)."""
 
     def __init__(
         self,
@@ -27,7 +27,7 @@ class Evaluations:
         Args:
             session: history and trackers receive the scores.
             store: the run's store; samplers find the questions there.
-            tasks: held-out questions; none evaluates nothing.
+            tasks: held-out questions; if empty, nothing is evaluated.
         """
         self._trainer = session.trainer
         self._history = session.history
@@ -39,7 +39,7 @@ class Evaluations:
         self._running: dict[int, asyncio.Task[EvalMetrics | None]] = {}
 
     async def run_if_due(self, step: int) -> None:
-        """Note what has ended, and evaluate the version of a step if it is due."""
+        """Record finished evaluations, and evaluate the version of a step if it is due."""
         await self._collect(wait=False)
         strategy = self._trainer.eval_strategy
         if strategy == "steps":
@@ -86,6 +86,8 @@ class Evaluations:
             self._store,
             self._tasks,
             version=version,
+            # Only the resumed version can have tasks from an earlier process that were sampled with
+            # the same weights.
             reuse=version == self._first_step,
             timeout_seconds=self._trainer.eval_timeout_seconds,
             stop=self._stop,

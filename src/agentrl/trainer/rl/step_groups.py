@@ -1,7 +1,8 @@
-"""The groups of one optimizer step: read as they become ready, reserved or dropped at once.
+"""Reads the groups of an optimizer step from the ledger as they become ready.
 
-Finished groups come out of the store's ledger; `StepGroups` goes to the training loop. The reader
-also keeps the admission of samplers in line with what was consumed.
+Finished groups come from the store; each is reserved or dropped on reading, and `StepGroups` goes to
+the training loop. The reader also advances the admission bound of samplers with consumption. Knows
+neither the model nor the servers.
 """
 
 import asyncio
@@ -26,15 +27,15 @@ _REPORT_SECONDS = 30.0
 
 @dataclass
 class StepGroups:
-    """What was read for a step so far."""
+    """The groups read for a step so far, and counts over them."""
 
     step: int
     groups: list[SelectedGroup] = field(default_factory=list)
-    """Every group that was consumed, in order of reading, unusable ones included."""
+    """All consumed groups in order of reading, unusable ones included."""
     num_new_groups: int = 0
-    """Those among them that no step had consumed before."""
+    """Groups that no earlier step consumed."""
     num_new_unusable: int = 0
-    """New groups that were dropped whole; others may be sampled in their place at once."""
+    """New groups that were dropped whole; samplers may replace them at once."""
     num_records: int = 0
     num_output_tokens: int = 0
     num_prompt_tokens: int = 0
@@ -47,7 +48,7 @@ class StepGroups:
     """Records not trained on, by reason."""
     num_reserved: int = 0
     end: Literal["full", "data_ended", "stopped"] = "full"
-    """Why reading ended."""
+    """Reason why reading ended."""
 
     @property
     def usable(self) -> list[SelectedGroup]:
@@ -72,7 +73,7 @@ class StepControl:
 
 @dataclass(frozen=True)
 class _Admission:
-    """What the last admission was made from."""
+    """The inputs of the latest admission bound."""
 
     groups_consumed: int
     step: int
@@ -84,7 +85,7 @@ class _Admission:
 
 
 class GroupReader:
-    """Fills steps with groups and keeps the admission of samplers in line."""
+    """Fills steps with groups, and admits samplers within the freshness bound."""
 
     def __init__(
         self,
@@ -97,16 +98,16 @@ class GroupReader:
         more_may_come: bool,
         scorer: str | None = None,
     ) -> None:
-        """Begin with no admission made.
+        """Begin without an admission.
 
         Args:
             store: the run's store.
             consumer: name of the trainer's ledger.
             algorithm: filters and freshness.
-            seed: of the draws that some filters make.
+            seed: seed of the filters that draw records.
             max_steps: optimizer steps of the run.
-            more_may_come: False when no sampler runs, so that no further group becomes ready.
-            scorer: NAME or NAME@VERSION of the scores to train on; None: those that samplers gave.
+            more_may_come: False if no sampler runs, so that no further group becomes ready.
+            scorer: NAME or NAME@VERSION of the scores to train on; None: the samplers' scores.
         """
         self._store = store
         self._consumer = consumer
@@ -125,20 +126,20 @@ class GroupReader:
         within what the steps that are left can consume.
 
         Args:
-            groups_consumed: groups that were trained on or dropped so far.
-            step: the optimizer step that the next groups are for.
+            groups_consumed: groups trained on or dropped so far.
+            step: the optimizer step that the next groups belong to.
             control: freshness bound and size of the steps.
         """
         if self._consumer != DEFAULT_CONSUMER:
-            return  # it reads along; the leading trainer admits the samplers
+            return  # a further consumer only reads; the leading trainer admits the samplers
         self._admitted = _Admission(groups_consumed, step, control)
-        async with (
-            self._admitting
-        ):  # concurrent calls write in order, so that the newest bound stays
+        # `apply_control` may call concurrently. The bound is computed under the lock, so whichever
+        # write comes last writes the newest one.
+        async with self._admitting:
             await self._store.runs.set_admission(self._admitted.bound(self._max_steps))
 
     async def apply_control(self, control: StepControl) -> None:
-        """Move the admission to where a changed control puts it."""
+        """Recompute the admission if the control changed."""
         last = self._admitted
         if last is not None and control != last.control:
             await self.admit(last.groups_consumed, last.step, control)
@@ -153,12 +154,12 @@ class GroupReader:
     ) -> StepGroups:
         """Read until the step has `groups_per_step` usable groups.
 
-        Groups that teach nothing or are too old are dropped, and others take their place.
+        Groups without signal and groups that are too old are dropped and replaced by others.
 
         Args:
             step: number of the optimizer step (from 1); the weights have version `step - 1`.
             groups_consumed: groups consumed by the steps before.
-            control: returns what steers the step now.
+            control: returns the current size and freshness of the step.
             stop: set when the process has to end.
         """
         found = StepGroups(step)
@@ -166,8 +167,8 @@ class GroupReader:
         reported = time.monotonic()
         while num_usable < (now := control()).groups_per_step:
             algorithm = self._algorithm.model_copy(update={"max_staleness": now.max_staleness})
-            # Asked before the groups are read: one that completes in between counts as open, which
-            # only delays those behind it. The other way round, they could overtake it.
+            # Queried before the groups are read: a group that completes in between then counts as
+            # open, which only delays later groups. In the other order, later ones could overtake it.
             first_open = await self._first_open_order()
             ready = await self._store.ledger.ready_groups(
                 self._consumer,
@@ -204,11 +205,11 @@ class GroupReader:
     def _next_in_line(
         self, ready: Sequence[list[DBRecordData]], first_open: int | None
     ) -> list[list[DBRecordData]]:
-        """Return the groups that may be taken now.
+        """Return the groups that may be consumed now.
 
-        With `staleness_policy wait` no group overtakes another that is still running: groups are
-        admitted within max_staleness steps of their turn, so that in order none gets stale. Groups
-        whose wanted score is missing are skipped with `drop` and waited for with `wait`.
+        With `staleness_policy wait`, no group overtakes one that is still running. Admission runs at
+        most max_staleness steps ahead, so groups consumed in order never become stale. A group
+        without the wanted score is skipped with `drop` and waited for with `wait`.
 
         Args:
             ready: complete groups in their order.
@@ -225,7 +226,7 @@ class GroupReader:
         return in_line
 
     def _scored(self, records: Sequence[DBRecordData]) -> list[DBRecordData] | None:
-        """Put the wanted scorer's scores in place; None while a record lacks one."""
+        """Return the records with the wanted scorer's scores, or None while one is missing."""
         if self._scorer is None:
             return list(records)
         name, _, version = self._scorer.partition("@")
@@ -240,7 +241,11 @@ class GroupReader:
     async def _take(
         self, records: Sequence[DBRecordData], found: StepGroups, algorithm: AlgorithmSection
     ) -> bool:
-        """Reserve what a group contributes to the step, drop the rest; return whether it is usable."""
+        """Reserve the records that a group contributes to the step and drop its others.
+
+        Returns:
+            Whether the group has turns to train on.
+        """
         version = found.step - 1
         entries = {record.record_id: record.ledger.get(self._consumer) for record in records}
         eligible = {
@@ -301,7 +306,7 @@ def _may_be_trained(entry: LedgerEntry, max_trained_count: int) -> bool:
 
 
 def _only(group: SelectedGroup, record_ids: set[str]) -> SelectedGroup:
-    """Leave out turns of records that were dropped or used up by earlier steps."""
+    """Remove the turns of records that earlier steps dropped or trained as often as allowed."""
     if record_ids.issuperset(group.record_ids):
         return group
     return replace(

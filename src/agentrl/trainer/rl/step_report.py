@@ -1,4 +1,7 @@
-"""What an optimizer step made of the groups that it consumed: its metrics, and one entry a turn."""
+"""The report of an optimizer step: its metrics, and one `TurnTraining` per turn.
+
+Groups, batch and outcome of a step come in, documents and figures go out. Pure functions.
+"""
 
 import math
 from collections import Counter
@@ -32,12 +35,12 @@ def step_metrics(
     """Return the figures of one optimizer step.
 
     Args:
-        found: the groups that it consumed.
-        stats: what went into it.
-        outcome: what the ranks did.
-        num_ranks: all ranks that the step kept busy.
+        found: the consumed groups.
+        stats: sizes of the batch.
+        outcome: result of the step.
+        num_ranks: number of ranks, for figures per device.
         seconds: wall time by phase.
-        merge_error: relative gradient error, where the step was verified.
+        merge_error: relative gradient error, if the step was verified.
     """
     made = outcome.skipped is None
     num_dropped = int(outcome.ratios.num_dropped.sum() + outcome.ratios.num_masked.sum())
@@ -91,7 +94,7 @@ def _term_figures(outcome: StepOutcome) -> dict[str, Any]:
 
 
 def masked_tokens(found: StepGroups, outcome: StepOutcome) -> dict[str, int]:
-    """Return how many sampled tokens of a step are not in its loss, by reason."""
+    """Return the number of sampled tokens that are not in the step's loss, by reason."""
     total: Counter[str] = Counter()
     for group in found.groups:
         for turn in group.left_out:
@@ -108,7 +111,7 @@ def masked_tokens(found: StepGroups, outcome: StepOutcome) -> dict[str, int]:
 def turn_trainings(
     consumer: str, found: StepGroups, batch: StepBatch, outcome: StepOutcome
 ) -> list[TurnTraining]:
-    """Return what the step made of its turns, those that were left out included."""
+    """Return one entry for each turn of the step, left-out turns included."""
     return [*_left_out(consumer, found), *_trained(consumer, found, batch, outcome)]
 
 

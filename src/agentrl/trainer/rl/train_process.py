@@ -1,7 +1,7 @@
 """The trainer process of `agentrl train`: `train(config)` on every rank.
 
-Rank 0 prepares the run in the store, holds the trainer's lease, and drives `TrainLoop`; see
-`agentrl.trainer.bootstrap` for what it shares with supervised fine-tuning.
+Rank 0 prepares the run in the store, holds the trainer's lease, and drives `TrainLoop`.
+`agentrl.trainer.bootstrap` holds the parts shared with supervised fine-tuning.
 """
 
 import asyncio
@@ -51,17 +51,17 @@ logger = logging.getLogger(__name__)
 
 
 def train(config: RootConfig) -> TrainResult | None:
-    """Train one run, resuming it where it was left.
+    """Train a run, or resume it from its newest checkpoint.
 
     Args:
         config: the resolved configuration; components receive their sections from here.
 
     Returns:
-        How it ended; None on ranks other than 0.
+        The result; None on ranks other than 0.
 
     Raises:
-        ConfigError: something that the user gave cannot be used. Nothing was changed then.
-        TrainerBusy: another trainer works on this run.
+        ConfigError: a flag or file cannot be used; neither database nor files were changed.
+        TrainerBusy: another trainer is working on this run.
         StoreError: the store failed, or an evaluation did not finish in time.
         TrainingError: losses or gradients stay non-finite.
     """
@@ -69,7 +69,7 @@ def train(config: RootConfig) -> TrainResult | None:
 
 
 async def lead(config: RootConfig, ranks: Ranks, *, stop: asyncio.Event) -> TrainResult:
-    """Do what `train` does on rank 0, inside a running event loop.
+    """Run rank 0's part of `train` in a running event loop.
 
     Args:
         config: the resolved configuration.
@@ -136,11 +136,11 @@ def _check_flags(run: RunSection, trainer: TrainerSection) -> None:
     check_trainer_flags(trainer)
     consumer = trainer.consumer
     if consumer != DEFAULT_CONSUMER and run.output_dir is None:
-        raise ConfigError(f"--consumer {consumer} needs an --output_dir of its own")
+        raise ConfigError(f"--consumer {consumer} needs a separate --output_dir")
     if consumer != DEFAULT_CONSUMER and trainer.eval_strategy != "no":
         raise ConfigError(
-            f"--consumer {consumer} publishes no weights, so that they cannot be evaluated on "
-            "the run's servers; use --eval_strategy no, and `agentrl eval` later"
+            f"--consumer {consumer} publishes no weights, so the run's servers cannot evaluate "
+            "them; use --eval_strategy no, and `agentrl eval` later"
         )
 
 
@@ -154,10 +154,10 @@ def _connect(section: StoreSection, run_name: str) -> AbstractAsyncContextManage
 
 
 async def _open_run(store: TrajectoryStore, config: RootConfig, ranks: Ranks) -> Checkpoint | None:
-    """Create what is missing in the database and return the checkpoint to resume.
+    """Prepare the database and return the checkpoint to resume, if there is one.
 
     Raises:
-        ConfigError: files and database do not belong together, or there is nothing to train on.
+        ConfigError: files and database belong to different runs, or there are no training tasks.
     """
     output_path = config.run.output_path
     clear_leftovers(checkpoints_root(output_path))
@@ -170,8 +170,8 @@ async def _open_run(store: TrajectoryStore, config: RootConfig, ranks: Ranks) ->
     if config.trainer.consumer != DEFAULT_CONSUMER:
         if await store.runs.get() is None:
             raise ConfigError(
-                f"run {config.run.run_name!r} does not exist yet; start its trainer before the "
-                f"one that reads along as {config.trainer.consumer!r}"
+                f"run {config.run.run_name!r} does not exist yet; start its main trainer before "
+                f"--consumer {config.trainer.consumer}"
             )
         return checkpoint
     control = Control(

@@ -4,7 +4,8 @@
          ^                                                                                  │
          └── admission <── servers updated <── version announced <──────── ledger committed ┘
 
-A crash at any point goes back to the last checkpoint: what was reserved past it is ready again.
+After a crash at any point, the run resumes from the last checkpoint; records reserved after it become
+ready again. The loop decides order and timing; it computes nothing itself.
 """
 
 import asyncio
@@ -47,7 +48,7 @@ _CONTROL_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class TrainResult:
-    """How a run of the trainer ended."""
+    """The result of a trainer process."""
 
     status: str
     """`completed` (max_steps done), `data_ended` or `stopped` (by a signal)."""
@@ -76,14 +77,14 @@ class TrainLoop:
         """Continue after the steps done so far.
 
         Args:
-            session: the ranks, and what a run keeps of its steps.
-            algorithm: how the groups of a step become its batch.
+            session: the ranks, and the run's history and trackers.
+            algorithm: turns the groups of a step into its batch.
             store: the run's store.
-            publisher: takes the weights of every version to the servers.
-            device: what trainer and servers share; None where they have devices of their own.
+            publisher: delivers the weights of every version to the servers.
+            device: the device shared with the servers; None if they have separate devices.
             reader: fills the steps with groups.
-            control: size and freshness of the steps, until the database says otherwise.
-            evaluations: of the versions.
+            control: initial size and freshness of the steps; the database may change them.
+            evaluations: schedules evaluations of versions.
         """
         self._session = session
         self._group = session.group
@@ -99,7 +100,7 @@ class TrainLoop:
         self._stop = session.stop
         self._consumer = session.trainer.consumer
         self._is_leading = self._consumer == DEFAULT_CONSUMER
-        """Any other trainer reads along: the run's state is not its to change."""
+        """Further consumers only read: they must not change the run's status or admission."""
         self._saver = CheckpointSaver(
             session.output_path,
             group=session.group,
@@ -110,7 +111,7 @@ class TrainLoop:
         self._started = time.monotonic()
 
     async def run(self) -> TrainResult:
-        """Train to the end, to the end of the data, or until asked to stop.
+        """Train until max_steps, until the data ends, or until a signal stops the run.
 
         Raises:
             TrainingError: losses or gradients stay non-finite.
@@ -140,7 +141,7 @@ class TrainLoop:
             await self._saver.give_up()
 
     async def _all_steps(self) -> str:
-        """Make steps while there is data for them; return how it ended."""
+        """Run steps until max_steps, the end of the data, or a signal; return which."""
         while not self._stop.is_set() and self._history.last_step < self._trainer.max_steps:
             end = await self._step(self._history.last_step + 1)
             if end != "full" and not self._stop.is_set():
@@ -148,7 +149,7 @@ class TrainLoop:
         return "stopped" if self._stop.is_set() else "completed"
 
     async def _step(self, step: int) -> str:
-        """Make one optimizer step; return `full`, or why the data ended before."""
+        """Run one optimizer step; return `full`, or why the data ended early."""
         seconds: dict[str, float] = {}
         timed = self._history.timed
         with timed("wait_samples", seconds):
@@ -159,7 +160,7 @@ class TrainLoop:
                 control=lambda: self._control,
                 stop=self._stop,
             )
-        # What was reserved for a step that is not made is released by the next recovery.
+        # Records reserved for an abandoned step are released by the next recovery.
         if found.end == "stopped" or not found.usable:
             if found.end == "data_ended":
                 self._history.groups_consumed += found.num_new_groups
@@ -186,13 +187,14 @@ class TrainLoop:
             seconds=seconds,
             merge_error=merge_error,
         )
+        # Reports do not delay the new version; they are written while it is published.
         made = turn_trainings(self._consumer, found, batch, outcome)
         async with run_concurrently(self._store.ledger.put_turn_trainings(made)):
             await self._publish(metrics, outcome, end=found.end)
         return found.end
 
     def _build_batch(self, found: StepGroups, merge: Merge) -> StepBatch:
-        """Merge, weigh and pack the groups of a step as the algorithm's flags have it."""
+        """Merge, weight and pack the groups of a step according to the algorithm's flags."""
         algorithm = self._algorithm
         groups = found.groups
         if algorithm.advantage_estimator == "reinforce_plus_plus":
@@ -212,12 +214,13 @@ class TrainLoop:
         )
 
     async def _merge_error(self, found: StepGroups, batch: StepBatch) -> float | None:
-        """Return the relative error of the step's gradient against separate turns.
+        """Return the relative error of the merged gradient against that of separate turns.
 
-        None where neither way gives a finite loss: the step is going to be skipped for that.
+        Returns:
+            The error; None if neither loss is finite, in which case the step will be skipped.
 
         Raises:
-            TrainingError: it is beyond the tolerance; nothing of the step is kept.
+            TrainingError: the error exceeds the tolerance; the step is not applied.
         """
         separate = await asyncio.to_thread(self._build_batch, found, "none")
         check = await self._group.check_merge(batch.micro_batches, separate.micro_batches)
@@ -232,7 +235,7 @@ class TrainLoop:
         return check.relative_error
 
     async def _publish(self, metrics: StepMetrics, outcome: StepOutcome, *, end: str) -> None:
-        """Write, commit and publish the weights of a step, and report what it did."""
+        """Write, commit and publish the weights of a step, and report its metrics."""
         step, seconds, timed = metrics.step, metrics.seconds, self._history.timed
         check_finite(self._history, step, outcome, self._session.output_path)
         directory = self._publisher.directory(step)
@@ -244,8 +247,8 @@ class TrainLoop:
             with timed("publish", seconds):
                 await self._group.export(directory)
         if saves:
-            # The ledger is committed before the version is announced: servers never serve weights
-            # that a crash takes back.
+            # Checkpoint and ledger commit come before the announcement: a crash in between must not
+            # take back a version that servers already serve.
             with timed("checkpoint", seconds):
                 await self._saver.save(directory, self._history)
         if self._device is not None:
@@ -261,7 +264,7 @@ class TrainLoop:
         await self._evaluations.run_if_due(step)
 
     async def _announce(self, step: int, write: WriteFiles | None = None) -> None:
-        """Publish a version. Servers that released their device for the step wake up on it."""
+        """Publish a version; sleeping servers of a colocated run wake with it."""
         report = await self._publisher.announce(step, write)
         if self._device is not None:
             await self._device.release()
@@ -273,7 +276,7 @@ class TrainLoop:
         )
 
     async def _finish(self, status: str) -> TrainResult:
-        """Save what is not saved yet, evaluate, and write the reports."""
+        """Write the last checkpoint if it is missing, evaluate, and write the reports."""
         history, output_path = self._history, self._session.output_path
         step, run_name = history.last_step, self._session.run.run_name
         with history.timed("checkpoint"):
@@ -308,13 +311,13 @@ class TrainLoop:
         )
 
     async def _read_control(self) -> None:
-        """Read what steers the steps; it may be edited in the `runs` document at any time."""
+        """Read size and freshness of steps; users may edit the `runs` document at any time."""
         run = await self._store.runs.get()
         if run is not None:
             self._control = StepControl(run.control.groups_per_step, run.control.max_staleness)
 
     async def _follow_control(self) -> None:
-        """Follow changes of the controls until cancelled, also in the middle of a step."""
+        """Apply edits of the controls until cancelled, including during a step."""
         while True:
             await asyncio.sleep(_CONTROL_SECONDS)
             try:
@@ -323,7 +326,9 @@ class TrainLoop:
                 await self._read_control()
                 await self._reader.apply_control(self._control)
             except StoreError as error:
-                logger.warning("the controls stay as they are: %s", error)
+                logger.warning(
+                    "cannot read the run's controls, keeping the current ones: %s", error
+                )
 
     def _log_step(self, metrics: StepMetrics) -> None:
         if metrics.step % self._trainer.logging_steps:

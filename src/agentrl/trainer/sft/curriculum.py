@@ -1,7 +1,7 @@
-"""What supervised fine-tuning learns from, and in which order.
+"""The examples of supervised fine-tuning and their order.
 
-Conversations of a file, or scored records of a run, become `Example`s; a `Curriculum` says which of
-them every step learns from, and `sft_batch` turns these into micro-batches.
+Conversations of a file, or scored records of a run, become `Example`s; a `Curriculum` assigns them to
+steps, and `sft_batch` turns the examples of a step into micro-batches.
 """
 
 import random
@@ -26,12 +26,12 @@ class Example:
 
     @property
     def num_targets(self) -> int:
-        """Tokens to learn."""
+        """Number of tokens to learn."""
         return sum(turn.num_targets for turn in self.turns)
 
 
 def file_examples(path: Path, renderer: Renderer) -> list[Example]:
-    """Return the conversations of a file, as the model's chat template renders them.
+    """Return the conversations of a file, rendered with the model's chat template.
 
     Raises:
         ConfigError: an entry is malformed, or the template cannot render it; the text names it.
@@ -49,19 +49,19 @@ def file_examples(path: Path, renderer: Renderer) -> list[Example]:
             raise ConfigError(f"{path}: {demonstration.id}: {error}") from error
         examples.append(Example(demonstration.id, tuple(turn_tokens(turns))))
     if not examples:
-        raise ConfigError(f"{path}: holds no conversations")
+        raise ConfigError(f"{path}: the file has no conversations")
     return examples
 
 
 async def record_examples(store: TrajectoryStore, min_score: float) -> list[Example]:
-    """Return the scored training records of a run, with the tokens that were sampled in them.
+    """Return the scored training records of a run, with their tokens as sampled.
 
     Args:
         store: the run's store.
-        min_score: records below this are left out.
+        min_score: records with lower scores are skipped.
 
     Raises:
-        ConfigError: no record is left.
+        ConfigError: no record has such a score.
     """
     examples = []
     async for record in store.records.find(status="scored", split="train"):
@@ -71,7 +71,7 @@ async def record_examples(store: TrajectoryStore, min_score: float) -> list[Exam
                 examples.append(Example(record.id, tuple(turns)))
     if not examples:
         raise ConfigError(
-            f"{store.redacted_uri} holds no training record with a score from {min_score:g}; "
+            f"{store.redacted_uri} has no training record with a score of at least {min_score:g}; "
             "lower --min_score"
         )
     return examples
@@ -79,18 +79,18 @@ async def record_examples(store: TrajectoryStore, min_score: float) -> list[Exam
 
 @dataclass(frozen=True)
 class Curriculum:
-    """Which examples every step learns from: a function of the step alone, so nothing is saved."""
+    """The examples of every step: a pure function of the step, so a checkpoint stores no position."""
 
     num_examples: int
     examples_per_step: int
     num_epochs: int
     max_steps: int
     seed: int | None
-    """Draws the order of every epoch; None keeps the order given."""
+    """Seed of the order of each epoch; None keeps the given order."""
 
     @property
     def num_steps(self) -> int:
-        """Steps until every epoch is over, `max_steps` at most."""
+        """Steps that all epochs take, but at most `max_steps`."""
         return min(
             self.max_steps, -(-self.num_examples * self.num_epochs // self.examples_per_step)
         )
@@ -115,13 +115,13 @@ class Curriculum:
 def sft_batch(
     examples: Sequence[Example], *, token_budget: int, num_ranks: int, by_token: bool = True
 ) -> StepBatch:
-    """Return examples as micro-batches; prefixes that conversations share are computed once.
+    """Return examples as micro-batches; shared prefixes of conversations are computed once.
 
     Args:
-        examples: of one step.
+        examples: the examples of one step.
         token_budget: tokens of one forward pass.
         num_ranks: data-parallel ranks.
-        by_token: mean over all tokens; otherwise over the examples' means.
+        by_token: average over all tokens; otherwise over the means of the examples.
     """
     group = SelectedGroup(
         task_id="sft",

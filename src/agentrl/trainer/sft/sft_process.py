@@ -1,7 +1,7 @@
-"""`agentrl sft`: supervised fine-tuning with the ranks, the token trees and the files of training.
+"""`agentrl sft`: supervised fine-tuning with the machinery of reinforcement learning.
 
-Cross-entropy is one more loss over the same target tokens; checkpoints, resume, metrics and the
-export are those of reinforcement learning. Neither servers nor samplers take part.
+Cross-entropy is one more loss over the same target tokens, so ranks, token trees, checkpoints,
+resuming, metrics and export are shared. No servers and no samplers take part.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class SftResult:
-    """How a fine-tuning ended."""
+    """The result of a fine-tuning run."""
 
     status: str
     """`completed`, or `stopped` by a signal."""
@@ -54,17 +54,17 @@ class SftResult:
 
 
 def fine_tune(config: RootConfig, records_uri: str | None = None) -> SftResult | None:
-    """Fine-tune on conversations, resuming where the run was left.
+    """Fine-tune on conversations, or resume from the newest checkpoint.
 
     Args:
         config: the resolved configuration.
-        records_uri: database of the run whose records are learnt from (`--records_of`).
+        records_uri: database of the run whose records are the examples (`--records_of`).
 
     Returns:
-        How it ended; None on ranks other than 0.
+        The result; None on ranks other than 0.
 
     Raises:
-        ConfigError: something that the user gave cannot be used; nothing was changed then.
+        ConfigError: a flag or file cannot be used; no files were changed.
         TrainingError: losses or gradients stay non-finite.
     """
     return run_on_ranks(
@@ -77,7 +77,7 @@ def fine_tune(config: RootConfig, records_uri: str | None = None) -> SftResult |
 async def lead_sft(
     config: RootConfig, ranks: Ranks, *, stop: asyncio.Event, records_uri: str | None = None
 ) -> SftResult:
-    """Do what `fine_tune` does on rank 0, inside a running event loop.
+    """Run rank 0's part of `fine_tune` in a running event loop.
 
     Args:
         config: the resolved configuration.
@@ -98,7 +98,7 @@ async def lead_sft(
         settings = LearnerSettings(
             weights=weights,
             model=config.model,
-            # The schedule ends with the data.
+            # The learning-rate schedule ends with the data.
             trainer=config.trainer.model_copy(update={"max_steps": plan.num_steps}),
             algorithm=None,
             seed=config.run.seed,
@@ -112,7 +112,7 @@ async def lead_sft(
 
 
 class _SftLoop:
-    """The steps on rank 0."""
+    """The training loop on rank 0."""
 
     def __init__(
         self,
@@ -141,7 +141,7 @@ class _SftLoop:
         self._started = time.monotonic()
 
     async def run(self) -> SftResult:
-        """Make the steps that are left."""
+        """Run the remaining steps."""
         history, num_steps = self._history, self._plan.num_steps
         logger.info(
             "%d conversations with %d tokens to learn, %d steps of %d; %d done so far",
@@ -208,7 +208,7 @@ class _SftLoop:
         self._session.report(metrics)
 
     async def _evaluate(self) -> None:
-        """Note the loss on the held-out conversations."""
+        """Record the loss on the held-out conversations."""
         batch = await asyncio.to_thread(
             sft_batch,
             self._held_out,
@@ -269,7 +269,7 @@ async def _examples(
     data: DataSection, renderer: Renderer, records_uri: str | None
 ) -> list[Example]:
     if (data.train_file is None) == (data.records_of is None):
-        raise ConfigError("`agentrl sft` wants either --train_file FILE or --records_of RUN_NAME")
+        raise ConfigError("`agentrl sft` needs either --train_file FILE or --records_of RUN_NAME")
     if data.train_file is not None:
         return await asyncio.to_thread(file_examples, data.train_file, renderer)
     assert records_uri is not None, "the command finds the database of --records_of"
@@ -281,7 +281,7 @@ def _own_checkpoint(output_path: Path) -> Checkpoint | None:
     checkpoint = latest_checkpoint(output_path)
     if checkpoint is not None and checkpoint.history.kind != "sft":
         raise ConfigError(
-            f"{checkpoint.path} is of a reinforcement-learning run; use another --run_name, and "
+            f"{checkpoint.path} belongs to a reinforcement-learning run; use another --run_name, and "
             f"--model_name_or_path {checkpoint.model_path} to start from its weights"
         )
     return checkpoint

@@ -71,7 +71,7 @@ def test_the_command_of_the_page_is_one_that_is_taken():
 def test_one_device_is_for_one_trainer_process(make_config):
     config = make_config(colocated="true", enable_sampling="true")
     mesh_shape(config.trainer, 1, colocated=config.inference.colocated)
-    with pytest.raises(ConfigError, match="--colocated is for one device"):
+    with pytest.raises(ConfigError, match="--colocated requires one device"):
         mesh_shape(config.trainer, 2, colocated=config.inference.colocated)
 
 

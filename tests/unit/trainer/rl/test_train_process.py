@@ -438,7 +438,7 @@ async def test_two_consumers_train_on_one_stream_and_leave_each_others_ledgers_a
     reader = {"consumer": "reader", "groups_per_step": 2}
     config = make_config(**reader)
     unnamed = config.run.model_copy(update={"output_dir": None})
-    with pytest.raises(ConfigError, match="needs an --output_dir of its own"):
+    with pytest.raises(ConfigError, match="needs a separate --output_dir"):
         await train(config.model_copy(update={"run": unnamed}))
     with pytest.raises(ConfigError, match="does not exist yet"):
         await train(make_config(**reader))

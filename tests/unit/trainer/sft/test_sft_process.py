@@ -144,7 +144,7 @@ async def test_records_of_a_run_are_learnt_by_their_score(make_sft, store, mongo
     summary = json.loads(result.summary_path.read_text())
     assert (summary["conversations"], result.step) == (3, 2)
     assert summary["tokens"]["trained"] == 3 * 2 * 4
-    with pytest.raises(ConfigError, match="no training record with a score from 2"):
+    with pytest.raises(ConfigError, match="no training record with a score of at least 2"):
         await tune(make_sft(**flags, min_score=2, output_dir="never"), records_uri=mongo_uri)
 
 
@@ -159,7 +159,7 @@ async def test_what_cannot_be_learnt_from_is_said_before_anything_starts(make_sf
         await tune(make_sft(train_file=bad))
     empty = tmp_path / "empty.jsonl"
     empty.write_text("\n")
-    with pytest.raises(ConfigError, match="holds no conversations"):
+    with pytest.raises(ConfigError, match="the file has no conversations"):
         await tune(make_sft(train_file=empty))
     assert not (tmp_path / "output").exists()
 
@@ -170,7 +170,7 @@ async def test_a_reinforcement_learning_run_is_not_taken_for_ones_own(
     await store.tasks.add(train_tasks(2, 3))
     await Player(model_path).play_groups(store, [[1.0, 0.0, 0.0]] * 2)
     await lead(make_config(max_steps=1), Ranks(), stop=asyncio.Event())
-    with pytest.raises(ConfigError, match="is of a reinforcement-learning run"):
+    with pytest.raises(ConfigError, match="belongs to a reinforcement-learning run"):
         await tune(make_sft())
 
 
