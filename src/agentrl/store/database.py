@@ -1,9 +1,9 @@
-"""The connection to one run's database, and how the driver's errors become ours.
+"""The connection to one run's database, and the translation of the driver's errors.
 
-In comes a connection string or a client of the caller's; out goes a `RunDatabase`, from which the
-repositories take their collections. `operation` marks the methods that talk to the server: it
-retries what may be repeated and turns the driver's errors into one-line `StoreError`s. This module
-knows no document and no collection by name.
+A connection string or a client comes in; a `RunDatabase` goes out, from which the repositories take
+their collections. `operation` decorates the methods that talk to the server: it retries those that
+may be repeated and translates the driver's errors into one-line `StoreError`s. This module does not
+know what documents contain.
 """
 
 import asyncio
@@ -63,7 +63,7 @@ class RunDatabase:
         Args:
             client: the client that the database belongs to.
             handle: the database; its write concern has to be `DURABLE`.
-            uri: the address to name in errors; its password is never shown.
+            uri: the address for error messages, which never show its password.
         """
         self.client = client
         self.handle = handle
@@ -190,7 +190,7 @@ def operation(
 
 
 def _one_line(error: BaseException, uri: str) -> str:
-    """Say in one line what went wrong and what to check; never with credentials."""
+    """Describe an error and its remedy in one line, without credentials."""
     hosts = _hosts_of(uri)
     if isinstance(error, AutoReconnect) and _TLS_FAILED in str(error):
         return f"MongoDB at {hosts} speaks TLS, but its certificate is not trusted; check tlsCAFile"
@@ -202,7 +202,7 @@ def _one_line(error: BaseException, uri: str) -> str:
         return f"MongoDB at {hosts} refused the login; check user, password and authSource"
     if isinstance(error, OperationFailure) and error.code == UNAUTHORIZED:
         return (
-            f"MongoDB at {hosts} does not allow this login to do so; it needs the role readWrite on "
+            f"MongoDB at {hosts} does not authorize this login; it needs the role readWrite on "
             "the run's database (and dbAdmin to delete it)"
         )
     text = " ".join(str(error).split())
@@ -213,7 +213,7 @@ def _one_line(error: BaseException, uri: str) -> str:
 
 
 def without_password(uri: str) -> str:
-    """Return `uri` with its password, and whatever options carry secrets, replaced by `***`."""
+    """Return `uri` with `***` in place of its password and of options that contain secrets."""
     redacted = re.sub(r"(?<=://)([^/@:]*):[^@]*(?=@)", r"\1:***", uri)
     return re.sub(r"(?i)((?:password|token|secret)[^=&]*=)[^&]*", r"\1***", redacted)
 
@@ -255,10 +255,10 @@ async def connected(
 
 
 def given(client: Any, name: str | None) -> RunDatabase:
-    """Return the database of a client that the caller made: PyMongo's asynchronous one or Motor's.
+    """Return the database of the caller's client, PyMongo's asynchronous one or Motor's.
 
-    Motor has reached its end of life and is not imported here. The two clients differ in
-    `aggregate` alone.
+    Motor has reached its end of life and is not imported here. For our purposes the two clients
+    differ only in `aggregate`.
 
     Raises:
         ConfigError: no database is named.
@@ -271,8 +271,8 @@ async def _check_reachable(client: AsyncMongoClient[Document]) -> None:
     try:
         await client.admin.command("ping")
     except ConnectionFailure:
-        # The driver forgets a socket that is still connecting when its client is closed, and the
-        # interpreter would report it as leaked. A refused connection is over in a moment.
+        # When a client is closed, the driver leaks a socket that is still connecting, and the
+        # interpreter warns about it. A refused connection ends within this time.
         await asyncio.sleep(SETTLE_SECONDS)
         raise
 

@@ -1,7 +1,7 @@
-"""`TrajectoryStore`: the only way to MongoDB, composed of one repository for each concept.
+"""`TrajectoryStore`: the only access to MongoDB, composed of one repository per concept.
 
-Documents of `agentrl.schema` go in and come out; nothing of the driver is seen outside. Every
-method may be called from any number of processes at once.
+Documents of `agentrl.schema` go in and come out; types of the driver stay inside. Every method may be
+called from any number of processes concurrently.
 """
 
 from collections.abc import AsyncIterator
@@ -51,18 +51,18 @@ class TrajectoryStore:
         runs: the run itself: identity, controls, status, admission.
         trainer_leases: which process trains the run.
         tasks: the questions, with the pending Records that belong to them.
-        groups: completion of a Task when all its Records have ended, and reaping after crashes.
+        groups: completion of a Task when all its Records have ended, and repair after crashes.
         records: claiming, renewing, finishing and failing Records.
         turns: the model calls of Records.
         images: images by the hash of their content.
         scores: scoring of finished Records.
-        ledger: what a trainer reserved, trained and dropped, at which step.
+        ledger: the records that a trainer reserved, trained and dropped, by step.
         policies: published weights.
         services: inference servers.
         samplers: sampler processes.
         lineage: from a step to the tool calls behind it, and from a record to its steps.
-        reports: counts and details for people.
-        maintenance: sizes, and taking back space.
+        reports: counts and details for display.
+        maintenance: sizes, and reclaiming disk space.
         transfer: export to files and import.
     """
 
@@ -105,10 +105,10 @@ class TrajectoryStore:
         """Connect, check that the server answers, and close on exit.
 
         Args:
-            uri: MongoDB connection string. Writes are majority-acknowledged and journaled whatever
-                it says.
-            database: name of the database; the one that the URI names when not given.
-            server_selection_timeout: seconds to wait for a server that takes writes.
+            uri: MongoDB connection string. Its write concern is ignored: writes are always
+                majority-acknowledged and journaled.
+            database: name of the database; by default the one in the URI.
+            server_selection_timeout: seconds to wait for a server that accepts writes.
 
         Raises:
             ConfigError: the URI is malformed, or no database is named.
@@ -119,12 +119,12 @@ class TrajectoryStore:
 
     @classmethod
     def from_client(cls, client: Any, database: str | None = None) -> Self:
-        """Use a client that the caller made, and will close.
+        """Use a client that the caller created and will close.
 
         Args:
-            client: PyMongo's `AsyncMongoClient` or Motor's `AsyncIOMotorClient`. Writes are
-                majority-acknowledged and journaled whatever its own settings are.
-            database: name of the database; the one that the client's URI names when not given.
+            client: PyMongo's `AsyncMongoClient` or Motor's `AsyncIOMotorClient`. Its write concern
+                is ignored: writes are always majority-acknowledged and journaled.
+            database: name of the database; by default the one in the client's URI.
 
         Raises:
             ConfigError: no database is named.
@@ -143,10 +143,10 @@ class TrajectoryStore:
 
     @operation("prepare the database")
     async def ensure_schema(self) -> None:
-        """Create or bring up to date the validators, indexes and views.
+        """Create or update the validators, indexes and views.
 
         Raises:
-            StoreError: another release wrote the database, in a schema that this one does not know.
+            StoreError: the database has the schema version of another release.
         """
         await self._check_schema_version()
         await ensure_validators(self._db)
@@ -165,5 +165,5 @@ class TrajectoryStore:
 
     @operation("drop the database")
     async def drop_database(self) -> None:
-        """Delete the whole database of the run. Nothing in AgentRL does so unasked."""
+        """Delete the run's whole database. AgentRL calls this only on an explicit request."""
         await self._db.client.drop_database(self.database_name)

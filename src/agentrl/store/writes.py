@@ -1,8 +1,8 @@
-"""Writes of one document or of many, cheap for one and cheap for many.
+"""Batched writes that cost nothing extra for a single document.
 
-A journaled majority write costs about the same for one document as for fifty, and a sampler has
-many rollouts at once: `Coalescer` lets requests that arrive while one is under way travel together
-in the next. Nothing waits for company: a request that comes alone goes alone.
+A journaled majority write takes about as long for one document as for fifty, and a sampler runs many
+rollouts at once. `Coalescer` sends the requests that arrive during one write together in the next. No
+request is delayed for batching: a lone request is sent at once. Knows no collection by name.
 """
 
 import asyncio
@@ -22,16 +22,18 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 DUPLICATE_KEY = 11000
+"""Error code of the server."""
 MAX_BATCH = 128
+"""Most items in one batch."""
 
 Update = tuple[Document, Document | list[Document]]
-"""A filter, and what is done to the document that it matches."""
+"""A filter, and the update of the document that it matches."""
 
 
 async def insert_new(collection: AsyncCollection[Document], documents: Sequence[Document]) -> int:
-    """Insert the documents whose `_id` is not there yet; return how many that were.
+    """Insert the documents whose `_id` does not exist yet; return their number.
 
-    It may be repeated.
+    Idempotent: repeating it after a lost reply inserts nothing twice.
     """
     if not documents:
         return 0
@@ -53,9 +55,9 @@ async def insert_new(collection: AsyncCollection[Document], documents: Sequence[
 
 
 async def update_each(collection: AsyncCollection[Document], updates: Sequence[Update]) -> int:
-    """Update one document a filter, in any order; return how many filters matched.
+    """Update one document per filter, in any order; return the number of filters that matched.
 
-    A lone update, which is what one rollout sends, goes without the driver's work for a bulk.
+    A single update skips the driver's overhead of bulk writes.
     """
     if len(updates) == 1:
         return (await collection.update_one(*updates[0])).matched_count
@@ -70,25 +72,25 @@ class _Entry(Generic[T, R]):
 
 
 class Coalescer(Generic[T, R]):
-    """Runs a batch function for callers that each have one item.
+    """Runs a batch function for callers that have one item each.
 
-    The callers themselves take turns at running it, so there is no background task to fail alone.
-    A caller that is cancelled, or whose batch failed, leaves the others' items to the next; the
-    batch function must therefore bear to be repeated.
+    One of the callers runs each batch, so there is no background task whose failure could go
+    unnoticed. If that caller is cancelled or the batch fails, the next caller runs the other items
+    again; the batch function must therefore be idempotent.
     """
 
     def __init__(self, run: Callable[[Sequence[T]], Awaitable[Sequence[R | StoreError]]]) -> None:
-        """Prepare.
+        """Begin without waiting items.
 
         Args:
-            run: handles items together; returns a result or the error for each, in order.
+            run: processes a batch; returns a result or an error for each item, in order.
         """
         self._run = run
         self._lock = asyncio.Lock()
         self._waiting: dict[_Entry[T, R], None] = {}
 
     async def submit(self, item: T) -> R:
-        """Have `item` handled, alone or in company, and return its result.
+        """Process `item`, possibly in a batch with others, and return its result.
 
         Raises:
             StoreError: the error that `run` returned for this item.
@@ -97,6 +99,7 @@ class Coalescer(Generic[T, R]):
         self._waiting[entry] = None
         try:
             async with self._lock:
+                # An earlier batch may have included this item while it waited for the lock.
                 if entry.outcome is None:
                     await self._run_batch(entry)
         finally:
@@ -115,7 +118,7 @@ class Coalescer(Generic[T, R]):
         except AutoReconnect:
             raise
         except (PyMongoError, BSONError):
-            # One of the others may be at fault: their own callers will find out.
+            # Another item may be at fault; its caller will get the error.
             batch = [own]
             results = await self._run([own.item])
         for entry, result in zip(batch, results, strict=True):

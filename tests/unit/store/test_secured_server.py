@@ -112,7 +112,7 @@ async def test_a_login_that_may_only_read_and_write_is_enough(guarded: int) -> N
         await root.database.handle.command("collMod", "records", validator={})
     async with TrajectoryStore.connect(uri) as store:
         await store.ensure_schema()
-        with pytest.raises(StoreError, match=r"does not allow this login .* dbAdmin to delete it"):
+        with pytest.raises(StoreError, match=r"does not authorize this login .* dbAdmin to delete it"):
             await store.drop_database()
 
 
@@ -122,7 +122,7 @@ async def test_a_wrong_password_is_one_line_without_it(guarded: int) -> None:
             await store.runs.get()
     assert f"127.0.0.1:{guarded} refused the login; check user, password" in str(caught.value)
     assert "wr0ng" not in str(caught.value)
-    with pytest.raises(StoreError, match="does not allow this login to do so"):
+    with pytest.raises(StoreError, match="does not authorize this login"):
         async with TrajectoryStore.connect(uri_of(guarded), "other") as store:
             await store.runs.create(Run(name="other"))
 

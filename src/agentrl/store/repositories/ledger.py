@@ -1,7 +1,7 @@
-"""The training ledger: what a trainer reserved, trained and dropped, at which step.
+"""The training ledger: the records that a trainer reserved, trained and dropped, by step.
 
-A DBRecordData without an entry under `ledger.<consumer>` is ready. Nothing is deleted on reading;
-after a crash `recover` takes the ledger back to the last checkpoint, exactly.
+A DBRecordData without an entry under `ledger.<consumer>` is ready. Reading deletes nothing; after a
+crash, `recover` restores the ledger exactly to its state at the last checkpoint.
 """
 
 from collections import defaultdict
@@ -20,7 +20,7 @@ from agentrl.store.repositories.turns import TurnRepository
 
 
 class LedgerRepository(Repository):
-    """Reads groups for training and keeps their standing."""
+    """Reads groups for training and records their ledger status."""
 
     def __init__(
         self, database: RunDatabase, turns: TurnRepository, leases: TrainerLeaseRepository
@@ -47,14 +47,14 @@ class LedgerRepository(Repository):
             consumer: name of the trainer.
             split: which split to read.
             limit: most groups to return.
-            hydrate: fill in `turns` (one query a collection, whatever the limit).
+            hydrate: fill in `turns` (one query per collection, regardless of the limit).
             max_trained_count: how often a record may be trained.
             retrained_interval: steps between two trainings of a record.
-            step: the step that the groups are for; it matters where records may be trained again.
+            step: the step that will train on the groups; used if records may be trained repeatedly.
 
         Returns:
-            Whole groups, reserved and dropped members included if there are any: the caller sees
-            each member's standing in its `ledger`.
+            Whole groups, including reserved and dropped members; each member's `ledger` has its
+            status.
         """
         conditions = [_ready(consumer)]
         if max_trained_count > 1:
@@ -88,8 +88,8 @@ class LedgerRepository(Repository):
             data = from_document(DBRecordData, document)
             groups[data.task_id].append(data)
             promoted[data.task_id] &= data.group_completed
-        # A group's records are marked `group_completed` one after the other: skip a group of which
-        # some are still to be marked, or the trainer would take a part for the whole.
+        # Records of a group are marked `group_completed` one by one. A group with unmarked records is
+        # skipped, or the trainer would mistake a part for the whole group.
         whole = [groups[task_id] for task_id in task_ids if promoted[task_id]]
         return await self._hydrate(whole) if hydrate else whole
 
@@ -115,8 +115,8 @@ class LedgerRepository(Repository):
         """
         await self._leases.check(consumer)
         field = f"ledger.{consumer}"
-        # Reserving twice for one step is allowed: an operation may be repeated when its answer is
-        # lost. Anything else that is reserved belongs to another step, which would train it twice.
+        # Reserving again for the same step is allowed, because an operation is repeated if its reply
+        # is lost. A record reserved for another step would be trained twice.
         free = [
             {f"{field}.status": None},
             {f"{field}.status": "reserved", f"{field}.step": step},
@@ -140,9 +140,9 @@ class LedgerRepository(Repository):
 
         Args:
             consumer: name of the trainer.
-            record_ids: what to drop; ready, reserved or trained records.
-            step: the step that dropped them; a recovery to an earlier one brings them back.
-            reasons: one reason for all, or one for each record id.
+            record_ids: ready, reserved or trained records.
+            step: the step that drops them; recovery to an earlier step makes them ready again.
+            reasons: one reason for all, or one per record id.
 
         Raises:
             LeaseLost: another trainer took over.
@@ -160,7 +160,7 @@ class LedgerRepository(Repository):
 
     @operation("commit the ledger")
     async def commit(self, consumer: str, up_to_step: int) -> int:
-        """Make what is reserved for steps up to `up_to_step` trained; call with the checkpoint.
+        """Mark records reserved for steps up to `up_to_step` as trained; call with the checkpoint.
 
         Returns:
             The number of records that became trained.
@@ -185,17 +185,17 @@ class LedgerRepository(Repository):
 
     @operation("recover the ledger")
     async def recover(self, consumer: str, checkpoint_step: int) -> None:
-        """Take the ledger back to the checkpoint of `checkpoint_step` (0: none).
+        """Restore the ledger to the checkpoint of `checkpoint_step` (0: none).
 
-        What was reserved up to it becomes trained (the checkpoint holds its effect); what was
-        reserved, trained or dropped after it is as it was at the checkpoint.
+        Records reserved up to that step become trained, because the checkpoint contains their effect.
+        Records reserved, trained or dropped later return to their status at the checkpoint.
 
         Raises:
             LeaseLost: another trainer took over.
         """
         await self._leases.check(consumer)
-        # Commit first: what the checkpoint contains was trained, even if the trainer died before it
-        # could say so. Only the rest is taken back.
+        # Commit first: the checkpoint contains these steps, even if the trainer died before it could
+        # commit them. Only later steps are reverted.
         await self._commit(consumer, checkpoint_step)
         field = f"ledger.{consumer}"
         later = {
@@ -235,12 +235,12 @@ class LedgerRepository(Repository):
         step: int | None = None,
         hydrate: bool = False,
     ) -> AsyncIterator[DBRecordData]:
-        """Yield what a trainer reserved, trained or dropped, by step: the way back from a step.
+        """Yield the records with a ledger status, by step.
 
         Args:
             consumer: name of the trainer.
-            status: standing of the records wanted.
-            step: only this optimizer step's.
+            status: status of the records.
+            step: restrict to this optimizer step.
             hydrate: fill in `turns`.
         """
         wanted: Document = {f"ledger.{consumer}.status": status}
@@ -258,7 +258,7 @@ class LedgerRepository(Repository):
     ) -> int:
         """Return the number of groups that were trained or dropped.
 
-        A group counts as consumed when its first record is: trainers consume groups whole.
+        Trainers consume whole groups, so a group counts as consumed if its first record is.
         """
         consumed = {"$in": ["dropped", "trained"]}
         return await self._db.record_data.count_documents(

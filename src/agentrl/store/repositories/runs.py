@@ -14,25 +14,25 @@ from agentrl.store.documents.codec import Document, encode, from_document, to_do
 from agentrl.store.documents.expressions import after, lease, literal
 
 DEFAULT_CONSUMER = "trainer"
-"""Name of the trainer where none is given: its key in ledgers and leases."""
+"""Default name of a trainer: its key in ledgers and leases."""
 CONTROL_LOG_LENGTH = 200
 _AUDITED = "control_audited"
-"""Field of the document with the controls as the audit trail knows them."""
+"""Field with the controls of the last audit; a difference to `control` is an unlogged edit."""
 
 
 class RunRepository(Repository):
-    """Reads and steers the run."""
+    """Reads and changes the run's document."""
 
     @operation("create the run")
     async def create(self, run: Run) -> Run:
-        """Store `run`, or return the run of that name untouched when it exists.
+        """Store `run`, or return the existing run of that name unchanged.
 
         Raises:
             StoreError: the database belongs to another run.
         """
         existing = await self._db.runs.find_one()
         if existing is None:
-            # All processes of a run start at once and each creates it; the first one's insert wins.
+            # All processes of a run start concurrently and try to create it; the first insert wins.
             with suppress(DuplicateKeyError):
                 document = to_document(run)
                 await self._db.runs.insert_one({**document, _AUDITED: document["control"]})
@@ -46,7 +46,7 @@ class RunRepository(Repository):
 
     @operation("read the run")
     async def get(self) -> Run | None:
-        """Return the run of this database, None before it was created."""
+        """Return the run of this database, or None before it is created."""
         document = await self._db.runs.find_one()
         return None if document is None else from_document(Run, document)
 
@@ -55,7 +55,7 @@ class RunRepository(Repository):
         """Change fields of `Run.control` on the running run, and return the run.
 
         Args:
-            by: who changes them, for `Run.control_log`.
+            by: author of the change, for `Run.control_log`.
             **changes: fields of `Control`.
 
         Raises:
@@ -75,10 +75,10 @@ class RunRepository(Repository):
 
     @operation("apply the flags to the run's controls")
     async def apply_flags(self, flags: Control) -> Run:
-        """Set the controls whose flags differ from those of the last start, and return the run.
+        """Set the controls whose flags changed since the last start, and return the run.
 
-        A control that was changed on the running run keeps its value when a trainer with the same
-        flags resumes the run.
+        A control that was edited during the run keeps its value if the run is resumed with the same
+        flags.
 
         Raises:
             StoreError: there is no run.
@@ -107,7 +107,7 @@ class RunRepository(Repository):
 
     @operation("audit the run's controls")
     async def audit_control(self) -> bool:
-        """Note a change of the controls that was made past `update_control`, in the database.
+        """Log a change of the controls that was made directly in the database.
 
         Returns:
             Whether there was one.
@@ -141,10 +141,10 @@ class RunRepository(Repository):
 
 
 class TrainerLeaseRepository(Repository):
-    """Lets one process at a time train the run under each consumer name.
+    """Leases that let one process at a time train the run under each consumer name.
 
-    The fencing tokens of the leases that this object acquired are kept in memory: writes that only
-    the trainer may do (`check`, `renew`, ...) are refused when the database names another token.
+    This object remembers the fencing tokens of the leases it acquired. Writes reserved to the trainer
+    (`check`, `renew`, ...) are refused if the database has another token.
     """
 
     def __init__(self, database: RunDatabase) -> None:
@@ -171,8 +171,8 @@ class TrainerLeaseRepository(Repository):
                 ]
             }
         }
-        # The token outlives the lease: it grows with every acquisition, so that no two holders, one
-        # after the other, ever filter their writes on the same number.
+        # The token grows with every acquisition and survives release, so two successive holders never
+        # filter their writes on the same token.
         fence = {"$add": [{"$ifNull": [f"${field}.fence", 0]}, 1]}
         document = await self._db.runs.find_one_and_update(
             free,
@@ -188,9 +188,9 @@ class TrainerLeaseRepository(Repository):
             raise self._db.no_run()
         holder = from_document(Run, current).trainer_leases[consumer]
         raise TrainerBusy(
-            f"{holder.owner} trains this run as {consumer!r} until {holder.expires_at:%H:%M:%S} UTC "
-            "at least; end it first, wait for its lease to expire, or read along under a --consumer "
-            "of your own"
+            f"{holder.owner} trains this run as {consumer!r} until at least "
+            f"{holder.expires_at:%H:%M:%S} UTC; stop it, wait for its lease to expire, or choose "
+            "another --consumer"
         )
 
     @operation("renew the trainer's lease")
@@ -204,7 +204,7 @@ class TrainerLeaseRepository(Repository):
 
     @operation("release the trainer's lease")
     async def release(self, consumer: str) -> None:
-        """End the lease that this store object acquired, so that the next trainer need not wait.
+        """Expire the lease that this store object acquired, so the next trainer need not wait.
 
         Raises:
             LeaseLost: another trainer took the name over.
@@ -213,7 +213,7 @@ class TrainerLeaseRepository(Repository):
 
     @operation("say who has the device")
     async def set_has_device(self, has_device: bool) -> None:
-        """Say whether the trainer, whose lease this store object acquired, has the servers' device.
+        """Record whether the trainer, whose lease this store object acquired, has the device.
 
         Raises:
             LeaseLost: another trainer took the name over.
@@ -222,7 +222,7 @@ class TrainerLeaseRepository(Repository):
 
     @operation("read who has the device")
     async def holder_has_device(self) -> bool:
-        """Return whether a trainer that lives has the servers' device."""
+        """Return whether a trainer with a valid lease has the servers' device."""
         lives = {"$gt": [f"${_expiry(DEFAULT_CONSUMER)}", "$$NOW"]}
         found = await self._db.runs.find_one(
             {"trainer_has_device": True, "$expr": lives}, {"_id": 1}
@@ -230,21 +230,21 @@ class TrainerLeaseRepository(Repository):
         return found is not None
 
     async def _set_as_trainer(self, consumer: str, changes: Document) -> None:
-        # -1 matches no document: an object that acquired no lease may change nothing.
+        # -1 matches no document: without an acquired lease, nothing may be changed.
         held = {f"trainer_leases.{consumer}.fence": self._fences.get(consumer, -1)}
         result = await self._db.runs.update_one(held, [{"$set": changes}])
         if result.matched_count == 0:
             raise _lease_lost(consumer)
 
     async def check(self, consumer: str) -> None:
-        """Refuse ledger writes of a trainer that was replaced while it was asleep.
+        """Refuse ledger writes of a trainer that was replaced while it was suspended.
 
         Raises:
             LeaseLost: another trainer took the name over.
         """
         fence = self._fences.get(consumer)
         if fence is None:
-            return  # this store object never trained: a tool or a test that edits the ledger
+            return  # this store object holds no lease: a tool or a test edits the ledger
         # The lease and the ledger are different documents, so this check cannot be part of the
         # write. A trainer that is replaced between the two may still write once; its successor's
         # `reserve` then refuses those records or finds them reserved for the very same step.

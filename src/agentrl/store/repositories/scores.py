@@ -1,4 +1,7 @@
-"""Scores: facts with an origin; a missing one is tried again and never becomes 0."""
+"""Scores of Records: facts that name their scorer. A missing score is retried and never becomes 0.
+
+Claims for scoring, first scores, further scores and postponements go through here. Knows no scorer.
+"""
 
 from pymongo import ReturnDocument
 
@@ -36,7 +39,7 @@ class ScoreRepository(Repository):
     async def claim(
         self, owner: str, lease_seconds: float
     ) -> tuple[Record, Task, list[DispatchedSamplingTask]] | None:
-        """Claim a finished Record that nobody is scoring: its scorer died or put it off.
+        """Claim a finished Record without an active scorer: its scorer died or postponed it.
 
         Returns:
             The Record under a new lease, its Task and its turns; None when there is none.
@@ -88,7 +91,8 @@ class ScoreRepository(Repository):
             ]
         }
         push = {"$push": {"more_scores": encode(score.model_dump())}}
-        # The trainer's copy first: when the second write is lost, repeating makes up for it.
+        # The trainer's copy first. The result depends on the second write, so if that is lost, the
+        # caller repeats both, and the first has no further effect.
         copied = await self._db.record_data.update_one({"_id": record_id, **lacks}, push)
         if copied.matched_count == 0 and not await self._db.record_data.count_documents(
             {"_id": record_id}, limit=1

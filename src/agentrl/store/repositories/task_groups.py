@@ -1,7 +1,7 @@
-"""Tasks, and the groups of Records that they are: added once, completed exactly once.
+"""Tasks and their groups of Records: added once, completed exactly once.
 
-A Task is stored together with its `num_generations` pending Records. When the last of them has
-ended, the process that ended it completes the group; `reap` finds what a crash left half done.
+A Task is stored together with its `num_generations` pending Records. The process that ends the last
+of them completes the group; `reap` completes groups whose process crashed in between.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ TERMINAL: Document = {"$in": sorted(TERMINAL_STATUSES)}
 UNFINISHED = sorted(set(RECORD_TRANSITIONS) - TERMINAL_STATUSES)
 REAP_BATCH = 256
 KNOWN_TASKS, TASKS_AHEAD = 256, 32
-"""Tasks kept in memory for claims, and how many of the next ones are read along with one."""
+"""Tasks cached for claims, and the number of following ones that are prefetched with one."""
 
 
 class TaskRepository(Repository):
@@ -58,9 +58,8 @@ class TaskRepository(Repository):
     async def add(self, tasks: Iterable[Task] | AsyncIterable[Task], batch_size: int = 500) -> int:
         """Store tasks together with `num_generations` pending Records each.
 
-        A plain iterable is read in a thread, so that reading does not hold up the event loop.
-        Tasks that are there already are left as they are, and Records that a crash kept from being
-        written are added: calling it again with the same tasks repairs and changes nothing else.
+        A plain iterable is read in a thread, so that reading does not block the event loop. Idempotent:
+        existing tasks stay unchanged, and missing Records (after a crash) are added.
 
         Returns:
             The number of tasks that were new.
@@ -73,16 +72,16 @@ class TaskRepository(Repository):
     @operation("add tasks")
     async def _add_batch(self, tasks: list[Task]) -> int:
         tasks = [await self._with_stored_images(task) for task in tasks]
-        # Tasks first: a slot that can be claimed always finds its Task.
+        # Tasks before slots, so that a claimed slot always has its Task.
         num_new = await insert_new(self._db.tasks, [to_document(task) for task in tasks])
         if num_new < len(tasks):
-            # Those that were there say themselves how many slots they have, and where.
+            # Existing tasks may differ from the given ones in number of slots and order.
             tasks = await self.get_many([task.id for task in tasks])
         await insert_new(self._db.records, [slot for task in tasks for slot in _slots(task)])
         return num_new
 
     async def _with_stored_images(self, task: Task) -> Task:
-        """Return the task with addresses in place of the images that it brings along."""
+        """Store the images inside a task, and return the task with their addresses instead."""
         if not (isinstance(task, MCPTask) and task.images):
             return task
         brought = [url for url in task.images if url.startswith("data:")]
@@ -94,13 +93,13 @@ class TaskRepository(Repository):
 
     @operation("read the next order")
     async def next_train_order(self) -> int:
-        """Return the order that the next training Task gets: one above the highest, or 0."""
+        """Return the order for the next training Task: one above the highest, or 0."""
         last = await self._db.tasks.find_one({"split": "train"}, {"order": 1}, sort=[("order", -1)])
         return 0 if last is None else int(last["order"]) + 1
 
     @operation("read the first open order")
     async def first_open_order(self) -> int | None:
-        """Return the order of the first training Task that is not complete; None when all are."""
+        """Return the order of the first incomplete training Task, or None if all are complete."""
         task = await self._db.tasks.find_one(
             {"split": "train", "status": "created"}, {"order": 1}, sort=[("order", 1)]
         )
@@ -108,13 +107,13 @@ class TaskRepository(Repository):
 
     @operation("read a task")
     async def get(self, task_id: str) -> Task | None:
-        """Return the Task, None when there is none of that id."""
+        """Return the Task with this id, or None."""
         document = await self._db.tasks.find_one({"_id": task_id})
         return None if document is None else task_from_document(document)
 
     @operation("read tasks")
     async def get_many(self, task_ids: Sequence[str]) -> list[Task]:
-        """Return the Tasks of these ids that there are, in no particular order."""
+        """Return the existing Tasks among these ids, in no particular order."""
         cursor = self._db.tasks.find({"_id": {"$in": [encode(task_id) for task_id in task_ids]}})
         return [task_from_document(document) async for document in cursor]
 
@@ -126,7 +125,7 @@ class TaskRepository(Repository):
         tag: str | None = None,
         status: TaskStatus | None = None,
     ) -> int:
-        """Return the number of tasks that fit."""
+        """Return the number of matching tasks."""
         return await self._db.tasks.count_documents(
             without_none(split=split, tag=tag, status=status)
         )
@@ -138,7 +137,7 @@ class TaskRepository(Repository):
         tag: str | None = None,
         status: TaskStatus | None = None,
     ) -> AsyncIterator[Task]:
-        """Yield the tasks that fit, in their order."""
+        """Yield the matching tasks by `order`."""
         async with self._db.boundary("read tasks"):
             cursor = self._db.tasks.find(without_none(split=split, tag=tag, status=status))
             async for document in cursor.sort("order", 1):
@@ -146,26 +145,26 @@ class TaskRepository(Repository):
 
     @operation("read the scorers")
     async def open_scorers(self, splits: Collection[Split] | None = None) -> list[str]:
-        """Return the names of the scorers that tasks still to be completed want, sorted."""
+        """Return the names of the scorers of incomplete tasks, sorted."""
         wanted: Document = {"status": "created"}
         if splits is not None:
             wanted["split"] = {"$in": list(splits)}
         return sorted(await self._db.tasks.distinct("scorer", wanted))
 
     async def of_claimed(self, record: Record) -> Task:
-        """Return the Task of a claimed Record; the tries of a group share one reading of it."""
+        """Return the Task of a claimed Record; claims of the same group share one read."""
         if record.task_id not in self._known:
-            # Claims in flight together miss the same Tasks: one reading serves them all.
+            # Concurrent claims miss the same Tasks; one read serves them all.
             async with self._reading:
                 if record.task_id not in self._known:
                     await self._read_ahead(record)
         return task_from_document(self._known[record.task_id])
 
     async def _read_ahead(self, record: Record) -> None:
-        """Read the Record's Task, in training with those that are to be claimed after it.
+        """Read the Record's Task and, in training, the Tasks that follow it.
 
-        Where several processes sample a group, each meets a new Task at every claim: reading one
-        at a time would add half again to the cost of claiming.
+        If several processes share the groups, each sees a new Task at almost every claim; one read
+        per claim would make claiming half as expensive again.
         """
         if record.split == "train":
             following = {"split": record.split, "order": {"$gte": record.order}}
@@ -180,37 +179,37 @@ class TaskRepository(Repository):
 
 @dataclass(frozen=True, kw_only=True)
 class ReapCounts:
-    """What one call of `reap` put right."""
+    """The repairs of one call of `reap`."""
 
     num_expired: int
     """Attempts that ended because their lease expired."""
     num_groups_completed: int
-    """Groups whose last Record had ended, but which were not marked completed."""
+    """Groups whose Records had all ended without the group being completed."""
 
 
 class GroupRepository(Repository):
-    """Completes groups, and finishes what crashed processes left half done."""
+    """Completes groups, and repairs them after crashes."""
 
     def __init__(self, database: RunDatabase) -> None:
         super().__init__(database)
         self._unrenewed = UnrenewedLeases()
 
     async def complete(self, task_ids: Collection[str]) -> set[str]:
-        """Complete those of the groups whose Records are all scored or failed.
+        """Complete the groups whose Records are all scored or failed.
 
-        It runs inside the operation that ended a Record. Every step may be repeated, by any number
-        of processes at once, so a crash between two of them is repaired by calling again.
+        Runs inside the operation that ended a Record. Every step is idempotent and safe under
+        concurrency, so calling again repairs a crash between two steps.
 
         Returns:
-            The ids of the tasks that this call completed; each is returned to one caller only.
+            The ids of the tasks that this call completed; each id is returned to exactly one caller.
         """
         if not task_ids:
             return set()
         unfinished = await self._db.records.distinct(
             "task_id", {"task_id": {"$in": sorted(task_ids)}, "status": {"$in": UNFINISHED}}
         )
-        # A Record that has ended stays ended, so this reading cannot grow stale. Two processes that
-        # end the last two Records at once may both get here; `_complete` decides between them.
+        # An ended Record stays ended, so this result cannot become stale. Two processes that end the
+        # last two Records concurrently may both get here; `_complete` decides between them.
         ended = set(task_ids) - set(unfinished)
         return {task_id for task_id in sorted(ended) if await self._complete(task_id)}
 
@@ -225,7 +224,7 @@ class GroupRepository(Repository):
             self._db.record_data,
             [to_document(record_data(record, version)) for record in records],
         )
-        # The one write that decides who completed the group: its filter matches once.
+        # This write decides which process completed the group: its filter matches only once.
         result = await self._db.tasks.update_one(
             {"_id": task_id, "status": "created"},
             {"$set": {"status": "completed"}, "$currentDate": {"completed_at": True}},
@@ -233,7 +232,7 @@ class GroupRepository(Repository):
         await self._db.record_data.update_many(
             {"task_id": task_id, "group_completed": False}, {"$set": {"group_completed": True}}
         )
-        # Last: while a record of the group is still open, a reaper will look at it again.
+        # Last, because reapers look for open records: a crash before this line is repaired later.
         await self._db.records.update_many(
             {"task_id": task_id, "group_open": True}, {"$unset": {"group_open": ""}}
         )
