@@ -112,7 +112,9 @@ async def test_a_login_that_may_only_read_and_write_is_enough(guarded: int) -> N
         await root.database.handle.command("collMod", "records", validator={})
     async with TrajectoryStore.connect(uri) as store:
         await store.ensure_schema()
-        with pytest.raises(StoreError, match=r"does not authorize this login .* dbAdmin to delete it"):
+        with pytest.raises(
+            StoreError, match=r"does not authorize this login .* dbAdmin to delete it"
+        ):
             await store.drop_database()
 
 
