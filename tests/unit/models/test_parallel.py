@@ -18,7 +18,7 @@ SIZES = {"num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 96}
         (MeshShape(tp=3), "--tp_size 3 does not divide the model's num_attention_heads 8"),
         (MeshShape(tp=8), "--tp_size 8 does not divide the model's num_key_value_heads 4"),
         (MeshShape(cp=3), "--cp_size 3 does not divide the model's 8 query heads"),
-        (MeshShape(cp=4, tp=4), "8 heads .4 of keys and values. / --tp_size 4"),
+        (MeshShape(cp=4, tp=4), "8 query heads .4 key-value heads. / --tp_size 4"),
         (MeshShape(ep=2), "--ep_size 2 needs a mixture-of-experts model"),
     ],
 )

@@ -113,7 +113,7 @@ async def test_a_login_that_may_only_read_and_write_is_enough(guarded: int) -> N
     async with TrajectoryStore.connect(uri) as store:
         await store.ensure_schema()
         with pytest.raises(
-            StoreError, match=r"does not authorize this login .* dbAdmin to delete it"
+            StoreError, match=r"does not authorize this login.* dbAdmin to delete it"
         ):
             await store.drop_database()
 
