@@ -27,8 +27,11 @@ class RecordFacts:
 
     record_id: str
     score: float | None
+    """None: the record enters no statistics of its group."""
     num_turns: int
     outcome: str | None
+    has_terms: bool = True
+    """Something was sampled from the policy."""
     has_step_scores: bool = False
     """Some of its turns have scores of their own."""
 
@@ -69,7 +72,7 @@ def filter_group(
 ) -> tuple[RecordDrop | None, ...]:
     """Return for each record the reason to leave it out, or None to train on it.
 
-    Records without a score are always left out. A group whose scores spread by less than
+    Records without a score or sampled tokens are always left out. A group whose scores spread by less than
     `min_score_spread` teaches nothing and is left out whole, unless turns of it have scores of
     their own. Then either `balance_sample` applies (with n = min(wrong, right), n + 1 wrong and
     n + 2 right records stay, drawn by `seed`), or both of the others do.
@@ -82,9 +85,7 @@ def filter_group(
         reserve_context_error_count: records that hit a length or turn limit and stay; -1 for all.
         seed: draws which records stay.
     """
-    reasons: list[RecordDrop | None] = [
-        "no_score" if record.score is None else None for record in group.records
-    ]
+    reasons: list[RecordDrop | None] = [_never_trained(record) for record in group.records]
     if not _teaches(group, min_score_spread):
         return tuple(reason or "zero_variance" for reason in reasons)
     rng = np.random.default_rng([seed, *group.task_id.encode()])
@@ -110,6 +111,12 @@ def filter_group(
         for index in _surplus(limited, reserve_context_error_count, rng):
             reasons[index] = "context_limit"
     return tuple(reasons)
+
+
+def _never_trained(record: RecordFacts) -> RecordDrop | None:
+    if not record.has_terms:
+        return "no_terms"
+    return "no_score" if record.score is None else None
 
 
 def efficiency_shaped(group: GroupFacts) -> tuple[float | None, ...]:

@@ -132,7 +132,7 @@ def select_group(
     return SelectedGroup(
         task_id=group.task_id,
         record_ids=tuple(record.record_id for record in ordered),
-        scores=group.scores,
+        scores=tuple(_score(record) for record in ordered),
         turns=tuple(kept),
         dropped_records=dropped_records,
         left_out=tuple(left_out),
@@ -155,14 +155,21 @@ def turn_staleness(turn: TurnTokens, policy_version: int) -> int:
 
 
 def _facts(record: DBRecordData) -> RecordFacts:
+    # A try that never sampled the policy says nothing of it: it must not move the others' baseline.
+    has_terms = any(turn.trainable and len(turn.output_ids) for turn in record.turns)
     return RecordFacts(
         record_id=record.record_id,
-        score=None if record.score is None else record.score.value,
+        score=_score(record) if has_terms else None,
         num_turns=len(record.turns),
         outcome=record.outcome,
+        has_terms=has_terms,
         has_step_scores=record.score is not None
         and any(step is not None for step in record.score.step_scores),
     )
+
+
+def _score(record: DBRecordData) -> float | None:
+    return None if record.score is None else record.score.value
 
 
 def _turn_verdicts(

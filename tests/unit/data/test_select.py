@@ -167,9 +167,25 @@ def test_every_flag_of_selection_reaches_the_turns(flags):
     assert advantages(select(records, **flags)) != advantages(select(records))
 
 
+@pytest.mark.parametrize("shaping", [{}, {"efficient_rewarding": True}])
+def test_records_without_sampled_tokens_shift_no_baseline(shaping):
+    phantoms = [make_record([], 0.0, traj_id=n, task_id=TASK) for n in (2, 3)]
+    group = select([record(0, 1.0), record(1, 1.0), *phantoms], **shaping)
+    assert not group.usable
+    assert group.dropped_records == {
+        f"{TASK}/0": "zero_variance",
+        f"{TASK}/1": "zero_variance",
+        f"{TASK}/2": "no_terms",
+        f"{TASK}/3": "no_terms",
+    }
+    assert group.scores == (1.0, 1.0, 0.0, 0.0)
+    alone = select([record(0, 1.0), record(1, 0.0)])
+    assert advantages(select([record(0, 1.0), record(1, 0.0), *phantoms])) == advantages(alone)
+
+
 def test_a_record_without_sampled_tokens_has_no_terms():
     silent = make_record([make_turn(f"{TASK}/0", 0, [1], [])], 0.0)
-    group = select([silent, record(1, 1.0)])
+    group = select([silent, record(1, 1.0), record(2, 0.0)])
     assert group.dropped_records == {f"{TASK}/0": "no_terms"}
 
 

@@ -32,6 +32,8 @@ from agentrl.schema.agent_endpoint import AgentEndpoint
 DIALECTS = (chat_completions.DIALECT, text_completions.DIALECT, responses.DIALECT)
 """The protocols that are served; a further one is a module and an entry here."""
 SESSION_HEADER = "x-agentrl-session"
+HALF_CHARACTER = "half_character"
+"""Code of the refusal of a text that the policy may have written, in the arguments of a call."""
 _BACKLOG = 1024
 _GRACE_SECONDS = 1
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
@@ -118,11 +120,14 @@ class APIServer:
 
     def _handler_of(self, dialect: Dialect) -> _Handler:
         async def handle(http: Request) -> Response:
+            session: ModelSession | None = None
             try:
                 session = self._session_of(http, dialect.api_key(http.headers))
                 call = dialect.read(await _json_object(http), session)
                 return await answer(http, session, call)
             except APIError as error:
+                if session is not None:
+                    session.refused(error)
                 return JSONResponse(dialect.error_body(error), error.status)
 
         return handle
@@ -193,7 +198,8 @@ async def _json_object(http: Request) -> Mapping[str, Any]:
         except UnicodeEncodeError:
             raise APIError(
                 "the body holds half of a character (a lone \\ud800 to \\udfff), which is no text; "
-                "leave it out"
+                "leave it out",
+                code=HALF_CHARACTER,
             ) from None
     if not isinstance(body, dict):
         raise APIError("the body has to be a JSON object")

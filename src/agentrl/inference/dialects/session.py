@@ -147,6 +147,9 @@ class ModelSession(ABC):
         """
         raise APIError("texts are not completed here; use /v1/chat/completions", status=404)
 
+    def refused(self, error: APIError) -> None:  # noqa: B027  most sessions need no note of it
+        """Take note of a call that is answered with an error."""
+
     def keep_messages(self, response_id: str, messages: Sequence[Mapping[str, Any]]) -> None:
         """Keep a conversation under the id of its last response."""
         self._responses[response_id] = messages

@@ -45,6 +45,7 @@ class AgentEndpointServer:
         self._model = model
         self._forwarded = forwarded
         self._server = server
+        self._said: set[tuple[Any, ...]] = set()
 
     @classmethod
     @contextlib.asynccontextmanager
@@ -70,7 +71,7 @@ class AgentEndpointServer:
         self, sampler: AsyncSampler[Any]
     ) -> AsyncIterator[tuple[RecordingSession, AgentEndpoint]]:
         """Record the calls of one rollout until the context ends; yields where to make them."""
-        session = RecordingSession(sampler, self._section, self._model, self._forwarded)
+        session = RecordingSession(sampler, self._section, self._model, self._forwarded, self._said)
         async with self._server.serve(session) as endpoint:
             yield session, replace(endpoint, forwards=True)
 
@@ -80,8 +81,8 @@ class AgentSampler(AsyncSampler[MCPTask]):
 
     What the agent returns is the answer, or holds it inside the task's answer schema. An agent that
     raises failed because of what the policy said (outcome `agent_error`, score 0), unless a failure
-    of the infrastructure caused it or the policy was never asked: that ends the attempt without a
-    score.
+    of the infrastructure or a call that the endpoint refuses caused it, or the policy was never
+    asked: that ends the attempt without a score.
     """
 
     def __init__(
@@ -112,6 +113,8 @@ class AgentSampler(AsyncSampler[MCPTask]):
                 await self._end(running)
         if session.failure is not None:
             raise session.failure
+        if session.refusal is not None and session.limit is None:
+            raise AgentError(f"the endpoint refused a call: {session.refusal}")
         if not in_time:
             return self._out_of_time()
         error = running.exception()
@@ -148,6 +151,11 @@ class AgentSampler(AsyncSampler[MCPTask]):
             raise AgentError(
                 f"the agent returned {type(answer).__name__}; it has to return the answer as text, "
                 "or None"
+            )
+        if session.limit is None and not any(turn.trainable for turn in self.turns):
+            raise AgentError(
+                "the agent returned without one model call to the policy, so there is nothing to "
+                "train on; it has to call the model at the base_url and api_key that it is given"
             )
         if answer is None or not answer.strip():
             return RolloutResult(session.limit or "no_answer")

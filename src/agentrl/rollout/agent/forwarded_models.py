@@ -18,6 +18,8 @@ from agentrl.inference.dialects.session import ChatRequest, Completion, FinishRe
 from agentrl.rollout.async_sampler import AsyncSampler
 from agentrl.schema import Message, ToolCall
 
+FORWARDED_REFUSED = "refused_by_server"
+"""Code of the refusal of another model's server."""
 _TRY_AGAIN = (408, 409, 429)
 
 
@@ -98,7 +100,7 @@ class ForwardedModels:
             )
         if response.status_code >= 400:
             raise APIError(
-                _error_text(response), status=response.status_code, code="refused_by_server"
+                _error_text(response), status=response.status_code, code=FORWARDED_REFUSED
             )
         return _read(name, model, response)
 

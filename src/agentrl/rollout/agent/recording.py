@@ -1,6 +1,7 @@
 """`RecordingSession`: a rollout's calls are matched to earlier ones, sampled, stored and answered."""
 
 import json
+import logging
 import secrets
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ import numpy as np
 from agentrl.config.sections import AgentSection
 from agentrl.errors import APIError, RenderError, ServerRefused
 from agentrl.inference import OnPartial
+from agentrl.inference.dialects.api_server import HALF_CHARACTER
 from agentrl.inference.dialects.chat_completions import unusable_schema
 from agentrl.inference.dialects.session import (
     ChatRequest,
@@ -23,7 +25,11 @@ from agentrl.inference.dialects.session import (
 )
 from agentrl.renderers import Reply
 from agentrl.rollout.agent.call_history import CallHistory, Plan, Tools
-from agentrl.rollout.agent.forwarded_models import ForwardedCalls, ForwardedModels
+from agentrl.rollout.agent.forwarded_models import (
+    FORWARDED_REFUSED,
+    ForwardedCalls,
+    ForwardedModels,
+)
 from agentrl.rollout.agent.reply_delivery import (
     DeltaStream,
     all_content,
@@ -35,6 +41,9 @@ from agentrl.rollout.async_sampler import AsyncSampler, LimitReached
 from agentrl.schema import DispatchedSamplingTask, Message, Outcome, ToolResult
 from agentrl.schema.image import image_addresses, image_part
 
+log = logging.getLogger(__name__)
+
+CANNOT_RENDER = "cannot_render"
 _LIMIT_CODES: dict[Outcome, str] = {"length_limit": "context_length_exceeded"}
 _LIMIT_TEXTS: dict[Outcome, str] = {
     "length_limit": "the conversation is longer than the policy's context (--max_prompt_tokens, "
@@ -44,14 +53,22 @@ _LIMIT_TEXTS: dict[Outcome, str] = {
 }
 
 
+_POLICYS_DOING = frozenset(
+    {*_LIMIT_TEXTS, *_LIMIT_CODES.values(), HALF_CHARACTER, CANNOT_RENDER, FORWARDED_REFUSED}
+)
+"""Codes of refusals that follow from what the policy said, or how much."""
+
+
 class RecordingSession(ModelSession):
     """Answers the calls of one rollout with the policy: every call is a turn of its Record.
 
-    A failure of the infrastructure is remembered until the same call succeeds: a rollout that ends
-    with such a failure is not scored.
+    A failure of the infrastructure is remembered until the same call succeeds, and a refusal that
+    is not the policy's doing until another call succeeds: a rollout that ends with either is not
+    scored.
 
     Attributes:
         limit: the limit that the last refused call reached.
+        refusal: why a call was refused that the agent's own settings made wrong.
     """
 
     def __init__(
@@ -60,9 +77,21 @@ class RecordingSession(ModelSession):
         section: AgentSection,
         model: str,
         forwarded: ForwardedModels,
+        said: set[tuple[Any, ...]],
     ) -> None:
+        """Begin with no call made.
+
+        Args:
+            sampler: samples and stores the calls.
+            section: how the agent's calls are answered.
+            model: name of the trained model.
+            forwarded: the models that calls are forwarded to.
+            said: the kinds of refusals that the process has warned of.
+        """
         super().__init__(model)
         self.limit: Outcome | None = None
+        self.refusal: APIError | None = None
+        self._said = said
         self._call_mark = secrets.token_hex(6)
         self._sampler = sampler
         self._section = section
@@ -128,7 +157,7 @@ class RecordingSession(ModelSession):
                 code=_LIMIT_CODES.get(limit.outcome, limit.outcome),
             ) from None
         except RenderError as error:
-            raise APIError(str(error), code="cannot_render") from None
+            raise APIError(str(error), code=CANNOT_RENDER) from None
         except APIError:
             raise
         except Exception as error:
@@ -136,7 +165,18 @@ class RecordingSession(ModelSession):
             self._failures[call_key] = error
             raise APIError(f"{type(error).__name__}: {error}", status=503) from error
         self._failures.pop(call_key, None)
+        self.refusal = None
         return completion
+
+    def refused(self, error: APIError) -> None:
+        """Remember a refusal unless the policy caused it, and say it once a process."""
+        if error.status >= 500 or error.code in _POLICYS_DOING:
+            return
+        self.refusal = error
+        kind = (error.status, error.code, error.param)
+        if kind not in self._said:
+            self._said.add(kind)
+            log.warning("a model call of the agent was refused: %s (said once)", error)
 
     async def _chat(self, request: ChatRequest, on_delta: OnDelta | None) -> Completion:
         messages = await self._with_kept_images(request.messages)

@@ -112,9 +112,28 @@ async def returns_no_text(task: MCPTask, endpoint: AgentEndpoint) -> Any:
     return {"answer": await ask(endpoint)}
 
 
+async def never_asks(task: MCPTask, endpoint: AgentEndpoint) -> str:
+    return "7"
+
+
+async def asks_for_two_answers(task: MCPTask, endpoint: AgentEndpoint) -> str:
+    return await ask(endpoint) + await ask(endpoint, "again", n=2)
+
+
+async def hides_a_refusal(task: MCPTask, endpoint: AgentEndpoint) -> str:
+    await ask(endpoint)
+    try:
+        return await ask(AgentEndpoint(endpoint.base_url, "gpt-5", endpoint.api_key), "again")
+    except openai.NotFoundError:
+        return "something went wrong"
+
+
 @pytest.mark.parametrize(
     ("agent", "reason"),
     [
+        (never_asks, "without one model call to the policy"),
+        (asks_for_two_answers, "refused a call: n: has to be 1"),
+        (hides_a_refusal, "refused a call: the model 'gpt-5' is not served here"),
         (outage_behind_it, "RuntimeError: my tool failed"),
         (fails_before_it_asks, "KeyError: 'a bug'"),
         (returns_no_text, "the agent returned dict"),
@@ -129,6 +148,25 @@ async def test_what_is_not_the_policys_doing_ends_the_attempt_and_is_not_scored(
             sampler, _ = await stage.sampler(agent)
             with pytest.raises(AgentError, match=reason):
                 await sampler.run()
+
+
+async def test_an_agent_may_try_something_else_after_a_refusal(
+    store: TrajectoryStore, renderer: Renderer, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def probes(task: MCPTask, endpoint: AgentEndpoint) -> str:
+        with pytest.raises(openai.BadRequestError):
+            await ask(endpoint, n=2)
+        return await ask(endpoint)
+
+    task = TASK.model_copy(update={"num_generations": 2})
+    with serve_script(renderer, lambda prompt: "<answer>7</answer>") as engine:
+        await begin_run(store, engine, task)
+        async with open_stage(store, engine) as stage:
+            played = [await stage.play(probes) for _ in range(2)]
+    assert [result for result, _ in played] == [RolloutResult("answered", "7")] * 2
+    said = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+    assert [text for text in said if "n: has to be 1" in text] == said
+    assert len(said) == 1
 
 
 async def test_a_plain_function_may_block_its_thread_without_holding_up_the_others(
