@@ -22,6 +22,7 @@
     ├── APIError                      a model call of an agent is answered with an error
     ├── RenderError                   a chat template or tokenizer cannot do what is asked
     ├── ScoringError                  a scorer could not decide; the score stays missing
+    │   └── ScorerDefect              a scoring function has a mistake in it, which no retry mends
     ├── TrainingError                 optimization cannot go on (non-finite losses or gradients)
     ├── WriteError                    a directory of the run could not be written to disk
     └── BroadcastError                a process group for broadcasts failed or did not form
@@ -172,6 +173,21 @@ class RenderError(AgentRLError):
 
 class ScoringError(AgentRLError):
     """A scorer could not decide; the score stays missing and is tried again."""
+
+
+class ScorerDefect(ScoringError):
+    """A scoring function raised, or returned no number, for a reason of its own.
+
+    Attributes:
+        kind: the function, the type of what it raised and where; the same for the same mistake.
+    """
+
+    def __init__(self, message: str, kind: str) -> None:
+        super().__init__(message, kind)
+        self.kind = kind
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 class TrainingError(AgentRLError):

@@ -88,6 +88,8 @@ async def set_control(config: RootConfig, key: str, value: str) -> int:
 async def rescore(config: RootConfig, scorer: str) -> int:
     """Score every finished record that lacks a score of --scorer, without sampling again.
 
+    Records that a defect in this scorer left without any score are repaired.
+
     The exit status is 1 when records could not be decided.
     """
     from agentrl.rewards.rescore import rescore as add_scores
@@ -97,7 +99,7 @@ async def rescore(config: RootConfig, scorer: str) -> int:
         counts = await add_scores(opened, chosen, agent_config)
     print(
         f"{chosen.name}@{chosen.version}: {counts.num_scored} records scored, "
-        f"{counts.num_known} had this score, {counts.num_open} belong to unfinished groups, "
+        f"{counts.num_repaired} repaired, {counts.num_known} had this score, {counts.num_open} belong to unfinished groups, "
         f"{counts.num_undecided} could not be decided"
     )
     for reason in counts.reasons:

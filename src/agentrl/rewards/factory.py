@@ -1,7 +1,7 @@
 """Scorers by name: registered functions that turn an answer and the right answers into a `Score`.
 
 A scorer that cannot decide raises `ScoringError`; the score then stays missing and is tried again.
-It never becomes a 0.
+Whatever else it raises is a `ScorerDefect` unless an outage is behind it. Neither becomes a 0.
 """
 
 import asyncio
@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any, ClassVar, TypedDict, TypeVar, Unpack, overload
 
 from agentrl.config.user_code import load_user_module
-from agentrl.errors import ConfigError, ScoringError
+from agentrl.errors import ConfigError, ScorerDefect
 from agentrl.rewards.agent_config import AgentConfig
+from agentrl.rewards.scoring_failures import as_scoring_error
 from agentrl.schema import MCPTask, Score
 from agentrl.schema.base import Value
 
@@ -112,6 +113,7 @@ class Scorer:
 
         Raises:
             ScoringError: the scorer could not decide.
+            ScorerDefect: the function raised, or returned no finite number.
             ConfigError: the scorer needs a configuration that it was not given.
         """
         inputs = {
@@ -144,21 +146,26 @@ class Scorer:
                 result = await loop.run_in_executor(_threads, self.function, *arguments)
                 if inspect.isawaitable(result):
                     result = await result
-        except (ScoringError, ConfigError):
-            raise
         except Exception as error:
-            reason = f"{type(error).__name__}: {error}"
-            raise ScoringError(f"scorer {self.name!r} failed: {reason}") from error
+            failure = as_scoring_error(error, f"scorer {self.name!r}")
+            if failure is error:
+                raise
+            raise failure from error
         verdict = result if isinstance(result, Verdict) else Verdict(_to_float(self.name, result))
         if not math.isfinite(verdict.value):
-            raise ScoringError(f"scorer {self.name!r} returned {verdict.value}")
+            raise _no_number(self.name, str(verdict.value))
         return verdict
 
 
 def _to_float(name: str, value: object) -> float:
     if isinstance(value, bool | int | float) or hasattr(value, "__float__"):
         return float(value)  # numpy scalars too
-    raise ScoringError(f"scorer {name!r} returned {type(value).__name__}, not a number")
+    raise _no_number(name, type(value).__name__)
+
+
+def _no_number(name: str, returned: str) -> ScorerDefect:
+    text = f"scorer {name!r} returned {returned}, not a number"
+    return ScorerDefect(text, kind=text)
 
 
 class MCPScorerFactory:

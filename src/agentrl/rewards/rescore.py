@@ -1,4 +1,7 @@
-"""Give further scores to records that were sampled and scored before."""
+"""Give further scores to records that were scored before, and a first one to those without.
+
+Records without a score are those that a defect of the scorer had dead-lettered.
+"""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -6,12 +9,13 @@ from dataclasses import dataclass, field
 from agentrl.errors import ScoringError
 from agentrl.rewards.agent_config import AgentConfig
 from agentrl.rewards.factory import GroundTruth, Scorer
-from agentrl.schema import MCPTask, Record
+from agentrl.schema import MCPTask, Record, RecordStatus
 from agentrl.store import TrajectoryStore
 
 CONCURRENCY = 16
 """Scorings under way at the same time."""
 MAX_REASONS = 5
+_SCORABLE: tuple[RecordStatus, ...] = ("scored", "failed")
 
 
 @dataclass
@@ -19,6 +23,8 @@ class RescoreCounts:
     """Records by the outcome of their rescoring."""
 
     num_scored: int = 0
+    num_repaired: int = 0
+    """Records that had no score because of a defect in this scorer, and have one now."""
     num_known: int = 0
     """Records that had a score of this scorer and version."""
     num_open: int = 0
@@ -34,7 +40,8 @@ async def rescore(
 ) -> RescoreCounts:
     """Add the score of `scorer` to every record of a completed `MCPTask`, without sampling.
 
-    Existing scores stay. The call may be repeated, also by several processes at once: a record has
+    Existing scores stay. Where a record has none because this scorer was defective, the score
+    becomes the record's own. The call may be repeated, also by several processes at once: a record has
     one score of each scorer and version.
 
     Raises:
@@ -51,9 +58,11 @@ async def rescore(
             room.release()
 
     async with asyncio.TaskGroup() as group:
-        async for record in store.records.find(status="scored"):
-            await room.acquire()
-            group.create_task(score(record))
+        for status in _SCORABLE:
+            async for record in store.records.find(status=status):
+                if record.outcome is not None:
+                    await room.acquire()
+                    group.create_task(score(record))
     return counts
 
 
@@ -80,6 +89,18 @@ async def _score(
         if len(counts.reasons) < MAX_REASONS:
             counts.reasons.append(f"{record.id}: {error}")
         return
+    if record.status == "failed" and scorer.name == await _scorer_of(store, task):
+        repaired = await store.scores.repair(record.id, found)
+        counts.num_repaired += repaired
+        counts.num_known += not repaired
+        return
     added = await store.scores.add(record.id, found)
     counts.num_scored += added
     counts.num_known += not added
+
+
+async def _scorer_of(store: TrajectoryStore, task: MCPTask) -> str:
+    """Return the name of the scorer that gives a task's records their first score."""
+    run = await store.runs.get()
+    other = None if run is None else run.control.scorer
+    return task.scorer if other is None or task.split != "train" else other

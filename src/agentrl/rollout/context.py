@@ -112,7 +112,7 @@ class RolloutContext:
             ConfigError: see `Scoring.check`.
         """
         if self.rollout.scoring == "own":
-            self.scoring.check(self._scorer_of(task))
+            self.scoring.check(self.scorer_of(task))
 
     async def score(self, task: MCPTask, answer: str | None, *, no_answer: str) -> Score:
         """Let a task's scorer judge an answer; a rollout without one scores 0.
@@ -127,12 +127,13 @@ class RolloutContext:
         Raises:
             ScoringError: the scorer could not decide; the score stays missing and is tried again.
         """
-        task = task.model_copy(update={"scorer": self._scorer_of(task)})
+        task = task.model_copy(update={"scorer": self.scorer_of(task)})
         if answer is None:
             return Score(scorer=task.scorer, value=0.0, detail=no_answer)
         return await self.scoring.score(task, answer)
 
-    def _scorer_of(self, task: MCPTask) -> str:
+    def scorer_of(self, task: MCPTask) -> str:
+        """Return the name of the scorer that judges a task's answers now."""
         other = self.live.current.scorer
         return task.scorer if other is None or task.split != "train" else other
 

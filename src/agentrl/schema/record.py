@@ -4,8 +4,10 @@ Lifecycle (`RECORD_TRANSITIONS` is enforced by the store's update filters):
 
     pending ──claim──> running ──finish──> finished ──score──> scored
        ^                  │                   │  ^
-       └──release/expire──┤                   └──┘ scoring failed: lease expires, claimed again
-                          └──max_attempts──> failed
+       └──release/expire──┤                   │└─┘ scorer or judge away: claimed again
+                          └──max_attempts──> failed ──rescore──> scored
+                                              ^
+                          finished ──defect───┘
 """
 
 from collections.abc import Iterable
@@ -21,9 +23,9 @@ RecordStatus = Literal["pending", "running", "finished", "scored", "failed"]
 RECORD_TRANSITIONS: dict[RecordStatus, frozenset[RecordStatus]] = {
     "pending": frozenset({"running"}),
     "running": frozenset({"pending", "finished", "failed"}),
-    "finished": frozenset({"scored"}),
+    "finished": frozenset({"scored", "failed"}),
     "scored": frozenset(),
-    "failed": frozenset(),
+    "failed": frozenset({"scored"}),
 }
 TERMINAL_STATUSES: frozenset[RecordStatus] = frozenset({"scored", "failed"})
 

@@ -80,3 +80,51 @@ async def test_groups_that_are_still_sampled_are_left_for_later(store: Trajector
         await store.scores.add(record.id, Score(scorer="strict", value=1.0))
     await play(store, await claim(store))
     assert (await rescore(store, MCPScorerFactory.get_scorer("strict"))).num_scored == 2
+
+
+async def test_records_whose_scorer_was_defective_are_repaired_and_count(
+    store: TrajectoryStore,
+) -> None:
+    await store.tasks.add([make_task(0).model_copy(update={"scorer": "strict"})])
+    first = await play(store, await claim(store), score=None)
+    await store.scores.fail(first.id, first.fence, "scorer 'strict' failed: ValueError: x (s.py:3)")
+    register("1", 0.5)
+    counts = await rescore(store, MCPScorerFactory.get_scorer("strict"))
+    assert (counts.num_repaired, counts.num_open) == (0, 1)
+    await play(store, await claim(store))
+    register("1", 0.5, undecided="0")
+    assert (await rescore(store, MCPScorerFactory.get_scorer("strict"))).num_repaired == 0
+    register("1", 0.5)
+    counts = await rescore(store, MCPScorerFactory.get_scorer("strict"))
+    assert (counts.num_repaired, counts.num_scored) == (1, 1)
+    record = await store.records.get(first.id)
+    assert record is not None
+    assert record.score is not None
+    assert (record.status, record.error, record.score.value) == ("scored", None, 0.5)
+    (group,) = await store.ledger.ready_groups(limit=1)
+    assert [data.score and data.score.value for data in group] == [0.5, 1.0]
+    again = await rescore(store, MCPScorerFactory.get_scorer("strict"))
+    assert (again.num_repaired, again.num_known) == (0, 2)
+
+
+async def test_every_repair_is_counted(store: TrajectoryStore) -> None:
+    task = make_task(0, num_generations=6).model_copy(update={"scorer": "strict"})
+    await store.tasks.add([task])
+    for _ in range(6):
+        record = await play(store, await claim(store), score=None)
+        await store.scores.fail(record.id, record.fence, "scorer 'strict' failed")
+    register("1", 0.5)
+    assert (await rescore(store, MCPScorerFactory.get_scorer("strict"))).num_repaired == 6
+
+
+async def test_a_record_that_failed_in_its_rollout_is_not_given_a_score(
+    store: TrajectoryStore,
+) -> None:
+    await store.tasks.add([make_task(0, num_generations=1).model_copy(update={"scorer": "strict"})])
+    record = await claim(store)
+    await store.records.fail_attempt(record.id, record.fence, "tools are away", 1)
+    register("1", 0.5)
+    counts = await rescore(store, MCPScorerFactory.get_scorer("strict"))
+    assert (counts.num_repaired, counts.num_scored) == (0, 0)
+    with pytest.raises(StoreError, match="nothing to score"):
+        await store.scores.repair(record.id, Score(scorer="strict", value=1.0))

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Coroutine
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ from hypothesis.stateful import (
 )
 from support.stored import make_task, make_turn
 
-from agentrl.errors import LeaseLost
+from agentrl.errors import LeaseLost, StoreError
 from agentrl.schema import RECORD_TRANSITIONS, Record, RecordStatus, Score
 from agentrl.store import TrajectoryStore
 
@@ -131,6 +131,19 @@ class Lifecycle(RuleBasedStateMachine):
             self.unrepaired |= {process.record.task_id} if scored else set()
 
     @rule(who=WHO)
+    def give_scoring_up(self, who: int) -> None:
+        process = self.processes[who]
+        if process.record is not None and self.read(process.record.id).status != "running":
+            self.write(process, self.store.scores.fail(*process.lease, "a defect"))
+
+    @rule()
+    def repair_a_scoring(self) -> None:
+        for record in self.do(self._records()):
+            if record.status == "failed":
+                with suppress(StoreError):
+                    self.do(self.store.scores.repair(record.id, Score(scorer="s", value=0.5)))
+
+    @rule(who=WHO)
     def put_scoring_off(self, who: int) -> None:
         process = self.processes[who]
         if process.record is not None:
@@ -205,7 +218,8 @@ class Lifecycle(RuleBasedStateMachine):
             self._moved_legally(record)
             counted = sum(a.ended_by in ("expired", "error") for a in record.attempts)
             assert counted <= MAX_ATTEMPTS
-            assert (record.status == "failed") == (counted == MAX_ATTEMPTS)
+            gave_up = record.status == "failed" and record.outcome is not None
+            assert (record.status == "failed" and not gave_up) == (counted == MAX_ATTEMPTS)
             assert (record.status == "scored") == (record.score is not None)
             assert (record.lease is not None) == (record.status in ("running", "finished"))
             assert all(self.acknowledged[turn_id][0] == record.id for turn_id in record.turns)

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from agentrl.errors import AgentWorkerError, ScoringError, UserCodeError
+from agentrl.errors import AgentWorkerError, ScorerDefect, ScoringError, UserCodeError
 from agentrl.integrations.agent_worker.worker_pool import AgentWorkerPool
 from agentrl.integrations.question_rows import SCORER
 from agentrl.rewards import GroundTruth, MCPScorerFactory
@@ -30,7 +30,10 @@ def _register_reward(workers: AgentWorkerPool) -> None:
             arguments = {"positional": [answer, truth.model_dump(mode="json")]}
         try:
             return await workers.reward(arguments)
-        except (AgentWorkerError, UserCodeError) as error:
+        except AgentWorkerError as error:
             raise ScoringError(f"reward_func: {error}") from error
+        except UserCodeError as error:
+            text = f"reward_func: {error}"
+            raise ScorerDefect(text, kind=text) from error
 
     MCPScorerFactory.register_scorer(SCORER, score)

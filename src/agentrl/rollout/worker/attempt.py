@@ -1,11 +1,13 @@
 """One attempt at a claimed slot, from its claim to its score, and the renewal of its lease.
 
-Every way out of an attempt is one write, fenced by the claim: finished and scored, failed (counts
-as an attempt), released (does not count), or nothing at all once the lease is lost.
+Every way out of an attempt is one write, fenced by the claim: finished and scored, dead-lettered
+because the scorer has a defect, failed (counts as an attempt), released (does not count), or nothing
+at all once the lease is lost.
 """
 
 import asyncio
 import logging
+import textwrap
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
@@ -14,21 +16,28 @@ from typing import Any, Literal
 from agentrl.errors import (
     LeaseLost,
     NoServerAvailable,
-    ScoringError,
+    ScorerDefect,
     ServerRefused,
     ServerUnreachable,
     StoreError,
 )
+from agentrl.rewards.scoring_failures import as_scoring_error
 from agentrl.rollout.async_sampler import AsyncSampler, RolloutResult
 from agentrl.rollout.context import RolloutContext
 from agentrl.rollout.worker.claim_limits import FailureBackoff
-from agentrl.schema import Record, Task
+from agentrl.schema import MCPTask, Record, Score, Task
 from agentrl.store import TrajectoryStore
 
 log = logging.getLogger(__name__)
 
 SCORING_RETRY_SECONDS = 10.0
 """How long a Record waits for its next scoring after a scorer could not decide."""
+
+DEFECT_RETRY_SECONDS = 1.0
+"""How long after a defect showed a scoring function is called once more."""
+
+_ANSWER_CHARACTERS = 80
+"""Of an answer in a log line."""
 
 MAX_CLAIMS_PER_ATTEMPT = 3
 """Claims of a slot per attempt of `max_attempts`, after which an absent server counts as well."""
@@ -44,6 +53,8 @@ class SlotCounts:
 
     finished: int = 0
     scored: int = 0
+    unscorable: int = 0
+    """Finished rollouts that a defect of the scorer left without a score."""
     failed: int = 0
     released: int = 0
     lost: int = 0
@@ -52,6 +63,8 @@ class SlotCounts:
     num_output_tokens: int = 0
     branches: Counter[str] = field(default_factory=Counter)
     """Turns whose prompts do not extend their parents in full, by reason (`drift`, ...)."""
+    defects: Counter[str] = field(default_factory=Counter)
+    """The unscorable rollouts, by `ScorerDefect.kind`."""
     backoff: FailureBackoff = field(default_factory=FailureBackoff)
 
 
@@ -165,9 +178,49 @@ class RolloutAttempt:
         await self._score(self._make_sampler(self.task, self.record, self._context), result)
 
     async def _score(self, sampler: AsyncSampler[Any], result: RolloutResult) -> None:
-        score = await sampler.evaluate_record(result)
+        try:
+            score = await self._evaluated(sampler, result)
+        except ScorerDefect as defect:
+            await self._dead_letter(result, defect)
+            return
         await self._store.scores.set(*self.lease, score)
         self._counts.scored += 1
+
+    async def _evaluated(self, sampler: AsyncSampler[Any], result: RolloutResult) -> Score:
+        """Return the score.
+
+        Raises:
+            ScorerDefect: the scoring raised the same way twice; a first time may be an accident.
+        """
+        seen: set[str] = set()
+        while True:
+            try:
+                return await sampler.evaluate_record(result)
+            except Exception as error:
+                failure = as_scoring_error(error, "evaluate_record")
+                if isinstance(failure, ScorerDefect) and failure.kind not in seen:
+                    seen.add(failure.kind)
+                    log.debug("%s", self.record.id, exc_info=error)
+                elif failure is error:
+                    raise
+                else:
+                    raise failure from error
+            await asyncio.sleep(DEFECT_RETRY_SECONDS)
+
+    async def _dead_letter(self, result: RolloutResult, defect: ScorerDefect) -> None:
+        """Leave the Record without a score; the group goes on without it."""
+        self._counts.unscorable += 1
+        self._counts.defects[defect.kind] += 1
+        if self._counts.defects[defect.kind] == 1:
+            log.warning(
+                "%s: %s; the answer was %r. The group goes on without this record; after the "
+                "scorer is mended, `agentrl store rescore --scorer %s` scores it (said once)",
+                self.record.id,
+                defect,
+                textwrap.shorten(str(result.final_answer), _ANSWER_CHARACTERS, placeholder="..."),
+                self._context.scorer_of(self.task) if isinstance(self.task, MCPTask) else "NAME",
+            )
+        await self._store.scores.fail(*self.lease, str(defect))
 
     async def _after_cancel(self) -> None:
         if self.cancel_reason != "release":
@@ -189,8 +242,7 @@ class RolloutAttempt:
             self._counts.released += 1
             await self._store.records.release(*self.lease)
         elif self.phase == "scoring":
-            unexpected = None if isinstance(error, ScoringError) else error
-            log.warning("%s: scoring put off (%s)", record_id, text, exc_info=unexpected)
+            log.warning("%s: scoring put off (%s)", record_id, text)
             await self._store.scores.postpone(*self.lease, text, SCORING_RETRY_SECONDS)
         else:
             self._counts.failed += 1

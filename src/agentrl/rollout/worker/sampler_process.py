@@ -107,7 +107,7 @@ def sampler_metrics(state: LoopState | None) -> Iterator[Metric]:
     ended = CounterMetricFamily(
         "agentrl_sampler_slots", "Slots by what became of them.", labels=["end"]
     )
-    for end in ("finished", "scored", "failed", "released", "lost", "resumed"):
+    for end in ("finished", "scored", "unscorable", "failed", "released", "lost", "resumed"):
         ended.add_metric([end], getattr(counts, end))
     yield ended
     yield CounterMetricFamily(

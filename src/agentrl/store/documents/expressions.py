@@ -17,6 +17,8 @@ FAILED_ATTEMPTS: Document = {
     "$filter": {"input": "$attempts", "cond": {"$in": ["$$this.ended_by", FAILED_ENDS]}}
 }
 """Attempts that count against `max_attempts`; released ones do not."""
+UNSCORABLE: Document = {"status": "failed", "outcome": {"$ne": None}}
+"""Filter of the Records whose rollouts ended well and whose scorer has a defect."""
 HAS_FAILURE: Document = {
     "$or": [
         {"status": "failed"},

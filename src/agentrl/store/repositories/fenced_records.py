@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from agentrl.errors import LeaseLost
-from agentrl.schema import RecordStatus, task_of_record
+from agentrl.schema import TERMINAL_STATUSES, RecordStatus, task_of_record
 from agentrl.store.database import Repository, RunDatabase
 from agentrl.store.documents.codec import Document
 from agentrl.store.documents.expressions import held, lease_lost, may_become
@@ -39,7 +39,7 @@ class FencedRecords(Repository):
         """Move a Record to status `to`; concurrent moves travel in one request.
 
         A move may be repeated: one that took place under this fence before counts as done. A
-        Record that reaches `scored` completes its group when it was the last.
+        Record that reaches a terminal status completes its group when it was the last.
 
         Args:
             record_id: the Record.
@@ -81,7 +81,7 @@ class FencedRecords(Repository):
         ended = {
             task_of_record(move.record_id)
             for move in moves
-            if move.to == "scored" and move.record_id not in refused
+            if move.to in TERMINAL_STATUSES and move.record_id not in refused
         }
         await self._groups.complete(ended)
         return [refused.get(move.record_id) for move in moves]

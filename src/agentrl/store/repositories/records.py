@@ -202,7 +202,7 @@ class RecordRepository(Repository):
             LeaseLost: the caller's lease is gone; nothing was written.
         """
         document = await self._db.records.find_one_and_update(
-            {**held(record_id, fence), "status": may_become("failed")},
+            {**held(record_id, fence), "status": may_become("pending")},
             attempt_failed("error", error, max_attempts),
             return_document=ReturnDocument.AFTER,
         )

@@ -11,6 +11,7 @@ from agentrl.store.database import Repository, RunDatabase, operation
 from agentrl.store.documents.codec import encode, from_document
 from agentrl.store.documents.expressions import (
     NEXT_FENCE,
+    UNSCORABLE,
     lease,
     literal,
     waiting_lease,
@@ -73,6 +74,49 @@ class ScoreRepository(Repository):
         """
         update = {"score": literal(encode(score.model_dump())), "error": None, "lease": None}
         await self._fenced.move(record_id, fence, "scored", update)
+
+    @operation("give a scoring up")
+    async def fail(self, record_id: str, fence: int, error: str) -> None:
+        """Dead-letter a finished Record that no scoring will decide; its group goes on without it.
+
+        Outcome and answer stay, so that `repair` can give it a score later.
+
+        Raises:
+            LeaseLost: the caller's lease is gone; nothing was written.
+        """
+        update = {"error": literal(encode(error)), "lease": None}
+        await self._fenced.move(record_id, fence, "failed", update)
+
+    @operation("repair a scoring")
+    async def repair(self, record_id: str, score: Score) -> bool:
+        """Score a Record that `fail` dead-lettered, once its group is complete.
+
+        A trainer that has not consumed the group yet counts the score.
+
+        Returns:
+            False when another process repaired the Record meanwhile.
+
+        Raises:
+            StoreError: the Record has no rollout to score, or its group is not complete yet.
+        """
+        wanted = {"_id": record_id}
+        if not (
+            await self._db.records.count_documents({**wanted, "outcome": {"$ne": None}}, limit=1)
+            and await self._db.record_data.count_documents(wanted, limit=1)
+        ):
+            raise StoreError(
+                f"record {record_id!r}: nothing to score, or its group is not complete"
+            )
+        value = literal(encode(score.model_dump()))
+        # The trainer's copy first: when the second write is lost, repeating makes up for it.
+        await self._db.record_data.update_one(
+            {**wanted, "score": None}, [{"$set": {"score": value}}]
+        )
+        result = await self._db.records.update_one(
+            {**wanted, **UNSCORABLE},
+            [{"$set": {"score": value, "status": "scored", "error": None}}],
+        )
+        return result.modified_count > 0
 
     @operation("add a score")
     async def add(self, record_id: str, score: Score) -> bool:

@@ -280,7 +280,7 @@ class GroupRepository(Repository):
             {
                 **held(found["_id"], lease["fence"]),
                 "lease.expires_at": lease["expires_at"],  # its holder may have renewed it since
-                "status": may_become("failed"),
+                "status": may_become("pending"),
             },
             attempt_failed("expired", f"the lease of {lease['owner']} expired", max_attempts),
         )

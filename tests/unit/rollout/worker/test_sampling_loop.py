@@ -1,6 +1,7 @@
 import asyncio
+import re
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 
 import pytest
@@ -11,6 +12,7 @@ from agentrl.config.sections import RolloutSection
 from agentrl.errors import ToolError
 from agentrl.inference.client import pool
 from agentrl.renderers.renderer import Renderer
+from agentrl.rewards import GroundTruth, MCPScorerFactory, RegisteredScoring
 from agentrl.rollout import AsyncSampler, MCPSampler, RolloutContext, RolloutResult
 from agentrl.rollout.context_edits import WORK_DISCARDED
 from agentrl.rollout.worker import attempt as attempts
@@ -489,6 +491,96 @@ async def test_a_judge_outage_is_no_score_and_is_tried_again(
             await until(store, scored=1)
     assert scoring.num_scored == 1
     assert len(engine.requests) == 2
+
+
+@pytest.fixture
+def float_scorer() -> Iterator[None]:
+    """The scorer `close`, which cannot read a word."""
+    before = dict(MCPScorerFactory._scorers)
+
+    @MCPScorerFactory.register_scorer("close")
+    def close(answer: str, truth: GroundTruth) -> float:
+        return float(abs(float(answer) - float(truth.answer)) < 0.01)
+
+    yield
+    MCPScorerFactory._scorers.clear()
+    MCPScorerFactory._scorers.update(before)
+
+
+@pytest.mark.usefixtures("float_scorer")
+async def test_a_scorer_that_raises_the_same_way_twice_costs_the_record_and_not_the_group(
+    store: TrajectoryStore,
+    renderer: Renderer,
+    tools_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(attempts, "DEFECT_RETRY_SECONDS", 0.05)
+    answers = iter(["<answer>about seven</answer>", ANSWER, "<answer>a lamp</answer>", ANSWER])
+    rollout = RolloutSection(exit_when_done=True, max_concurrent_samples_per_process=1)
+    questions = [task(n).model_copy(update={"scorer": "close"}) for n in (0, 1)]
+    with serve_script(renderer, lambda _: next(answers)) as engine:
+        await begin_run(store, engine, *questions)
+        scoring = RegisteredScoring()
+        async with open_play(store, engine, tools_url, rollout=rollout, scoring=scoring) as context:
+            loop = make_loop(context)
+            await run_to_end(loop)
+    assert (loop.counts.scored, loop.counts.unscorable, loop.counts.failed) == (2, 2, 0)
+    groups = await store.ledger.ready_groups("trainer", split="train", limit=10, step=1)
+    assert [[data.score and data.score.value for data in group] for group in groups] == [
+        [None, 1.0],
+        [None, 1.0],
+    ]
+    record = await store.records.get("train/0/q0/0")
+    assert record is not None
+    assert (record.status, record.outcome, record.final_answer) == (
+        *("failed", "answered", "about seven"),
+    )
+    assert record.error is not None
+    assert record.error.startswith(
+        "scorer 'close' failed: ValueError: could not convert string to float: 'about seven' ("
+    )
+    assert re.search(r"test_sampling_loop\.py:\d+\)$", record.error)
+    (warning,) = [r.getMessage() for r in caplog.records if "scorer 'close'" in r.getMessage()]
+    assert "train/0/q0/0" in warning
+    assert "'about seven'" in warning
+    assert "agentrl store rescore --scorer close" in warning
+
+
+async def test_a_users_own_scoring_that_raises_is_bounded_but_an_outage_behind_it_is_not(
+    store: TrajectoryStore,
+    renderer: Renderer,
+    tools_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(attempts, "DEFECT_RETRY_SECONDS", 0.05)
+    monkeypatch.setattr(attempts, "SCORING_RETRY_SECONDS", 0.05)
+    num_tries = 0
+
+    class ScoresItself(MCPSampler):
+        async def evaluate_record(self, result: RolloutResult) -> Score:
+            nonlocal num_tries
+            if self.record.traj_id == 0:
+                raise KeyError("speed")
+            num_tries += 1
+            try:
+                raise ConnectionRefusedError("the judge is down")
+            except ConnectionRefusedError as error:
+                raise RuntimeError("no verdict") from error
+
+    with serve_script(renderer, lambda _: ANSWER) as engine:
+        await begin_run(store, engine, task(0))
+        async with open_play(store, engine, tools_url) as context:
+            loop, stop = SamplingLoop(context, "t", ScoresItself, times=TIMES), asyncio.Event()
+            job = asyncio.create_task(loop.run(stop, asyncio.Event()))
+            await until(store, failed=1)
+            await wait_for(lambda: num_tries > 4)
+            stop.set()
+            await job
+    waiting = await store.records.get("train/0/q0/1")
+    assert waiting is not None
+    assert (waiting.status, waiting.score) == ("finished", None)
+    assert waiting.error == "ScoringError: evaluate_record failed: RuntimeError: no verdict"
 
 
 async def test_an_absent_server_is_no_failed_attempt(

@@ -1,0 +1,73 @@
+"""Why a scoring raised: an outage, which passes, or a defect of the function, which does not.
+
+In: what a scoring function raised. Out: the error of the tree in `agentrl.errors` that says which.
+"""
+
+import os
+import socket
+import sysconfig
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+
+from agentrl.errors import AgentRLError, ScorerDefect, ScoringError
+
+_OUTAGES = (ScoringError, ConnectionError, TimeoutError, socket.gaierror, httpx.TransportError)
+_BUSY = frozenset({408, 409, 425, 429})
+"""HTTP statuses below 500 after which the same request may succeed."""
+_NOT_THE_USERS = tuple(
+    os.path.join(folder, "")
+    for folder in (
+        *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")),
+        str(Path(__file__).parents[1]),
+    )
+)
+
+
+def as_scoring_error(error: Exception, what: str) -> AgentRLError:
+    """Return what a scoring's exception means; errors of AgentRL are returned as they are.
+
+    Args:
+        error: what was raised.
+        what: whose scoring it was, to begin the message with.
+    """
+    if isinstance(error, AgentRLError):
+        return error
+    name = type(error).__name__
+    text = f"{what} failed: {name}: {error}".rstrip(": ")
+    if any(map(_is_outage, _causes(error))):
+        return ScoringError(text)
+    place = _raised_at(error)
+    return ScorerDefect(f"{text} ({place})", kind=f"{what}: {name} at {place}")
+
+
+def _is_outage(error: BaseException) -> bool:
+    """Whether a network or a server is down, for whichever client the function uses."""
+    if isinstance(error, _OUTAGES):
+        return True
+    # `status_code` of OpenAI's errors, `response.status_code` of those of httpx and requests.
+    status = getattr(error, "status_code", None)
+    if status is None:
+        status = getattr(getattr(error, "response", None), "status_code", None)
+    return isinstance(status, int) and (status >= 500 or status in _BUSY)
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    current: BaseException | None = error
+    seen: set[int] = set()
+    while current is not None and id(current) not in seen:
+        seen.add(id(current))
+        yield current
+        current = current.__cause__ or current.__context__
+
+
+def _raised_at(error: Exception) -> str:
+    """Return `file:line` of the innermost call in the user's own code, else of the innermost."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not frame.filename.startswith(_NOT_THE_USERS)]
+    frame = (own or frames)[-1]
+    path = Path(frame.filename)
+    shown = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+    return f"{shown}:{frame.lineno}"
