@@ -22,7 +22,7 @@ from agentrl.config.command_line import Count, FlagCommand, FlagGroup, given_fla
 from agentrl.config.loading import load_config, read_yaml
 from agentrl.config.sections import RootConfig, RunSection
 from agentrl.errors import ConfigError
-from agentrl.runtime.signals import INTERRUPTED
+from agentrl.runtime.signals import INTERRUPTED, NO_SIGNAL
 
 DEMO_CONFIG = "assets/demo/grpo.yaml"
 _SAMPLING = ("run", "model", "store", "data", "sampling", "rollout", "tools", "agents", "inference")
@@ -67,7 +67,8 @@ def train(config: RootConfig) -> int:
     from agentrl.trainer.rl.train_process import train
 
     result = train(config)
-    return INTERRUPTED if result is not None and result.status == "stopped" else 0
+    statuses = {"stopped": INTERRUPTED, "no_signal": NO_SIGNAL}
+    return 0 if result is None else statuses.get(result.status, 0)
 
 
 @click.command(

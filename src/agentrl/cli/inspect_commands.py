@@ -14,6 +14,7 @@ from agentrl.cli.databases import opened_store, served_uri
 from agentrl.config.command_line import Count, FlagGroup
 from agentrl.config.sections import PRIVATE_MONGO_ROOT, RootConfig
 from agentrl.errors import StoreError
+from agentrl.schema import ENDED_RUNS
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -155,7 +156,7 @@ async def _follow(config: RootConfig, as_json: bool) -> int:
                     live.update(tables.progress_page(view, rates), refresh=True)
                 else:
                     print(tables.progress_line(view), flush=True)
-                if view.summary.status in ("completed", "failed"):
+                if view.summary.status in ENDED_RUNS:
                     return 0
                 await asyncio.sleep(REFRESH_SECONDS)
         finally:

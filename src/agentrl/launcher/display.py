@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from agentrl.errors import StoreError
+from agentrl.launcher.run_warnings import RunWarnings
 from agentrl.store import RunProgress, TrajectoryStore
 
 REFRESH_SECONDS = 0.5
@@ -61,6 +62,7 @@ class Display:
         self._offset = 0
         self._inode = 0
         self._rates = Rates()
+        self._warnings = RunWarnings(store)
         self._bar = Progress(
             TextColumn("step"),
             BarColumn(bar_width=40),
@@ -76,12 +78,20 @@ class Display:
             while True:
                 for step in self._new_steps():
                     self._console.print(self._line(step), highlight=False, soft_wrap=True)
+                await self._warn()
                 await asyncio.sleep(REFRESH_SECONDS)
         with Live(console=self._console, refresh_per_second=4, transient=False) as live:
             while True:
                 self._new_steps()
+                await self._warn()
                 live.update(self._panel(await self._progress()))
                 await asyncio.sleep(REFRESH_SECONDS)
+
+    async def _warn(self) -> None:
+        for text in await self._warnings.new():
+            self._console.print(
+                f"warning: {text}", style="yellow", markup=False, highlight=False, soft_wrap=True
+            )
 
     async def _progress(self) -> RunProgress | None:
         """Return the run's counts; None before the run exists or while the store is unreachable."""

@@ -36,6 +36,23 @@ def add_restarts(output_path: Path, num_restarts: dict[str, int]) -> None:
     staging.replace(path)
 
 
+async def print_missing_scores(
+    console: Console, config: RootConfig, store: TrajectoryStore
+) -> None:
+    """Say how many records a defect of the scorer left without a score, and how to repair them."""
+    missing = await store.reports.missing_scores()
+    if missing.num_unscorable:
+        console.print(
+            f"{missing.num_unscorable} records have no score, as the scorer failed on them; such as "
+            f"{missing.unscorable}\n  when it is mended: agentrl store rescore --scorer NAME "
+            f"--config {config.run.output_path}/config.yaml",
+            style="yellow",
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
+        )
+
+
 def print_places(console: Console, config: RootConfig, store: TrajectoryStore) -> None:
     """Print the result and where the run's logs, files and database are."""
     output = config.run.output_path

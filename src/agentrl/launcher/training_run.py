@@ -15,8 +15,13 @@ from agentrl.errors import AgentRLError
 from agentrl.launcher.display import Display
 from agentrl.launcher.local_cluster import LocalCluster, until_interrupted
 from agentrl.launcher.preflight import check_has_questions, check_inputs, check_name_is_free
-from agentrl.launcher.run_report import add_restarts, last_error, print_places
-from agentrl.runtime.signals import INTERRUPTED
+from agentrl.launcher.run_report import (
+    add_restarts,
+    last_error,
+    print_missing_scores,
+    print_places,
+)
+from agentrl.runtime.signals import INTERRUPTED, NO_SIGNAL
 from agentrl.store import TrajectoryStore
 
 
@@ -46,15 +51,26 @@ async def run_training(config: RootConfig) -> int:
             status = await until_interrupted(_train(console, cluster, store))
         finally:
             add_restarts(config.run.output_path, cluster.num_restarts)
-        if status in (None, INTERRUPTED):
+        if status is None or status == INTERRUPTED:
             console.print(
                 f"interrupted after {time.monotonic() - started:.0f} s; "
                 "all data are kept, and the same command resumes the run"
             )
             return INTERRUPTED
-        console.print(f"finished in {time.monotonic() - started:.0f} s")
+        seconds = time.monotonic() - started
+        if status == NO_SIGNAL:
+            signal = await store.reports.signal()
+            console.print(
+                f"ended after {seconds:.0f} s, and nothing was trained: {signal}",
+                markup=False,
+                highlight=False,
+                soft_wrap=True,
+            )
+        else:
+            console.print(f"finished in {seconds:.0f} s")
+        await print_missing_scores(console, config, store)
         print_places(console, config, store)
-        return 0
+        return status
 
 
 async def _train(console: Console, cluster: LocalCluster, store: TrajectoryStore) -> int:
@@ -93,7 +109,11 @@ async def _train(console: Console, cluster: LocalCluster, store: TrajectoryStore
             await following
     if status == INTERRUPTED:
         return status
-    if status != 0:
+    run = await store.runs.get()
+    # `accelerate launch` has an exit status of its own, so the database says what the trainer's was.
+    if status != 0 and run is not None and run.status == "no_signal":
+        status = NO_SIGNAL
+    elif status != 0:
         raise AgentRLError(
             f"the trainer failed (exit {status}); the end of {trainer.log_path} says: "
             f"{last_error(trainer)}"

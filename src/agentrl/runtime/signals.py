@@ -17,6 +17,8 @@ SAME_SIGNAL_SECONDS = 0.5
 
 INTERRUPTED = 130
 """Exit status of a process that a signal ended before its work was done."""
+NO_SIGNAL = 3
+"""Exit status of a training that had nothing to learn from."""
 
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)

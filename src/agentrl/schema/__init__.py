@@ -18,6 +18,7 @@ from agentrl.schema.record import (
     task_of_record,
 )
 from agentrl.schema.run import (
+    ENDED_RUNS,
     SCHEMA_VERSION,
     Control,
     ControlChange,
@@ -50,6 +51,7 @@ from agentrl.schema.turn import (
 )
 
 __all__ = [
+    "ENDED_RUNS",
     "RECORD_TRANSITIONS",
     "SCHEMA_VERSION",
     "TASK_TYPES",

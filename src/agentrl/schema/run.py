@@ -9,7 +9,9 @@ from agentrl.schema.base import Value, utc_now
 from agentrl.schema.record import Lease
 
 SCHEMA_VERSION = 2
-RunStatus = Literal["created", "training", "completed", "failed"]
+RunStatus = Literal["created", "training", "completed", "no_signal", "failed"]
+"""`no_signal`: the questions are used up, and not one optimizer step could be made of them."""
+ENDED_RUNS: frozenset[RunStatus] = frozenset({"completed", "no_signal", "failed"})
 
 
 class Control(Value):

@@ -12,7 +12,7 @@ from typing import Literal
 
 from agentrl.inference import ServerPool
 from agentrl.inference.client.load_balancing import Pressure
-from agentrl.schema import Run
+from agentrl.schema import ENDED_RUNS, Run
 from agentrl.store import TrajectoryStore
 
 log = logging.getLogger(__name__)
@@ -85,14 +85,14 @@ class RunWatch:
         A run that was over before this process began may be about to be resumed; it counts as over
         after `resume_grace_seconds`.
         """
-        if self.run is None or self.run.status not in ("completed", "failed"):
+        if self.run is None or self.run.status not in ENDED_RUNS:
             self._seen_alive = self._seen_alive or self.run is not None
             return False
         return self._seen_alive or time.monotonic() - self._created_at > resume_grace_seconds
 
     def hold_reason(self) -> WaitReason | None:
         """Return why no slot may be claimed at all, or None."""
-        if self.run is None or self.run.status in ("completed", "failed"):
+        if self.run is None or self.run.status in ENDED_RUNS:
             return "no_run"
         if self.run.control.sampling_paused:
             return "paused"

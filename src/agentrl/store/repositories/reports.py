@@ -19,6 +19,12 @@ from agentrl.store.database import Repository, RunDatabase, operation
 from agentrl.store.documents.codec import Document, from_document, require, task_from_document
 from agentrl.store.documents.expressions import FAILED_ENDS, HAS_FAILURE
 from agentrl.store.repositories.fleet import SamplerRepository, ServiceRepository
+from agentrl.store.repositories.learning_signal import (
+    LearningSignal,
+    MissingScores,
+    read_missing_scores,
+    read_signal,
+)
 from agentrl.store.repositories.ledger import LedgerRepository
 from agentrl.store.repositories.lineage import LineageRepository, RecordLineage
 from agentrl.store.repositories.runs import DEFAULT_CONSUMER
@@ -195,6 +201,16 @@ class ReportRepository(Repository):
             for status in statuses
         }
         return {status: count for status, count in counts.items() if count}
+
+    @operation("read the learning signal")
+    async def signal(self, consumer: str = DEFAULT_CONSUMER) -> LearningSignal:
+        """Return what a trainer found in the groups that it consumed."""
+        return await read_signal(self._db, consumer)
+
+    @operation("read missing scores")
+    async def missing_scores(self) -> MissingScores:
+        """Return how many ended records have no score, and why."""
+        return await read_missing_scores(self._db)
 
     @operation("read who takes part")
     async def processes(self) -> Liveness:

@@ -48,7 +48,7 @@ def summarize(
     Args:
         history: what the run did.
         run_name: its name.
-        status: how it ended (`completed`, `data_ended`, `stopped`, `training`).
+        status: how it ended (`completed`, `data_ended`, `no_signal`, `stopped`, `training`).
         first_version: version whose evaluation counts as "before".
     """
     steps = history.steps

@@ -16,7 +16,7 @@ from typing import Literal
 from agentrl.config.sections import AlgorithmSection
 from agentrl.data import SelectedGroup, select_group
 from agentrl.runtime.signals import stopped_within
-from agentrl.schema import DBRecordData, LedgerEntry, score_of
+from agentrl.schema import ENDED_RUNS, DBRecordData, LedgerEntry, score_of
 from agentrl.store import DEFAULT_CONSUMER, TrajectoryStore
 
 logger = logging.getLogger(__name__)
@@ -283,7 +283,7 @@ class GroupReader:
             return True
         if self._consumer != DEFAULT_CONSUMER:
             run = await self._store.runs.get()
-            return run is not None and run.status in ("completed", "failed")
+            return run is not None and run.status in ENDED_RUNS
         return groups_consumed >= await self._store.tasks.count(split="train")
 
     async def _report_wait(self, step: int, num_usable: int, groups_per_step: int) -> None:

@@ -24,6 +24,7 @@ from agentrl.data import StepBatch, build_step, normalized_over_step
 from agentrl.data.tree import Merge
 from agentrl.errors import StoreError, TrainingError
 from agentrl.inference.weight_sync import PolicyFiles, PolicyPublisher, WriteFiles
+from agentrl.schema import RunStatus
 from agentrl.store import DEFAULT_CONSUMER, TrajectoryStore
 from agentrl.trainer.bootstrap import TrainingSession
 from agentrl.trainer.checkpoint import CheckpointSaver
@@ -51,7 +52,8 @@ class TrainResult:
     """The result of a trainer process."""
 
     status: str
-    """`completed` (max_steps done), `data_ended` or `stopped` (by a signal)."""
+    """`completed` (max_steps done), `data_ended`, `no_signal` (it ended without a single step) or
+    `stopped` (by a signal)."""
     step: int
     """Optimizer steps done, resumed ones included."""
     output_path: Path
@@ -145,8 +147,11 @@ class TrainLoop:
         while not self._stop.is_set() and self._history.last_step < self._trainer.max_steps:
             end = await self._step(self._history.last_step + 1)
             if end != "full" and not self._stop.is_set():
-                return end
+                return "no_signal" if self._has_no_signal() else end
         return "stopped" if self._stop.is_set() else "completed"
+
+    def _has_no_signal(self) -> bool:
+        return self._history.last_step == 0 and self._history.groups_consumed > 0
 
     async def _step(self, step: int) -> str:
         """Run one optimizer step; return `full`, or why the data ended early."""
@@ -292,10 +297,17 @@ class TrainLoop:
             await self._evaluations.run_last(step)
         history.add_seconds("total", time.monotonic() - self._started)
         summary = summarize(history, run_name=run_name, status=status)
+        missing = await self._store.reports.missing_scores()
+        summary["records"]["unscorable"] = missing.num_unscorable
+        if status == "no_signal":
+            signal = await self._store.reports.signal(self._consumer)
+            summary["no_signal"] = signal.model_dump(mode="json")
+            logger.warning("nothing was trained: %s", signal)
         summary_path = write_summary(output_path, summary)
         picture_path = draw_rewards(output_path, history, run_name=run_name)
         if status != "stopped" and self._is_leading:
-            await self._store.runs.set_status("completed")
+            ended: RunStatus = "no_signal" if status == "no_signal" else "completed"
+            await self._store.runs.set_status(ended)
         return TrainResult(
             status=status,
             step=step,

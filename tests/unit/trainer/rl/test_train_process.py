@@ -463,6 +463,24 @@ async def test_two_consumers_train_on_one_stream_and_leave_each_others_ledgers_a
     assert all(torch.equal(weights[name], first[name]) for name in first), "identical data"
 
 
+async def test_a_run_that_could_learn_nothing_ends_with_a_status_of_its_own(
+    make_config, store, model_path, caplog
+):
+    await fill(store, model_path, [EQUAL] * 5)
+    result = await train(make_config(groups_per_step=1, max_steps=3))
+    assert (result.status, result.step) == ("no_signal", 0)
+    run = await store.runs.get()
+    assert run.status == "no_signal"
+    summary = json.loads(result.summary_path.read_text())
+    assert summary["status"] == "no_signal"
+    found = summary["no_signal"]
+    assert (found["num_groups"], found["num_equal"], found["num_kept"]) == (5, 5, 0)
+    assert len(found["examples"]) == 3
+    (said,) = [r.getMessage() for r in caplog.records if "nothing was trained" in r.getMessage()]
+    assert "5 of 5 groups had equal scores (mean " in said
+    assert "what to try: " in said
+
+
 async def test_a_trainer_waits_for_the_scores_of_the_scorer_that_it_names(
     make_config, store, model_path
 ):

@@ -1,0 +1,53 @@
+"""What a person has to hear while a run goes on: missing scores, failed rollouts, no signal.
+
+In: the run's database. Out: lines for the console, each said once.
+"""
+
+import time
+
+from agentrl.errors import StoreError
+from agentrl.store import TrajectoryStore
+
+LOOK_SECONDS = 2.0
+MIN_GROUPS = 4
+"""Groups without signal after which the run says so."""
+
+
+class RunWarnings:
+    """Looks for trouble every `LOOK_SECONDS`."""
+
+    def __init__(self, store: TrajectoryStore) -> None:
+        self._store = store
+        self._looked_at = float("-inf")
+        self._said: set[str] = set()
+
+    async def new(self) -> list[str]:
+        """Return what is to be said now; nothing while the store is unreachable."""
+        if time.monotonic() - self._looked_at < LOOK_SECONDS:
+            return []
+        self._looked_at = time.monotonic()
+        try:
+            found = await self._found()
+        except StoreError:
+            return []
+        new = [text for kind, text in found.items() if kind not in self._said]
+        self._said.update(found)
+        return new
+
+    async def _found(self) -> dict[str, str]:
+        """Return every kind of trouble that there is, with its words."""
+        reports = self._store.reports
+        missing = await reports.missing_scores()
+        progress = await reports.progress()
+        found: dict[str, str] = {}
+        if missing.num_unscorable:
+            found["unscorable"] = f"a scorer fails, its records have no score: {missing.unscorable}"
+        if missing.num_waiting:
+            found["waiting"] = f"a score is missing and tried again: {missing.waiting}"
+        if missing.num_failed:
+            found["failed"] = f"{missing.num_failed} records failed: see agentrl inspect errors"
+        if progress.policy_version == 0 and progress.num_groups_consumed >= MIN_GROUPS:
+            signal = await reports.signal()
+            if not signal.num_kept:
+                found["signal"] = f"nothing to learn from so far: {signal}"
+        return found

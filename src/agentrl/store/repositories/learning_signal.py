@@ -1,0 +1,141 @@
+"""What a trainer can learn from the groups that it consumed, and which scores are missing, in words.
+
+Groups of equal scores have no gradient. These figures tell a run that learns nothing from one that
+is slow.
+"""
+
+import textwrap
+
+from agentrl.schema.base import Value
+from agentrl.store.database import RunDatabase
+from agentrl.store.documents.codec import Document
+from agentrl.store.documents.expressions import UNSCORABLE
+
+NUM_EXAMPLES = 3
+_ANSWER_CHARACTERS, _ERROR_CHARACTERS = 100, 400
+"""What is shown of an answer, and of an error, which ends with its place in the user's file."""
+
+
+class ScoredAnswer(Value):
+    """One record as an example."""
+
+    record_id: str
+    answer: str | None
+    score: float | None
+    error: str | None = None
+
+    def __str__(self) -> str:
+        score = "no score" if self.score is None else f"score {self.score:g}"
+        answer = (
+            "no answer"
+            if self.answer is None
+            else f"answered {_shortened(self.answer, _ANSWER_CHARACTERS)!r}"
+        )
+        because = "" if self.error is None else f" ({_shortened(self.error, _ERROR_CHARACTERS)})"
+        return f"{self.record_id}: {answer}, {score}{because}"
+
+
+class LearningSignal(Value):
+    """The groups that a trainer consumed, by whether they had anything to teach."""
+
+    num_groups: int
+    num_equal: int
+    """Groups dropped for equal scores."""
+    num_kept: int
+    """Groups that a step was made of."""
+    mean_score: float | None
+    examples: tuple[ScoredAnswer, ...] = ()
+
+    def __str__(self) -> str:
+        """Say what happened, show the examples, and say what to try; several lines."""
+        mean = "no scores" if self.mean_score is None else f"mean {self.mean_score:.3f}"
+        shown = (f"  {example}" for example in self.examples)
+        first = f"{self.num_equal} of {self.num_groups} groups had equal scores ({mean})"
+        return "\n".join([first, *shown, f"  what to try: {self._advice()}"])
+
+    def _advice(self) -> str:
+        if self.num_equal < self.num_groups:
+            return "see why records were dropped or have no score: agentrl inspect errors"
+        if self.mean_score is not None and self.mean_score > 0.5:
+            return "harder questions; these are answered right every time"
+        return (
+            "read the answers above against the scorer and --answer_schema; easier questions, a "
+            "stronger model, a higher --temperature or more --num_generations"
+        )
+
+
+class MissingScores(Value):
+    """Records that have no score, by why."""
+
+    num_unscorable: int
+    """Dead-lettered, as the scorer raised the same way twice."""
+    num_waiting: int
+    """Put off, as a judge or the network was down."""
+    num_failed: int
+    """Failed in their rollouts, for good."""
+    unscorable: ScoredAnswer | None = None
+    waiting: ScoredAnswer | None = None
+
+
+async def read_signal(database: RunDatabase, consumer: str) -> LearningSignal:
+    """Return what the trainer `consumer` found in the training groups that it consumed."""
+    status, reason = f"$ledger.{consumer}.status", f"$ledger.{consumer}.reason"
+    consumed = {"$in": ["dropped", "reserved", "trained"]}
+    found = await database.aggregate(
+        database.record_data,
+        [
+            {"$match": {"split": "train", f"ledger.{consumer}.status": consumed}},
+            {
+                "$group": {
+                    "_id": "$task_id",
+                    "order": {"$first": "$order"},
+                    "kept": {"$max": {"$ne": [status, "dropped"]}},
+                    "equal": {"$max": {"$eq": [reason, "zero_variance"]}},
+                    "sum": {"$sum": "$score.value"},
+                    "num": {"$sum": {"$cond": [{"$isNumber": "$score.value"}, 1, 0]}},
+                }
+            },
+            {"$sort": {"order": 1}},
+        ],
+    )
+    num_scores = sum(group["num"] for group in found)
+    first = [group["_id"] for group in found[:NUM_EXAMPLES]]
+    examples = database.records.find({"task_id": {"$in": first}, "traj_id": 0}).sort("order", 1)
+    return LearningSignal(
+        num_groups=len(found),
+        num_equal=sum(group["equal"] and not group["kept"] for group in found),
+        num_kept=sum(group["kept"] for group in found),
+        mean_score=sum(group["sum"] for group in found) / num_scores if num_scores else None,
+        examples=tuple([_example(document) async for document in examples]),
+    )
+
+
+async def read_missing_scores(database: RunDatabase) -> MissingScores:
+    """Return how many ended records have no score, and examples."""
+    waiting = {"status": "finished", "error": {"$ne": None}}
+    records = database.records
+    num_unscorable = await records.count_documents(UNSCORABLE)
+    num_waiting = await records.count_documents(waiting)
+    one_unscorable = await records.find_one(UNSCORABLE) if num_unscorable else None
+    one_waiting = await records.find_one(waiting) if num_waiting else None
+    return MissingScores(
+        num_unscorable=num_unscorable,
+        num_waiting=num_waiting,
+        num_failed=await records.count_documents({"status": "failed", "outcome": None}),
+        unscorable=_example(one_unscorable) if one_unscorable else None,
+        waiting=_example(one_waiting) if one_waiting else None,
+    )
+
+
+def _example(document: Document) -> ScoredAnswer:
+    score = document.get("score")
+    return ScoredAnswer(
+        record_id=document["_id"],
+        answer=document.get("final_answer"),
+        score=None if score is None else score["value"],
+        error=document.get("error"),
+    )
+
+
+def _shortened(text: str, width: int) -> str:
+    return textwrap.shorten(text, width, placeholder="...")
