@@ -99,7 +99,8 @@ async def rescore(config: RootConfig, scorer: str) -> int:
         counts = await add_scores(opened, chosen, agent_config)
     print(
         f"{chosen.name}@{chosen.version}: {counts.num_scored} records scored, "
-        f"{counts.num_repaired} repaired, {counts.num_known} had this score, {counts.num_open} belong to unfinished groups, "
+        f"{counts.num_known} had this score, {counts.num_repaired} were repaired, "
+        f"{counts.num_open} belong to unfinished groups, "
         f"{counts.num_undecided} could not be decided"
     )
     for reason in counts.reasons:
