@@ -5,7 +5,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-import yaml
+
+from agentrl.store.database import with_database
+from agentrl.store.private_mongod import running_uri
 
 ROOT = Path(__file__).parents[2]
 RUN_NAME = "short"
@@ -56,7 +58,9 @@ def config_path(folder: Path) -> Path:
 
 def database_uri(folder: Path) -> str:
     """Return the connection string of a run that goes on."""
-    return str(yaml.safe_load(config_path(folder).read_text())["db_connection_string"])
+    uri = running_uri(folder / "mongo")
+    assert uri is not None, "the run's mongod is not up"
+    return with_database(uri, RUN_NAME)
 
 
 def logs(folder: Path) -> str:

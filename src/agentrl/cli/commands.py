@@ -17,7 +17,7 @@ from typing import Literal
 import click
 from pydantic import SecretStr
 
-from agentrl.cli.databases import served_uri, store_uri
+from agentrl.cli.databases import joined, served_uri, store_uri
 from agentrl.config.command_line import Count, FlagCommand, FlagGroup, given_flags
 from agentrl.config.loading import load_config, read_yaml
 from agentrl.config.sections import RootConfig, RunSection
@@ -51,7 +51,7 @@ async def run(context: click.Context, config: RootConfig) -> int:
 @click.command("sample", cls=FlagCommand, sections=_SAMPLING)
 def sample(config: RootConfig) -> int:
     """Run one sampler process; start as many as you like, on any host."""
-    store_uri(config)
+    config = joined(config)
     from agentrl.rollout.worker.sampler_process import run_sampler
     from agentrl.runtime.logs import setup_logging
 
@@ -62,7 +62,7 @@ def sample(config: RootConfig) -> int:
 @click.command("train", cls=FlagCommand, sections=_TRAINING)
 def train(config: RootConfig) -> int:
     """Run the trainer; under `accelerate launch` or `torchrun` this is one rank of several."""
-    store_uri(config)
+    config = joined(config)
     _log_by_rank(config.run)
     from agentrl.trainer.rl.train_process import train
 

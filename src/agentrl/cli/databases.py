@@ -4,6 +4,8 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING
 
+from pydantic import SecretStr
+
 from agentrl.config.sections import RootConfig
 from agentrl.errors import ConfigError, StoreError
 
@@ -11,19 +13,28 @@ if TYPE_CHECKING:
     from agentrl.store import TrajectoryStore
 
 
+def joined(config: RootConfig) -> RootConfig:
+    """Return the configuration with the URI that `store_uri` gives."""
+    section = config.store.model_copy(update={"db_connection_string": SecretStr(store_uri(config))})
+    return config.model_copy(update={"store": section})
+
+
 def store_uri(config: RootConfig) -> str:
-    """Return the MongoDB URI of the configuration.
+    """Return the MongoDB URI of the configuration, or that of the running run's private mongod.
 
     Raises:
-        ConfigError: none is given.
+        ConfigError: none is given, and no private mongod is up.
     """
-    uri = config.store.db_connection_string
+    from agentrl.store.private_mongod import running_uri
+
+    given = config.store.db_connection_string
+    uri = running_uri(config.private_mongo_dir) if given is None else given.get_secret_value()
     if uri is None:
         raise ConfigError(
             "needs a database: --config output/RUN_NAME/config.yaml of a running run, "
             "--db_connection_string, or MONGODB_URI"
         )
-    return uri.get_secret_value()
+    return uri
 
 
 @contextmanager
@@ -41,18 +52,14 @@ def served_uri(config: RootConfig, *, create: bool = False) -> Iterator[str]:
     Raises:
         StoreError: there are no data of a run of this name, and none are to be created.
     """
-    from agentrl.store.private_mongod import EmbeddedMongo, is_private_uri, running_uri
+    from agentrl.store.private_mongod import EmbeddedMongo, running_uri
 
     given = config.store.db_connection_string
-    # A configuration file names the private mongod's address, which is old once the run has ended.
-    if given is not None and not is_private_uri(given.get_secret_value()):
+    if given is not None:
         yield given.get_secret_value()
         return
     data_dir = config.private_mongo_dir
     if not data_dir.is_dir() and not create:
-        if given is not None:
-            yield given.get_secret_value()
-            return
         raise StoreError(
             f"no run {config.run.run_name!r} here: {data_dir} does not exist; give --run_name, "
             "--config output/RUN_NAME/config.yaml, or --db_connection_string"

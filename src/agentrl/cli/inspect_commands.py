@@ -166,16 +166,12 @@ async def _follow(config: RootConfig, as_json: bool) -> int:
 
 async def _all_runs(config: RootConfig) -> list[dict[str, Any]]:
     """Return all runs of the named server, or of every private mongod's data below this folder."""
-    from agentrl.store.private_mongod import is_private_uri
-
     given = config.store.db_connection_string
-    if given is not None and not is_private_uri(given.get_secret_value()):
+    if given is not None:
         return await _runs_at(given.get_secret_value())
     found: list[dict[str, Any]] = []
     for data_dir in sorted(PRIVATE_MONGO_ROOT.glob("*/")):
-        section = config.store.model_copy(
-            update={"mongo_data_dir": data_dir, "db_connection_string": None}
-        )
+        section = config.store.model_copy(update={"mongo_data_dir": data_dir})
         try:
             with served_uri(config.model_copy(update={"store": section})) as uri:
                 found += await _runs_at(uri)

@@ -85,11 +85,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return end.exit_code
     except click.UsageError as error:
         from agentrl.config.command_line import usage_problem
+        from agentrl.config.secret_text import redact
 
-        print(f"{name}: {usage_problem(error)}", file=sys.stderr)
+        print(f"{name}: {redact(usage_problem(error))}", file=sys.stderr)
         return 2
     except AgentRLError as error:
-        print(f"{name}: {error}", file=sys.stderr)
+        from agentrl.config.secret_text import redact
+
+        print(f"{name}: {redact(str(error))}", file=sys.stderr)
         return error.exit_status
     except KeyboardInterrupt:
         from agentrl.runtime.signals import INTERRUPTED

@@ -35,19 +35,29 @@ def store() -> None:
 
 
 @store.command("up")
-def up(config: RootConfig) -> int:
+@click.option(
+    "--show_password", is_flag=True, help="Print the connection string with its password."
+)
+def up(config: RootConfig, show_password: bool) -> int:
     """Serve the data of a private mongod until Ctrl-C, so that other tools can read them."""
+    from agentrl.config.secret_text import redact
+    from agentrl.store.database import with_database
     from agentrl.store.private_mongod import EmbeddedMongo, running_uri
+
+    def shown(uri: str) -> str:
+        uri = with_database(uri, config.run.run_name)
+        hint = "(--show_password prints it whole, to paste into Compass or mongosh)"
+        return uri if show_password else f"{redact(uri)}\n{hint}"
 
     data_dir = config.private_mongo_dir
     if not data_dir.is_dir():
         raise StoreError(f"{data_dir} does not exist; is {config.run.run_name!r} the run's name?")
     running = running_uri(data_dir)
     if running is not None:
-        print(f"the run is going on and its mongod is up: {running}")
+        print(f"the run is going on and its mongod is up: {shown(running)}")
         return 0
     with EmbeddedMongo(data_dir, config.store.mongo_port) as mongo:
-        print(f"{mongo.uri(config.run.run_name)}\nCtrl-C ends it; the data stay.", flush=True)
+        print(f"{shown(mongo.uri())}\nCtrl-C ends it; the data stay.", flush=True)
         stop = threading.Event()
         for signum in (signal.SIGINT, signal.SIGTERM):
             signal.signal(signum, lambda *_: stop.set())

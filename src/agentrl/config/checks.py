@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from urllib.parse import urlsplit
 
+from agentrl.config.secret_text import SECRET_NAME
 from agentrl.config.sections import (
     AgentSection,
     AlgorithmSection,
@@ -35,7 +36,6 @@ _SGLANG_OPEN_FLAGS = frozenset(
 _SGLANG_ONLY = frozenset({"inf_tp_size", "inf_ep_size", "inf_mem_ratio", "sglang_args"})
 """Settings that the embedded engine does not read."""
 _TAG_NAME = re.compile(r"[A-Za-z_][\w.-]*")
-_SECRET_NAME = re.compile("auth|key|token|secret|passw|cookie|credential", re.IGNORECASE)
 JUDGE = "agentcpm"
 """The scorer that asks the language model of `--agent_config_path`."""
 BUILT_IN_REPORTS = ("none", "console", "jsonl")
@@ -136,7 +136,7 @@ def check_trackers(report_to: Sequence[str]) -> list[str]:
 
 
 def _secrets_in_flags(tools: ToolsSection) -> Iterator[str]:
-    """Find secrets that would be written to the run's files, where flags are written as given."""
+    """Find secrets in flags, which every user of the machine can read."""
     url, text = tools.mcp_manager_url or "", tools.mcp_servers or ""
     if urlsplit(url).password is not None:
         yield "--mcp_manager_url holds a password; give it as MCP_SERVER_TOKEN in the environment"
@@ -147,10 +147,10 @@ def _secrets_in_flags(tools: ToolsSection) -> Iterator[str]:
     except ValueError:
         return  # reported with its position where the servers are read
     for name, value in _named_texts(servers):
-        if _SECRET_NAME.search(name) and "${" not in value:
+        if SECRET_NAME.search(name) and "${" not in value:
             yield (
-                f"--mcp_servers holds a secret ({name}), which would be written to the run's files; "
-                "give the JSON as a file, or the secret as ${VARIABLE}"
+                f"--mcp_servers holds a secret ({name}), which every user of the machine can read "
+                "in the arguments; give the JSON as a file, or the secret as ${VARIABLE}"
             )
 
 

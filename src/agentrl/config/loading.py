@@ -10,7 +10,6 @@ import sys
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import yaml
 from pydantic import SecretStr, TypeAdapter, ValidationError
@@ -18,6 +17,9 @@ from pydantic import SecretStr, TypeAdapter, ValidationError
 from agentrl.config.checks import check_config
 from agentrl.config.flags import FLAGS, canonical_name, unknown_flag
 from agentrl.config.other_names import NO_EFFECT, ONE_VALUE, OPTIM_PARTS, SHORTHANDS
+from agentrl.config.private_files import write_private
+from agentrl.config.public_values import public_value, secrets_of
+from agentrl.config.secret_text import redact, remember
 from agentrl.config.sections import SECTIONS, RootConfig
 from agentrl.config.shipped_files import existing_or_shipped
 from agentrl.errors import ConfigError
@@ -47,7 +49,8 @@ _ONE_SHOT = {"fresh", "delete_existing", *MACHINE_ENVIRONMENT}
 def load_config(typed: Mapping[str, Any]) -> RootConfig:
     """Return the configuration of a process from its flags.
 
-    The file that `config` names gives values that the other flags override. Secrets, and the
+    The file that `config` names gives values that the other flags override, as does the private
+    file that `write_config` has put beside it. Other secrets, and the
     machine's place among several, are read from the environment where neither gives them.
 
     Args:
@@ -60,7 +63,8 @@ def load_config(typed: Mapping[str, Any]) -> RootConfig:
     values = dict(typed)
     path = values.pop("config", None)
     if path is not None:
-        values = read_yaml(existing_or_shipped(Path(path))) | values
+        file = existing_or_shipped(Path(path))
+        values = read_yaml(file) | _private_values(file) | values
     return build_config(values)
 
 
@@ -93,14 +97,20 @@ def build_config(values: Mapping[str, Any]) -> RootConfig:
         config = RootConfig.model_validate(sections)
     except ValidationError as error:
         raise ConfigError(_first_problem(error, from_environment)) from None
+    remember(secrets_of(config))
     return check_config(_apply_preferred_sampling(config))
 
 
 def flat_values(config: RootConfig) -> dict[str, Any]:
-    """Return all values by flag name, JSON-compatible, without secrets.
+    """Return all values by flag name, JSON-compatible, with `***` for secrets inside them.
 
-    A database URI without a password is kept, so that further samplers can be started from the file.
+    Flags that are secrets as a whole are left out, but for a database URI that holds none.
     """
+    values = _values(config)
+    return {name: public_value(name, value) for name, value in values.items()}
+
+
+def _values(config: RootConfig) -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for section in SECTIONS:
         for name, value in getattr(config, section):
@@ -108,7 +118,7 @@ def flat_values(config: RootConfig) -> dict[str, Any]:
                 continue
             if isinstance(value, SecretStr):
                 uri = value.get_secret_value()
-                if name == "db_connection_string" and urlsplit(uri).password is None:
+                if name == "db_connection_string" and redact(uri) == uri:
                     flat[name] = uri
                 continue
             flat[name] = str(value) if isinstance(value, Path) else value
@@ -116,18 +126,55 @@ def flat_values(config: RootConfig) -> dict[str, Any]:
     return plain
 
 
-def write_config(config: RootConfig, path: Path) -> None:
-    """Write the resolved configuration as YAML, in sections, without secrets."""
-    flat = flat_values(config)
+def write_config(config: RootConfig, path: Path, made: Collection[str] = ()) -> None:
+    """Write the resolved configuration as YAML, in sections, for its owner's eyes.
+
+    What holds secrets goes to a file of its own beside it (`config.secrets.yaml`), so that the
+    configuration can be shown to others. Secrets of the user's environment stay there.
+
+    Args:
+        config: the configuration.
+        path: of the file.
+        made: flags whose secrets AgentRL itself has made for this run.
+    """
+    values, public = _values(config), flat_values(config)
+    private = {name: value for name, value in values.items() if public[name] != value}
     lines = ["# The resolved configuration of this run. Secrets are not in it.\n"]
     for section, cls in SECTIONS.items():
         part = {
-            name: flat[name] for name in cls.model_fields if flat.get(name) not in (None, "", [])
+            name: public[name]
+            for name in cls.model_fields
+            if name not in private and public.get(name) not in (None, "", [])
         }
         if part:
             lines.append(f"\n# {section}\n{yaml.safe_dump(part, sort_keys=False)}")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(lines))
+    lines += [
+        f"\n# {name}: {public[name]} (whole in {_private_file(path).name})" for name in private
+    ]
+    write_private(path, "".join(lines).rstrip("\n") + "\n")
+    for name in made:
+        private[name] = getattr(getattr(config, FLAGS[name].section), name).get_secret_value()
+    if private:
+        write_private(_private_file(path), yaml.safe_dump(private, sort_keys=False))
+    else:
+        _private_file(path).unlink(missing_ok=True)
+
+
+def _private_values(path: Path) -> dict[str, Any]:
+    """Return what the private file beside a configuration holds and this process may know.
+
+    An empty variable withholds its secret: a sampler is not to know the control key.
+    """
+    file = _private_file(path)
+    values = read_yaml(file) if file.exists() else {}
+    withheld = {
+        name for name, variable in SECRET_ENVIRONMENT.items() if os.environ.get(variable) == ""
+    }
+    return {name: value for name, value in values.items() if name not in withheld}
+
+
+def _private_file(path: Path) -> Path:
+    return path.with_name(f"{path.stem}.secrets.yaml")
 
 
 def secret_environment(config: RootConfig) -> dict[str, str]:

@@ -62,6 +62,10 @@ async def run_evaluation(config: RootConfig, checkpoint: Path | None) -> int:
     output = config.run.output_path
     name = f"{config.run.run_name}-eval"
     section = config.run.model_copy(update={"run_name": name, "output_dir": output})
+    if adapter is not None:
+        roots = (*config.inference.weight_roots, adapter.absolute())
+        inference = config.inference.model_copy(update={"weight_roots": roots})
+        config = config.model_copy(update={"inference": inference})
     async with LocalCluster(config.model_copy(update={"run": section}), role="eval") as cluster:
         status = await until_interrupted(_evaluate(console, cluster, output / "eval.json", adapter))
         return INTERRUPTED if status is None else status

@@ -7,6 +7,7 @@ not known here.
 
 import asyncio
 import contextlib
+import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -17,6 +18,8 @@ from typing import Any, Self, TypeVar
 from pydantic import SecretStr
 
 from agentrl.config.loading import secret_environment, write_config
+from agentrl.config.private_files import make_private
+from agentrl.config.secret_text import remember
 from agentrl.config.sections import RootConfig
 from agentrl.errors import AgentRLError, ConfigError
 from agentrl.launcher.child_commands import agentrl_command, tool_server_command, trainer_command
@@ -27,7 +30,8 @@ from agentrl.runtime.ports import free_port
 from agentrl.runtime.restarts import Restarts
 from agentrl.runtime.signals import stop_on_signals
 from agentrl.store import TrajectoryStore
-from agentrl.store.private_mongod import EmbeddedMongo
+from agentrl.store.database import with_database
+from agentrl.store.private_mongod import EmbeddedMongo, running_uri
 from agentrl.tools import probe
 
 T = TypeVar("T")
@@ -43,6 +47,8 @@ SUPERVISOR_STOP_SECONDS = 2 * STOP_SECONDS
 """For `agentrl serve`, which gives its server `STOP_SECONDS` first."""
 TRAINER_STOP_SECONDS = 120.0
 """The trainer finishes its step and saves. On several machines it cannot: they end one by one."""
+_KEYS = ("inference_api_key", "inference_admin_key")
+_KEY_BYTES = 32
 _NOT_FOR_SAMPLERS = ("AGENTRL_ADMIN_KEY",)
 _NOT_FOR_TOOLS = ("MONGODB_URI", "AGENTRL_API_KEY", "AGENTRL_ADMIN_KEY")
 """A model may have its tools read their environment."""
@@ -64,6 +70,7 @@ class LocalCluster:
         """
         self.config = config
         self._role = f"{role}_" if role else ""
+        self._made_keys: list[str] = []
         self._stack = AsyncExitStack()
         self._supervisor = Supervisor()
         self._mongod_restarts = Restarts(RESTARTS)
@@ -87,15 +94,23 @@ class LocalCluster:
         return self.config.run.output_path / f"{self._role}config.yaml"
 
     async def open_store(self) -> TrajectoryStore:
-        """Start the private mongod unless a database was given, and connect."""
+        """Start the private mongod unless a database was given, connect, and make missing keys.
+
+        The password of a private mongod goes to children by environment; what joins later, from the
+        written configuration, finds it in the directory of the data.
+        """
+        output = self.config.run.output_path
+        make_private(output)
+        # Absolute, for those who join from another directory.
+        run = self.config.run.model_copy(update={"output_dir": output})
+        self.config = self.config.model_copy(update={"run": run})
+        self._make_keys()
         uri = self.config.store.db_connection_string
         if uri is None:
-            mongo = EmbeddedMongo(self.config.private_mongo_dir, self.config.store.mongo_port)
-            # Entered here, in the main thread: the kernel ends it with the thread that started it.
-            self._stack.enter_context(mongo)
-            await self._stack.enter_async_context(self._kept_running(mongo))
-            uri = SecretStr(mongo.uri(self.config.run.run_name))
-            section = self.config.store.model_copy(update={"db_connection_string": uri})
+            data_dir = self.config.private_mongo_dir.absolute()
+            uri = SecretStr(await self._private_uri(data_dir))
+            places = {"db_connection_string": uri, "mongo_data_dir": data_dir}
+            section = self.config.store.model_copy(update=places)
             self.config = self.config.model_copy(update={"store": section})
         store = await self._stack.enter_async_context(
             TrajectoryStore.connect(uri.get_secret_value(), self.config.run.run_name)
@@ -118,6 +133,31 @@ class LocalCluster:
         """Restarts by process, of those that died and were started again."""
         of_mongod = self._mongod_restarts.total
         return self._supervisor.num_restarts | ({"mongod": of_mongod} if of_mongod else {})
+
+    def _make_keys(self) -> None:
+        """Make the keys that the user does not give for servers that are started here.
+
+        Loopback is open to every user of the machine, and to web pages that they look at.
+        """
+        inference = self.config.inference
+        if inference.inference_urls:
+            return
+        self._made_keys = [name for name in _KEYS if getattr(inference, name) is None]
+        made = {name: SecretStr(secrets.token_urlsafe(_KEY_BYTES)) for name in self._made_keys}
+        remember(key.get_secret_value() for key in made.values())
+        section = inference.model_copy(update=made)
+        self.config = self.config.model_copy(update={"inference": section})
+
+    async def _private_uri(self, data_dir: Path) -> str:
+        # An evaluation may join the database of a run that goes on; the run itself is there once.
+        running = running_uri(data_dir) if self._role else None
+        if running is not None:
+            return with_database(running, self.config.run.run_name)
+        mongo = EmbeddedMongo(data_dir, self.config.store.mongo_port)
+        # Entered here, in the main thread: the kernel ends it with the thread that started it.
+        self._stack.enter_context(mongo)
+        await self._stack.enter_async_context(self._kept_running(mongo))
+        return mongo.uri(self.config.run.run_name)
 
     async def start_tool_server(self) -> None:
         """Start the user's tool server, if one is to be started, and check that it has tools."""
@@ -151,7 +191,7 @@ class LocalCluster:
 
     def write_config(self) -> None:
         """Write the configuration with all addresses for children and for people."""
-        write_config(self.config, self.config_path)
+        write_config(self.config, self.config_path, self._made_keys)
 
     async def start_servers(self) -> None:
         """Start one `agentrl serve` for each server, or a single one for all `--inference_urls`.

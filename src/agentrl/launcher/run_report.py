@@ -68,10 +68,10 @@ def print_places(console: Console, config: RootConfig, store: TrajectoryStore) -
     ]
     for name, place in rows:
         console.print(f"  {name:12} {place}", highlight=False, soft_wrap=True)
-    if config.store.mongo_data_dir is not None or "127.0.0.1" in store.redacted_uri:
+    if config.store.db_connection_string is None:
         console.print(
-            f"  to look into it: agentrl store up --run_name {config.run.run_name}, then open the "
-            "connection string in MongoDB Compass (New connection > paste > Connect)",
+            f"  to look into it: agentrl store up --show_password --run_name {config.run.run_name}, "
+            "then open the connection string in MongoDB Compass (New connection > paste > Connect)",
             highlight=False,
             soft_wrap=True,
         )

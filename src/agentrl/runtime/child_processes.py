@@ -18,6 +18,7 @@ from typing import Self
 
 import psutil
 
+from agentrl.config.private_files import make_private
 from agentrl.runtime.restarts import Restarts
 
 logger = logging.getLogger(__name__)
@@ -164,7 +165,8 @@ class Supervisor:
         del self._children[name]
 
     async def _spawn(self, child: Child) -> None:
-        child.log_path.parent.mkdir(parents=True, exist_ok=True)
+        make_private(child.log_path.parent)
+        child.log_path.touch(0o600)
         with child.log_path.open("ab") as log:
             child.log_offset = log.tell()
             child.process = await asyncio.create_subprocess_exec(

@@ -2,12 +2,12 @@
 
 import logging
 import os
-import re
 import sys
 from pathlib import Path
 
-_PASSWORD = re.compile(r"(://[^:/@\s]*):[^@/\s]+@")
-_BEARER = re.compile(r"(?i)(bearer\s+)\S+")
+from agentrl.config.private_files import make_private
+from agentrl.config.secret_text import redact
+
 _NOISY = (
     "httpx",
     "httpcore",
@@ -22,15 +22,10 @@ _NOISY = (
 
 
 class _RedactingFormatter(logging.Formatter):
-    """Formats records without passwords and bearer tokens."""
+    """Formats records without secrets."""
 
     def format(self, record: logging.LogRecord) -> str:
         return redact(super().format(record))
-
-
-def redact(text: str) -> str:
-    """Return the text without passwords in URLs and without bearer tokens."""
-    return _BEARER.sub(r"\1***", _PASSWORD.sub(r"\1:***@", text))
 
 
 def setup_logging(process: str, log_file: Path | None = None, *, console: bool = True) -> None:
@@ -52,7 +47,8 @@ def setup_logging(process: str, log_file: Path | None = None, *, console: bool =
     if console:
         handlers.append(logging.StreamHandler(sys.stderr))
     if log_file is not None:
-        log_file.parent.mkdir(parents=True, exist_ok=True)
+        make_private(log_file.parent)
+        log_file.touch(0o600)
         handlers.append(logging.FileHandler(log_file, encoding="utf-8"))
     for handler in handlers:
         handler.setFormatter(formatter)

@@ -137,6 +137,9 @@ class InferenceService(Value):
     adapter: str | None = None
     """Name of the adapter that requests have to name for that version; None for the model alone."""
     error: str | None = None
+    data_proof: str | None = None
+    control_proof: str | None = None
+    """What shows that the one who registered it has the keys (`agentrl.inference.vouching`)."""
     load: ServerLoad | None = None
     """As of the last heartbeat; None while the server is updated, or where it does not report it."""
     started_at: datetime = Field(default_factory=utc_now)

@@ -9,7 +9,6 @@ know what documents contain.
 import asyncio
 import functools
 import inspect
-import re
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from datetime import datetime
@@ -31,6 +30,7 @@ from pymongo.errors import (
 )
 from pymongo.write_concern import WriteConcern
 
+from agentrl.config.secret_text import redact
 from agentrl.errors import ConfigError, StoreError, StoreUnreachable
 from agentrl.store.documents.codec import Document
 from agentrl.store.server_clock import ServerClock
@@ -91,7 +91,7 @@ class RunDatabase:
     @property
     def redacted_uri(self) -> str:
         """The connection string of this database without its password."""
-        return with_database(without_password(self.uri), self.name)
+        return with_database(redact(self.uri), self.name)
 
     async def aggregate(
         self, collection: AsyncCollection[Document], pipeline: list[Document]
@@ -205,17 +205,11 @@ def _one_line(error: BaseException, uri: str) -> str:
             f"MongoDB at {hosts} does not authorize this login; it needs the role readWrite on "
             "the run's database (and dbAdmin to delete it)"
         )
-    text = " ".join(str(error).split())
+    text = " ".join(redact(str(error)).split())
     return text if len(text) <= 300 else text[:297] + "..."
 
 
 # --- addresses ----------------------------------------------------------------------------------
-
-
-def without_password(uri: str) -> str:
-    """Return `uri` with `***` in place of its password and of options that contain secrets."""
-    redacted = re.sub(r"(?<=://)([^/@:]*):[^@]*(?=@)", r"\1:***", uri)
-    return re.sub(r"(?i)((?:password|token|secret)[^=&]*=)[^&]*", r"\1***", redacted)
 
 
 def with_database(uri: str, database: str) -> str:

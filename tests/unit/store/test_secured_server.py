@@ -215,11 +215,14 @@ def srv_host(mongod: EmbeddedMongo, monkeypatch: pytest.MonkeyPatch) -> Iterator
 
 async def test_a_srv_name_is_resolved(srv_host: str, mongo_uri: str) -> None:
     database = mongo_uri.partition("?")[0].rpartition("/")[2]
-    uri = f"mongodb+srv://{srv_host}/{database}?tls=false&replicaSet=rs0"
+    login = mongo_uri.partition("://")[2].partition("@")[0]
+    options = "tls=false&replicaSet=rs0&authSource=admin"
+    uri = f"mongodb+srv://{login}@{srv_host}/{database}?{options}"
     async with TrajectoryStore.connect(uri) as store:
         await store.ensure_schema()
         await fill(store, 1)
-        assert store.redacted_uri.startswith(f"mongodb+srv://{srv_host}/{database}?")
+        shown = f"mongodb+srv://agentrl:***@{srv_host}/{database}?"
+        assert store.redacted_uri.startswith(shown)
         await store.drop_database()
 
 

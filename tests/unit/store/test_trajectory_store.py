@@ -78,7 +78,7 @@ async def test_the_uri_for_people_has_no_secrets(mongod: EmbeddedMongo) -> None:
 async def test_writes_are_journaled_by_a_majority_whatever_the_uri_says(
     mongod: EmbeddedMongo,
 ) -> None:
-    weak = f"mongodb://127.0.0.1:{mongod.port}/demo?w=0&directConnection=true"
+    weak = mongod.uri("demo").replace("w=majority&journal=true", "w=0")
     async with TrajectoryStore.connect(weak) as store:
         assert store.database["turns"].write_concern.document == {"w": "majority", "j": True}
         assert store.database["blobs"].write_concern.document == {"w": "majority", "j": True}

@@ -26,7 +26,7 @@ def dead_owner() -> str:
 
 
 async def test_a_dead_trainer_is_taken_over_from_at_once(run_store: TrajectoryStore) -> None:
-    async with TrajectoryStore.connect(run_store.redacted_uri) as other:
+    async with TrajectoryStore.connect(run_store.database.uri, run_store.database_name) as other:
         await other.trainer_leases.acquire("trainer", dead_owner(), 60)
     started = time.monotonic()
     async with trainer_lease(run_store, "trainer", lease_seconds=60):
@@ -37,7 +37,7 @@ async def test_a_dead_trainer_is_taken_over_from_at_once(run_store: TrajectorySt
 
 
 async def test_a_silent_trainer_elsewhere_is_waited_out(run_store: TrajectoryStore) -> None:
-    async with TrajectoryStore.connect(run_store.redacted_uri) as other:
+    async with TrajectoryStore.connect(run_store.database.uri, run_store.database_name) as other:
         await other.trainer_leases.acquire("trainer", "elsewhere:1:0-a", 1.5)
     async with trainer_lease(run_store, "trainer", lease_seconds=3):
         run = await run_store.runs.get()
@@ -49,7 +49,7 @@ async def test_a_silent_trainer_is_taken_over_from_after_the_clock_was_set_back(
     run_store: TrajectoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trainer_lease_module, "_GRACE_SECONDS", 0.2)
-    async with TrajectoryStore.connect(run_store.redacted_uri) as other:
+    async with TrajectoryStore.connect(run_store.database.uri, run_store.database_name) as other:
         await other.trainer_leases.acquire("trainer", "elsewhere:1:0-a", 3600)
     async with trainer_lease(run_store, "trainer", lease_seconds=1.5):
         run = await run_store.runs.get()
@@ -58,7 +58,7 @@ async def test_a_silent_trainer_is_taken_over_from_after_the_clock_was_set_back(
 
 
 async def test_a_live_trainer_is_not_waited_for(run_store: TrajectoryStore) -> None:
-    async with TrajectoryStore.connect(run_store.redacted_uri) as other:
+    async with TrajectoryStore.connect(run_store.database.uri, run_store.database_name) as other:
         await other.trainer_leases.acquire("trainer", new_lease_owner(), 60)
         with pytest.raises(TrainerBusy):
             async with trainer_lease(run_store, "trainer", lease_seconds=60):
@@ -68,5 +68,5 @@ async def test_a_live_trainer_is_not_waited_for(run_store: TrajectoryStore) -> N
 async def test_a_released_lease_is_free(run_store: TrajectoryStore) -> None:
     async with trainer_lease(run_store, "trainer", lease_seconds=60):
         pass
-    async with TrajectoryStore.connect(run_store.redacted_uri) as other:
+    async with TrajectoryStore.connect(run_store.database.uri, run_store.database_name) as other:
         await other.trainer_leases.acquire("trainer", "elsewhere:1:0-a", 60)

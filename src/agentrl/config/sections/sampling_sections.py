@@ -181,6 +181,9 @@ class InferenceSection(ConfigSection):
     server_hang_seconds: float = Field(default=30.0, gt=0)
     """Seconds without any answer after which a server that AgentRL started is killed and restarted;
     after a third of them it gets no more work."""
+    weight_roots: tuple[Path, ...] = ()
+    """Directories from below which the embedded engine loads new weights, besides the run's output
+    directory and the model's own."""
     inference_threads: int | None = None
     """CPU threads of the embedded engine; torch's choice by default."""
     tool_call_parser: str = "auto"

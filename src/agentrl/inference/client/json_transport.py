@@ -55,14 +55,14 @@ class JsonTransport:
         """Close all connections."""
         await self._http.close()
 
-    async def is_ok(self, path: str) -> bool:
-        """Return whether the server answers a GET with status 200, without a key."""
+    async def status(self, path: str) -> int | None:
+        """Return the status that the server answers a GET with, without a key; None for no answer."""
         timeout = aiohttp.ClientTimeout(_HEALTH_SECONDS)
         try:
             async with self._http.get(self.base_url + path, timeout=timeout) as response:
-                return response.status == 200
+                return response.status
         except (aiohttp.ClientError, TimeoutError):
-            return False
+            return None
 
     async def get(self, path: str, headers: dict[str, str]) -> dict[str, Any]:
         """Return the JSON object that a GET answers with."""

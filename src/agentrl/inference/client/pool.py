@@ -18,6 +18,7 @@ from pydantic import SecretStr
 from agentrl.errors import InferenceError, NoServerAvailable, ServerRefused, ServerUnreachable
 from agentrl.inference.client.load_balancing import LoadBalancer, Pressure
 from agentrl.inference.client.sglang_client import OnPartial, SGLangClient
+from agentrl.inference.vouching import with_data_key
 from agentrl.inference.wire import GenerateRequest, GenerateResult, join_results, new_rid
 from agentrl.schema import InferenceService
 
@@ -128,9 +129,11 @@ class ServerPool:
         """Take over the registered servers.
 
         One that is being updated counts as usable: it holds requests and answers them later.
+        A server that is not vouched for is left out: it would be sent the key.
         Generations on a server that is `down` are abandoned, since it may hang. A server that is
         merely missing from `services` keeps its generations: its supervisor may be slow.
         """
+        services = with_data_key(services, self._api_key)
         self.pressure.note(services)
         self.clock.note(services)
         self._usable = {s.base_url.rstrip("/") for s in services if s.status != "down"}

@@ -23,6 +23,7 @@ from agentrl.inference.wire import (
 )
 from agentrl.schema import ServerLoad
 
+_OK, _UNAVAILABLE = 200, 503
 OnPartial = Callable[[GenerateResult], None]
 """Stream callback: called every few tokens with everything sampled so far."""
 
@@ -139,7 +140,14 @@ class SGLangClient:
 
     async def health(self) -> bool:
         """Return whether the server is up and ready. Needs no key."""
-        return await self._transport.is_ok("/health")
+        return await self._transport.status("/health") == _OK
+
+    async def is_paused(self) -> bool:
+        """Return whether the server says that it takes requests and does not work on them.
+
+        Servers without that route are taken for working.
+        """
+        return await self._transport.status("/ready") == _UNAVAILABLE
 
     async def model_info(self) -> ModelInfo:
         """Return what the server reports of its model."""

@@ -27,6 +27,7 @@ from agentrl.inference.dialects import chat_completions, responses, text_complet
 from agentrl.inference.dialects.dialect import Dialect, answer, bearer_key
 from agentrl.inference.dialects.openai_common import error_body
 from agentrl.inference.dialects.session import ModelSession, session_over
+from agentrl.runtime.http_guard import HttpGuard
 from agentrl.schema.agent_endpoint import AgentEndpoint
 
 DIALECTS = (chat_completions.DIALECT, text_completions.DIALECT, responses.DIALECT)
@@ -72,7 +73,7 @@ class APIServer:
         server = cls(host, listener.getsockname()[1])
         serving = _Server(
             uvicorn.Config(
-                server.app(),
+                HttpGuard(server.app(), host),
                 log_level="warning",
                 access_log=False,
                 lifespan="off",

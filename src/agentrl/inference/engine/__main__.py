@@ -50,6 +50,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--prefix-cache-bytes", type=int, help="memory for prefixes that are kept")
     parser.add_argument("--num-threads", type=int, help="CPU threads of torch")
     parser.add_argument("--log-requests", help="file that gets every request's token ids")
+    parser.add_argument(
+        "--weight-root",
+        action="append",
+        dest="weight_roots",
+        help="directory from below which new weights are loaded; repeat for several (any)",
+    )
     parser.add_argument("--seed", type=int, help="seed of requests that bring none (0)")
     return parser
 

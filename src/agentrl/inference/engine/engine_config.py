@@ -36,6 +36,8 @@ class EngineConfig(BaseModel):
     """CPU threads of torch; when not given, one for a tiny model and torch's own choice else."""
     log_requests: Path | None = None
     """File that gets a line with the token ids of every request, for comparisons."""
+    weight_roots: tuple[Path, ...] = ()
+    """Directories from below which new weights and adapters are loaded; empty: from anywhere."""
     seed: int = 0
     """Seed of requests that bring none."""
     api_key: SecretStr | None = None

@@ -13,6 +13,7 @@ from agentrl.errors import InferenceError, ServerRefused, ServerUnusable, StoreE
 from agentrl.inference.client.sglang_client import SGLangClient
 from agentrl.inference.supervisor.device_sharing import DeviceSharing
 from agentrl.inference.supervisor.weight_catch_up import WeightCatchUp
+from agentrl.inference.vouching import proof
 from agentrl.inference.weight_sync.server_operations import ServedPolicy, served_policy
 from agentrl.schema import InferenceService, Policy, ServerLoad
 from agentrl.store import TrajectoryStore
@@ -20,6 +21,9 @@ from agentrl.store import TrajectoryStore
 logger = logging.getLogger(__name__)
 
 BEAT_SECONDS = 1.0
+PAUSED_SECONDS = 3.0
+"""An `up` server that is paused for this long was forgotten, or paused by a stranger: publishers mark
+their servers `updating` before they pause them."""
 PROBES_PER_HANG = 3
 """A server is asked this often within the time after which it counts as hung."""
 
@@ -58,6 +62,7 @@ class ServerHeartbeat:
         self._is_own = is_own
         self._is_registered = False
         self._answered_at = 0.0
+        self._paused_since: float | None = None
         self._load: ServerLoad | None = None
 
     async def run(self, client: SGLangClient, model_path: str) -> None:
@@ -75,6 +80,8 @@ class ServerHeartbeat:
         policy = await self._weights.latest_files()
         served = await self._served(client, policy)
         served = await self._weights.catch_up(client, policy, served)
+        data_key = self._inference.inference_api_key
+        control_key = self._inference.inference_admin_key or data_key
         await self._store.services.register(
             InferenceService(
                 id=self._service_id,
@@ -84,6 +91,8 @@ class ServerHeartbeat:
                 status="up",
                 policy_version=served.version,
                 adapter=served.adapter,
+                data_proof=proof(self.url, data_key),
+                control_proof=proof(self.url, control_key),
             )
         )
         self._is_registered = True
@@ -131,10 +140,31 @@ class ServerHeartbeat:
                     adapter=served.adapter,
                 )
             await self._weights.retire_adapters(client, served)
+            await self._end_forgotten_pause(client, service)
         except InferenceError as error:
             if service.status == "up":
                 logger.warning("server %s is taken out: %s", self.url, error)
                 await self._take_out(service, error)
+
+    async def _end_forgotten_pause(self, client: SGLangClient, service: InferenceService) -> None:
+        """Resume a server that is paused although nobody publishes.
+
+        Raises:
+            ServerUnusable: it was started here, and stays paused all the same.
+        """
+        if service.status != "up" or not await client.is_paused():
+            self._paused_since = None
+            return
+        self._paused_since = self._paused_since or time.monotonic()
+        seconds = time.monotonic() - self._paused_since
+        if self._is_own and seconds > self._inference.server_hang_seconds:
+            raise ServerUnusable(f"paused for {seconds:.0f} s, and it cannot be resumed")
+        if seconds > PAUSED_SECONDS:
+            said = f"was paused for {seconds:.0f} s without a publication; resumed"
+            now = await self._store.services.heartbeat(self._service_id, error=said)
+            if now.status == "up":  # no publisher has begun meanwhile
+                logger.warning("server %s %s", self.url, said)
+                await client.continue_()
 
     async def _take_out(self, service: InferenceService, error: InferenceError) -> None:
         await self._store.services.set_status(self._service_id, status="down", error=str(error))

@@ -41,6 +41,8 @@ def server_command(
 ) -> list[str]:
     """Return the argv of an inference server that starts on the weights of `model_path`.
 
+    The embedded engine loads further weights from below `inference.weight_roots` alone.
+
     Keys are not on the command line, where every user of the machine could read them; both
     backends read `AGENTRL_API_KEY` and `AGENTRL_ADMIN_KEY` from their environment.
     """
@@ -92,6 +94,8 @@ def _embedded(
         argv += ["--context-length", str(inference.context_length)]
     if inference.inference_request_log is not None:
         argv += ["--log-requests", str(inference.inference_request_log)]
+    for root in inference.weight_roots:
+        argv += ["--weight-root", str(root)]
     if inference.inference_threads is not None:
         argv += ["--num-threads", str(inference.inference_threads)]
     return argv

@@ -52,7 +52,7 @@ async def run_server(config: RootConfig, uri: str) -> None:
                 store,
                 plan,
                 model=config.model,
-                inference=config.inference,
+                inference=_rooted(config, plan),
                 publish=config.publish,
             )
             for plan in plans
@@ -236,6 +236,13 @@ async def _until_healthy(
                 f"no healthy server on {client.base_url} after {start_seconds:g} s {tail}".strip()
             )
         await asyncio.sleep(0.1)
+
+
+def _rooted(config: RootConfig, plan: ServerPlan) -> InferenceSection:
+    """Return the section whose servers load weights of this run and no others."""
+    inference = config.inference
+    roots = (*inference.weight_roots, config.run.output_path, plan.model_path)
+    return inference.model_copy(update={"weight_roots": roots})
 
 
 def _plans(config: RootConfig) -> list[ServerPlan]:

@@ -15,6 +15,7 @@ from pathlib import Path
 from agentrl.config.sections import InferenceSection, PublishSection
 from agentrl.errors import InferenceError
 from agentrl.inference.client.sglang_client import SGLangClient
+from agentrl.inference.vouching import with_control_key
 from agentrl.inference.weight_sync.delivery import Delivery, DiskDelivery, report
 from agentrl.inference.weight_sync.server_operations import put_to_sleep, wake
 from agentrl.inference.weight_sync.version_files import (
@@ -126,7 +127,7 @@ class PolicyPublisher:
         Raises:
             StoreError: the store could not record it.
         """
-        services = [s for s in await self._store.services.all() if s.status in ("up", "updating")]
+        services = [s for s in await self._registered() if s.status in ("up", "updating")]
         await asyncio.gather(*map(self._put_to_sleep, services))
 
     async def settle(self) -> None:
@@ -151,7 +152,7 @@ class PolicyPublisher:
 
     async def _deliver(self, policy: Policy) -> PublishReport:
         """Deliver a version to every server that is awake, and wake those that sleep."""
-        registered = [s for s in await self._store.services.all() if s.status != "down"]
+        registered = [s for s in await self._registered() if s.status != "down"]
         awake = {s.id: s for s in registered if s.status != "asleep"}
         updating = (self._store.services.set_status(name, status="updating") for name in awake)
         await asyncio.gather(*updating)
@@ -212,6 +213,11 @@ class PolicyPublisher:
         except InferenceError as error:
             logger.warning("server %s is taken out: %s", service.base_url, error)
             await self._store.services.set_status(service.id, status="down", error=str(error))
+
+    async def _registered(self) -> list[InferenceService]:
+        """Return the servers that may be sent the control key."""
+        key = self._inference.inference_admin_key or self._inference.inference_api_key
+        return with_control_key(await self._store.services.all(), key)
 
     def _client(self, service: InferenceService) -> SGLangClient:
         return SGLangClient(

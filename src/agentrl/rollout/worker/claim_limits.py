@@ -71,7 +71,7 @@ class RunWatch:
         self.run = await self._store.runs.get()
         services = await self._store.services.all(alive_within=SERVER_SILENCE_SECONDS)
         self._servers.update(services)
-        self.num_servers = sum(service.status != "down" for service in services)
+        self.num_servers = self._servers.num_servers
         self._read_at = time.monotonic()
 
     @property

@@ -22,6 +22,8 @@ from agentrl.inference.dialects.session import (
     TextRequest,
 )
 
+JSON = {"Content-Type": "application/json"}
+
 
 class Echo(ModelSession):
     """Says what it is told, in two parts."""
@@ -146,8 +148,8 @@ async def test_errors_have_openais_form_and_name_the_field() -> None:
     body = {"model": "m", "messages": [{"role": "user", "content": "fail"}]}
     async with client_of(Echo("m")) as client:
         refused = await client.post("/chat/completions", json=body)
-        malformed = await client.post("/chat/completions", content=b"{")
-        half = await client.post("/chat/completions", content=b'{"model": "\\ud800"}')
+        malformed = await client.post("/chat/completions", content=b"{", headers=JSON)
+        half = await client.post("/chat/completions", content=b'{"model": "\\ud800"}', headers=JSON)
         nowhere = await client.get("/nowhere")
     assert refused.json()["error"] == {
         "message": "cannot be had",

@@ -11,6 +11,7 @@ from support.engines import make_model, request
 
 from agentrl.config.sections import InferenceSection, ModelSection, PublishSection
 from agentrl.inference.client.sglang_client import SGLangClient
+from agentrl.inference.supervisor.server_heartbeat import PAUSED_SECONDS
 from agentrl.inference.supervisor.server_supervisor import ServerPlan, ServerSupervisor
 from agentrl.runtime.ports import free_port
 from agentrl.schema import InferenceService
@@ -125,6 +126,37 @@ async def test_hung_server_is_taken_out_and_replaced(
             await asyncio.sleep(0.05)
         async with SGLangClient(after.base_url) as client:
             assert (await client.generate(request(1, max_new_tokens=2))).finish_reason == "length"
+
+
+async def test_a_server_paused_without_a_publication_is_resumed_and_it_is_said(
+    store: TrajectoryStore, model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with supervised(store, model, tmp_path, free_port()):
+        service = await up(store)
+        async with SGLangClient(service.base_url) as client, asyncio.timeout(25):
+            await client.pause("retract")
+            assert await client.is_paused()
+            result = await client.generate(request(1, max_new_tokens=2))  # waits for the end of it
+        assert result.finish_reason == "length"
+        now = await up(store)
+        assert now.started_at == service.started_at
+        assert "without a publication; resumed" in (now.error or "")
+    assert "without a publication; resumed" in caplog.text
+
+
+async def test_the_server_of_a_publisher_at_work_stays_paused(
+    store: TrajectoryStore, model: Path, tmp_path: Path
+) -> None:
+    async with supervised(store, model, tmp_path, free_port()):
+        service = await up(store)
+        async with SGLangClient(service.base_url) as client:
+            await store.services.set_status(service.id, status="updating")
+            await client.pause("retract")
+            beats: set[object] = set()
+            while len(beats) < 2 + PAUSED_SECONDS:
+                beats.add((await store.services.all())[0].heartbeat_at)
+                await asyncio.sleep(0.05)
+            assert await client.is_paused()
 
 
 def listener(port: int) -> psutil.Process:

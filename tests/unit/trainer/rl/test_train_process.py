@@ -396,7 +396,7 @@ async def test_a_stop_finishes_the_step_and_saves(make_config, store, model_path
 async def test_a_second_trainer_is_refused(make_config, store, model_path):
     await fill(store, model_path, [MIXED] * 2)
     await store.runs.create(Run(name=store.database_name))
-    async with TrajectoryStore.connect(store.redacted_uri) as other:
+    async with TrajectoryStore.connect(store.database.uri, store.database_name) as other:
         await other.trainer_leases.acquire("trainer", new_lease_owner(), 30)
         with pytest.raises(TrainerBusy):
             await train(make_config())

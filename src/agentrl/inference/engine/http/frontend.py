@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import torch
 from transformers import PreTrainedModel
 
+from agentrl.errors import InferenceError
 from agentrl.inference.engine.engine_config import EngineConfig
 from agentrl.inference.engine.generation.batch_scheduler import (
     BatchScheduler,
@@ -129,6 +130,29 @@ class FrontEnd:
         if self._grammars is None:
             self._grammars = self.text.grammars(self.limits.vocab_size, self.limits.eos_ids)
         return self._grammars.start(grammar)
+
+    def check_place(self, path: str) -> None:
+        """Refuse weights from elsewhere than below the given directories.
+
+        Raises:
+            InferenceError: the path leads out of them, perhaps by a link.
+        """
+        roots = self.config.weight_roots
+        place = Path(path).resolve()
+        if roots and not any(place.is_relative_to(root.resolve()) for root in roots):
+            raise InferenceError(
+                f"{path} is not below a directory that this server loads weights from "
+                f"(--weight-root; in a run, its output directory and --weight_roots)"
+            )
+
+    async def load_adapter(self, name: str, path: str) -> None:
+        """Load an adapter, while generations go on.
+
+        Raises:
+            InferenceError: it lies elsewhere, there is one of this name, or it cannot be read.
+        """
+        self.check_place(path)
+        await self.adapters.load(name, path)
 
     async def unload_adapter(self, name: str) -> None:
         """Refuse new requests for an adapter, and return when those that use it have ended.

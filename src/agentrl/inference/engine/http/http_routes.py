@@ -41,6 +41,7 @@ from agentrl.inference.engine.http.streaming import (
     unless_disconnected,
 )
 from agentrl.inference.engine.weights.weight_receiver import WeightManifest
+from agentrl.runtime.http_guard import HttpGuard
 
 SGLANG_VERSION = "0.5.23"
 """The release whose HTTP is followed; clients choose what to rely upon by it."""
@@ -95,6 +96,7 @@ def make_app(front_end: FrontEnd) -> Starlette:
     )
     control_paths = frozenset(route.path for route in control)
     app.add_middleware(_Authorization, front_end=front_end, control_paths=control_paths)
+    app.add_middleware(HttpGuard, host=front_end.config.host)
     return app
 
 
@@ -252,6 +254,7 @@ class _Routes:
         body = await json_object(http)
         path = required(body, "model_path", str)
         try:
+            self._engine.check_place(path)
             num_kept, is_flushed = await self._engine.update_weights(
                 path,
                 typed(body, "weight_version", str, None),
@@ -285,7 +288,7 @@ class _Routes:
         name, path = (typed(body, field, str, None) for field in ("lora_name", "lora_path"))
         if not name or not path:
             raise HTTPException(400, "lora_name and lora_path have to be given")
-        return await self._adapters_after(self._engine.adapters.load(name, path))
+        return await self._adapters_after(self._engine.load_adapter(name, path))
 
     async def unload_adapter(self, http: Request) -> Response:
         name = typed(await json_object(http), "lora_name", str, None)

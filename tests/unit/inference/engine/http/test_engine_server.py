@@ -42,12 +42,49 @@ async def front_end(
 async def app(front_end: FrontEnd) -> AsyncIterator[httpx.AsyncClient]:
     """The application in this process."""
     transport = httpx.ASGITransport(make_app(front_end))
-    async with httpx.AsyncClient(transport=transport, base_url="http://engine") as client:
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
         yield client
 
 
 def bearer(key: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"}
+
+
+async def test_a_web_page_cannot_stop_generation(
+    app: httpx.AsyncClient, front_end: FrontEnd
+) -> None:
+    page = {"Content-Type": "text/plain", "Origin": "http://evil.example"}
+    sent = await app.post("/pause_generation", content=b'{"mode": "abort"}', headers=page)
+    assert sent.status_code == 403
+    assert not front_end.is_paused
+
+
+async def test_weights_and_adapters_come_from_the_given_directories_alone(
+    model: PreTrainedModel, checkpoint: Path, second_checkpoint: Path, tmp_path: Path
+) -> None:
+    root = tmp_path / "published"
+    shutil.copytree(second_checkpoint, root / "000001")
+    (root / "000002").symlink_to(checkpoint)
+    config = EngineConfig(model_path=str(checkpoint), weight_roots=(root,))
+    front_end = FrontEnd(config, model)
+    front_end.start(lambda: None)
+    transport = httpx.ASGITransport(make_app(front_end))
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+
+        async def load(path: Path) -> httpx.Response:
+            body = {"model_path": str(path), "weight_version": "1"}
+            return await client.post("/update_weights_from_disk", json=body)
+
+        for path in (second_checkpoint, root / ".." / "elsewhere", root / "000002", Path("/etc")):
+            refused = await load(path)
+            assert refused.status_code == 400
+            assert "is not below a directory that this server loads weights from" in refused.text
+        body = {"lora_name": "a", "lora_path": "/etc"}
+        adapter = await client.post("/load_lora_adapter", json=body)
+        assert adapter.status_code == 400
+        assert "is not below" in adapter.text
+        assert (await load(root / "000001")).status_code == 200
+    front_end.stop()
 
 
 @pytest.mark.parametrize(

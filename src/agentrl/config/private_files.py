@@ -1,0 +1,23 @@
+"""Files that only the user who started the process can read, whatever the umask says."""
+
+import os
+import tempfile
+from pathlib import Path
+
+
+def write_private(path: Path, text: str) -> None:
+    """Write a file with mode 0600, whole or not at all; its directory is made with 0700."""
+    make_private(path.parent)
+    descriptor, staged = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(staged, path)
+    except BaseException:
+        os.unlink(staged)
+        raise
+
+
+def make_private(directory: Path) -> None:
+    """Make a directory with mode 0700. One that exists stays as its owner made it."""
+    directory.mkdir(0o700, parents=True, exist_ok=True)

@@ -1,0 +1,105 @@
+"""What must not be written, logged or printed, and what is shown in its place.
+
+In goes text that people may read (log lines, messages, values of flags); out comes the same text with
+`***` for the secrets in it: user parts and queries of URLs, bearer tokens, and every value that
+this process learned to be a secret (`remember`).
+"""
+
+import re
+from collections.abc import Iterable
+from urllib.parse import unquote
+
+HIDDEN = "***"
+SECRET_NAME = re.compile(
+    r"auth|key|token|secret|passw|cookie|credential|bearer|signature", re.IGNORECASE
+)
+"""Names of headers, variables and arguments whose values are secrets."""
+_URL = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*)://([^\s\"'<>]+)")
+_BEARER = re.compile(r"(?i)(bearer\s+)[^\s\"',]+")
+_SECRET_OPTION = re.compile(
+    r"(?i)\b((?:\w*(?:password|token|secret)\w*|authMechanismProperties)=)[^&\s]*"
+)
+_SHORTEST = 6
+"""Shorter values are not searched for: they would be found in ordinary words."""
+_known: set[str] = set()
+
+
+def redact(text: str) -> str:
+    """Return the text without its secrets."""
+    for secret in sorted(_known, key=len, reverse=True):
+        text = text.replace(secret, HIDDEN)
+    return _BEARER.sub(rf"\1{HIDDEN}", _URL.sub(_public_url, text))
+
+
+def remember(secrets: Iterable[str]) -> None:
+    """Have `redact` find these values wherever they stand, also percent-encoded."""
+    for secret in secrets:
+        _known.update(form for form in (secret, unquote(secret)) if len(form) >= _SHORTEST)
+
+
+def secrets_of_url(url: str) -> list[str]:
+    """Return the secret parts of a URL: password, user where it is no database's, query values."""
+    _, user_part, _, query = _parts(url)
+    user, _, password = user_part.partition(":")
+    parts = [password] if _is_database(url) else [user, password]
+    if _is_database(url):
+        parts += [match[0].partition("=")[2] for match in _SECRET_OPTION.finditer(query)]
+    else:
+        parts += [pair.partition("=")[2] or pair for pair in query.split("&")]
+    return [part for part in parts if part and part != HIDDEN]
+
+
+def public_command(words: Iterable[str]) -> list[str]:
+    """Return a command with its program's name alone: any argument may be a secret."""
+    return [word if number == 0 else HIDDEN for number, word in enumerate(words)]
+
+
+def secrets_of_command(words: Iterable[str]) -> list[str]:
+    """Return the arguments that are secrets by their names: `--token X`, `API_KEY=X`, URLs."""
+    found: list[str] = []
+    is_named = False
+    for word in words:
+        name, equals, value = word.partition("=")
+        if "://" in word:
+            found += secrets_of_url(word)
+        elif equals and SECRET_NAME.search(name):
+            found.append(value)
+        elif is_named and not word.startswith("-"):
+            found.append(word)
+        is_named = not equals and word.startswith("-") and SECRET_NAME.search(word) is not None
+    return found
+
+
+def _public_url(match: re.Match[str]) -> str:
+    scheme, user_part, rest, query = _parts(match[0])
+    user, colon, _ = user_part.partition(":")
+    if not _is_database(match[0]):
+        user, colon = (HIDDEN if user_part else ""), ""
+    shown = f"{scheme}://{user}" + (f":{HIDDEN}" if colon else "") + ("@" if user_part else "")
+    if not query:
+        return shown + rest
+    if _is_database(match[0]):
+        return f"{shown}{rest}?" + _SECRET_OPTION.sub(rf"\1{HIDDEN}", query)
+    pairs = (pair.partition("=") for pair in query.split("&"))
+    named = [f"{name}={HIDDEN}" if equals else HIDDEN for name, equals, _ in pairs]
+    return f"{shown}{rest}?" + "&".join(named)
+
+
+def _parts(url: str) -> tuple[str, str, str, str]:
+    """Return scheme, user part, the rest without them, and the query.
+
+    A password with an unescaped `/`, `@` or `?` is still part of the user part of a database's URL.
+    """
+    scheme, _, tail = url.partition("://")
+    if _is_database(url):
+        user_part, _, tail = tail.rpartition("@")
+        rest, _, query = tail.partition("?")
+        return scheme, user_part, rest, query
+    rest, _, query = tail.partition("?")
+    host, slash, path = rest.partition("/")
+    user_part, _, host = host.rpartition("@")
+    return scheme, user_part, host + slash + path, query
+
+
+def _is_database(url: str) -> bool:
+    return url.startswith("mongodb")

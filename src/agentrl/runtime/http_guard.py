@@ -1,0 +1,69 @@
+"""What every HTTP server of AgentRL asks of a request before anything else: no web page sent it.
+
+A page that a user of the machine looks at can send requests to loopback, and reach a server under a
+name of its own by rebinding DNS. In goes an ASGI application; out comes one that answers such
+requests itself. Keys are the servers' own affair.
+"""
+
+import json
+import logging
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from agentrl.config.checks import is_loopback
+
+logger = logging.getLogger(__name__)
+
+_Message = MutableMapping[str, Any]
+_Receive = Callable[[], Awaitable[_Message]]
+_Send = Callable[[_Message], Awaitable[None]]
+_App = Callable[[_Message, _Receive, _Send], Awaitable[None]]
+_FOREIGN_SITES = ("cross-site", "same-site")
+
+
+class HttpGuard:
+    """ASGI middleware that checks `Host`, `Origin` and the type of a body."""
+
+    def __init__(self, app: _App, host: str) -> None:
+        """Wrap an application.
+
+        Args:
+            app: the application.
+            host: the address that it listens on; on loopback, `Host` has to be a loopback name.
+        """
+        self._app = app
+        self._is_local = is_loopback(host)
+
+    async def __call__(self, scope: _Message, receive: _Receive, send: _Send) -> None:
+        """Pass a request on, or refuse it."""
+        refusal = self._refusal(scope) if scope["type"] == "http" else None
+        if refusal is None:
+            await self._app(scope, receive, send)
+            return
+        status, text = refusal
+        logger.warning("refused %s %r: %s", scope["method"], scope["path"][:200], text)
+        headers = [(b"content-type", b"application/json")]
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": json.dumps({"error": text}).encode()})
+
+    def _refusal(self, scope: _Message) -> tuple[int, str] | None:
+        headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
+        host, origin = headers.get(b"host", ""), headers.get(b"origin")
+        if self._is_local and host and not is_loopback(_host_name(host)):
+            return 421, "the Host header is not this server's; use 127.0.0.1 or localhost"
+        if origin is not None and origin.partition("://")[2] != host:
+            return 403, "web pages of other origins are not answered"
+        if headers.get(b"sec-fetch-site") in _FOREIGN_SITES:
+            return 403, "web pages of other sites are not answered"
+        has_body = headers.get(b"content-length", "0") != "0" or b"transfer-encoding" in headers
+        kind = headers.get(b"content-type", "").partition(";")[0].strip().lower()
+        if has_body and kind != "application/json" and not kind.endswith("+json"):
+            return 415, "a body has to be JSON, with Content-Type: application/json"
+        return None
+
+
+def _host_name(host: str) -> str:
+    """Return a Host header's name without the port and an IPv6 address's brackets."""
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return host.partition(":")[0]
