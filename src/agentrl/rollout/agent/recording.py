@@ -54,9 +54,10 @@ _LIMIT_TEXTS: dict[Outcome, str] = {
 
 
 _POLICYS_DOING = frozenset(
-    {*_LIMIT_TEXTS, *_LIMIT_CODES.values(), HALF_CHARACTER, CANNOT_RENDER, FORWARDED_REFUSED}
+    {*_LIMIT_TEXTS, *_LIMIT_CODES.values()}
+    | {HALF_CHARACTER, CANNOT_RENDER, FORWARDED_REFUSED, "unsupported_content"}
 )
-"""Codes of refusals that follow from what the policy said, or how much."""
+"""Codes of refusals that follow from what the policy said, how much, or what its tools returned."""
 
 
 class RecordingSession(ModelSession):

@@ -11,6 +11,7 @@ from support.play import begin_run, tool_call
 from support.tiny_tokenizer import write_seeing_tokenizer
 from support.tool_server import picture
 
+from agentrl.errors import AgentError
 from agentrl.renderers import Renderer
 from agentrl.rollout import RolloutResult
 from agentrl.rollout.agent import AgentEndpoint
@@ -136,5 +137,5 @@ async def test_what_the_policy_cannot_see_is_refused_in_words(
     with serve_script(renderer, lambda _: "hm") as engine:
         await begin_run(store, engine, TASK)
         async with open_stage(store, engine) as stage:
-            result, turns = await stage.play(agent)
-    assert (result, turns) == (RolloutResult("answered", "7"), [])
+            with pytest.raises(AgentError, match="without one model call"):
+                await stage.play(agent)
