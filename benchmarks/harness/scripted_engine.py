@@ -10,7 +10,7 @@ import itertools
 import json
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, MutableSequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -52,14 +52,14 @@ class ScriptedEngine:
     down: bool = False
     gate: threading.Event | None = None
     hold: threading.Event | None = None
-    requests: list[dict[str, Any]] = field(default_factory=list)
+    requests: MutableSequence[dict[str, Any]] = field(default_factory=list)
     base_url: str = ""
 
     def reply_ids(self, text: str) -> list[int]:
         """Return the ids of a reply as the model would sample them, tags as added tokens."""
-        ids = self.renderer._tokenizer.encode(text.removesuffix("<cut>"), add_special_tokens=False)
+        ids: list[int] = self.renderer.sampled_ids(text.removesuffix("<cut>")).tolist()
         stop = [] if text.endswith("<cut>") else list(self.renderer.stop_token_ids[:1])
-        return [*ids.ids, *stop]
+        return [*ids, *stop]
 
     async def generate(self, request: Request) -> Response:
         """Answer `/generate`: whole, or as a stream of growing replies."""

@@ -38,10 +38,12 @@ def note_steps(journal: Journal) -> None:
         journal.write("resume", step=found.step if found else 0)
         return found
 
-    patched: Any = process
-    patched.latest_checkpoint = checkpoint
-    GroupReader.read_step = read_step
-    WorkerGroup.train = train
+    for place, name, noted in (
+        (process, "latest_checkpoint", checkpoint),
+        (GroupReader, "read_step", read_step),
+        (WorkerGroup, "train", train),
+    ):
+        setattr(place, name, noted)
 
 
 def main(argv: Sequence[str]) -> int:

@@ -78,7 +78,7 @@ def oracles(served: Served, tmp_path_factory: pytest.TempPathFactory) -> dict[st
 
 async def test_each_request_is_answered_under_the_adapter_that_it_names(
     client: SGLangClient, oracles: dict[str | None, Path], oracle: Oracle
-):
+) -> None:
     asked = [(number, name) for number in range(3) for name in oracles]
     results = await asyncio.gather(
         *(
@@ -101,7 +101,7 @@ async def test_each_request_is_answered_under_the_adapter_that_it_names(
 
 async def test_what_one_adapter_computed_is_not_reused_under_another(
     client: SGLangClient, oracles: dict[str | None, Path], oracle: Oracle
-):
+) -> None:
     for name in (*oracles, NAMES[0]):
         result = await client.generate(request(77, 60).model_copy(update={"adapter": name}))
         expected = oracle.logprobs(oracles[name], prompt(77, 60), result.output_ids)
@@ -110,7 +110,7 @@ async def test_what_one_adapter_computed_is_not_reused_under_another(
 
 async def test_an_adapter_is_unloaded_when_the_generations_that_use_it_have_ended(
     client: SGLangClient, served: Served, oracles: dict[str | None, Path], oracle: Oracle
-):
+) -> None:
     old = request(5, 30, max_new_tokens=200, stop_token_ids=()).model_copy(
         update={"adapter": NAMES[0]}
     )
@@ -133,7 +133,7 @@ async def test_an_adapter_is_unloaded_when_the_generations_that_use_it_have_ende
 
 async def test_a_name_is_given_once_and_unknown_ones_are_refused(
     client: SGLangClient, served: Served, tmp_path: Path
-):
+) -> None:
     with pytest.raises(ServerRefused, match=r"already") as refused:
         await client.load_adapter(NAMES[1], str(served.second / NAMES[0]))
     assert refused.value.status == 400
@@ -148,7 +148,7 @@ async def test_a_name_is_given_once_and_unknown_ones_are_refused(
 
 async def test_one_body_may_name_an_adapter_a_prompt(
     client: SGLangClient, served: Served, oracles: dict[str | None, Path], oracle: Oracle
-):
+) -> None:
     names = [NAMES[1], None, NAMES[0]]
     body = {
         "input_ids": [prompt(number).tolist() for number in range(3)],

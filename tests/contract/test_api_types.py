@@ -64,7 +64,7 @@ def judge() -> Iterator[Judge]:
         {"presence_penalty": 0.5, "frequency_penalty": -0.5, "max_new_tokens": 1},
     ],
 )
-def test_what_clients_send_is_read_as_it_was_meant(judge: Judge, params: dict[str, object]) -> None:
+def test_what_clients_send_is_read_as_it_was_meant(judge: Judge, params: dict[str, Any]) -> None:
     sent = request_body(request(1, **params).model_copy(update={"extra_key": "a"}))
     accepted, read = judge.read("GenerateRequest", sent)
     assert accepted, read

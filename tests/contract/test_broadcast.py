@@ -17,6 +17,7 @@ from support.in_flight import in_flight, split_at_update
 from agentrl.distributed.broadcast import BroadcastGroup, Bucket, Rendezvous, in_buckets
 from agentrl.errors import ServerRefused
 from agentrl.inference.client.sglang_client import SGLangClient
+from agentrl.inference.weight_sync.server_operations import PauseMode
 from agentrl.inference.wire import MIXED_VERSION
 
 BUCKET_BYTES = 100_000
@@ -106,7 +107,7 @@ async def test_generations_in_flight_go_on_with_broadcast_weights(
     sender: Sender,
     served: Served,
     oracle: Oracle,
-    mode: str,
+    mode: PauseMode,
 ) -> None:
     async with in_flight(client, http) as tasks:
         await client.pause(mode)

@@ -5,6 +5,7 @@ nothing. What it would die of is asked of the embedded engine alone.
 """
 
 import asyncio
+from typing import Any
 
 import httpx
 import numpy as np
@@ -88,7 +89,8 @@ async def test_the_cache_alone_may_be_released(
 async def test_no_tags_are_all_tags_and_success_is_null(
     client: SGLangClient, http: httpx.AsyncClient, served: Served
 ) -> None:
-    for body in ({}, {"tags": None}, {"tags": []}):
+    bodies: tuple[dict[str, Any], ...] = ({}, {"tags": None}, {"tags": []})
+    for body in bodies:
         for route in ("/release_memory_occupation", "/resume_memory_occupation"):
             answer = await http.post(route, json=body)
             assert (answer.status_code, answer.json()) == (200, None)

@@ -74,9 +74,8 @@ def test_a_model_of_a_billion_parameters_is_nowhere_whole(
         dtype="bfloat16",
     )
     torch.manual_seed(0)
-    Qwen3ForCausalLM(config).to(torch.bfloat16).save_pretrained(
-        tmp_path / "model", max_shard_size="500MB"
-    )
+    model: Any = Qwen3ForCausalLM(config)
+    model.to(torch.bfloat16).save_pretrained(tmp_path / "model", max_shard_size="500MB")
     ranks = load(tmp_path / "model", tmp_path, 2, [{}])
     shutil.rmtree(tmp_path / "model")
     for rank, (found, alone) in enumerate(ranks):

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import uuid
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -77,7 +78,7 @@ def weights(output: Path, step: int) -> Path:
 
 
 async def train_alone_and_in_two(
-    mongod: EmbeddedMongo, model: Path, folder: Path, **flags: object
+    mongod: EmbeddedMongo, model: Path, folder: Path, **flags: Any
 ) -> list[Path]:
     """Outputs of four steps by one process, and of three by two ranks and a fourth by one."""
     scores = [[1.0, 0.0, 0.0], [1.0, 1.0, 0.0]] * 4
@@ -142,9 +143,9 @@ async def test_a_run_of_four_ranks_goes_on_with_two(
     model_path: Path,
     tmp_path: Path,
     architecture: str,
-    flags: dict[str, object],
-    four: dict[str, object],
-    two: dict[str, object],
+    flags: dict[str, Any],
+    four: dict[str, Any],
+    two: dict[str, Any],
 ) -> None:
     """The mesh changes, the weights do not, and no record is skipped or trained on twice."""
     if architecture == "moe":

@@ -10,7 +10,7 @@ from agentrl.trainer.learner.optimizer import move_state
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 
 
-def test_steps_go_on_after_a_stay_in_host_memory_and_nothing_is_left_on_the_device():
+def test_steps_go_on_after_a_stay_in_host_memory_and_nothing_is_left_on_the_device() -> None:
     host, device = torch.device("cpu"), torch.device("cuda")
     weights = {}
     for moves in (False, True):

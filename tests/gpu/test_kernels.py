@@ -2,8 +2,9 @@
 
 import pytest
 import torch
-from support.trees import random_group, relative_error, tiny_policy
+from support.trees import flat_gradient, random_group, relative_error, tiny_policy
 
+from agentrl.data.rows import PackedRow
 from agentrl.data.tree import TokenTree
 from agentrl.models.chunks import ChunkedPass
 from agentrl.models.policy import PolicyModel, target_logprobs
@@ -17,19 +18,19 @@ ROWS = [
 ]
 
 
-def gradient(policy: PolicyModel, row, num_chunks: int = 1) -> torch.Tensor:
+def gradient(policy: PolicyModel, row: PackedRow, num_chunks: int = 1) -> torch.Tensor:
     policy.zero_grad(set_to_none=True)
     if num_chunks == 1:
         target_logprobs(policy, row).logprobs.sum().backward()
     else:
         passes = ChunkedPass(policy, row, num_chunks=num_chunks)
         passes.backward(torch.ones_like(passes.forward().logprobs))
-    return torch.cat([parameter.grad.flatten() for parameter in policy.parameters()])
+    return flat_gradient(policy)
 
 
 @pytest.mark.parametrize("architecture", ["qwen3", "llama"])
 @pytest.mark.parametrize("num_chunks", [1, 3])
-def test_gradients_are_those_of_sdpa(architecture, num_chunks):
+def test_gradients_are_those_of_sdpa(architecture: str, num_chunks: int) -> None:
     flex, sdpa = (
         tiny_policy(architecture, torch.float32, attention=attention, head_dim=16).cuda()
         for attention in ("agentrl_flex", "agentrl_tree")
@@ -41,7 +42,7 @@ def test_gradients_are_those_of_sdpa(architecture, num_chunks):
 
 @pytest.mark.parametrize("architecture", ["qwen3", "llama"])
 @pytest.mark.parametrize("num_chunks", [1, 3])
-def test_varlen_in_bfloat16_is_as_near_as_flex(architecture, num_chunks):
+def test_varlen_in_bfloat16_is_as_near_as_flex(architecture: str, num_chunks: int) -> None:
     exact = tiny_policy(architecture, torch.float32, head_dim=16).cuda()
     errors = {}
     for attention in ("agentrl_flex", "agentrl_varlen"):

@@ -6,6 +6,7 @@ from support.separate import sampled_by, separate_gradient
 from support.trees import gradient, random_group, relative_error, tiny_policy
 
 from agentrl.data import build_step
+from agentrl.data.tree import Merge
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 
@@ -13,7 +14,9 @@ pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 @pytest.mark.parametrize("architecture", ["qwen3", "llama"])
 @pytest.mark.parametrize("merge", ["tree", "linear"])
 @pytest.mark.parametrize("token_budget", [10**9, 30])
-def test_merged_bfloat16_is_as_exact_as_separate_rows(architecture, merge, token_budget):
+def test_merged_bfloat16_is_as_exact_as_separate_rows(
+    architecture: str, merge: Merge, token_budget: int
+) -> None:
     rounded = tiny_policy(
         architecture, torch.bfloat16, attention="agentrl_flex", head_dim=16
     ).float()
@@ -22,7 +25,7 @@ def test_merged_bfloat16_is_as_exact_as_separate_rows(architecture, merge, token
     groups = sampled_by(exact, [random_group(seed) for seed in range(4)], noise=0.05)
     _, oracle = separate_gradient(exact, groups, kind="REINFORCE")
 
-    def error(merge: str, token_budget: int) -> float:
+    def error(merge: Merge, token_budget: int) -> float:
         step = build_step(groups, policy_version=3, token_budget=token_budget, merge=merge)
         bfloat16 = torch.autocast("cuda", dtype=torch.bfloat16)
         _, found = gradient(rounded.cuda(), step, kind="REINFORCE", autocast=bfloat16)

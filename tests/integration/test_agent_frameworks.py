@@ -19,7 +19,7 @@ from agents import (
     set_tracing_disabled,
 )
 from harness.processes import engine_process
-from langchain_core.messages import AIMessage, ToolMessage
+from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from langchain_openai import ChatOpenAI
 from langgraph.graph import END, START, MessagesState, StateGraph
 from pydantic import BaseModel, Field
@@ -43,7 +43,7 @@ from examples.shop import server as shop  # noqa: E402
 
 MAX_STEPS = 6
 CATALOGUE = shop.load_catalogue(shop.DEFAULT_CATALOGUE)
-SCHEMAS = [
+SCHEMAS: list[Any] = [
     {
         "type": "function",
         "function": {
@@ -119,6 +119,12 @@ def agents_sdk(model_class: Callable[..., Any], *, stream: bool = False) -> Agen
     return play
 
 
+def last_reply(state: MessagesState) -> AIMessage:
+    message = state["messages"][-1]
+    assert isinstance(message, AIMessage)
+    return message
+
+
 def langgraph() -> AgentFunction:
     async def play(task: MCPTask, endpoint: AgentEndpoint) -> str:
         model = ChatOpenAI(
@@ -132,12 +138,12 @@ def langgraph() -> AgentFunction:
             return {
                 "messages": [
                     ToolMessage(use(call["name"], call["args"]), tool_call_id=call["id"])
-                    for call in state["messages"][-1].tool_calls
+                    for call in last_reply(state).tool_calls
                 ]
             }
 
         def after(state: MessagesState) -> str:
-            return "act" if state["messages"][-1].tool_calls else END
+            return "act" if last_reply(state).tool_calls else END
 
         graph = StateGraph(MessagesState)
         graph.add_node("think", think)
@@ -146,7 +152,7 @@ def langgraph() -> AgentFunction:
         graph.add_conditional_edges("think", after, ["act", END])
         graph.add_edge("act", "think")
         state = await graph.compile().ainvoke(
-            {"messages": [("user", task.query)]}, {"recursion_limit": 2 * MAX_STEPS}
+            {"messages": [HumanMessage(task.query)]}, {"recursion_limit": 2 * MAX_STEPS}
         )
         return str(state["messages"][-1].content)
 
@@ -219,7 +225,7 @@ async def test_an_unchanged_agents_rollouts_are_recorded_token_for_token_and_can
 async def test_a_stop_text_ends_a_reply_and_stays_in_the_tokens(
     store: TrajectoryStore, engine: Engine
 ) -> None:
-    replies = []
+    replies: list[Any] = []
 
     async def play(task: MCPTask, endpoint: AgentEndpoint) -> str:
         async with client_of(endpoint) as client:
@@ -276,7 +282,9 @@ def order_by_agents_sdk(model_class: Callable[..., Any]) -> Callable[..., Any]:
         async with client_of(endpoint) as client:
             model = model_class(model=endpoint.model, openai_client=client)
             agent = Agent(name="clerk", model=model, output_type=Order)
-            return (await Runner.run(agent, ORDER)).final_output
+            order = (await Runner.run(agent, ORDER)).final_output
+            assert isinstance(order, Order)
+            return order
 
     return order
 
@@ -288,12 +296,13 @@ async def order_by_langgraph(endpoint: AgentEndpoint) -> Order:
 
     async def think(state: MessagesState) -> dict[str, Any]:
         order = await model.ainvoke(state["messages"])
+        assert isinstance(order, Order)
         return {"messages": [AIMessage(order.model_dump_json())]}
 
     graph = StateGraph(MessagesState)
     graph.add_node("think", think)
     graph.add_edge(START, "think")
-    state = await graph.compile().ainvoke({"messages": [("user", ORDER)]})
+    state = await graph.compile().ainvoke({"messages": [HumanMessage(ORDER)]})
     return Order.model_validate_json(state["messages"][-1].content)
 
 
@@ -319,7 +328,7 @@ async def test_a_frameworks_structured_output_is_what_a_real_policy_was_held_to(
     store: TrajectoryStore, engine: Engine, ask: Callable[[AgentEndpoint], Any]
 ) -> None:
     set_tracing_disabled(True)
-    orders = []
+    orders: list[Any] = []
 
     async def play(task: MCPTask, endpoint: AgentEndpoint) -> str:
         orders.append(await ask(endpoint))

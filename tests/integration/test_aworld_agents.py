@@ -106,7 +106,14 @@ def test_the_example_with_verl_writes_what_verl_reads(aworld_python: Path, tmp_p
     verl.chmod(0o755)
     config = {"actor_rollout_ref.model.path": "assets/demo/model", "trainer.n_gpus_per_node": 1}
     (tmp_path / "verl.yaml").write_text(yaml.safe_dump(config))
-    words = ["--engine", "verl", "--config", tmp_path / "verl.yaml", "--run_path", tmp_path / "run"]
+    words: list[str | Path] = [
+        "--engine",
+        "verl",
+        "--config",
+        tmp_path / "verl.yaml",
+        "--run_path",
+        tmp_path / "run",
+    ]
     done = subprocess.run(
         [aworld_python, "examples/aworld_agent.py", *words, "--prompt", PROMPT],
         cwd=ROOT,

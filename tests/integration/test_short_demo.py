@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -215,7 +216,10 @@ def test_no_key_is_among_arguments_or_in_a_file_or_document(run: FinishedRun) ->
     keys = [key.encode() for key in KEYS.values()]
     texts = {line: line.encode() for line in run.environments}
     texts |= {str(path): path.read_bytes() for path in run.folder.rglob("*") if path.is_file()}
-    with EmbeddedMongo(run.folder / "mongo") as mongo, MongoClient(mongo.uri("short")) as client:
+    with (
+        EmbeddedMongo(run.folder / "mongo") as mongo,
+        MongoClient[dict[str, Any]](mongo.uri("short")) as client,
+    ):
         database = client.get_default_database()
         for name in set(database.list_collection_names()) - {"system.views"}:
             texts[name] = repr(list(database[name].find())).encode()
@@ -240,9 +244,9 @@ async def test_every_link_resolves_from_task_to_ledger(
             assert [turn.id for turn in turns] == list(record.turns)
             assert all(turn.task_id == task.id for turn in turns)
     async for data in store.ledger.find(status="trained"):
-        record = await store.records.get(data.record_id)
-        assert record is not None
-        assert list(record.turns) == list(data.turn_ids)
+        trained = await store.records.get(data.record_id)
+        assert trained is not None
+        assert list(trained.turns) == list(data.turn_ids)
         assert data.ledger["trainer"].trained_count == 1
         num_trained += 1
     assert num_trained > 0

@@ -2,6 +2,7 @@
 
 import json
 import signal
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -24,12 +25,15 @@ def kill(run: Started, words: str) -> None:
     psutil.wait_procs([found], timeout=10)
 
 
+def has_more_steps(folder: Path, done: int) -> bool:
+    return len(metrics(folder)) > done
+
+
 async def test_a_run_rides_out_the_death_of_each_of_its_processes(tmp_path: Path) -> None:
     command = run_command(tmp_path, max_steps=NUM_STEPS)
     with started(command, tmp_path) as run:
         for words in ("agentrl train", "agentrl serve", "mongod --"):
-            done = len(metrics(tmp_path))
-            run.until(lambda done=done: len(metrics(tmp_path)) > done)
+            run.until(partial(has_more_steps, tmp_path, len(metrics(tmp_path))))
             kill(run, words)
         assert run.process.wait(END_SECONDS) == 0, run.said() + logs(tmp_path)
         said = run.said()

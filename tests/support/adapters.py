@@ -18,5 +18,5 @@ def make_adapter(model: Path, directory: Path, *, seed: int, rank: int = 4) -> P
         for name, parameter in adapted.named_parameters():
             if "lora_B" in name:
                 parameter.normal_(std=0.2)
-    adapted.save_pretrained(directory)
+    adapted.save_pretrained(str(directory))
     return directory

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from harness.scripted_engine import ScriptedEngine
 from openai import AsyncOpenAI
-from support.play import claim, open_play
+from support.play import Serving, claim, open_play
 
 from agentrl.config.sections import AgentSection
 from agentrl.rollout import RolloutContext, RolloutResult
@@ -17,7 +16,7 @@ from agentrl.schema import DispatchedSamplingTask, Record, rebuild_prompts
 from agentrl.store import TrajectoryStore
 
 MODEL = "train-model"
-LOOK = {
+LOOK: Any = {
     "type": "function",
     "function": {
         "name": "look",
@@ -54,7 +53,7 @@ class Stage:
 @asynccontextmanager
 async def open_stage(
     store: TrajectoryStore,
-    engine: ScriptedEngine,
+    engine: Serving,
     *,
     agents: AgentSection | None = None,
     **play: Any,

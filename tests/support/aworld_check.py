@@ -16,6 +16,7 @@ from support.nasty_agent import agent_arguments, write_agent
 from agentrl import AgentTrainer
 from agentrl.errors import ConfigError
 from agentrl.integrations.agent_worker.describe import describe
+from agentrl.integrations.agent_worker.description import AWorldAgent
 from agentrl.integrations.aworld.building import build
 from agentrl.schema.agent_endpoint import AgentEndpoint
 
@@ -33,13 +34,10 @@ def main() -> None:
     rows = [{"query": "How many?", "answer": "7"}]
     found: dict[str, object] = {"torch": "torch" in sys.modules}
     for name, agent in (("object", nasty_agent()), ("yaml", write_agent(folder))):
-        trainer = AgentTrainer(
-            agent, train_dataset=rows, run_path=folder / name, train_engine_name="verl"
-        )
-        processor = trainer.train_processor
-        made = build(
-            processor._description, AgentEndpoint("http://127.0.0.1:1/v1", "policy", "key")
-        )
+        AgentTrainer(agent, train_dataset=rows, run_path=folder / name, train_engine_name="verl")
+        description, _ = describe(agent)
+        assert isinstance(description, AWorldAgent)
+        made = build(description, AgentEndpoint("http://127.0.0.1:1/v1", "policy", "key"))
         found[name] = {
             "class": type(made).__name__,
             "prompt": made.system_prompt,
@@ -58,6 +56,7 @@ def main() -> None:
         describe(Swarm(expert))
     except ConfigError as error:
         found["refused"] = str(error)
+    assert sys.__stdout__ is not None
     sys.__stdout__.write("\n" + json.dumps(found) + "\n")
 
 

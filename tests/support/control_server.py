@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
@@ -10,14 +11,14 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-Answer = Callable[[dict], Awaitable[Response] | Response]
+Answer = Callable[[dict[str, Any]], Awaitable[Response] | Response]
 
 
 class ControlServer:
     """Answers control routes with success, unless a test put another answer in `answers`."""
 
     def __init__(self, version: str = "0.5.23") -> None:
-        self.calls: list[tuple[str, dict]] = []
+        self.calls: list[tuple[str, dict[str, Any]]] = []
         self.keys: dict[str, set[str | None]] = {}
         """What came in the header `Authorization`, by route."""
         self.answers: dict[str, Answer] = {}

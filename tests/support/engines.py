@@ -51,14 +51,15 @@ class Oracle:
         with torch.no_grad():
             logits = self._models[checkpoint](ids[None]).logits[0, len(prompt) - 1 : -1]
         logprobs = (logits / temperature).log_softmax(-1)
-        return logprobs.gather(1, ids[len(prompt) :, None])[:, 0].numpy()
+        found: np.ndarray = logprobs.gather(1, ids[len(prompt) :, None])[:, 0].numpy()
+        return found
 
 
 def prompt(seed: int, length: int = 40) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 250, length).astype(np.int32)
 
 
-def request(number: int, length: int = 40, **params: object) -> GenerateRequest:
+def request(number: int, length: int = 40, **params: Any) -> GenerateRequest:
     sampling = SamplingParams(**({"max_new_tokens": 24} | params))
     return GenerateRequest(input_ids=prompt(number, length), sampling=sampling)
 

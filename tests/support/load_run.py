@@ -11,6 +11,7 @@ import gc
 import json
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -77,16 +78,16 @@ def main() -> None:
     torch.set_num_threads(1)
     disable_progress_bar()
     model_path, output = map(Path, sys.argv[1:3])
-    found = []
+    found: list[dict[str, int]] = []
     with joined_ranks() as world:
         for number, sizes in enumerate(json.loads(sys.argv[3])):
             shape = MeshShape.of(world.world_size, **sizes)
             ranks = Ranks(world.rank, world.world_size, world.local_rank, shape)
             if number == 0:
                 load(model_path, ranks)  # so that memory of code and groups is there already
-            policy, taken = bytes_taken(lambda ranks=ranks: load(model_path, ranks))
-            held = [size(local(parameter)) for parameter in policy.parameters()]
-            found.append({"taken": taken, "held": sum(held)})
+            policy, taken = bytes_taken(partial(load, model_path, ranks))
+            held = sum(size(local(parameter)) for parameter in policy.parameters())
+            found.append({"taken": taken, "held": held})
             plain = AutoModelForCausalLM.from_pretrained(model_path)
             found[-1]["largest"] = max(size(parameter) for parameter in plain.parameters())
             assert_same(policy.model, plain)

@@ -17,7 +17,7 @@ from support.training import write_model, write_moe_model
 from agentrl.distributed import Ranks
 
 
-def _cases(architecture: str, *sizes: dict[str, int], **options: Any) -> list[MeshCase]:
+def _cases(architecture: str, *sizes: dict[str, Any], **options: Any) -> list[MeshCase]:
     return [MeshCase(architecture, **each, **options) for each in sizes]
 
 

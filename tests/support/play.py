@@ -5,10 +5,9 @@ import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from harness.processes import listening_process
-from harness.scripted_engine import ScriptedEngine
 
 from agentrl.config.sections import RolloutSection, SamplingSection
 from agentrl.errors import ScoringError
@@ -35,6 +34,18 @@ def tool_call(name: str, **arguments: Any) -> str:
     return f"<tool_call>\n{call}\n</tool_call>"
 
 
+class Serving(Protocol):
+    """An engine that answers at an address, scripted or not."""
+
+    @property
+    def renderer(self) -> Renderer:
+        """What it speaks."""
+
+    @property
+    def base_url(self) -> str:
+        """Where it answers."""
+
+
 class ExactScoring:
     """Compares answers as text; `outages` scorings fail first."""
 
@@ -58,14 +69,14 @@ class ExactScoring:
         return Score(scorer=task.scorer, value=float(answer == str(task.answer)))
 
 
-async def begin_run(store: TrajectoryStore, engine: ScriptedEngine, *tasks: MCPTask) -> None:
+async def begin_run(store: TrajectoryStore, engine: Serving, *tasks: MCPTask) -> None:
     """Create the run, admit everything, register the engine and add the tasks."""
     await store.runs.create(Run(name="test", status="training", admitted_groups=1000))
     await store.services.register(service(engine))
     await store.tasks.add(tasks)
 
 
-def service(engine: ScriptedEngine) -> InferenceService:
+def service(engine: Serving) -> InferenceService:
     """Return the engine's registration."""
     return InferenceService(
         id="engine", base_url=engine.base_url, backend="embedded", model_path="scripted"
@@ -75,7 +86,7 @@ def service(engine: ScriptedEngine) -> InferenceService:
 @asynccontextmanager
 async def open_play(
     store: TrajectoryStore,
-    engine: ScriptedEngine,
+    engine: Serving,
     tools: str | dict[str, Any] | None,
     *,
     rollout: RolloutSection | None = None,
@@ -84,7 +95,7 @@ async def open_play(
     context_length: int | None = None,
 ) -> AsyncIterator[RolloutContext]:
     """Yield a context whose clients are real."""
-    renderer: Renderer = engine.renderer
+    renderer = engine.renderer
     config = ToolsConfig(
         servers={} if tools is None else load_mcp_servers(tools),
         max_retries=0,

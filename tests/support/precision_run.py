@@ -8,6 +8,7 @@ the distance between 1 and the bfloat16 below it.
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from agentrl.config.sections import TrainerSection
 from agentrl.distributed import clip_gradients, joined_ranks, shard_model
@@ -29,7 +30,8 @@ class Model(nn.Module):
         self.layers = nn.ModuleList([Scale()])
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
-        return self.layers[0](values)
+        scaled: torch.Tensor = self.layers[0](values)
+        return scaled
 
 
 def main() -> None:
@@ -41,6 +43,8 @@ def main() -> None:
         output = model(torch.full((4,), 2.0 ** (-10 * ranks.rank)))
         assert output.dtype == torch.bfloat16, "computed in bfloat16"
         output.sum().backward()
+        assert isinstance(weight, DTensor)
+        assert isinstance(weight.grad, DTensor)
         assert weight.grad.dtype == torch.float32
         assert (weight.grad.full_tensor() == 1 + 2**-10).all(), "summed in float32"
         clip_gradients(model.parameters(), 1e9)

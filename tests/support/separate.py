@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 import torch
+from support.trees import flat_gradient
 
 from agentrl.data.select import SelectedGroup
 from agentrl.data.tokens import TurnTokens
@@ -46,7 +47,7 @@ def separate_gradient(
         total = total - surrogate[~dropped].sum()
     loss = total / sum(turn.num_targets for turn in turns)
     loss.backward()
-    gradient = torch.cat([p.grad.flatten() for p in policy.parameters() if p.requires_grad])
+    gradient = flat_gradient(policy)
     policy.zero_grad(set_to_none=True)
     return loss.item(), gradient
 
@@ -74,7 +75,7 @@ def _logits(policy: PolicyModel, turns: Sequence[TurnTokens]) -> torch.Tensor:
         ids[number, : len(turn.full_ids)] = turn.full_ids
     implementation = policy.model.config._attn_implementation
     policy.model.set_attn_implementation("sdpa")
-    logits = policy.model(input_ids=torch.from_numpy(ids), use_cache=False).logits
+    logits: torch.Tensor = policy.model(input_ids=torch.from_numpy(ids), use_cache=False).logits
     policy.model.set_attn_implementation(implementation)
     return logits
 

@@ -37,7 +37,15 @@ def sglang_process(
     sglang_bin()
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-    command = [_SCRIPT, "serve", model, "--port", str(port), "--weight-version", "1"]
+    command: list[str | Path] = [
+        _SCRIPT,
+        "serve",
+        model,
+        "--port",
+        str(port),
+        "--weight-version",
+        "1",
+    ]
     # The health route is to say whether the server is there; by default it samples a token, which
     # takes as long as a pause.
     health = {"SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "false"}
@@ -46,7 +54,7 @@ def sglang_process(
             command,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env=os.environ | health | (environment or {}),
+            env={**os.environ, **health, **(environment or {})},
         )
     url = f"http://127.0.0.1:{port}"
     try:

@@ -1,7 +1,8 @@
 """Groups with scores and turns as samplers leave them, made by hand for trainers to read."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
+from agentrl.config.sections import RootConfig
 from agentrl.schema import (
     DispatchedSamplingTask,
     MCPTask,
@@ -27,6 +29,8 @@ from agentrl.schema import (
 from agentrl.store import TrajectoryStore
 
 VOCABULARY = 272
+MakeConfig = Callable[..., RootConfig]
+"""The fixture that makes the configuration of a run from the flags that matter to a test."""
 
 
 def write_model(directory: Path, seed: int = 0, *, max_position_embeddings: int = 256) -> Path:
@@ -53,7 +57,10 @@ def write_moe_model(directory: Path, seed: int = 0) -> Path:
     """A random Qwen3-MoE of two layers, one of them dense, with a tokenizer beside it."""
     write_tokenizer(directory)
     torch.manual_seed(seed)
+    # Its own parameters do not name `head_dim`, which it takes all the same.
+    sizes: dict[str, Any] = {"head_dim": 8}
     config = Qwen3MoeConfig(
+        **sizes,
         vocab_size=VOCABULARY,
         hidden_size=32,
         intermediate_size=64,
@@ -66,7 +73,6 @@ def write_moe_model(directory: Path, seed: int = 0) -> Path:
         num_hidden_layers=3,
         num_attention_heads=4,
         num_key_value_heads=2,
-        head_dim=8,
         max_position_embeddings=256,
         tie_word_embeddings=False,
         initializer_range=0.1,
@@ -108,7 +114,8 @@ class Player:
         ids = torch.from_numpy(np.concatenate([prompt, output]).astype(np.int64))[None]
         logprobs = self.model(ids).logits[0].log_softmax(-1)
         rows = torch.arange(len(prompt) - 1, len(prompt) + len(output) - 1)
-        return logprobs[rows, ids[0, len(prompt) :]].numpy()
+        found: np.ndarray = logprobs[rows, ids[0, len(prompt) :]].numpy()
+        return found
 
     def turns(
         self, record: Record, *, version: int, num_turns: int

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -46,7 +47,7 @@ SHAPE = {
     "initializer_range": 0.3,
 }
 
-ARCHITECTURES = {
+ARCHITECTURES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "qwen3": (Qwen3Config, Qwen3ForCausalLM, {"tie_word_embeddings": True}),
     "qwen3_moe": (
         Qwen3MoeConfig,
@@ -193,12 +194,22 @@ def gradient(
         for share in batch.micro_batches
         for micro_batch in share
     )
-    return total, torch.cat([p.grad.flatten() for p in policy.parameters() if p.requires_grad])
+    return total, flat_gradient(policy)
+
+
+def flat_gradient(model: torch.nn.Module) -> torch.Tensor:
+    """Return the gradients of what is trained, one parameter after the other."""
+    found = []
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            assert parameter.grad is not None
+            found.append(parameter.grad.flatten())
+    return torch.cat(found)
 
 
 def relative_error(gradient_a: torch.Tensor, gradient_b: torch.Tensor) -> float:
     """Norm of the difference over the norm of b."""
-    return ((gradient_a - gradient_b).norm() / gradient_b.norm()).item()
+    return float((gradient_a - gradient_b).norm() / gradient_b.norm())
 
 
 def num_chunked(batch: StepBatch) -> int:

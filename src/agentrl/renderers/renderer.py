@@ -302,6 +302,10 @@ class Renderer:
         """Return the text of ids, special tokens included as their literals."""
         return str(self._tokenizer.decode([int(id_) for id_ in ids], skip_special_tokens=False))
 
+    def sampled_ids(self, text: str) -> np.ndarray:
+        """Return the ids of text that a model wrote: its control tokens among them, int32 [T]."""
+        return _int32(self._tokenizer.encode(text, add_special_tokens=False).ids)
+
     def encode(self, text: str) -> np.ndarray:
         """Return the ids of text from outside the model: no control token among them, int32 [T].
 

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from agentrl.algorithms import group_advantages
-from agentrl.algorithms.advantages import step_normalized, turn_advantages
+from agentrl.algorithms.advantages import AdvantageKind, step_normalized, turn_advantages
 
 
 @pytest.mark.parametrize(
@@ -13,26 +13,26 @@ from agentrl.algorithms.advantages import step_normalized, turn_advantages
         ("group_std", [1.0, -1.0, 1.0, -1.0]),
     ],
 )
-def test_estimators_by_hand(kind, expected):
+def test_estimators_by_hand(kind: AdvantageKind, expected: list[float]) -> None:
     assert group_advantages([1.0, 0.0, 1.0, 0.0], kind=kind).tolist() == pytest.approx(expected)
 
 
-def test_missing_scores_are_in_no_baseline():
+def test_missing_scores_are_in_no_baseline() -> None:
     found = group_advantages([1.0, None, 0.0])
     assert np.isnan(found[1])
     assert found[[0, 2]].tolist() == [1.0, -1.0]
 
 
 @pytest.mark.parametrize("scores", [[1.0], [None, 0.3], []])
-def test_without_a_second_score_there_is_no_advantage(scores):
+def test_without_a_second_score_there_is_no_advantage(scores: list[float | None]) -> None:
     assert not np.nan_to_num(group_advantages(scores)).any()
 
 
-def test_equal_scores_have_no_spread_to_divide_by():
+def test_equal_scores_have_no_spread_to_divide_by() -> None:
     assert group_advantages([0.3, 0.3], kind="group_std").tolist() == [0.0, 0.0]
 
 
-def test_signs_are_clipped_against_right_and_wrong():
+def test_signs_are_clipped_against_right_and_wrong() -> None:
     scores = [0.6, 0.9, 1.0, 0.3]
     plain = group_advantages(scores, kind="group_mean", sign_clip=False)
     assert plain.tolist() == pytest.approx([-0.1, 0.2, 0.3, -0.4])
@@ -42,18 +42,18 @@ def test_signs_are_clipped_against_right_and_wrong():
     assert group_advantages([0.4, 0.0], kind="group_mean").tolist() == pytest.approx([0.0, -0.2])
 
 
-def test_scaling_comes_last():
+def test_scaling_comes_last() -> None:
     assert group_advantages([1.0, 0.0], adv_scaling=2.0).tolist() == [2.0, -2.0]
 
 
-def test_overrides_only_lower_a_turn():
+def test_overrides_only_lower_a_turn() -> None:
     found = turn_advantages(0.5, [None, 0.0, 2.0, -1.0], right=True, adv_scaling=2.0)
     assert found.tolist() == [1.0, 0.0, 1.0, 0.0]
     assert turn_advantages(-0.5, [None, 0.0, -1.0], right=False).tolist() == [-0.5, -0.5, -1.0]
     assert turn_advantages(0.5, [-1.0], right=True, sign_clip=False).tolist() == [-1.0]
 
 
-def test_step_normalization_is_over_loss_terms():
+def test_step_normalization_is_over_loss_terms() -> None:
     advantages, terms = np.array([1.0, -1.0, 0.5]), np.array([3, 1, 4])
     spread = np.repeat(advantages, terms)
     expected = (advantages - spread.mean()) / spread.std()

@@ -1,12 +1,17 @@
 """Corrections against plain loops in float64."""
 
 import math
+from collections.abc import Callable, Sequence
+from typing import get_args
 
 import numpy as np
 import pytest
 import torch
 
 from agentrl.algorithms.corrections import (
+    CorrectionKind,
+    CorrectionLevel,
+    KLEstimator,
     importance_correction,
     kl_penalty,
     proximal_logprobs,
@@ -22,11 +27,11 @@ TURN_OF = np.repeat([3, 0, 7, 5], 10)
 LOWER, UPPER = 0.4, 1.8
 
 
-def tensor(values, *, grad=False):
+def tensor(values: Sequence[float] | np.ndarray, *, grad: bool = False) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.float64, requires_grad=grad)
 
 
-def level_ratio(index, level):
+def level_ratio(index: int, level: CorrectionLevel) -> float:
     logs = [p - m for p, m, t in zip(PROXIMAL, MU, TURN_OF, strict=True) if t == TURN_OF[index]]
     if level == "token":
         return math.exp(PROXIMAL[index] - MU[index])
@@ -36,7 +41,9 @@ def level_ratio(index, level):
 @pytest.mark.parametrize("level", ["token", "sequence", "sequence_mean"])
 @pytest.mark.parametrize("kind", ["none", "full", "tis", "icepop", "mis"])
 @pytest.mark.parametrize("veto", [None, 0.35])
-def test_corrections_match_plain_loops(kind, level, veto):
+def test_corrections_match_plain_loops(
+    kind: CorrectionKind, level: CorrectionLevel, veto: float | None
+) -> None:
     found = importance_correction(
         tensor(PROXIMAL),
         tensor(MU),
@@ -59,21 +66,21 @@ def test_corrections_match_plain_loops(kind, level, veto):
             assert found.weights[index].item() == pytest.approx(weight, rel=1e-12)
 
 
-def test_the_samples_reach_both_sides_of_every_bound():
-    for level in ("token", "sequence", "sequence_mean"):
+def test_the_samples_reach_both_sides_of_every_bound() -> None:
+    for level in get_args(CorrectionLevel):
         ratios = [level_ratio(index, level) for index in range(len(MU))]
         assert min(ratios) < 1 < max(ratios)
     assert min(np.exp(PROXIMAL - MU)) < 0.35
 
 
-def test_whole_sequences_need_their_index():
+def test_whole_sequences_need_their_index() -> None:
     with pytest.raises(ConfigError, match="turn of every term"):
         importance_correction(tensor(PROXIMAL), tensor(MU), kind="mis", level="sequence")
     with pytest.raises(ConfigError, match="turn of every term"):
         importance_correction(tensor(PROXIMAL), tensor(MU), kind="none", veto_threshold=0.1)
 
 
-def test_proximal_logprobs_lie_between_sampler_and_policy():
+def test_proximal_logprobs_lie_between_sampler_and_policy() -> None:
     policy, behavior = tensor([-1.0, -1.0, -1.0], grad=True), tensor([-3.0, -3.0, -3.0])
     arguments = {"staleness": torch.tensor([0, 1, 3])}
     assert proximal_logprobs(policy, behavior, kind="behavior").tolist() == [-3.0] * 3
@@ -93,25 +100,31 @@ def test_proximal_logprobs_lie_between_sampler_and_policy():
         ("k3", lambda d: math.exp(-d) - 1 + d, lambda d: 1 - math.exp(-d)),
     ],
 )
-def test_kl_estimates_and_their_gradients(kind, value, slope):
+def test_kl_estimates_and_their_gradients(
+    kind: KLEstimator, value: Callable[[float], float], slope: Callable[[float], float]
+) -> None:
     policy, reference = tensor([-1.0, -2.0, -0.5], grad=True), tensor([-1.5, -1.0, -0.5])
     penalty = kl_penalty(policy, reference, kind=kind)
     penalty.sum().backward()
     differences = (policy.detach() - reference).tolist()
     assert penalty.tolist() == pytest.approx([value(d) for d in differences], abs=1e-14)
+    assert policy.grad is not None
     assert policy.grad.tolist() == pytest.approx([slope(d) for d in differences], abs=1e-14)
 
 
-def test_kl_estimates_agree_on_the_mean():
+def test_kl_estimates_agree_on_the_mean() -> None:
     torch.manual_seed(0)
     logits, other = torch.randn(2, 5, dtype=torch.float64)
     p, q = logits.log_softmax(0), other.log_softmax(0)
     exact = (p.exp() * (p - q)).sum().item()
-    for kind in ("k1", "k3"):
+    kinds: tuple[KLEstimator, ...] = ("k1", "k3")
+    for kind in kinds:
         assert (p.exp() * kl_penalty(p, q, kind=kind)).sum().item() == pytest.approx(exact)
 
 
-def decoupled_reference(policy, advantage, index, kind):
+def decoupled_reference(
+    policy: float, advantage: float, index: int, kind: CorrectionKind
+) -> tuple[float, float]:
     """Loss and slope of one term of decoupled PPO with a truncated or masked weight."""
     rho = math.exp(PROXIMAL[index] - MU[index])
     ratio = math.exp(policy - PROXIMAL[index])
@@ -123,7 +136,7 @@ def decoupled_reference(policy, advantage, index, kind):
 
 
 @pytest.mark.parametrize("kind", ["full", "tis", "icepop"])
-def test_decoupled_ppo_matches_plain_loops_with_gradients(kind):
+def test_decoupled_ppo_matches_plain_loops_with_gradients(kind: CorrectionKind) -> None:
     policy_values = PROXIMAL + RNG.normal(0.0, 0.3, 40)
     advantages = RNG.normal(size=40)
     policy = tensor(policy_values, grad=True)
@@ -140,6 +153,7 @@ def test_decoupled_ppo_matches_plain_loops_with_gradients(kind):
     terms = corrected(terms, correction)
     weighted_sum(terms, torch.ones(40)).backward()
     assert terms.ratio.tolist() == pytest.approx(np.exp(policy_values - MU).tolist())
+    assert policy.grad is not None
     for index in range(40):
         loss, slope = decoupled_reference(policy_values[index], advantages[index], index, kind)
         if terms.keep[index]:
@@ -149,6 +163,6 @@ def test_decoupled_ppo_matches_plain_loops_with_gradients(kind):
         assert policy.grad[index].item() == pytest.approx(slope, rel=1e-12, abs=1e-14)
 
 
-def test_sequence_sums_of_nothing_are_nothing():
+def test_sequence_sums_of_nothing_are_nothing() -> None:
     empty = torch.empty(0, dtype=torch.float64)
     assert sequence_sums(empty, torch.empty(0, dtype=torch.int64), mean=True).shape == (0,)

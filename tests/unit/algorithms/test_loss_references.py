@@ -5,13 +5,23 @@ central differences of the reference, with what the papers hold fixed (stop-grad
 """
 
 import math
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from agentrl.algorithms.advantages import group_advantages, step_normalized
-from agentrl.algorithms.corrections import importance_correction, kl_penalty, proximal_logprobs
+from agentrl.algorithms.advantages import AdvantageKind, group_advantages, step_normalized
+from agentrl.algorithms.corrections import (
+    CorrectionKind,
+    CorrectionLevel,
+    KLEstimator,
+    ProximalKind,
+    importance_correction,
+    kl_penalty,
+    proximal_logprobs,
+)
 from agentrl.algorithms.losses import (
     LossSettings,
     corrected,
@@ -19,7 +29,7 @@ from agentrl.algorithms.losses import (
     policy_loss,
     weighted_sum,
 )
-from agentrl.algorithms.reductions import term_weights
+from agentrl.algorithms.reductions import Reduction, term_weights
 
 RNG = np.random.default_rng(3)
 NUM_TERMS = 60
@@ -30,28 +40,33 @@ PI = MU + RNG.normal(0.0, 0.35, NUM_TERMS)
 ADVANTAGES = np.repeat(RNG.normal(0.0, 1.0, 6), 10)
 STALENESS = np.repeat([0, 1, 3, 0, 2, 5], 10)
 STEP = 1e-6
+Objective = Callable[[np.ndarray], float]
 
 
-def clip(value, low, high):
+def clip(value: float, low: float, high: float) -> float:
     return min(max(value, low), high)
 
 
-def clipped_objective(ratio, a, low, high, dual=None):
+def clipped_objective(
+    ratio: float, a: float, low: float, high: float, dual: float | None = None
+) -> float:
     value = min(ratio * a, clip(ratio, low, high) * a)
     return max(value, dual * a) if dual is not None and a < 0 else value
 
 
 class GRPO:
-    knobs: dict = {}
-    low, high, dual = 0.8, 1.3, None
+    knobs: dict[str, Any] = {}
+    low, high = 0.8, 1.3
+    dual: float | None = None
 
-    def fixed(self, _t):
+    def fixed(self, _t: int) -> float:
         """What the stop-gradients hold, from the point at which the gradient is taken."""
+        return 1.0
 
-    def ratio(self, log_pi, t):
+    def ratio(self, log_pi: float, t: int) -> float:
         return math.exp(log_pi - MU[t])
 
-    def loss(self, log_pi, t, _fixed):
+    def loss(self, log_pi: float, t: int, _fixed: float) -> float:
         return -clipped_objective(
             self.ratio(log_pi, t), ADVANTAGES[t], self.low, self.high, self.dual
         )
@@ -72,11 +87,11 @@ class CEGPPO(GRPO):
 
     knobs = {"beta1": 0.5, "beta2": 0.75}
 
-    def fixed(self, t):
+    def fixed(self, t: int) -> float:
         return self.ratio(PI[t], t)
 
-    def loss(self, log_pi, t, fixed):
-        a, unit = ADVANTAGES[t], self.ratio(log_pi, t) / fixed
+    def loss(self, log_pi: float, t: int, fixed: float) -> float:
+        a, unit = float(ADVANTAGES[t]), self.ratio(log_pi, t) / fixed
         if fixed < self.low and a < 0:
             return -0.5 * self.low * unit * a
         if fixed > self.high and a > 0:
@@ -89,11 +104,11 @@ class GSPO(GRPO):
 
     knobs = {"kind": "GSPO"}
 
-    def fixed(self, t):
+    def fixed(self, t: int) -> float:
         logs = [PI[k] - MU[k] for k in range(NUM_TERMS) if TURN_OF[k] == TURN_OF[t]]
         return math.exp(sum(logs) / len(logs))
 
-    def loss(self, log_pi, t, fixed):
+    def loss(self, log_pi: float, t: int, fixed: float) -> float:
         ratio = fixed * math.exp(log_pi - PI[t])
         return -clipped_objective(ratio, ADVANTAGES[t], self.low, self.high)
 
@@ -102,11 +117,11 @@ class CISPO(GRPO):
     knobs = {"kind": "CISPO", "epsilon_higher": 0.05}
     high = 1.25
 
-    def fixed(self, t):
+    def fixed(self, t: int) -> float:
         return min(math.exp(PI[t] - MU[t]), self.high)
 
-    def loss(self, log_pi, t, fixed):
-        return -fixed * ADVANTAGES[t] * log_pi
+    def loss(self, log_pi: float, t: int, fixed: float) -> float:
+        return -fixed * float(ADVANTAGES[t]) * log_pi
 
 
 class MINIRL(GRPO):
@@ -115,11 +130,11 @@ class MINIRL(GRPO):
     knobs = {"kind": "MINIRL"}
     truncation = math.inf
 
-    def fixed(self, t):
+    def fixed(self, t: int) -> float:
         return min(math.exp(PI[t] - MU[t]), self.truncation)
 
-    def loss(self, log_pi, t, fixed):
-        return -fixed * ADVANTAGES[t] * log_pi
+    def loss(self, log_pi: float, t: int, fixed: float) -> float:
+        return -fixed * float(ADVANTAGES[t]) * log_pi
 
 
 class PaperMINIRL(MINIRL):
@@ -138,8 +153,8 @@ class PaperMINIRL(MINIRL):
 class REINFORCE(GRPO):
     knobs = {"kind": "REINFORCE"}
 
-    def loss(self, log_pi, t, _fixed):
-        return -ADVANTAGES[t] * log_pi
+    def loss(self, log_pi: float, t: int, _fixed: float) -> float:
+        return -float(ADVANTAGES[t]) * log_pi
 
 
 class Decayed(GRPO):
@@ -147,7 +162,7 @@ class Decayed(GRPO):
 
     knobs = {"out_of_date_decay": 0.4, "importance_weight_cap_ratio": 2.0}
 
-    def drop_range(self, t):
+    def drop_range(self, t: int) -> tuple[float, float]:
         k = math.exp(-0.4 * STALENESS[t])
         return 1 - 0.2 * 2 * k, 1 + 0.3 * 2 * k
 
@@ -155,11 +170,11 @@ class Decayed(GRPO):
 REFERENCES = [GRPO, DAPO, DualClip, CEGPPO, GSPO, CISPO, MINIRL, PaperMINIRL, REINFORCE, Decayed]
 
 
-def kept(reference, t):
-    low, high = 1 - 0.2 * 4, None
+def kept(reference: GRPO, t: int) -> bool:
+    low = 1 - 0.2 * 4
     if isinstance(reference, Decayed):
         low, high = reference.drop_range(t)
-    elif hasattr(reference, "drop"):
+    elif isinstance(reference, PaperMINIRL):
         low, high = reference.drop
     else:
         width = 0.2 + reference.knobs.get("epsilon_higher", 0.1)
@@ -168,7 +183,7 @@ def kept(reference, t):
     return not ((ratio > high and ADVANTAGES[t] > 0) or (ratio < low and ADVANTAGES[t] < 0))
 
 
-def expected(reference, weights):
+def expected(reference: GRPO, weights: np.ndarray) -> tuple[float, np.ndarray]:
     total, gradient = 0.0, np.zeros(NUM_TERMS)
     for t in range(NUM_TERMS):
         if not kept(reference, t):
@@ -180,13 +195,15 @@ def expected(reference, weights):
     return total, gradient
 
 
-def tensor(values):
+def tensor(values: Sequence[float] | np.ndarray) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.float64)
 
 
 @pytest.mark.parametrize("kind", ["token_mean", "sequence_mean", "sequence_sum"])
 @pytest.mark.parametrize("reference", REFERENCES)
-def test_loss_and_gradient_are_those_of_the_reference(reference, kind):
+def test_loss_and_gradient_are_those_of_the_reference(
+    reference: type[GRPO], kind: Reduction
+) -> None:
     weights = term_weights(RECORD_OF, kind=kind)
     log_pi = tensor(PI).requires_grad_()
     terms = policy_loss(
@@ -201,11 +218,12 @@ def test_loss_and_gradient_are_those_of_the_reference(reference, kind):
     loss.backward()
     total, gradient = expected(reference(), weights)
     assert loss.item() == pytest.approx(total, rel=1e-12)
+    assert log_pi.grad is not None
     np.testing.assert_allclose(log_pi.grad.numpy(), gradient, atol=1e-9)
     assert terms.keep.tolist() == [kept(reference(), t) for t in range(NUM_TERMS)]
 
 
-def test_the_terms_reach_every_branch_of_the_references():
+def test_the_terms_reach_every_branch_of_the_references() -> None:
     ratios = np.exp(PI - MU)
     for sign in (1, -1):
         of_sign = ratios[np.sign(ADVANTAGES) == sign]
@@ -219,7 +237,9 @@ def test_the_terms_reach_every_branch_of_the_references():
 @pytest.mark.parametrize("kind", ["full", "tis", "icepop", "mis"])
 @pytest.mark.parametrize("level", ["token", "sequence", "sequence_mean"])
 @pytest.mark.parametrize("veto", [None, 0.62])
-def test_decoupled_objectives_are_those_of_the_reference(proximal, kind, level, veto):
+def test_decoupled_objectives_are_those_of_the_reference(
+    proximal: ProximalKind, kind: CorrectionKind, level: CorrectionLevel, veto: float | None
+) -> None:
     """rho * min(r A, clip(r) A) with r = pi / pi_p and rho = pi_p / mu, bounded or masked."""
     prox = PI if proximal == "recompute" else MU + STALENESS / (STALENESS + 1.0) * (PI - MU)
     low, high = 0.7, 1.5
@@ -239,7 +259,7 @@ def test_decoupled_objectives_are_those_of_the_reference(proximal, kind, level, 
             continue
         rho = min(rho, high) if kind in ("tis", "mis") else rho
 
-        def loss(log_pi, t=t, rho=rho):
+        def loss(log_pi: float, t: int = t, rho: float = rho) -> float:
             ratio = math.exp(log_pi - prox[t])
             return -rho * clipped_objective(ratio, ADVANTAGES[t], 0.8, 1.3)
 
@@ -260,10 +280,11 @@ def test_decoupled_objectives_are_those_of_the_reference(proximal, kind, level, 
     loss_value = weighted_sum(corrected(terms, correction), tensor([1 / NUM_TERMS] * NUM_TERMS))
     loss_value.backward()
     assert loss_value.item() == pytest.approx(total, rel=1e-11, abs=1e-14)
+    assert log_pi.grad is not None
     np.testing.assert_allclose(log_pi.grad.numpy(), gradient, atol=1e-9)
 
 
-def slopes(objective, at=PI):
+def slopes(objective: Objective, at: np.ndarray = PI) -> np.ndarray:
     """Central differences of an objective of all log pi."""
     found = np.zeros(NUM_TERMS)
     for t in range(NUM_TERMS):
@@ -274,7 +295,12 @@ def slopes(objective, at=PI):
     return found
 
 
-def assert_objective(objective, weights, advantages=ADVANTAGES, **knobs):
+def assert_objective(
+    objective: Objective,
+    weights: np.ndarray,
+    advantages: np.ndarray = ADVANTAGES,
+    **knobs: Any,
+) -> None:
     """Loss and gradient are those of an objective that is to be maximised."""
     log_pi = tensor(PI).requires_grad_()
     terms = policy_loss(
@@ -287,13 +313,14 @@ def assert_objective(objective, weights, advantages=ADVANTAGES, **knobs):
     loss = weighted_sum(terms, tensor(weights))
     loss.backward()
     assert loss.item() == pytest.approx(-objective(PI), rel=1e-12)
+    assert log_pi.grad is not None
     np.testing.assert_allclose(log_pi.grad.numpy(), -slopes(objective), atol=1e-9)
 
 
-def test_gspo_is_the_clipped_ratio_of_whole_sequences():
+def test_gspo_is_the_clipped_ratio_of_whole_sequences() -> None:
     """J = 1/G sum_i min(s_i A_i, clip(s_i) A_i), s_i = (pi(y_i) / mu(y_i))^(1 / |y_i|)."""
 
-    def objective(log_pi):
+    def objective(log_pi: np.ndarray) -> float:
         total = 0.0
         for turn in range(6):
             of_turn = turn == TURN_OF
@@ -301,7 +328,7 @@ def test_gspo_is_the_clipped_ratio_of_whole_sequences():
             total += clipped_objective(s, ADVANTAGES[of_turn][0], 0.95, 1.02) / 6
         return total
 
-    bounds = {"epsilon": 0.05, "epsilon_higher": -0.03}
+    bounds: dict[str, Any] = {"epsilon": 0.05, "epsilon_higher": -0.03}
     assert_objective(objective, term_weights(TURN_OF, kind="sequence_mean"), kind="GSPO", **bounds)
 
 
@@ -309,12 +336,12 @@ SCORES = np.array([1.0, 0.0, 1.0])
 """Of the records that the terms belong to."""
 
 
-def test_dr_grpo_is_that_of_the_paper():
+def test_dr_grpo_is_that_of_the_paper() -> None:
     """J = 1/(G L) sum_i sum_t min(r A_i, clip(r) A_i) with A_i = R_i - mean(R)."""
     length = 40
     advantages = (SCORES - SCORES.sum() / 3)[RECORD_OF]
 
-    def objective(log_pi):
+    def objective(log_pi: np.ndarray) -> float:
         values = [
             clipped_objective(math.exp(log_pi[t] - MU[t]), advantages[t], 0.8, 1.3)
             for t in range(NUM_TERMS)
@@ -326,12 +353,12 @@ def test_dr_grpo_is_that_of_the_paper():
     assert_objective(objective, weights, own)
 
 
-def test_grpo_is_that_of_the_paper():
+def test_grpo_is_that_of_the_paper() -> None:
     """J = 1/G sum_i 1/|y_i| sum_t min(r A_i, clip(r) A_i) with A_i = (R_i - mean) / std."""
     deviation = math.sqrt(sum((s - 2 / 3) ** 2 for s in SCORES) / 3)
     advantages = ((SCORES - 2 / 3) / deviation)[RECORD_OF]
 
-    def objective(log_pi):
+    def objective(log_pi: np.ndarray) -> float:
         total = 0.0
         for t in range(NUM_TERMS):
             value = clipped_objective(math.exp(log_pi[t] - MU[t]), advantages[t], 0.8, 1.3)
@@ -343,7 +370,7 @@ def test_grpo_is_that_of_the_paper():
 
 
 @pytest.mark.parametrize("estimator", ["leave_one_out", "reinforce_plus_plus"])
-def test_reinforce_with_baselines_is_that_of_the_papers(estimator):
+def test_reinforce_with_baselines_is_that_of_the_papers(estimator: AdvantageKind) -> None:
     """J = 1/N sum_t A log pi: RLOO's A = R_i - mean of the others; REINFORCE++ normalizes all."""
     others = [(SCORES.sum() - score) / 2 for score in SCORES]
     advantages = (SCORES - others)[RECORD_OF]
@@ -355,7 +382,7 @@ def test_reinforce_with_baselines_is_that_of_the_papers(estimator):
         advantages = (centred - mean) / math.sqrt(variance)
         own = step_normalized(own, np.bincount(RECORD_OF))
 
-    def objective(log_pi):
+    def objective(log_pi: np.ndarray) -> float:
         return math.fsum(advantages * log_pi) / NUM_TERMS
 
     weights = term_weights(RECORD_OF, kind="token_mean")
@@ -363,12 +390,12 @@ def test_reinforce_with_baselines_is_that_of_the_papers(estimator):
 
 
 @pytest.mark.parametrize("estimate", ["k1", "k2", "k3"])
-def test_a_kl_penalty_is_that_of_the_reference(estimate):
+def test_a_kl_penalty_is_that_of_the_reference(estimate: KLEstimator) -> None:
     """The loss gets beta * sum of weight * estimate, with d = log pi - log reference."""
     reference = PI + RNG.normal(0.0, 0.3, NUM_TERMS)
     weights = term_weights(RECORD_OF, kind="sequence_mean")
 
-    def objective(log_pi):
+    def objective(log_pi: np.ndarray) -> float:
         d = log_pi - reference
         values = {"k1": d, "k2": d * d / 2, "k3": np.exp(-d) - 1 + d}[estimate]
         return math.fsum(weights * values)
@@ -377,13 +404,15 @@ def test_a_kl_penalty_is_that_of_the_reference(estimate):
     penalty = (tensor(weights) * kl_penalty(log_pi, tensor(reference), kind=estimate)).sum()
     penalty.backward()
     assert penalty.item() == pytest.approx(objective(PI), rel=1e-12)
+    assert log_pi.grad is not None
     np.testing.assert_allclose(log_pi.grad.numpy(), slopes(objective), atol=1e-9)
 
 
-def test_cross_entropy_is_that_of_the_reference():
+def test_cross_entropy_is_that_of_the_reference() -> None:
     weights = term_weights(RECORD_OF, kind="sequence_mean")
     log_pi = tensor(PI).requires_grad_()
     loss = weighted_sum(cross_entropy(log_pi), tensor(weights))
     loss.backward()
     assert loss.item() == pytest.approx(-math.fsum(weights * PI), rel=1e-13)
+    assert log_pi.grad is not None
     np.testing.assert_allclose(log_pi.grad.numpy(), -weights, rtol=1e-15)

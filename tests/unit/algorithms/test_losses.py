@@ -1,18 +1,35 @@
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
 
 from agentrl.algorithms import policy_loss
-from agentrl.algorithms.losses import LOSS_KINDS, LossSettings, cross_entropy, weighted_sum
+from agentrl.algorithms.losses import (
+    LOSS_KINDS,
+    LossKind,
+    LossSettings,
+    LossTerms,
+    cross_entropy,
+    weighted_sum,
+)
 from agentrl.errors import ConfigError
 
 
-def tensor(*values):
+def tensor(*values: float) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.float64)
 
 
-def run(ratios, advantages, *, behavior=-2.0, sequences=None, staleness=None, **knobs):
+def run(
+    ratios: Sequence[float],
+    advantages: Sequence[float],
+    *,
+    behavior: float = -2.0,
+    sequences: torch.Tensor | None = None,
+    staleness: torch.Tensor | None = None,
+    **knobs: Any,
+) -> tuple[LossTerms, torch.Tensor]:
     """Terms and d(sum of losses)/d(log pi) at given ratios."""
     mu = torch.full((len(ratios),), behavior, dtype=torch.float64)
     logprobs = (tensor(*ratios).log() + mu).requires_grad_()
@@ -25,6 +42,7 @@ def run(ratios, advantages, *, behavior=-2.0, sequences=None, staleness=None, **
         staleness=staleness,
     )
     terms.loss.sum().backward()
+    assert logprobs.grad is not None
     return terms, logprobs.grad
 
 
@@ -41,7 +59,9 @@ def run(ratios, advantages, *, behavior=-2.0, sequences=None, staleness=None, **
         (1.0, 0.0, 0.0, 0.0, False),
     ],
 )
-def test_grpo_by_hand(ratio, advantage, loss, slope, clipped):
+def test_grpo_by_hand(
+    ratio: float, advantage: float, loss: float, slope: float, clipped: bool
+) -> None:
     terms, grad = run([ratio], [advantage])
     assert terms.loss.item() == pytest.approx(loss)
     assert grad.item() == pytest.approx(slope)
@@ -50,7 +70,7 @@ def test_grpo_by_hand(ratio, advantage, loss, slope, clipped):
 
 
 @pytest.mark.parametrize("kind", LOSS_KINDS)
-def test_gradient_raises_good_tokens_and_lowers_bad_ones(kind):
+def test_gradient_raises_good_tokens_and_lowers_bad_ones(kind: LossKind) -> None:
     _, grad = run([1.05, 1.05], [1.5, -1.5], kind=kind, sequences=torch.tensor([0, 1]))
     assert grad[0] < 0 < grad[1]
 
@@ -66,16 +86,16 @@ def test_gradient_raises_good_tokens_and_lowers_bad_ones(kind):
         (0.19, 1.0, True),
     ],
 )
-def test_drop_range_is_sign_aware(ratio, advantage, kept):
+def test_drop_range_is_sign_aware(ratio: float, advantage: float, kept: bool) -> None:
     assert run([ratio], [advantage])[0].keep.item() is kept
 
 
-def test_strict_bound_drops_where_clipping_starts():
+def test_strict_bound_drops_where_clipping_starts() -> None:
     terms, _ = run([1.29, 1.31, 0.81, 0.79], [1.0, 1.0, -1.0, -1.0], strict_in_bound=True)
     assert terms.keep.tolist() == [True, False, True, False]
 
 
-def test_staleness_narrows_the_drop_range():
+def test_staleness_narrows_the_drop_range() -> None:
     # k = exp(-2 * 0.5) = 0.3679: upper bound 1 + 0.3 * 4 * k = 1.4415.
     edge = 1 + 0.3 * 4 * math.exp(-1.0)
     terms, _ = run(
@@ -87,12 +107,12 @@ def test_staleness_narrows_the_drop_range():
     assert terms.keep.tolist() == [True, False, True]
 
 
-def test_decay_without_staleness_is_refused():
+def test_decay_without_staleness_is_refused() -> None:
     with pytest.raises(ConfigError, match="staleness"):
         run([1.0], [1.0], out_of_date_decay=0.5)
 
 
-def test_betas_give_clipped_terms_a_bounded_gradient():
+def test_betas_give_clipped_terms_a_bounded_gradient() -> None:
     terms, grad = run([0.5, 1.5, 1.5, 0.5], [-2.0, 2.0, -2.0, 2.0], beta1=0.5, beta2=0.25)
     # below: -beta1 * 0.8 * A; above: -beta2 * 1.3 * A; the rest as in GRPO.
     assert grad.tolist() == pytest.approx([0.8, -0.65, 3.0, -1.0])
@@ -100,7 +120,7 @@ def test_betas_give_clipped_terms_a_bounded_gradient():
     assert terms.clipped.tolist() == [True, True, False, False]
 
 
-def test_minirl_weighs_by_the_ratio_without_clipping():
+def test_minirl_weighs_by_the_ratio_without_clipping() -> None:
     terms, grad = run([2.0, 0.5], [1.0, -1.0], kind="MINIRL")
     assert grad.tolist() == pytest.approx([-2.0, 0.5])
     log_pi = [-2.0 + math.log(2.0), -2.0 + math.log(0.5)]
@@ -108,17 +128,17 @@ def test_minirl_weighs_by_the_ratio_without_clipping():
     assert not terms.clipped.any()
 
 
-def test_cispo_caps_the_weight_and_keeps_the_gradient():
+def test_cispo_caps_the_weight_and_keeps_the_gradient() -> None:
     terms, grad = run([3.0, 0.5], [1.0, 1.0], kind="CISPO")
     assert grad.tolist() == pytest.approx([-1.3, -0.5])
     assert terms.clipped.tolist() == [True, False]
 
 
-def test_reinforce_ignores_the_ratio():
+def test_reinforce_ignores_the_ratio() -> None:
     assert run([3.0, 0.5], [1.0, -1.0], kind="REINFORCE")[1].tolist() == pytest.approx([-1.0, 1.0])
 
 
-def test_gspo_uses_the_geometric_mean_of_its_turn():
+def test_gspo_uses_the_geometric_mean_of_its_turn() -> None:
     turns = torch.tensor([4, 9, 4])
     terms, grad = run([1.1, 1.0, 0.9], [1.0, 1.0, 1.0], kind="GSPO", sequences=turns)
     mean = math.sqrt(1.1 * 0.9)
@@ -126,20 +146,20 @@ def test_gspo_uses_the_geometric_mean_of_its_turn():
     assert terms.loss.tolist() == pytest.approx([-mean, -1.0, -mean])
 
 
-def test_gspo_clips_whole_turns():
+def test_gspo_clips_whole_turns() -> None:
     turns = torch.tensor([0, 0])
     terms, grad = run([2.0, 1.0], [1.0, 1.0], kind="GSPO", sequences=turns)
     assert terms.clipped.tolist() == [True, True]
     assert grad.tolist() == [0.0, 0.0]
 
 
-def test_gspo_without_turns_is_refused():
+def test_gspo_without_turns_is_refused() -> None:
     with pytest.raises(ConfigError, match="turn of every term"):
         run([1.0], [1.0], kind="GSPO")
 
 
 @pytest.mark.parametrize("kind", LOSS_KINDS)
-def test_no_terms_give_a_loss_of_zero_with_a_gradient(kind):
+def test_no_terms_give_a_loss_of_zero_with_a_gradient(kind: LossKind) -> None:
     empty = torch.empty(0, dtype=torch.float64, requires_grad=True)
     none = torch.empty(0)
     terms = policy_loss(
@@ -150,14 +170,14 @@ def test_no_terms_give_a_loss_of_zero_with_a_gradient(kind):
     assert loss.item() == 0.0
 
 
-def test_dropped_terms_weigh_nothing_even_if_not_finite():
+def test_dropped_terms_weigh_nothing_even_if_not_finite() -> None:
     terms, _ = run([3.0, 1.0], [1.0, 1.0])
     spoiled = terms._replace(loss=terms.loss * tensor(float("inf"), 1.0))
     assert weighted_sum(spoiled, tensor(0.5, 0.5)).item() == pytest.approx(-0.5)
 
 
 @pytest.mark.parametrize("kind", LOSS_KINDS)
-def test_absurd_ratios_stay_finite(kind):
+def test_absurd_ratios_stay_finite(kind: LossKind) -> None:
     logprobs = torch.tensor([-0.1, -500.0, -0.1, -0.1], requires_grad=True)
     behavior = torch.tensor([-500.0, -0.1, -float("inf"), -0.1])
     terms = policy_loss(
@@ -171,28 +191,30 @@ def test_absurd_ratios_stay_finite(kind):
     loss = weighted_sum(terms, torch.full((4,), 0.25))
     loss.backward()
     assert loss.isfinite()
+    assert logprobs.grad is not None
     assert logprobs.grad.isfinite().all()
 
 
-def test_unknown_loss_names_the_supported_ones():
+def test_unknown_loss_names_the_supported_ones() -> None:
     with pytest.raises(ConfigError, match="GRPO, MINIRL, GSPO, CISPO, REINFORCE"):
         run([1.0], [1.0], kind="PPO2")
 
 
-def test_kind_is_case_insensitive():
+def test_kind_is_case_insensitive() -> None:
     assert run([1.0], [1.0], kind="grpo")[0].loss.item() == -1.0
 
 
-def test_shapes_must_agree():
+def test_shapes_must_agree() -> None:
     with pytest.raises(ValueError, match="differ in shape"):
         policy_loss(tensor(0.0), tensor(0.0), tensor(1.0, 2.0))
 
 
-def test_cross_entropy_is_the_negative_logprob():
+def test_cross_entropy_is_the_negative_logprob() -> None:
     logprobs = tensor(-1.5, -0.5).requires_grad_()
     terms = cross_entropy(logprobs)
     weighted_sum(terms, tensor(0.25, 0.75)).backward()
     assert terms.loss.tolist() == [1.5, 0.5]
+    assert logprobs.grad is not None
     assert logprobs.grad.tolist() == [-0.25, -0.75]
     assert terms.keep.all()
     assert not terms.clipped.any()
@@ -208,15 +230,17 @@ def test_cross_entropy_is_the_negative_logprob():
         (1.1, 2.0, -2.2, -2.2, False),
     ],
 )
-def test_dual_clip_bounds_bad_tokens(ratio, advantage, loss, slope, clipped):
+def test_dual_clip_bounds_bad_tokens(
+    ratio: float, advantage: float, loss: float, slope: float, clipped: bool
+) -> None:
     terms, grad = run([ratio], [advantage], dual_clip=3.0)
     assert terms.loss.item() == pytest.approx(loss)
     assert grad.item() == pytest.approx(slope)
     assert terms.clipped.item() is clipped
 
 
-def test_minirl_of_the_paper_truncates_and_drops():
-    paper = {"epsilon": 0.2, "epsilon_higher": 0.07, "strict_in_bound": True}
+def test_minirl_of_the_paper_truncates_and_drops() -> None:
+    paper: dict[str, Any] = {"epsilon": 0.2, "epsilon_higher": 0.07, "strict_in_bound": True}
     terms, grad = run(
         [6.0, 1.2, 0.7, 1.28, 0.79],
         [-1.0, 1.0, 1.0, 1.0, -1.0],
@@ -229,12 +253,13 @@ def test_minirl_of_the_paper_truncates_and_drops():
     assert terms.clipped.tolist() == [True, False, False, False, False]
 
 
-def test_clipping_is_around_the_proximal_policy():
+def test_clipping_is_around_the_proximal_policy() -> None:
     policy = tensor(math.log(1.5), math.log(1.5)).requires_grad_()
     terms = policy_loss(
         policy, tensor(0.0, 0.0), tensor(1.0, 1.0), proximal_logprobs=tensor(0.0, math.log(1.4))
     )
     terms.loss.sum().backward()
     assert terms.clipped.tolist() == [True, False]
+    assert policy.grad is not None
     assert policy.grad.tolist() == pytest.approx([0.0, -1.5 / 1.4])
     assert terms.ratio.tolist() == pytest.approx([1.5, 1.5])

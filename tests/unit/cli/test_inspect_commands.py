@@ -11,13 +11,14 @@ from support.stored import claim, make_task, make_turn, play
 
 from agentrl.cli.main import main
 from agentrl.schema import InferenceService, Policy, Run, SamplerInfo, Score, ToolCall, ToolResult
+from agentrl.schema.run import RunStatus
 from agentrl.store import TrajectoryStore
 from agentrl.store.private_mongod import EmbeddedMongo
 
 RECORD = "train/0/q0/0"
 
 
-async def fill_run(uri: str, name: str, *, status: str = "completed") -> None:
+async def fill_run(uri: str, name: str, *, status: RunStatus = "completed") -> None:
     """A small run: one record with a tool call that step 1 trained, one that it dropped."""
     async with TrajectoryStore.connect(uri, name) as store:
         await store.ensure_schema()

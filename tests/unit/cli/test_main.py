@@ -20,7 +20,9 @@ def documented_flags() -> Iterator[tuple[str, str, str]]:
         for block in _FENCED.findall(page.read_text()):
             for line in block.replace("\\\n", " ").splitlines():
                 found = re.search(rf"\bagentrl ({'|'.join(COMMANDS)})\b(.*)", line)
-                for word in shlex.split(found[2], comments=True) if found else ():
+                if found is None:
+                    continue
+                for word in shlex.split(found[2], comments=True):
                     if word.startswith("--"):
                         yield page.name, found[1], word
 

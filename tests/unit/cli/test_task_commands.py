@@ -95,11 +95,12 @@ def test_another_question_under_a_known_id_is_refused_and_nothing_is_overwritten
     mongod: EmbeddedMongo, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     uri, run = mongod.uri("x"), "cli_collision"
+    statuses = []
     for name, question in (("one", "What is A?"), ("two", "What is B?")):
         path = tmp_path / f"{name}.jsonl"
         path.write_text(json.dumps({"q": question, "answer": 1, "scorer": "exact"}))
-        status = tasks_command(uri, run, "add", "--train_file", str(path))
-    assert status == 2
+        statuses.append(tasks_command(uri, run, "add", "--train_file", str(path)))
+    assert statuses[-1] == 2
     said = capsys.readouterr()
     assert said.out.count("1 new tasks") == 1
     assert "id 'line1' belongs to another question of the run, 'What is A?'" in said.err

@@ -301,12 +301,12 @@ def test_synchronous_sampling_means_no_staleness() -> None:
         (["--loss_normalizer_length", "100"], "--token_level_loss false"),
     ],
 )
-def test_losses_that_contradict_themselves_are_refused(flags, problem):
+def test_losses_that_contradict_themselves_are_refused(flags: list[str], problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
         parse_flags(flags)
 
 
-def test_the_loss_is_one_of_reinforcement_learning_in_any_case():
+def test_the_loss_is_one_of_reinforcement_learning_in_any_case() -> None:
     assert parse_flags(["--loss_calculator", "minirl"]).algorithm.loss_calculator == "MINIRL"
     with pytest.raises(ConfigError, match="agentrl sft"):
         parse_flags(["--loss_calculator", "CrossEntropy"])
@@ -314,7 +314,7 @@ def test_the_loss_is_one_of_reinforcement_learning_in_any_case():
         parse_flags(["--loss_calculator", "PPO2"])
 
 
-def test_servers_may_be_given_as_json_that_names_its_secrets():
+def test_servers_may_be_given_as_json_that_names_its_secrets() -> None:
     servers = {"url": "http://h", "headers": {"Authorization": "Bearer ${T}", "MCP_SERVERS": "a"}}
     text = json.dumps({"mcpServers": {"a": servers}})
     assert parse_flags(["--mcp_servers", text]).tools.mcp_servers == text

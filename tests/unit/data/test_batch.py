@@ -4,15 +4,17 @@ import numpy as np
 import pytest
 from support.trees import make_record, make_turn, random_group
 
+from agentrl.algorithms.reductions import Reduction
 from agentrl.config.sections import AlgorithmSection
 from agentrl.data import TokenTree, build_step, select_group
+from agentrl.data.tree import Merge
 
 GROUPS = [random_group(seed) for seed in range(3)]
 
 
 @pytest.mark.parametrize("num_ranks", [1, 4])
 @pytest.mark.parametrize("merge", ["tree", "linear", "none"])
-def test_terms_keep_their_facts_wherever_they_land(merge, num_ranks):
+def test_terms_keep_their_facts_wherever_they_land(merge: Merge, num_ranks: int) -> None:
     batch = build_step(GROUPS, policy_version=3, token_budget=60, merge=merge, num_ranks=num_ranks)
     turns = {turn.turn_id: turn for group in GROUPS for turn in group.turns}
     seen = dict.fromkeys(turns, 0)
@@ -32,16 +34,17 @@ def test_terms_keep_their_facts_wherever_they_land(merge, num_ranks):
     assert set(seen.values()) == {1}
 
 
-def test_weights_of_a_step_add_up():
-    for reduction, total in (("token_mean", 1.0), ("sequence_mean", 1.0)):
+def test_weights_of_a_step_add_up() -> None:
+    reductions: tuple[Reduction, ...] = ("token_mean", "sequence_mean")
+    for reduction in reductions:
         batch = build_step(
             GROUPS, policy_version=3, token_budget=50, reduction=reduction, num_ranks=2
         )
         weights = [m.weights.sum() for share in batch.micro_batches for m in share]
-        assert sum(weights) == pytest.approx(total)
+        assert sum(weights) == pytest.approx(1.0)
 
 
-def test_a_step_of_nothing_has_no_rows():
+def test_a_step_of_nothing_has_no_rows() -> None:
     records = [
         make_record([make_turn(f"t/{n}", 0, [1], [2])], 1.0, task_id="t", traj_id=n)
         for n in range(2)
@@ -52,7 +55,7 @@ def test_a_step_of_nothing_has_no_rows():
     assert (batch.stats.num_targets, batch.stats.tokens_packed) == (0, 0)
 
 
-def test_statistics_count_tokens_before_and_after_packing():
+def test_statistics_count_tokens_before_and_after_packing() -> None:
     stats = build_step(GROUPS, policy_version=3, token_budget=50).stats
     merged, apart = (
         sum(TokenTree.from_tokens(group.turns, merge=merge).num_tokens for group in GROUPS)
@@ -63,7 +66,7 @@ def test_statistics_count_tokens_before_and_after_packing():
     assert set(stats.staleness_histogram) == {0, 1}
 
 
-def test_pairs_and_blocks_of_attention_by_hand():
+def test_pairs_and_blocks_of_attention_by_hand() -> None:
     """Two records of one turn share 199 tokens of prompt and differ in their replies."""
     prompt = list(range(1, 200))
     records = [
@@ -80,7 +83,7 @@ def test_pairs_and_blocks_of_attention_by_hand():
     assert (cut.pairs_packed, cut.blocks_packed) == (cut.pairs_flat, cut.blocks_flat)
 
 
-def test_a_share_of_a_step_travels_between_processes():
+def test_a_share_of_a_step_travels_between_processes() -> None:
     batch = build_step(GROUPS, policy_version=3, token_budget=50, num_ranks=2)
     sent, received = batch.micro_batches[1], pickle.loads(pickle.dumps(batch.micro_batches[1]))
     assert [m.row.token_ids.tolist() for m in sent] == [m.row.token_ids.tolist() for m in received]

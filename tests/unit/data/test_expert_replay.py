@@ -7,7 +7,7 @@ from support.trees import make_record, make_turn
 from agentrl.config.sections import AlgorithmSection
 from agentrl.data.expert_replay import with_routed_experts
 from agentrl.data.select import select_group
-from agentrl.data.tokens import turn_tokens
+from agentrl.data.tokens import TurnTokens, turn_tokens
 from agentrl.schema import DispatchedSamplingTask
 from agentrl.schema.routed_experts import pack_experts, stored_experts
 
@@ -30,20 +30,25 @@ def conversation(record_id: str = "train/0/q0/0") -> list[DispatchedSamplingTask
     ]
 
 
+def experts_of(turn: TurnTokens) -> np.ndarray:
+    assert turn.routed_experts is not None
+    return turn.routed_experts
+
+
 def test_every_token_has_the_experts_of_the_turn_that_computed_it() -> None:
     turns = conversation()
     found = {turn.turn_id: turn for turn in with_routed_experts(turn_tokens(turns), turns)}
-    choices = [found[turn.id].routed_experts[:, 0].tolist() for turn in turns]
+    choices = [experts_of(found[turn.id])[:, 0].tolist() for turn in turns]
     assert choices == [[10, 20, 30, 40], [10, 20, 30, 40, 50, 60, 70], [10, 21, 90, 100]]
-    assert all(len(turn.routed_experts) == len(turn.path) for turn in found.values())
+    assert all(len(experts_of(turn)) == len(turn.path) for turn in found.values())
 
 
 def test_tokens_of_turns_that_stored_nothing_are_left_to_the_trainers_router() -> None:
     turns = conversation()
     turns[0] = turns[0].model_copy(update={"routed_experts": b""})
     _, second, third = with_routed_experts(turn_tokens(turns), turns)
-    assert second.routed_experts[:, 0].tolist() == [-1, -1, -1, -1, 50, 60, 70]
-    assert third.routed_experts[:, 0].tolist() == [-1, 21, 90, 100]
+    assert experts_of(second)[:, 0].tolist() == [-1, -1, -1, -1, 50, 60, 70]
+    assert experts_of(third)[:, 0].tolist() == [-1, 21, 90, 100]
     plain = [turn.model_copy(update={"routed_experts": b""}) for turn in turns]
     assert {turn.routed_experts for turn in with_routed_experts(turn_tokens(plain), plain)} == {
         None
@@ -57,7 +62,7 @@ def test_selected_turns_know_their_experts() -> None:
     ]
     group = select_group(records, AlgorithmSection(), policy_version=0)
     assert len(group.turns) == 6
-    assert all(len(turn.routed_experts) == len(turn.path) for turn in group.turns)
+    assert all(len(experts_of(turn)) == len(turn.path) for turn in group.turns)
 
 
 @pytest.mark.parametrize(("largest", "size"), [(255, 1), (256, 2)])
@@ -67,7 +72,9 @@ def test_an_expert_takes_one_byte_while_there_are_no_more_than_256(largest: int,
     routes, found = pack_experts(choices)
     assert (found, len(routes)) == (size, 4 * size)
     stored = turn.model_copy(update={"routed_experts": routes, "routed_bytes": found})
-    assert stored_experts(stored).tolist() == [[0, 0], [largest, 1]]
+    unpacked = stored_experts(stored)
+    assert unpacked is not None
+    assert unpacked.tolist() == [[0, 0], [largest, 1]]
 
 
 def test_experts_that_do_not_fit_the_tokens_are_an_error() -> None:

@@ -1,11 +1,12 @@
 import itertools
+from collections.abc import Sequence
 
 import pytest
 from support.trees import make_turn, random_group
 
-from agentrl.data.packing import plan_bins
+from agentrl.data.packing import Bin, plan_bins
 from agentrl.data.tokens import turn_tokens
-from agentrl.data.tree import TokenTree, lay_out
+from agentrl.data.tree import Branch, TokenTree, lay_out
 from agentrl.models.attention.layout import visibility
 
 TREES = [TokenTree.from_tokens(random_group(seed, num_turns=5).turns) for seed in range(4)]
@@ -17,7 +18,9 @@ LONGEST = max(len(branch.path) for branch in BRANCHES)
 @pytest.mark.parametrize("attention_cost", [0.0, 0.1])
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 200])
 @pytest.mark.parametrize("token_budget", [1, 40, 100, 10**6])
-def test_every_turn_is_in_exactly_one_bin(token_budget, num_ranks, attention_cost):
+def test_every_turn_is_in_exactly_one_bin(
+    token_budget: int, num_ranks: int, attention_cost: float
+) -> None:
     shares = plan_bins(
         BRANCHES, token_budget=token_budget, num_ranks=num_ranks, attention_cost=attention_cost
     )
@@ -32,7 +35,7 @@ def test_every_turn_is_in_exactly_one_bin(token_budget, num_ranks, attention_cos
         assert bin_.num_tokens <= token_budget * bin_.num_chunks
 
 
-def test_a_tree_with_an_oversized_path_stays_whole_and_is_cut_in_chunks():
+def test_a_tree_with_an_oversized_path_stays_whole_and_is_cut_in_chunks() -> None:
     (share,) = plan_bins(BRANCHES, token_budget=LONGEST - 1)
     chunked = [bin_ for bin_ in share if bin_.num_chunks > 1]
     assert chunked == list(share[: len(chunked)])
@@ -43,7 +46,7 @@ def test_a_tree_with_an_oversized_path_stays_whole_and_is_cut_in_chunks():
     assert all(bin_.num_tokens <= LONGEST - 1 for bin_ in share[len(chunked) :])
 
 
-def test_ranks_share_the_work_evenly():
+def test_ranks_share_the_work_evenly() -> None:
     total = sum(tree.num_tokens for tree in TREES)
     for num_ranks in (2, 3, 4):
         shares = plan_bins(BRANCHES, token_budget=10**6, num_ranks=num_ranks)
@@ -52,7 +55,7 @@ def test_ranks_share_the_work_evenly():
         assert max(loads) <= 1.25 * total / num_ranks + LONGEST
 
 
-def mixed_lengths() -> list:
+def mixed_lengths() -> list[Branch]:
     """Two long conversations, and short ones with as many tokens in all."""
     lengths = [400, 400] + [20] * 40
     turns = [
@@ -62,7 +65,7 @@ def mixed_lengths() -> list:
     return list(TokenTree.from_tokens(turn_tokens(turns), merge="none").branches)
 
 
-def waited_for(shares, attention_cost: float) -> float:
+def waited_for(shares: Sequence[Sequence[Bin]], attention_cost: float) -> float:
     """What the rounds take one after the other when every one lasts as long as its costliest."""
     return sum(
         max(bin_.cost(attention_cost) for bin_ in round_ if bin_)
@@ -72,7 +75,7 @@ def waited_for(shares, attention_cost: float) -> float:
 
 @pytest.mark.parametrize("num_ranks", [2, 4])
 @pytest.mark.parametrize("token_budget", [400, 800])
-def test_rounds_are_alike_in_time_and_not_just_in_tokens(token_budget, num_ranks):
+def test_rounds_are_alike_in_time_and_not_just_in_tokens(token_budget: int, num_ranks: int) -> None:
     attention_cost = 0.02
     planned, by_tokens = (
         plan_bins(
@@ -86,14 +89,14 @@ def test_rounds_are_alike_in_time_and_not_just_in_tokens(token_budget, num_ranks
     assert waited_for(planned, attention_cost) <= waited_for(by_tokens, attention_cost)
 
 
-def test_a_long_path_is_alone_where_attention_is_what_takes_time():
+def test_a_long_path_is_alone_where_attention_is_what_takes_time() -> None:
     shares = plan_bins(mixed_lengths(), token_budget=10**6, num_ranks=3, attention_cost=0.1)
     assert sorted(len(bin_.branches) for share in shares for bin_ in share) == [1, 1, 40]
     by_tokens = plan_bins(mixed_lengths(), token_budget=10**6, num_ranks=3)
     assert sorted(len(bin_.branches) for share in by_tokens for bin_ in share) != [1, 1, 40]
 
 
-def test_rows_of_many_passes_meet_in_the_same_rounds():
+def test_rows_of_many_passes_meet_in_the_same_rounds() -> None:
     shares = plan_bins(BRANCHES, token_budget=LONGEST // 2, num_ranks=3)
     rounds = [
         [bin_.num_chunks for bin_ in round_ if bin_] for round_ in itertools.zip_longest(*shares)
@@ -103,12 +106,12 @@ def test_rows_of_many_passes_meet_in_the_same_rounds():
         assert min(earlier) >= max(later)
 
 
-def test_no_rank_has_more_bins_than_the_budget_needs():
+def test_no_rank_has_more_bins_than_the_budget_needs() -> None:
     single = plan_bins(BRANCHES, token_budget=100)[0]
     shares = plan_bins(BRANCHES, token_budget=100, num_ranks=2)
     assert max(len(share) for share in shares) == -(-len(single) // 2)
     assert all(bin_.num_tokens <= 100 for share in shares for bin_ in share)
 
 
-def test_nothing_gives_nothing():
+def test_nothing_gives_nothing() -> None:
     assert plan_bins([], token_budget=10, num_ranks=2) == ((), ())

@@ -1,17 +1,31 @@
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 from support.trees import make_record, make_turn
 
 from agentrl.config.sections import AlgorithmSection
 from agentrl.data import select_group
+from agentrl.data.select import SelectedGroup
 from agentrl.errors import TrainingError
+from agentrl.schema import DBRecordData, DispatchedSamplingTask
 
 TASK = "train/0/q0"
 
 
-def record(traj_id, score, *, versions=(3,), overrides=None, outcome="answered", task_id=TASK):
+def record(
+    traj_id: int,
+    score: float | None,
+    *,
+    versions: Sequence[int] = (3,),
+    overrides: Sequence[float | None] | None = None,
+    outcome: str | None = "answered",
+    task_id: str = TASK,
+) -> DBRecordData:
     """A record whose turn i sampled two tokens at `versions[i]`."""
     record_id = f"{task_id}/{traj_id}"
-    turns, length = [], 0
+    turns: list[DispatchedSamplingTask] = []
+    length = 0
     for index, version in enumerate(versions):
         turns.append(
             make_turn(
@@ -29,15 +43,15 @@ def record(traj_id, score, *, versions=(3,), overrides=None, outcome="answered",
     return make_record(turns, score, traj_id=traj_id, task_id=task_id, outcome=outcome)
 
 
-def select(records, policy_version=3, **knobs):
+def select(records: Sequence[DBRecordData], policy_version: int = 3, **knobs: Any) -> SelectedGroup:
     return select_group(records, AlgorithmSection(**knobs), policy_version=policy_version)
 
 
-def advantages(group):
+def advantages(group: SelectedGroup) -> dict[str, float]:
     return {turn.turn_id: turn.advantage for turn in group.turns}
 
 
-def test_leave_one_out_advantages_reach_every_turn():
+def test_leave_one_out_advantages_reach_every_turn() -> None:
     group = select([record(0, 1.0, versions=(3, 3)), record(1, 0.0)], adv_scaling=2.0)
     assert advantages(group) == {
         f"{TASK}/0/1/0": 2.0,
@@ -49,21 +63,21 @@ def test_leave_one_out_advantages_reach_every_turn():
     assert group.scores == (1.0, 0.0)
 
 
-def test_records_that_failed_are_dropped_and_in_no_baseline():
+def test_records_that_failed_are_dropped_and_in_no_baseline() -> None:
     group = select([record(0, 1.0), record(1, None), record(2, 0.0)])
     assert group.dropped_records == {f"{TASK}/1": "no_score"}
     assert sorted(advantages(group).values()) == [-1.0, 1.0]
     assert [(turn.reason, turn.num_targets) for turn in group.left_out] == [("no_score", 2)]
 
 
-def test_a_group_of_equal_scores_is_not_usable():
+def test_a_group_of_equal_scores_is_not_usable() -> None:
     group = select([record(0, 1.0), record(1, 1.0)])
     assert not group.usable
     assert set(group.dropped_records.values()) == {"zero_variance"}
     assert group.scores == (1.0, 1.0)
 
 
-def test_a_record_is_as_old_as_its_oldest_turn():
+def test_a_record_is_as_old_as_its_oldest_turn() -> None:
     resumed = record(0, 1.0, versions=(1, 2, 3))  # its first turn was sampled before a crash
     group = select([resumed, record(1, 0.0, versions=(2,)), record(2, 0.0, versions=(1,))])
     assert list(advantages(group)) == [f"{TASK}/1/1/0"]
@@ -71,20 +85,20 @@ def test_a_record_is_as_old_as_its_oldest_turn():
     assert [(turn.reason, turn.num_targets) for turn in group.left_out] == [("stale", 2)] * 4
 
 
-def test_a_stale_score_still_counts_in_the_baseline():
+def test_a_stale_score_still_counts_in_the_baseline() -> None:
     fresh = select([record(0, 1.0), record(1, 0.0), record(2, 0.0)])
     aged = select([record(0, 1.0), record(1, 0.0), record(2, 0.0, versions=(0,))])
     assert advantages(aged)[f"{TASK}/0/1/0"] == advantages(fresh)[f"{TASK}/0/1/0"] == 1.0
 
 
-def test_the_oldest_token_of_a_turn_decides():
+def test_the_oldest_token_of_a_turn_decides() -> None:
     mixed = make_turn(f"{TASK}/0", 0, [1], [2, 3], versions=[(1, 0, 1), (3, 1, 2)])
     records = [make_record([mixed], 1.0), record(1, 0.0)]
     assert select(records, max_staleness=1).dropped_records == {f"{TASK}/0": "stale"}
     assert select(records, max_staleness=2).dropped_records == {}
 
 
-def test_format_errors_lose_their_advantage():
+def test_format_errors_lose_their_advantage() -> None:
     group = select([record(0, 1.0, versions=(3, 3), overrides=(0.0, None)), record(1, 0.0)])
     assert list(advantages(group)) == [f"{TASK}/0/1/1", f"{TASK}/1/1/0"]
     assert [turn.reason for turn in group.left_out] == ["zero_advantage"]
@@ -95,8 +109,9 @@ def test_format_errors_lose_their_advantage():
     assert advantages(kept)[f"{TASK}/0/1/0"] == 0.0
 
 
-def test_turns_with_a_score_of_their_own_take_it_for_their_advantage():
+def test_turns_with_a_score_of_their_own_take_it_for_their_advantage() -> None:
     stepped = record(0, 1.0, versions=(3, 3, 3, 3), overrides=[None, None, 0.0, None])
+    assert stepped.score is not None
     score = stepped.score.model_copy(update={"step_scores": (-0.5, None, 0.7)})
     stepped = stepped.model_copy(update={"score": score})
     group = select(
@@ -111,7 +126,7 @@ def test_turns_with_a_score_of_their_own_take_it_for_their_advantage():
     }
 
 
-def test_a_minimal_advantage_of_zero_is_honoured():
+def test_a_minimal_advantage_of_zero_is_honoured() -> None:
     records = [record(0, 1.0), record(1, 0.0)]
     group = select(records, minimal_advantage=0.0)
     assert group.dropped_records == {f"{TASK}/1": "minimal_advantage"}
@@ -119,14 +134,14 @@ def test_a_minimal_advantage_of_zero_is_honoured():
     assert group.dropped_records == {f"{TASK}/1": "non_positive_advantage"}
 
 
-def test_efficiency_reaches_the_advantages():
+def test_efficiency_reaches_the_advantages() -> None:
     records = [record(0, 1.0), record(1, 1.0, versions=(3, 3)), record(2, 0.0)]
     found = advantages(select(records, efficient_rewarding=True))
     assert found[f"{TASK}/0/1/0"] > 0.5 > found[f"{TASK}/1/1/0"] > 0
     assert select(records, efficient_rewarding=True).scores == (1.0, 1.0, 0.0)
 
 
-def test_filters_of_the_group_apply():
+def test_filters_of_the_group_apply() -> None:
     records = [
         record(0, 1.0),
         record(1, 1.0, versions=(3, 3)),
@@ -155,7 +170,7 @@ def test_filters_of_the_group_apply():
     ],
     ids=lambda flags: next(iter(flags)),
 )
-def test_every_flag_of_selection_reaches_the_turns(flags):
+def test_every_flag_of_selection_reaches_the_turns(flags: dict[str, Any]) -> None:
     records = [
         record(0, 1.0),
         record(1, 0.7, versions=(3, 3), overrides=(0.0, -0.3)),
@@ -168,7 +183,7 @@ def test_every_flag_of_selection_reaches_the_turns(flags):
 
 
 @pytest.mark.parametrize("shaping", [{}, {"efficient_rewarding": True}])
-def test_records_without_sampled_tokens_shift_no_baseline(shaping):
+def test_records_without_sampled_tokens_shift_no_baseline(shaping: dict[str, Any]) -> None:
     phantoms = [make_record([], 0.0, traj_id=n, task_id=TASK) for n in (2, 3)]
     group = select([record(0, 1.0), record(1, 1.0), *phantoms], **shaping)
     assert not group.usable
@@ -183,18 +198,18 @@ def test_records_without_sampled_tokens_shift_no_baseline(shaping):
     assert advantages(select([record(0, 1.0), record(1, 0.0), *phantoms])) == advantages(alone)
 
 
-def test_a_record_without_sampled_tokens_has_no_terms():
+def test_a_record_without_sampled_tokens_has_no_terms() -> None:
     silent = make_record([make_turn(f"{TASK}/0", 0, [1], [])], 0.0)
     group = select([silent, record(1, 1.0), record(2, 0.0)])
     assert group.dropped_records == {f"{TASK}/0": "no_terms"}
 
 
-def test_records_of_two_tasks_are_refused():
+def test_records_of_two_tasks_are_refused() -> None:
     with pytest.raises(ValueError, match="exactly one task"):
         select([record(0, 1.0), record(0, 0.0, task_id="train/0/q1")])
 
 
-def test_a_record_that_shows_images_is_refused_by_name():
+def test_a_record_that_shows_images_is_refused_by_name() -> None:
     seen = record(1, 0.0)
     turn = seen.turns[0].model_copy(update={"added_images": ("sha256:aa",)})
     seen = seen.model_copy(update={"turns": (turn,)})

@@ -5,10 +5,11 @@ from support.trees import VOCABULARY, make_turn, random_group
 from agentrl.data import TokenTree
 from agentrl.data.random_groups import MOVES, random_turns
 from agentrl.data.tokens import turn_tokens
-from agentrl.schema import rebuild_prompts
+from agentrl.data.tree import Merge
+from agentrl.schema import DispatchedSamplingTask, rebuild_prompts
 
 
-def star():
+def star() -> list[DispatchedSamplingTask]:
     """Two records with a common prompt; the second repeats the first's reply and goes on."""
     return [
         make_turn("t/0", 0, [1, 2, 3], [4, 5]),
@@ -17,7 +18,7 @@ def star():
     ]
 
 
-def test_tree_by_hand():
+def test_tree_by_hand() -> None:
     tree = TokenTree.from_turns(star())
     # Paths: 1 2 3 4 | 1 2 3 4 5 6 7 | 1 2 3 4 (the last sampled token of a turn is no input).
     assert tree.token_ids.tolist() == [1, 2, 3, 4, 5, 6, 7]
@@ -28,7 +29,7 @@ def test_tree_by_hand():
     assert (tree.num_tokens, tree.num_flat_tokens, tree.num_targets) == (7, 15, 6)
 
 
-def test_branches_end_each_others_subtrees():
+def test_branches_end_each_others_subtrees() -> None:
     tree = TokenTree.from_turns(
         [
             make_turn("t/0", 0, [1, 2], [3, 4, 0]),
@@ -41,13 +42,13 @@ def test_branches_end_each_others_subtrees():
     assert tree.subtree_ends.tolist() == [5, 5, 5, 4, 5, 7, 7]
 
 
-def test_linear_merge_only_extends_within_a_record():
+def test_linear_merge_only_extends_within_a_record() -> None:
     tree = TokenTree.from_tokens(turn_tokens(star()), merge="linear")
     assert tree.token_ids.tolist() == [1, 2, 3, 4, 1, 2, 3, 4, 5, 6, 7]
     assert TokenTree.from_tokens(turn_tokens(star()), merge="none").num_tokens == 15
 
 
-def test_same_token_sampled_and_read_is_one_term():
+def test_same_token_sampled_and_read_is_one_term() -> None:
     tree = TokenTree.from_turns(
         [make_turn("t/0", 0, [1], [2, 3]), make_turn("t/1", 0, [1, 2], [3, 4])]
     )
@@ -61,7 +62,7 @@ def test_same_token_sampled_and_read_is_one_term():
 
 @pytest.mark.parametrize("merge", ["tree", "linear", "none"])
 @pytest.mark.parametrize("seed", range(5))
-def test_every_term_sees_its_own_prompt(seed, merge):
+def test_every_term_sees_its_own_prompt(seed: int, merge: Merge) -> None:
     group = random_group(seed, num_turns=6)
     tree = TokenTree.from_tokens(group.turns, merge=merge)
     index = np.arange(tree.num_tokens)
@@ -79,7 +80,7 @@ def test_every_term_sees_its_own_prompt(seed, merge):
     assert term == tree.num_targets
 
 
-def test_a_tree_holds_every_distinct_prefix_once():
+def test_a_tree_holds_every_distinct_prefix_once() -> None:
     group = random_group(9, num_turns=6)
     prefixes = {
         tuple(turn.path[: end + 1].tolist())
@@ -89,7 +90,7 @@ def test_a_tree_holds_every_distinct_prefix_once():
     assert TokenTree.from_tokens(group.turns).num_tokens == len(prefixes)
 
 
-def test_order_of_turns_does_not_change_the_tree():
+def test_order_of_turns_does_not_change_the_tree() -> None:
     group = random_group(3)
     forward = TokenTree.from_tokens(group.turns)
     backward = TokenTree.from_tokens(group.turns[::-1])
@@ -97,7 +98,7 @@ def test_order_of_turns_does_not_change_the_tree():
     assert forward.row.targets.tolist() == backward.row.targets.tolist()
 
 
-def test_untrained_and_empty_turns_have_no_terms_but_carry_context():
+def test_untrained_and_empty_turns_have_no_terms_but_carry_context() -> None:
     turns = [
         make_turn("t/0", 0, [1, 2], [3], trainable=False),
         make_turn("t/0", 1, [4], [], parent=0, shared_len=3),
@@ -108,7 +109,7 @@ def test_untrained_and_empty_turns_have_no_terms_but_carry_context():
     assert tokens[0].prompt_ids.tolist() == [1, 2, 3, 4, 5]
 
 
-def test_full_ids_are_those_that_the_engine_saw():
+def test_full_ids_are_those_that_the_engine_saw() -> None:
     rng = np.random.default_rng(6)
     moves = [(move, back) for move in MOVES for back in (1, 2)]
     turns = random_turns(rng, "train/0/q6/0", [1, 2, 3, 4], moves, VOCABULARY)
@@ -117,7 +118,7 @@ def test_full_ids_are_those_that_the_engine_saw():
         assert tokens.output_ids.tolist() == turn.output_ids.tolist()
 
 
-def test_turns_of_a_chain_share_their_memory():
+def test_turns_of_a_chain_share_their_memory() -> None:
     turns = [make_turn("t/0", 0, [1, 2], [3])]
     for index in range(1, 50):
         shared = 3 + 2 * (index - 1)
@@ -127,7 +128,7 @@ def test_turns_of_a_chain_share_their_memory():
     assert all(np.shares_memory(turn.full_ids, tokens[-1].full_ids) for turn in tokens)
 
 
-def test_a_cut_end_of_turn_token_still_makes_a_chain():
+def test_a_cut_end_of_turn_token_still_makes_a_chain() -> None:
     turns = [
         make_turn("t/0", 0, [1], [2, 9]),
         make_turn("t/0", 1, [3], [4], parent=0, shared_len=2),
@@ -138,7 +139,7 @@ def test_a_cut_end_of_turn_token_still_makes_a_chain():
     assert len(tree.branches) == 1
 
 
-def test_greedy_turns_are_not_scaled():
+def test_greedy_turns_are_not_scaled() -> None:
     assert turn_tokens([make_turn("t/0", 0, [1], [2], temperature=0.0)])[0].temperature == 1.0
 
 
@@ -152,6 +153,6 @@ def test_greedy_turns_are_not_scaled():
         ([make_turn("t/0", 0, [1], [1, 2], logprobs=[-1.0])], "2 tokens and 1 logprobs"),
     ],
 )
-def test_broken_turns_are_refused(turns, message):
+def test_broken_turns_are_refused(turns: list[DispatchedSamplingTask], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         turn_tokens(turns)

@@ -22,6 +22,7 @@ from agentrl.datasets.question_files import QuestionFile, load_questions
 from agentrl.datasets.task_stream import tasks_from_questions, train_tasks
 from agentrl.errors import DatasetError
 from agentrl.rewards import GroundTruth
+from agentrl.schema import MCPTask
 from agentrl.schema.image import image_from_bytes
 from agentrl.store import TrajectoryStore
 
@@ -159,8 +160,12 @@ async def test_values_of_tables_become_answers_that_can_be_stored(
         assert [q.id for q in questions] == ["1", "row2", "3"]
         assert [q.tags for q in questions] == [("x",), (), ()]
         await store.tasks.add(tasks_from_questions(questions, "train"))
-        stored = [await store.tasks.get(f"train/0/{q.id}") for q in questions]
-        assert tuple(GroundTruth.of(task).accepted for task in stored) == expected
+        accepted = []
+        for question in questions:
+            task = await store.tasks.get(f"train/0/{question.id}")
+            assert isinstance(task, MCPTask)
+            accepted.append(GroundTruth.of(task).accepted)
+        assert tuple(accepted) == expected
         await store.drop_database()
 
 
@@ -186,6 +191,7 @@ async def test_text_that_is_no_unicode_is_stored_as_it_is_written(
         tasks_from_questions(load_questions(tmp_path / "d.jsonl", DEFAULTS), "train")
     )
     (task,) = [task async for task in store.tasks.find()]
+    assert isinstance(task, MCPTask)
     assert (task.id, task.query) == ("train/0/\\ud800", "\\udc00 A")
     assert GroundTruth.of(task).accepted == (str(10**30),)
 

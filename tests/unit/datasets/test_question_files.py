@@ -129,7 +129,11 @@ def test_a_question_without_a_reference_is_refused_where_its_scorer_compares(
     tmp_path: Path, scorer: str
 ) -> None:
     check = MCPScorerFactory.check_question
-    entries = [{"q": "A", "answer": 0}, {"q": "B", "aug_answers": ["b"]}, {"q": "C", "answer": ""}]
+    entries: list[dict[str, Any]] = [
+        {"q": "A", "answer": 0},
+        {"q": "B", "aug_answers": ["b"]},
+        {"q": "C", "answer": ""},
+    ]
     path = write_lines(tmp_path / "d.jsonl", *({**entry, "scorer": scorer} for entry in entries))
     assert len(load_questions(path, DEFAULTS, check)) == 3
     write_lines(path, {"q": "A", "answer": None, "scorer": scorer})

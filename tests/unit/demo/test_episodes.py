@@ -56,9 +56,9 @@ def test_only_what_the_assistant_wrote_is_marked_including_its_end_of_turn(codec
         if flag:
             current.append(token)
         elif current:
-            pieces.append(codec.tokenizer.decode(current))
+            pieces.append(str(codec.tokenizer.decode(current)))
             current = []
-    pieces.append(codec.tokenizer.decode(current))
+    pieces.append(str(codec.tokenizer.decode(current)))
     assert len(pieces) == episode.num_turns
     assert all(piece.endswith("<|im_end|>") for piece in pieces)
     assert all(piece.startswith("<tool_call>") for piece in pieces[:-1])

@@ -1,5 +1,6 @@
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -71,7 +72,7 @@ def test_first_prompt_and_turns_are_short(tokenizer: PreTrainedTokenizerBase) ->
     assert len(codec.encode(call_text("price", {"item": "rice"}))) + 1 <= 10
 
 
-MESSAGES = [
+MESSAGES: list[Any] = [
     {"role": "system", "content": "Be brief."},
     {"role": "user", "content": "tea: what do 3 packs cost?"},
     {"role": "assistant", "content": call_text("price", {"item": "tea"})},
@@ -93,12 +94,13 @@ MESSAGES = [
 @pytest.mark.parametrize("tools", [None, TOOL_SCHEMAS])
 @pytest.mark.parametrize("first", [0, 1])
 def test_appending_a_message_only_appends_text(
-    tokenizer: PreTrainedTokenizerBase, tools: list[dict[str, object]] | None, first: int
+    tokenizer: PreTrainedTokenizerBase, tools: Any, first: int
 ) -> None:
     def render(count: int, *, generate: bool) -> str:
-        text: str = tokenizer.apply_chat_template(
+        text = tokenizer.apply_chat_template(
             MESSAGES[first:count], tools=tools, add_generation_prompt=generate, tokenize=False
         )
+        assert isinstance(text, str)
         return text
 
     for count in range(first + 1, len(MESSAGES)):
@@ -110,8 +112,8 @@ def test_appending_a_message_only_appends_text(
 
 def test_structured_calls_render_like_sampled_ones(tokenizer: PreTrainedTokenizerBase) -> None:
     call = {"name": "price", "arguments": {"item": "tea"}}
-    sampled = {"role": "assistant", "content": call_text("price", {"item": "tea"})}
-    structured = {
+    sampled: Any = {"role": "assistant", "content": call_text("price", {"item": "tea"})}
+    structured: Any = {
         "role": "assistant",
         "content": "",
         "tool_calls": [{"type": "function", "function": call}],
@@ -125,8 +127,10 @@ def test_structured_calls_render_like_sampled_ones(tokenizer: PreTrainedTokenize
 
 
 def test_tools_stand_in_the_system_message_as_json(tokenizer: PreTrainedTokenizerBase) -> None:
+    tools: Any = TOOL_SCHEMAS
     text = tokenizer.apply_chat_template(
-        [{"role": "user", "content": "?"}], tools=TOOL_SCHEMAS, tokenize=False
+        [{"role": "user", "content": "?"}], tools=tools, tokenize=False
     )
+    assert isinstance(text, str)
     system = text.split("<|im_end|>")[0]
     assert '{"type": "function", "function": {"name": "price"' in system

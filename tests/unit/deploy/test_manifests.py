@@ -128,7 +128,7 @@ def lets_in(peer: dict[str, Any], source: str) -> bool:
     """Whether a peer of a network policy means the pods of this kind."""
     if source == "keda":
         namespace = peer.get("namespaceSelector", {}).get("matchLabels", {})
-        return namespace == {"kubernetes.io/metadata.name": "keda"}
+        return bool(namespace == {"kubernetes.io/metadata.name": "keda"})
     if "podSelector" not in peer:
         return False
     (labels,) = (
@@ -136,7 +136,7 @@ def lets_in(peer: dict[str, Any], source: str) -> bool:
         for _, document in documents()
         if "template" in document.get("spec", {}) and document["metadata"]["name"] == source
     )
-    return peer["podSelector"]["matchLabels"].items() <= labels.items()
+    return bool(peer["podSelector"]["matchLabels"].items() <= labels.items())
 
 
 def test_the_network_lets_pass_what_is_needed_and_nothing_else() -> None:

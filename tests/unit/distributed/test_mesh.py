@@ -29,6 +29,7 @@ def test_gradients_are_scaled_down_to_the_norm_and_no_further() -> None:
     for parameter in parameters:
         parameter.grad = torch.full((3,), 2.0)
     assert clip_gradients(parameters, 10.0) == pytest.approx(24**0.5)
+    assert parameters[0].grad is not None
     assert torch.equal(parameters[0].grad, torch.full((3,), 2.0))
     assert clip_gradients(parameters, 1.0) == pytest.approx(24**0.5)
     assert clip_gradients(parameters, 1.0) == pytest.approx(1.0, rel=1e-5)

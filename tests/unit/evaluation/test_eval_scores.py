@@ -54,7 +54,7 @@ def test_intervals_hold_the_truth_about_as_often_as_they_say(
     for _ in range(400):
         # Questions differ in difficulty; their tries are not independent of each other.
         difficulty = rng.beta(1.0, 2.0, size=num_questions)
-        tries = [rng.binomial(1, p, size=num_tries).astype(float) for p in difficulty]
+        tries = [rng.binomial(1, p, size=num_tries).astype(float).tolist() for p in difficulty]
         row = score_row([TaskScores(scores) for scores in tries])
         assert row is not None
         assert row.low is not None

@@ -1,9 +1,11 @@
 """Rows in chunks give the gradients of whole rows."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
-from support.trees import random_group, relative_error, tiny_policy
+from support.trees import flat_gradient, random_group, relative_error, tiny_policy
 
 from agentrl.data.rows import PackedRow
 from agentrl.data.tree import TokenTree
@@ -17,8 +19,8 @@ ROW = TokenTree.from_tokens(random_group(5).turns).row
 COEFFICIENTS = torch.from_numpy(np.random.default_rng(0).normal(size=ROW.num_targets))
 
 
-def flat_gradient(policy: PolicyModel) -> torch.Tensor:
-    found = torch.cat([parameter.grad.flatten() for parameter in policy.parameters()])
+def taken_gradient(policy: PolicyModel) -> torch.Tensor:
+    found = flat_gradient(policy)
     policy.zero_grad(set_to_none=True)
     return found
 
@@ -26,20 +28,22 @@ def flat_gradient(policy: PolicyModel) -> torch.Tensor:
 def whole(policy: PolicyModel, row: PackedRow = ROW) -> tuple[torch.Tensor, torch.Tensor]:
     logprobs = target_logprobs(policy, row).logprobs
     (COEFFICIENTS.to(logprobs.dtype) * logprobs).sum().backward()
-    return logprobs.detach(), flat_gradient(policy)
+    return logprobs.detach(), taken_gradient(policy)
 
 
 def chunked(policy: PolicyModel, num_chunks: int) -> tuple[torch.Tensor, torch.Tensor]:
     passes = ChunkedPass(policy, ROW, num_chunks=num_chunks)
     logprobs = passes.forward().logprobs
     passes.backward(COEFFICIENTS.to(logprobs.dtype))
-    return logprobs, flat_gradient(policy)
+    return logprobs, taken_gradient(policy)
 
 
 @pytest.mark.parametrize("architecture", ["qwen3", "llama"])
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
 @pytest.mark.parametrize("num_chunks", [1, 2, 5, 23])
-def test_chunked_gradients_equal_those_of_the_whole_row(architecture, dtype, bound, num_chunks):
+def test_chunked_gradients_equal_those_of_the_whole_row(
+    architecture: str, dtype: torch.dtype, bound: float, num_chunks: int
+) -> None:
     policy = tiny_policy(architecture, dtype)
     expected_logprobs, expected = whole(policy)
     logprobs, found = chunked(policy, num_chunks)
@@ -47,7 +51,7 @@ def test_chunked_gradients_equal_those_of_the_whole_row(architecture, dtype, bou
     assert relative_error(found, expected) <= bound
 
 
-def test_chunks_go_with_gradient_checkpointing():
+def test_chunks_go_with_gradient_checkpointing() -> None:
     policy = tiny_policy()
     _, expected = whole(policy)
     assert (
@@ -58,7 +62,7 @@ def test_chunks_go_with_gradient_checkpointing():
     )
 
 
-def test_more_chunks_than_tokens_are_passes_over_nothing():
+def test_more_chunks_than_tokens_are_passes_over_nothing() -> None:
     chunks = cut_row(ROW, ROW.num_tokens + 2)
     assert chunks[-2:] == [None, None]
     policy = tiny_policy()
@@ -66,8 +70,9 @@ def test_more_chunks_than_tokens_are_passes_over_nothing():
     assert relative_error(chunked(policy, ROW.num_tokens + 2)[1], expected) <= 1e-12
 
 
-def test_chunks_cover_every_token_and_term_once():
-    chunks = cut_row(ROW, 7)
+def test_chunks_cover_every_token_and_term_once() -> None:
+    chunks = [chunk for chunk in cut_row(ROW, 7) if chunk is not None]
+    assert len(chunks) == 7
     assert max(chunk.row.num_tokens for chunk in chunks) <= -(-ROW.num_tokens // 7)
     assert np.concatenate([chunk.row.token_ids for chunk in chunks]).tolist() == (
         ROW.token_ids.tolist()
@@ -77,14 +82,18 @@ def test_chunks_cover_every_token_and_term_once():
     )
 
 
-def test_entropies_come_in_the_order_of_the_terms():
+def test_entropies_come_in_the_order_of_the_terms() -> None:
     policy = tiny_policy()
     expected = target_logprobs(policy, ROW, with_entropy=True).entropies
     found = ChunkedPass(policy, ROW, num_chunks=6).forward(with_entropy=True).entropies
+    assert found is not None
+    assert expected is not None
     assert torch.allclose(found, expected, rtol=0, atol=1e-12)
 
 
-def test_without_the_gradients_of_keys_and_values_the_difference_shows(monkeypatch):
+def test_without_the_gradients_of_keys_and_values_the_difference_shows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     policy = tiny_policy()
     _, expected = whole(policy)
     monkeypatch.setattr(torch.Tensor, "index_add_", lambda self, *_: self)
@@ -92,11 +101,11 @@ def test_without_the_gradients_of_keys_and_values_the_difference_shows(monkeypat
     assert relative_error(found, expected) > 1e-3
 
 
-def test_no_pass_meets_more_than_a_chunk(monkeypatch):
-    lengths = []
+def test_no_pass_meets_more_than_a_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths: list[int] = []
     layout = SDPABackend.layout
 
-    def noted(self, row, *arguments):
+    def noted(self: SDPABackend, row: PackedRow, *arguments: Any) -> Any:
         lengths.append(row.num_tokens)
         return layout(self, row, *arguments)
 

@@ -9,7 +9,7 @@ from agentrl.data.rows import PackedRow, empty_row
 from agentrl.models.flops import FlopCount, peak_tflops
 
 
-def star():
+def star() -> PackedRow:
     """Two tokens that three branches of one token share; the last token of each is a target."""
     return PackedRow(
         token_ids=np.arange(5),
@@ -22,7 +22,9 @@ def star():
 
 
 @pytest.mark.parametrize("architecture", ["qwen3", "llama"])
-def test_a_row_costs_its_tokens_its_visible_pairs_and_its_distinct_head_positions(architecture):
+def test_a_row_costs_its_tokens_its_visible_pairs_and_its_distinct_head_positions(
+    architecture: str,
+) -> None:
     policy = tiny_policy(architecture)
     layers = sum(p.numel() for n, p in policy.named_parameters() if "layers" in n)
     norm = SHAPE["hidden_size"]
@@ -33,10 +35,10 @@ def test_a_row_costs_its_tokens_its_visible_pairs_and_its_distinct_head_position
     assert FlopCount.of(policy).row(star()) == expected
 
 
-def test_an_empty_row_costs_one_token():
+def test_an_empty_row_costs_one_token() -> None:
     count = FlopCount.of(tiny_policy())
     assert count.row(empty_row()) == count.per_token + count.per_pair
 
 
-def test_the_peak_of_a_cpu_is_not_known():
+def test_the_peak_of_a_cpu_is_not_known() -> None:
     assert peak_tflops(torch.device("cpu")) is None

@@ -1,6 +1,8 @@
 """LM head and loss need the memory of one chunk, however long the row."""
 
 import weakref
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,11 +25,18 @@ class LivingBytes(TorchDispatchMode):
     """Counts the bytes of all storages that operations make, as long as anything holds them."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.peak = self.living = 0
-        self._known: dict[int, weakref.ref] = {}
+        super().__init__()  # type: ignore[no-untyped-call]  # torch leaves its signature out
+        self.peak: int = 0
+        self.living: int = 0
+        self._known: dict[int, weakref.ref[torch.UntypedStorage]] = {}
 
-    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+    def __torch_dispatch__(
+        self,
+        operation: Callable[..., Any],
+        types: Any,
+        args: Any = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
         outputs = operation(*args, **(kwargs or {}))
         for tensor in tree_leaves(outputs):
             if isinstance(tensor, torch.Tensor):
@@ -72,10 +81,11 @@ def peak_bytes(num_tokens: int, monkeypatch: pytest.MonkeyPatch) -> int:
         terms = policy_loss(logprobs, behavior, advantages)
         weighted_sum(terms, torch.full((num_tokens,), 1 / num_tokens)).backward()
     assert hidden.grad is not None
-    return memory.peak
+    peak: int = memory.peak
+    return peak
 
 
-def test_peak_memory_is_flat_from_4k_to_64k_tokens(monkeypatch):
+def test_peak_memory_is_flat_from_4k_to_64k_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     short, long = (peak_bytes(num_tokens, monkeypatch) for num_tokens in NUM_TOKENS)
     assert short > 2 * LOGITS_OF_A_CHUNK  # the measure sees logits
     # What still grows is the row's own: hidden states, their gradients, a few numbers a term.

@@ -1,4 +1,5 @@
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from transformers import (
     GPT2Config,
     LlamaConfig,
     MistralConfig,
+    PretrainedConfig,
     Qwen2Config,
     Qwen3Config,
     Qwen3NextConfig,
@@ -40,7 +42,9 @@ YARN = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0}
 
 @pytest.mark.parametrize("architecture", ["qwen3", "qwen3_moe", "llama"])
 @pytest.mark.parametrize("given", [False, True], ids=["own", "gathered"])
-def test_saved_policy_loads_with_the_same_logprobs(tmp_path, architecture, given):
+def test_saved_policy_loads_with_the_same_logprobs(
+    tmp_path: Path, architecture: str, given: bool
+) -> None:
     policy = tiny_policy(architecture, torch.float32)
     row = TokenTree.from_tokens(random_group(2).turns).row
     save_hf(policy, tmp_path / "policy", state_dict=policy.model.state_dict() if given else None)
@@ -48,7 +52,7 @@ def test_saved_policy_loads_with_the_same_logprobs(tmp_path, architecture, given
     assert torch.equal(target_logprobs(loaded, row).logprobs, target_logprobs(policy, row).logprobs)
 
 
-def test_saving_again_replaces_the_directory_and_leaves_no_litter(tmp_path):
+def test_saving_again_replaces_the_directory_and_leaves_no_litter(tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.mkdir()
     (source / "tokenizer.json").write_text("{}")
@@ -75,21 +79,21 @@ def test_a_full_disk_is_named_and_leaves_what_was_there(tmp_path: Path) -> None:
     assert weights.read_bytes() == before
 
 
-def test_given_weights_are_written_instead_of_the_policys(tmp_path):
+def test_given_weights_are_written_instead_of_the_policys(tmp_path: Path) -> None:
     policy = tiny_policy(dtype=torch.float32)
     weights = {name: torch.zeros_like(t) for name, t in policy.model.state_dict().items()}
     save_hf(policy, tmp_path / "policy", state_dict=weights)
     assert not any(t.any() for t in load_file(tmp_path / "policy" / "model.safetensors").values())
 
 
-def test_whoever_may_look_into_the_directory_may_read_the_weights(tmp_path):
+def test_whoever_may_look_into_the_directory_may_read_the_weights(tmp_path: Path) -> None:
     (tmp_path / "beside").mkdir()
     path = save_hf(tiny_policy(dtype=torch.float32), tmp_path / "policy")
     allowed = (tmp_path / "beside").stat().st_mode & 0o666
     assert {file.stat().st_mode & 0o777 for file in path.iterdir()} == {allowed}
 
 
-def test_missing_weights_are_refused(tmp_path):
+def test_missing_weights_are_refused(tmp_path: Path) -> None:
     path = save_hf(tiny_policy(dtype=torch.float32), tmp_path / "policy")
     weights = load_file(path / "model.safetensors")
     weights.pop("model.norm.weight")
@@ -112,7 +116,11 @@ def test_missing_weights_are_refused(tmp_path):
     ],
     ids=["unexpected", "wrong-shape"],
 )
-def test_weights_of_another_model_are_refused(tmp_path, change, message):
+def test_weights_of_another_model_are_refused(
+    tmp_path: Path,
+    change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]],
+    message: str,
+) -> None:
     path = save_hf(tiny_policy(dtype=torch.float32), tmp_path / "policy")
     weights = load_file(path / "model.safetensors")
     save_file(change(weights), path / "model.safetensors", metadata={"format": "pt"})
@@ -120,7 +128,7 @@ def test_weights_of_another_model_are_refused(tmp_path, change, message):
         load_policy(path)
 
 
-def test_a_file_that_is_no_checkpoint_is_refused(tmp_path):
+def test_a_file_that_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
     path = save_hf(tiny_policy(dtype=torch.float32), tmp_path / "policy")
     (path / "model.safetensors").write_text("nothing")
     with pytest.raises(ConfigError, match=r"cannot load weights from .*model\.safetensors"):
@@ -134,9 +142,11 @@ def test_a_file_that_is_no_checkpoint_is_refused(tmp_path):
 
 @pytest.mark.parametrize("architecture", ["qwen3", "qwen3_moe", "llama"])
 @pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16])
-def test_weights_are_bit_for_bit_those_that_transformers_loads(tmp_path, architecture, stored):
+def test_weights_are_bit_for_bit_those_that_transformers_loads(
+    tmp_path: Path, architecture: str, stored: torch.dtype
+) -> None:
     policy = tiny_policy(architecture, torch.float32)
-    policy.model.to(stored).save_pretrained(tmp_path, max_shard_size="20KB")
+    policy.to(stored).model.save_pretrained(tmp_path, max_shard_size="20KB")
     plain = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
     loaded = load_policy(tmp_path).model
     for kind in ("named_parameters", "named_buffers"):
@@ -147,7 +157,7 @@ def test_weights_are_bit_for_bit_those_that_transformers_loads(tmp_path, archite
         assert {tensor.dtype for tensor in found.values()} == {torch.float32}
 
 
-def test_tied_weights_are_one_whatever_name_they_have_in_the_file(tmp_path):
+def test_tied_weights_are_one_whatever_name_they_have_in_the_file(tmp_path: Path) -> None:
     path = save_hf(tiny_policy(dtype=torch.float32), tmp_path / "policy")
     weights = load_file(path / "model.safetensors")
     table = weights.pop("model.embed_tokens.weight")
@@ -160,7 +170,7 @@ def test_tied_weights_are_one_whatever_name_they_have_in_the_file(tmp_path):
         assert torch.equal(model.lm_head.weight, table)
 
 
-def test_how_a_model_generates_is_kept_for_its_exports(tmp_path):
+def test_how_a_model_generates_is_kept_for_its_exports(tmp_path: Path) -> None:
     path = save_hf(tiny_policy(dtype=torch.float32), tmp_path / "policy")
     settings = {"eos_token_id": [5, 7], "do_sample": True, "temperature": 0.6}
     (path / "generation_config.json").write_text(json.dumps(settings))
@@ -169,7 +179,7 @@ def test_how_a_model_generates_is_kept_for_its_exports(tmp_path):
     assert settings.items() <= kept.items()
 
 
-def test_missing_checkpoint_is_refused(tmp_path):
+def test_missing_checkpoint_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no model configuration at"):
         load_policy(tmp_path)
 
@@ -191,7 +201,9 @@ def test_missing_checkpoint_is_refused(tmp_path):
         (Qwen2Config(rope_parameters=LONG), "rotary embedding of type 'longrope'"),
     ],
 )
-def test_architectures_that_trees_cannot_serve_are_refused(config, message):
+def test_architectures_that_trees_cannot_serve_are_refused(
+    config: PretrainedConfig, message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         check_tree_support(config)
 
@@ -199,12 +211,12 @@ def test_architectures_that_trees_cannot_serve_are_refused(config, message):
 @pytest.mark.parametrize(
     "config", [MistralConfig(sliding_window=None), Qwen3Config(rope_parameters=YARN)]
 )
-def test_models_whose_paths_say_all_are_accepted(config):
+def test_models_whose_paths_say_all_are_accepted(config: PretrainedConfig) -> None:
     check_tree_support(config)
 
 
 @pytest.mark.parametrize("architecture", ["qwen3", "llama"])
-def test_under_autocast_layers_keep_their_input_in_its_precision(architecture):
+def test_under_autocast_layers_keep_their_input_in_its_precision(architecture: str) -> None:
     policy = tiny_policy(architecture, torch.float32)
     met = []
     for layer in policy.model.model.layers:
@@ -216,7 +228,7 @@ def test_under_autocast_layers_keep_their_input_in_its_precision(architecture):
     assert logprobs.dtype == torch.float32
 
 
-def test_float64_policy_rounds_nowhere(tmp_path):
+def test_float64_policy_rounds_nowhere(tmp_path: Path) -> None:
     path = save_hf(tiny_policy(dtype=torch.float32), tmp_path / "policy")
     assert json.loads((path / "config.json").read_text())["model_type"] == "qwen3"
     policy = load_policy(path, dtype=torch.float64)

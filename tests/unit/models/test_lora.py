@@ -10,11 +10,19 @@ import torch
 from peft import PeftModel
 from support.separate import sampled_by, separate_gradient
 from support.training import write_model, write_moe_model
-from support.trees import NO_AUTOCAST, gradient, random_group, relative_error, tiny_policy
+from support.trees import (
+    NO_AUTOCAST,
+    flat_gradient,
+    gradient,
+    random_group,
+    relative_error,
+    tiny_policy,
+)
 from transformers import AutoModelForCausalLM
 
 from agentrl.config.sections import AlgorithmSection, ModelSection
-from agentrl.data.batch import build_step
+from agentrl.data.batch import StepBatch, build_step
+from agentrl.data.tree import Merge
 from agentrl.errors import ConfigError
 from agentrl.models.adapter_files import AdapterShape
 from agentrl.models.load import load_policy
@@ -64,11 +72,11 @@ def with_room(model_path: Path, wanted: AdapterShape) -> PolicyModel:
     )
 
 
-def batches(merge="tree", token_budget=10**6):
+def batches(merge: Merge = "tree", token_budget: int = 10**6) -> StepBatch:
     return build_step(GROUPS, policy_version=3, token_budget=token_budget, merge=merge)
 
 
-def logprobs(policy) -> np.ndarray:
+def logprobs(policy: PolicyModel | BasePolicy) -> np.ndarray:
     (batch,) = batches().micro_batches[0]
     return frozen_logprobs(policy, batch, chunk_size=64, autocast=NO_AUTOCAST).numpy()
 
@@ -80,17 +88,25 @@ def logprobs(policy) -> np.ndarray:
         ("qwen3_moe", ("q_proj", "o_proj")),
     ],
 )
-def test_gradients_of_merged_turns_equal_those_of_separate_turns(architecture, targets):
+def test_gradients_of_merged_turns_equal_those_of_separate_turns(
+    architecture: str, targets: tuple[str, ...]
+) -> None:
     policy = adapted(tiny_policy(architecture), *targets)
     loss, expected = separate_gradient(policy, GROUPS)
-    packings = [("tree", 10**6), ("linear", 10**6), ("none", 10**6), ("tree", 30), ("tree", 12)]
+    packings: list[tuple[Merge, int]] = [
+        ("tree", 10**6),
+        ("linear", 10**6),
+        ("none", 10**6),
+        ("tree", 30),
+        ("tree", 12),
+    ]
     for merge, token_budget in packings:
         merged_loss, merged = gradient(policy, batches(merge, token_budget))
         assert relative_error(merged, expected) <= 1e-12
         assert merged_loss == pytest.approx(loss, rel=1e-11)
 
 
-def test_only_the_adapter_gets_gradients():
+def test_only_the_adapter_gets_gradients() -> None:
     policy = adapted(tiny_policy())
     gradient(policy, batches())
     trained = {name for name, p in policy.named_parameters() if p.grad is not None}
@@ -99,7 +115,7 @@ def test_only_the_adapter_gets_gradients():
     assert len(trained) == 2 * 2 * 7, "A and B of seven linear layers in two blocks"
 
 
-def test_a_new_adapter_changes_nothing_and_depends_on_the_seed_alone():
+def test_a_new_adapter_changes_nothing_and_depends_on_the_seed_alone() -> None:
     base = logprobs(tiny_policy())
     found = []
     for seed in (1, 1, 2):
@@ -112,14 +128,14 @@ def test_a_new_adapter_changes_nothing_and_depends_on_the_seed_alone():
     assert not torch.equal(found[0], found[2])
 
 
-def test_the_reference_is_the_base_model_without_a_second_one():
+def test_the_reference_is_the_base_model_without_a_second_one() -> None:
     policy = adapted(tiny_policy())
     changed = logprobs(policy)
     np.testing.assert_array_equal(logprobs(BasePolicy(policy)), logprobs(tiny_policy()))
     np.testing.assert_array_equal(logprobs(policy), changed)
 
 
-def test_a_penalty_against_the_base_equals_one_against_a_copy_of_it():
+def test_a_penalty_against_the_base_equals_one_against_a_copy_of_it() -> None:
     algorithm = AlgorithmSection(kl_coefficient=0.5)
     copy = tiny_policy().requires_grad_(requires_grad=False)
     found = []
@@ -134,14 +150,13 @@ def test_a_penalty_against_the_base_equals_one_against_a_copy_of_it():
             autocast=NO_AUTOCAST,
             reference=reference,
         )
-        grads = [p.grad.flatten() for p in policy.parameters() if p.requires_grad]
-        found.append((done.kl, torch.cat(grads)))
+        found.append((done.kl, flat_gradient(policy)))
     assert found[0][0] == pytest.approx(found[1][0], rel=1e-12)
     assert found[0][0] > 0.0
     assert relative_error(found[0][1], found[1][1]) <= 1e-12
 
 
-def test_peft_loads_what_is_written_and_says_the_same(model_path: Path, tmp_path: Path):
+def test_peft_loads_what_is_written_and_says_the_same(model_path: Path, tmp_path: Path) -> None:
     policy = adapted(load_policy(model_path, attention="sdpa"))
     path = save_adapter(policy, tmp_path / "adapter", adapter_tensors(policy), dtype=torch.float32)
     assert {file.name for file in path.iterdir()} == {
@@ -162,7 +177,7 @@ def test_peft_loads_what_is_written_and_says_the_same(model_path: Path, tmp_path
     assert (whole / "tokenizer.json").read_bytes() == (model_path / "tokenizer.json").read_bytes()
 
 
-def test_a_written_adapter_is_read_again_bit_for_bit(model_path: Path, tmp_path: Path):
+def test_a_written_adapter_is_read_again_bit_for_bit(model_path: Path, tmp_path: Path) -> None:
     policy = adapted(load_policy(model_path))
     path = save_adapter(policy, tmp_path / "adapter", adapter_tensors(policy), dtype=torch.float32)
     other = with_room(model_path, shape())
@@ -171,7 +186,7 @@ def test_a_written_adapter_is_read_again_bit_for_bit(model_path: Path, tmp_path:
         assert torch.equal(adapter_tensors(other)[name], tensor)
 
 
-def test_an_adapter_of_another_shape_is_refused(model_path: Path, tmp_path: Path):
+def test_an_adapter_of_another_shape_is_refused(model_path: Path, tmp_path: Path) -> None:
     policy = adapted(load_policy(model_path))
     path = save_adapter(policy, tmp_path / "adapter", adapter_tensors(policy), dtype=torch.float32)
     narrow = replace(shape(), rank=2)
@@ -181,7 +196,7 @@ def test_an_adapter_of_another_shape_is_refused(model_path: Path, tmp_path: Path
         load_adapter(with_room(model_path, shape("q_proj")), path)
 
 
-def test_a_target_that_the_model_lacks_is_refused_with_those_that_it_has():
+def test_a_target_that_the_model_lacks_is_refused_with_those_that_it_has() -> None:
     with pytest.raises(ConfigError, match=r"qkv_proj: .*down_proj.*q_proj"):
         add_adapter(tiny_policy().model, shape("qkv_proj"), dtype=torch.float64)
     with pytest.raises(ConfigError, match="lm_head"):

@@ -1,6 +1,8 @@
 """Merged training is exact on fixed groups, whatever the packing, and planted bugs show."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -9,8 +11,9 @@ from support.separate import sampled_by, separate_gradient
 from support.trees import gradient, num_chunked, random_group, relative_error, tiny_policy
 from torch.nn.functional import scaled_dot_product_attention
 
+from agentrl.algorithms.reductions import Reduction
 from agentrl.data.batch import MicroBatch, StepBatch, build_step
-from agentrl.data.tree import TokenTree
+from agentrl.data.tree import Merge, TokenTree
 from agentrl.models.architectures import SUPPORTED_MODEL_TYPES
 from agentrl.models.attention.sdpa import BlockLayout, SDPABackend, block_layout
 from agentrl.models.load import wrap_policy
@@ -18,11 +21,17 @@ from agentrl.models.load import wrap_policy
 torch.set_num_threads(1)
 GROUPS = sampled_by(tiny_policy(), [random_group(seed) for seed in range(3)])
 UNBOUNDED = 10**6
+Spoil = Callable[[MicroBatch], MicroBatch]
 DENSE = [name for name in SUPPORTED_MODEL_TYPES if not name.endswith("_moe")]
 """Experts are in a file of their own: torch multiplies them in float32 at best."""
 
 
-def step(merge="tree", token_budget=UNBOUNDED, num_ranks=1, reduction="token_mean") -> StepBatch:
+def step(
+    merge: Merge = "tree",
+    token_budget: int = UNBOUNDED,
+    num_ranks: int = 1,
+    reduction: Reduction = "token_mean",
+) -> StepBatch:
     return build_step(
         GROUPS,
         policy_version=3,
@@ -35,16 +44,18 @@ def step(merge="tree", token_budget=UNBOUNDED, num_ranks=1, reduction="token_mea
 
 @pytest.mark.parametrize("architecture", DENSE)
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
-def test_merged_gradients_equal_those_of_separate_turns(architecture, dtype, bound):
+def test_merged_gradients_equal_those_of_separate_turns(
+    architecture: str, dtype: torch.dtype, bound: float
+) -> None:
     policy = tiny_policy(architecture, dtype)
     loss, expected = separate_gradient(policy, GROUPS)
-    for merge in ("tree", "linear", "none"):
+    for merge in get_args(Merge):
         merged_loss, merged = gradient(policy, step(merge))
         assert relative_error(merged, expected) <= bound
         assert merged_loss == pytest.approx(loss, rel=bound * 10)
 
 
-def test_the_groups_branch_and_share():
+def test_the_groups_branch_and_share() -> None:
     tree, linear, flat = (
         sum(TokenTree.from_tokens(group.turns, merge=merge).num_tokens for group in GROUPS)
         for merge in ("tree", "linear", "none")
@@ -55,7 +66,7 @@ def test_the_groups_branch_and_share():
 
 @pytest.mark.parametrize("kind", ["GRPO", "MINIRL", "GSPO", "CISPO"])
 @pytest.mark.parametrize("reduction", ["token_mean", "sequence_mean", "sequence_sum"])
-def test_loss_does_not_depend_on_packing_merging_or_ranks(kind, reduction):
+def test_loss_does_not_depend_on_packing_merging_or_ranks(kind: str, reduction: Reduction) -> None:
     policy = tiny_policy()
     loss, expected = gradient(policy, step(reduction=reduction), kind=kind)
     for batch in (
@@ -73,7 +84,9 @@ def test_loss_does_not_depend_on_packing_merging_or_ranks(kind, reduction):
 
 @pytest.mark.parametrize("architecture", ["qwen3", "llama"])
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
-def test_trees_beyond_the_budget_are_exact(architecture, dtype, bound):
+def test_trees_beyond_the_budget_are_exact(
+    architecture: str, dtype: torch.dtype, bound: float
+) -> None:
     policy = tiny_policy(architecture, dtype)
     _, expected = separate_gradient(policy, GROUPS)
     batch = step(token_budget=12)
@@ -81,14 +94,14 @@ def test_trees_beyond_the_budget_are_exact(architecture, dtype, bound):
     assert relative_error(gradient(policy, batch)[1], expected) <= bound
 
 
-def test_head_chunks_change_nothing():
+def test_head_chunks_change_nothing() -> None:
     policy = tiny_policy()
     _, whole = gradient(policy, step())
     _, chunked = gradient(policy, step(), chunk_size=7)
     assert relative_error(chunked, whole) <= 1e-12
 
 
-def test_gradient_checkpointing_changes_nothing():
+def test_gradient_checkpointing_changes_nothing() -> None:
     policy = tiny_policy()
     _, plain = gradient(policy, step())
     recomputing = wrap_policy(policy.model, gradient_checkpointing=True)
@@ -97,7 +110,7 @@ def test_gradient_checkpointing_changes_nothing():
     assert relative_error(checkpointed, plain) <= 1e-12
 
 
-def test_order_of_records_does_not_matter():
+def test_order_of_records_does_not_matter() -> None:
     policy = tiny_policy()
     _, expected = gradient(policy, step())
     shuffled = [replace(group, turns=group.turns[::-1]) for group in GROUPS[::-1]]
@@ -108,7 +121,7 @@ def test_order_of_records_does_not_matter():
 # Planted bugs: each must move the gradient far from the oracle's.
 
 
-def spoiled(change) -> StepBatch:
+def spoiled(change: Spoil) -> StepBatch:
     batch = step()
     return replace(
         batch, micro_batches=tuple(tuple(change(m) for m in share) for share in batch.micro_batches)
@@ -150,28 +163,38 @@ def counts_nodes(micro_batch: MicroBatch) -> MicroBatch:
     "bug",
     [blind_to_branches, packed_positions, shared_token_once, neighbours_label, counts_nodes],
 )
-def test_planted_bug_shows(bug):
+def test_planted_bug_shows(bug: Spoil) -> None:
     policy = tiny_policy(attention="sdpa")
     _, expected = separate_gradient(policy, GROUPS)
     assert relative_error(gradient(policy, step())[1], expected) <= 1e-12
     assert relative_error(gradient(policy, spoiled(bug))[1], expected) > 1e-3
 
 
-def forgets_ancestors(_backend, query, key, value, *, scaling, layout: BlockLayout):
+def forgets_ancestors(
+    _backend: SDPABackend,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *,
+    scaling: float,
+    layout: BlockLayout,
+) -> torch.Tensor:
     """Tree attention whose keys and values above a block carry no gradient."""
     outputs = []
     start = used = 0
+    assert layout.key_index is not None
     for queries, keys in zip(layout.query_lengths, layout.key_lengths, strict=True):
         index = layout.key_index[used : used + keys]
         above, own = index[: keys - queries], index[keys - queries :]
-        states = [
+        near, said = (
             torch.cat([s[:, :, above].detach(), s[:, :, own]], dim=2).repeat_interleave(2, dim=1)
             for s in (key, value)
-        ]
+        )
         outputs.append(
             scaled_dot_product_attention(
                 query[:, :, start : start + queries],
-                *states,
+                near,
+                said,
                 attn_mask=layout.masks.lower_right(queries, keys, query),
                 scale=scaling,
             )
@@ -180,7 +203,7 @@ def forgets_ancestors(_backend, query, key, value, *, scaling, layout: BlockLayo
     return torch.cat(outputs, dim=2).transpose(1, 2)
 
 
-def test_dropping_the_gradient_of_ancestors_shows(monkeypatch):
+def test_dropping_the_gradient_of_ancestors_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     policy = tiny_policy()
     loss, expected = separate_gradient(policy, GROUPS)
     monkeypatch.setattr(SDPABackend, "layout", lambda _self, *row: block_layout(*row))

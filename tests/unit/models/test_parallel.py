@@ -1,3 +1,5 @@
+from typing import Any
+
 import numpy as np
 import pytest
 from support.trees import random_group
@@ -9,7 +11,7 @@ from agentrl.errors import ConfigError
 from agentrl.models.parallel import check_parallel_support
 from agentrl.models.row_split import RowSplit
 
-SIZES = {"num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 96}
+SIZES: dict[str, Any] = {"num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 96}
 
 
 @pytest.mark.parametrize(

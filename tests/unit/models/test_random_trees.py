@@ -18,7 +18,7 @@ from support.trees import (
 from agentrl.data.batch import StepBatch, build_step
 from agentrl.data.random_groups import MAX_BACK, MOVES, group_of_moves
 from agentrl.data.select import SelectedGroup
-from agentrl.data.tree import TokenTree
+from agentrl.data.tree import Merge, TokenTree
 
 torch.set_num_threads(1)
 MAX_RECORDS, MAX_TURNS = 8, 20
@@ -40,14 +40,15 @@ FULL_SIZE = random_group(1, num_records=MAX_RECORDS, num_turns=MAX_TURNS)
 def packings(group: SelectedGroup) -> dict[str, StepBatch]:
     """Whole trees, linear merges, bins that repeat prefixes (v1), and chunks (v2)."""
     longest = max(len(turn.path) for turn in group.turns)
+    merged: dict[str, tuple[Merge, int]] = {
+        "tree": ("tree", 10**9),
+        "linear": ("linear", 10**9),
+        "bins": ("tree", longest),
+        "chunks": ("tree", max(1, longest // 3)),
+    }
     return {
         name: build_step([group], policy_version=3, token_budget=token_budget, merge=merge)
-        for name, merge, token_budget in (
-            ("tree", "tree", 10**9),
-            ("linear", "linear", 10**9),
-            ("bins", "tree", longest),
-            ("chunks", "tree", max(1, longest // 3)),
-        )
+        for name, (merge, token_budget) in merged.items()
     }
 
 
@@ -65,7 +66,9 @@ def check(architecture: str, group: SelectedGroup) -> None:
 @settings(max_examples=4, derandomize=True, deadline=None, phases=[Phase.explicit, Phase.generate])
 @given(group=groups)
 @example(group=FULL_SIZE)
-def test_merged_gradients_are_those_of_separate_turns(architecture, group):
+def test_merged_gradients_are_those_of_separate_turns(
+    architecture: str, group: SelectedGroup
+) -> None:
     check(architecture, group)
 
 
@@ -74,11 +77,13 @@ def test_merged_gradients_are_those_of_separate_turns(architecture, group):
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(group=groups)
-def test_merged_gradients_are_those_of_separate_turns_at_length(architecture, group):
+def test_merged_gradients_are_those_of_separate_turns_at_length(
+    architecture: str, group: SelectedGroup
+) -> None:
     check(architecture, group)
 
 
-def test_the_full_size_has_all_that_makes_trees_branch():
+def test_the_full_size_has_all_that_makes_trees_branch() -> None:
     turns = FULL_SIZE.turns
     assert len(FULL_SIZE.record_ids) == MAX_RECORDS
     assert len(turns) == MAX_RECORDS * MAX_TURNS
@@ -99,7 +104,7 @@ def test_the_full_size_has_all_that_makes_trees_branch():
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_merging_costs_no_precision_in_bfloat16(architecture):
+def test_merging_costs_no_precision_in_bfloat16(architecture: str) -> None:
     # As in training: weights in float32, which bfloat16 can hold here, computation in bfloat16.
     rounded = tiny_policy(architecture, torch.bfloat16).float()
     exact = tiny_policy(architecture, torch.float64)

@@ -56,6 +56,7 @@ def test_other_experts_give_other_logprobs_and_are_forgotten_with_their_row() ->
     plain = target_logprobs(policy, row).logprobs
     other = replace(row, routed_experts=random_routes(0, row.num_tokens, layers=2, experts=4))
     assert (target_logprobs(policy, other).logprobs - plain).abs().max() > 1e-3
+    assert other.routed_experts is not None
     assert np.array_equal(own_choices(policy, other), other.routed_experts)
     assert torch.equal(target_logprobs(policy, row).logprobs, plain)
 
@@ -88,7 +89,10 @@ def test_shared_tokens_go_where_the_first_record_went_and_conflicts_are_counted(
     before = {turn.turn_id: turn.routed_experts for turn in group.turns}
     assert_one_choice_for_each_token(turns)
     first = min(turns, key=lambda turn: turn.path.astype(">u4").tobytes())
-    assert np.array_equal(first.routed_experts, before[first.turn_id])
+    own = before[first.turn_id]
+    assert first.routed_experts is not None
+    assert own is not None
+    assert np.array_equal(first.routed_experts, own)
     assert agree_on_experts(turns)[1] == 0
     step = build_step([group], policy_version=3, token_budget=10**6)
     assert step.stats.num_expert_conflicts == num_conflicts
@@ -97,6 +101,7 @@ def test_shared_tokens_go_where_the_first_record_went_and_conflicts_are_counted(
 def assert_one_choice_for_each_token(turns: Sequence[TurnTokens]) -> None:
     by_prefix: dict[bytes, bytes] = {}
     for turn in turns:
+        assert turn.routed_experts is not None
         for end in range(1, len(turn.path) + 1):
             choice = turn.routed_experts[end - 1].tobytes()
             assert by_prefix.setdefault(turn.path[:end].tobytes(), choice) == choice

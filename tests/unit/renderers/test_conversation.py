@@ -133,8 +133,8 @@ def output_of(model: Model, step: Step) -> np.ndarray:
         text = call if leading else f"{step.words}\n{call}".lstrip()
     if step.thinking:
         text = f"<think>\n{step.thinking}\n</think>\n\n{text}"
-    encode = renderer._tokenizer.encode
-    ids = [*encode(text[: step.split]).ids, *encode(text[step.split :]).ids]
+    encode = renderer.sampled_ids
+    ids = [*encode(text[: step.split]).tolist(), *encode(text[step.split :]).tolist()]
     if step.kind != "cut":
         ids.append(renderer.stop_token_ids[0])
     return np.asarray(ids, dtype=np.int32)
@@ -242,7 +242,7 @@ def expected_reason(name: str, case: Case, played: Played, index: int) -> str | 
     return None
 
 
-def rounds(number: int) -> Any:
+def rounds(number: int) -> settings:
     return settings(
         max_examples=number,
         deadline=None,

@@ -1,3 +1,4 @@
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -29,7 +30,7 @@ class FixedSummarizer:
         self.fails = fails
 
     async def summarize_result(
-        self, tool_name: str, arguments: dict[str, Any], content: str
+        self, tool_name: str, arguments: Mapping[str, Any], content: str
     ) -> str | None:
         return f"short: {content}" if tool_name == "look" else None
 

@@ -1,5 +1,7 @@
 """How many restarts are allowed, and after what pauses."""
 
+import time
+
 import pytest
 
 from agentrl.runtime import restarts
@@ -15,7 +17,7 @@ def test_pauses_grow_up_to_a_bound_and_restarts_end(monkeypatch: pytest.MonkeyPa
 
 def test_restarts_long_ago_are_forgiven(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
-    monkeypatch.setattr(restarts.time, "monotonic", lambda: now)
+    monkeypatch.setattr(time, "monotonic", lambda: now)
     counted = Restarts(1)
     assert [counted.next_delay(), counted.next_delay()] == [1.0, None]
     now += restarts.WINDOW_SECONDS + 1

@@ -39,7 +39,8 @@ def turn(
 
 def test_lists_become_arrays_of_the_stored_types() -> None:
     made = turn(0, None, 0, [1, 2], [3])
-    assert (made.added_ids.dtype, made.output_ids.dtype) == (np.int32, np.int32)
+    assert made.added_ids.dtype == np.int32
+    assert made.output_ids.dtype == np.int32
     assert made.output_logprobs.dtype == np.float32
 
 

@@ -2,9 +2,10 @@
 
 import asyncio
 from collections.abc import Coroutine
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -122,12 +123,10 @@ class Lifecycle(RuleBasedStateMachine):
         process = self.processes[who]
         if process.record is None:
             return
-        if dies:
-            self.store.groups.complete = _nothing  # type: ignore[method-assign]
         score = Score(scorer=process.name, value=1.0)
-        scored = self.write(process, self.store.scores.set(*process.lease, score))
+        with patch.object(self.store.groups, "complete", _nothing) if dies else nullcontext():
+            scored = self.write(process, self.store.scores.set(*process.lease, score))
         if dies:
-            del self.store.groups.complete  # type: ignore[attr-defined]
             self.unrepaired |= {process.record.task_id} if scored else set()
 
     @rule(who=WHO)
@@ -271,8 +270,12 @@ async def _nothing(task_ids: object) -> set[str]:
 
 
 def play(uri: str, *, examples: int, steps: int) -> None:
+    class Connected(Lifecycle):
+        def __init__(self) -> None:
+            super().__init__(uri)
+
     run_state_machine_as_test(
-        lambda: Lifecycle(uri),
+        Connected,
         settings=settings(
             max_examples=examples,
             stateful_step_count=steps,

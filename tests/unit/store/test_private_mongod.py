@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pymongo import MongoClient
@@ -17,12 +18,12 @@ from agentrl.store.private_mongod import EmbeddedMongo, find_mongod, running_uri
 
 
 def put(mongo: EmbeddedMongo, value: int) -> None:
-    with MongoClient(mongo.uri("run")) as client:
+    with MongoClient[dict[str, Any]](mongo.uri("run")) as client:
         client["run"]["things"].insert_one({"_id": value})
 
 
 def values(mongo: EmbeddedMongo) -> list[int]:
-    with MongoClient(mongo.uri("run")) as client:
+    with MongoClient[dict[str, Any]](mongo.uri("run")) as client:
         return [document["_id"] for document in client["run"]["things"].find().sort("_id")]
 
 

@@ -6,10 +6,12 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import dns.asyncresolver
 import dns.message
+import dns.rcode
 import dns.resolver
 import dns.rrset
 import pytest
@@ -61,7 +63,7 @@ def mongod_with(folder: Path, *flags: str) -> Iterator[int]:
         process.wait(timeout=10)
 
 
-def begin(uri: str, port: int, **options: str) -> None:
+def begin(uri: str, port: int, **options: Any) -> None:
     """Make a mongod the primary of a replica set of one, and give it two users."""
     with MongoClient[dict[str, object]](
         uri, directConnection=True, serverSelectionTimeoutMS=20_000, **options
@@ -190,7 +192,7 @@ def srv_host(mongod: EmbeddedMongo, monkeypatch: pytest.MonkeyPatch) -> Iterator
                 record = f"0 0 {mongod.port} {target}."
                 reply.answer.append(dns.rrset.from_text(f"{asked}.", 60, "IN", "SRV", record))
             elif asked != name:
-                reply.set_rcode(3)  # NXDOMAIN
+                reply.set_rcode(dns.rcode.NXDOMAIN)
             server.sendto(reply.to_wire(), sender)
 
     thread = threading.Thread(target=answer, daemon=True)

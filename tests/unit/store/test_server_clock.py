@@ -1,7 +1,7 @@
 """Leases and times under a server's clock that steps, and under a sampler's that is wrong."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -28,7 +28,7 @@ def clock(tmp_path: Path) -> Path:
 @pytest.fixture
 async def stepping(
     tmp_path: Path, clock: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[TrajectoryStore]:
+) -> AsyncIterator[TrajectoryStore]:
     """A store on a mongod whose wall clock can be set while its monotonic clock goes on."""
     library = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1")
     if not library.exists():

@@ -1,14 +1,11 @@
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.training import write_model
+from support.training import MakeConfig, write_model
 
 from agentrl.config.loading import build_config
 from agentrl.config.sections import RootConfig
-
-MakeConfig = Callable[..., RootConfig]
 
 
 @pytest.fixture(scope="session")

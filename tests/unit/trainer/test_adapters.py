@@ -3,19 +3,21 @@
 import asyncio
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from support.training import Player, train_tasks, write_model
-from torch.distributed.checkpoint import FileSystemReader
+from support.training import MakeConfig, Player, train_tasks, write_model
+from torch.distributed.checkpoint.filesystem import FileSystemReader
 
 from agentrl.cli.main import main
+from agentrl.config.sections import RootConfig
 from agentrl.distributed import Ranks
 from agentrl.errors import ConfigError
 from agentrl.store import TrajectoryStore
 from agentrl.trainer.rl.train_process import lead
-from agentrl.trainer.sft.sft_process import lead_sft
+from agentrl.trainer.sft.sft_process import SftResult, lead_sft
 
 pytestmark = pytest.mark.timeout(90)
 torch.set_num_threads(1)
@@ -23,13 +25,13 @@ ADAPTER_FILES = {"adapter_config.json", "adapter_model.safetensors"}
 
 
 @pytest.fixture
-def make_sft(make_config, tmp_path):
+def make_sft(make_config: MakeConfig, tmp_path: Path) -> MakeConfig:
     talks = tmp_path / "talks.jsonl"
     talk = [{"role": "user", "content": "after 1?"}, {"role": "assistant", "content": "it is 2"}]
     talks.write_text(json.dumps({"messages": talk}) + "\n")
 
-    def make(**flags):
-        values = {
+    def make(**flags: Any) -> RootConfig:
+        values: dict[str, Any] = {
             "run_name": "tuned",
             "train_file": talks,
             "gradient_accumulation_steps": 1,
@@ -43,16 +45,16 @@ def make_sft(make_config, tmp_path):
     return make
 
 
-def flags_of(config):
+def flags_of(config: RootConfig) -> list[str]:
     return ["--run_name", config.run.run_name, "--output_dir", str(config.run.output_path)]
 
 
-async def fine_tune(config):
+async def fine_tune(config: RootConfig) -> SftResult:
     return await lead_sft(config, Ranks(), stop=asyncio.Event())
 
 
 async def test_fine_tuning_leaves_an_adapter_that_peft_loads_and_the_base_as_it_was(
-    make_sft, model_path: Path, capsys
+    make_sft: MakeConfig, model_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = (model_path / "model.safetensors").read_bytes()
     config = make_sft()
@@ -77,7 +79,9 @@ async def test_fine_tuning_leaves_an_adapter_that_peft_loads_and_the_base_as_it_
     assert all(".lora_" in name for name in moments)
 
 
-async def test_a_run_goes_on_only_as_what_it_began(make_sft, model_path, tmp_path, capsys) -> None:
+async def test_a_run_goes_on_only_as_what_it_began(
+    make_sft: MakeConfig, model_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     await fine_tune(make_sft(max_steps=1))
     with pytest.raises(ConfigError, match="resume it with --lora_rank 4"):
         await fine_tune(make_sft(lora_rank=0))
@@ -96,11 +100,12 @@ async def test_a_run_goes_on_only_as_what_it_began(make_sft, model_path, tmp_pat
 
 
 async def test_a_run_with_a_penalty_against_its_base_starts_at_no_distance_and_moves_away(
-    make_config, model_path: Path
+    make_config: MakeConfig, model_path: Path
 ) -> None:
     config = make_config(
         lora_rank=4, kl_coefficient=0.01, groups_per_step=1, learning_rate=0.05, max_steps=3
     )
+    assert config.store.db_connection_string is not None
     uri = config.store.db_connection_string.get_secret_value()
     async with TrajectoryStore.connect(uri) as store:
         await store.ensure_schema()

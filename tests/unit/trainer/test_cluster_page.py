@@ -1,6 +1,7 @@
 """The commands of docs/cluster.md are ones that their launchers, our flags and the models take."""
 
 import shlex
+from typing import Any
 
 import pytest
 from accelerate.commands.launch import launch_command_parser
@@ -13,7 +14,7 @@ from agentrl.models.parallel import check_parallel_support
 from agentrl.trainer.bootstrap import mesh_shape
 
 # What the models' own config.json says.
-COMMON = {"vocab_size": 151936, "head_dim": 128, "num_key_value_heads": 8}
+COMMON: dict[str, Any] = {"vocab_size": 151936, "head_dim": 128, "num_key_value_heads": 8}
 MODELS: dict[str, PretrainedConfig] = {
     "Qwen/Qwen3-0.6B": Qwen3Config(**COMMON, num_attention_heads=16, intermediate_size=3072),
     "Qwen/Qwen3-4B": Qwen3Config(**COMMON, num_attention_heads=32, intermediate_size=9728),

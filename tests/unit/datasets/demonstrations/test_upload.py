@@ -2,6 +2,9 @@
 
 import asyncio
 import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,38 +13,41 @@ from support.tiny_tokenizer import write_tokenizer
 
 from agentrl.config.sections import AlgorithmSection
 from agentrl.data import select_group
-from agentrl.datasets.demonstrations.upload import UploadConfig, Uploader
+from agentrl.datasets.demonstrations.upload import Exchange, UploadConfig, Uploader
 from agentrl.errors import ConfigError, DatasetError
 from agentrl.renderers import Renderer
-from agentrl.schema import MCPTask, rebuild_prompts
+from agentrl.schema import MCPTask, Message, rebuild_prompts
+from agentrl.store import TrajectoryStore
 from agentrl.trainer.sft.curriculum import record_examples
 from examples import upload_sft_data
 
+MakeUploader = Callable[..., "Sums"]
+
 
 class Sums(Uploader):
-    def validate_task(self, item):
-        return item["a"] >= 0
+    def validate_task(self, item: dict[str, Any]) -> bool:
+        return bool(item["a"] >= 0)
 
-    def score(self, item):
-        return item.get("score", 1.0)
+    def score(self, item: dict[str, Any]) -> float:
+        return float(item.get("score", 1.0))
 
-    def req_and_resp(self, item):
-        asked = [{"role": "user", "content": f"{item['a']} + {item['b']}?"}]
+    def req_and_resp(self, item: dict[str, Any]) -> list[Exchange]:
+        asked: list[Message] = [{"role": "user", "content": f"{item['a']} + {item['b']}?"}]
         said = {"role": "assistant", "content": f"{item['a'] + item['b']}"}
-        exchanges = [({"messages": asked}, said)]
+        exchanges: list[Exchange] = [({"messages": asked}, said)]
         if item.get("doubt"):
             again = [*asked, said, {"role": "user", "content": "sure?"}]
             exchanges.append(({"messages": again}, {"role": "assistant", "content": "yes"}))
         if item.get("aside"):
-            aside = [{"role": "user", "content": "sum up"}, said]
+            aside: list[Message] = [{"role": "user", "content": "sum up"}, said]
             aside.append({"role": "user", "content": "shorter"})
             exchanges.append(({"messages": aside}, {"role": "assistant", "content": "ok"}))
         return exchanges
 
 
 @pytest.fixture
-def make_uploader(tmp_path, mongo_uri):
-    def make(*items, chunk_size=2):
+def make_uploader(tmp_path: Path, mongo_uri: str) -> MakeUploader:
+    def make(*items: dict[str, Any], chunk_size: int = 2) -> Sums:
         path = tmp_path / "sums.jsonl"
         path.write_text("".join(json.dumps(item) + "\n" for item in items))
         return Sums(
@@ -58,7 +64,9 @@ def make_uploader(tmp_path, mongo_uri):
     return make
 
 
-async def test_every_item_becomes_a_scored_record_with_a_row(make_uploader, store, tmp_path):
+async def test_every_item_becomes_a_scored_record_with_a_row(
+    make_uploader: MakeUploader, store: TrajectoryStore, tmp_path: Path
+) -> None:
     items = [
         {"a": 1, "b": 2},
         {"a": -1, "b": 2},
@@ -81,6 +89,8 @@ async def test_every_item_becomes_a_scored_record_with_a_row(make_uploader, stor
 
     renderer = Renderer.load(tmp_path / "model")
     doubted = await store.records.get("train/0/sums/line3/0")
+    assert doubted is not None
+    assert doubted.score is not None
     assert (doubted.status, doubted.score.value, doubted.final_answer) == ("scored", 0.25, "yes")
     turns = await store.turns.of_record(doubted.id)
     assert [renderer.decode(turn.output_ids) for turn in turns] == ["7<|im_end|>", "yes<|im_end|>"]
@@ -97,7 +107,9 @@ async def test_every_item_becomes_a_scored_record_with_a_row(make_uploader, stor
     assert (task.query, task.status, task.description) == ("1 + 2?", "completed", "sums")
 
 
-async def test_uploading_again_changes_nothing(make_uploader, store):
+async def test_uploading_again_changes_nothing(
+    make_uploader: MakeUploader, store: TrajectoryStore
+) -> None:
     uploader = make_uploader({"a": 1, "b": 2}, {"a": 2, "b": 2}, {"a": 3, "b": 2})
     await uploader.upload()
     again = await uploader.upload()
@@ -105,11 +117,14 @@ async def test_uploading_again_changes_nothing(make_uploader, store):
     assert await store.tasks.count() == 3
 
 
-async def test_given_text_is_never_taken_for_sampled_tokens(make_uploader, store):
+async def test_given_text_is_never_taken_for_sampled_tokens(
+    make_uploader: MakeUploader, store: TrajectoryStore
+) -> None:
     """Behavior logprobs that nobody knows are no ratios: such turns are kept out of the loss."""
     await make_uploader({"a": 1, "b": 2}).upload()
     ((record,),) = await store.ledger.ready_groups(limit=1)
     assert np.isnan(record.turns[0].output_logprobs).all()
+    assert record.score is not None
     other = record.model_copy(
         update={
             "record_id": "train/0/sums/line1/1",
@@ -124,13 +139,17 @@ async def test_given_text_is_never_taken_for_sampled_tokens(make_uploader, store
     assert group.left_out[0].reason == "no_logprobs"
 
 
-async def test_a_database_that_is_being_sampled_is_left_alone(make_uploader, store):
+async def test_a_database_that_is_being_sampled_is_left_alone(
+    make_uploader: MakeUploader, store: TrajectoryStore
+) -> None:
     await store.tasks.add([MCPTask(id="train/0/q", query="?")])
     with pytest.raises(ConfigError, match="still to be sampled"):
         await make_uploader({"a": 1, "b": 2}).upload()
 
 
-async def test_a_line_that_is_no_json_is_named(make_uploader, store, tmp_path):
+async def test_a_line_that_is_no_json_is_named(
+    make_uploader: MakeUploader, store: TrajectoryStore, tmp_path: Path
+) -> None:
     uploader = make_uploader({"a": 1, "b": 2})
     (tmp_path / "sums.jsonl").write_text('{"a": 1, "b": 2}\n{"a": \n')
     with pytest.raises(DatasetError, match="line 2: not valid JSON"):
@@ -138,8 +157,13 @@ async def test_a_line_that_is_no_json_is_named(make_uploader, store, tmp_path):
 
 
 async def test_the_example_uploads_what_can_then_be_learnt(
-    make_uploader, store, mongo_uri, tmp_path, monkeypatch, capsys
-):
+    make_uploader: MakeUploader,
+    store: TrajectoryStore,
+    mongo_uri: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     make_uploader()  # writes the tokenizer
     path = tmp_path / "problems.jsonl"
     solved = {"problem": "1 + 1?", "solution": "It is \\boxed{2}."}

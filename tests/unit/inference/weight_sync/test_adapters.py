@@ -114,7 +114,8 @@ async def test_a_sampler_that_missed_versions_goes_on_with_the_newest(scene: Sce
     late = await scene.served(0)
     for version in (1, 2):
         await scene.publisher.announce(version)
-        newest = await scene.served(version)
+        await scene.served(version)
+    newest = await scene.served(2)
     async with SGLangClient(newest.base_url) as client:
         while late.adapter in await client.adapters():
             await asyncio.sleep(0.05)

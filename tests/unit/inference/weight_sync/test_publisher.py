@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 from pathlib import Path
+from typing import Any
 
 import pytest
 from starlette.responses import JSONResponse, Response
@@ -17,8 +18,8 @@ from agentrl.schema import InferenceService, Run
 from agentrl.store import TrajectoryStore
 
 
-async def update(control: ControlServer, **options) -> None:
-    settings = {"mode": "retract", "timeout_seconds": 5.0, **options}
+async def update(control: ControlServer, **options: Any) -> None:
+    settings: dict[str, Any] = {"mode": "retract", "timeout_seconds": 5.0, **options}
     async with SGLangClient(control.base_url) as client:
         await update_server(client, Path("/weights/000007"), 7, **settings)
 
@@ -85,7 +86,7 @@ async def test_a_slow_server_is_given_up_and_continued() -> None:
     async with serve() as control:
         release = asyncio.Event()
 
-        async def hang(_: dict) -> Response:
+        async def hang(_: dict[str, Any]) -> Response:
             await release.wait()
             return JSONResponse({"success": True, "message": "late"})
 
@@ -103,7 +104,7 @@ async def test_server_that_answers_nothing_at_all_holds_nobody_up(
     async with serve() as control:
         release = asyncio.Event()
 
-        async def hang(_: dict) -> Response:
+        async def hang(_: dict[str, Any]) -> Response:
             await release.wait()
             return JSONResponse({"success": True, "message": "late"})
 
@@ -118,7 +119,7 @@ async def test_continuing_is_tried_again() -> None:
     async with serve() as control:
         refusals = iter([True, False])
 
-        def once(_: dict) -> Response:
+        def once(_: dict[str, Any]) -> Response:
             return JSONResponse({"message": "busy"}, status_code=503 if next(refusals) else 200)
 
         control.answers["continue_generation"] = once
@@ -134,7 +135,7 @@ def test_release_numbers(text: str, numbers: tuple[int, int, int] | None) -> Non
     assert release_of(text) == numbers
 
 
-def publisher_of(store: TrajectoryStore, root: Path, **publish) -> PolicyPublisher:
+def publisher_of(store: TrajectoryStore, root: Path, **publish: Any) -> PolicyPublisher:
     publisher = PolicyPublisher(
         store, root, publish=PublishSection(**publish), inference=InferenceSection()
     )
@@ -223,7 +224,7 @@ async def test_versions_in_use_are_kept_on_disk(store: TrajectoryStore, tmp_path
     publisher = publisher_of(store, tmp_path, keep_policies=1)
     async with serve() as control:
 
-        async def another_joins(_: dict) -> Response:
+        async def another_joins(_: dict[str, Any]) -> Response:
             await register(store, "late", control.base_url, version=1)
             return JSONResponse({"success": True, "message": "ok"})
 

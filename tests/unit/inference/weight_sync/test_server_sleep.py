@@ -2,6 +2,7 @@
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 from starlette.responses import JSONResponse, Response
@@ -32,7 +33,7 @@ async def test_nothing_is_released_before_the_cache_is_flushed() -> None:
     async with serve() as control:
         flushes = iter([400, 400, 200])
 
-        def busy_at_first(_: dict) -> Response:
+        def busy_at_first(_: dict[str, Any]) -> Response:
             return JSONResponse("flushed", status_code=next(flushes))
 
         control.answers["flush_cache"] = busy_at_first

@@ -21,7 +21,7 @@ async def plain_agent(task: object, llm_base_url: str) -> str:
     return "answer"
 
 
-def needs_more(task, tools, style):  # type: ignore[no-untyped-def]
+def needs_more(task: object, tools: object, style: object) -> str:
     return ""
 
 

@@ -23,7 +23,7 @@ async def test_the_endpoint_answers_each_rollout_at_its_own_address() -> None:
             raise APIError("no room is left", code="context_length_exceeded")
         return EngineReply("done")
 
-    tool = {"type": "function", "function": {"name": "price"}}
+    tool: Any = {"type": "function", "function": {"name": "price"}}
     parts = [{"type": "text", "text": "How "}, {"type": "text", "text": "many?"}]
     ask: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": parts}]}
     async with APIServer.open("127.0.0.1") as server:
@@ -43,7 +43,11 @@ async def test_the_endpoint_answers_each_rollout_at_its_own_address() -> None:
                 await create(**ask)
     assert seen[0] == ([USER], [tool])
     assert first.choices[0].finish_reason == "tool_calls"
-    (called,) = first.choices[0].message.tool_calls
+    calls = first.choices[0].message.tool_calls
+    assert calls is not None
+    (called,) = calls
+    assert called.type == "function"
     assert (called.function.name, called.function.arguments) == ("price", '{"item": "honey"}')
+    assert first.usage is not None
     assert (first.usage.prompt_tokens, first.usage.completion_tokens) == (5, 3)
     assert said == "done"

@@ -1,5 +1,7 @@
 """What every attention back end is offered to transformers with."""
 
+from typing import Any
+
 import pytest
 import torch
 from support.trees import random_group, tiny_policy
@@ -18,9 +20,12 @@ IMPLEMENTATIONS = [backend.implementation for backend in BACKENDS]
     ("keyword", "value"),
     [("sliding_window", 8), ("s_aux", torch.zeros(4)), ("softcap", 30.0), ("dropout", 0.1)],
 )
-def test_what_a_layer_asks_for_beyond_plain_attention_is_refused(attention, keyword, value):
+def test_what_a_layer_asks_for_beyond_plain_attention_is_refused(
+    attention: str, keyword: str, value: Any
+) -> None:
     policy = tiny_policy(attention=attention)
-    attend = policy.model.base_model.layers[0].self_attn
+    layers: Any = policy.model.base_model.layers
+    attend = layers[0].self_attn
     forward = attend.forward
     attend.forward = lambda *arguments, **options: forward(*arguments, **options | {keyword: value})
     if keyword in ("sliding_window", "dropout"):  # these the layer sets by itself
@@ -30,6 +35,6 @@ def test_what_a_layer_asks_for_beyond_plain_attention_is_refused(attention, keyw
         target_logprobs(policy, ROW)
 
 
-def test_every_back_end_has_a_flag_of_its_own():
+def test_every_back_end_has_a_flag_of_its_own() -> None:
     assert [implementation_of(backend.flag) for backend in BACKENDS] == IMPLEMENTATIONS
     assert len(set(IMPLEMENTATIONS)) == len(IMPLEMENTATIONS)

@@ -1,5 +1,8 @@
 """Everything about FlexAttention but its compiled kernel: masks and visited blocks."""
 
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -7,6 +10,7 @@ from support.trees import random_group, tiny_policy
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from agentrl.data.blocks import BLOCK, key_ends, plan_blocks
+from agentrl.data.rows import PackedRow
 from agentrl.data.tree import TokenTree
 from agentrl.errors import ConfigError
 from agentrl.models.attention.flex import FLEX
@@ -33,21 +37,22 @@ def mask_of(layout: BlockMask) -> np.ndarray:
 
 
 @pytest.mark.parametrize("row", ROWS)
-def test_the_mask_is_that_of_the_oracle(row):
+def test_the_mask_is_that_of_the_oracle(row: PackedRow) -> None:
     assert (mask_of(FLEX.layout(row, CPU)) == visibility(row)).all()
 
 
 @pytest.mark.parametrize("num_chunks", [2, 7])
-def test_the_mask_of_a_chunk_is_cut_out_of_the_oracle(num_chunks):
+def test_the_mask_of_a_chunk_is_cut_out_of_the_oracle(num_chunks: int) -> None:
     row = ROWS[0]
     for chunk in cut_row(row, num_chunks):
+        assert chunk is not None
         layout = FLEX.layout(chunk.row, CPU, num_above=len(chunk.above))
         keys = np.concatenate([chunk.above, np.arange(row.num_tokens)[chunk.tokens]])
         assert (mask_of(layout) == visibility(row)[chunk.tokens][:, keys]).all()
 
 
 @pytest.mark.parametrize("block", [1, 4, 16])
-def test_blocks_are_visited_only_where_something_is_visible(block):
+def test_blocks_are_visited_only_where_something_is_visible(block: int) -> None:
     row = LONG_ROW
     plan = plan_blocks(key_ends(row), block=block)
     size = -(-row.num_tokens // block) * block
@@ -62,7 +67,7 @@ def test_blocks_are_visited_only_where_something_is_visible(block):
     assert (plan.partial | plan.full).sum() <= 1.5 * seen.sum()
 
 
-def test_the_block_mask_lists_the_planned_blocks():
+def test_the_block_mask_lists_the_planned_blocks() -> None:
     plan = plan_blocks(key_ends(LONG_ROW))
     assert LONG_ROW.num_tokens > 2 * BLOCK
     mask = FLEX.layout(LONG_ROW, CPU)
@@ -72,7 +77,7 @@ def test_the_block_mask_lists_the_planned_blocks():
 
 @pytest.mark.parametrize("architecture", ["qwen3", "llama"])
 @torch.no_grad()
-def test_logprobs_are_those_of_the_oracle(architecture):
+def test_logprobs_are_those_of_the_oracle(architecture: str) -> None:
     flex = tiny_policy(architecture, attention="agentrl_flex")
     oracle = tiny_policy(architecture, attention="sdpa")
     for row in ROWS:
@@ -80,7 +85,7 @@ def test_logprobs_are_those_of_the_oracle(architecture):
         assert torch.allclose(found, expected, rtol=0, atol=1e-12)
 
 
-def test_chunks_say_the_same_as_the_whole_row():
+def test_chunks_say_the_same_as_the_whole_row() -> None:
     policy = tiny_policy(attention="agentrl_flex")
     found = ChunkedPass(policy, ROWS[0], num_chunks=5).forward().logprobs
     with torch.no_grad():
@@ -90,10 +95,12 @@ def test_chunks_say_the_same_as_the_whole_row():
 
 @pytest.mark.parametrize("architecture", ["qwen3", "llama"])
 @torch.no_grad()
-def test_the_kernel_gets_all_in_the_precision_of_autocast(architecture, monkeypatch):
-    met = set()
+def test_the_kernel_gets_all_in_the_precision_of_autocast(
+    architecture: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    met: set[torch.dtype] = set()
 
-    def noted(query, key, value, **options):
+    def noted(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **options: Any) -> Any:
         met.update(states.dtype for states in (query, key, value))
         return flex_attention(query, key, value, **options)
 
@@ -104,7 +111,7 @@ def test_the_kernel_gets_all_in_the_precision_of_autocast(architecture, monkeypa
     assert met == {torch.bfloat16}
 
 
-def test_training_on_cpu_is_refused(tmp_path):
+def test_training_on_cpu_is_refused(tmp_path: Path) -> None:
     tiny_policy().model.save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match="CUDA only"):
         load_policy(tmp_path, attention="agentrl_flex")

@@ -3,13 +3,13 @@ import pytest
 from support.trees import random_group
 
 from agentrl.data.rows import empty_row
-from agentrl.data.tree import TokenTree
+from agentrl.data.tree import Merge, TokenTree
 from agentrl.models.attention.layout import attention_layout, segment_starts, visibility
 
 
 @pytest.mark.parametrize("max_block", [3, None])
 @pytest.mark.parametrize("merge", ["tree", "linear", "none"])
-def test_blocks_list_exactly_the_visible_keys(merge, max_block):
+def test_blocks_list_exactly_the_visible_keys(merge: Merge, max_block: int | None) -> None:
     row = TokenTree.from_tokens(random_group(5).turns, merge=merge).row
     layout = attention_layout(row, max_block=max_block)
     found = np.zeros((row.num_tokens, row.num_tokens), dtype=bool)
@@ -24,11 +24,11 @@ def test_blocks_list_exactly_the_visible_keys(merge, max_block):
     assert (found == visibility(row)).all()
 
 
-def test_a_chain_of_turns_is_one_segment():
+def test_a_chain_of_turns_is_one_segment() -> None:
     row = TokenTree.from_tokens(random_group(1, num_records=1, num_turns=1).turns).row
     assert segment_starts(row).tolist() == [0]
 
 
-def test_empty_row_has_one_block_of_one_token():
+def test_empty_row_has_one_block_of_one_token() -> None:
     layout = attention_layout(empty_row())
     assert (layout.query_lengths, layout.key_lengths) == ((1,), (1,))

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support.trees import make_turn, random_group, relative_error, tiny_policy
+from support.trees import flat_gradient, make_turn, random_group, relative_error, tiny_policy
 
 from agentrl.data.rows import PackedRow
 from agentrl.data.tokens import turn_tokens
@@ -16,7 +16,7 @@ torch.set_num_threads(1)
 def logprobs_and_gradient(policy: PolicyModel, row: PackedRow) -> tuple[torch.Tensor, torch.Tensor]:
     logprobs = target_logprobs(policy, row).logprobs
     logprobs.square().sum().backward()
-    gradient = torch.cat([parameter.grad.flatten() for parameter in policy.parameters()])
+    gradient = flat_gradient(policy)
     return logprobs.detach(), gradient
 
 
@@ -38,12 +38,14 @@ def long_row() -> PackedRow:
 
 
 @pytest.mark.parametrize("architecture", ["qwen3", "llama"])
-def test_segments_longer_than_a_tile_give_the_gradients_of_the_oracle(architecture):
+def test_segments_longer_than_a_tile_give_the_gradients_of_the_oracle(architecture: str) -> None:
     assert_as_the_oracle(architecture, long_row())
 
 
 @pytest.mark.parametrize("max_block", [3, 512])
-def test_blocks_with_masks_give_the_gradients_of_the_oracle(max_block, monkeypatch):
+def test_blocks_with_masks_give_the_gradients_of_the_oracle(
+    max_block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What other devices than the CPU compute, on the CPU."""
     monkeypatch.setattr(
         SDPABackend,
@@ -54,7 +56,7 @@ def test_blocks_with_masks_give_the_gradients_of_the_oracle(max_block, monkeypat
         assert_as_the_oracle("qwen3", row)
 
 
-def test_nothing_is_gathered_twice_for_the_backward_pass():
+def test_nothing_is_gathered_twice_for_the_backward_pass() -> None:
     """What is kept of attention grows with the row, not with its paths."""
     turns = [make_turn(f"t/{number}", 0, [1] * 400, [number, 7, 7]) for number in range(30)]
     row = TokenTree.from_tokens(turn_tokens(turns)).row

@@ -3,9 +3,11 @@
 In the kernel's place stands what its documentation says that it computes.
 """
 
+from pathlib import Path
+
 import pytest
 import torch
-from support.trees import random_group, relative_error, tiny_policy
+from support.trees import flat_gradient, random_group, relative_error, tiny_policy
 from torch.nn.functional import scaled_dot_product_attention
 
 from agentrl.config.sections import AlgorithmSection, ModelSection, TrainerSection
@@ -23,8 +25,18 @@ ROW = TokenTree.from_tokens(random_group(5).turns).row
 
 
 def as_documented(
-    query, key, value, query_edges, key_edges, max_q, max_k, *, scale, window_size, enable_gqa
-):
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    query_edges: torch.Tensor,
+    key_edges: torch.Tensor,
+    max_q: int,
+    max_k: int,
+    *,
+    scale: float,
+    window_size: tuple[int, int],
+    enable_gqa: bool,
+) -> torch.Tensor:
     """Causal attention of each sequence, aligned with its last key."""
     assert window_size == (-1, 0)
     outputs = []
@@ -34,9 +46,9 @@ def as_documented(
         assert q1 - q0 <= max_q
         assert k1 - k0 <= max_k
         seen = torch.ones(q1 - q0, k1 - k0, dtype=torch.bool).tril(k1 - k0 - (q1 - q0))
-        states = (s.transpose(0, 1)[None] for s in (query[q0:q1], key[k0:k1], value[k0:k1]))
+        q, k, v = (s.transpose(0, 1)[None] for s in (query[q0:q1], key[k0:k1], value[k0:k1]))
         output = scaled_dot_product_attention(
-            *states, attn_mask=seen, scale=scale, enable_gqa=enable_gqa
+            q, k, v, attn_mask=seen, scale=scale, enable_gqa=enable_gqa
         )
         outputs.append(output[0].transpose(0, 1))
     return torch.cat(outputs)
@@ -48,25 +60,27 @@ def gradient(policy: PolicyModel, num_chunks: int = 1) -> torch.Tensor:
     else:
         passes = ChunkedPass(policy, ROW, num_chunks=num_chunks)
         passes.backward(2 * passes.forward().logprobs)
-    return torch.cat([parameter.grad.flatten() for parameter in policy.parameters()])
+    return flat_gradient(policy)
 
 
 @pytest.mark.parametrize("architecture", ["qwen3", "llama"])
 @pytest.mark.parametrize("num_chunks", [1, 3])
-def test_gradients_are_those_of_the_oracle(architecture, num_chunks, monkeypatch):
+def test_gradients_are_those_of_the_oracle(
+    architecture: str, num_chunks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("agentrl.models.attention.varlen.varlen_attn", as_documented)
     expected = gradient(tiny_policy(architecture, attention="sdpa"))
     found = gradient(tiny_policy(architecture, attention="agentrl_varlen"), num_chunks)
     assert relative_error(found, expected) <= 1e-12
 
 
-def test_training_on_cpu_is_refused(tmp_path):
+def test_training_on_cpu_is_refused(tmp_path: Path) -> None:
     tiny_policy().model.save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match="varlen trains on CUDA only"):
         load_policy(tmp_path, attention="agentrl_varlen")
 
 
-def test_other_precisions_than_bfloat16_are_refused(tmp_path):
+def test_other_precisions_than_bfloat16_are_refused(tmp_path: Path) -> None:
     model = ModelSection(attention_implementation="varlen", torch_dtype="float32")
     with pytest.raises(ConfigError, match="varlen computes in bfloat16; give --torch_dtype bfl"):
         Learner(

@@ -91,7 +91,7 @@ async def test_images_in_the_responses_form_are_seen_too(
     store: TrajectoryStore, seeing: Renderer
 ) -> None:
     async def agent(task: MCPTask, endpoint: AgentEndpoint) -> str:
-        content = [
+        content: Any = [
             {"type": "input_text", "text": task.query},
             {"type": "input_image", "image_url": url_of(4), "detail": "auto"},
         ]

@@ -119,7 +119,7 @@ async def test_the_next_call_continues_the_sampled_tokens_however_the_reply_is_s
 async def test_the_responses_form_continues_the_sampled_tokens_too(
     store: TrajectoryStore, renderer: Renderer, stream: bool, by_id: bool
 ) -> None:
-    tool = {"type": "function", "strict": False, **LOOK["function"]}
+    tool: dict[str, Any] = {"type": "function", "strict": False, **LOOK["function"]}
 
     async def respond(client: openai.AsyncOpenAI, **ask: Any) -> Any:
         ask |= {"instructions": "Be brief.", "tools": [tool]}
@@ -166,7 +166,7 @@ async def test_parallel_calls_and_edited_contexts_branch_where_their_tokens_part
         system = {"role": "system", "content": "You plan. " * 20}
         async with client_of(endpoint) as client:
 
-            async def ask(*messages: dict[str, str]) -> dict[str, str]:
+            async def ask(*messages: Any) -> Any:
                 completion = await client.chat.completions.create(
                     model=endpoint.model, messages=list(messages)
                 )
@@ -552,7 +552,7 @@ async def provider() -> AsyncIterator[tuple[str, list[tuple[dict[str, Any], str]
 async def test_no_two_rollouts_give_their_calls_the_same_ids(
     store: TrajectoryStore, renderer: Renderer
 ) -> None:
-    ids = []
+    ids: list[str] = []
 
     async def agent(task: MCPTask, endpoint: AgentEndpoint) -> str:
         async with client_of(endpoint) as client:

@@ -89,19 +89,21 @@ Ask = Callable[[openai.AsyncOpenAI, AgentEndpoint], AsyncIterator[str]]
 async def test_words_arrive_while_the_reply_goes_on_and_its_end_when_it_is_stored(
     store: TrajectoryStore, renderer: Renderer, ask: Ask, expected: str
 ) -> None:
+    hold = threading.Event()
+
     async def agent(task: MCPTask, endpoint: AgentEndpoint) -> str:
         said = ""
         async with client_of(endpoint) as client:
             async for words in ask(client, endpoint):
                 said += words
-                if words and not engine.hold.is_set():
+                if words and not hold.is_set():
                     assert await store.turns.of_record("train/0/q1/0") == []
-                    engine.hold.set()
+                    hold.set()
         assert said == expected
         assert len(await store.turns.of_record("train/0/q1/0")) == 1
         return "7"
 
-    with serve_script(renderer, lambda _: REPLY, hold=threading.Event()) as engine:
+    with serve_script(renderer, lambda _: REPLY, hold=hold) as engine:
         await begin_run(store, engine, TASK)
         async with open_stage(store, engine) as stage:
             result, turns = await stage.play(agent)
@@ -143,11 +145,12 @@ async def test_a_client_that_leaves_a_stream_leaves_no_turn(
                     break
         return "7"
 
-    with serve_script(renderer, lambda _: REPLY, hold=threading.Event()) as engine:
+    hold = threading.Event()
+    with serve_script(renderer, lambda _: REPLY, hold=hold) as engine:
         await begin_run(store, engine, TASK)
         async with open_stage(store, engine) as stage:
             _, turns = await stage.play(agent)
-        engine.hold.set()
+        hold.set()
     assert turns == []
 
 
@@ -165,13 +168,7 @@ PIECES = (
 def test_what_was_told_of_stays_whatever_follows(
     renderer: Renderer, text: str, may_call: bool
 ) -> None:
-    ids = np.asarray(
-        [
-            *renderer._tokenizer.encode(text, add_special_tokens=False).ids,
-            renderer.stop_token_ids[0],
-        ],
-        dtype=np.int32,
-    )
+    ids = np.append(renderer.sampled_ids(text), renderer.stop_token_ids[0])
     stop = ("END",)
     sent: list[Delta] = []
     stream = DeltaStream(renderer.parse, sent.append, stop=stop, calls_may_lead=may_call)

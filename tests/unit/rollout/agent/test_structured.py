@@ -93,7 +93,9 @@ async def test_a_reply_that_may_call_tools_is_json_or_a_call(
         }
         async with client_of(endpoint) as client:
             first = await client.chat.completions.create(**ask)
-            (call,) = first.choices[0].message.tool_calls or ()
+            calls = first.choices[0].message.tool_calls
+            assert calls is not None
+            (call,) = calls
             messages.append(first.choices[0].message.model_dump(exclude_none=True))
             messages.append({"role": "tool", "tool_call_id": call.id, "content": "7"})
             second = await client.chat.completions.create(**ask)
@@ -164,7 +166,7 @@ async def test_a_schema_that_a_server_cannot_compile_is_the_agents_mistake_and_t
     async def agent(task: MCPTask, endpoint: AgentEndpoint) -> str:
         ask: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "?"}]}
         schema = {"name": "x", "schema": {"not": {"type": "string"}}}
-        hard = {"response_format": {"type": "json_schema", "json_schema": schema}}
+        hard: dict[str, Any] = {"response_format": {"type": "json_schema", "json_schema": schema}}
         async with client_of(endpoint) as client:
             with pytest.raises(openai.BadRequestError, match="no reply can be held") as caught:
                 await client.chat.completions.create(**ask, **hard)

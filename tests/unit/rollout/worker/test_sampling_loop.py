@@ -248,6 +248,7 @@ async def test_scoring_may_be_left_to_a_process_that_runs_nothing(
         player = RolloutSection(scoring="elsewhere")
         async with open_play(store, engine, tools_url, rollout=player) as context, running(context):
             await until(store, finished=2)
+            assert isinstance(context.scoring, ExactScoring)
             assert context.scoring.num_scored == 0
         judge = RolloutSection(scoring="only", exit_when_done=True)
         await store.tasks.add([task(1)])

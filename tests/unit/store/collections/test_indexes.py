@@ -139,7 +139,9 @@ async def test_hot_queries_scan_no_collection_and_sort_nothing(
     await store.tasks.add(make_task(number) for number in range(20, 60))
     await store.tasks.add(make_task(n, split="eval", tag="eval@3") for n in range(2))
     commands = Commands()
-    async with AsyncMongoClient(mongo_uri, event_listeners=[commands], tz_aware=True) as client:
+    async with AsyncMongoClient[dict[str, Any]](
+        mongo_uri, event_listeners=[commands], tz_aware=True
+    ) as client:
         listened = TrajectoryStore.from_client(client)
         await sample(listened)
         await train(listened, ids[:4])

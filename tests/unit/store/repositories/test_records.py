@@ -209,7 +209,7 @@ async def test_an_expired_slot_is_claimed_again_and_parked_after_max_attempts(
         await expire(store, record.id)
     counts = await store.groups.reap(2, lease_seconds=60)
     assert (counts.num_expired, counts.num_groups_completed) == (1, 0)
-    parked = await store.records.get(record.id)
+    parked = await store.records.get("train/0/q0/1")
     assert parked is not None
     assert parked.status == "failed"
     assert parked.error == "the lease of sampler-2 expired"

@@ -20,7 +20,9 @@ from agentrl.schema import (
 from agentrl.store import TrajectoryStore
 
 
-def training(turn_id: str, step: int, *, consumer: str = "trainer", trained: int = 5):
+def training(
+    turn_id: str, step: int, *, consumer: str = "trainer", trained: int = 5
+) -> TurnTraining:
     record_id = turn_id.rsplit("/", 2)[0]
     return TurnTraining(
         id=f"{consumer}/{step}/{turn_id}",

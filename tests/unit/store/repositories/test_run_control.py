@@ -2,6 +2,7 @@
 
 import asyncio
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -55,7 +56,7 @@ async def test_an_edit_in_the_database_is_noted_afterwards(store: TrajectoryStor
     ],
 )
 async def test_values_of_the_wrong_type_or_range_change_nothing(
-    store: TrajectoryStore, changes: dict[str, object]
+    store: TrajectoryStore, changes: dict[str, Any]
 ) -> None:
     run = await store.runs.create(Run(name="run"))
     with pytest.raises(ConfigError, match=next(iter(changes))):

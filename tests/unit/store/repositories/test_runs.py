@@ -1,5 +1,7 @@
 """The run document, published weights, processes, progress and views."""
 
+from typing import Any
+
 import pytest
 from support.stored import claim, fill, make_task, play
 
@@ -40,7 +42,7 @@ async def test_controls_change_on_the_running_run(store: TrajectoryStore) -> Non
     ],
 )
 async def test_wrong_controls_are_refused(
-    store: TrajectoryStore, changes: dict[str, object], message: str
+    store: TrajectoryStore, changes: dict[str, Any], message: str
 ) -> None:
     run = await store.runs.create(Run(name="run"))
     with pytest.raises(ConfigError, match=message):

@@ -10,7 +10,7 @@ import pytest
 from support.stored import claim, fill, make_task, make_turn, play
 
 from agentrl.errors import ConfigError, StoreError
-from agentrl.schema import Run, ToolCall
+from agentrl.schema import Record, Run, ToolCall
 from agentrl.store import TrajectoryStore
 from agentrl.store.documents.export_files import Format
 from agentrl.store.private_mongod import EmbeddedMongo
@@ -77,7 +77,7 @@ async def test_what_was_exported_comes_back_byte_for_byte(
     await play(empty, await _claim_next(empty))
 
 
-async def _claim_next(store: TrajectoryStore):
+async def _claim_next(store: TrajectoryStore) -> Record:
     await store.tasks.add([make_task(9)])
     return await claim(store)
 

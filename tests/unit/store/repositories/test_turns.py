@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -90,7 +91,7 @@ async def test_shared_parts_of_a_group_are_stored_once(store: TrajectoryStore) -
 
 async def test_each_root_turn_keeps_the_tools_that_it_showed(store: TrajectoryStore) -> None:
     await store.tasks.add([make_task(0, num_generations=4)])
-    shown = copy.deepcopy(TOOLS)
+    shown: Any = copy.deepcopy(TOOLS)
     shown[0]["function"]["description"] = "another one"
     written = []
     for tools in (TOOLS, TOOLS, shown, ()):

@@ -1,6 +1,8 @@
 """The self-check finds what it is there to find."""
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,9 +11,13 @@ from support.trees import NO_AUTOCAST, random_group, tiny_policy
 
 from agentrl.config.sections import AlgorithmSection
 from agentrl.data import build_step
+from agentrl.data.batch import MicroBatch
+from agentrl.data.tree import Merge
 from agentrl.distributed import Ranks
 from agentrl.models.attention.sdpa import SDPABackend
+from agentrl.models.policy import PolicyModel
 from agentrl.trainer.learner.merge_check import (
+    MergeCheck,
     check_merge,
     check_random_trees,
     small_random_policies,
@@ -22,14 +28,16 @@ torch.set_num_threads(1)
 GROUP = random_group(3)
 
 
-def step(merge: str, token_budget: int = 10**6):
+def step(merge: Merge, token_budget: int = 10**6) -> Sequence[MicroBatch]:
     return build_step(
         [GROUP], policy_version=3, token_budget=token_budget, merge=merge
     ).micro_batches[0]
 
 
-def checked(policy, merged, tolerance=1e-12):
-    def accumulate(batch):
+def checked(
+    policy: PolicyModel, merged: Sequence[MicroBatch], tolerance: float = 1e-12
+) -> MergeCheck:
+    def accumulate(batch: MicroBatch) -> float:
         return forward_backward(
             policy, batch, AlgorithmSection(), chunk_size=64, autocast=NO_AUTOCAST
         ).loss
@@ -40,7 +48,7 @@ def checked(policy, merged, tolerance=1e-12):
 
 
 @pytest.mark.parametrize("token_budget", [10**6, 12])
-def test_merged_rows_pass(token_budget):
+def test_merged_rows_pass(token_budget: int) -> None:
     policy = tiny_policy()
     found = checked(policy, step("tree", token_budget))
     assert found.is_equal
@@ -48,7 +56,7 @@ def test_merged_rows_pass(token_budget):
     assert all(parameter.grad is None for parameter in policy.parameters())
 
 
-def test_a_wrong_row_is_found_and_its_parameters_named():
+def test_a_wrong_row_is_found_and_its_parameters_named() -> None:
     (batch,) = step("tree")
     wrong = replace(batch, row=replace(batch.row, positions=np.arange(batch.row.num_tokens)))
     found = checked(tiny_policy(), [wrong])
@@ -58,16 +66,22 @@ def test_a_wrong_row_is_found_and_its_parameters_named():
     assert max(report["worst"].values()) > 1e-3
 
 
-def test_not_a_number_is_not_equal():
+def test_not_a_number_is_not_equal() -> None:
     (batch,) = step("tree")
     wrong = replace(batch, weights=np.full_like(batch.weights, np.nan))
     assert not checked(tiny_policy(), [wrong]).is_equal
 
 
-def test_random_trees_show_attention_to_siblings(monkeypatch):
+def test_random_trees_show_attention_to_siblings(monkeypatch: pytest.MonkeyPatch) -> None:
     attend = SDPABackend.attend
 
-    def sees_neighbours(self, query, key, value, **arguments):
+    def sees_neighbours(
+        self: SDPABackend,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        **arguments: Any,
+    ) -> torch.Tensor:
         return attend(self, query, key, value.roll(1, dims=2), **arguments)
 
     monkeypatch.setattr(SDPABackend, "attend", sees_neighbours)

@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 
 from agentrl.config.sections import TrainerSection
@@ -23,7 +25,7 @@ def test_wrong_optim_args_are_refused(text: str) -> None:
         parse_optim_args(text)
 
 
-def rates(**flags) -> list[float]:
+def rates(**flags: Any) -> list[float]:
     config = TrainerSection(learning_rate=1.0, **flags)
     return [round(learning_rate(config, step), 4) for step in range(config.max_steps)]
 

@@ -1,13 +1,17 @@
 """The objective of a step is the same however its turns are packed."""
 
+from typing import Any
+
 import pytest
 import torch
-from support.trees import NO_AUTOCAST, random_group, relative_error, tiny_policy
+from support.trees import NO_AUTOCAST, flat_gradient, random_group, relative_error, tiny_policy
 
 from agentrl.config.sections import AlgorithmSection
 from agentrl.data import build_step, normalized_over_step
+from agentrl.data.tree import Merge
 from agentrl.models import offloading
 from agentrl.models.load import wrap_policy
+from agentrl.models.policy import PolicyModel
 from agentrl.trainer.learner.passes import forward_backward
 
 torch.set_num_threads(1)
@@ -15,7 +19,7 @@ GROUPS = [random_group(seed) for seed in range(2)]
 REFERENCE_SEED = 11
 
 DECOUPLED = {"proximal": "loglinear", "importance_weight_cap_ratio": 1e6}
-ALGORITHMS = {
+ALGORITHMS: dict[str, dict[str, Any]] = {
     "dapo": {"epsilon_higher": 0.08, "dual_clip": 3.0},
     "tis": {**DECOUPLED, "importance_correction": "tis"},
     "icepop": {**DECOUPLED, "importance_correction": "icepop", "correction_upper": 5.0},
@@ -29,16 +33,23 @@ ALGORITHMS = {
 }
 
 
-def other_policy():
+def other_policy() -> PolicyModel:
     policy = tiny_policy()
     torch.manual_seed(REFERENCE_SEED)
     with torch.no_grad():
         for parameter in policy.parameters():
-            parameter += 0.02 * torch.randn_like(parameter)
+            parameter.add_(0.02 * torch.randn_like(parameter))
     return wrap_policy(policy.model).requires_grad_(requires_grad=False)
 
 
-def train_step(policy, algorithm, merge, token_budget, num_ranks=1, **options):
+def train_step(
+    policy: PolicyModel,
+    algorithm: AlgorithmSection,
+    merge: Merge,
+    token_budget: int,
+    num_ranks: int = 1,
+    **options: Any,
+) -> tuple[float, float, int, torch.Tensor]:
     """Loss, KL, masked terms and flat gradient of a whole step."""
     batch = build_step(
         normalized_over_step(GROUPS),
@@ -64,7 +75,7 @@ def train_step(policy, algorithm, merge, token_budget, num_ranks=1, **options):
         for share in batch.micro_batches
         for micro_batch in share
     ]
-    gradient = torch.cat([parameter.grad.flatten() for parameter in policy.parameters()])
+    gradient = flat_gradient(policy)
     return (
         sum(one.loss for one in done),
         sum(one.kl for one in done),
@@ -74,12 +85,17 @@ def train_step(policy, algorithm, merge, token_budget, num_ranks=1, **options):
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_corrections_do_not_depend_on_packing(name):
+def test_corrections_do_not_depend_on_packing(name: str) -> None:
     algorithm, policy = AlgorithmSection(**ALGORITHMS[name]), tiny_policy()
     loss, kl, masked, expected = train_step(policy, algorithm, "none", 60)
     assert (kl > 0) is (name == "kl")
     assert (masked > 0) is (name in ("icepop", "sequence_mis"))
-    for merge, token_budget, num_ranks in (("tree", 10**6, 1), ("tree", 12, 2), ("linear", 40, 3)):
+    packings: tuple[tuple[Merge, int, int], ...] = (
+        ("tree", 10**6, 1),
+        ("tree", 12, 2),
+        ("linear", 40, 3),
+    )
+    for merge, token_budget, num_ranks in packings:
         found = train_step(policy, algorithm, merge, token_budget, num_ranks)
         assert found[0] == pytest.approx(loss, rel=1e-10)
         assert found[1] == pytest.approx(kl, rel=1e-10)
@@ -87,7 +103,7 @@ def test_corrections_do_not_depend_on_packing(name):
         assert relative_error(found[3], expected) <= 1e-10
 
 
-def test_the_reference_gets_no_gradient_and_pulls_the_policy():
+def test_the_reference_gets_no_gradient_and_pulls_the_policy() -> None:
     policy = tiny_policy()
     plain = train_step(policy, AlgorithmSection(), "tree", 10**6)[3]
     pulled = train_step(policy, AlgorithmSection(kl_coefficient=0.1), "tree", 10**6)[3]
@@ -127,7 +143,7 @@ def test_the_reference_gets_no_gradient_and_pulls_the_policy():
     ],
     ids=lambda flags: "+".join(f"{name}={value}" for name, value in flags.items()),
 )
-def test_every_flag_of_the_loss_reaches_the_gradient(flags):
+def test_every_flag_of_the_loss_reaches_the_gradient(flags: dict[str, Any]) -> None:
     policy = tiny_policy()
     kind = {"loss_calculator": flags.get("loss_calculator", "GRPO")} if len(flags) > 1 else {}
     gradients = [
@@ -140,18 +156,21 @@ def test_every_flag_of_the_loss_reaches_the_gradient(flags):
 @pytest.mark.parametrize("recomputes", [False, True])
 @pytest.mark.parametrize("token_budget", [10**6, 12])
 def test_activations_in_host_memory_change_no_bit_of_a_gradient(
-    monkeypatch, token_budget, recomputes
-):
-    num_saved = []
+    monkeypatch: pytest.MonkeyPatch, token_budget: int, recomputes: bool
+) -> None:
+    saved: list[torch.Tensor] = []
     to_host = offloading._to_host
-    monkeypatch.setattr(
-        offloading, "_to_host", lambda tensor: num_saved.append(1) or to_host(tensor)
-    )
+
+    def noted(tensor: torch.Tensor) -> Any:
+        saved.append(tensor)
+        return to_host(tensor)
+
+    monkeypatch.setattr(offloading, "_to_host", noted)
     algorithm = AlgorithmSection(kl_coefficient=0.1)
     policy = wrap_policy(tiny_policy().model, gradient_checkpointing=recomputes)
     plain = train_step(policy, algorithm, "tree", token_budget)
-    assert not num_saved
+    assert not saved
     offloaded = train_step(policy, algorithm, "tree", token_budget, activation_offloading=True)
-    assert num_saved
+    assert saved
     assert plain[:3] == offloaded[:3]
     assert torch.equal(plain[3], offloaded[3])

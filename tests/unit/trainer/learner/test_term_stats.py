@@ -10,7 +10,9 @@ from agentrl.algorithms.losses import LossTerms
 from agentrl.trainer.learner.term_stats import TermStats, TermTrace, TurnRatios, term_stats
 
 
-def trace(ratios, advantages, clipped, kept):
+def trace(
+    ratios: list[float], advantages: list[float], clipped: list[bool], kept: list[bool]
+) -> TermTrace:
     logs = torch.tensor(ratios, dtype=torch.float64).log()
     terms = LossTerms(
         loss=torch.zeros(len(ratios)),
@@ -21,7 +23,7 @@ def trace(ratios, advantages, clipped, kept):
     return TermTrace.of(logs - 2.0, torch.full((len(ratios),), -2.0), np.array(advantages), terms)
 
 
-def test_clipping_is_told_by_the_sign_of_the_advantage():
+def test_clipping_is_told_by_the_sign_of_the_advantage() -> None:
     found = term_stats(
         trace(
             [1.0, 2.0, 2.0, 0.5, 9.0],
@@ -36,7 +38,7 @@ def test_clipping_is_told_by_the_sign_of_the_advantage():
     assert found.drop_fraction == pytest.approx(1 / 5)
 
 
-def test_ratios_and_kl_estimates_over_micro_batches_and_ranks():
+def test_ratios_and_kl_estimates_over_micro_batches_and_ranks() -> None:
     ratios = [0.5, 1.0, 4.0]
     parts = [trace([ratio], [1.0], [False], [True]) for ratio in ratios]
     found = term_stats(TermTrace.joined([*parts, TermTrace.joined([])]))
@@ -52,15 +54,15 @@ def test_ratios_and_kl_estimates_over_micro_batches_and_ranks():
     assert found.logprob_gap == pytest.approx(sum(map(abs, logs)) / 3, rel=1e-6)
 
 
-def test_a_step_without_terms_has_no_ratios():
+def test_a_step_without_terms_has_no_ratios() -> None:
     assert term_stats(TermTrace.joined([])) == TermStats()
 
 
-def test_no_clipping_is_reported_for_a_sign_that_does_not_occur():
+def test_no_clipping_is_reported_for_a_sign_that_does_not_occur() -> None:
     assert term_stats(trace([1.0], [1.0], [False], [True])).clip_fraction_negative is None
 
 
-def test_ratios_are_measured_turn_by_turn_and_joined():
+def test_ratios_are_measured_turn_by_turn_and_joined() -> None:
     terms = LossTerms(
         loss=torch.zeros(5),
         keep=torch.tensor([True, False, True, True, True]),
@@ -75,7 +77,7 @@ def test_ratios_are_measured_turn_by_turn_and_joined():
     assert found.num_masked.tolist() == [0, 0]
     assert found.num_clipped.tolist() == [1, 0]  # what is dropped is not clipped as well
     np.testing.assert_allclose(found.mean, [4 / 3, 2.0])
-    np.testing.assert_allclose(found.std, [np.std([0.5, 1.5, 2.0]), 1.0])
+    np.testing.assert_allclose(found.std, [float(np.std([0.5, 1.5, 2.0])), 1.0])
     assert (found.min.tolist(), found.max.tolist()) == ([0.5, 1.0], [2.0, 3.0])
     empty = TurnRatios.of(np.empty(0, dtype=np.int64), LossTerms(*(torch.empty(0) for _ in range(4)))._replace(
         keep=torch.empty(0, dtype=torch.bool), clipped=torch.empty(0, dtype=torch.bool)
@@ -84,7 +86,7 @@ def test_ratios_are_measured_turn_by_turn_and_joined():
     assert TurnRatios.joined([]).turns.tolist() == []
 
 
-def test_a_masked_term_is_counted_once_by_its_reason():
+def test_a_masked_term_is_counted_once_by_its_reason() -> None:
     terms = LossTerms(
         loss=torch.zeros(3),
         keep=torch.tensor([False, False, True]),

@@ -5,11 +5,13 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.scrape import scrape_until
-from support.training import Player, train_tasks
+from support.training import MakeConfig, Player, train_tasks
 
 from agentrl.config.checks import check_trackers
 from agentrl.config.loading import build_config, write_config
@@ -17,6 +19,7 @@ from agentrl.distributed import Ranks
 from agentrl.errors import ConfigError
 from agentrl.runtime.ports import free_port
 from agentrl.runtime.signals import INTERRUPTED
+from agentrl.store import TrajectoryStore
 from agentrl.trainer.metrics.trackers import (
     Trackers,
     flat_figures,
@@ -42,12 +45,12 @@ def holds_secret(folder: Path) -> list[Path]:
     return [path for path in files if SECRET.encode() in path.read_bytes()]
 
 
-def test_figures_are_flattened_and_what_is_no_number_is_left_out():
+def test_figures_are_flattened_and_what_is_no_number_is_left_out() -> None:
     figures = {"loss": 1.5, "seconds": {"publish": 2}, "skipped": "non_finite_loss"}
     assert flat_figures(figures) == {"loss": 1.5, "seconds/publish": 2}
 
 
-def test_trackers_are_told_nothing_that_may_be_a_secret():
+def test_trackers_are_told_nothing_that_may_be_a_secret() -> None:
     config = build_config(
         {key: value for key, value in SECRETS.items() if "mcp_servers" not in key}
     )
@@ -58,14 +61,18 @@ def test_trackers_are_told_nothing_that_may_be_a_secret():
     assert SECRET not in json.dumps(values)
 
 
-def test_a_tracker_whose_package_is_missing_is_refused_before_the_run(monkeypatch):
+def test_a_tracker_whose_package_is_missing_is_refused_before_the_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
     with pytest.raises(ConfigError, match="pip install swanlab"):
         check_trackers(("console", "swanlab"))
     assert check_trackers(("none", "jsonl", "console")) == []
 
 
-async def test_every_step_of_a_run_reaches_tensorboard(make_config, store, model_path):
+async def test_every_step_of_a_run_reaches_tensorboard(
+    make_config: MakeConfig, store: TrajectoryStore, model_path: Path
+) -> None:
     events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     await store.tasks.add(train_tasks(2, 3))
     await Player(model_path).play_groups(store, [[1.0, 0.0, 0.0]] * 2)
@@ -84,11 +91,11 @@ async def test_every_step_of_a_run_reaches_tensorboard(make_config, store, model
 class Broken:
     name = "broken"
 
-    def log(self, _values, step):
+    def log(self, _values: Mapping[str, Any], step: int) -> None:
         raise OSError(f"step {step}: no network")
 
 
-def test_a_tracker_that_fails_stops_nothing(caplog):
+def test_a_tracker_that_fails_stops_nothing(caplog: pytest.LogCaptureFixture) -> None:
     Trackers([Broken()]).log({"loss": 1.0}, 3)
     assert "broken did not accept step 3" in caplog.text
 
@@ -126,7 +133,7 @@ def wandb_history(folder: Path) -> list[tuple[int, dict[str, float]]]:
 
 
 @pytest.mark.parametrize("name", ["wandb", "swanlab"])
-def test_offline_runs_are_written_without_a_secret(name, tmp_path):
+def test_offline_runs_are_written_without_a_secret(name: str, tmp_path: Path) -> None:
     pytest.importorskip(name)
     flags = {**SECRETS, "run_name": "tracked", "report_to": name, "output_dir": tmp_path / "out"}
     del flags["mcp_servers"]
@@ -166,8 +173,12 @@ async def first_line(path: Path) -> str:
 
 
 async def test_prometheus_sees_what_a_trainer_does(
-    make_config, store, model_path, mongo_uri, tmp_path
-):
+    make_config: MakeConfig,
+    store: TrajectoryStore,
+    model_path: Path,
+    mongo_uri: str,
+    tmp_path: Path,
+) -> None:
     """A real trainer, scraped between two steps while it waits for samples."""
     await store.tasks.add(train_tasks(4, 3))
     await Player(model_path).play_groups(store, [[1.0, 0.0, 0.0], [1.0, 1.0, 1.0]])
@@ -196,5 +207,5 @@ async def test_prometheus_sees_what_a_trainer_does(
         assert await asyncio.to_thread(trainer.wait, 30) == INTERRUPTED
 
 
-def test_without_trackers_nothing_is_started(make_config):
+def test_without_trackers_nothing_is_started(make_config: MakeConfig) -> None:
     open_trackers(make_config(report_to="none")).finish()

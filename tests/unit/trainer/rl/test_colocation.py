@@ -2,30 +2,36 @@
 
 import asyncio
 import shlex
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 from support.control_server import serve
 from support.doc_blocks import DOCS
-from support.training import Player, train_tasks
+from support.training import MakeConfig, Player, train_tasks
 from torch.optim import AdamW
 
 from agentrl.config.command_line import parse_flags
 from agentrl.distributed import Ranks
 from agentrl.errors import ConfigError
 from agentrl.models.load import load_policy
+from agentrl.models.policy import PolicyModel
 from agentrl.schema import InferenceService, Run
+from agentrl.store import TrajectoryStore
 from agentrl.trainer.bootstrap import mesh_shape
+from agentrl.trainer.learner.learner import StepOutcome
 from agentrl.trainer.learner.optimizer import move_state
-from agentrl.trainer.learner.worker_group import WorkerGroup
+from agentrl.trainer.learner.worker_group import Shares, WorkerGroup
 from agentrl.trainer.rl.train_process import lead
 
 pytestmark = pytest.mark.timeout(90)
+Trained = tuple[PolicyModel, AdamW]
 
 
 @pytest.fixture
-def trained(model_path):
+def trained(model_path: Path) -> Trained:
     """A policy whose optimizer has made a step."""
     policy = load_policy(model_path)
     optimizer = AdamW(policy.parameters(), lr=0.1)
@@ -36,7 +42,7 @@ def trained(model_path):
     return policy, optimizer
 
 
-def test_nothing_of_the_trainer_stays_behind(trained):
+def test_nothing_of_the_trainer_stays_behind(trained: Trained) -> None:
     policy, optimizer = trained
     # No device that holds data is sure to be here; what is moved to this one is seen all the same.
     move_state([policy], optimizer, torch.device("meta"))
@@ -48,7 +54,7 @@ def test_nothing_of_the_trainer_stays_behind(trained):
     assert {state["step"].device.type for state in states} == {"cpu"}
 
 
-def test_moving_to_where_it_is_copies_nothing(trained):
+def test_moving_to_where_it_is_copies_nothing(trained: Trained) -> None:
     policy, optimizer = trained
     before = [p.data_ptr() for p in policy.parameters()]
     before += [state["exp_avg"].data_ptr() for state in optimizer.state.values()]
@@ -58,7 +64,7 @@ def test_moving_to_where_it_is_copies_nothing(trained):
     assert after == before
 
 
-def test_the_command_of_the_page_is_one_that_is_taken():
+def test_the_command_of_the_page_is_one_that_is_taken() -> None:
     page = (DOCS / "colocated.md").read_text()
     block = page.partition("```bash\n")[2].partition("```")[0].replace("\\\n", " ")
     program, command, *flags = shlex.split(block)
@@ -68,7 +74,7 @@ def test_the_command_of_the_page_is_one_that_is_taken():
     mesh_shape(config.trainer, config.trainer.num_processes, colocated=config.inference.colocated)
 
 
-def test_one_device_is_for_one_trainer_process(make_config):
+def test_one_device_is_for_one_trainer_process(make_config: MakeConfig) -> None:
     config = make_config(colocated="true", enable_sampling="true")
     mesh_shape(config.trainer, 1, colocated=config.inference.colocated)
     with pytest.raises(ConfigError, match="--colocated requires one device"):
@@ -76,23 +82,27 @@ def test_one_device_is_for_one_trainer_process(make_config):
 
 
 async def test_servers_sleep_while_the_trainer_computes_and_wake_on_its_weights(
-    make_config, store, model_path, monkeypatch, tmp_path
-):
+    make_config: MakeConfig,
+    store: TrajectoryStore,
+    model_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
     # The tasks there are have been played, so that the run ends with them.
     await store.tasks.add(train_tasks(4, 3))
     await Player(model_path).play_groups(store, [[1.0, 0.0, 0.0]] * 4)
-    seen = []
+    seen: list[tuple[Any, ...]] = []
     train_step, move = WorkerGroup.train, WorkerGroup.move
 
-    async def note(what):
+    async def note(what: str) -> None:
         statuses = {service.status for service in await store.services.all()}
         seen.append((what, *statuses, await store.trainer_leases.holder_has_device()))
 
-    async def noting_train(team, shares):
+    async def noting_train(team: WorkerGroup, shares: Shares) -> StepOutcome:
         await note("train")
         return await train_step(team, shares)
 
-    async def noting_move(team, *, to_device):
+    async def noting_move(team: WorkerGroup, *, to_device: bool) -> None:
         await note("to device" if to_device else "to host")
         await move(team, to_device=to_device)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.training import Player, train_tasks
+from support.training import MakeConfig, Player, train_tasks
 
 from agentrl.config.sections import RootConfig
 from agentrl.distributed import Ranks
@@ -61,13 +61,13 @@ def kill_after_steps(config: RootConfig, num_steps: int, log: Path) -> None:
     ids=["plain", "async", "adapter"],
 )
 async def test_killed_and_resumed_equals_uninterrupted_bit_for_bit(
-    make_config,
+    make_config: MakeConfig,
     mongod: EmbeddedMongo,
     model_path: Path,
     tmp_path: Path,
-    dtype,
-    async_save,
-    lora_rank,
+    dtype: str,
+    async_save: str,
+    lora_rank: int,
 ) -> None:
     """Killed after step 5, past the checkpoint of step 4, with step 5 reserved but not committed."""
     flags = {
@@ -92,6 +92,7 @@ async def test_killed_and_resumed_equals_uninterrupted_bit_for_bit(
             output_dir=tmp_path / name,
             db_connection_string=mongod.uri(f"resume_{name}_{dtype}_{lora_rank}"),
         )
+        assert config.store.db_connection_string is not None
         uri = config.store.db_connection_string.get_secret_value()
         async with TrajectoryStore.connect(uri) as store:
             await store.ensure_schema()

@@ -1,11 +1,15 @@
 """Which groups a step takes, and in which order."""
 
 import asyncio
+from pathlib import Path
+from typing import Any
 
 import pytest
 from support.training import Player, train_tasks
 
 from agentrl.config.sections import AlgorithmSection
+from agentrl.schema import Record
+from agentrl.store import TrajectoryStore
 from agentrl.trainer.rl.step_groups import GroupReader, StepControl
 
 pytestmark = pytest.mark.timeout(90)
@@ -15,7 +19,9 @@ CONTROL = StepControl(groups_per_step=1, max_staleness=1)
 class Reads:
     """Reads a step, but gives up after a number of looks at the store."""
 
-    def __init__(self, store, monkeypatch, **algorithm):
+    def __init__(
+        self, store: TrajectoryStore, monkeypatch: pytest.MonkeyPatch, **algorithm: Any
+    ) -> None:
         self.store = store
         self.reader = GroupReader(
             store,
@@ -28,7 +34,7 @@ class Reads:
         self.stop, self.looks = asyncio.Event(), 0
         ready_groups = store.ledger.ready_groups
 
-        async def counted(*args, **kwargs):
+        async def counted(*args: Any, **kwargs: Any) -> Any:
             self.looks += 1
             if self.looks >= 3:
                 self.stop.set()
@@ -36,7 +42,7 @@ class Reads:
 
         monkeypatch.setattr(store.ledger, "ready_groups", counted)
 
-    async def step(self, step):
+    async def step(self, step: int) -> list[str]:
         self.stop.clear()
         self.looks = 0
         found = await self.reader.read_step(
@@ -45,29 +51,32 @@ class Reads:
         return [group.task_id for group in found.groups]
 
 
-async def overtaken(store, model_path):
+async def overtaken(store: TrajectoryStore, model_path: Path) -> tuple[Player, Record]:
     """Group 1 is complete, the last slot of group 0 is still being played."""
     await store.tasks.add(train_tasks(3, 2))
     player = Player(model_path)
-    slots = [
-        (
-            await store.records.claim(
-                "player:1:0", lease_seconds=60, admitted_groups=2, max_attempts=3
-            )
-        )[0]
-        for _ in range(4)
-    ]
+    slots = []
+    for _ in range(4):
+        claimed = await store.records.claim(
+            "player:1:0", lease_seconds=60, admitted_groups=2, max_attempts=3
+        )
+        assert claimed is not None
+        slots.append(claimed[0])
     for slot in (slots[0], *slots[2:]):
         await player.finish(store, slot, float(slot.traj_id))
     return player, slots[1]
 
 
-async def test_with_drop_whatever_is_complete_is_taken(store, model_path, monkeypatch):
+async def test_with_drop_whatever_is_complete_is_taken(
+    store: TrajectoryStore, model_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     await overtaken(store, model_path)
     assert await Reads(store, monkeypatch).step(1) == ["train/0/q1"]
 
 
-async def test_with_wait_no_group_overtakes_a_slower_one(store, model_path, monkeypatch):
+async def test_with_wait_no_group_overtakes_a_slower_one(
+    store: TrajectoryStore, model_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     player, last = await overtaken(store, model_path)
     reads = Reads(store, monkeypatch, staleness_policy="wait")
     assert await reads.step(1) == []
@@ -76,7 +85,9 @@ async def test_with_wait_no_group_overtakes_a_slower_one(store, model_path, monk
     assert await reads.step(2) == ["train/0/q1"]
 
 
-async def test_with_wait_a_step_fills_up_behind_a_slow_rollout(store, model_path, monkeypatch):
+async def test_with_wait_a_step_fills_up_behind_a_slow_rollout(
+    store: TrajectoryStore, model_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     player, last = await overtaken(store, model_path)
     reads = Reads(store, monkeypatch, staleness_policy="wait", max_staleness=0)
     assert await reads.step(1) == []

@@ -2,18 +2,22 @@
 
 import asyncio
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
-from support.training import Player, train_tasks
+from support.training import MakeConfig, Player, train_tasks
 
 from agentrl.distributed import Ranks
+from agentrl.store import TrajectoryStore
 from agentrl.trainer.rl.train_process import lead
 
 pytestmark = pytest.mark.timeout(90)
 
 
-async def test_a_step_leads_to_what_it_made_of_each_turn(make_config, store, model_path):
+async def test_a_step_leads_to_what_it_made_of_each_turn(
+    make_config: MakeConfig, store: TrajectoryStore, model_path: Path
+) -> None:
     await store.tasks.add(train_tasks(3, 3))
     await Player(model_path).play_groups(store, [[1.0, 0.0, 0.0], [1.0, 1.0, 1.0], [0.0, 1.0, 0.0]])
     await lead(make_config(max_steps=1), Ranks(), stop=asyncio.Event())
@@ -29,6 +33,7 @@ async def test_a_step_leads_to_what_it_made_of_each_turn(make_config, store, mod
             # The behavior logprobs are this very model's own.
             assert made.ratio.min == pytest.approx(1.0, abs=1e-3)
             assert made.ratio.max == pytest.approx(1.0, abs=1e-3)
+            assert made.advantage is not None
             assert np.sign(made.advantage) == (1 if record.score else -1)
     assert {record.task_id for record in step.dropped} == {"train/0/q1"}
     reasons = [turn.trainings[0].masked for record in step.dropped for turn in record.turns]
@@ -40,8 +45,8 @@ async def test_a_step_leads_to_what_it_made_of_each_turn(make_config, store, mod
 
 
 async def test_every_sampled_token_is_trained_or_counted_by_its_reason(
-    make_config, store, model_path
-):
+    make_config: MakeConfig, store: TrajectoryStore, model_path: Path
+) -> None:
     await store.tasks.add(train_tasks(3, 3))
     await Player(model_path).play_groups(store, [[1.0, 0.0, 0.0], [1.0, 1.0, 1.0], [0.0, 1.0, 0.0]])
     # A drop range of next to nothing: rounding alone takes tokens out of it.
@@ -53,7 +58,7 @@ async def test_every_sampled_token_is_trained_or_counted_by_its_reason(
     assert masked["few_turns"] == 2 * 2 * 4
     assert masked["ratio_out_of_range"] > 0
     assert sum(masked.values()) + step["num_trained_tokens"] == step["num_output_tokens"] == 72
-    written = {}
+    written: dict[str, int] = {}
     for record in (await store.lineage.of_step(1)).trained + (
         await store.lineage.of_step(1)
     ).dropped:

@@ -6,10 +6,10 @@ from agentrl.errors import StoreError
 from agentrl.trainer.rl.training_loop import run_concurrently
 
 
-async def test_concurrent_work_is_done_or_its_error_raised_or_it_ends_with_the_block():
-    done = []
+async def test_concurrent_work_is_done_or_its_error_raised_or_it_ends_with_the_block() -> None:
+    done: list[float] = []
 
-    async def work(seconds, error=None):
+    async def work(seconds: float, error: Exception | None = None) -> None:
         await asyncio.sleep(seconds)
         if error:
             raise error

@@ -2,29 +2,33 @@
 
 import asyncio
 import json
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from support.training import Player, train_tasks
-from support.trees import NO_AUTOCAST, relative_error
+from support.training import MakeConfig, Player, train_tasks
+from support.trees import NO_AUTOCAST, flat_gradient, relative_error
 from transformers import AutoModelForCausalLM
 
 from agentrl.cli.main import main
+from agentrl.config.sections import RootConfig
 from agentrl.distributed import Ranks
 from agentrl.errors import ConfigError
 from agentrl.models.load import load_policy
 from agentrl.renderers import Renderer
+from agentrl.store import TrajectoryStore
 from agentrl.trainer.learner.passes import forward_backward
 from agentrl.trainer.rl.train_process import lead
 from agentrl.trainer.sft.curriculum import Curriculum, file_examples, sft_batch
-from agentrl.trainer.sft.sft_process import lead_sft
+from agentrl.trainer.sft.sft_process import SftResult, lead_sft
 
 pytestmark = pytest.mark.timeout(90)
 torch.set_num_threads(1)
 
 
-def talk(number):
+def talk(number: int) -> dict[str, Any]:
     return {
         "messages": [
             {"role": "system", "content": "count"},
@@ -37,16 +41,16 @@ def talk(number):
 
 
 @pytest.fixture
-def talks(tmp_path):
+def talks(tmp_path: Path) -> Path:
     path = tmp_path / "talks.jsonl"
     path.write_text("".join(json.dumps(talk(number)) + "\n" for number in range(6)))
     return path
 
 
 @pytest.fixture
-def make_sft(make_config, talks):
-    def make(**flags):
-        values = {
+def make_sft(make_config: MakeConfig, talks: Path) -> MakeConfig:
+    def make(**flags: Any) -> RootConfig:
+        values: dict[str, Any] = {
             "run_name": "tuned",
             "train_file": talks,
             "gradient_accumulation_steps": 2,
@@ -59,12 +63,14 @@ def make_sft(make_config, talks):
     return make
 
 
-async def tune(config, **arguments):
+async def tune(config: RootConfig, **arguments: Any) -> SftResult:
     return await lead_sft(config, Ranks(), stop=asyncio.Event(), **arguments)
 
 
 @pytest.mark.parametrize("token_budget", [10_000, 60, 20])
-def test_loss_and_gradient_are_those_of_plain_rows_in_float64(model_path, talks, token_budget):
+def test_loss_and_gradient_are_those_of_plain_rows_in_float64(
+    model_path: Path, talks: Path, token_budget: int
+) -> None:
     examples = file_examples(talks, Renderer.load(model_path))
     batch = sft_batch(examples, token_budget=token_budget, num_ranks=2)
     assert batch.stats.tokens_packed <= batch.stats.tokens_flat
@@ -74,7 +80,7 @@ def test_loss_and_gradient_are_those_of_plain_rows_in_float64(model_path, talks,
         for share in batch.micro_batches
         for one in share
     )
-    gradient = torch.cat([parameter.grad.flatten() for parameter in policy.parameters()])
+    gradient = flat_gradient(policy)
 
     plain = load_policy(model_path, dtype=torch.float64, attention="sdpa").model
     total, count = torch.zeros((), dtype=torch.float64), 0
@@ -90,12 +96,14 @@ def test_loss_and_gradient_are_those_of_plain_rows_in_float64(model_path, talks,
         )
         count += int((labels != -100).sum())
     (total / count).backward()
-    expected = torch.cat([parameter.grad.flatten() for parameter in plain.parameters()])
+    expected = flat_gradient(plain)
     assert loss == pytest.approx((total / count).item(), rel=1e-12)
     assert relative_error(gradient, expected) <= 1e-12
 
 
-async def test_a_run_learns_reports_and_exports(make_sft, talks, model_path):
+async def test_a_run_learns_reports_and_exports(
+    make_sft: MakeConfig, talks: Path, model_path: Path
+) -> None:
     config = make_sft(eval_file=talks, eval_strategy="steps", eval_steps=3, save_steps=4)
     result = await tune(config)
     assert (result.status, result.step) == ("completed", 6)
@@ -122,7 +130,9 @@ async def test_a_run_learns_reports_and_exports(make_sft, talks, model_path):
     assert torch.cat(nll).mean().item() == pytest.approx(summary["eval_loss"]["6"], rel=1e-4)
 
 
-async def test_a_stopped_run_goes_on_as_if_it_had_not_stopped(make_sft, tmp_path):
+async def test_a_stopped_run_goes_on_as_if_it_had_not_stopped(
+    make_sft: MakeConfig, tmp_path: Path
+) -> None:
     whole = await tune(make_sft(output_dir=tmp_path / "whole"))
     await tune(make_sft(max_steps=2))
     resumed = await tune(make_sft())
@@ -135,7 +145,9 @@ async def test_a_stopped_run_goes_on_as_if_it_had_not_stopped(make_sft, tmp_path
     assert (again.status, again.step) == ("completed", 6)
 
 
-async def test_records_of_a_run_are_learnt_by_their_score(make_sft, store, mongo_uri, model_path):
+async def test_records_of_a_run_are_learnt_by_their_score(
+    make_sft: MakeConfig, store: TrajectoryStore, mongo_uri: str, model_path: Path
+) -> None:
     await store.tasks.add(train_tasks(2, 3))
     await Player(model_path).play_groups(store, [[1.0, 0.0, 1.0], [0.0, 0.0, 1.0]])
     name = mongo_uri.partition("?")[0].rpartition("/")[2]
@@ -148,7 +160,9 @@ async def test_records_of_a_run_are_learnt_by_their_score(make_sft, store, mongo
         await tune(make_sft(**flags, min_score=2, output_dir="never"), records_uri=mongo_uri)
 
 
-async def test_what_cannot_be_learnt_from_is_said_before_anything_starts(make_sft, tmp_path):
+async def test_what_cannot_be_learnt_from_is_said_before_anything_starts(
+    make_sft: MakeConfig, tmp_path: Path
+) -> None:
     with pytest.raises(ConfigError, match="either --train_file FILE or --records_of"):
         await tune(make_sft(train_file=None))
     bad = tmp_path / "bad.jsonl"
@@ -165,8 +179,8 @@ async def test_what_cannot_be_learnt_from_is_said_before_anything_starts(make_sf
 
 
 async def test_a_reinforcement_learning_run_is_not_taken_for_ones_own(
-    make_config, make_sft, store, model_path
-):
+    make_config: MakeConfig, make_sft: MakeConfig, store: TrajectoryStore, model_path: Path
+) -> None:
     await store.tasks.add(train_tasks(2, 3))
     await Player(model_path).play_groups(store, [[1.0, 0.0, 0.0]] * 2)
     await lead(make_config(max_steps=1), Ranks(), stop=asyncio.Event())
@@ -174,7 +188,7 @@ async def test_a_reinforcement_learning_run_is_not_taken_for_ones_own(
         await tune(make_sft())
 
 
-def test_every_example_comes_once_an_epoch_and_the_order_is_drawn():
+def test_every_example_comes_once_an_epoch_and_the_order_is_drawn() -> None:
     plan = Curriculum(num_examples=5, examples_per_step=2, num_epochs=2, max_steps=99, seed=1)
     steps = [plan.members(step) for step in range(1, plan.num_steps + 1)]
     assert [len(members) for members in steps] == [2, 2, 2, 2, 2]
@@ -186,7 +200,9 @@ def test_every_example_comes_once_an_epoch_and_the_order_is_drawn():
     assert Curriculum(5, 2, 1, 2, None).num_steps == 2
 
 
-def test_the_command_says_where_the_model_is(talks, model_path, tmp_path, capsys):
+def test_the_command_says_where_the_model_is(
+    talks: Path, model_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     words = {
         "run_name": "typed",
         "train_file": talks,

@@ -1,6 +1,7 @@
 """Continuous batching without HTTP: memory bounds, prefixes, retraction."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,7 +27,7 @@ def scheduler(model: PreTrainedModel, **limits: int) -> BatchScheduler:
     return BatchScheduler(model, SchedulerLimits(**(given | limits)), "1")
 
 
-def sequence(number: int, length: int = 20, new: int = 20, **fields: object) -> TokenSequence:
+def sequence(number: int, length: int = 20, new: int = 20, **fields: Any) -> TokenSequence:
     params = DrawParams(max_new_tokens=new, seed=number)
     return TokenSequence.start(f"{number:032x}", prompt(number, length), params, **fields)
 

@@ -32,7 +32,9 @@ class Check:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._size = tokenizer.get_vocab_size(with_added_tokens=True)
-        self._end = tokenizer.token_to_id("<|im_end|>")
+        end = tokenizer.token_to_id("<|im_end|>")
+        assert end is not None
+        self._end: int = end
         self._grammars = GrammarCompiler(tokenizer, self._size + SPARE, frozenset({self._end}))
 
     def compile(self, kind: GrammarKind, text: str) -> None:

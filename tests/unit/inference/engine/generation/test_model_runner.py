@@ -17,8 +17,8 @@ from agentrl.inference.engine.generation.batch_scheduler import BatchScheduler, 
 from agentrl.inference.engine.generation.grammars import GrammarConstraint
 from agentrl.inference.engine.generation.model_runner import load_model
 from agentrl.inference.engine.generation.token_sequence import TokenSequence
+from agentrl.inference.engine.http.http_errors import InvalidRequest
 from agentrl.inference.engine.http.request_parsing import (
-    InvalidRequest,
     ModelLimits,
     ParsedRequest,
     parse_generate,

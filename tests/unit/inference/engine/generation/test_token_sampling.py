@@ -1,5 +1,7 @@
 """Drawing tokens, against hand-made distributions."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -11,7 +13,7 @@ VOCAB = 5
 PROBS = [0.4, 0.3, 0.2, 0.06, 0.04]
 
 
-def sequence(prompt_length: int = 3, **params: object) -> TokenSequence:
+def sequence(prompt_length: int = 3, **params: Any) -> TokenSequence:
     prompt = np.zeros(prompt_length, dtype=np.int32)
     return TokenSequence.start("r", prompt, DrawParams(**({"max_new_tokens": 50} | params)))
 
@@ -20,7 +22,7 @@ def logits(count: int) -> torch.Tensor:
     return torch.tensor(PROBS).log().repeat(count, 1)
 
 
-def frequencies(num_draws: int = 20_000, **params: object) -> np.ndarray:
+def frequencies(num_draws: int = 20_000, **params: Any) -> np.ndarray:
     sequences = [sequence(seed=seed, **params) for seed in range(num_draws)]
     tokens, _ = SamplingBatch(sequences, VOCAB).draw(logits(num_draws))
     return np.bincount(tokens, minlength=VOCAB) / num_draws
@@ -46,7 +48,7 @@ def test_temperature_sharpens() -> None:
     ],
     ids=str,
 )
-def test_truncation_keeps_the_likeliest_in_proportion(params: dict[str, float], kept: int) -> None:
+def test_truncation_keeps_the_likeliest_in_proportion(params: dict[str, Any], kept: int) -> None:
     expected = np.array(PROBS)
     expected[kept:] = 0
     np.testing.assert_allclose(frequencies(**params), expected / expected.sum(), atol=0.015)

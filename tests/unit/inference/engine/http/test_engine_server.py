@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 from pydantic import SecretStr
 from safetensors.torch import load_file, save_file
@@ -17,7 +18,6 @@ from agentrl.inference.engine.__main__ import main
 from agentrl.inference.engine.engine_config import EngineConfig
 from agentrl.inference.engine.http.frontend import FrontEnd
 from agentrl.inference.engine.http.http_routes import make_app
-from agentrl.inference.engine.weights import live_weights as weights
 
 BODY = {"input_ids": [1, 2, 3], "sampling_params": {"max_new_tokens": 2}}
 
@@ -222,7 +222,7 @@ def test_weights_that_do_not_fit_in_memory_are_refused(
     class Little:
         available = 1000
 
-    monkeypatch.setattr(weights.psutil, "virtual_memory", Little)
+    monkeypatch.setattr(psutil, "virtual_memory", Little)
     line = refused(capsys, "--model-path", str(checkpoint), "--port", "0")
     assert "GB of memory are free" in line
 

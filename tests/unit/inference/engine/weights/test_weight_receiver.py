@@ -1,6 +1,7 @@
 """Where the weights of a manifest arrive, without a group."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -69,8 +70,12 @@ def test_values_that_are_not_finite_are_told(model: PreTrainedModel) -> None:
     ],
 )
 def test_a_manifest_that_does_not_fit_is_refused(
-    model: PreTrainedModel, changes: dict[str, list[object]], message: str
+    model: PreTrainedModel, changes: dict[str, Any], message: str
 ) -> None:
-    fitting = {"names": ["model.norm.weight"], "dtypes": ["float32"], "shapes": [[64]]}
+    fitting: dict[str, Any] = {
+        "names": ["model.norm.weight"],
+        "dtypes": ["float32"],
+        "shapes": [[64]],
+    }
     with pytest.raises(InferenceError, match=message):
         awaited_tensors(WeightManifest("group", **(fitting | changes)), model)
