@@ -31,10 +31,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert len(blocks) == page.count("```python") + page.count("```yaml")
     for _, name, text in blocks:
         (folder / name).write_text(text)
-    # The demo's model, which the page does not name, and where a private mongod may listen.
-    with (folder / "train.yaml").open("a") as file:
-        model = ROOT / "assets/demo/model"
-        file.write(f"model_name_or_path: {model}\nmongo_port: 0\nmax_new_tokens: 48\n")
     return folder
 
 

@@ -1,30 +1,108 @@
-"""Whatever a user gets wrong is answered in one line, before any process starts."""
+"""Whatever a user gets wrong is answered in one line, before any process starts.
+
+Every case starts the command as a user does, in a folder that is empty but for the files below.
+"""
 
 import json
+import resource
 import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from http.server import HTTPServer, SimpleHTTPRequestHandler
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
+DEMO = ROOT / "assets/demo"
+CPU_SECONDS = 5.0
+GOOD = {"id": "a", "query": "q", "answer": 1, "scorer": "exact"}
+MIXTURE = {"model_type": "qwen3_moe", "num_experts_per_tok": 2, "num_experts": 8}
+TOKENIZER = json.loads((DEMO / "model/tokenizer_config.json").read_text())
+NO_RESULTS = (
+    "{% for m in messages %}{% if m.role != 'tool' %}{{ m.content }}{% endif %}{% endfor %}"
+)
 
 
-def run(folder: Path, *flags: str, command: str = "run") -> "subprocess.CompletedProcess[str]":
-    words = ["--run_name", "wrong", "--config", str(ROOT / "assets/demo/grpo.yaml")]
+def model(folder: Path, name: str, config: dict[str, object] | str, **files: str) -> None:
+    """Write a checkpoint as far as checks look at it: the demo's tokenizer and empty weights."""
+    path = folder / name
+    path.mkdir()
+    (path / "config.json").write_text(config if isinstance(config, str) else json.dumps(config))
+    (path / "tokenizer.json").write_text((DEMO / "model/tokenizer.json").read_text())
+    (path / "tokenizer_config.json").write_text(json.dumps(TOKENIZER))
+    (path / "model.safetensors").touch()
+    for file, text in files.items():
+        (path / file.replace("__", ".")).write_text(text)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What a user has at hand: models, questions, agents, scorers and configurations, all wrong."""
+    folder = tmp_path_factory.mktemp("mistakes")
+    demo = json.loads((DEMO / "model/config.json").read_text())
+    model(folder, "mixture", demo | MIXTURE)
+    model(folder, "gemma", {**demo, "model_type": "gemma3"})
+    model(folder, "window", {**demo, "layer_types": None, "use_sliding_window": True})
+    model(folder, "rope", {**demo, "rope_parameters": {"rope_type": "dynamic"}})
+    model(folder, "broken", "{oops")
+    model(folder, "blind", demo, chat_template__jinja=NO_RESULTS)
+    model(folder, "no_weights", demo)
+    (folder / "no_weights/model.safetensors").unlink()
+    model(folder, "base", demo)
+    (folder / "base/tokenizer_config.json").write_text(
+        json.dumps({name: text for name, text in TOKENIZER.items() if name != "chat_template"})
+    )
+    (folder / "base/chat_template.jinja").unlink(missing_ok=True)
+    texts = {
+        "malformed.jsonl": f"{json.dumps(GOOD)}\n{{oops\n",
+        "twice.jsonl": f"{json.dumps(GOOD)}\n{json.dumps(GOOD)}\n",
+        "empty.jsonl": "",
+        "unknown_scorer.jsonl": json.dumps(GOOD | {"scorer": "exakt"}),
+        "judged.jsonl": json.dumps(GOOD | {"scorer": "agentcpm"}),
+        "no_answer.jsonl": json.dumps({"id": "a", "query": "q", "scorer": "exact"}),
+        "no_query.jsonl": json.dumps({"id": "a", "answer": 1, "scorer": "exact"}),
+        "images.jsonl": json.dumps(GOOD | {"images": "http://x.org/a.png"}),
+        "good.jsonl": json.dumps(GOOD),
+        "questions.xlsx": "PK",
+        "broken.yaml": "a: [1",
+        "list.yaml": "- a\n- b\n",
+        "typo.yaml": "learning_rat: 1\n",
+        "servers.json": '{"mcpServers": {"a": {"comand": "x"}}}',
+        "broken.json": "{",
+        "syntax.py": "def f(:\n",
+        "importing.py": "import no_such_package\n",
+        "agent.py": "async def play(task, endpoint):\n    return ''\n",
+        "bad_template.jinja": "{% for %}",
+        "judge.yml": "scorer_agent: {models: []}\n",
+    }
+    for name, text in texts.items():
+        (folder / name).write_text(text)
+    return folder
+
+
+def run(
+    folder: Path, cwd: Path, *flags: str, command: str = "run"
+) -> "subprocess.CompletedProcess[str]":
+    words = ["--run_name", "wrong", "--config", str(DEMO / "grpo.yaml")]
     words += ["--output_dir", str(folder / "output"), "--logs_dir", str(folder / "logs")]
     words += ["--mongo_data_dir", str(folder / "mongo"), *flags]
-    return subprocess.run(
-        [sys.executable, "-m", "agentrl", command, *words],
-        cwd=ROOT,
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run(
+        [sys.executable, "-m", "agentrl", *command.split(), *words],
+        cwd=cwd,
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
     )
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    # Of the processor, not of the clock: the machine may have other work.
+    spent = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    assert spent < CPU_SECONDS, f"{spent:.1f} s of CPU time"
+    return done
 
 
 def closed_port() -> int:
@@ -34,147 +112,159 @@ def closed_port() -> int:
 
 
 def assert_one_line(done: "subprocess.CompletedProcess[str]", folder: Path, *parts: str) -> None:
-    assert done.returncode in (1, 2), done.stdout + done.stderr
+    assert done.returncode == 2, done.stdout + done.stderr
     assert done.stderr.count("\n") == 1, done.stderr
     for part in parts:
         assert part in done.stderr
     assert "Traceback" not in done.stderr
-    assert list(folder.glob("*/*")) == [], "something was started or written"
+    assert done.stdout == ""
+    assert list(folder.glob("*")) == [], "something was started or written"
 
 
-def test_an_unknown_flag(tmp_path: Path) -> None:
-    done = run(tmp_path, "--learning_rat", "1")
-    assert_one_line(done, tmp_path, "--learning_rat", "did you mean --learning_rate?")
+NO_TOOLS = "--tool_server_command none"
+MISTAKES = {
+    # flags
+    "--learning_rat 1": "did you mean --learning_rate?",
+    "--learning_rate fast": "--learning_rate: Input should be a valid number",
+    "--max_steps 0": "--max_steps: Input should be greater than or equal to 1",
+    "--max_steps": "--max_steps needs a value",
+    "10": "unexpected argument '10'",
+    "-x 1": "flags look like --max_steps 10",
+    "--quux 1": "unknown flag --quux; see --help",
+    "--loss_type grpo": "--loss_type: --loss_calculator is GRPO",
+    "--batch_size 8": "--batch_size: a step is counted in groups",
+    "--epsilon_high 0.28": "--epsilon_high: an absolute bound elsewhere",
+    "--dataset_name a/b": "--dataset_name: --train_file takes",
+    "--push_to_hub": "--push_to_hub: nothing is uploaded",
+    "--deepspeed ds.json": "--deepspeed: several ranks (--num_processes) are sharded by FSDP2",
+    "--resume_from_checkpoint x": "a run resumes by itself",
+    "--loss_calculator PPO": "--loss_calculator: Input should be 'GRPO'",
+    "--loss_calculator CrossEntropy": "use `agentrl sft`",
+    "--num_generations 1": "give 2 or more",
+    "--run_name ../other": "letters, digits",
+    "--temperature -1": "--temperature: Input should be greater than or equal to 0",
+    "--top_p 0": "--top_p: Input should be greater than 0",
+    "--report_to mlflow": "--report_to mlflow is not known",
+    "--optim_args beta3=1": "--optim_args: unknown name 'beta3'",
+    "--pp_size 2": "--pp_size 2: token trees are not trained in a pipeline",
+    "--inf_tp_size 2": "--inf_tp_size 2 is a setting of SGLang",
+    "--inf_mem_ratio 0.5": "--inf_mem_ratio 0.5 is a setting of SGLang",
+    "--delete_existing": "--delete_existing goes with --fresh",
+    "--inference_gateway http://127.0.0.1:1": "--inference_gateway needs --inference_urls",
+    "--inference_host 0.0.0.0": "set AGENTRL_API_KEY",
+    "--eval_strategy steps --eval_file none": "needs --eval_file",
+    "--default_answer_schema <answer>": "without its angle brackets",
+    "--preferred_sampling_params {": "is not valid JSON",
+    # ranks
+    "--tp_size 4": "1 trainer rank(s) do not fill a mesh",
+    "--tp_size 3 --num_processes 3": "--tp_size 3 does not divide the model's",
+    "--ep_size 2 --num_processes 2": "--ep_size 2 needs a mixture-of-experts model",
+    "--cp_size 3 --num_processes 3": "--cp_size 3 exchanges tokens for heads",
+    "--cpu_offload": "--cpu_offload is FSDP2's",
+    "--machine_rank 2": "the machines are counted from 0",
+    "--num_machines 2 --num_processes 2": "needs --main_process_ip",
+    # files of questions
+    "--train_file none": "nothing to train on",
+    "--train_file=": "--train_file is empty",
+    "--train_file nowhere.jsonl": "nowhere.jsonl: No such file",
+    "--train_file malformed.jsonl": "line 2: not valid JSON",
+    "--train_file twice.jsonl": "id 'a' was used before",
+    "--train_file empty.jsonl": "holds no questions",
+    "--train_file questions.xlsx": "questions.xlsx",
+    "--train_file no_query.jsonl": "line 1: no question",
+    "--train_file images.jsonl": "not trained on yet",
+    "--eval_file nowhere.jsonl": "nowhere.jsonl: No such file",
+    # scorers
+    "--train_file unknown_scorer.jsonl": "unknown scorer 'exakt'",
+    "--train_file judged.jsonl": "agent_config_path",
+    "--train_file no_answer.jsonl": "line 1",
+    "--train_file judged.jsonl --agent_config_path nowhere.yml": "nowhere.yml",
+    "--train_file judged.jsonl --agent_config_path judge.yml": "scorer_agent",
+    "--scorer_module nowhere.py": "nowhere.py",
+    "--scorer_module syntax.py": "SyntaxError",
+    "--scorer_module importing.py": "No module named 'no_such_package'",
+    # models
+    "--model_name_or_path ./no/model": "./no/model: no such directory",
+    "--model_name_or_path no_weights": "no *.safetensors weights",
+    "--model_name_or_path broken": "not JSON",
+    "--model_name_or_path gemma": "model type 'gemma3' is not supported",
+    "--model_name_or_path window": "sliding-window",
+    "--model_name_or_path rope": "rotary embedding of type 'dynamic'",
+    "--model_name_or_path blind": "shows no results of tools",
+    "--model_name_or_path base": "give one with --chat_template FILE",
+    "--model_name_or_path mixture --lora_rank 4": "--lora_target_modules gate_proj",
+    "--router_replay": "--router_replay needs a mixture-of-experts model",
+    "--model_name a/b --model_name_or_path nowhere": "nowhere: no such directory",
+    "--chat_template nowhere.jinja": "--chat_template: No such file",
+    "--chat_template bad_template.jinja": "the chat template does not compile",
+    "--chat_template_kwargs {": "--chat_template_kwargs is not valid JSON",
+    '--chat_template_kwargs {"tools":1}': "tools is the conversation's own",
+    "--tool_call_parser nope": "nope",
+    # agents and tools
+    "--agent nowhere.py:play": "nowhere.py",
+    "--agent agent.py:plya": "plya",
+    "--agent syntax.py:play": "SyntaxError",
+    "--agent_routes {}x": "--agent_routes is not valid JSON",
+    "--mcp_servers nowhere.json": "nowhere.json",
+    f"{NO_TOOLS} --mcp_servers broken.json": "broken.json",
+    f"{NO_TOOLS} --mcp_servers servers.json": "servers.json",
+    "--tool_server_command nosuchprogram": "no such program",
+    "--mcp_manager_url http://127.0.0.1:1/mcp": "exclude each other",
+    f"{NO_TOOLS} --mcp_manager_url http://127.0.0.1:1/mcp": "http://127.0.0.1:1/mcp",
+    # servers and databases
+    "--inference_urls http://127.0.0.1:1": "no server answers there",
+    "--inference_urls nonsense": "no server answers there",
+    "--inference_backend sglang": "sglang",
+    "--db_connection_string nonsense": "nonsense",
+    # configurations
+    "--config nowhere.yaml": "--config nowhere.yaml: No such file",
+    "--config broken.yaml": "is not valid YAML",
+    "--config list.yaml": "expected `flag: value` lines",
+    "--config typo.yaml": "unknown flag --learning_rat",
+}
 
 
-def test_a_flag_like_no_other(tmp_path: Path) -> None:
-    done = run(tmp_path, "--loss_type", "grpo")
-    assert_one_line(done, tmp_path, "--loss_type", "see --help")
+def test_there_are_sixty_mistakes_at_least() -> None:
+    assert len(MISTAKES) >= 60
 
 
-def test_no_questions_at_all(tmp_path: Path) -> None:
-    done = run(tmp_path, "--train_file", "none")
-    assert_one_line(done, tmp_path, "nothing to train on", "--train_file")
+@pytest.mark.parametrize("flags", MISTAKES)
+def test_a_mistake_is_one_line(flags: str, folder: Path, tmp_path: Path) -> None:
+    done = run(tmp_path, folder, *flags.split())
+    assert_one_line(done, tmp_path, MISTAKES[flags])
 
 
-def test_a_variable_of_the_shell_that_was_never_set(tmp_path: Path) -> None:
-    done = run(tmp_path, "--train_file", "")
-    assert_one_line(done, tmp_path, "--train_file is empty")
-
-
-def test_one_try_a_question(tmp_path: Path) -> None:
-    done = run(tmp_path, "--num_generations", "1")
-    assert_one_line(done, tmp_path, "--num_generations 1", "give 2 or more")
-
-
-def test_a_run_name_with_a_slash(tmp_path: Path) -> None:
-    done = run(tmp_path, "--run_name", "../other")
-    assert_one_line(done, tmp_path, "--run_name", "letters, digits")
-
-
-def test_a_missing_file_of_servers_beside_a_server_to_be_started(tmp_path: Path) -> None:
-    done = run(tmp_path, "--mcp_servers", "nowhere.json")
-    assert_one_line(done, tmp_path, "nowhere.json")
-
-
-def test_a_missing_dataset(tmp_path: Path) -> None:
-    done = run(tmp_path, "--train_file", "nowhere.jsonl")
-    assert_one_line(done, tmp_path, "nowhere.jsonl", "No such file")
-
-
-def test_a_malformed_dataset_line_is_named_by_its_number(tmp_path: Path) -> None:
-    good = json.dumps({"id": "a", "query": "q", "answer": 1})
-    path = tmp_path / "data.jsonl"
-    path.write_text(f"{good}\n{{oops\n")
-    done = run(tmp_path, "--train_file", str(path))
-    assert_one_line(done, tmp_path, "line 2", "not valid JSON")
-
-
-def test_an_unknown_scorer(tmp_path: Path) -> None:
-    path = tmp_path / "data.jsonl"
-    path.write_text(json.dumps({"id": "a", "query": "q", "answer": 1, "scorer": "exakt"}) + "\n")
-    done = run(tmp_path, "--train_file", str(path))
-    assert_one_line(done, tmp_path, "line 1", "unknown scorer 'exakt'", "exact")
-
-
-def test_an_adapter_for_experts(tmp_path: Path) -> None:
-    model = tmp_path / "mixture"
-    model.mkdir()
-    (model / "config.json").write_text('{"model_type": "qwen3_moe", "num_experts_per_tok": 2}')
-    for name in ("tokenizer.json", "model.safetensors"):
-        (model / name).touch()
-    folder = tmp_path / "run"
-    done = run(folder, "--model_name_or_path", str(model), "--lora_rank", "4")
-    assert_one_line(done, folder, "--lora_target_modules gate_proj", "give q_proj,k_proj")
-
-
-def test_questions_with_images_are_not_trained_on(tmp_path: Path) -> None:
-    path = tmp_path / "data.jsonl"
-    entry = {
-        "id": "a",
-        "query": "q",
-        "answer": 1,
-        "scorer": "exact",
-        "images": "http://x.org/a.png",
-    }
-    path.write_text(json.dumps(entry) + "\n")
-    done = run(tmp_path, "--train_file", str(path))
-    assert_one_line(done, tmp_path, "data.jsonl has images", "not trained on yet")
-
-
-def test_a_judge_without_its_configuration(tmp_path: Path) -> None:
-    path = tmp_path / "data.jsonl"
-    path.write_text(json.dumps({"id": "a", "query": "q", "answer": 1, "scorer": "agentcpm"}) + "\n")
-    done = run(tmp_path, "--train_file", str(path))
-    assert_one_line(done, tmp_path, "agentcpm", "agent_config_path")
-
-
-def test_a_wrong_model_path(tmp_path: Path) -> None:
-    done = run(tmp_path, "--model_name_or_path", "./no/model/here")
-    assert_one_line(done, tmp_path, "no/model/here", "no such directory")
-
-
-def test_an_unreachable_database_is_named_without_its_password(tmp_path: Path) -> None:
+def test_an_unreachable_database_is_named_without_its_password(
+    folder: Path, tmp_path: Path
+) -> None:
     port = closed_port()
     uri = f"mongodb://user:s3cret@127.0.0.1:{port}/?serverSelectionTimeoutMS=500"
-    done = run(tmp_path, "--db_connection_string", uri)
-    assert_one_line(done, tmp_path, f"127.0.0.1:{port}")
+    done = run(tmp_path, folder, "--db_connection_string", uri)
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    assert f"127.0.0.1:{port}" in done.stderr
     assert "s3cret" not in done.stderr + done.stdout
 
 
-def test_an_unreachable_mcp_server(tmp_path: Path) -> None:
-    url = f"http://127.0.0.1:{closed_port()}/mcp"
-    done = run(tmp_path, "--tool_server_command", "none", "--mcp_manager_url", url)
-    assert_one_line(done, tmp_path, url)
-
-
-def test_an_unreachable_inference_server(tmp_path: Path) -> None:
-    url = f"http://127.0.0.1:{closed_port()}"
-    done = run(tmp_path, "--inference_urls", url)
-    assert_one_line(done, tmp_path, url, "no server answers there")
-
-
-def test_an_inference_server_that_is_none(tmp_path: Path) -> None:
+@pytest.fixture
+def other_server() -> Iterator[str]:
+    """A web server that is no inference server."""
     with HTTPServer(("127.0.0.1", 0), SimpleHTTPRequestHandler) as other:
         serving = threading.Thread(target=other.serve_forever)
         serving.start()
-        try:
-            url = f"http://127.0.0.1:{other.server_port}"
-            done = run(tmp_path, "--inference_urls", url)
-        finally:
-            other.shutdown()
-            serving.join()
-    assert_one_line(done, tmp_path, url, "is not an inference server", "--inference_gateway")
+        yield f"http://127.0.0.1:{other.server_port}"
+        other.shutdown()
+        serving.join()
 
 
-def test_a_gateway_without_its_servers(tmp_path: Path) -> None:
-    done = run(tmp_path, "--inference_gateway", "http://127.0.0.1:1")
-    assert_one_line(done, tmp_path, "--inference_gateway needs --inference_urls")
+def test_an_inference_server_that_is_none(folder: Path, tmp_path: Path, other_server: str) -> None:
+    done = run(tmp_path, folder, "--inference_urls", other_server)
+    assert_one_line(done, tmp_path, other_server, "is not an inference server")
 
 
 @pytest.mark.parametrize("command", ["sample", "train", "serve"])
-def test_a_process_without_a_database(tmp_path: Path, command: str) -> None:
-    done = run(tmp_path, command=command)
+def test_a_process_without_a_database(folder: Path, tmp_path: Path, command: str) -> None:
+    done = run(tmp_path, folder, command=command)
     assert_one_line(done, tmp_path, "--db_connection_string")
 
 

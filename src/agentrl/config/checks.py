@@ -63,45 +63,6 @@ def check_config(config: RootConfig) -> RootConfig:
     return config
 
 
-def check_machines(config: RootConfig) -> None:
-    """Refuse flags with which several machines cannot form one run.
-
-    Only `agentrl run` asks: other commands see the same environment and start no ranks.
-
-    Raises:
-        ConfigError: the flags of the machines contradict each other, or one is missing.
-    """
-    for problem in _machine_contradictions(config):
-        raise ConfigError(problem)
-
-
-def _machine_contradictions(config: RootConfig) -> Iterator[str]:
-    trainer = config.trainer
-    machines = trainer.num_machines
-    if trainer.machine_rank >= machines:
-        yield (
-            f"--machine_rank {trainer.machine_rank}: the machines are counted from 0, and "
-            f"--num_machines is {machines}"
-        )
-    if machines == 1:
-        return
-    if trainer.num_processes % machines:
-        yield (
-            f"--num_processes {trainer.num_processes} counts the ranks of all machines; give a "
-            f"multiple of --num_machines {machines}"
-        )
-    if trainer.main_process_ip is None:
-        yield (
-            f"--num_machines {machines} needs --main_process_ip (or MASTER_ADDR): the address of "
-            "machine 0"
-        )
-    if config.store.db_connection_string is None:
-        yield (
-            f"--num_machines {machines} needs --db_connection_string (or MONGODB_URI): the private "
-            "mongod serves one machine only"
-        )
-
-
 def groups_per_step(config: RootConfig, num_shares: int = 1) -> int:
     """Return the number of groups that one optimizer step consumes.
 

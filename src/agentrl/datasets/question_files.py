@@ -49,6 +49,8 @@ class QuestionFile(Sequence[Question]):
         self._scorers: set[str] = set()
         self.has_images = False
         """Whether a question shows images."""
+        self.num_without_scorer = 0
+        """Questions that have the default scorer because they name none."""
         # A nameless file disappears with the process, however that ends.
         self._spool = tempfile.TemporaryFile()  # noqa: SIM115
         try:
@@ -108,6 +110,7 @@ class QuestionFile(Sequence[Question]):
             identity = question.id.encode("utf-8", "backslashreplace")
             digests.append(int.from_bytes(hashlib.blake2b(identity, digest_size=8).digest()))
             self._scorers.add(question.scorer)
+            self.num_without_scorer += not entry.get("scorer")
             self.has_images = self.has_images or bool(question.images)
         for place, repeated in self._repeated_ids(digests):
             note(place, repeated)

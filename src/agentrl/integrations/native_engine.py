@@ -33,6 +33,7 @@ from agentrl.integrations.question_rows import (
 )
 from agentrl.integrations.reward_functions import RewardFunction, check_reward_function
 from agentrl.integrations.trainer_processor import TrainerProcessor
+from agentrl.launcher.policy_checks import check_policy
 
 PYTHON_VARIABLE = "AGENTRL_PYTHON"
 _OWN_KEYS = ("agent_processes", "training_python")
@@ -115,6 +116,7 @@ class NativeEngine(TrainerProcessor):
             self._config = build_config(settings)
         except ConfigError as error:
             raise ConfigError(f"config: {str(error).removeprefix('--')}") from None
+        self._check_policy(self._config)
         if self._config.data.train_file is None and self._config.data.eval_file is None:
             raise ConfigError(
                 "train_dataset: nothing given; pass it, or `train_file` in the config"
@@ -122,6 +124,10 @@ class NativeEngine(TrainerProcessor):
         self._write_agent(own.get("agent_processes"))
         write_config(self._config, self.config_path)
         return self._config
+
+    def _check_policy(self, config: RootConfig) -> None:
+        """Refuse a model that is missing or that our trainer cannot train on these ranks."""
+        check_policy(config)
 
     def train(self) -> dict[str, Any]:
         """Run `agentrl run`, and return what its `summary.json` says.

@@ -20,6 +20,7 @@ from agentrl.evaluation.eval_scores import EvalMetrics
 from agentrl.evaluation.held_out import evaluate
 from agentrl.inference.weight_sync import AdapterNames
 from agentrl.inference.weight_sync.version_files import weight_bytes
+from agentrl.launcher.fitted_values import fitted_to_model
 from agentrl.launcher.local_cluster import LocalCluster, until_interrupted
 from agentrl.launcher.preflight import check_inputs
 from agentrl.models.adapter_files import is_adapter, read_shape
@@ -57,8 +58,11 @@ async def run_evaluation(config: RootConfig, checkpoint: Path | None) -> int:
     if checkpoint is not None:
         config = config.model_copy(update={"model": serving(config.model, checkpoint)})
     adapter = checkpoint if checkpoint is not None and is_adapter(checkpoint) else None
-    await check_inputs(config, trains=False)
+    notes = await check_inputs(config, trains=False)
     console = Console()
+    config, fitted = fitted_to_model(config)
+    for note in (*notes, *fitted):
+        console.print(f"note: {note}", highlight=False, soft_wrap=True)
     output = config.run.output_path
     name = f"{config.run.run_name}-eval"
     section = config.run.model_copy(update={"run_name": name, "output_dir": output})

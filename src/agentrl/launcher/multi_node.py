@@ -11,8 +11,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from agentrl.config.checks import check_machines
 from agentrl.config.loading import MACHINE_ENVIRONMENT, load_config
+from agentrl.config.rank_checks import check_machines
 from agentrl.config.sections import RootConfig, TrainerSection
 from agentrl.errors import AgentRLError, ConfigError
 from agentrl.launcher.local_cluster import LocalCluster, until_interrupted

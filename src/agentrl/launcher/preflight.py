@@ -16,17 +16,17 @@ from agentrl.config.checks import check_trackers
 from agentrl.config.sections import (
     DataSection,
     InferenceSection,
-    ModelSection,
     RootConfig,
     RunSection,
     TrainerSection,
 )
+from agentrl.datasets.question import DEFAULT_SCORER
 from agentrl.datasets.question_files import QuestionFile
 from agentrl.errors import ConfigError, InferenceError, ServerRefused, StoreError
 from agentrl.inference import SGLangClient
 from agentrl.inference.supervisor.server_process import check_keys, sglang_python
 from agentrl.launcher.child_commands import tool_server_command
-from agentrl.models.resolve import check_adapter_targets, check_router_replay, resolve_model
+from agentrl.launcher.policy_checks import check_policy, find_model
 from agentrl.renderers.renderer import Renderer
 from agentrl.rewards import MCPScorerFactory, RegisteredScoring
 from agentrl.rollout.agent import load_agent
@@ -38,30 +38,34 @@ from agentrl.tools import probe
 _ANSWER_SECONDS = 10.0
 
 
-async def check_inputs(config: RootConfig, *, trains: bool = True) -> None:
+async def check_inputs(config: RootConfig, *, trains: bool = True) -> list[str]:
     """Check model, questions, scorers, agent, database, tool servers and inference servers.
 
     Args:
         config: the checked configuration.
         trains: whether the training questions are checked too.
 
+    Returns:
+        What a person should know before it starts.
+
     Raises:
         ConfigError: something that the user gave cannot be used.
         StoreError: the database does not answer.
     """
-    model_path = _check_model(config.model)
-    renderer = Renderer.load(model_path, tool_call_parser=config.inference.tool_call_parser)
+    renderer = check_policy(config, trains=trains)
+    model_path = find_model(config.model)
     check_trackers(config.trainer.report_to)
     if trains:
         _check_group_size(config.data)
         _check_main_port(config.trainer)
-    _check_questions(config, renderer, trains=trains)
+    notes = _check_questions(config, renderer, trains=trains)
     if config.agents.agent is not None:
         load_agent(config.agents.agent)
     await _check_store(config, trains=trains)
     await _check_tools(config, model_path, renderer)
     if config.rollout.enable_sampling:
         await _check_servers(config.inference)
+    return notes
 
 
 async def check_ranks(config: RootConfig) -> None:
@@ -71,17 +75,8 @@ async def check_ranks(config: RootConfig) -> None:
         ConfigError: the model cannot be used.
         StoreError: the database does not answer.
     """
-    _check_model(config.model)
+    find_model(config.model)
     await _check_store(config, trains=False)
-
-
-def _check_model(model: ModelSection) -> Path:
-    path = resolve_model(model.model_name_or_path)
-    if model.router_replay:
-        check_router_replay(path)
-    if model.lora_rank:
-        check_adapter_targets(path, model.lora_target_modules)
-    return path
 
 
 def _check_main_port(trainer: TrainerSection) -> None:
@@ -104,8 +99,8 @@ def _check_group_size(data: DataSection) -> None:
         )
 
 
-def _check_questions(config: RootConfig, renderer: Renderer, *, trains: bool) -> None:
-    data = config.data
+def _check_questions(config: RootConfig, renderer: Renderer, *, trains: bool) -> list[str]:
+    data, notes = config.data, []
     scoring = RegisteredScoring.load(config.rollout)
     for path in (data.train_file if trains else None, data.eval_file):
         if path is None:
@@ -115,6 +110,12 @@ def _check_questions(config: RootConfig, renderer: Renderer, *, trains: bool) ->
                 scoring.check(scorer)
             if questions.has_images:
                 _check_images(config, path, renderer)
+            if data.default_scorer is None and questions.num_without_scorer:
+                notes.append(
+                    f"{questions.num_without_scorer} questions of {path} name no scorer: `"
+                    f"{DEFAULT_SCORER}` compares answers with the reference (--default_scorer)"
+                )
+    return notes
 
 
 def _check_images(config: RootConfig, path: Path, renderer: Renderer) -> None:

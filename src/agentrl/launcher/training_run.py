@@ -9,10 +9,10 @@ import time
 
 from rich.console import Console
 
-from agentrl.config.checks import check_machines
 from agentrl.config.sections import RootConfig, TrainerSection
 from agentrl.errors import AgentRLError
 from agentrl.launcher.display import Display
+from agentrl.launcher.fitted_values import fitted_to_model
 from agentrl.launcher.local_cluster import LocalCluster, until_interrupted
 from agentrl.launcher.preflight import check_has_questions, check_inputs, check_name_is_free
 from agentrl.launcher.run_report import (
@@ -33,9 +33,11 @@ async def run_training(config: RootConfig) -> int:
     Raises:
         AgentRLError: a mistake of the user (before anything starts), or a child that failed.
     """
-    check_machines(config)
-    await check_inputs(config)
+    notes = await check_inputs(config)
     console = Console()
+    config, fitted = fitted_to_model(config)
+    for note in (*notes, *fitted):
+        console.print(f"note: {note}", highlight=False, soft_wrap=True)
     started = time.monotonic()
     async with LocalCluster(config) as cluster:
         store = await cluster.open_store()

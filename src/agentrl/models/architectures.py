@@ -4,9 +4,16 @@ A token tree shares the hidden states of a common prefix between all of its cont
 exact only if a token's hidden state follows from the tokens on its path and their positions. A
 sliding window, a recurrent state over the row, or a rotary frequency that depends on the row's
 length breaks this; such models are refused before weights are read.
+
+
+In comes a configuration as transformers reads it, or as `config.json` has it (`raw_config`), so that
+commands can refuse a model before anything imports torch.
 """
 
-from transformers import PretrainedConfig
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Protocol
 
 from agentrl.errors import ConfigError
 
@@ -19,17 +26,55 @@ _LENGTH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
 hidden states of all other branches."""
 
 
-def layer_kinds(config: PretrainedConfig) -> set[str]:
-    """Return the kinds of the model's layers, by transformers' names."""
+class Sizes(Protocol):
+    """Sizes of the mesh's dimensions that divide a model."""
+
+    @property
+    def tp(self) -> int:
+        """Ranks that split heads, hidden units and vocabulary."""
+        ...
+
+    @property
+    def ep(self) -> int:
+        """Ranks that divide the experts."""
+        ...
+
+    @property
+    def cp(self) -> int:
+        """Ranks that divide the tokens of a row."""
+        ...
+
+
+def raw_config(model_path: Path) -> Any:
+    """Return what a checkpoint's `config.json` says, as attributes; what it leaves out is absent.
+
+    Raises:
+        ConfigError: it is no JSON object.
+    """
+    try:
+        values = json.loads((model_path / "config.json").read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigError(f"{model_path / 'config.json'}: not JSON ({error})") from None
+    if not isinstance(values, dict):
+        raise ConfigError(f"{model_path / 'config.json'}: not a JSON object")
+    return SimpleNamespace(**{"model_type": None, **values})
+
+
+def layer_kinds(config: Any) -> set[str]:
+    """Return the kinds of the model's layers, under transformers' names."""
     return set(getattr(config, "layer_types", None) or [FULL_ATTENTION])
 
 
-def has_window(config: PretrainedConfig) -> bool:
-    """Return whether all layers have a sliding window that `layer_types` does not list (Mistral)."""
-    return config.model_type == "mistral" and config.sliding_window is not None
+def has_window(config: Any) -> bool:
+    """Return whether all layers have a sliding window without a kind of their own (Mistral)."""
+    if config.model_type != "mistral":
+        # As `config.json` has it; transformers makes `layer_types` of it.
+        is_raw = getattr(config, "layer_types", None) is None
+        return is_raw and bool(getattr(config, "use_sliding_window", False))
+    return getattr(config, "sliding_window", None) is not None
 
 
-def check_tree_support(config: PretrainedConfig) -> None:
+def check_tree_support(config: Any) -> None:
     """Refuse architectures whose hidden states do not follow from the token path alone.
 
     Raises:
@@ -42,7 +87,10 @@ def check_tree_support(config: PretrainedConfig) -> None:
             f"trees (layer types {sorted(kinds)}, sliding window "
             f"{getattr(config, 'sliding_window', None)})"
         )
-    rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
+    rope_settings = getattr(config, "rope_parameters", None) or getattr(
+        config, "rope_scaling", None
+    )
+    rope = (rope_settings or {}).get("rope_type", "default")
     if rope in _LENGTH_DEPENDENT_ROPE:
         raise ConfigError(
             f"models with a rotary embedding of type {rope!r} cannot be trained on token trees: its "
@@ -55,3 +103,43 @@ def check_tree_support(config: PretrainedConfig) -> None:
         )
     if getattr(config, "attention_dropout", 0.0):
         raise ConfigError("attention_dropout must be 0: policy logprobs have to be reproducible")
+
+
+def check_parallel_support(config: Any, shape: Sizes) -> None:
+    """Refuse meshes into which a model does not go.
+
+    Raises:
+        ConfigError: names the flag and the number that it does not divide.
+    """
+    experts = getattr(config, "num_experts", None)
+    heads = getattr(config, "num_attention_heads", None)
+    groups = getattr(config, "num_key_value_heads", heads)
+    divided = {
+        "num_attention_heads": heads,
+        "num_key_value_heads": groups,
+        "intermediate_size": getattr(config, "intermediate_size", None),
+        "vocab_size": getattr(config, "vocab_size", None),
+    }
+    for name, size in divided.items():
+        if size is not None and size % shape.tp:
+            raise ConfigError(f"--tp_size {shape.tp} does not divide the model's {name} {size}")
+    if shape.ep > 1 and experts is None:
+        raise ConfigError(
+            f"--ep_size {shape.ep} needs a mixture-of-experts model; {config.model_type} is dense "
+            "(use 1)"
+        )
+    if experts is not None and experts % (shape.ep * shape.tp):
+        raise ConfigError(
+            f"--ep_size {shape.ep} x --tp_size {shape.tp} does not divide the model's {experts} "
+            "experts"
+        )
+    if heads is None or groups is None:
+        return
+    # Context parallelism exchanges tokens for heads, so `cp` must divide the query heads of a `tp`
+    # rank. Key-value heads may be fewer than `cp`; each is then repeated on several ranks.
+    held = groups // shape.tp
+    if heads // shape.tp % shape.cp or (held % shape.cp and shape.cp % held):
+        raise ConfigError(
+            f"--cp_size {shape.cp} does not divide the model's {heads} query heads ({groups} "
+            f"key-value heads) / --tp_size {shape.tp}"
+        )

@@ -15,6 +15,7 @@ from agentrl.errors import WriteError
 from agentrl.models.policy import PolicyModel
 from agentrl.runtime.atomic_directory import atomic_directory
 
+TEMPLATE_FILE = "chat_template.jinja"
 # Files that inference servers read and `save_pretrained` of a model does not write.
 _COPIED = (
     "tokenizer.json",
@@ -24,7 +25,7 @@ _COPIED = (
     "vocab.json",
     "merges.txt",
     "tokenizer.model",
-    "chat_template.jinja",
+    TEMPLATE_FILE,
     "chat_template.json",
 )
 

@@ -25,52 +25,12 @@ from torch.distributed.tensor.parallel import (
     SequenceParallel,
     parallelize_module,
 )
-from transformers import PretrainedConfig
 
-from agentrl.distributed import MeshShape
 from agentrl.distributed.collectives import all_to_all
-from agentrl.errors import ConfigError
 from agentrl.models.lora import BASE, adapter_parts
 from agentrl.models.policy import PolicyModel
 from agentrl.models.router_replay import is_mixture
 from agentrl.models.row_split import RowSplit
-
-
-def check_parallel_support(config: PretrainedConfig, shape: MeshShape) -> None:
-    """Check that a mesh divides the model's heads, widths and experts.
-
-    Raises:
-        ConfigError: names the flag and the size that it does not divide.
-    """
-    experts = getattr(config, "num_experts", None)
-    heads, groups = config.num_attention_heads, config.num_key_value_heads
-    divided = {
-        "num_attention_heads": heads,
-        "num_key_value_heads": groups,
-        "intermediate_size": config.intermediate_size,
-        "vocab_size": config.vocab_size,
-    }
-    for name, size in divided.items():
-        if size % shape.tp:
-            raise ConfigError(f"--tp_size {shape.tp} does not divide the model's {name} {size}")
-    if shape.ep > 1 and experts is None:
-        raise ConfigError(
-            f"--ep_size {shape.ep} needs a mixture-of-experts model; {config.model_type} is dense "
-            "(use 1)"
-        )
-    if experts is not None and experts % (shape.ep * shape.tp):
-        raise ConfigError(
-            f"--ep_size {shape.ep} x --tp_size {shape.tp} does not divide the model's {experts} "
-            "experts"
-        )
-    # Context parallelism exchanges tokens for heads, so `cp` must divide the query heads of a `tp`
-    # rank. Key-value heads may be fewer than `cp`; each is then repeated on several ranks.
-    held = groups // shape.tp
-    if heads // shape.tp % shape.cp or (held % shape.cp and shape.cp % held):
-        raise ConfigError(
-            f"--cp_size {shape.cp} does not divide the model's {heads} query heads ({groups} "
-            f"key-value heads) / --tp_size {shape.tp}"
-        )
 
 
 def parallelize(policy: PolicyModel, mesh: DeviceMesh | None) -> PolicyModel:

@@ -26,8 +26,12 @@ class ModelFiles:
     """Placeholder of an image, where the model's configuration names one."""
 
 
-def read_model_files(model_dir: str | Path) -> ModelFiles:
+def read_model_files(model_dir: str | Path, *, chat_template: str | None = None) -> ModelFiles:
     """Read tokenizer, chat template and end-of-turn ids of a model directory.
+
+    Args:
+        model_dir: directory in Hugging Face's layout.
+        chat_template: source that is used instead of the directory's own.
 
     Raises:
         ConfigError: the directory or a file in it is missing or malformed.
@@ -48,7 +52,7 @@ def read_model_files(model_dir: str | Path) -> ModelFiles:
     return ModelFiles(
         tokenizer=tokenizer,
         tokenizer_json=tokenizer_json,
-        chat_template=_chat_template(path, config),
+        chat_template=_chat_template(path, config) if chat_template is None else chat_template,
         named_tokens=named_tokens,
         stop_token_ids=_stop_token_ids(path, tokenizer, named_tokens.get("eos_token")),
         image_token_id=_image_token_id(path),
@@ -84,7 +88,8 @@ def _chat_template(path: Path, config: dict[str, Any]) -> str:
     if not isinstance(template, str):
         raise ConfigError(
             f"model path {path}: no chat template (neither chat_template.jinja nor "
-            "`chat_template` in tokenizer_config.json)"
+            "`chat_template` in tokenizer_config.json); give one with --chat_template FILE, or take "
+            "the model's instruction-tuned version"
         )
     return template
 

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from agentrl.errors import RenderError
+from agentrl.config.sections import ModelSection
+from agentrl.errors import ConfigError, RenderError
 from agentrl.renderers.chat_template import ChatTemplate
 from agentrl.renderers.incremental import IncrementalRenderer, PromptIncrement
 from agentrl.renderers.model_files import ModelFiles, read_model_files
@@ -76,6 +77,7 @@ class Renderer:
         *,
         tool_call_parser: str | None = None,
         template_variables: Mapping[str, Any] | None = None,
+        chat_template: str | None = None,
     ) -> "Renderer":
         """Read a model directory (tokenizer.json, tokenizer_config.json, chat template, eos ids).
 
@@ -84,14 +86,27 @@ class Renderer:
             tool_call_parser: name of the format in which the model writes tool calls; None or
                 `auto` takes the one that the chat template shows.
             template_variables: further variables of the template (`enable_thinking`, ...).
+            chat_template: source of a template instead of the directory's own.
 
         Raises:
             ConfigError: a file is missing or malformed, or the parser is unknown.
         """
         return cls(
-            read_model_files(model_dir),
+            read_model_files(model_dir, chat_template=chat_template),
             tool_call_parser=tool_call_parser,
             template_variables=template_variables,
+        )
+
+    @classmethod
+    def of_policy(
+        cls, model: ModelSection, model_dir: Path, *, tool_call_parser: str | None = None
+    ) -> "Renderer":
+        """Return the renderer of the policy that the flags describe; see `load`."""
+        return cls.load(
+            model_dir,
+            tool_call_parser=tool_call_parser,
+            template_variables=model.chat_template_kwargs,
+            chat_template=model.chat_template,
         )
 
     @property
@@ -107,6 +122,19 @@ class Renderer:
     def shows_images_of(self, role: str) -> bool:
         """Whether images in messages of `role` (`user` or `tool`) reach the model."""
         return role in self._image_roles
+
+    def check_shows_results(self) -> None:
+        """Refuse tools for a model that would not see their results.
+
+        Raises:
+            ConfigError: the template refuses or leaves out messages of the role `tool`.
+        """
+        if not self.traits.shows_results:
+            raise ConfigError(
+                "the model's chat template shows no results of tools (it refuses or leaves out "
+                "messages of the role `tool`); take a model that does, give a template with "
+                "--chat_template FILE, or leave the tool servers out"
+            )
 
     def render(
         self,

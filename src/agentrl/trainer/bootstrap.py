@@ -19,12 +19,13 @@ import torch
 from transformers.utils.logging import disable_progress_bar
 
 from agentrl.config.checks import check_trackers
+from agentrl.config.rank_checks import check_mesh
 from agentrl.config.sections import ModelSection, RootConfig, RunSection, TrainerSection
 from agentrl.distributed import MeshShape, Ranks, joined_ranks
 from agentrl.errors import ConfigError
 from agentrl.models.adapter_files import CONFIG_FILE, AdapterShape, is_adapter, read_shape
+from agentrl.models.architectures import check_parallel_support
 from agentrl.models.load import read_config
-from agentrl.models.parallel import check_parallel_support
 from agentrl.models.resolve import check_adapter_targets, check_router_replay, resolve_model
 from agentrl.runtime.logs import setup_logging
 from agentrl.runtime.prometheus import metrics_endpoint
@@ -185,16 +186,7 @@ def mesh_shape(trainer: TrainerSection, world_size: int, *, colocated: bool) -> 
     Raises:
         ConfigError: the flags ask for another number of ranks.
     """
-    if trainer.cpu_offload and world_size == 1:
-        raise ConfigError(
-            "--cpu_offload requires FSDP2, which a single process does not use; start several ranks "
-            "(--num_processes), or save memory with --gradient_checkpointing true"
-        )
-    if colocated and world_size > 1:
-        raise ConfigError(
-            f"--colocated requires one device and one trainer process, not {world_size}; start one, "
-            "or give the servers separate devices"
-        )
+    check_mesh(trainer, world_size, colocated=colocated)
     return MeshShape.of(
         world_size,
         dp_replicate=trainer.dp_replicate_size,

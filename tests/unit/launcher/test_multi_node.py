@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from accelerate.commands.launch import launch_command_parser
 
-from agentrl.config.checks import check_machines
 from agentrl.config.command_line import parse_flags
 from agentrl.config.loading import write_config
+from agentrl.config.rank_checks import check_machines
 from agentrl.config.sections import TrainerSection
 from agentrl.errors import AgentRLError, ConfigError
 from agentrl.launcher.child_commands import trainer_command

@@ -2,7 +2,7 @@
 
 import re
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, SecretStr, field_validator
 from pydantic_core import PydanticCustomError
@@ -11,6 +11,7 @@ from agentrl.config.sections.section import ConfigSection
 from agentrl.config.shipped_files import existing_or_shipped
 
 _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
+_TEMPLATE_ARGUMENTS = {"messages", "tools", "documents", "add_generation_prompt"}
 PRIVATE_MONGO_ROOT = Path(".agentrl/mongo")
 """Directory of the private mongods' data, with one directory for each run."""
 
@@ -69,6 +70,11 @@ class ModelSection(ConfigSection):
     """Attention back end of the trainer. `sdpa`: SDPA along the paths of a tree; `flex`:
     FlexAttention with a block mask (CUDA only); `varlen`: variable-length flash attention with keys
     gathered along the paths (CUDA, bfloat16)."""
+    chat_template: str | None = None
+    """Chat template instead of the model's own: a file, whose text is stored with the run and with
+    every checkpoint, or the Jinja source itself."""
+    chat_template_kwargs: dict[str, Any] | None = None
+    """JSON object of variables that the chat template reads (`{"enable_thinking": false}`)."""
     router_replay: bool = False
     """Mixture-of-experts models: ask the servers which experts every token went to, store it with
     the turns, and make the trainer send each token to the same ones."""
@@ -83,6 +89,27 @@ class ModelSection(ConfigSection):
     )
     """Linear layers that get an adapter, by the last part of their name. Experts of a mixture
     cannot have one: leave the last three out for a model whose layers are all experts there."""
+
+    @field_validator("chat_template")
+    @classmethod
+    def _read_chat_template(cls, given: str | None) -> str | None:
+        if given is None or "{%" in given or "{{" in given:
+            return given
+        try:
+            return Path(given).expanduser().read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or "not UTF-8 text"
+            raise PydanticCustomError("chat_template", "{reason}", {"reason": reason}) from None
+
+    @field_validator("chat_template_kwargs")
+    @classmethod
+    def _check_template_names(cls, given: dict[str, Any] | None) -> dict[str, Any] | None:
+        taken = sorted(_TEMPLATE_ARGUMENTS & (given or {}).keys())
+        if taken:
+            raise PydanticCustomError(
+                "chat_template_kwargs", "{name} is the conversation's own", {"name": taken[0]}
+            )
+        return given
 
     @field_validator("model_name_or_path")
     @classmethod

@@ -22,6 +22,7 @@ from agentrl.config.sections import (
 from agentrl.errors import ConfigError
 from agentrl.integrations.engine_settings import has_package, load_settings
 from agentrl.integrations.native_engine import NativeEngine
+from agentrl.launcher.policy_checks import check_policy
 
 ARGUMENTS_FILE = "trl.json"
 REQUIREMENT = "trl>=1.16,<2"
@@ -75,6 +76,10 @@ class TrlEngine(NativeEngine):
             raise ConfigError(f"config: trl: only plain values can be given ({error})") from None
         (self.run_path / ARGUMENTS_FILE).write_text(text + "\n", encoding="utf-8")
         return checked
+
+    def _check_policy(self, config: RootConfig) -> None:
+        """Refuse a model that is missing; TRL itself knows which it trains."""
+        check_policy(config, trains=False)
 
     def _training_command(self) -> list[str]:
         return ["agentrl.integrations.trl.trl_process", str(self.arguments_path)]

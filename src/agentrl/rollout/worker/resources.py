@@ -33,7 +33,8 @@ async def open_context(
     if uri is None:
         raise ConfigError("a sampler needs --db_connection_string (or MONGODB_URI)")
     model_dir = resolve_tokenizer(config.model.model_name_or_path)
-    renderer = Renderer.load(model_dir, tool_call_parser=config.inference.tool_call_parser)
+    parser = config.inference.tool_call_parser
+    renderer = Renderer.of_policy(config.model, model_dir, tool_call_parser=parser)
     context_length = served_context_length(config.inference, model_dir)
     key = config.inference.inference_api_key
     async with AsyncExitStack() as stack:
@@ -120,12 +121,7 @@ def check_tools(
     """
     if not specs:
         return
-    if not renderer.traits.shows_results:
-        raise ConfigError(
-            "the model's chat template shows no results of tools (it refuses or leaves out messages "
-            "of the role `tool`); take a model, or put a chat_template.jinja into its folder, that "
-            "does, or leave the tool servers out"
-        )
+    renderer.check_shows_results()
     if not renderer.traits.shows_tools:
         log.warning(
             "the model's chat template does not say which tools there are; the system prompt has to"

@@ -39,7 +39,7 @@ from agentrl.distributed.broadcast import Bucket, in_buckets
 from agentrl.errors import ConfigError
 from agentrl.models.adapter_files import AdapterShape
 from agentrl.models.attention.attention_registry import implementation_of
-from agentrl.models.checkpoint_export import read_tokenizer_files, save_hf
+from agentrl.models.checkpoint_export import TEMPLATE_FILE, read_tokenizer_files, save_hf
 from agentrl.models.checkpoint_layout import checkpoint_tensors
 from agentrl.models.flops import FlopCount, peak_tflops
 from agentrl.models.load import load_policy
@@ -114,6 +114,8 @@ class Learner:
         self._settings = settings
         self._trainer = trainer
         self._tokenizer_files = read_tokenizer_files(settings.weights.model_path)
+        if model.chat_template is not None:
+            self._tokenizer_files[TEMPLATE_FILE] = model.chat_template.encode()
         self._precision = Precision.of(model.torch_dtype, ranks.device)
         if model.attention_implementation == "varlen" and not self._precision.is_mixed:
             raise ConfigError(

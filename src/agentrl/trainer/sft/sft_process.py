@@ -89,7 +89,7 @@ async def lead_sft(
         check_trainer_flags(config.trainer)
         checkpoint = _own_checkpoint(config.run.output_path)
         weights = start_weights(config.model, checkpoint, ranks.shape)
-        renderer = Renderer.load(weights.model_path)
+        renderer = Renderer.of_policy(config.model, weights.model_path)
         examples = await _examples(config.data, renderer, records_uri)
         held_out: Sequence[Example] = ()
         if config.data.eval_file is not None:

@@ -1,0 +1,88 @@
+"""Checks of the trainer's ranks: how many there are, on which machines, and whether they fill a mesh.
+
+Only what starts ranks asks: other commands see the same flags and environment.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple, Self
+
+from agentrl.config.sections import RootConfig, TrainerSection
+from agentrl.errors import ConfigError
+
+
+class MeshSizes(NamedTuple):
+    """What the flags say of the dimensions that divide a model."""
+
+    tp: int
+    ep: int
+    cp: int
+
+    @classmethod
+    def of(cls, trainer: TrainerSection) -> Self:
+        """Return the sizes that the flags give."""
+        return cls(tp=trainer.tp_size, ep=trainer.ep_size, cp=trainer.cp_size)
+
+
+def check_machines(config: RootConfig) -> None:
+    """Refuse flags with which several machines cannot form one run, or ranks no mesh.
+
+    Raises:
+        ConfigError: the flags contradict each other, or one is missing.
+    """
+    for problem in _machine_contradictions(config):
+        raise ConfigError(problem)
+    trainer = config.trainer
+    check_mesh(trainer, trainer.num_processes, colocated=config.inference.colocated)
+
+
+def check_mesh(trainer: TrainerSection, num_ranks: int, *, colocated: bool) -> None:
+    """Refuse ranks that do not fill the mesh that the flags ask for, or are too few for them.
+
+    Raises:
+        ConfigError: names the flags.
+    """
+    if trainer.cpu_offload and num_ranks == 1:
+        raise ConfigError(
+            "--cpu_offload requires FSDP2, which a single process does not use; start several ranks "
+            "(--num_processes), or save memory with --gradient_checkpointing true"
+        )
+    if colocated and num_ranks > 1:
+        raise ConfigError(
+            f"--colocated requires one device and one trainer process, not {num_ranks}; start one, "
+            "or give the servers separate devices"
+        )
+    taken = trainer.dp_replicate_size * trainer.cp_size * trainer.ep_size * trainer.tp_size
+    if num_ranks % taken:
+        raise ConfigError(
+            f"{num_ranks} trainer rank(s) do not fill a mesh of --dp_replicate_size "
+            f"{trainer.dp_replicate_size} x --cp_size {trainer.cp_size} x --ep_size "
+            f"{trainer.ep_size} x --tp_size {trainer.tp_size}; start a multiple of {taken} "
+            "(--num_processes), or choose smaller sizes"
+        )
+
+
+def _machine_contradictions(config: RootConfig) -> Iterator[str]:
+    trainer = config.trainer
+    machines = trainer.num_machines
+    if trainer.machine_rank >= machines:
+        yield (
+            f"--machine_rank {trainer.machine_rank}: the machines are counted from 0, and "
+            f"--num_machines is {machines}"
+        )
+    if machines == 1:
+        return
+    if trainer.num_processes % machines:
+        yield (
+            f"--num_processes {trainer.num_processes} counts the ranks of all machines; give a "
+            f"multiple of --num_machines {machines}"
+        )
+    if trainer.main_process_ip is None:
+        yield (
+            f"--num_machines {machines} needs --main_process_ip (or MASTER_ADDR): the address of "
+            "machine 0"
+        )
+    if config.store.db_connection_string is None:
+        yield (
+            f"--num_machines {machines} needs --db_connection_string (or MONGODB_URI): the private "
+            "mongod serves one machine only"
+        )

@@ -1,0 +1,50 @@
+"""What can be said of the model before a process starts: is it there, can it be trained and shown.
+
+In goes a checked configuration, out comes the model's renderer. Only files of the model are read;
+torch is not imported, so that a mistake costs a second.
+"""
+
+from pathlib import Path
+
+from agentrl.config.rank_checks import MeshSizes, check_machines
+from agentrl.config.sections import ModelSection, RootConfig
+from agentrl.models.architectures import check_parallel_support, check_tree_support, raw_config
+from agentrl.models.resolve import check_adapter_targets, check_router_replay, resolve_model
+from agentrl.renderers.renderer import Renderer
+
+
+def check_policy(config: RootConfig, *, trains: bool = True) -> Renderer:
+    """Check the model, its chat template and, for training, its layers and the mesh.
+
+    Args:
+        config: the checked configuration.
+        trains: whether our trainer computes with it.
+
+    Raises:
+        ConfigError: the model is missing or unsupported, or the mesh does not fit it.
+    """
+    path = find_model(config.model)
+    if trains or config.inference.inference_backend == "embedded":
+        check_tree_support(raw_config(path))
+    if trains:
+        check_machines(config)
+        check_parallel_support(raw_config(path), MeshSizes.of(config.trainer))
+    parser = config.inference.tool_call_parser
+    renderer = Renderer.of_policy(config.model, path, tool_call_parser=parser)
+    if config.tools.tool_server_command is not None:
+        renderer.check_shows_results()
+    return renderer
+
+
+def find_model(model: ModelSection) -> Path:
+    """Return the model's directory.
+
+    Raises:
+        ConfigError: it is missing, or the model cannot have what the flags ask for.
+    """
+    path = resolve_model(model.model_name_or_path)
+    if model.router_replay:
+        check_router_replay(path)
+    if model.lora_rank:
+        check_adapter_targets(path, model.lora_target_modules)
+    return path
