@@ -159,8 +159,8 @@ MISTAKES = {
     "--tp_size 4": "1 trainer rank(s) do not fill a mesh",
     "--tp_size 3 --num_processes 3": "--tp_size 3 does not divide the model's",
     "--ep_size 2 --num_processes 2": "--ep_size 2 needs a mixture-of-experts model",
-    "--cp_size 3 --num_processes 3": "--cp_size 3 exchanges tokens for heads",
-    "--cpu_offload": "--cpu_offload is FSDP2's",
+    "--cp_size 3 --num_processes 3": "--cp_size 3 does not divide",
+    "--cpu_offload": "--cpu_offload requires FSDP2",
     "--machine_rank 2": "the machines are counted from 0",
     "--num_machines 2 --num_processes 2": "needs --main_process_ip",
     # files of questions
@@ -207,7 +207,7 @@ MISTAKES = {
     "--agent_routes {}x": "--agent_routes is not valid JSON",
     "--mcp_servers nowhere.json": "nowhere.json",
     f"{NO_TOOLS} --mcp_servers broken.json": "broken.json",
-    f"{NO_TOOLS} --mcp_servers servers.json": "servers.json",
+    f"{NO_TOOLS} --mcp_servers servers.json": "mcpServers.a.comand: unknown setting",
     "--tool_server_command nosuchprogram": "no such program",
     "--mcp_manager_url http://127.0.0.1:1/mcp": "exclude each other",
     f"{NO_TOOLS} --mcp_manager_url http://127.0.0.1:1/mcp": "http://127.0.0.1:1/mcp",
@@ -215,7 +215,7 @@ MISTAKES = {
     "--inference_urls http://127.0.0.1:1": "no server answers there",
     "--inference_urls nonsense": "no server answers there",
     "--inference_backend sglang": "sglang",
-    "--db_connection_string nonsense": "nonsense",
+    "--db_connection_string nonsense": "expected mongodb://HOST:PORT",
     # configurations
     "--config nowhere.yaml": "--config nowhere.yaml: No such file",
     "--config broken.yaml": "is not valid YAML",
@@ -240,7 +240,7 @@ def test_an_unreachable_database_is_named_without_its_password(
     port = closed_port()
     uri = f"mongodb://user:s3cret@127.0.0.1:{port}/?serverSelectionTimeoutMS=500"
     done = run(tmp_path, folder, "--db_connection_string", uri)
-    assert done.returncode == 1
+    assert done.returncode == 75  # it may answer later
     assert done.stderr.count("\n") == 1
     assert f"127.0.0.1:{port}" in done.stderr
     assert "s3cret" not in done.stderr + done.stdout

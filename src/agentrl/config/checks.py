@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from urllib.parse import urlsplit
 
+from agentrl.config.optimizer_arguments import parse_optim_args
 from agentrl.config.secret_text import SECRET_NAME
 from agentrl.config.sections import (
     AgentSection,
@@ -33,8 +34,9 @@ _SGLANG_OPEN_FLAGS = frozenset(
     {"--tokenizer-worker-num", "--grpc-mode", "--smg-grpc-mode", "--grpc-port", "--encoder-only"}
 )
 """Arguments that open listeners which SGLang's check of keys does not cover."""
-_SGLANG_ONLY = frozenset({"inf_tp_size", "inf_ep_size", "inf_mem_ratio", "sglang_args"})
+_SGLANG_ONLY = frozenset({"inf_tp_size", "inf_ep_size", "inf_mem_ratio"})
 """Settings that the embedded engine does not read."""
+_MONGO_SCHEMES = ("mongodb://", "mongodb+srv://")
 _TAG_NAME = re.compile(r"[A-Za-z_][\w.-]*")
 JUDGE = "agentcpm"
 """The scorer that asks the language model of `--agent_config_path`."""
@@ -145,6 +147,11 @@ def _contradictions(config: RootConfig) -> Iterator[str]:
         yield f"--eval_strategy {trainer.eval_strategy} needs --eval_file"
     if config.run.delete_existing and not config.run.fresh:
         yield "--delete_existing goes with --fresh"
+    parse_optim_args(trainer.optim_args)
+    uri = config.store.db_connection_string
+    if uri is not None and not uri.get_secret_value().startswith(_MONGO_SCHEMES):
+        # Not quoted: whatever it is, it may hold a password.
+        yield "--db_connection_string: expected mongodb://HOST:PORT or mongodb+srv://HOST"
     yield from _engine_contradictions(config.inference)
 
 

@@ -5,7 +5,6 @@ exact only if a token's hidden state follows from the tokens on its path and the
 sliding window, a recurrent state over the row, or a rotary frequency that depends on the row's
 length breaks this; such models are refused before weights are read.
 
-
 In comes a configuration as transformers reads it, or as `config.json` has it (`raw_config`), so that
 commands can refuse a model before anything imports torch.
 """

@@ -19,6 +19,7 @@ import torch
 from transformers.utils.logging import disable_progress_bar
 
 from agentrl.config.checks import check_trackers
+from agentrl.config.optimizer_arguments import parse_optim_args
 from agentrl.config.rank_checks import check_mesh
 from agentrl.config.sections import ModelSection, RootConfig, RunSection, TrainerSection
 from agentrl.distributed import MeshShape, Ranks, joined_ranks
@@ -31,7 +32,6 @@ from agentrl.runtime.logs import setup_logging
 from agentrl.runtime.prometheus import metrics_endpoint
 from agentrl.runtime.signals import stop_on_signals
 from agentrl.trainer.checkpoint import Checkpoint
-from agentrl.trainer.learner.optimizer import parse_optim_args
 from agentrl.trainer.learner.settings import LearnerSettings, StartWeights, adapter_shape
 from agentrl.trainer.learner.worker_group import WorkerGroup, worker_loop
 from agentrl.trainer.metrics.history import History, StepMetrics

@@ -2,9 +2,10 @@ from typing import Any
 
 import pytest
 
+from agentrl.config.optimizer_arguments import OptimizerArguments, parse_optim_args
 from agentrl.config.sections import TrainerSection
 from agentrl.errors import ConfigError
-from agentrl.trainer.learner.optimizer import OptimizerArguments, learning_rate, parse_optim_args
+from agentrl.trainer.learner.optimizer import learning_rate
 
 
 @pytest.mark.parametrize(
