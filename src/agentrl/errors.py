@@ -10,7 +10,9 @@
     ├── InferenceError                an inference server failed or refused a request
     │   ├── NoServerAvailable         no registered server is up
     │   ├── ServerUnreachable         a server gave no answer; another one may
+    │   │   └── ServerLost            it ended the connection with a request in its hands
     │   ├── ServerRefused             a server answered with an error status
+    │   ├── PoisonousRequest          servers died under a request, which is not sent again
     │   └── ServerUnusable            a supervised server has to be restarted
     ├── ToolError                     the tools' infrastructure failed (not a tool's own error)
     ├── ToolCallFailed                a call has no result, though its server is well
@@ -89,6 +91,14 @@ class NoServerAvailable(InferenceError):
 
 class ServerUnreachable(InferenceError):
     """The server gave no answer: it is down or restarting, or the network is. Try another one."""
+
+
+class ServerLost(ServerUnreachable):
+    """The server ended the connection with a request in its hands: it may have died of it."""
+
+
+class PoisonousRequest(InferenceError):
+    """Servers died under a request. It is not sent again: it would end one server after another."""
 
 
 class ServerRefused(InferenceError):

@@ -25,6 +25,14 @@ MIXED_LABEL = "mixed"
 MIXED_VERSION = -1
 """Version of that label; no policy has it, and nothing that was sampled under it is used."""
 
+MAX_INT32 = 2**31 - 1
+"""Largest `top_k` and token id: servers keep both in tensors of 32 bits."""
+MIN_SEED, MAX_SEED = -(2**63), 2**63 - 1
+MAX_GRAMMAR_CHARS = 64_000
+"""Compiling takes time and memory, and native code recurses over what it compiles."""
+MIN_REPETITION_PENALTY = 1e-6
+"""Logits are divided by it; a float32 takes no less to 0, and quotients to infinity."""
+
 
 def new_rid() -> str:
     """Return a request id. All have the same length: servers abort by prefix of the id."""

@@ -12,7 +12,7 @@ from typing import Any
 import aiohttp
 import orjson
 
-from agentrl.errors import InferenceError, ServerRefused, ServerUnreachable
+from agentrl.errors import InferenceError, ServerLost, ServerRefused, ServerUnreachable
 
 # Servers close idle connections after 5 s; reusing one at that moment fails.
 _KEEPALIVE_SECONDS = 3.0
@@ -90,6 +90,7 @@ class JsonTransport:
         """Yield a successful response whose body is still to be read.
 
         Raises:
+            ServerLost: the server ended the connection before the end of its response.
             ServerUnreachable: there was no response, or reading it failed.
             ServerRefused: the response has an error status.
         """
@@ -113,6 +114,12 @@ class JsonTransport:
             raise ServerUnreachable(
                 f"{url} did not answer in time ({type(error).__name__})"
             ) from error
+        except (
+            aiohttp.ServerDisconnectedError,
+            aiohttp.ClientPayloadError,
+            ConnectionResetError,
+        ) as error:
+            raise ServerLost(f"{url} ended the connection ({type(error).__name__})") from error
         except aiohttp.ClientError as error:
             raise ServerUnreachable(
                 f"{url} cannot be reached ({type(error).__name__}); check that the server runs there"

@@ -9,17 +9,24 @@ import logging
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
 from pydantic import SecretStr
 
-from agentrl.errors import InferenceError, NoServerAvailable, ServerRefused, ServerUnreachable
+from agentrl.errors import (
+    InferenceError,
+    NoServerAvailable,
+    ServerRefused,
+    ServerUnreachable,
+)
 from agentrl.inference.client.load_balancing import LoadBalancer, Pressure
+from agentrl.inference.client.quarantine import Quarantine
 from agentrl.inference.client.sglang_client import OnPartial, SGLangClient
 from agentrl.inference.vouching import with_data_key
-from agentrl.inference.wire import GenerateRequest, GenerateResult, join_results, new_rid
+from agentrl.inference.wire import MIN_SEED, GenerateRequest, GenerateResult, join_results, new_rid
 from agentrl.schema import InferenceService
 
 logger = logging.getLogger(__name__)
@@ -110,6 +117,7 @@ class ServerPool:
         """Stops while all servers sleep."""
         self._balance = LoadBalancer(self.pressure)
         self._shunned_until: dict[str, float] = {}
+        self._quarantine = Quarantine()
         self._changed = asyncio.Event()
         self._gateway = gateway.rstrip("/") if gateway else None
 
@@ -175,11 +183,13 @@ class ServerPool:
 
         Raises:
             NoServerAvailable: no server was up in time.
+            PoisonousRequest: servers died under it.
             InferenceError: servers failed repeatedly, or refused the request itself.
         """
         so_far: GenerateResult | None = None
         streamed: list[GenerateResult] = []  # the latest partial result, if any
         failures = 0
+        trial = self._quarantine.trial(request)
 
         def stream(partial: GenerateResult) -> None:
             streamed[:] = [_joined(so_far, partial)]
@@ -192,7 +202,8 @@ class ServerPool:
             remaining = _rest_of(request, so_far)
             streamed.clear()
             try:
-                result = await self._generate_once(key, group, remaining, callback)
+                sending = partial(self._generate_once, key, group, remaining, callback)
+                result = await trial.send(sending, self._candidates)
                 merged = _joined(so_far, result)
             except (ServerRefused, ServerUnreachable) as error:
                 if isinstance(error, ServerRefused) and not error.is_transient:
@@ -283,8 +294,13 @@ def _rest_of(request: GenerateRequest, so_far: GenerateResult | None) -> Generat
         update={
             "max_new_tokens": sampling.max_new_tokens - done,
             # The same seed would draw the same random numbers again, for other positions.
-            "seed": None if sampling.seed is None else sampling.seed + done,
+            "seed": None if sampling.seed is None else _wrapped(sampling.seed + done),
         }
     )
     ids = np.concatenate([request.input_ids, so_far.output_ids])
     return request.model_copy(update={"rid": new_rid(), "input_ids": ids, "sampling": rest})
+
+
+def _wrapped(seed: int) -> int:
+    """Return a seed as a signed integer of 64 bits."""
+    return (seed - MIN_SEED) % 2**64 + MIN_SEED

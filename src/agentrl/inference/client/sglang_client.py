@@ -11,7 +11,7 @@ from typing import Any, Literal, Protocol, Self
 
 from pydantic import SecretStr
 
-from agentrl.errors import ServerRefused, ServerUnreachable
+from agentrl.errors import ServerLost, ServerRefused
 from agentrl.inference.client.json_transport import JsonTransport, error_message, sse_frames
 from agentrl.inference.wire import (
     GenerateRequest,
@@ -134,7 +134,7 @@ class SGLangClient:
                 if (body.get("meta_info") or {}).get("finish_reason") is not None:
                     return parse_result(body, self.base_url, adapter=request.adapter)
                 on_partial(parse_partial(body, self.base_url, adapter=request.adapter))
-        raise ServerUnreachable(f"{self.base_url} ended a stream before its end")
+        raise ServerLost(f"{self.base_url} ended a stream before its end")
 
     # State.
 

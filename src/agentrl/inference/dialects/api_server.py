@@ -6,11 +6,9 @@ key a request carries.
 
 import asyncio
 import hmac
-import json
-import re
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Self
 
@@ -27,17 +25,19 @@ from agentrl.inference.dialects import chat_completions, responses, text_complet
 from agentrl.inference.dialects.dialect import Dialect, answer, bearer_key
 from agentrl.inference.dialects.openai_common import error_body
 from agentrl.inference.dialects.session import ModelSession, session_over
+from agentrl.inference.request_bodies import read_json_object
 from agentrl.runtime.http_guard import HttpGuard
 from agentrl.schema.agent_endpoint import AgentEndpoint
 
 DIALECTS = (chat_completions.DIALECT, text_completions.DIALECT, responses.DIALECT)
 """The protocols that are served; a further one is a module and an entry here."""
 SESSION_HEADER = "x-agentrl-session"
-HALF_CHARACTER = "half_character"
-"""Code of the refusal of a text that the policy may have written, in the arguments of a call."""
 _BACKLOG = 1024
 _GRACE_SECONDS = 1
-_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+_SCHEMA_FIELDS = frozenset({"response_format", "text"})
+"""Fields of requests that take long to check."""
+_MAX_BODY_BYTES = 64 << 20
+"""Conversations are sent whole at every call, their images in base64."""
 
 _Handler = Callable[[Request], Awaitable[Response]]
 
@@ -124,7 +124,11 @@ class APIServer:
             session: ModelSession | None = None
             try:
                 session = self._session_of(http, dialect.api_key(http.headers))
-                call = dialect.read(await _json_object(http), session)
+                body = await read_json_object(http, _MAX_BODY_BYTES)
+                if body.keys() & _SCHEMA_FIELDS:
+                    call = await asyncio.to_thread(dialect.read, body, session)
+                else:
+                    call = dialect.read(body, session)
                 return await answer(http, session, call)
             except APIError as error:
                 if session is not None:
@@ -184,27 +188,6 @@ async def _health(_: Request) -> Response:
 
 def _card(name: str) -> dict[str, Any]:
     return {"id": name, "object": "model", "created": int(time.time()), "owned_by": "agentrl"}
-
-
-async def _json_object(http: Request) -> Mapping[str, Any]:
-    raw = await http.body()
-    try:
-        body = json.loads(raw)
-    except ValueError as error:
-        raise APIError(f"the body has to be JSON: {error}") from None
-    # The pattern matches whole surrogate pairs, too; only encoding tells a lone half.
-    if _SURROGATE.search(raw):
-        try:
-            json.dumps(body, ensure_ascii=False).encode()
-        except UnicodeEncodeError:
-            raise APIError(
-                "the body holds half of a character (a lone \\ud800 to \\udfff), which is no text; "
-                "leave it out",
-                code=HALF_CHARACTER,
-            ) from None
-    if not isinstance(body, dict):
-        raise APIError("the body has to be a JSON object")
-    return body
 
 
 def _same(given: str, key: str) -> bool:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from jsonschema import Draft202012Validator, SchemaError
@@ -24,7 +25,16 @@ from agentrl.inference.dialects.session import (
     ModelSession,
     OnDelta,
 )
+from agentrl.inference.request_bodies import nests_deeper
+from agentrl.inference.wire import MAX_GRAMMAR_CHARS, MAX_INT32
 
+MAX_SCHEMA_CHARS = MAX_GRAMMAR_CHARS // 2
+"""A grammar quotes the schema and says what may stand around it."""
+_MAX_SCHEMA_NESTING = 40
+_MAX_REFS = 256
+_MAX_OBJECTS = 1000
+"""Each of them takes a millisecond to check."""
+_NUM_KEPT_SCHEMAS = 128
 _TOOL_KEYS = ("name", "description", "parameters")
 
 
@@ -32,7 +42,7 @@ class _ChatBody(CompletionBody):
     messages: list[dict[str, Any]] = Field(min_length=1)
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
-    max_completion_tokens: int | None = Field(default=None, ge=1)
+    max_completion_tokens: int | None = Field(default=None, ge=1, le=MAX_INT32)
     logprobs: bool | None = None
     top_logprobs: int | None = None
     response_format: dict[str, Any] | None = None
@@ -171,12 +181,32 @@ def _json_schema(response_format: Mapping[str, Any] | None) -> Mapping[str, Any]
     param = "response_format.json_schema.schema"
     require(isinstance(schema, dict), param, "has to be a JSON schema, an object")
     assert isinstance(schema, dict)
+    fault = _schema_fault(json.dumps(schema))
+    if fault is not None:
+        raise unusable_schema(fault)
+    return schema
+
+
+@lru_cache(_NUM_KEPT_SCHEMAS)
+def _schema_fault(text: str) -> str | None:
+    """Return why no reply can be held to a schema, if so; agents send the same ones over and over."""
+    # Servers compile grammars in native code that recurses: over nesting, and over references.
+    num_refs = text.count('"$ref"')
+    schema = json.loads(text)
+    if len(text) > MAX_SCHEMA_CHARS:
+        return f"the schema has {len(text)} characters, at most {MAX_SCHEMA_CHARS} are compiled"
+    if num_refs > _MAX_REFS:
+        return f"the schema has {num_refs} references, at most {_MAX_REFS} are followed"
+    if text.count("{") > _MAX_OBJECTS:
+        return f"the schema has more than {_MAX_OBJECTS} objects"
+    if nests_deeper(schema, _MAX_SCHEMA_NESTING):
+        return f"the schema nests deeper than {_MAX_SCHEMA_NESTING} levels"
     try:
         Draft202012Validator.check_schema(schema)
     except SchemaError as error:
         place = "/".join(map(str, error.absolute_path))
-        raise unusable_schema(f"{place or 'the schema'}: {error.message}") from None
-    return schema
+        return f"{place or 'the schema'}: {error.message}"
+    return None
 
 
 def _read_tool(tool: Mapping[str, Any], position: int) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from agentrl.errors import APIError
+from agentrl.inference.request_bodies import MAX_NESTING, nests_deeper
 from agentrl.schema import Message
 from agentrl.schema.image import image_part
 
@@ -103,10 +104,11 @@ def _read_call(call: object, param: str) -> dict[str, Any]:
 
 
 def arguments_of(value: object) -> Any:
-    """Return the arguments of a call, decoded if they are JSON, else as they are."""
+    """Return the arguments of a call, decoded if they are JSON of ordinary depth, else as they are."""
     if not isinstance(value, str):
         return value or {}
     try:
-        return json.loads(value or "{}")
-    except ValueError:
+        arguments = json.loads(value or "{}")
+    except (ValueError, RecursionError):
         return value
+    return value if nests_deeper(arguments, MAX_NESTING) else arguments

@@ -9,9 +9,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from agentrl.errors import APIError
 from agentrl.inference.dialects.session import CallRequest, Completion, SamplingRequest
+from agentrl.inference.wire import MAX_INT32, MAX_SEED, MIN_REPETITION_PENALTY, MIN_SEED
 
 _DONE = "data: [DONE]\n\n"
 _MAX_STOPS = 16
+_MAX_STOP_CHARS = 1024
 _SAMPLING = (
     "temperature",
     "top_p",
@@ -38,13 +40,13 @@ class CompletionBody(BaseModel):
     model: str
     temperature: float | None = Field(default=None, ge=0.0, le=2.0)
     top_p: float | None = Field(default=None, gt=0.0, le=1.0)
-    top_k: int | None = Field(default=None, ge=-1)
+    top_k: int | None = Field(default=None, ge=-1, le=MAX_INT32)
     min_p: float | None = Field(default=None, ge=0.0, le=1.0)
     presence_penalty: float | None = Field(default=None, ge=-2.0, le=2.0)
     frequency_penalty: float | None = Field(default=None, ge=-2.0, le=2.0)
-    repetition_penalty: float | None = Field(default=None, gt=0.0, le=2.0)
-    max_tokens: int | None = Field(default=None, ge=1)
-    seed: int | None = None
+    repetition_penalty: float | None = Field(default=None, ge=MIN_REPETITION_PENALTY, le=2.0)
+    max_tokens: int | None = Field(default=None, ge=1, le=MAX_INT32)
+    seed: int | None = Field(default=None, ge=MIN_SEED, le=MAX_SEED)
     stop: str | list[str] | None = None
     stream: bool = False
     stream_options: _StreamOptions | None = None
@@ -64,9 +66,9 @@ class CompletionBody(BaseModel):
         require(self.n in (None, 1), "n", "has to be 1; make several calls instead")
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
         require(
-            len(stop) <= _MAX_STOPS and all(stop),
+            len(stop) <= _MAX_STOPS and all(0 < len(text) <= _MAX_STOP_CHARS for text in stop),
             "stop",
-            f"at most {_MAX_STOPS} texts, none of them empty",
+            f"at most {_MAX_STOPS} texts of 1 to {_MAX_STOP_CHARS} characters",
         )
         values = {name: getattr(self, name) for name in _SAMPLING}
         return SamplingRequest(

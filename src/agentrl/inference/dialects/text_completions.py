@@ -18,6 +18,7 @@ from agentrl.inference.dialects.session import (
     OnDelta,
     TextRequest,
 )
+from agentrl.inference.wire import MAX_INT32
 
 
 class _TextBody(CompletionBody):
@@ -37,7 +38,9 @@ def _read_text(body: Mapping[str, Any]) -> TextRequest:
     prompt = parsed.prompt
     if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
         prompt = prompt[0]
-    is_ids = isinstance(prompt, list) and all(type(id_) is int for id_ in prompt)
+    is_ids = isinstance(prompt, list) and all(
+        type(id_) is int and 0 <= id_ <= MAX_INT32 for id_ in prompt
+    )
     require(
         bool(prompt) and (is_ids or isinstance(prompt, str)),
         "prompt",

@@ -60,7 +60,7 @@ class ServerHeartbeat:
         self._weights = weights
         self._device = device
         self._is_own = is_own
-        self._is_registered = False
+        self.is_registered = False
         self._answered_at = 0.0
         self._paused_since: float | None = None
         self._load: ServerLoad | None = None
@@ -95,7 +95,7 @@ class ServerHeartbeat:
                 control_proof=proof(self.url, control_key),
             )
         )
-        self._is_registered = True
+        self.is_registered = True
         self._answered_at = time.monotonic()
         logger.info("server %s is up", self.url)
         while True:
@@ -107,7 +107,7 @@ class ServerHeartbeat:
 
     async def deregister(self, reason: str) -> None:
         """Set the server down, if it was ever registered."""
-        if self._is_registered:
+        if self.is_registered:
             await self._store.services.set_status(self._service_id, status="down", error=reason)
 
     async def _beat(self, client: SGLangClient) -> None:

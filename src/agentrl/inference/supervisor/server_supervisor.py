@@ -9,6 +9,7 @@ publisher is updating it.
 
 import asyncio
 import logging
+import signal
 import socket
 import time
 from contextlib import nullcontext
@@ -31,6 +32,9 @@ from agentrl.store import TrajectoryStore
 logger = logging.getLogger(__name__)
 
 MAX_RESTARTS = 5
+MAX_CRASHES = 20
+"""Deaths in a row of a server that was serving. Requests may be to blame; samplers stop sending
+those under which servers die."""
 START_SECONDS = {"embedded": 120.0, "sglang": 1800.0}
 FORGIVEN_AFTER_SECONDS = 600.0
 """After a life this long, a server may again die as often as a new one."""
@@ -78,6 +82,21 @@ class ServerPlan:
     seed: int
 
 
+@dataclass(frozen=True)
+class _End:
+    """How a server ended: by itself, or because it has to be restarted."""
+
+    reason: str
+    is_death: bool = False
+
+    @classmethod
+    def of_process(cls, status: int, *, was_serving: bool) -> "_End":
+        how = f"exited with status {status}"
+        if status < 0:
+            how = f"was killed by {signal.Signals(-status).name}"
+        return cls(f"{how} {'while it was serving' if was_serving else 'at its start'}", True)
+
+
 class ServerSupervisor:
     """Supervises one server; `run` returns when told to stop or when the server cannot be had."""
 
@@ -121,28 +140,30 @@ class ServerSupervisor:
         async with Supervisor() as children:
             process = self._process(children)
             with process or nullcontext():
-                num_deaths = 0
+                num_deaths = num_crashes = 0
                 while True:
                     started = time.monotonic()
                     if self._device is not None:
                         await self._device.until_free(stop)
                     heartbeat = await self._start(process, start_seconds)
                     async with self._client(heartbeat.url) as client:
-                        died = await self._live(heartbeat, client, process, stop, start_seconds)
-                    if not died:
-                        await heartbeat.deregister("stopped")
+                        end = await self._live(heartbeat, client, process, stop, start_seconds)
+                    await heartbeat.deregister(end.reason if end else "stopped")
+                    if end is None:
                         return
-                    await heartbeat.deregister("the server process ended")
                     if time.monotonic() - started > FORGIVEN_AFTER_SECONDS:
-                        num_deaths = 0
-                    num_deaths += 1
-                    logger.warning("server %s ended; start %d", heartbeat.url, num_deaths + 1)
+                        num_deaths = num_crashes = 0
+                    is_crash = end.is_death and heartbeat.is_registered
+                    num_crashes += is_crash
+                    num_deaths += not is_crash
+                    logger.warning("server %s %s; it is started again", heartbeat.url, end.reason)
                     if process is not None:
                         await process.discard()
-                    if num_deaths > max_restarts:
+                    if num_deaths > max_restarts or num_crashes > MAX_CRASHES:
                         raise InferenceError(
-                            f"the server on {heartbeat.url} died {num_deaths} times; "
-                            f"see its log {self._plan.log_prefix}*.log"
+                            f"the server on {heartbeat.url} ended {num_deaths + num_crashes} "
+                            f"times, the last time it {end.reason}; see its log "
+                            f"{self._plan.log_prefix}*.log"
                         )
 
     def _process(self, children: Supervisor) -> ServerProcess | None:
@@ -193,8 +214,8 @@ class ServerSupervisor:
         process: ServerProcess | None,
         stop: asyncio.Event,
         start_seconds: float,
-    ) -> bool:
-        """Serve until told to stop (False) or until the process died or is unusable (True)."""
+    ) -> "_End | None":
+        """Serve until told to stop (None) or until the process died or is unusable."""
 
         async def serve() -> None:
             await _until_healthy(client, process, start_seconds)
@@ -214,7 +235,11 @@ class ServerSupervisor:
             await asyncio.wait({serving})
             if serving in done and not isinstance(serving.exception(), ServerUnusable):
                 serving.result()  # it only ever ends with an error
-            return stopped not in done
+            if stopped in done:
+                return None
+            if died in done:
+                return _End.of_process(died.result(), was_serving=heartbeat.is_registered)
+            return _End(f"is restarted: {serving.exception()}")
         finally:
             died.cancel()
             stopped.cancel()

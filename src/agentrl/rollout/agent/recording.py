@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 
 from agentrl.config.sections import AgentSection
-from agentrl.errors import APIError, RenderError, ServerRefused
+from agentrl.errors import APIError, PoisonousRequest, RenderError, ServerRefused
 from agentrl.inference import OnPartial
-from agentrl.inference.dialects.api_server import HALF_CHARACTER
 from agentrl.inference.dialects.chat_completions import unusable_schema
 from agentrl.inference.dialects.session import (
     ChatRequest,
@@ -23,6 +22,7 @@ from agentrl.inference.dialects.session import (
     OnDelta,
     TextRequest,
 )
+from agentrl.inference.request_bodies import HALF_CHARACTER
 from agentrl.renderers import Reply
 from agentrl.rollout.agent.call_history import CallHistory, Plan, Tools
 from agentrl.rollout.agent.forwarded_models import (
@@ -161,7 +161,13 @@ class RecordingSession(ModelSession):
             raise APIError(str(error), code=CANNOT_RENDER) from None
         except APIError:
             raise
+        except PoisonousRequest as error:
+            # The status keeps clients from sending it again.
+            self._failures[call_key] = error
+            raise APIError(str(error), code="request_quarantined") from None
         except Exception as error:
+            if isinstance(error, ServerRefused) and error.status == 400 and not error.is_transient:
+                raise APIError(str(error), code="refused_by_server") from None
             # The policy did not cause it, so the rollout must not be scored for it.
             self._failures[call_key] = error
             raise APIError(f"{type(error).__name__}: {error}", status=503) from error

@@ -161,3 +161,70 @@ async def test_errors_have_openais_form_and_name_the_field() -> None:
     assert "half of a character" in half.json()["error"]["message"]
     assert nowhere.status_code == 404
     assert nowhere.json()["error"]["message"] == "Not Found"
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        '"top_k": 18446744073709551615',
+        f'"seed": {2**200}',
+        f'"seed": {2**63}',
+        '"repetition_penalty": 5e-324',
+        '"temperature": NaN',
+        '"temperature": 1e999',
+        '"stop": [""]',
+        '"stop": "\\ud800"',
+        '"tools": ' + "[" * 800 + "]" * 800,
+        '"tools": ' + "[" * 90_000 + "]" * 90_000,
+        '"max_tokens": 1180591620717411303424',
+    ],
+)
+async def test_what_no_server_can_do_is_refused_at_the_endpoint(field: str) -> None:
+    content = f'{{"model": "m", "messages": [{{"role": "user", "content": "x"}}], {field}}}'
+    async with client_of(Echo("m")) as client:
+        answer = await client.post("/chat/completions", content=content)
+        assert answer.status_code == 400
+        assert "\n" not in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("prompt", ["[1180591620717411303424]", "[4294967296]", "[-1]", "[]"])
+async def test_token_ids_beyond_the_machine_type_are_refused(prompt: str) -> None:
+    async with client_of(Echo("m")) as client:
+        answer = await client.post("/completions", content=f'{{"model": "m", "prompt": {prompt}}}')
+        assert answer.status_code == 400
+
+
+def _nested(depth: int) -> dict[str, Any]:
+    return {"properties": {"a": _nested(depth - 1)}} if depth else {}
+
+
+@pytest.mark.parametrize(
+    ("schema", "why"),
+    [
+        ({"enum": ["a" * 100_000]}, "characters"),
+        ({"$defs": {str(n): {"$ref": f"#/$defs/{n + 1}"} for n in range(400)}}, "references"),
+        (_nested(30), "nests deeper"),
+        ({"anyOf": [{} for _ in range(2000)]}, "objects"),
+    ],
+)
+async def test_a_schema_that_would_hurt_a_compiler_is_refused(
+    schema: dict[str, Any], why: str
+) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}
+    body = {"model": "m", "messages": [{"role": "user", "content": "x"}], "response_format": form}
+    async with client_of(Echo("m")) as client:
+        answer = await client.post("/chat/completions", json=body)
+    assert answer.status_code == 400
+    assert why in answer.json()["error"]["message"]
+
+
+async def test_arguments_that_nest_without_end_stay_text() -> None:
+    arguments = "[" * 90_000
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    messages = [
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "user", "content": "well"},
+    ]
+    async with client_of(Echo("m")) as client:
+        answer = await client.post("/chat/completions", json={"model": "m", "messages": messages})
+    assert answer.status_code == 200

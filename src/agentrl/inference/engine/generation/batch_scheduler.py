@@ -4,7 +4,10 @@ Used from one thread only. Where running sequences lie in the cache is the busin
 
     submit ──> waiting ──admit──> running ──stop, length, abort──> finished
                   ^                  │
-                  └─────retract──────┘   (short of memory, or paused for new weights)
+                  └─────retract──────┘   (short of memory, paused for new weights, suspect)
+
+A step that fails makes its sequences suspects. They are computed one by one until each has shown
+that it is not the one that fails.
 
 While sampling is paused, or new weights wait for the engine to be idle, new sequences are held
 back and start waiting afterwards. Nothing is computed while memory is released.
@@ -174,7 +177,14 @@ class BatchScheduler:
     # What the front end asks.
 
     def submit_all(self, sequences: Iterable[TokenSequence]) -> None:
-        """Queue sequences; one that cannot be queued ends at once, with the status to answer."""
+        """Queue the sequences of a request, or end them at once, with the status to answer."""
+        sequences = list(sequences)
+        if len(self._waiting) + len(self._held_back) + len(sequences) > self.limits.max_queued:
+            message = f"the queue is full ({self.limits.max_queued} requests)"
+            for sequence in sequences:
+                sequence.finish = FinishReason("abort", message=message, status=503)
+            self._finished += sequences
+            return
         for sequence in sequences:
             self.submit(sequence)
 
@@ -183,11 +193,6 @@ class BatchScheduler:
         if sequence.rid in self._live:
             message = f"request id {sequence.rid} is in use by a live request"
             sequence.finish = FinishReason("abort", message=message, status=400)
-            self._finished.append(sequence)
-            return
-        if len(self._waiting) + len(self._held_back) >= self.limits.max_queued:
-            message = f"the queue is full ({self.limits.max_queued} requests)"
-            sequence.finish = FinishReason("abort", message=message, status=503)
             self._finished.append(sequence)
             return
         sequence.routed_experts = self._runner.room_for_experts(len(sequence.tokens))
@@ -319,6 +324,7 @@ class BatchScheduler:
                 ended.append(sequence)
                 continue
             sequence.append(token, logprob, self.label)
+            sequence.is_suspect = False
             sequence.finish = self._finish_of(sequence, token)
             if sequence.finish is not None:
                 ended.append(sequence)
@@ -327,6 +333,22 @@ class BatchScheduler:
         self.num_sampled += len(tokens)
         for sequence in ended:
             self._batch.leave(sequence)
+            self._end(sequence)
+
+    def step_failed(self, error: Exception) -> None:
+        """Put the sequences of a failed step apart; one that failed alone ends with an error."""
+        self._sampling = None
+        is_alone = len(self._running) == 1
+        while self._running:
+            self._running[-1].is_suspect = True
+            self._retract_last(keep=False)
+        guilty = [self._waiting.popleft()] if is_alone else []
+        # One that was on its way into the batch is in no queue.
+        known = {*self._waiting, *self._held_back, *guilty}
+        guilty += [sequence for sequence in self._live.values() if sequence not in known]
+        message = f"the engine cannot compute this request ({type(error).__name__}: {error})"
+        for sequence in guilty:
+            sequence.finish = FinishReason("abort", message=message, status=500)
             self._end(sequence)
 
     def _finish_of(self, sequence: TokenSequence, token: int) -> FinishReason | None:
@@ -358,6 +380,8 @@ class BatchScheduler:
         fresh = self._running[num_decoding:]
         while self._waiting and budget > 0:
             sequence = self._waiting[0]
+            if self._running and (sequence.is_suspect or self._running[0].is_suspect):
+                break
             length = max([sequence.length, *(other.length for other in self._running)])
             room = min(length + _HEADROOM, self.limits.context_length)
             if not self._kv.ensure(len(self._running) + 1, room if self._running else length):
@@ -385,9 +409,9 @@ class BatchScheduler:
                 return
             self._retract_last()
 
-    def _retract_last(self) -> None:
+    def _retract_last(self, *, keep: bool = True) -> None:
         sequence = self._running[-1]
-        self._batch.leave(sequence)
+        self._batch.leave(sequence, keep=keep)
         sequence.num_retractions += 1
         if not sequence.output_ids:
             sequence.prompt_logprobs.clear()  # its prompt is computed again from the start

@@ -93,7 +93,7 @@ class EngineLoop:
                 self._wake.clear()
                 self._answer_calls()
                 if self._scheduler.has_work:
-                    self._scheduler.step()
+                    self._step()
                 finished, streamed = self._scheduler.take_events()
                 if finished or streamed:
                     on_events(finished, streamed)
@@ -106,6 +106,13 @@ class EngineLoop:
             self._is_stopping = True
             for call in [*self._calls, *self._when_idle]:
                 call.future.cancel()
+
+    def _step(self) -> None:
+        try:
+            self._scheduler.step()
+        except Exception as error:
+            logger.exception("a step failed; its sequences are computed one by one")
+            self._scheduler.step_failed(error)
 
     def _answer_calls(self) -> None:
         while self._calls:

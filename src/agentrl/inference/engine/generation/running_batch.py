@@ -75,10 +75,10 @@ class RunningBatch:
         self.running.append(sequence)
         return True
 
-    def leave(self, sequence: TokenSequence) -> None:
-        """Free the row of a running sequence and keep what it computed."""
+    def leave(self, sequence: TokenSequence, *, keep: bool = True) -> None:
+        """Free the row of a running sequence, and keep what it computed unless told otherwise."""
         row = self.running.index(sequence)
-        if sequence.epoch == self._epoch and self._prefixes.keeps_any:
+        if keep and sequence.epoch == self._epoch and self._prefixes.keeps_any:
             count = sequence.num_computed
             known = sequence.tokens[:count]
             experts = None if sequence.routed_experts is None else sequence.routed_experts[:count]

@@ -101,6 +101,8 @@ class TokenSequence:
     """int16 [prompt + room for the output, W], experts that each computed token went to, layer by
     layer; None where the model has no experts."""
     num_retractions: int = 0
+    is_suspect: bool = False
+    """A step of which it was a part failed; it is computed alone until a step succeeds."""
     finish: FinishReason | None = None
 
     @classmethod

@@ -2,9 +2,10 @@
 
 import asyncio
 import random
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,12 +22,14 @@ from agentrl.inference.engine.generation.batch_scheduler import (
     SchedulerLoad,
 )
 from agentrl.inference.engine.generation.engine_loop import EngineLoop
+from agentrl.inference.engine.generation.grammar_trial import COMPILER_STACK_BYTES, GrammarTrial
 from agentrl.inference.engine.generation.grammars import GrammarCompiler, GrammarConstraint
 from agentrl.inference.engine.generation.token_sequence import TokenSequence
 from agentrl.inference.engine.http.generation_requests import GenerationRequests
 from agentrl.inference.engine.http.request_parsing import (
     ModelLimits,
     ParsedRequest,
+    is_quick,
     parse_generate,
 )
 from agentrl.inference.engine.http.text_codec import TextCodec, end_of_text_ids
@@ -41,6 +44,20 @@ from agentrl.inference.wire import MIXED_LABEL
 from agentrl.schema.grammar import Grammar
 
 T = TypeVar("T")
+
+_BODY_BYTES = 1 << 20
+_BODY_BYTES_PER_TOKEN = 32
+"""An id takes up to 8 bytes of JSON, and a token of text about 4."""
+_MAX_SEQUENCES = 256
+
+
+def _deep_thread() -> ThreadPoolExecutor:
+    """Return a thread with the stack that compiling a grammar may take."""
+    usual = threading.stack_size(COMPILER_STACK_BYTES)
+    pool = ThreadPoolExecutor(1, "parser")
+    pool.submit(int).result()
+    threading.stack_size(usual)
+    return pool
 
 
 class FrontEnd:
@@ -61,13 +78,22 @@ class FrontEnd:
         self.architectures = list(model.config.architectures or [])
         self.text = TextCodec(config.model_path)
         own_limit = int(model.config.max_position_embeddings)
+        context_length = min(config.context_length or own_limit, own_limit)
+        self.max_body_bytes = _BODY_BYTES + _BODY_BYTES_PER_TOKEN * context_length
+        """Longest body of a request for generation."""
         self.limits = ModelLimits(
-            context_length=min(config.context_length or own_limit, own_limit),
+            context_length=context_length,
             vocab_size=int(model.config.vocab_size),
             eos_ids=end_of_text_ids(config.model_path, model.config, self.text),
             has_experts=getattr(model.config, "num_experts_per_tok", None) is not None,
+            max_sequences=_MAX_SEQUENCES,
+            max_text_chars=context_length * self.text.longest_token,
         )
+        self._parser = _deep_thread()
         self._grammars: GrammarCompiler | None = None
+        self._grammar_trial = GrammarTrial(
+            Path(config.model_path) / "tokenizer.json", self.limits.vocab_size, self.limits.eos_ids
+        )
         self._model = model
         self._seeds = random.Random(config.seed)
         self._scheduler = BatchScheduler(
@@ -109,14 +135,24 @@ class FrontEnd:
     def stop(self) -> None:
         """End the engine's thread."""
         self._loop.stop()
+        self._parser.shutdown(cancel_futures=True)
+        self._grammar_trial.close()
         self.requests.stop()
 
-    def parse(self, body: Mapping[str, Any]) -> ParsedRequest:
+    async def parse(self, body: Mapping[str, Any]) -> ParsedRequest:
         """Check a request.
+
+        Tokenizing and compiling may take long: they happen in a thread, one request at a time, while
+        requests of token ids pass by.
 
         Raises:
             InvalidRequest: the request breaks a rule.
         """
+        if is_quick(body):
+            return self._parse(body)
+        return await asyncio.get_running_loop().run_in_executor(self._parser, self._parse, body)
+
+    def _parse(self, body: Mapping[str, Any]) -> ParsedRequest:
         return parse_generate(
             body,
             self.limits,
@@ -129,6 +165,7 @@ class FrontEnd:
     def _constrain(self, grammar: Grammar) -> GrammarConstraint:
         if self._grammars is None:
             self._grammars = self.text.grammars(self.limits.vocab_size, self.limits.eos_ids)
+        self._grammar_trial.check(grammar)
         return self._grammars.start(grammar)
 
     def check_place(self, path: str) -> None:

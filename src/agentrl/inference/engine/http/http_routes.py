@@ -213,9 +213,9 @@ class _Routes:
         return JSONResponse({"timestamp": time.time(), "version": SGLANG_VERSION, "loads": [rank]})
 
     async def generate(self, http: Request) -> Response:
-        body = await json_object(http)
+        body = await json_object(http, self._engine.max_body_bytes)
         try:
-            parsed = self._engine.parse(body)
+            parsed = await self._engine.parse(body)
         except InvalidRequest as error:
             # Who asked for a stream is told of a broken rule in the stream.
             if type(error) is not InvalidRequest or body.get("stream") is not True:

@@ -3,6 +3,7 @@
 Unknown keys beside the prompt are ignored; unknown sampling parameters are refused.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, get_args
@@ -17,7 +18,14 @@ from agentrl.inference.engine.http.http_errors import (
     InvalidRequest,
 )
 from agentrl.inference.engine.weights.lora_adapters import Adapter
-from agentrl.inference.wire import new_rid
+from agentrl.inference.wire import (
+    MAX_GRAMMAR_CHARS,
+    MAX_INT32,
+    MAX_SEED,
+    MIN_REPETITION_PENALTY,
+    MIN_SEED,
+    new_rid,
+)
 from agentrl.schema.grammar import Grammar, GrammarKind
 
 DEFAULT_NEW_TOKENS = 128
@@ -31,6 +39,10 @@ class ModelLimits:
     vocab_size: int
     eos_ids: frozenset[int]
     has_experts: bool = False
+    max_sequences: int = 1024
+    """Sequences that one request may ask for."""
+    max_text_chars: int = 1 << 20
+    """Characters of a prompt, beyond which it cannot fit into the context; 0: no tokenizer."""
 
 
 @dataclass(frozen=True)
@@ -112,19 +124,36 @@ _SAMPLING_FIELDS: dict[str, tuple[str, Callable[[object], bool]]] = {
     "custom_params": ("anything", _is_anything),
 }
 _UNSUPPORTED = ("stop_regex", "beam_width", "watermark")
-_RANGES: dict[str, tuple[str, Callable[[float], bool]]] = {
-    "max_new_tokens": ("at least 0", lambda value: value >= 0),
-    "min_new_tokens": ("at least 0", lambda value: value >= 0),
-    "n": ("at least 1", lambda value: value >= 1),
-    "stream_interval": ("at least 1", lambda value: value >= 1),
-    "temperature": ("at least 0", lambda value: value >= 0),
-    "top_p": ("in (0, 1]", lambda value: 0 < value <= 1),
-    "top_k": ("-1 or at least 1", lambda value: value == -1 or value >= 1),
-    "min_p": ("in [0, 1]", lambda value: 0 <= value <= 1),
-    "frequency_penalty": ("in [-2, 2]", lambda value: -2 <= value <= 2),
-    "presence_penalty": ("in [-2, 2]", lambda value: -2 <= value <= 2),
-    "repetition_penalty": ("in (0, 2]", lambda value: 0 < value <= 2),
+# Bounds that SGLang states, and where it states none, what the tensors of either server can hold.
+_RANGES: dict[str, tuple[str, float, float]] = {
+    "max_new_tokens": ("at least 0", 0, MAX_INT32),
+    "min_new_tokens": ("at least 0", 0, MAX_INT32),
+    "n": ("at least 1", 1, MAX_INT32),
+    "stream_interval": ("at least 1", 1, MAX_INT32),
+    "temperature": ("in [0, 1000000]", 0, 1e6),
+    "top_p": ("in (0, 1]", math.nextafter(0.0, 1.0), 1),
+    "top_k": (f"-1 or in [1, {MAX_INT32}]", -1, MAX_INT32),
+    "min_p": ("in [0, 1]", 0, 1),
+    "frequency_penalty": ("in [-2, 2]", -2, 2),
+    "presence_penalty": ("in [-2, 2]", -2, 2),
+    "repetition_penalty": (f"in [{MIN_REPETITION_PENALTY:g}, 2]", MIN_REPETITION_PENALTY, 2),
+    "sampling_seed": ("a signed integer of 64 bits", MIN_SEED, MAX_SEED),
 }
+_MAX_STOPS = 32
+_MAX_STOP_CHARS = 1024
+_MAX_BIAS = 1e9
+"""Larger ones overflow once they are divided by a temperature."""
+_MAX_ID_CHARS = 256
+
+
+def is_quick(body: Mapping[str, Any]) -> bool:
+    """Return whether a request brings token ids, and neither text nor a grammar."""
+    samplings = body.get("sampling_params") or {}
+    given = samplings if isinstance(samplings, list) else [samplings]
+    return body.get("input_ids") is not None and not any(
+        isinstance(sampling, dict) and sampling.keys() & set(get_args(GrammarKind))
+        for sampling in given
+    )
 
 
 def parse_generate(
@@ -150,7 +179,7 @@ def parse_generate(
     Raises:
         InvalidRequest: says what is wrong.
     """
-    prompts, is_batch = _prompts(body, encode)
+    prompts, is_batch = _prompts(body, limits, encode)
     logprob_start = _field(body, "logprob_start_len", _is_int, -1)
     if _field(body, "top_logprobs_num", _is_int, 0) or body.get("token_ids_logprob"):
         raise InvalidRequest("top_logprobs_num and token_ids_logprob are not supported here")
@@ -163,6 +192,7 @@ def parse_generate(
     first = samplings[0]
     sequences: list[TokenSequence] = []
     rids = _rids(body.get("rid"), len(prompts), is_batch)
+    _check_count(sum(sampling.get("n") or 1 for sampling in samplings), limits)
     for prompt, sampling, rid, adapter in zip(prompts, samplings, rids, chosen, strict=True):
         _check_prompt(prompt, limits)
         if return_logprob and logprob_start > len(prompt):
@@ -199,7 +229,7 @@ def parse_generate(
 
 
 def _prompts(
-    body: Mapping[str, Any], encode: Callable[[str], list[int]]
+    body: Mapping[str, Any], limits: ModelLimits, encode: Callable[[str], list[int]]
 ) -> tuple[list[list[int]], bool]:
     if body.get("input_embeds") is not None:
         raise InvalidRequest("input_embeds is not supported here; send input_ids")
@@ -216,12 +246,27 @@ def _prompts(
         if _is_ints(ids):
             return [ids], False
         if isinstance(ids, list) and all(_is_ints(item) for item in ids):
+            _check_count(len(ids), limits)
             return ids, True
         raise InvalidField("input_ids has to be a list of integers or a list of such lists")
     if text is None:
         raise InvalidRequest("input_ids or text has to be given")
     texts = [text] if isinstance(text, str) else text
+    _check_count(len(texts), limits)
+    longest = max(map(len, texts))
+    if 0 < limits.max_text_chars < longest:
+        raise InvalidRequest(
+            f"the text has {longest} characters; the context of {limits.context_length} tokens "
+            f"holds at most {limits.max_text_chars}"
+        )
     return [encode(item) for item in texts], not isinstance(text, str)
+
+
+def _check_count(count: int, limits: ModelLimits) -> None:
+    if not 1 <= count <= limits.max_sequences:
+        raise InvalidRequest(
+            f"a request asks for 1 to {limits.max_sequences} sequences, not {count}"
+        )
 
 
 def _routed_from(
@@ -240,6 +285,9 @@ def _routed_from(
 def _rids(value: object, count: int, is_batch: bool) -> list[str]:
     if value is None:
         return [new_rid() for _ in range(count)]
+    given = value if isinstance(value, list) else [value]
+    if any(isinstance(rid, str) and len(rid) > _MAX_ID_CHARS for rid in given):
+        raise InvalidRequest(f"rid has at most {_MAX_ID_CHARS} characters")
     if isinstance(value, str):
         return [f"{value}_{number}" for number in range(count)] if is_batch else [value]
     if isinstance(value, list) and len(value) == count and all(map(_is_text, value)):
@@ -288,11 +336,22 @@ def _checked_sampling(value: object) -> Mapping[str, Any]:
         wanted, is_valid = _SAMPLING_FIELDS[name]
         if item is not None and not is_valid(item):
             raise InvalidParameter(f"sampling_params.{name} has to be {wanted}")
-    for name, (rule, holds) in _RANGES.items():
+    for name, (rule, low, high) in _RANGES.items():
         item = value.get(name)
-        if item is not None and not holds(item):
+        if item is not None and not low <= item <= high:
             raise InvalidRequest(f"{name} must be {rule}, got {item}")
+    if value.get("top_k") == 0:
+        raise InvalidRequest(f"top_k must be {_RANGES['top_k'][0]}, got 0")
     return value
+
+
+def _stops(value: str | list[str]) -> tuple[str, ...]:
+    stops = (value,) if isinstance(value, str) else tuple(value)
+    if len(stops) > _MAX_STOPS or not all(0 < len(text) <= _MAX_STOP_CHARS for text in stops):
+        raise InvalidRequest(
+            f"stop takes up to {_MAX_STOPS} texts of 1 to {_MAX_STOP_CHARS} characters"
+        )
+    return stops
 
 
 def _check_prompt(prompt: list[int], limits: ModelLimits) -> None:
@@ -328,7 +387,11 @@ def _draw_params(
     if min_new > max_new:
         raise InvalidRequest(f"min_new_tokens {min_new} is more than max_new_tokens {max_new}")
     stop_ids = frozenset(given("stop_token_ids", ()))
-    stop, seed = given("stop", ()), given("sampling_seed", None)
+    # A minimal length takes them from the vocabulary; else those beyond it are just never drawn.
+    num_ids = limits.vocab_size if min_new else MAX_INT32
+    if stop_ids and not 0 <= min(stop_ids) <= max(stop_ids) < num_ids:
+        raise InvalidRequest(f"stop_token_ids have to be in [0, {num_ids})")
+    seed = given("sampling_seed", None)
     params = DrawParams(
         max_new_tokens=max_new,
         temperature=float(given("temperature", 1.0)),
@@ -340,7 +403,7 @@ def _draw_params(
         repetition_penalty=float(given("repetition_penalty", 1.0)),
         min_new_tokens=min_new,
         stop_ids=stop_ids if given("ignore_eos", False) else stop_ids | limits.eos_ids,
-        stop_strings=(stop,) if isinstance(stop, str) else tuple(stop),
+        stop_strings=_stops(given("stop", [])),
         logit_bias=_bias(given("logit_bias", {}), limits),
         seed=new_seed() if seed is None else seed,
     )
@@ -357,6 +420,11 @@ def _constraint(
         raise InvalidRequest(f"only one of {', '.join(get_args(GrammarKind))} can be given")
     if sampling.get("min_new_tokens"):
         raise InvalidRequest("min_new_tokens: a grammar says where a reply may end")
+    if len(given[0].text) > MAX_GRAMMAR_CHARS:
+        raise InvalidRequest(
+            f"the {given[0].kind} has {len(given[0].text)} characters, at most {MAX_GRAMMAR_CHARS} "
+            "are compiled"
+        )
     try:
         return constrain(given[0])
     except ValueError as error:
@@ -366,8 +434,11 @@ def _constraint(
 def _bias(value: Mapping[str, float], limits: ModelLimits) -> dict[int, float]:
     bias = {}
     for key, number in value.items():
-        if not key.isdecimal() or int(key) >= limits.vocab_size:
-            raise InvalidRequest(f"logit_bias: {key} is no token id")
+        # Python refuses to read numerals of thousands of digits.
+        if not (key.isdecimal() and len(key) < 20 and int(key) < limits.vocab_size):
+            raise InvalidRequest(f"logit_bias: {key[:20]} is no token id")
+        if not -_MAX_BIAS <= number <= _MAX_BIAS:
+            raise InvalidRequest(f"logit_bias must be in [{-_MAX_BIAS:g}, {_MAX_BIAS:g}]")
         bias[int(key)] = float(number)
     return bias
 

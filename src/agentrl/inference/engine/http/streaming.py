@@ -9,9 +9,14 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
+from agentrl.errors import APIError
 from agentrl.inference.engine.http.generation_requests import GenerationRequests
 from agentrl.inference.engine.http.http_errors import RequestRejected
 from agentrl.inference.engine.http.request_parsing import ParsedRequest
+from agentrl.inference.request_bodies import read_json_object
+
+MAX_CONTROL_BYTES = 4 << 20
+"""Longest body of a control route: the names and shapes of a large model's tensors."""
 
 
 async def answer_frames(requests: GenerationRequests, request: ParsedRequest) -> AsyncIterator[str]:
@@ -65,19 +70,16 @@ async def _disconnect(http: Request) -> None:
         pass
 
 
-async def json_object(http: Request) -> Mapping[str, Any]:
+async def json_object(http: Request, max_bytes: int = MAX_CONTROL_BYTES) -> Mapping[str, Any]:
     """Return the body.
 
     Raises:
-        HTTPException: it is no JSON object.
+        HTTPException: it is no JSON object, or too large a one.
     """
     try:
-        body = json.loads(await http.body())
-    except ValueError as error:
-        raise HTTPException(400, f"the body has to be JSON: {error}") from error
-    if not isinstance(body, dict):
-        raise HTTPException(400, "the body has to be a JSON object")
-    return body
+        return await read_json_object(http, max_bytes)
+    except APIError as error:
+        raise HTTPException(error.status, str(error)) from error
 
 
 def typed(body: Mapping[str, Any], name: str, kind: type, default: Any) -> Any:

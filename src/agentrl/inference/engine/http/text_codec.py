@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,13 @@ class TextCodec:
     def is_available(self) -> bool:
         """Whether there is a tokenizer."""
         return self._tokenizer is not None
+
+    @cached_property
+    def longest_token(self) -> int:
+        """Characters of the longest token; 0 where there is no tokenizer."""
+        if self._tokenizer is None:
+            return 0
+        return max(map(len, self._tokenizer.get_vocab(with_added_tokens=True)))
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of a prompt."""

@@ -200,7 +200,8 @@ def test_nothing_is_computed_while_somebody_writes_to_the_weights(model: PreTrai
 def test_full_queue_refuses_with_503(model: PreTrainedModel) -> None:
     engine = scheduler(model, max_queued=2)
     sequences = [sequence(n) for n in range(3)]
-    engine.submit_all(sequences)
+    for one in sequences:
+        engine.submit_all([one])
     assert sequences[2].finish is not None
     assert sequences[2].finish.status == 503
     [refused], _ = engine.take_events()

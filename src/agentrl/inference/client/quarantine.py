@@ -1,0 +1,113 @@
+"""Requests under which servers die: found, and not sent again.
+
+A request that kills its server would kill the next one, too. The requests beside it see their
+server die as well; so those that are sent again begin one after the other, until each has shown
+that it kills nothing.
+"""
+
+import asyncio
+import hashlib
+import logging
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+from agentrl.errors import InferenceError, PoisonousRequest, ServerLost, ServerRefused
+from agentrl.inference.wire import GenerateRequest, GenerateResult
+
+logger = logging.getLogger(__name__)
+
+_PROBATION_SECONDS = 0.5
+"""How long a request is watched alone. One that kills does so with its first tokens."""
+_MAX_DEATHS = 3
+"""Deaths that are taken for a coincidence where nothing proves that the request is the cause."""
+_NUM_REMEMBERED = 1000
+
+
+class Quarantine:
+    """The requests of a process that are not sent any more, whatever their seeds."""
+
+    def __init__(self) -> None:
+        self._reasons: OrderedDict[bytes, str] = OrderedDict()
+        self.probation = asyncio.Lock()
+
+    def trial(self, request: GenerateRequest) -> "Trial":
+        """Return the sendings of a request.
+
+        Raises:
+            PoisonousRequest: it is in quarantine.
+        """
+        reason = self._reasons and self._reasons.get(_fingerprint(request))
+        if reason:
+            raise PoisonousRequest(reason)
+        return Trial(self, request)
+
+    def add(self, request: GenerateRequest, error: InferenceError) -> PoisonousRequest:
+        """Put a request in quarantine; returns what to tell of it."""
+        reason = f"servers die under this request, so it is not sent again ({error})"
+        logger.error("%s: %s", reason, request.sampling)
+        self._reasons[_fingerprint(request)] = reason
+        if len(self._reasons) > _NUM_REMEMBERED:
+            self._reasons.popitem(last=False)
+        return PoisonousRequest(reason)
+
+
+class Trial:
+    """The sendings of one request, and the servers that died under it."""
+
+    def __init__(self, quarantine: Quarantine, request: GenerateRequest) -> None:
+        self._quarantine = quarantine
+        self._request = request
+        self._num_deaths = 0
+        self._is_watched = False
+
+    async def send(
+        self,
+        generate: Callable[[], Coroutine[Any, Any, GenerateResult]],
+        ready: Callable[[], Awaitable[object]],
+    ) -> GenerateResult:
+        """Send the request once.
+
+        Args:
+            generate: sends it.
+            ready: returns when there is a server to send it to.
+
+        Raises:
+            PoisonousRequest: a server died under it, and not the first one.
+            InferenceError: see `generate`.
+        """
+        try:
+            return await (self._watched(generate, ready) if self._num_deaths else generate())
+        except (ServerLost, ServerRefused) as error:
+            if isinstance(error, ServerRefused) and error.status != 500:
+                raise
+            self._num_deaths += 1
+            if self._is_watched or self._num_deaths >= _MAX_DEATHS:
+                raise self._quarantine.add(self._request, error) from error
+            raise
+
+    async def _watched(
+        self,
+        generate: Callable[[], Coroutine[Any, Any, GenerateResult]],
+        ready: Callable[[], Awaitable[object]],
+    ) -> GenerateResult:
+        async with self._quarantine.probation:
+            await ready()
+            self._is_watched = True
+            generating = asyncio.create_task(generate())
+            try:
+                await asyncio.wait({generating}, timeout=_PROBATION_SECONDS)
+            except asyncio.CancelledError:
+                generating.cancel()
+                raise
+        self._is_watched = generating.done()
+        try:
+            return await generating
+        finally:
+            generating.cancel()
+
+
+def _fingerprint(request: GenerateRequest) -> bytes:
+    sampling = request.sampling.model_copy(update={"seed": None})
+    rest = f"{sampling!r} {request.image_data}".encode(errors="replace")
+    return hashlib.blake2b(request.input_ids.tobytes() + rest, digest_size=16).digest()

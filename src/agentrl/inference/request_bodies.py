@@ -1,0 +1,76 @@
+"""Bodies of HTTP requests from outside, read within bounds.
+
+Bytes are counted before anything is parsed, nesting before anything walks through the result. What
+comes out is a JSON object whose texts can be encoded and whose numbers are finite.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+from starlette.requests import Request
+
+from agentrl.errors import APIError
+
+MAX_NESTING = 100
+"""Levels of arrays and objects. Much of Python walks such values recursively."""
+HALF_CHARACTER = "half_character"
+"""Code of the refusal of a text that the policy may have written, in the arguments of a call."""
+_BODY_SECONDS = 60.0
+_HALF = (
+    "the body holds half of a character (a lone \\ud800 to \\udfff), which is no text; leave it out"
+)
+
+
+async def read_json_object(http: Request, max_bytes: int) -> Mapping[str, Any]:
+    """Return the JSON object that a request carries.
+
+    Raises:
+        APIError: it carries something else, too much of it, or sends it too slowly.
+    """
+    raw = await _read(http, max_bytes)
+    try:
+        # Unlike the standard library's, this parser refuses NaN, 1e999 and half characters.
+        body = orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        if "surrogate" in str(error):
+            raise APIError(_HALF, code=HALF_CHARACTER) from None
+        raise APIError(f"the body has to be JSON: {error}") from None
+    if not isinstance(body, dict):
+        raise APIError("the body has to be a JSON object")
+    is_flat = raw.count(b"[") + raw.count(b"{") <= MAX_NESTING
+    if not is_flat and nests_deeper(body, MAX_NESTING):
+        raise APIError(f"the body nests deeper than {MAX_NESTING} levels")
+    return body
+
+
+def nests_deeper(value: Any, most: int) -> bool:
+    """Return whether arrays and objects lie within each other more than so many levels deep."""
+    level = [value] if type(value) in (dict, list) else []
+    for _ in range(most):
+        level = [
+            child
+            for node in level
+            for child in (node.values() if type(node) is dict else node)
+            if type(child) in (dict, list)
+        ]
+        if not level:
+            return False
+    return True
+
+
+async def _read(http: Request, max_bytes: int) -> bytearray:
+    kept, size = bytearray(), 0
+    try:
+        async with asyncio.timeout(_BODY_SECONDS):
+            async for chunk in http.stream():
+                size += len(chunk)
+                # The rest is read, but not kept: a client reads no answer while it still sends.
+                if size <= max_bytes:
+                    kept += chunk
+    except TimeoutError:
+        raise APIError(f"the body did not arrive within {_BODY_SECONDS:g} s", status=408) from None
+    if size > max_bytes:
+        raise APIError(f"the body has {size} bytes; at most {max_bytes} are read here", status=413)
+    return kept

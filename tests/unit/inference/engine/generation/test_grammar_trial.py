@@ -1,0 +1,61 @@
+"""Grammars that native code dies of, or takes forever for, end a child and not the engine."""
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.tiny_tokenizer import write_tokenizer
+from tokenizers import Tokenizer
+
+from agentrl.inference.engine.generation.grammar_trial import GrammarTrial
+from agentrl.schema.grammar import Grammar
+
+
+@pytest.fixture(scope="module")
+def trial(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GrammarTrial]:
+    file = write_tokenizer(tmp_path_factory.mktemp("tokenizer")) / "tokenizer.json"
+    tokenizer = Tokenizer.from_file(str(file))
+    size = tokenizer.get_vocab_size(with_added_tokens=True)
+    opened = GrammarTrial(Path(file), size, frozenset({tokenizer.token_to_id("<|im_end|>")}))
+    yield opened
+    opened.close()
+
+
+def reference_chain(length: int) -> str:
+    links = {f"a{n}": {"$ref": f"#/$defs/a{n + 1}"} for n in range(length)}
+    links[f"a{length}"] = {"type": "string"}
+    return json.dumps({"$ref": "#/$defs/a0", "$defs": links})
+
+
+def nested_objects(depth: int) -> str:
+    return '{"type":"object","properties":{"a":' * depth + "{}" + "}}" * depth
+
+
+def rule_chain(length: int) -> str:
+    rules = [f"r{n}: r{n + 1}" for n in range(length)]
+    return "\n".join(["start: r0", *rules, f'r{length}: "a"'])
+
+
+KILLERS = [
+    Grammar(kind="json_schema", text=reference_chain(20_000)),
+    Grammar(kind="json_schema", text=nested_objects(1_000)),
+    Grammar(kind="ebnf", text=rule_chain(20_000)),
+]
+
+
+@pytest.mark.parametrize("grammar", KILLERS, ids=lambda grammar: grammar.kind)
+def test_a_grammar_that_kills_is_refused_in_one_line(trial: GrammarTrial, grammar: Grammar) -> None:
+    with pytest.raises(ValueError, match=r"^[^\n]+$"):
+        trial.check(grammar)
+    begun = time.monotonic()
+    with pytest.raises(ValueError, match=r"^[^\n]+$"):  # it is not tried again
+        trial.check(grammar)
+    assert time.monotonic() - begun < 0.1
+    trial.check(Grammar(kind="regex", text="[ab]{4}"))
+
+
+def test_a_malformed_grammar_is_told_what_the_compiler_says(trial: GrammarTrial) -> None:
+    with pytest.raises(ValueError, match="pars"):
+        trial.check(Grammar(kind="regex", text="[ab"))
