@@ -11,7 +11,7 @@ from support.stub_server import generation, stub_server
 
 from agentrl.errors import PoisonousRequest
 from agentrl.inference.client.pool import ServerPool
-from agentrl.inference.wire import GenerateRequest
+from agentrl.inference.wire import GenerateRequest, GenerateResult
 from agentrl.schema import InferenceService, SamplingParams
 
 WELL = GenerateRequest(input_ids=[1, 2, 3], sampling=SamplingParams(max_new_tokens=10, seed=1))
@@ -78,7 +78,8 @@ async def test_a_request_that_kills_is_sent_twice_and_its_neighbors_live() -> No
     poisoned = results.pop(1)
     assert isinstance(poisoned, PoisonousRequest)
     assert "servers die under this request" in str(poisoned)
-    assert [list(result.output_ids) for result in results] == [[7, 8]] * 5
+    answers = [result for result in results if isinstance(result, GenerateResult)]
+    assert [list(answer.output_ids) for answer in answers] == [[7, 8]] * 5
     assert first.deaths + second.deaths == 2
 
 

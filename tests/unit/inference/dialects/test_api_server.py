@@ -182,7 +182,7 @@ async def test_errors_have_openais_form_and_name_the_field() -> None:
 async def test_what_no_server_can_do_is_refused_at_the_endpoint(field: str) -> None:
     content = f'{{"model": "m", "messages": [{{"role": "user", "content": "x"}}], {field}}}'
     async with client_of(Echo("m")) as client:
-        answer = await client.post("/chat/completions", content=content)
+        answer = await client.post("/chat/completions", content=content, headers=JSON)
         assert answer.status_code == 400
         assert "\n" not in answer.json()["error"]["message"]
 
@@ -190,7 +190,9 @@ async def test_what_no_server_can_do_is_refused_at_the_endpoint(field: str) -> N
 @pytest.mark.parametrize("prompt", ["[1180591620717411303424]", "[4294967296]", "[-1]", "[]"])
 async def test_token_ids_beyond_the_machine_type_are_refused(prompt: str) -> None:
     async with client_of(Echo("m")) as client:
-        answer = await client.post("/completions", content=f'{{"model": "m", "prompt": {prompt}}}')
+        answer = await client.post(
+            "/completions", content=f'{{"model": "m", "prompt": {prompt}}}', headers=JSON
+        )
         assert answer.status_code == 400
 
 

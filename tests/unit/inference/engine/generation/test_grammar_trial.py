@@ -18,7 +18,9 @@ def trial(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GrammarTrial]:
     file = write_tokenizer(tmp_path_factory.mktemp("tokenizer")) / "tokenizer.json"
     tokenizer = Tokenizer.from_file(str(file))
     size = tokenizer.get_vocab_size(with_added_tokens=True)
-    opened = GrammarTrial(Path(file), size, frozenset({tokenizer.token_to_id("<|im_end|>")}))
+    end = tokenizer.token_to_id("<|im_end|>")
+    assert end is not None
+    opened = GrammarTrial(Path(file), size, frozenset({end}))
     yield opened
     opened.close()
 

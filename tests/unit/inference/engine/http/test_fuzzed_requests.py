@@ -29,6 +29,7 @@ from agentrl.inference.wire import GenerateRequest, request_body
 from agentrl.schema import SamplingParams
 
 CASES = int(os.environ.get("AGENTRL_FUZZ_CASES", "300"))
+JSON = {"Content-Type": "application/json"}
 ANSWER_SECONDS = 20.0
 FUZZ = settings(
     max_examples=CASES, deadline=None, suppress_health_check=list(HealthCheck), database=None
@@ -116,7 +117,9 @@ class Fuzzed:
         )
         self._engine.start(lambda: None)
         transport = httpx.ASGITransport(make_app(self._engine), raise_app_exceptions=False)
-        self._client = httpx.AsyncClient(transport=transport, base_url="http://engine")
+        self._client = httpx.AsyncClient(
+            transport=transport, base_url="http://127.0.0.1", headers=JSON
+        )
 
     def post(self, body: object) -> httpx.Response:
         """Send a body, which may hold what JSON has no words for, and return the answer."""

@@ -17,6 +17,7 @@ from agentrl.inference.engine.http.http_routes import make_app
 
 PROMPT = {"input_ids": [1, 2, 3]}
 WELL = {**PROMPT, "sampling_params": {"max_new_tokens": 4, "sampling_seed": 7}}
+JSON = {"Content-Type": "application/json"}
 DEEP_LIST = "[" * 90_000 + "]" * 90_000
 
 
@@ -25,7 +26,9 @@ async def app(model: PreTrainedModel, checkpoint: Path) -> AsyncIterator[httpx.A
     engine = FrontEnd(EngineConfig(model_path=str(checkpoint), max_queued_requests=8), model)
     engine.start(lambda: None)
     transport = httpx.ASGITransport(make_app(engine), raise_app_exceptions=False)
-    async with httpx.AsyncClient(transport=transport, base_url="http://engine") as client:
+    async with httpx.AsyncClient(
+        transport=transport, base_url="http://127.0.0.1", headers=JSON
+    ) as client:
         yield client
     engine.stop()
 
