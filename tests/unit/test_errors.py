@@ -15,7 +15,11 @@ def test_every_error_stands_in_the_tree_and_survives_pickling(cls: type[Exceptio
     assert issubclass(cls, errors.AgentRLError)
     assert f" {cls.__name__} " in f" {errors.__doc__} ".replace("\n", " ")
     parameters = list(inspect.signature(cls.__init__).parameters.values())[1:]
-    given = [418 if "int" in str(one.annotation) else "what is wrong" for one in parameters]
-    error = cls(*given) if cls.__init__ is not Exception.__init__ else cls("what is wrong")
+    if cls.__init__ is Exception.__init__:
+        error = cls("what is wrong")
+    else:
+        given = {one: 418 if "int" in str(one.annotation) else "what is wrong" for one in parameters}
+        named = {one.name: value for one, value in given.items() if one.kind is one.KEYWORD_ONLY}
+        error = cls(*list(given.values())[: len(given) - len(named)], **named)
     again = pickle.loads(pickle.dumps(error))
     assert (type(again), str(again), vars(again)) == (cls, str(error), vars(error))
