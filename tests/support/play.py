@@ -14,6 +14,7 @@ from agentrl.errors import ScoringError
 from agentrl.inference import ServerPool
 from agentrl.renderers.renderer import Renderer
 from agentrl.rollout import MCPSampler, RolloutContext, RolloutResult
+from agentrl.rollout.context import Scoring
 from agentrl.schema import DispatchedSamplingTask, InferenceService, MCPTask, Record, Run, Score
 from agentrl.store import TrajectoryStore
 from agentrl.tools import ToolsConfig, connect_tools, load_mcp_servers
@@ -91,7 +92,7 @@ async def open_play(
     *,
     rollout: RolloutSection | None = None,
     sampling: SamplingSection | None = None,
-    scoring: ExactScoring | None = None,
+    scoring: Scoring | None = None,
     context_length: int | None = None,
 ) -> AsyncIterator[RolloutContext]:
     """Yield a context whose clients are real."""

@@ -18,7 +18,9 @@ def test_every_error_stands_in_the_tree_and_survives_pickling(cls: type[Exceptio
     if cls.__init__ is Exception.__init__:
         error = cls("what is wrong")
     else:
-        given = {one: 418 if "int" in str(one.annotation) else "what is wrong" for one in parameters}
+        given = {
+            one: 418 if "int" in str(one.annotation) else "what is wrong" for one in parameters
+        }
         named = {one.name: value for one, value in given.items() if one.kind is one.KEYWORD_ONLY}
         error = cls(*list(given.values())[: len(given) - len(named)], **named)
     again = pickle.loads(pickle.dumps(error))

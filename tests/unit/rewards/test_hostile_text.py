@@ -121,23 +121,25 @@ READERS: dict[str, tuple[Reader, tuple[str, ...]]] = {
 BEGUN = {f"{name}, begun": (reply_reader(name, inside=True), m) for name, m in FORMATS.items()}
 
 
+def _of(text: str, end: str = "", begin: str = "") -> Callable[[int], str]:
+    return lambda size: begin + repeated(text, size) + end
+
+
+def _nested(first: str, second: str) -> Callable[[int], str]:
+    return lambda size: repeated(first, size // 2) + repeated(second, size // 2)
+
+
 def hostile_texts(marks: tuple[str, ...]) -> Iterator[tuple[str, Callable[[int], str]]]:
     """Yield a name and a maker of texts of any length."""
     for mark in (*THINKING, *marks):
-        yield f"{mark!r} again and again", lambda size, m=mark: repeated(m, size)
-        yield f"{mark[:-1]!r} again and again", lambda size, m=mark: repeated(m[:-1] or "x", size)
-        yield f"{mark!r} and its end", lambda size, m=mark: repeated(m, size) + "}</answer>"
+        yield f"{mark!r} again and again", _of(mark)
+        yield f"{mark[:-1]!r} again and again", _of(mark[:-1] or "x")
+        yield f"{mark!r} and its end", _of(mark, end="}</answer>")
         for char in FILLING:
-            yield f"{mark!r} and {char!r}", lambda size, m=mark, c=char: m + repeated(c, size)
-            yield (
-                f"{mark!r} and {char!r} again and again",
-                lambda size, m=mark, c=char: repeated(m + 3 * c, size),
-            )
+            yield f"{mark!r} and {char!r}", _of(char, begin=mark)
+            yield f"{mark!r} and {char!r} again and again", _of(mark + 3 * char)
     for first, second in pairwise(marks):
-        yield (
-            f"{first!r}, {second!r} nested",
-            lambda size, a=first, b=second: repeated(a, size // 2) + repeated(b, size // 2),
-        )
+        yield f"{first!r}, {second!r} nested", _nested(first, second)
 
 
 def repeated(text: str, size: int) -> str:

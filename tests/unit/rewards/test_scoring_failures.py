@@ -3,6 +3,7 @@
 import json
 import pickle
 import urllib.error
+from typing import Any
 
 import httpx
 import openai
@@ -11,10 +12,11 @@ import pytest
 from agentrl.errors import ScorerDefect, ScoringError, StoreError
 from agentrl.rewards.scoring_failures import as_scoring_error
 
-REQUEST = httpx.Request("POST", "http://127.0.0.1/v1")
+# Typed by whichever httpx the SDK names.
+REQUEST: Any = httpx.Request("POST", "http://127.0.0.1/v1")
 
 
-def answered(status: int) -> httpx.Response:
+def answered(status: int) -> Any:
     return httpx.Response(status, request=REQUEST)
 
 

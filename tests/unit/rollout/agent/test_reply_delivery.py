@@ -46,7 +46,7 @@ def test_a_reply_that_takes_long_to_parse_is_parsed_less_often(
         clock, num_readings = clock + 1.0, num_readings + 1
         return Reply(text="x", content="x", reasoning="", tool_calls=())
 
-    monkeypatch.setattr(reply_delivery.time, "monotonic", lambda: clock)
+    monkeypatch.setattr("agentrl.rollout.agent.reply_delivery.time.monotonic", lambda: clock)
     stream = DeltaStream(parse, lambda delta: None)
     for _ in range(40):
         stream.update(np.array([1]))

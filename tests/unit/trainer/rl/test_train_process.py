@@ -514,8 +514,11 @@ async def test_two_consumers_train_on_one_stream_and_leave_each_others_ledgers_a
 
 
 async def test_a_run_that_could_learn_nothing_ends_with_a_status_of_its_own(
-    make_config, store, model_path, caplog
-):
+    make_config: MakeConfig,
+    store: TrajectoryStore,
+    model_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     await fill(store, model_path, [EQUAL] * 5)
     result = await train(make_config(groups_per_step=1, max_steps=3))
     assert (result.status, result.step) == ("no_signal", 0)
