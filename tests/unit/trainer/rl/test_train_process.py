@@ -523,6 +523,7 @@ async def test_a_run_that_could_learn_nothing_ends_with_a_status_of_its_own(
     result = await train(make_config(groups_per_step=1, max_steps=3))
     assert (result.status, result.step) == ("no_signal", 0)
     run = await store.runs.get()
+    assert run is not None
     assert run.status == "no_signal"
     summary = json.loads(result.summary_path.read_text())
     assert summary["status"] == "no_signal"
