@@ -27,6 +27,7 @@ from agentrl.schema import (
     SamplingParams,
     Score,
     VersionSpan,
+    utc_now,
 )
 
 _CHUNK_TOKENS = 256
@@ -232,6 +233,7 @@ class SimStore:
     _ready: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        self.clock = SimpleNamespace(now=utc_now, distrust=lambda: None)
         self.runs = SimpleNamespace(
             get=self._get_run,
             set_admission=self._set_admission,

@@ -44,8 +44,10 @@ def test_a_task_kind_is_registered_once() -> None:
         del TASK_TYPES["chess-in-this-test"]
 
 
-def test_terminal_statuses_are_those_without_a_way_out() -> None:
-    assert {s for s, targets in RECORD_TRANSITIONS.items() if not targets} == TERMINAL_STATUSES
+def test_nothing_leads_from_a_terminal_status_but_a_repaired_score() -> None:
+    ends = {s for s, targets in RECORD_TRANSITIONS.items() if targets <= {"scored"}}
+    assert ends == TERMINAL_STATUSES
+    assert RECORD_TRANSITIONS["scored"] == frozenset()
     assert set().union(*RECORD_TRANSITIONS.values()) <= set(RECORD_TRANSITIONS)
 
 

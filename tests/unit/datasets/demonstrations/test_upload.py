@@ -129,7 +129,6 @@ async def test_given_text_is_never_taken_for_sampled_tokens(
         update={
             "record_id": "train/0/sums/line1/1",
             "traj_id": 1,
-            "turns": (),
             "score": record.score.model_copy(update={"value": 0.0}),
         }
     )

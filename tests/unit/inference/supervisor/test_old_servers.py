@@ -139,7 +139,8 @@ async def test_each_key_goes_to_its_routes_and_a_gateway_gets_the_one_for_genera
             while "v1/loads" not in control.keys:
                 await asyncio.sleep(0.02)
     assert gateway.keys == {"generate": {DATA}}
-    control.keys.pop("health")
+    for probe in ("health", "ready"):
+        control.keys.pop(probe, None)
     asked = {name for name, keys in control.keys.items() if keys == {DATA}}
     told = {name for name, keys in control.keys.items() if keys == {ADMIN}}
     assert {"model_info", "server_info", "v1/loads"} <= asked

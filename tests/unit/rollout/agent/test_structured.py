@@ -15,7 +15,7 @@ from support.stub_server import generation, stub_server
 from support.tiny_tokenizer import CHAT_TEMPLATE, write_tokenizer
 
 from agentrl.config.sections import RolloutSection
-from agentrl.errors import RenderError
+from agentrl.errors import AgentError, RenderError
 from agentrl.renderers import Renderer
 from agentrl.rollout import RolloutResult
 from agentrl.rollout.agent import AgentEndpoint
@@ -150,8 +150,9 @@ async def test_a_form_that_cannot_be_had_is_refused_in_one_line(
     with serve_script(renderer, lambda _: REPLY) as engine:
         await begin_run(store, engine, TASK)
         async with open_stage(store, engine) as stage:
-            result, turns = await stage.play(agent)
-    assert (result, turns) == (RolloutResult("answered", "7"), [])
+            with pytest.raises(AgentError, match="the endpoint refused a call"):
+                await stage.play(agent)
+    assert await store.database["turns"].count_documents({}) == 0
 
 
 async def test_a_schema_that_a_server_cannot_compile_is_the_agents_mistake_and_takes_no_turn(

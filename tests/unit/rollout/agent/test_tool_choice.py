@@ -8,6 +8,7 @@ from harness.scripted_engine import serve_script
 from support.agents import LOOK, assert_prompts_as_sent, client_of, open_stage
 from support.play import begin_run
 
+from agentrl.errors import AgentError
 from agentrl.renderers import Renderer
 from agentrl.rollout import RolloutResult
 from agentrl.rollout.agent import AgentEndpoint
@@ -94,5 +95,6 @@ async def test_a_choice_that_cannot_be_had_is_refused(
     with serve_script(renderer, go_on) as engine:
         await begin_run(store, engine, TASK)
         async with open_stage(store, engine) as stage:
-            result, turns = await stage.play(agent)
-    assert (result, turns) == (RolloutResult("answered", "7"), [])
+            with pytest.raises(AgentError, match=r"refused a call|without one model call"):
+                await stage.play(agent)
+    assert await store.database["turns"].count_documents({}) == 0
