@@ -98,6 +98,12 @@ class RolloutContext:
     live: LiveControl = field(default_factory=LiveControl)
     summarizer: Summarizer | None = None
 
+    @property
+    def max_prompt_len(self) -> int:
+        """Most tokens that a prompt may have: the run's bound, or less where servers take less."""
+        longest = self.sampling.max_prompt_tokens
+        return longest if self.context_length is None else min(longest, self.context_length - 1)
+
     @cached_property
     def images(self) -> ImageLibrary:
         """The images that rollouts show."""

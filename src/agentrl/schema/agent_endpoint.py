@@ -14,3 +14,8 @@ class AgentEndpoint:
     api_key: str = field(repr=False)
     forwards: bool = False
     """Whether calls for other models may be sent there too, to be forwarded and recorded."""
+
+    @property
+    def anthropic_base_url(self) -> str:
+        """The same for Anthropic's clients, which add `/v1` themselves."""
+        return self.base_url.removesuffix("/v1")

@@ -21,7 +21,12 @@ from starlette.routing import Route
 
 from agentrl.config.checks import is_loopback
 from agentrl.errors import APIError, ConfigError
-from agentrl.inference.dialects import chat_completions, responses, text_completions
+from agentrl.inference.dialects import (
+    anthropic_messages,
+    chat_completions,
+    responses,
+    text_completions,
+)
 from agentrl.inference.dialects.dialect import Dialect, answer, bearer_key
 from agentrl.inference.dialects.openai_common import error_body
 from agentrl.inference.dialects.session import ModelSession, session_over
@@ -29,12 +34,18 @@ from agentrl.inference.request_bodies import read_json_object
 from agentrl.runtime.http_guard import HttpGuard
 from agentrl.schema.agent_endpoint import AgentEndpoint
 
-DIALECTS = (chat_completions.DIALECT, text_completions.DIALECT, responses.DIALECT)
+DIALECTS = (
+    chat_completions.DIALECT,
+    text_completions.DIALECT,
+    responses.DIALECT,
+    anthropic_messages.DIALECT,
+    anthropic_messages.TOKEN_COUNTS,
+)
 """The protocols that are served; a further one is a module and an entry here."""
 SESSION_HEADER = "x-agentrl-session"
 _BACKLOG = 1024
 _GRACE_SECONDS = 1
-_SCHEMA_FIELDS = frozenset({"response_format", "text"})
+_SCHEMA_FIELDS = frozenset({"response_format", "text", "output_config"})
 """Fields of requests that take long to check."""
 _MAX_BODY_BYTES = 64 << 20
 """Conversations are sent whole at every call, their images in base64."""
@@ -200,6 +211,11 @@ async def _on_api_error(_: Request, error: Exception) -> Response:
     return JSONResponse(error_body(error), error.status)
 
 
-async def _on_http_exception(_: Request, error: Exception) -> Response:
+async def _on_http_exception(http: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    return await _on_api_error(_, APIError(error.detail, status=error.status_code))
+    detail = error.detail
+    if error.status_code == 404:
+        detail = f"there is no route {http.url.path}"
+        if "/v1/v1/" in http.url.path:
+            detail += "; Anthropic's clients add /v1 to the address themselves"
+    return await _on_api_error(http, APIError(detail, status=error.status_code))

@@ -71,6 +71,7 @@ def read_chat(body: Mapping[str, Any]) -> ChatRequest:
         logprobs=bool(parsed.logprobs),
         stream=parsed.stream,
         include_usage=parsed.include_usage,
+        token_ids=parsed.return_token_ids,
     )
 
 

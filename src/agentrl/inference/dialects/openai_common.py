@@ -23,6 +23,23 @@ _SAMPLING = (
     "frequency_penalty",
     "repetition_penalty",
 )
+_REFUSED = {
+    "logit_bias": "logits are not shifted: the trainer's policy would not be the one that sampled",
+    "min_tokens": "a reply ends where the policy ends it",
+    "ignore_eos": "a reply ends where the policy ends it",
+    "functions": "send them as tools",
+    "function_call": "say tool_choice",
+    "structured_outputs": "send a schema as response_format",
+    "guided_json": "send a schema as response_format",
+    "guided_regex": "send a schema as response_format",
+    "guided_grammar": "send a schema as response_format",
+    "continue_final_message": "a reply cannot be begun for the policy",
+    "chat_template": "the run's template is used; set it with --chat_template",
+    "chat_template_kwargs": "the run's are used; set them with --chat_template_kwargs",
+    "web_search_options": "nothing is searched here; give the policy a tool",
+    "audio": "the policy writes text",
+}
+"""Fields that would change what is sampled, and what to do instead."""
 _Parsed = TypeVar("_Parsed", bound=BaseModel)
 
 
@@ -33,7 +50,10 @@ class _StreamOptions(BaseModel):
 
 
 class CompletionBody(BaseModel):
-    """Fields of both completion routes. Others are ignored: most are hints to a provider."""
+    """Fields of both completion routes.
+
+    Others are hints to a provider and ignored, but for those of `_REFUSED`.
+    """
 
     model_config = ConfigDict(extra="ignore")
 
@@ -51,6 +71,7 @@ class CompletionBody(BaseModel):
     stream: bool = False
     stream_options: _StreamOptions | None = None
     n: int | None = None
+    return_token_ids: bool = False
 
     @property
     def include_usage(self) -> bool:
@@ -85,6 +106,8 @@ def parse_body(kind: type[_Parsed], body: Mapping[str, Any]) -> _Parsed:
     Raises:
         APIError: names the first field that is wrong.
     """
+    for name, instead in _REFUSED.items():
+        require(not body.get(name), name, f"not supported; {instead}")
     try:
         return kind.model_validate(body)
     except ValidationError as error:
@@ -143,13 +166,17 @@ class CompletionCall(ABC):
 
     def body(self, completion: Completion) -> dict[str, Any]:
         """Return the whole answer."""
-        choice = self._whole_choice(completion)
+        choice = {**self._whole_choice(completion), **self._token_ids(completion)}
         choice["finish_reason"] = completion.finish_reason
-        return self._body(self._kind, [{"index": 0, **choice}], usage=_usage(completion))
+        body = self._body(self._kind, [{"index": 0, **choice}], usage=_usage(completion))
+        if self._request.token_ids:
+            body["prompt_token_ids"] = list(completion.prompt_ids)
+        return body
 
     def final_events(self, completion: Completion) -> Iterator[str]:
         """Yield the events that end a stream all of whose text was sent."""
-        for choice in self._last_choices(completion):
+        *others, last = self._last_choices(completion)
+        for choice in (*others, {**last, **self._token_ids(completion)}):
             yield self._choice_event(choice)
         if self._request.include_usage:
             yield _event(self._body(self._chunk_kind, [], usage=_usage(completion)))
@@ -159,6 +186,18 @@ class CompletionCall(ABC):
         """Yield the events that end a stream with an error."""
         yield _event(error_body(error))
         yield _DONE
+
+    def _token_ids(self, completion: Completion) -> dict[str, Any]:
+        """Return the ids that were asked for.
+
+        SGLang's clients read the prompt's in the choice, vLLM's at the top of the whole answer.
+        """
+        if not self._request.token_ids:
+            return {}
+        return {
+            "prompt_token_ids": list(completion.prompt_ids),
+            "token_ids": list(completion.output_ids),
+        }
 
     def _choice_event(self, choice: Mapping[str, Any]) -> str:
         choice = {"index": 0, "logprobs": None, "finish_reason": None, **choice}

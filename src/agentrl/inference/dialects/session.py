@@ -44,6 +44,8 @@ class CallRequest:
     stream: bool = False
     include_usage: bool = False
     """A stream ends with the number of tokens."""
+    token_ids: bool = False
+    """The answer holds the ids of the prompt and of the reply."""
     id: str = field(default_factory=lambda: secrets.token_hex(12))
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -101,8 +103,13 @@ class Completion:
     num_prompt_tokens: int
     num_output_tokens: int
     num_cached_tokens: int = 0
+    stop_text: str | None = None
+    """Which of the request's stop texts ended the reply, if one did."""
     token_logprobs: tuple[tuple[str, float], ...] = ()
     """Every sampled token as text, with its logprob."""
+    prompt_ids: tuple[int, ...] = ()
+    """Where they were asked for, as are `output_ids`."""
+    output_ids: tuple[int, ...] = ()
 
 
 class ModelSession(ABC):
@@ -146,6 +153,14 @@ class ModelSession(ABC):
             APIError: the request cannot be answered.
         """
         raise APIError("texts are not completed here; use /v1/chat/completions", status=404)
+
+    async def count_tokens(self, request: ChatRequest) -> int:
+        """Return how many tokens the prompt of a conversation has; nothing is sampled.
+
+        Raises:
+            APIError: the conversation cannot be rendered, or tokens are not counted here.
+        """
+        raise APIError("tokens are not counted here", status=404)
 
     def refused(self, error: APIError) -> None:  # noqa: B027  most sessions need no note of it
         """Take note of a call that is answered with an error."""

@@ -53,6 +53,7 @@ def _read_text(body: Mapping[str, Any]) -> TextRequest:
         logprobs=parsed.logprobs is not None,
         stream=parsed.stream,
         include_usage=parsed.include_usage,
+        token_ids=parsed.return_token_ids,
     )
 
 

@@ -35,6 +35,7 @@ from agentrl.rollout.agent.reply_delivery import (
     all_content,
     as_delivered,
     cut,
+    stopped_by,
     with_call_ids,
 )
 from agentrl.rollout.async_sampler import AsyncSampler, LimitReached
@@ -46,8 +47,8 @@ log = logging.getLogger(__name__)
 CANNOT_RENDER = "cannot_render"
 _LIMIT_CODES: dict[Outcome, str] = {"length_limit": "context_length_exceeded"}
 _LIMIT_TEXTS: dict[Outcome, str] = {
-    "length_limit": "the conversation is longer than the policy's context (--max_prompt_tokens, "
-    "--context_length)",
+    "length_limit": "the policy's context is full: this model's maximum context length is "
+    "{max_tokens} tokens (--max_prompt_tokens, --context_length)",
     "turns_limit": "the rollout made as many model calls as it may (--max_turns)",
     "time_limit": "the rollout's time is up (--rollout_timeout_seconds)",
 }
@@ -134,6 +135,21 @@ class RecordingSession(ModelSession):
             raise APIError(f"{request.model!r} is forwarded for /v1/chat/completions only")
         return await self._guarded(f"{request.prompt}", self._complete(request, on_delta))
 
+    async def count_tokens(self, request: ChatRequest) -> int:
+        """Return how many tokens the prompt of a conversation has; nothing is sampled.
+
+        Raises:
+            APIError: the conversation cannot be rendered, or is another model's.
+        """
+        if request.model != self.model:
+            raise APIError(f"tokens of {request.model!r} are not counted here", status=404)
+        messages = await self._with_kept_images(request.messages)
+        self._check_seen(messages)
+        try:
+            return len(self._history.plan(messages, request.tools).prompt.ids)
+        except RenderError as error:
+            raise APIError(str(error), code=CANNOT_RENDER) from None
+
     def _require_forwarded(self, model: str) -> None:
         if model not in self._forwarded.models:
             raise APIError(
@@ -154,7 +170,7 @@ class RecordingSession(ModelSession):
         except LimitReached as limit:
             self.limit = limit.outcome
             raise APIError(
-                _LIMIT_TEXTS[limit.outcome],
+                _LIMIT_TEXTS[limit.outcome].format(max_tokens=self._sampler.context.max_prompt_len),
                 code=_LIMIT_CODES.get(limit.outcome, limit.outcome),
             ) from None
         except RenderError as error:
@@ -208,7 +224,7 @@ class RecordingSession(ModelSession):
         given = with_call_ids(message, self._call_mark)
         sent_ids = [call["id"] for call in given.get("tool_calls", ())]
         self._history.remember(plan, turn, reply.message, message, sent_ids)
-        return self._completion(request, plan, turn, given)
+        return self._completion(request, plan, turn, given, reply.text)
 
     async def _complete(self, request: TextRequest, on_delta: OnDelta | None) -> Completion:
         renderer = self._sampler.context.renderer
@@ -228,7 +244,7 @@ class RecordingSession(ModelSession):
         if deltas is not None:
             message = deltas.whole(message)
         self._history.remember(plan, turn, reply.message, message)
-        return self._completion(request, plan, turn, message)
+        return self._completion(request, plan, turn, message, reply.text)
 
     async def _sample(
         self,
@@ -329,6 +345,7 @@ class RecordingSession(ModelSession):
         plan: Plan,
         turn: DispatchedSamplingTask,
         message: Message,
+        text: str,
     ) -> Completion:
         finish: FinishReason = "stop"
         if turn.finish_reason == "length":
@@ -346,6 +363,9 @@ class RecordingSession(ModelSession):
             num_prompt_tokens=len(plan.prompt.ids),
             num_output_tokens=len(turn.output_ids),
             num_cached_tokens=turn.cached_tokens,
+            stop_text=stopped_by(text, request.sampling.stop) if finish == "stop" else None,
+            prompt_ids=tuple(plan.prompt.ids.tolist()) if request.token_ids else (),
+            output_ids=tuple(turn.output_ids.tolist()) if request.token_ids else (),
             token_logprobs=tuple((decode([id_]), float(logprob)) for id_, logprob in pairs),
         )
 

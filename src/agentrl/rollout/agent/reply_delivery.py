@@ -57,6 +57,12 @@ def with_call_ids(message: Message, mark: str) -> Message:
     return {**message, "tool_calls": calls}
 
 
+def stopped_by(text: str, stop: tuple[str, ...]) -> str | None:
+    """Return the stop text that a text ends before; None if it holds none."""
+    places = [(text.index(end), end) for end in stop if end in text]
+    return min(places)[1] if places else None
+
+
 def cut(text: str, stop: tuple[str, ...]) -> str:
     """Return what stands before the first stop text."""
     for end in stop:

@@ -160,7 +160,7 @@ async def test_errors_have_openais_form_and_name_the_field() -> None:
     assert "the body has to be JSON" in malformed.json()["error"]["message"]
     assert "half of a character" in half.json()["error"]["message"]
     assert nowhere.status_code == 404
-    assert nowhere.json()["error"]["message"] == "Not Found"
+    assert nowhere.json()["error"]["message"].startswith("there is no route /")
 
 
 @pytest.mark.parametrize(
@@ -185,6 +185,32 @@ async def test_what_no_server_can_do_is_refused_at_the_endpoint(field: str) -> N
         answer = await client.post("/chat/completions", content=content, headers=JSON)
         assert answer.status_code == 400
         assert "\n" not in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("field", "instead"),
+    [
+        ({"logit_bias": {"7": 3}}, "not shifted"),
+        ({"min_tokens": 4}, "where the policy ends it"),
+        ({"ignore_eos": True}, "where the policy ends it"),
+        ({"functions": [{"name": "look"}]}, "send them as tools"),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, "--chat_template_kwargs"),
+        ({"structured_outputs": {"regex": "a+"}}, "response_format"),
+        ({"continue_final_message": True}, "cannot be begun"),
+    ],
+)
+async def test_a_field_that_would_change_what_is_sampled_is_refused_by_name(
+    field: dict[str, Any], instead: str
+) -> None:
+    body = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
+    nothing = dict.fromkeys(field)
+    async with client_of(Echo("m")) as client:
+        refused = await client.post("/chat/completions", json={**body, **field})
+        unsaid = await client.post("/chat/completions", json={**body, **nothing})
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] in field
+    assert instead in refused.json()["error"]["message"]
+    assert unsaid.status_code == 200
 
 
 @pytest.mark.parametrize("prompt", ["[1180591620717411303424]", "[4294967296]", "[-1]", "[]"])

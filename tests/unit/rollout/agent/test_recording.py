@@ -115,6 +115,33 @@ async def test_the_next_call_continues_the_sampled_tokens_however_the_reply_is_s
 
 
 @pytest.mark.parametrize("stream", [False, True])
+async def test_the_engines_ids_are_answered_where_they_are_asked_for(
+    store: TrajectoryStore, renderer: Renderer, stream: bool
+) -> None:
+    choices: list[dict[str, Any]] = []
+
+    async def agent(task: MCPTask, endpoint: AgentEndpoint) -> str:
+        asked: Any = {"model": MODEL, "messages": [{"role": "user", "content": task.query}]}
+        more = {"return_token_ids": True}
+        async with client_of(endpoint) as client:
+            if stream:
+                chunks = await client.chat.completions.create(**asked, stream=True, extra_body=more)
+                choices.extend([chunk.choices[0].model_dump() async for chunk in chunks])
+            else:
+                whole = await client.chat.completions.create(**asked, extra_body=more)
+                choices.append(whole.choices[0].model_dump())
+                assert whole.model_dump()["prompt_token_ids"] == choices[0]["prompt_token_ids"]
+        return "7"
+
+    with serve_script(renderer, replies(ANSWER)) as engine:
+        await begin_run(store, engine, TASK)
+        async with open_stage(store, engine) as stage:
+            _, (turn,) = await stage.play(agent)
+    assert choices[-1]["prompt_token_ids"] == sent(engine)[0]
+    assert choices[-1]["token_ids"] == turn.output_ids.tolist()
+
+
+@pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("by_id", [False, True])
 async def test_the_responses_form_continues_the_sampled_tokens_too(
     store: TrajectoryStore, renderer: Renderer, stream: bool, by_id: bool
