@@ -18,6 +18,7 @@ from agents import (
     Runner,
     set_tracing_disabled,
 )
+from anthropic import AsyncAnthropic
 from harness.processes import engine_process
 from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from langchain_openai import ChatOpenAI
@@ -125,6 +126,48 @@ def last_reply(state: MessagesState) -> AIMessage:
     return message
 
 
+def anthropic_sdk(*, stream: bool) -> AgentFunction:
+    tools: list[Any] = [
+        {
+            "name": shape.name,
+            "description": shape.description,
+            "input_schema": dict(shape.input_schema),
+        }
+        for shape in shop.TOOLS.values()
+    ]
+
+    async def play(task: MCPTask, endpoint: AgentEndpoint) -> str:
+        messages: list[Any] = [{"role": "user", "content": task.query}]
+        async with AsyncAnthropic(
+            base_url=endpoint.anthropic_base_url, api_key=endpoint.api_key
+        ) as client:
+            for _ in range(MAX_STEPS):
+                ask: dict[str, Any] = {"messages": messages, "tools": tools, "max_tokens": 48}
+                if stream:
+                    async with client.messages.stream(model=endpoint.model, **ask) as events:
+                        reply: Any = await events.get_final_message()
+                else:
+                    reply = await client.messages.create(model=endpoint.model, **ask)
+                calls = [block for block in reply.content if block.type == "tool_use"]
+                if not calls:
+                    return "".join(block.text for block in reply.content if block.type == "text")
+                results = [
+                    {
+                        "type": "tool_result",
+                        "tool_use_id": call.id,
+                        "content": use(call.name, call.input),
+                    }
+                    for call in calls
+                ]
+                messages += [
+                    {"role": "assistant", "content": reply.content},
+                    {"role": "user", "content": results},
+                ]
+        return ""
+
+    return play
+
+
 def langgraph() -> AgentFunction:
     async def play(task: MCPTask, endpoint: AgentEndpoint) -> str:
         model = ChatOpenAI(
@@ -190,6 +233,8 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
         pytest.param(agents_sdk(OpenAIResponsesModel), id="agents-responses"),
         pytest.param(agents_sdk(OpenAIResponsesModel, stream=True), id="agents-streaming"),
         pytest.param(agents_sdk(OpenAIChatCompletionsModel), id="agents-chat"),
+        pytest.param(anthropic_sdk(stream=False), id="anthropic"),
+        pytest.param(anthropic_sdk(stream=True), id="anthropic-streaming"),
         pytest.param(langgraph(), id="langgraph"),
     ],
 )

@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def python_with(kind: str) -> Path:
-    """Return the Python of an environment that holds `aworld`, `verl` or `areal`.
+    """Return the Python of an environment that holds `aworld`, `verl`, `areal` or `mini`.
 
     The folder above them is AGENTRL_TEST_VENVS, or one beside other temporary files.
     """

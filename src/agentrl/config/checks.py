@@ -302,8 +302,12 @@ def _colocation_contradictions(config: RootConfig) -> Iterator[str]:
 
 def _agent_contradictions(agents: AgentSection) -> Iterator[str]:
     routes = agents.agent_routes or {}
-    if routes and agents.agent is None:
-        yield "--agent_routes goes with --agent"
+    if routes and not agents.has_agent:
+        yield "--agent_routes goes with --agent or --agent_command"
+    if agents.agent is not None and agents.agent_command is not None:
+        yield "--agent and --agent_command both say what plays; give one of the two"
+    if agents.agent_env and agents.agent_command is None:
+        yield "--agent_env goes with --agent_command"
     for name, route in routes.items():
         unknown = sorted(route.keys() - _ROUTE_KEYS)
         if unknown:

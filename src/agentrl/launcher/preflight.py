@@ -29,7 +29,7 @@ from agentrl.launcher.child_commands import tool_server_command
 from agentrl.launcher.policy_checks import check_policy, find_model
 from agentrl.renderers.renderer import Renderer
 from agentrl.rewards import MCPScorerFactory, RegisteredScoring
-from agentrl.rollout.agent import load_agent
+from agentrl.rollout.agent import configured_agent
 from agentrl.rollout.worker.resources import check_tools, served_context_length, tools_config
 from agentrl.store import TrajectoryStore
 from agentrl.store.private_mongod import find_mongod
@@ -59,8 +59,8 @@ async def check_inputs(config: RootConfig, *, trains: bool = True) -> list[str]:
         _check_group_size(config.data)
         _check_main_port(config.trainer)
     notes = _check_questions(config, renderer, trains=trains)
-    if config.agents.agent is not None:
-        load_agent(config.agents.agent)
+    if config.agents.has_agent:
+        configured_agent(config.agents)
     await _check_store(config, trains=trains)
     await _check_tools(config, model_path, renderer)
     if config.rollout.enable_sampling:

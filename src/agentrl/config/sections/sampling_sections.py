@@ -127,6 +127,14 @@ class AgentSection(ConfigSection):
     """Function of (task, endpoint) that runs every task and calls the model as it would call
     OpenAI's: `file.py:function`, `package.module:function`, or an entry point's name in the group
     `agentrl.agents`. By default AgentRL itself runs the tasks with the tools."""
+    agent_command: str | None = None
+    """Program that runs every task in a process of its own, such as `my-agent --task {query}`: it
+    finds the model in OPENAI_BASE_URL or ANTHROPIC_BASE_URL and their keys, and prints the answer,
+    or writes it into `{answer_file}`. Also replaced: `{model}`, `{task_id}`, `{base_url}`,
+    `{anthropic_base_url}`."""
+    agent_env: tuple[str, ...] = ()
+    """Environment variables that the program gets beside PATH, its locale and the model's address
+    (comma separated)."""
     agent_sampling: Literal["agent", "run"] = "agent"
     """Whose temperature, bounds, penalties and seed count when an agent's call gives any: the
     agent's or the run's. A fixed seed or temperature 0 makes all tries of a question the same; use
@@ -138,6 +146,11 @@ class AgentSection(ConfigSection):
     agent_gateway_host: str = "127.0.0.1"
     """Address at which agents reach a sampler's endpoint. Beyond loopback, every call needs the
     rollout's key."""
+
+    @property
+    def has_agent(self) -> bool:
+        """Whether an agent of the user's plays, and not AgentRL itself."""
+        return self.agent is not None or self.agent_command is not None
 
 
 class InferenceSection(ConfigSection):

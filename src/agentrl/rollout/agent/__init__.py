@@ -1,5 +1,6 @@
 """Agents of any framework as samplers: they call the policy over HTTP, and their calls are recorded."""
 
+from agentrl.rollout.agent.agent_command import configured_agent
 from agentrl.rollout.agent.agent_loading import AgentFunction, load_agent
 from agentrl.rollout.agent.agent_sampler import AgentEndpointServer, AgentSampler
 from agentrl.schema.agent_endpoint import AgentEndpoint
@@ -9,5 +10,6 @@ __all__ = [
     "AgentEndpointServer",
     "AgentFunction",
     "AgentSampler",
+    "configured_agent",
     "load_agent",
 ]

@@ -74,7 +74,7 @@ def _is_resumable(config: RootConfig, tools: ToolsConfig) -> bool:
     ones would give another context than the recorded turns had. Nor may it resume the rollout of a
     user's agent, of whose state nothing is known.
     """
-    if config.agents.agent is not None:
+    if config.agents.has_agent:
         return False
     rewrites = config.rollout.new_context != "disabled" or config.rollout.enable_repetition_compress
     return (config.tools.resumable_tools or tools.is_resumable) and not rewrites

@@ -16,7 +16,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from agentrl.config.sections import RootConfig
 from agentrl.models.resolve import resolve_tokenizer
 from agentrl.rewards import RegisteredScoring
-from agentrl.rollout.agent import AgentEndpointServer, AgentSampler, load_agent
+from agentrl.rollout.agent import AgentEndpointServer, AgentSampler, configured_agent
 from agentrl.rollout.worker.attempt import MakeSampler
 from agentrl.rollout.worker.sampling_loop import LoopState
 from agentrl.rollout.worker.scheduler import SamplingScheduler
@@ -85,9 +85,9 @@ async def _sample(config: RootConfig, split: Split | None) -> int:
 
 async def _agent_sampler(config: RootConfig, stack: AsyncExitStack) -> MakeSampler | None:
     """Return what runs the configured agent on tasks; None without one."""
-    if config.agents.agent is None:
+    if not config.agents.has_agent:
         return None
-    agent = load_agent(config.agents.agent)
+    agent = configured_agent(config.agents)
     endpoints = await stack.enter_async_context(
         AgentEndpointServer.open(config.agents, config.model.model_name)
     )

@@ -1,0 +1,170 @@
+"""`--agent_command`: an unchanged program plays a rollout, as a process of its own.
+
+The program finds the policy's address and key in its environment, under the names that OpenAI's and
+Anthropic's clients read, and works in an empty folder that is its home. What it prints, or writes
+into `{answer_file}`, is the answer; a status other than 0 is a failure of the agent.
+"""
+
+import asyncio
+import contextlib
+import os
+import re
+import shlex
+import shutil
+import signal
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from agentrl.config.sections import AgentSection
+from agentrl.errors import AgentError, ConfigError, UserCodeError
+from agentrl.rollout.agent.agent_loading import AgentFunction, load_agent
+from agentrl.runtime.child_processes import end_with_parent
+from agentrl.schema import MCPTask
+from agentrl.schema.agent_endpoint import AgentEndpoint
+
+PLACEHOLDERS = ("query", "task_id", "model", "base_url", "anthropic_base_url", "answer_file")
+# `${NAME}` is a shell's own.
+_PLACEHOLDER = re.compile(r"(?<!\$)\{(\w+)\}")
+_INHERITED = ("PATH", "LANG", "LC_ALL", "TZ", "SSL_CERT_FILE", "SSL_CERT_DIR")
+_MAX_OUTPUT_BYTES = 1 << 20
+_END_SECONDS = 2.0
+
+
+def configured_agent(section: AgentSection) -> AgentFunction:
+    """Return the agent that plays: a function (`agent`), or a program (`agent_command`).
+
+    Raises:
+        ConfigError: it cannot be had.
+    """
+    return command_agent(section) if section.agent is None else load_agent(section.agent)
+
+
+def command_agent(section: AgentSection) -> AgentFunction:
+    """Return the agent that runs `agent_command`.
+
+    Raises:
+        ConfigError: the program does not exist, or the command has a placeholder that is unknown.
+    """
+    command = section.agent_command or ""
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        raise ConfigError(f"--agent_command: {error}") from None
+    if not words or shutil.which(words[0]) is None:
+        program = words[0] if words else ""
+        raise ConfigError(f"--agent_command: there is no program {program!r} on this machine")
+    for name in _PLACEHOLDER.findall(command):
+        if name not in PLACEHOLDERS:
+            raise ConfigError(
+                f"--agent_command: unknown placeholder {{{name}}} (known: {', '.join(PLACEHOLDERS)})"
+            )
+    missing = [name for name in section.agent_env if name not in os.environ]
+    if missing:
+        raise ConfigError(f"--agent_env: the environment variable {missing[0]} is not set")
+    environment = {
+        name: os.environ[name] for name in (*_INHERITED, *section.agent_env) if name in os.environ
+    }
+
+    async def play(task: MCPTask, endpoint: AgentEndpoint) -> str | None:
+        with tempfile.TemporaryDirectory(prefix="agentrl-agent-") as folder:
+            answer_file = Path(folder, "answer.txt")
+            values = {
+                "query": task.query,
+                "task_id": task.id,
+                "model": endpoint.model,
+                "base_url": endpoint.base_url,
+                "anthropic_base_url": endpoint.anthropic_base_url,
+                "answer_file": str(answer_file),
+            }
+            # After splitting, so that a question stays one argument whatever it holds.
+            arguments = [_PLACEHOLDER.sub(lambda m: values[m[1]], word) for word in words]
+            variables = {**environment, **_endpoint_variables(endpoint), "HOME": folder}
+            printed = await _run(arguments, variables, folder)
+            return _written(answer_file) if "{answer_file}" in command else printed
+
+    return play
+
+
+def _written(path: Path) -> str | None:
+    """Return what a program wrote as its answer; None where it wrote none."""
+    if not path.is_file():
+        return None
+    with path.open("rb") as file:
+        return file.read(_MAX_OUTPUT_BYTES).decode(errors="replace")
+
+
+def _endpoint_variables(endpoint: AgentEndpoint) -> dict[str, str]:
+    """Return the policy's address in the names that clients and litellm read."""
+    return {
+        "OPENAI_BASE_URL": endpoint.base_url,
+        "OPENAI_API_BASE": endpoint.base_url,
+        "OPENAI_API_KEY": endpoint.api_key,
+        "ANTHROPIC_BASE_URL": endpoint.anthropic_base_url,
+        "ANTHROPIC_API_BASE": endpoint.anthropic_base_url,
+        "ANTHROPIC_API_KEY": endpoint.api_key,
+        "AGENTRL_MODEL": endpoint.model,
+        "NO_COLOR": "1",
+        "TERM": "dumb",
+    }
+
+
+async def _run(arguments: list[str], environment: Mapping[str, str], folder: str) -> str:
+    """Run a program to its end; return what it printed.
+
+    Raises:
+        AgentError: it cannot be started.
+        UserCodeError: it ended with another status than 0.
+    """
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *arguments,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            cwd=folder,
+            env=environment,
+            start_new_session=True,
+            preexec_fn=end_with_parent(signal.SIGKILL),
+        )
+    except (OSError, ValueError) as error:
+        raise AgentError(f"{arguments[0]} cannot be started: {error}") from error
+    assert process.stdout is not None
+    assert process.stderr is not None
+    reading = asyncio.gather(_last_bytes(process.stdout), _last_bytes(process.stderr))
+    try:
+        status = await process.wait()
+    finally:
+        await _end(process)
+    # A process of another session may hold the pipes open after the program's end.
+    with contextlib.suppress(TimeoutError):
+        out, err = await asyncio.wait_for(reading, _END_SECONDS)
+        if status == 0:
+            return out
+        last = next((line for line in reversed(err.splitlines()) if line.strip()), "")
+        raise UserCodeError(f"{arguments[0]} ended with status {status}: {last.strip()[:500]}")
+    raise UserCodeError(f"{arguments[0]} left processes behind that keep its output open")
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """End a program and whatever it started in its session."""
+    if process.returncode is None:
+        _signal_group(process.pid, signal.SIGTERM)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(process.wait(), _END_SECONDS)
+    _signal_group(process.pid, signal.SIGKILL)
+    await process.wait()
+
+
+def _signal_group(group: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(group, number)
+
+
+async def _last_bytes(stream: asyncio.StreamReader) -> str:
+    """Read to the end; return the last mebibyte as text."""
+    kept = bytearray()
+    while chunk := await stream.read(1 << 16):
+        kept += chunk
+        del kept[:-_MAX_OUTPUT_BYTES]
+    return kept.decode(errors="replace")
