@@ -17,6 +17,7 @@ from agentrl.data.tokens import turn_tokens
 from agentrl.data.tree import TokenTree
 from agentrl.models.load import load_policy
 from agentrl.models.policy import target_logprobs
+from agentrl.models.router_replay import make_routers_replay
 from agentrl.store import TrajectoryStore
 from agentrl.store.private_mongod import EmbeddedMongo
 
@@ -63,6 +64,7 @@ async def sampled_rows(folder: Path) -> list[tuple[PackedRow, np.ndarray]]:
 
 async def test_replay_brings_the_trainers_logprobs_closer_to_the_servers(folder: Path) -> None:
     policy = load_policy(folder / "mixture")
+    make_routers_replay(policy.model)
     gaps: dict[str, list[np.ndarray]] = {"replayed": [], "own": []}
     for row, behavior in await sampled_rows(folder):
         assert row.routed_experts is not None

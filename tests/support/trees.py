@@ -25,6 +25,7 @@ from agentrl.data.batch import StepBatch
 from agentrl.data.select import SelectedGroup
 from agentrl.models.load import wrap_policy
 from agentrl.models.policy import PolicyModel
+from agentrl.models.router_replay import make_routers_replay
 from agentrl.schema import (
     DBRecordData,
     DispatchedSamplingTask,
@@ -81,6 +82,7 @@ def tiny_policy(
     config_class, model_class, own = ARCHITECTURES[architecture]
     model = model_class(config_class(**{**SHAPE, **own, **changes}))
     model.set_attn_implementation(attention)
+    make_routers_replay(model)
     return wrap_policy(model.to(dtype))
 
 
@@ -202,8 +204,9 @@ def flat_gradient(model: torch.nn.Module) -> torch.Tensor:
     found = []
     for parameter in model.parameters():
         if parameter.requires_grad:
-            assert parameter.grad is not None
-            found.append(parameter.grad.flatten())
+            # Some families have parameters that nothing computes with.
+            made = parameter.grad
+            found.append((torch.zeros_like(parameter) if made is None else made).flatten())
     return torch.cat(found)
 
 

@@ -95,9 +95,9 @@ def build_step(
     Args:
         groups: of the step; groups without turns to train on are skipped.
         policy_version: version of the weights that the step starts from.
-        token_budget: tokens of one forward pass.
+        token_budget: tokens of one forward pass; `none` passes every turn whole.
         reduction: how targets are averaged, see `term_weights`; a sequence is a Record.
-        merge: prefix sharing in the forward pass.
+        merge: prefix sharing in the forward pass; `none` is one turn a forward pass.
         num_ranks: data-parallel ranks.
         attention_cost: cost of a visible pair in units of a token's cost outside attention; rows
             are balanced over ranks by this estimate of time.
@@ -121,7 +121,11 @@ def build_step(
         policy_version=policy_version,
     )
     shares = plan_bins(
-        branches, token_budget=token_budget, num_ranks=num_ranks, attention_cost=attention_cost
+        branches,
+        token_budget=token_budget,
+        num_ranks=num_ranks,
+        attention_cost=attention_cost,
+        one_path_each=merge == "none",
     )
     rounds = max((len(share) for share in shares), default=0)
     # Every pass gathers sharded parameters, a collective: all ranks must make the same number.

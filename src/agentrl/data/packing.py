@@ -51,6 +51,7 @@ def plan_bins(
     token_budget: int,
     num_ranks: int = 1,
     attention_cost: float = 0.0,
+    one_path_each: bool = False,
 ) -> tuple[tuple[Bin, ...], ...]:
     """Pack branches into bins and assign them to ranks.
 
@@ -62,11 +63,16 @@ def plan_bins(
         token_budget: tokens of one pass, repeated prefixes included.
         num_ranks: data-parallel ranks.
         attention_cost: cost of a visible pair in units of a token's cost outside attention.
+        one_path_each: every branch becomes a bin of its own, whatever its length: for models whose
+            layers do not know token trees.
 
     Returns:
         The bins of each rank: those in chunks first, then by falling cost. Ranks may differ by one
         bin; `build_step` fills up with empty rows.
     """
+    if one_path_each:
+        alone = [Bin.of([branch.alone()]) for branch in branches]
+        return _balance_across_ranks(alone, num_ranks, attention_cost)
     within: list[Branch] = []
     chunked: list[Bin] = []
     for tree in _trees(branches):

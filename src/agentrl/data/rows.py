@@ -45,6 +45,11 @@ class PackedRow:
         """Return T."""
         return len(self.sources)
 
+    @property
+    def is_single_path(self) -> bool:
+        """Return whether every token sees all tokens before it."""
+        return bool((self.subtree_ends == self.num_tokens).all())
+
 
 def empty_row() -> PackedRow:
     """Return a row of one token and no targets.

@@ -1,30 +1,30 @@
 """Forward and backward passes over rows that are too long for one pass, with exact gradients.
 
 The row is cut into chunks in depth-first order. The first pass runs them in order without gradients
-and keeps the keys and values of every token. The caller then computes the loss from the logprobs of
-the whole row. The second pass runs the chunks in reverse order and recomputes each with the keys and
-values above it as leaves. Its backward pass starts from two kinds of gradient: those of its logprobs,
-and those of its own keys and values, which the later chunks have accumulated. It adds the gradients
-of the keys and values above it to the accumulators of earlier chunks. Reverse order makes this exact:
-a chunk's keys and values are read only by itself and by later chunks.
+and keeps what later chunks read: keys, values and inputs of convolutions of every token, and the
+recurrent states that later segments continue. The caller then computes the loss from the logprobs of
+the whole row. The second pass runs the chunks in reverse order and recomputes each with what lies
+above it as leaves. Its backward pass starts from two kinds of gradient: those of its logprobs, and
+those of what it made for later chunks, which these have accumulated. It adds the gradients of what
+lies above it to the accumulators of earlier chunks. Reverse order makes this exact: what a chunk makes
+is read only by itself and by later chunks.
 
-Memory: the activations of one chunk, plus keys, values and their gradients of the whole row, a small
-fraction of the activations of the whole row.
+Memory: the activations of one chunk, plus what passes between chunks and its gradients for the whole
+row, a small fraction of the activations of the whole row.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import nn
 
 from agentrl.data.rows import PackedRow, empty_row
-from agentrl.models.attention.backend import ChunkStates
+from agentrl.models.chunk_states import ChunkStates, Place, TokenValues
 from agentrl.models.policy import TargetLogprobs
-
-_Layer = tuple[torch.Tensor, torch.Tensor]
+from agentrl.models.row_tree import continued_keys
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,11 +39,20 @@ class RowChunk:
     """int64 [P], indices in the whole row of the tokens above its first token."""
     targets: np.ndarray
     """int64, indices of its targets in the whole row."""
+    continued: np.ndarray
+    """int64 [I], indices in the whole row of the tokens above whose states it continues."""
+    exports: np.ndarray
+    """int64 [E], indices in the chunk of the tokens whose states later chunks continue."""
 
     @property
     def tokens(self) -> slice:
         """Return the slice of the whole row that the chunk's tokens fill."""
         return slice(self.start, self.start + self.row.num_tokens)
+
+    @property
+    def exported(self) -> np.ndarray:
+        """Return the indices of `exports` in the whole row."""
+        return self.exports + self.start
 
 
 def cut_row(row: PackedRow, num_chunks: int) -> list[RowChunk | None]:
@@ -54,11 +63,16 @@ def cut_row(row: PackedRow, num_chunks: int) -> list[RowChunk | None]:
         passes, because each pass gathers parameters; None is a pass without tokens.
     """
     edges = np.linspace(0, row.num_tokens, min(num_chunks, row.num_tokens) + 1).astype(np.int64)
-    chunks: list[RowChunk | None] = [
+    chunks = [
         _stretch(row, start, end)
         for start, end in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)
     ]
-    return chunks + [None] * (num_chunks - len(chunks))
+    read = np.unique(np.concatenate([chunk.continued for chunk in chunks]))
+    cut: list[RowChunk | None] = [
+        replace(chunk, exports=read[(read >= start) & (read < end)] - start)
+        for chunk, start, end in zip(chunks, edges[:-1], edges[1:], strict=True)
+    ]
+    return cut + [None] * (num_chunks - len(chunks))
 
 
 class ChunkedPass:
@@ -94,14 +108,17 @@ class ChunkedPass:
         self._row = row
         self._chunks = cut_row(row, num_chunks)
         self._chunk_size = chunk_size
-        self._layers: list[_Layer] = []
+        self._values: dict[Place, TokenValues] = {}
+        """Values of all tokens of the row."""
+        self._states: dict[Place, dict[int, torch.Tensor]] = {}
+        """Recurrent states by the token of the row that they are behind."""
 
     @torch.no_grad()
     def forward(self, *, with_entropy: bool = False) -> TargetLogprobs:
         """Return logprobs (and entropies) of all targets in the order of the row, without a graph."""
         outputs = []
         for chunk in self._chunks:
-            states = ChunkStates(self._above(chunk))
+            states = self._given(chunk)
             outputs.append(self._run(chunk, states, with_entropy))
             if chunk is not None:
                 self._keep(chunk, states)
@@ -122,32 +139,25 @@ class ChunkedPass:
             gradient: [T], derivative of the loss with respect to each logprob that `forward`
                 returned.
         """
-        debts = [tuple(_accumulator(states) for states in layer) for layer in self._layers]
+        debts = _Debts(self._values, self._states)
         for chunk in reversed(self._chunks):
-            above = self._above(chunk)
-            for states in (states for layer in above for states in layer):
-                states.requires_grad_()
-            shared = ChunkStates(above)
-            output = self._run(chunk, shared, with_entropy=False)
+            given = self._given(chunk)
+            for leaf in _tensors_of(given):
+                leaf.requires_grad_()
+            output = self._run(chunk, given, with_entropy=False)
             if chunk is None:
                 # FSDP2's hooks reduce gradients in the backward pass, a collective that the other
                 # ranks wait for; the sum over no targets is 0.
                 output.logprobs.sum().backward()
                 continue
             targets = torch.from_numpy(chunk.targets).to(gradient.device)
-            roots, gradients = [output.logprobs], [gradient.index_select(0, targets)]
-            for layer, made in sorted(shared.made.items()):
-                for states, debt in zip(made, debts[layer], strict=True):
-                    if not states.requires_grad:  # every parameter below this layer is frozen
-                        continue
-                    roots.append(states)
-                    gradients.append(debt[:, :, chunk.tokens].to(states.dtype))
-            torch.autograd.backward(roots, gradients)
-            index = torch.from_numpy(chunk.above).to(gradient.device)
-            for layer_above, layer_debts in zip(above, debts, strict=False):
-                for states, debt in zip(layer_above, layer_debts, strict=True):
-                    assert states.grad is not None, "a chunk attends to all of the path above it"
-                    debt.index_add_(2, index, states.grad.to(debt.dtype))
+            owed = [(output.logprobs, gradient.index_select(0, targets)), *debts.of(chunk, given)]
+            # Without a gradient of their own: every parameter below their layer is frozen.
+            owed = [(root, debt) for root, debt in owed if root.requires_grad]
+            torch.autograd.backward(
+                [root for root, _ in owed], [debt.to(root.dtype) for root, debt in owed]
+            )
+            debts.add(chunk, given)
 
     def _run(
         self, chunk: RowChunk | None, states: ChunkStates, with_entropy: bool
@@ -158,57 +168,117 @@ class ChunkedPass:
                 chunk_size=self._chunk_size,
                 with_entropy=with_entropy,
                 states=states,
-                num_above=0 if chunk is None else len(chunk.above),
             )
         return output
 
-    def _above(self, chunk: RowChunk | None) -> Sequence[_Layer]:
-        """Return copies of the keys and values above a chunk, a pair per layer.
+    def _given(self, chunk: RowChunk | None) -> ChunkStates:
+        """Return what a chunk gets from those above it.
 
         Copies, because the backward pass makes them leaves with gradients of their own.
         """
         if chunk is None or not len(chunk.above):
-            return ()
-        index = torch.from_numpy(chunk.above).to(self._layers[0][0].device)
-        return [(k.index_select(2, index), v.index_select(2, index)) for k, v in self._layers]
+            return ChunkStates(exports=() if chunk is None else chunk.exports)
+        index = torch.from_numpy(chunk.above)
+        continued = {
+            place: torch.stack([states[token] for token in chunk.continued.tolist()])
+            for place, states in self._states.items()
+            if len(chunk.continued)
+        }
+        return ChunkStates(
+            len(chunk.above),
+            above={
+                place: tuple(part.index_select(2, index.to(part.device)) for part in values)
+                for place, values in self._values.items()
+            },
+            continued=continued,
+            exports=chunk.exports,
+        )
 
     def _keep(self, chunk: RowChunk, states: ChunkStates) -> None:
-        if not self._layers:
-            self._layers = [
-                (self._room_for(key), self._room_for(value))
-                for _, (key, value) in sorted(states.made.items())
-            ]
-        for layer, made in states.made.items():
-            for kept, new in zip(self._layers[layer], made, strict=True):
+        for place, made in states.made.items():
+            if place not in self._values:
+                self._values[place] = tuple(self._room_for(values) for values in made)
+            for kept, new in zip(self._values[place], made, strict=True):
                 kept[:, :, chunk.tokens] = new
+        for place, left in states.left.items():
+            self._states.setdefault(place, {}).update(
+                zip(chunk.exported.tolist(), left, strict=True)
+            )
 
-    def _room_for(self, states: torch.Tensor) -> torch.Tensor:
-        return states.new_empty(1, states.shape[1], self._row.num_tokens, states.shape[3])
+    def _room_for(self, values: torch.Tensor) -> torch.Tensor:
+        return values.new_empty(*values.shape[:2], self._row.num_tokens, *values.shape[3:])
+
+
+class _Debts:
+    """Gradients of what chunks made for later ones, summed in float32 or higher.
+
+    bfloat16 has 8 bits of precision: a sum over many chunks would lose its small terms.
+    """
+
+    def __init__(
+        self,
+        values: Mapping[Place, TokenValues],
+        states: Mapping[Place, Mapping[int, torch.Tensor]],
+    ) -> None:
+        self._values = {
+            place: tuple(_zeros_like(part) for part in parts) for place, parts in values.items()
+        }
+        self._states = {
+            place: {token: _zeros_like(state) for token, state in made.items()}
+            for place, made in states.items()
+        }
+
+    def of(self, chunk: RowChunk, made: ChunkStates) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield what a chunk made, each with its gradient from later chunks."""
+        for place, values in made.made.items():
+            for part, debt in zip(values, self._values[place], strict=True):
+                yield part, debt[:, :, chunk.tokens]
+        for place, states in made.left.items():
+            debts = self._states[place]
+            yield states, torch.stack([debts[token] for token in chunk.exported.tolist()])
+
+    def add(self, chunk: RowChunk, given: ChunkStates) -> None:
+        """Add the gradients of what a chunk was given by those above it."""
+        for place, values in given.above.items():
+            for part, debt in zip(values, self._values[place], strict=True):
+                if part.grad is not None:
+                    index = torch.from_numpy(chunk.above).to(debt.device)
+                    debt.index_add_(2, index, part.grad.to(debt.dtype))
+        for place, states in given.continued.items():
+            if states.grad is not None:
+                for token, gradient in zip(chunk.continued.tolist(), states.grad, strict=True):
+                    self._states[place][token] += gradient
+
+
+def _tensors_of(states: ChunkStates) -> Iterator[torch.Tensor]:
+    for values in states.above.values():
+        yield from values
+    yield from states.continued.values()
 
 
 def _stretch(row: PackedRow, start: int, end: int) -> RowChunk:
     targets = np.flatnonzero((row.sources >= start) & (row.sources < end))
+    part = PackedRow(
+        token_ids=row.token_ids[start:end],
+        positions=row.positions[start:end],
+        subtree_ends=np.minimum(row.subtree_ends[start:end], end) - start,
+        sources=row.sources[targets] - start,
+        targets=row.targets[targets],
+        temperatures=row.temperatures[targets],
+        routed_experts=None if row.routed_experts is None else row.routed_experts[start:end],
+    )
+    # In preorder, every earlier token that a token of the chunk can see is an ancestor of the chunk's
+    # first token, so these are all the keys that the chunk needs.
+    above = np.flatnonzero(row.subtree_ends[:start] > start)
     return RowChunk(
-        row=PackedRow(
-            token_ids=row.token_ids[start:end],
-            positions=row.positions[start:end],
-            subtree_ends=np.minimum(row.subtree_ends[start:end], end) - start,
-            sources=row.sources[targets] - start,
-            targets=row.targets[targets],
-            temperatures=row.temperatures[targets],
-            routed_experts=None if row.routed_experts is None else row.routed_experts[start:end],
-        ),
+        row=part,
         start=start,
-        # In preorder, every earlier token that a token of the chunk can see is an ancestor of the
-        # chunk's first token, so these are all the keys that the chunk needs.
-        above=np.flatnonzero(row.subtree_ends[:start] > start),
+        above=above,
         targets=targets,
+        continued=above[continued_keys(part, len(above))],
+        exports=np.empty(0, dtype=np.int64),
     )
 
 
-def _accumulator(states: torch.Tensor) -> torch.Tensor:
-    """Return zeros for summing gradients, in float32 or higher.
-
-    bfloat16 has 8 bits of precision: a sum over many chunks would lose its small terms.
-    """
-    return torch.zeros_like(states, dtype=torch.promote_types(states.dtype, torch.float32))
+def _zeros_like(part: torch.Tensor) -> torch.Tensor:
+    return torch.zeros_like(part, dtype=torch.promote_types(part.dtype, torch.float32))

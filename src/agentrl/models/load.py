@@ -18,12 +18,17 @@ from transformers import (
     PretrainedConfig,
     PreTrainedModel,
 )
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from agentrl.errors import ConfigError
 from agentrl.models.architectures import check_tree_support
-from agentrl.models.attention.attention_registry import TREE_ATTENTION, check_device
+from agentrl.models.attention.attention_registry import (
+    TREE_ATTENTION,
+    check_device,
+    own_attention,
+)
 from agentrl.models.policy import PolicyModel
-from agentrl.models.router_replay import make_routers_replay
+from agentrl.models.recurrent.recurrent_layers import follow_paths
 from agentrl.models.weights import materialize, read_weights
 
 
@@ -32,7 +37,7 @@ def load_policy(
     *,
     dtype: torch.dtype = torch.float32,
     device: str | torch.device = "cpu",
-    attention: str = TREE_ATTENTION,
+    attention: str | None = TREE_ATTENTION,
     trust_remote_code: bool = False,
     gradient_checkpointing: bool = False,
     prepare: Callable[[PolicyModel], object] | None = None,
@@ -45,11 +50,12 @@ def load_policy(
         dtype: precision of parameters and computation. With float64, norms and routers compute in
             float64 as well; tests rely on it.
         device: where the model computes.
-        attention: a back end's `implementation` (see `models.attention`), or `ORACLE`.
+        attention: a back end's `implementation` (see `models.attention`); None: the model's own.
         trust_remote_code: run Python code from the checkpoint.
         gradient_checkpointing: recompute activations in the backward pass.
         prepare: changes the model in place while its parameters have no memory: splits and shards
-            it over ranks, or adds an adapter, whose values the caller sets later.
+            it over ranks, makes its routers replay, or adds an adapter, whose values the caller sets
+            later.
         cpu_offload: keep the parameters in host memory; `prepare` must shard them accordingly.
 
     Raises:
@@ -58,7 +64,8 @@ def load_policy(
     """
     config = read_config(path, trust_remote_code=trust_remote_code)
     check_tree_support(config)
-    check_device(attention, torch.device(device))
+    if attention is not None:
+        check_device(attention, torch.device(device))
     policy = wrap_policy(
         _without_weights(Path(path), config, dtype, attention, trust_remote_code),
         gradient_checkpointing=gradient_checkpointing,
@@ -79,7 +86,7 @@ def _without_weights(
     path: Path,
     config: PretrainedConfig,
     dtype: torch.dtype,
-    attention: str,
+    attention: str | None,
     trust_remote_code: bool,
 ) -> PreTrainedModel:
     """Build the model with parameters on the meta device and real buffers.
@@ -93,6 +100,8 @@ def _without_weights(
             attn_implementation=attention,
             trust_remote_code=trust_remote_code,
         )
+    if attention is None:
+        model.set_attn_implementation(own_attention(model))
     model.tie_weights()
     if (path / "generation_config.json").is_file():
         # `save_pretrained` writes it with every export, and servers read their stop tokens from it.
@@ -118,15 +127,14 @@ def read_config(path: str | Path, *, trust_remote_code: bool = False) -> Pretrai
 def wrap_policy(model: PreTrainedModel, *, gradient_checkpointing: bool = False) -> PolicyModel:
     """Wrap a transformers model as a trainable policy.
 
-    The model is in training mode, which gradient checkpointing requires; supported models have no
-    dropout (see `check_tree_support`).
+    Dropout and routers' noise are off, since policy logprobs have to be reproducible: only layers
+    that recompute their activations are in training mode.
     """
     if model.dtype == torch.float64:
         _make_norms_exact(model)
         # transformers computes experts with torch's grouped matrix products, which lack float64.
         model.set_experts_implementation("eager")
-    base: Any = model.base_model
-    make_routers_replay(base.layers)
+    follow_paths(model)
     model.get_input_embeddings().register_forward_hook(_in_autocast_precision)
     if gradient_checkpointing:
         # transformers renamed the method in its 5.x series.
@@ -135,7 +143,10 @@ def wrap_policy(model: PreTrainedModel, *, gradient_checkpointing: bool = False)
             or model.gradient_checkpointing_enable
         )
         enable({"use_reentrant": False})
-    return PolicyModel(model).train()
+    policy = PolicyModel(model).eval()
+    for module in model.modules():
+        module.training = isinstance(module, GradientCheckpointingLayer)
+    return policy
 
 
 def _in_autocast_precision(

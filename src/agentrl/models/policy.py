@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 from agentrl.data.rows import PackedRow
 from agentrl.errors import TrainingError
 from agentrl.models.attention.attention_registry import layer_keywords
-from agentrl.models.attention.backend import ChunkStates
+from agentrl.models.chunk_states import ChunkStates
 from agentrl.models.router_replay import ROUTED_EXPERTS
 from agentrl.models.row_split import RowShare, RowSplit
 from agentrl.models.vocabulary import Vocabulary
@@ -63,7 +63,6 @@ class PolicyModel(nn.Module):
         chunk_size: int = 4096,
         with_entropy: bool = False,
         states: ChunkStates | None = None,
-        num_above: int = 0,
     ) -> TargetLogprobs:
         """Return the logprobs of the row's target tokens.
 
@@ -71,15 +70,14 @@ class PolicyModel(nn.Module):
             row: token trees and target tokens.
             chunk_size: positions that go through the LM head at a time.
             with_entropy: also return entropies.
-            states: keys and values shared between the chunks of a longer row (see
-                `models.chunks`); None for a whole row.
-            num_above: tokens above the row, whose keys and values are in `states`.
+            states: what passes between the chunks of a longer row (see `models.chunks`); None for
+                a whole row.
 
         Raises:
             TrainingError: replayed experts do not fit this model.
         """
         share = self.split.share(row)
-        hidden_ND = share.whole_stretch(self._hidden_states(row, share, states, num_above))
+        hidden_ND = share.whole_stretch(self._hidden_states(row, share, states))
         found = self._own_targets(hidden_ND, share.own_targets(row), chunk_size, with_entropy)
         return TargetLogprobs(
             logprobs=share.of_all_targets(found.logprobs),
@@ -101,7 +99,6 @@ class PolicyModel(nn.Module):
         temperatures = torch.from_numpy(temperatures_R).to(device)
         rows = torch.from_numpy(rows_T[order]).to(device)
         targets = torch.from_numpy(row.targets[order]).to(device)
-        head = self.model.get_output_embeddings()
         vocabulary = Vocabulary(self.split.tensor)
         # A rank without targets still runs one empty chunk: its graph must reach every parameter,
         # or the gradient reduction of the other ranks would wait for it.
@@ -111,7 +108,7 @@ class PolicyModel(nn.Module):
         for number, (first, last) in enumerate(pairwise(edges)):
             within = slice(target_edges[number], target_edges[number + 1])
             arguments = (
-                head,
+                self.model,
                 hidden_RD[first:last],
                 temperatures[first:last],
                 rows[within] - first,
@@ -133,12 +130,12 @@ class PolicyModel(nn.Module):
         )
 
     def _hidden_states(
-        self, row: PackedRow, share: RowShare, states: ChunkStates | None, num_above: int
+        self, row: PackedRow, share: RowShare, states: ChunkStates | None
     ) -> torch.Tensor:
         """Return the last hidden states of this rank's tokens [N, D]."""
         device = self.device
         implementation = self.model.config._attn_implementation
-        extra = layer_keywords(implementation, row, device, share, states, num_above)
+        extra = layer_keywords(implementation, row, device, share, states)
         if row.routed_experts is not None:
             choices = share.between_blocks(share.own(row.routed_experts))
             extra[ROUTED_EXPERTS] = self._by_layer(
@@ -202,8 +199,39 @@ def _distinct_rows(row: PackedRow) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     )
 
 
+class _Skipped:
+    """What a model's blocks return where only their last hidden states are known."""
+
+    def __init__(self, last_hidden_state: torch.Tensor) -> None:
+        self.last_hidden_state = last_hidden_state
+
+    def __getitem__(self, place: int) -> torch.Tensor:
+        assert place == 0, "hidden states come first"
+        return self.last_hidden_state
+
+    def __getattr__(self, _name: str) -> None:
+        return None
+
+
+def _logits(model: PreTrainedModel, hidden_CD: torch.Tensor) -> torch.Tensor:
+    """Return the logits [C, V] that a model makes of last hidden states.
+
+    The model's own forward pass computes them, with its blocks skipped: a head may scale or cap
+    logits, or multiply hidden states, as its family does.
+    """
+    base: Any = model.base_model
+    hidden = hidden_CD[None]
+    base.forward = lambda *_, **__: _Skipped(hidden)
+    try:
+        output = model(inputs_embeds=hidden, use_cache=False, output_router_logits=False)
+    finally:
+        del base.forward
+    logits: torch.Tensor = output.logits[0]
+    return logits
+
+
 def _head_logprobs(
-    head: nn.Module,
+    model: PreTrainedModel,
     hidden_CD: torch.Tensor,
     temperatures_C: torch.Tensor,
     rows_T: torch.Tensor,
@@ -212,7 +240,7 @@ def _head_logprobs(
     with_entropy: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return logprobs and entropies [T] of the target tokens of one chunk of C positions."""
-    logits_CV = head(hidden_CD)
+    logits_CV = _logits(model, hidden_CD)
     if logits_CV.dtype != torch.float64:
         logits_CV = logits_CV.float()
     logits_CV = logits_CV / temperatures_C.to(logits_CV.dtype)[:, None]

@@ -9,13 +9,15 @@ its gradient.
 Shape legend: N tokens, L layers, K experts per token, E experts.
 """
 
-from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.functional import linear, softmax
+from transformers import PreTrainedModel
+
+from agentrl.errors import ConfigError
 
 ROUTED_EXPERTS = "routed_experts"
 """Keyword argument that carries a row's choices to the decoder layers: int64 [N, L, K]; at -1 the
@@ -27,10 +29,28 @@ def is_mixture(module: nn.Module) -> bool:
     return hasattr(module, "experts") and hasattr(module, "gate")
 
 
-def make_routers_replay(layers: Iterable[Any]) -> None:
-    """Make the routers of decoder layers (in place) honor the keyword `ROUTED_EXPERTS`."""
-    for number, layer in enumerate(layers):
-        if is_mixture(layer.mlp):
+_KNOWN_ROUTERS = frozenset(
+    {"OlmoeTopKRouter", "Qwen2MoeTopKRouter", "Qwen3MoeTopKRouter", "Qwen3NextTopKRouter"}
+)
+"""Classes of routers that compute as `_route` does."""
+
+
+def make_routers_replay(model: PreTrainedModel) -> None:
+    """Make a model's routers honor the keyword `ROUTED_EXPERTS`, in place.
+
+    Raises:
+        ConfigError: a layer's router computes in another way.
+    """
+    base: Any = model.base_model
+    for number, layer in enumerate(base.layers):
+        block = getattr(layer, "mlp", None)
+        if block is not None and is_mixture(block):
+            router = type(block.gate).__name__
+            if router not in _KNOWN_ROUTERS:
+                raise ConfigError(
+                    f"--router_replay does not know how {router} chooses experts; leave the flag "
+                    f"out (known are {', '.join(sorted(_KNOWN_ROUTERS))})"
+                )
             layer.register_forward_pre_hook(partial(_hand_over, number), with_kwargs=True)
             layer.mlp.gate.replayed = None
             layer.mlp.gate.forward = partial(_route, layer.mlp.gate)

@@ -123,6 +123,12 @@ class RowShare:
         num_tokens = self._num_tokens
         return query[:, :, :num_tokens], key[:, :, :num_tokens], value[:, :, :num_tokens]
 
+    def own_heads(self, values: torch.Tensor) -> torch.Tensor:
+        """Return a layer's values of all query heads [H], for the heads of `to_heads` [H / cp]."""
+        if self._context is None:
+            return values
+        return values.chunk(self._context.size())[self._context.get_local_rank()]
+
     def to_tokens(self, output: torch.Tensor) -> torch.Tensor:
         """Reverse `to_heads` for the attention output (collective).
 

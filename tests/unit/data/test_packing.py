@@ -2,12 +2,12 @@ import itertools
 from collections.abc import Sequence
 
 import pytest
+from support.dense_attention import visibility
 from support.trees import make_turn, random_group
 
 from agentrl.data.packing import Bin, plan_bins
 from agentrl.data.tokens import turn_tokens
 from agentrl.data.tree import Branch, TokenTree, lay_out
-from agentrl.models.attention.layout import visibility
 
 TREES = [TokenTree.from_tokens(random_group(seed, num_turns=5).turns) for seed in range(4)]
 BRANCHES = [branch for tree in TREES for branch in tree.branches]

@@ -7,6 +7,7 @@ from typing import get_args
 import numpy as np
 import pytest
 import torch
+from support.dense_attention import DENSE_ATTENTION
 from support.separate import sampled_by, separate_gradient
 from support.trees import gradient, num_chunked, random_group, relative_error, tiny_policy
 from torch.nn.functional import scaled_dot_product_attention
@@ -15,6 +16,7 @@ from agentrl.algorithms.reductions import Reduction
 from agentrl.data.batch import MicroBatch, StepBatch, build_step
 from agentrl.data.tree import Merge, TokenTree
 from agentrl.models.architectures import SUPPORTED_MODEL_TYPES
+from agentrl.models.attention.backend import AttentionVariant
 from agentrl.models.attention.sdpa import BlockLayout, SDPABackend, block_layout
 from agentrl.models.load import wrap_policy
 
@@ -164,7 +166,7 @@ def counts_nodes(micro_batch: MicroBatch) -> MicroBatch:
     [blind_to_branches, packed_positions, shared_token_once, neighbours_label, counts_nodes],
 )
 def test_planted_bug_shows(bug: Spoil) -> None:
-    policy = tiny_policy(attention="sdpa")
+    policy = tiny_policy(attention=DENSE_ATTENTION)
     _, expected = separate_gradient(policy, GROUPS)
     assert relative_error(gradient(policy, step())[1], expected) <= 1e-12
     assert relative_error(gradient(policy, spoiled(bug))[1], expected) > 1e-3
@@ -176,7 +178,7 @@ def forgets_ancestors(
     key: torch.Tensor,
     value: torch.Tensor,
     *,
-    scaling: float,
+    variant: AttentionVariant,
     layout: BlockLayout,
 ) -> torch.Tensor:
     """Tree attention whose keys and values above a block carry no gradient."""
@@ -196,7 +198,7 @@ def forgets_ancestors(
                 near,
                 said,
                 attn_mask=layout.masks.lower_right(queries, keys, query),
-                scale=scaling,
+                scale=variant.scaling,
             )
         )
         start, used = start + queries, used + keys

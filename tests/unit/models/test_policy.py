@@ -2,6 +2,7 @@ from dataclasses import replace
 
 import numpy as np
 import torch
+from support.dense_attention import DENSE_ATTENTION
 from support.trees import flat_gradient, random_group, tiny_policy
 
 from agentrl.data.rows import empty_row
@@ -14,7 +15,7 @@ torch.set_num_threads(1)
 def test_logprobs_are_those_of_the_dense_oracle() -> None:
     row = TokenTree.from_tokens(random_group(2).turns).row
     found = target_logprobs(tiny_policy(), row, with_entropy=True)
-    oracle = target_logprobs(tiny_policy(attention="sdpa"), row, with_entropy=True)
+    oracle = target_logprobs(tiny_policy(attention=DENSE_ATTENTION), row, with_entropy=True)
     assert torch.allclose(found.logprobs, oracle.logprobs, rtol=0, atol=1e-12)
     assert found.entropies is not None
     assert oracle.entropies is not None

@@ -25,6 +25,7 @@ from agentrl.inference import ServerPool
 from agentrl.models.load import load_policy
 from agentrl.models.policy import target_logprobs
 from agentrl.models.resolve import check_router_replay
+from agentrl.models.router_replay import make_routers_replay
 from agentrl.renderers.conversation import Prompt
 from agentrl.renderers.renderer import Renderer
 from agentrl.rollout import MCPSampler, RolloutContext
@@ -93,6 +94,7 @@ async def test_stored_experts_are_those_that_the_model_chose(
     assert row.routed_experts is not None
     assert row.routed_experts.shape == (row.num_tokens, 6)
     policy = load_policy(moe_path)
+    make_routers_replay(policy.model)
     seen: list[torch.Tensor] = []
     for layer in policy.model.model.layers[1:]:
         layer.mlp.gate.register_forward_hook(lambda _, __, output: seen.append(output[2]))

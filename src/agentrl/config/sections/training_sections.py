@@ -136,7 +136,8 @@ class TrainerSection(ConfigSection):
     """Most tokens in one forward pass; trees with longer paths are computed in chunks."""
     merge: Literal["tree", "linear", "none"] = "tree"
     """Prefix sharing in the forward pass. `tree`: over the whole group; `linear`: within a record;
-    `none`."""
+    `none`: one turn a forward pass, through the model's own attention, for every model that
+    transformers runs."""
     verify_merge: int = Field(default=0, ge=0)
     """Steps between two checks that compute the step without merging too, and stop with a report
     when the gradients differ; 0: never."""

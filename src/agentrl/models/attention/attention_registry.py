@@ -4,25 +4,25 @@ The model's loader selects a back end by name; the forward pass asks here for th
 a row's layout to the layers.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
 from agentrl.data.rows import PackedRow
 from agentrl.errors import ConfigError
-from agentrl.models.attention.backend import CONTEXT, AttentionBackend, ChunkStates, RowContext
+from agentrl.models.attention.backend import CONTEXT, AttentionBackend, RowContext
 from agentrl.models.attention.flex import FLEX
-from agentrl.models.attention.layout import visibility
 from agentrl.models.attention.sdpa import SDPA
 from agentrl.models.attention.varlen import VARLEN
+from agentrl.models.chunk_states import ChunkStates
 from agentrl.models.row_split import RowShare
 
 BACKENDS: tuple[AttentionBackend, ...] = (SDPA, FLEX, VARLEN)
 """The first is the default."""
 TREE_ATTENTION = SDPA.implementation
-ORACLE = "sdpa"
-"""transformers' SDPA with a dense mask, the reference in tests. (transformers' eager attention adds
-the mask to the scores; a bool mask gives silently wrong results, so it is not an option.)"""
 
 _BY_FLAG = {backend.flag: backend for backend in BACKENDS}
 _BY_IMPLEMENTATION = {backend.implementation: backend for backend in BACKENDS}
@@ -48,30 +48,52 @@ def check_device(implementation: str, device: torch.device) -> None:
         )
 
 
+def own_attention(model: PreTrainedModel) -> str:
+    """Return transformers' name of the attention that a model has without ours."""
+    softcap = getattr(model.config.get_text_config(), "attn_logit_softcapping", None)
+    return "sdpa" if model._supports_sdpa and softcap is None else "eager"
+
+
+@contextmanager
+def with_own_attention(model: PreTrainedModel) -> Iterator[None]:
+    """Give a model its own attention within the block; backward passes belong inside as well.
+
+    Rows are then single turns. The result is the reference of merged training: no code for token
+    trees takes part in it.
+    """
+    implementation = model.config._attn_implementation
+    model.set_attn_implementation(own_attention(model))
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(implementation)
+
+
+def computes_trees(model: PreTrainedModel) -> bool:
+    """Return whether a model's attention is one of our back ends."""
+    return model.config._attn_implementation in _BY_IMPLEMENTATION
+
+
 def layer_keywords(
     implementation: str,
     row: PackedRow,
     device: torch.device,
     share: RowShare,
     states: ChunkStates | None = None,
-    num_above: int = 0,
 ) -> dict[str, Any]:
     """Return the keywords of a model's forward pass that describe a row to its layers.
 
     Args:
-        implementation: transformers' name of the model's attention.
+        implementation: transformers' name of the model's attention; none of ours leaves the layers
+            as they are, and the row has to be a single turn.
         row: N tokens in depth-first preorder.
         device: where the model computes.
         share: this rank's part of the row.
-        states: keys and values shared with earlier chunks; None for a whole row.
-        num_above: tokens above the row, whose keys and values are in `states`.
-
-    Raises:
-        ConfigError: the row is a chunk; `ORACLE` computes whole rows only.
+        states: what the row shares with earlier chunks; None for a whole row.
     """
     backend = _BY_IMPLEMENTATION.get(implementation)
     if backend is not None:
-        return {CONTEXT: RowContext(share, backend.layout(row, device, num_above), states)}
-    if states is not None:
-        raise ConfigError(f"rows in chunks need tree attention, not {implementation}")
-    return {"attention_mask": torch.from_numpy(visibility(row)).to(device)[None, None]}
+        return {CONTEXT: RowContext(backend, row, device, share, states)}
+    assert row.is_single_path, "the model's own attention computes one turn a row"
+    assert states is None, "the model's own attention computes whole rows"
+    return {}

@@ -4,23 +4,31 @@ transformers calls a registered function with queries, keys and values after the
 and passes unknown keywords of the model's forward pass to every layer. The keyword `CONTEXT` carries
 the layout of the current row that way, so no model code is forked.
 
+What a layer asks for beyond its whole path (a sliding window, sinks, a cap on scores) arrives as
+further keywords. They become an `AttentionVariant`; a back end names those that it computes, and the
+adapter refuses all others. Latent attention differs in the sizes of its heads only.
+
 A back end does not know about ranks, chunks or autocast; the adapter handles them with `RowContext`.
 
 Shape legend: H query heads, K key-value heads, N tokens of the row, P tokens above the row, D head
-dimension; batch is always 1.
+dimension, V head dimension of values; batch is always 1.
 """
 
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from typing import Any, Protocol, TypeVar
 
 import torch
+from torch.nn.functional import pad
 from transformers import AttentionInterface
 
 from agentrl.data.rows import PackedRow
 from agentrl.errors import ConfigError
+from agentrl.models.chunk_states import ChunkStates
 from agentrl.models.router_replay import ROUTED_EXPERTS
 from agentrl.models.row_split import RowShare
+from agentrl.models.row_tree import RowTree
 
 CONTEXT = "row_context"
 """Keyword of a model's forward pass that reaches every layer."""
@@ -28,6 +36,20 @@ CONTEXT = "row_context"
 # Keywords that reach attention without affecting it: rotary positions are already applied to queries
 # and keys, and experts follow after attention.
 _NEUTRAL = frozenset({CONTEXT, ROUTED_EXPERTS, "position_ids", "use_cache", "output_router_logits"})
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionVariant:
+    """What a layer asks of attention; the fields after `scaling` have transformers' keywords."""
+
+    scaling: float
+    """Factor on the scores."""
+    sliding_window: int | None = None
+    """Most tokens that a query sees: itself and those right above it on its path."""
+    softcap: float | None = None
+    """Bound c on scaled scores s, which become c * tanh(s / c)."""
+    s_aux: torch.Tensor | None = None
+    """Sinks [H]: a further score of each softmax, whose weight goes to no value."""
 
 
 class AttentionBackend(Protocol):
@@ -41,16 +63,23 @@ class AttentionBackend(Protocol):
     def implementation(self) -> str:
         """Its name in transformers' registry."""
 
+    @property
+    def computes(self) -> frozenset[str]:
+        """The optional fields of `AttentionVariant` that it honors."""
+
     def refusal(self, device: torch.device) -> str | None:
         """Return why it cannot train on a device, or None if it can."""
 
-    def layout(self, row: PackedRow, device: torch.device, num_above: int) -> Any:
-        """Return the layout of a row for `attend`, computed once and shared by all layers.
+    def layout(
+        self, row: PackedRow, device: torch.device, num_above: int, window: int | None
+    ) -> Any:
+        """Return the layout of a row for `attend`, shared by all layers of a window.
 
         Args:
             row: N tokens in depth-first preorder.
             device: where attention is computed.
             num_above: P; tokens on the path above the row if it is a chunk, else 0.
+            window: most tokens that a query sees; None: its whole path.
         """
 
     def attend(
@@ -59,7 +88,7 @@ class AttentionBackend(Protocol):
         key: torch.Tensor,
         value: torch.Tensor,
         *,
-        scaling: float,
+        variant: AttentionVariant,
         layout: Any,
     ) -> torch.Tensor:
         """Return the attention output [1, N, H, D].
@@ -68,7 +97,7 @@ class AttentionBackend(Protocol):
             query: [1, H, N, D] after the rotary embedding; same dtype as keys and values.
             key: [1, K, P + N, D], the tokens above the row first.
             value: [1, K, P + N, D].
-            scaling: factor on the scores.
+            variant: what the layer asks for.
             layout: the result of `layout`.
         """
 
@@ -86,65 +115,79 @@ class AttentionFunction(Protocol):
         key: torch.Tensor,
         value: torch.Tensor,
         *,
-        scaling: float,
+        variant: AttentionVariant,
         context: Any,
     ) -> torch.Tensor:
-        """Return the attention output [1, N, H, D]; `context` is the forward pass's `CONTEXT`."""
-
-
-class ChunkStates:
-    """Keys and values that pass between the chunks of a row, after the rotary embedding.
-
-    States from above have the shape [1, K, P, D], for the P ancestors of the chunk's first token;
-    those of the chunk's own tokens [1, K, N, D].
-    """
-
-    def __init__(self, above: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
-        """Start a chunk.
-
-        Args:
-            above: keys and values of the tokens above the chunk, a pair per layer.
-        """
-        self.above = above
-        self.made: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-        """Keys and values of the chunk's own tokens by layer, filled in by its forward pass."""
-
-    def extend(
-        self, layer: int, key: torch.Tensor, value: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Record a layer's own keys and values, and return them with those above prepended."""
-        self.made[layer] = (key, value)
-        if not self.above:
-            return key, value
-        key_above, value_above = self.above[layer]
-        return torch.cat([key_above, key], dim=2), torch.cat([value_above, value], dim=2)
+        """Return the attention output [1, N, H, V]; `context` is the forward pass's `CONTEXT`."""
 
 
 class RowContext:
-    """The row of one forward pass, as its attention layers see it.
+    """The row of one forward pass, as its layers see it.
 
     Not a dataclass: FSDP2's pre-forward hook rebuilds dataclass arguments for every layer, and what
-    a layer records in `states` or in the layout would be lost in the copy.
+    a layer records in `states` or in a layout would be lost in the copy.
     """
 
-    def __init__(self, share: RowShare, layout: Any, states: ChunkStates | None = None) -> None:
+    def __init__(
+        self,
+        backend: AttentionBackend,
+        row: PackedRow,
+        device: torch.device,
+        share: RowShare,
+        states: ChunkStates | None = None,
+    ) -> None:
         """Collect what the layers read.
 
         Args:
+            backend: computes the attention layers.
+            row: N tokens in depth-first preorder.
+            device: where the model computes.
             share: this rank's part of the row.
-            layout: the result of the attention back end's `layout`.
-            states: keys and values shared with earlier chunks; None for a whole row.
+            states: what the row shares with earlier chunks; None for a whole row.
         """
+        self.row = row
+        self.device = device
         self.share = share
-        self.layout = layout
         self.states = states
+        self.layer = -1
+        """Number of the recurrent layer that is being computed."""
+        self._backend = backend
+        self._layouts: dict[int | None, Any] = {}
+
+    @property
+    def num_above(self) -> int:
+        """Return the number of tokens on the path above the row."""
+        return 0 if self.states is None else self.states.num_above
+
+    @cached_property
+    def tree(self) -> RowTree:
+        """The row's segments, for recurrent layers."""
+        exported = () if self.states is None else self.states.exports
+        return RowTree.of(self.row, self.num_above, exported)
+
+    def layout(self, window: int | None) -> Any:
+        """Return the back end's layout for layers of a window, made on first use."""
+        if window is not None and window > int(self.row.positions.max(initial=0)):
+            window = None
+        if window not in self._layouts:
+            self._layouts[window] = self._backend.layout(
+                self.row, self.device, self.num_above, window
+            )
+        return self._layouts[window]
 
 
-def register_attention(implementation: str, attend: AttentionFunction) -> None:
+def register_attention(
+    implementation: str, attend: AttentionFunction, computes: frozenset[str] = frozenset()
+) -> None:
     """Register an attention function with transformers under a name.
 
-    The registered function raises `ConfigError` if a layer asks for more than plain attention, such
-    as a sliding window. Ignoring the request would silently compute a different model.
+    The registered function raises `ConfigError` if a layer asks for more than the function computes.
+    Ignoring the request would silently compute a different model.
+
+    Args:
+        implementation: name in transformers' registry.
+        attend: the function.
+        computes: the optional fields of `AttentionVariant` that it honors.
     """
 
     def adapter(
@@ -156,16 +199,18 @@ def register_attention(implementation: str, attend: AttentionFunction) -> None:
         scaling: float,
         **keywords: Any,
     ) -> tuple[torch.Tensor, None]:
+        asked = {name: keywords.pop(name) for name in computes & keywords.keys()}
         _refuse_variants(implementation, {"attention_mask": attention_mask, **keywords})
-        context = keywords[CONTEXT]
-        return attend(module, query, key, value, scaling=scaling, context=context), None
+        variant = AttentionVariant(scaling, **asked)
+        return attend(module, query, key, value, variant=variant, context=keywords[CONTEXT]), None
 
     AttentionInterface.register(implementation, adapter)
 
 
 def register_backend(backend: Backend) -> Backend:
     """Register a back end with transformers, with support for rows that are split over ranks."""
-    register_attention(backend.implementation, partial(_attend_to_row, backend))
+    function = partial(_attend_to_row, backend)
+    register_attention(backend.implementation, function, backend.computes)
     return backend
 
 
@@ -181,17 +226,34 @@ def _attend_to_row(
     key: torch.Tensor,
     value: torch.Tensor,
     *,
-    scaling: float,
+    variant: AttentionVariant,
     context: RowContext,
 ) -> torch.Tensor:
+    size = value.shape[-1]
+    query, key, value = _of_one_head_size(query, key, value)
     states = context.share.to_heads(query, key, value)
     query, key, value = (_in_one_precision(tensor) for tensor in states)
+    if variant.s_aux is not None:
+        variant = replace(variant, s_aux=context.share.own_heads(variant.s_aux))
     if context.states is not None:
         index = module.layer_idx
         assert isinstance(index, int), "transformers numbers its attention layers"
-        key, value = context.states.extend(index, key, value)
-    output = backend.attend(query, key, value, scaling=scaling, layout=context.layout)
-    return context.share.to_tokens(output)
+        key, value = context.states.extend(("attention", index), key, value)
+    layout = context.layout(variant.sliding_window)
+    output = backend.attend(query, key, value, variant=variant, layout=layout)
+    return context.share.to_tokens(output)[..., :size]
+
+
+def _of_one_head_size(*states: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Pad heads with zeros to one size, which changes no score and no output; kernels need it.
+
+    Latent attention has smaller heads for values than for queries and keys.
+    """
+    size = max(tensor.shape[-1] for tensor in states)
+    return tuple(
+        tensor if tensor.shape[-1] == size else pad(tensor, (0, size - tensor.shape[-1]))
+        for tensor in states
+    )
 
 
 def _refuse_variants(implementation: str, keywords: Mapping[str, object]) -> None:

@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.nn.attention.flex_attention import BlockMask, flex_attention
+from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
 from agentrl.data.blocks import BLOCK, key_ends, plan_blocks
 from agentrl.data.rows import PackedRow
-from agentrl.models.attention.backend import register_backend, unless_cuda
+from agentrl.models.attention.backend import AttentionVariant, register_backend, unless_cuda
 
 
 class FlexBackend:
@@ -25,25 +25,39 @@ class FlexBackend:
 
     flag = "flex"
     implementation = "agentrl_flex"
+    computes = frozenset({"sliding_window", "softcap", "s_aux"})
 
     def refusal(self, device: torch.device) -> str | None:
         """Refuse devices other than CUDA."""
         return unless_cuda(device)
 
-    def layout(self, row: PackedRow, device: torch.device, num_above: int = 0) -> BlockMask:
+    def layout(
+        self,
+        row: PackedRow,
+        device: torch.device,
+        num_above: int = 0,
+        window: int | None = None,
+    ) -> BlockMask:
         """Build the block mask from the intervals of the row's subtrees."""
         ends = key_ends(row, num_above)
         plan = plan_blocks(ends, num_above)
         ends_device = torch.from_numpy(ends).to(device)
+        depths = np.concatenate([np.arange(num_above), row.positions])
+        depths_device = torch.from_numpy(depths).to(device)
 
         def visible(
             batch: torch.Tensor, head: torch.Tensor, query: torch.Tensor, key: torch.Tensor
         ) -> torch.Tensor:
             place = query + num_above
-            return (key <= place) & (place < ends_device[key])
+            on_path = (key <= place) & (place < ends_device[key])
+            if window is None:
+                return on_path
+            return on_path & (depths_device[place] - depths_device[key] < window)
 
-        partial_counts, partial_indices = _listed(plan.partial, device)
-        full_counts, full_indices = _listed(plan.full, device)
+        # A window may end within any block, so the kernel evaluates the mask in all of them.
+        is_full = plan.full if window is None else np.zeros_like(plan.full)
+        partial_counts, partial_indices = _listed(plan.partial | (plan.full & ~is_full), device)
+        full_counts, full_indices = _listed(is_full, device)
         return BlockMask.from_kv_blocks(
             partial_counts,
             partial_indices,
@@ -60,16 +74,37 @@ class FlexBackend:
         key: torch.Tensor,
         value: torch.Tensor,
         *,
-        scaling: float,
+        variant: AttentionVariant,
         layout: BlockMask,
     ) -> torch.Tensor:
         """See `AttentionBackend.attend`."""
         # Uncompiled, FlexAttention computes all N x N scores; tests on CPU check masks with it.
         kernel = _compiled() if query.is_cuda else flex_attention
-        output: torch.Tensor = kernel(
-            query, key, value, block_mask=layout, scale=scaling, enable_gqa=True
+        found = kernel(
+            query,
+            key,
+            value,
+            score_mod=None if variant.softcap is None else _capped(variant.softcap),
+            block_mask=layout,
+            scale=variant.scaling,
+            enable_gqa=True,
+            return_aux=None if variant.s_aux is None else AuxRequest(lse=True),
         )
+        if variant.s_aux is None:
+            output: torch.Tensor = found
+        else:
+            # A sink takes its share of the softmax from the values.
+            values, made = found
+            sinks = variant.s_aux.to(made.lse.dtype)[None, :, None]
+            output = values * torch.sigmoid(made.lse - sinks)[..., None].to(values.dtype)
         return output.transpose(1, 2)
+
+
+def _capped(bound: float) -> Any:
+    def cap(score: torch.Tensor, *_indices: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(score / bound) * bound
+
+    return cap
 
 
 def _listed(blocks: np.ndarray, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:

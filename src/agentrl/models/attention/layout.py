@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from agentrl.data.rows import PackedRow
+from agentrl.models.row_tree import segment_starts
 
 
 @dataclass(frozen=True)
@@ -19,7 +20,7 @@ class AttentionLayout:
 
     Blocks are consecutive. Block b has `query_lengths[b]` queries and `key_lengths[b]` entries of
     `key_index`; the last `query_lengths[b]` of these are the block's own tokens (causal), and the
-    others are ancestors (fully visible).
+    others are ancestors (fully visible, unless a window ends within them).
     """
 
     query_lengths: tuple[int, ...]
@@ -29,16 +30,21 @@ class AttentionLayout:
 
 
 def attention_layout(
-    row: PackedRow, *, max_block: int | None = None, num_above: int = 0
+    row: PackedRow,
+    *,
+    max_block: int | None = None,
+    num_above: int = 0,
+    window: int | None = None,
 ) -> AttentionLayout:
     """Return the blocks of a row.
 
     Args:
         row: N tokens in depth-first preorder.
         max_block: upper bound on the queries of a block with a path above it; None: one block per
-            segment. Blocks at a root need no mask and are never cut.
+            segment. Without a window, blocks at a root need no mask and are never cut.
         num_above: tokens on the path above the row if it is a chunk, else 0. They precede the row's
             own tokens in the keys.
+        window: most tokens that a query sees; keys that no query of a block sees are left out.
     """
     starts = segment_starts(row)
     ends = np.append(starts[1:], row.num_tokens)
@@ -51,32 +57,16 @@ def attention_layout(
     for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
         depth = int(row.positions[start])
         path[depth : depth + end - start] = np.arange(start, end) + num_above
-        size = end - start if max_block is None or depth == 0 else max_block
+        is_whole = max_block is None or (depth == 0 and window is None)
+        size = end - start if is_whole or max_block is None else max_block
         for first in range(start, end, size):
             last = min(first + size, end)
             query_lengths.append(last - first)
-            keys.append(path[: depth + last - start].copy())
+            depth_first, depth_last = depth + first - start, depth + last - start
+            nearest = 0 if window is None else max(0, depth_first - window + 1)
+            keys.append(path[nearest:depth_last].copy())
     return AttentionLayout(
         query_lengths=tuple(query_lengths),
         key_lengths=tuple(len(index) for index in keys),
         key_index=np.concatenate(keys) if keys else np.empty(0, dtype=np.int64),
     )
-
-
-def segment_starts(row: PackedRow) -> np.ndarray:
-    """Return the first index of every segment, int64 [number of segments].
-
-    In preorder, the token after k is k's child exactly if it lies in k's subtree.
-    """
-    if row.num_tokens == 0:
-        return np.empty(0, dtype=np.int64)
-    indices = np.arange(1, row.num_tokens)
-    return np.concatenate([[0], indices[row.subtree_ends[:-1] <= indices]])
-
-
-def visibility(row: PackedRow) -> np.ndarray:
-    """Return the dense mask, bool [N, N], True at (q, k) if q attends to k."""
-    index = np.arange(row.num_tokens)
-    after = index[:, None] >= index[None, :]
-    inside: np.ndarray = after & (index[:, None] < row.subtree_ends[None, :])
-    return inside

@@ -2,18 +2,20 @@
 
 On CPU, the kernel's normalizers are available and segments need no masks (see `segments`). Other
 devices call SDPA for one block of queries at a time, with the gathered keys of the block's path.
-Nothing is N x N.
+Scores that are capped, and sinks on other devices, are beyond these kernels: their blocks compute
+the softmax explicitly. Nothing is N x N.
 
 Shape legend as in `backend`.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from agentrl.data.rows import PackedRow
-from agentrl.models.attention.backend import register_backend
+from agentrl.models.attention.backend import AttentionVariant, register_backend
 from agentrl.models.attention.layout import attention_layout
 from agentrl.models.attention.segments import Segment, attend_along_segments, segments_of
 
@@ -21,35 +23,78 @@ MAX_BLOCK = 512
 """Most queries in a block; bounds the mask of a block to MAX_BLOCK x path length."""
 
 
-class CausalMasks:
+class BlockMasks:
     """Masks for blocks whose queries are the last of their keys, created on first use.
 
     The masks are additive and have the queries' dtype. SDPA would convert a bool mask to such a mask
     in every layer and keep every copy for the backward pass.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, window: int | None = None) -> None:
+        self._window = window
         self._made: dict[tuple[int, int], torch.Tensor] = {}
 
-    def lower_right(self, num_queries: int, num_keys: int, like: torch.Tensor) -> torch.Tensor:
-        """Return a mask [num_queries, num_keys] with the device and dtype of `like`."""
+    def lower_right(
+        self, num_queries: int, num_keys: int, like: torch.Tensor
+    ) -> torch.Tensor | None:
+        """Return a mask [num_queries, num_keys] with the device and dtype of `like`.
+
+        None: a single query at the end of its path, which attends to all of its keys.
+        """
+        if num_queries == 1:
+            return None
         shape = (num_queries, num_keys)
         if shape not in self._made:
+            before = num_keys - num_queries
             hidden = torch.full(shape, -torch.inf, dtype=like.dtype, device=like.device)
-            self._made[shape] = hidden.triu(diagonal=num_keys - num_queries + 1)
+            mask = hidden.triu(diagonal=before + 1)
+            if self._window is not None:
+                mask += hidden.tril(diagonal=before - self._window)
+            self._made[shape] = mask
         return self._made[shape]
 
 
 @dataclass(frozen=True)
 class BlockLayout:
-    """An `AttentionLayout` on a device other than the CPU."""
+    """An `AttentionLayout` on a device."""
 
     query_lengths: list[int]
     key_lengths: list[int]
     key_index: torch.Tensor | None
     """int64 [total keys]; None if every block attends only to its own tokens."""
-    masks: CausalMasks
-    """Shared by all layers."""
+    masks: BlockMasks
+    """Shared by all layers of a window."""
+    window: int | None
+
+
+class RowLayout:
+    """The segments of a row, or its blocks, whichever a layer's computation needs."""
+
+    def __init__(
+        self, row: PackedRow, device: torch.device, num_above: int, window: int | None
+    ) -> None:
+        self._row = row
+        self._device = device
+        self._num_above = num_above
+        self._window = window
+
+    @property
+    def has_segments(self) -> bool:
+        """Return whether the device's kernel gives the normalizers that segments need."""
+        return self._device.type == "cpu"
+
+    @cached_property
+    def segments(self) -> tuple[Segment, ...]:
+        """The row as segments, none of them longer than the window."""
+        layout = attention_layout(
+            self._row, max_block=self._window, num_above=self._num_above, window=self._window
+        )
+        return segments_of(layout, self._window)
+
+    @cached_property
+    def blocks(self) -> BlockLayout:
+        """The row as blocks with masks."""
+        return block_layout(self._row, self._device, self._num_above, self._window)
 
 
 class SDPABackend:
@@ -57,18 +102,21 @@ class SDPABackend:
 
     flag = "sdpa"
     implementation = "agentrl_tree"
+    computes = frozenset({"sliding_window", "softcap", "s_aux"})
 
     def refusal(self, device: torch.device) -> str | None:
         """Return None: SDPA runs on every device."""
         return None
 
     def layout(
-        self, row: PackedRow, device: torch.device, num_above: int = 0
-    ) -> "tuple[Segment, ...] | BlockLayout":
-        """Return the row's segments for the CPU and its blocks for other devices."""
-        if device.type == "cpu":
-            return segments_of(attention_layout(row, num_above=num_above))
-        return block_layout(row, device, num_above)
+        self,
+        row: PackedRow,
+        device: torch.device,
+        num_above: int = 0,
+        window: int | None = None,
+    ) -> RowLayout:
+        """Return the row's segments and blocks, made when a layer asks for them."""
+        return RowLayout(row, device, num_above, window)
 
     def attend(
         self,
@@ -76,42 +124,52 @@ class SDPABackend:
         key: torch.Tensor,
         value: torch.Tensor,
         *,
-        scaling: float,
-        layout: "tuple[Segment, ...] | BlockLayout",
+        variant: AttentionVariant,
+        layout: RowLayout,
     ) -> torch.Tensor:
         """See `AttentionBackend.attend`."""
-        if isinstance(layout, BlockLayout):
-            return _attend_by_blocks(query, key, value, layout, scaling)
-        return attend_along_segments(query, key, value, layout, scaling).transpose(1, 2)
+        if layout.has_segments and variant.softcap is None:
+            output = attend_along_segments(
+                query, key, value, layout.segments, variant.scaling, variant.s_aux
+            )
+            return output.transpose(1, 2)
+        return attend_by_blocks(query, key, value, layout.blocks, variant)
 
 
 def block_layout(
-    row: PackedRow, device: torch.device, num_above: int = 0, *, max_block: int = MAX_BLOCK
+    row: PackedRow,
+    device: torch.device,
+    num_above: int = 0,
+    window: int | None = None,
+    *,
+    max_block: int = MAX_BLOCK,
 ) -> BlockLayout:
     """Return the blocks of a row on a device; see `attention_layout` for the arguments."""
-    layout = attention_layout(row, max_block=max_block, num_above=num_above)
+    layout = attention_layout(row, max_block=max_block, num_above=num_above, window=window)
     alone = layout.key_lengths == layout.query_lengths
     return BlockLayout(
         query_lengths=list(layout.query_lengths),
         key_lengths=list(layout.key_lengths),
         key_index=None if alone else torch.from_numpy(layout.key_index).to(device),
-        masks=CausalMasks(),
+        masks=BlockMasks(window),
+        window=window,
     )
 
 
-def _attend_by_blocks(
+def attend_by_blocks(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
     layout: BlockLayout,
-    scaling: float,
+    variant: AttentionVariant,
 ) -> torch.Tensor:
+    """Return the attention output [1, N, H, D], computed block by block."""
     group = query.shape[1] // key.shape[1]
     # One gather for all blocks, so the backward pass is one index_add. A gather per block would
     # allocate a gradient of the whole row for each block.
     keys, values = (_gathered(states, layout.key_index, group) for states in (key, value))
     outputs = [
-        _block_attention(q, k, v, layout.masks, scaling)
+        _block_attention(q, k, v, layout, variant)
         for q, k, v in zip(
             torch.split(query, layout.query_lengths, dim=2),
             torch.split(keys, layout.key_lengths, dim=2),
@@ -126,16 +184,37 @@ def _block_attention(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    masks: CausalMasks,
-    scaling: float,
+    layout: BlockLayout,
+    variant: AttentionVariant,
 ) -> torch.Tensor:
     """Attend from queries that are the last tokens among their keys."""
-    num_queries, num_keys = query.shape[2], key.shape[2]
-    if num_queries == num_keys:
+    num_queries, num_keys, scaling = query.shape[2], key.shape[2], variant.scaling
+    mask = layout.masks.lower_right(num_queries, num_keys, query)
+    if variant.softcap is not None or variant.s_aux is not None:
+        return _explicit_attention(query, key, value, mask, variant)
+    if num_queries == num_keys and (layout.window is None or num_keys <= layout.window):
         return scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling)
-    # A single query at the end of its path attends to all of it and needs no mask.
-    mask = masks.lower_right(num_queries, num_keys, query) if num_queries > 1 else None
     return scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling)
+
+
+def _explicit_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    variant: AttentionVariant,
+) -> torch.Tensor:
+    scores = query @ key.transpose(2, 3) * variant.scaling
+    if variant.softcap is not None:
+        scores = torch.tanh(scores / variant.softcap) * variant.softcap
+    if mask is not None:
+        scores = scores + mask
+    if variant.s_aux is not None:
+        sinks = variant.s_aux.to(scores.dtype)[None, :, None, None]
+        scores = torch.cat([scores, sinks.expand(*scores.shape[:3], 1)], dim=-1)
+    exact = torch.promote_types(scores.dtype, torch.float32)
+    weights = scores.softmax(dim=-1, dtype=exact).to(query.dtype)
+    return weights[..., : key.shape[2]] @ value
 
 
 def _gathered(states: torch.Tensor, index: torch.Tensor | None, group: int) -> torch.Tensor:

@@ -6,6 +6,11 @@ attention over all keys. The gradient with respect to some of the keys depends o
 the normalizer over all keys, so the backward pass calls the kernel's backward for each part (as in
 ring attention, Liu et al., arXiv 2310.01889). The backward pass gathers the keys on the path again.
 
+Under a window, segments are cut at its size, so that each sees all of its own tokens and a suffix of
+the path. The keys at the far end of that suffix leave the window one query after the other: with
+queries and keys in reverse order this triangle is causal as well, a third part for the same kernel.
+Sinks only lower the weight of the joined output; they are one more term of its normalizer.
+
 Shape legend: H query heads, K key-value heads, N tokens, P tokens above the row, D head dimension;
 batch is always 1.
 """
@@ -30,18 +35,25 @@ class Segment:
     queries: slice
     """The segment's tokens within the row."""
     above: torch.Tensor | None
-    """int64, indices among the keys of the path above the segment; None at a root."""
+    """int64, indices among the keys of the path above the segment that all of its queries see; None
+    if there are none."""
+    leaving: torch.Tensor | None = None
+    """int64, indices among the keys of those above that leave the window within the segment, nearest
+    first: query i of Q sees the first Q - 1 - i of them (or all, if they are fewer)."""
 
 
-def segments_of(layout: AttentionLayout) -> tuple[Segment, ...]:
-    """Return a layout's blocks, each of which is a whole segment."""
+def segments_of(layout: AttentionLayout, window: int | None = None) -> tuple[Segment, ...]:
+    """Return a layout's blocks, each of which is a whole segment, or no longer than the window."""
     segments, first, used = [], 0, 0
     for queries, keys in zip(layout.query_lengths, layout.key_lengths, strict=True):
         above = layout.key_index[used : used + keys - queries]
+        num_leaving = 0 if window is None else max(0, keys - window)
+        leaving, above = above[:num_leaving], above[num_leaving:]
         segments.append(
             Segment(
                 queries=slice(first, first + queries),
                 above=torch.from_numpy(above) if len(above) else None,
+                leaving=torch.from_numpy(leaving[::-1].copy()) if len(leaving) else None,
             )
         )
         first, used = first + queries, used + keys
@@ -54,6 +66,7 @@ def attend_along_segments(
     value: torch.Tensor,
     segments: Sequence[Segment],
     scaling: float,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return the attention output [1, H, N, D].
 
@@ -63,8 +76,9 @@ def attend_along_segments(
         value: [1, K, P + N, D].
         segments: all of the row.
         scaling: factor on the scores.
+        sinks: [H], a further score of every softmax, without a value.
     """
-    output: torch.Tensor = _AlongSegments.apply(query, key, value, segments, scaling)  # type: ignore[no-untyped-call]
+    output: torch.Tensor = _AlongSegments.apply(query, key, value, segments, scaling, sinks)  # type: ignore[no-untyped-call]
     return output
 
 
@@ -77,28 +91,40 @@ class _AlongSegments(torch.autograd.Function):
         value: torch.Tensor,
         segments: Sequence[Segment],
         scaling: float,
+        sinks: torch.Tensor | None,
     ) -> torch.Tensor:
-        own, above = _Attended(query), None
+        own, above, leaving = _Attended(query), None, None
         own_keys, own_values = (_each_head(states, query) for states in (key, value))
         for segment in segments:
             here, q = segment.queries, query[:, :, segment.queries]
             keys, values = own_keys[:, :, here], own_values[:, :, here]
-            own.put(segment, *_kernel(q, keys, values, 0.0, True, scale=scaling))
+            own.put(here, *_kernel(q, keys, values, 0.0, True, scale=scaling))
+            if segment.leaving is not None:
+                leaving = leaving or _Attended(query)
+                keys, values = (
+                    _gathered(states, segment.leaving, query) for states in (key, value)
+                )
+                found = _kernel(_reversed(q), keys, values, 0.0, True, scale=scaling)
+                leaving.put(_all_but_last(here), *(part.flip(2) for part in found))
             if segment.above is not None:
                 above = above or _Attended(query)
                 keys, values = (states.index_select(2, segment.above) for states in (key, value))
                 q = _grouped(q, key.shape[1])
-                above.put(segment, *_kernel(q, keys, values, 0.0, False, scale=scaling))
-        whole = own if above is None else own.joined(above)
+                above.put(here, *_kernel(q, keys, values, 0.0, False, scale=scaling))
+        whole = own
+        for part in (above, leaving):
+            whole = whole if part is None else whole.joined(part)
+        if sinks is not None:
+            whole.weaken(sinks)
         output = whole.output.to(query.dtype)
-        ctx.save_for_backward(query, key, value, output, whole.normalizers)
+        ctx.save_for_backward(query, key, value, output, whole.normalizers, sinks)
         ctx.segments, ctx.scaling = segments, scaling
         return output
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        query, key, value, output, normalizers = ctx.saved_tensors
+        query, key, value, output, normalizers, sinks = ctx.saved_tensors
         rows = (grad_output.contiguous(), query, output, normalizers)
         exact = normalizers.dtype
         grad_query, grad_key, grad_value = (
@@ -117,6 +143,21 @@ class _AlongSegments(torch.autograd.Function):
                 (grad_query, grad_own_keys, grad_own_values), parts, strict=True
             ):
                 total[:, :, here] = part
+            if segment.leaving is not None:
+                keys, values = (
+                    _gathered(states, segment.leaving, query) for states in (key, value)
+                )
+                parts = _part_backward(
+                    [_reversed(states) for states in of_segment],
+                    keys,
+                    values,
+                    causal=True,
+                    scaling=ctx.scaling,
+                )
+                grad_query[:, :, _all_but_last(here)] += parts[0].flip(2)
+                for total, part in zip((grad_key, grad_value), parts[1:], strict=True):
+                    summed = _summed_heads(part.to(exact), total.shape[1])
+                    total.index_add_(2, segment.leaving, summed)
             if segment.above is not None:
                 keys, values = (states.index_select(2, segment.above) for states in (key, value))
                 of_segment = [_grouped(states, key.shape[1]) for states in of_segment]
@@ -129,7 +170,12 @@ class _AlongSegments(torch.autograd.Function):
         for total, of_heads in ((grad_key, grad_own_keys), (grad_value, grad_own_values)):
             total[:, :, num_above:] += _summed_heads(of_heads, total.shape[1])
         gradients = (grad_query, grad_key, grad_value)
-        return (*(gradient.to(query.dtype) for gradient in gradients), None, None)
+        return (
+            *(gradient.to(query.dtype) for gradient in gradients),
+            None,
+            None,
+            None if sinks is None else _sink_gradient(sinks, grad_output, output, normalizers),
+        )
 
 
 class _Attended:
@@ -142,11 +188,18 @@ class _Attended:
         self.normalizers = query.new_full(query.shape[:3], -torch.inf, dtype=exact)
         """[1, H, N], logarithms; minus infinity for queries without keys in the subset."""
 
-    def put(self, segment: Segment, output: torch.Tensor, normalizers: torch.Tensor) -> None:
-        """Store the kernel's result for a segment; heads may be grouped as by `_grouped`."""
-        place = self.output[:, :, segment.queries]
+    def put(self, queries: slice, output: torch.Tensor, normalizers: torch.Tensor) -> None:
+        """Store the kernel's result for some queries; heads may be grouped as by `_grouped`."""
+        place = self.output[:, :, queries]
         place.copy_(output.reshape(place.shape))
-        self.normalizers[:, :, segment.queries] = normalizers.reshape(place.shape[:3])
+        self.normalizers[:, :, queries] = normalizers.reshape(place.shape[:3])
+
+    def weaken(self, sinks: torch.Tensor) -> None:
+        """Add scores without values [H] to every softmax (in place)."""
+        scores = sinks.to(self.normalizers.dtype)[None, :, None]
+        normalizers = torch.logaddexp(self.normalizers, scores)
+        self.output *= (self.normalizers - normalizers).exp()[..., None]
+        self.normalizers = normalizers
 
     def joined(self, other: "_Attended") -> "_Attended":
         """Return attention over the union of two disjoint subsets of keys (in place).
@@ -182,6 +235,32 @@ def _part_backward(
         grad_output, query, keys, values, output, normalizers, 0.0, causal, scale=scaling
     )
     return found
+
+
+def _sink_gradient(
+    sinks: torch.Tensor,
+    grad_output: torch.Tensor,
+    output: torch.Tensor,
+    normalizers: torch.Tensor,
+) -> torch.Tensor:
+    """Return the gradient [H] of the sinks: a softmax's weight times minus its mean gradient."""
+    weights = (sinks.to(normalizers.dtype)[None, :, None] - normalizers).exp()
+    mean = (grad_output.to(weights.dtype) * output.to(weights.dtype)).sum(dim=-1)
+    return -(weights * mean).sum(dim=(0, 2)).to(sinks.dtype)
+
+
+def _all_but_last(queries: slice) -> slice:
+    return slice(queries.start, queries.stop - 1)
+
+
+def _reversed(states: torch.Tensor) -> torch.Tensor:
+    """Return all but the last query in reverse order."""
+    return states[:, :, :-1].flip(2)
+
+
+def _gathered(states: torch.Tensor, index: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
+    """Return keys or values at some indices, repeated for each query head."""
+    return states.index_select(2, index).repeat_interleave(query.shape[1] // states.shape[1], dim=1)
 
 
 def _each_head(states: torch.Tensor, query: torch.Tensor) -> torch.Tensor:

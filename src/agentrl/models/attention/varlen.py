@@ -15,7 +15,7 @@ import torch
 from torch.nn.attention.varlen import varlen_attn
 
 from agentrl.data.rows import PackedRow
-from agentrl.models.attention.backend import register_backend, unless_cuda
+from agentrl.models.attention.backend import AttentionVariant, register_backend, unless_cuda
 from agentrl.models.attention.layout import attention_layout
 
 
@@ -31,6 +31,7 @@ class VarlenLayout:
     """int64 [G], indices among the keys (tokens above the row first)."""
     longest_queries: int
     longest_keys: int
+    window: int | None
 
 
 class VarlenBackend:
@@ -38,20 +39,28 @@ class VarlenBackend:
 
     flag = "varlen"
     implementation = "agentrl_varlen"
+    computes = frozenset({"sliding_window"})
 
     def refusal(self, device: torch.device) -> str | None:
         """Refuse devices other than CUDA."""
         return unless_cuda(device)
 
-    def layout(self, row: PackedRow, device: torch.device, num_above: int = 0) -> VarlenLayout:
+    def layout(
+        self,
+        row: PackedRow,
+        device: torch.device,
+        num_above: int = 0,
+        window: int | None = None,
+    ) -> VarlenLayout:
         """Return the row's segments on the device."""
-        layout = attention_layout(row, num_above=num_above)
+        layout = attention_layout(row, num_above=num_above, window=window)
         return VarlenLayout(
             query_edges=_edges(layout.query_lengths, device),
             key_edges=_edges(layout.key_lengths, device),
             key_index=torch.from_numpy(layout.key_index).to(device),
             longest_queries=max(layout.query_lengths),
             longest_keys=max(layout.key_lengths),
+            window=window,
         )
 
     def attend(
@@ -60,7 +69,7 @@ class VarlenBackend:
         key: torch.Tensor,
         value: torch.Tensor,
         *,
-        scaling: float,
+        variant: AttentionVariant,
         layout: VarlenLayout,
     ) -> torch.Tensor:
         """See `AttentionBackend.attend`."""
@@ -72,8 +81,9 @@ class VarlenBackend:
             layout.key_edges,
             layout.longest_queries,
             layout.longest_keys,
-            scale=scaling,
-            window_size=(-1, 0),  # any key before, none after: causal
+            scale=variant.scaling,
+            # Keys before and after: all (or those of the window) and none, which is causal.
+            window_size=(-1 if layout.window is None else layout.window - 1, 0),
             enable_gqa=True,
         )
         assert isinstance(output, torch.Tensor), "varlen_attn returns a tuple only on request"

@@ -54,6 +54,7 @@ from agentrl.models.lora import (
 )
 from agentrl.models.parallel import parallelize
 from agentrl.models.policy import PolicyModel
+from agentrl.models.router_replay import make_routers_replay
 from agentrl.trainer.learner.merge_check import STEP_TOLERANCE, MergeCheck, check_merge
 from agentrl.trainer.learner.optimizer import learning_rate, make_optimizer, move_state
 from agentrl.trainer.learner.passes import PassOutcome, forward_backward, frozen_logprobs
@@ -341,6 +342,8 @@ class Learner:
         gradient_checkpointing: bool = False,
     ) -> PolicyModel:
         def prepare(policy: PolicyModel) -> None:
+            if self._settings.model.router_replay:
+                make_routers_replay(policy.model)
             if adapter is not None:
                 add_adapter(policy.model, adapter, dtype=self._precision.master)
             parallelize(policy, self._mesh)
@@ -352,12 +355,16 @@ class Learner:
                 cpu_offload=self._trainer.cpu_offload,
             )
 
+        model = self._settings.model
+        attention: str | None = implementation_of(model.attention_implementation)
+        if self._trainer.merge == "none" and self._ranks.shape.cp == 1:
+            attention = None
         return load_policy(
             path,
             dtype=dtype,
             device=self._ranks.device,
-            attention=implementation_of(self._settings.model.attention_implementation),
-            trust_remote_code=self._settings.model.trust_remote_code,
+            attention=attention,
+            trust_remote_code=model.trust_remote_code,
             gradient_checkpointing=gradient_checkpointing,
             prepare=prepare,
             cpu_offload=self._trainer.cpu_offload or self._settings.starts_in_host_memory,

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.dense_attention import DENSE_ATTENTION, visibility
 from support.trees import random_group, tiny_policy
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
@@ -14,7 +15,6 @@ from agentrl.data.rows import PackedRow
 from agentrl.data.tree import TokenTree
 from agentrl.errors import ConfigError
 from agentrl.models.attention.flex import FLEX
-from agentrl.models.attention.layout import visibility
 from agentrl.models.chunks import ChunkedPass, cut_row
 from agentrl.models.load import load_policy
 from agentrl.models.policy import target_logprobs
@@ -79,7 +79,7 @@ def test_the_block_mask_lists_the_planned_blocks() -> None:
 @torch.no_grad()
 def test_logprobs_are_those_of_the_oracle(architecture: str) -> None:
     flex = tiny_policy(architecture, attention="agentrl_flex")
-    oracle = tiny_policy(architecture, attention="sdpa")
+    oracle = tiny_policy(architecture, attention=DENSE_ATTENTION)
     for row in ROWS:
         found, expected = target_logprobs(flex, row).logprobs, target_logprobs(oracle, row).logprobs
         assert torch.allclose(found, expected, rtol=0, atol=1e-12)

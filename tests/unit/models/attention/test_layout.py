@@ -1,10 +1,12 @@
 import numpy as np
 import pytest
+from support.dense_attention import visibility
 from support.trees import random_group
 
 from agentrl.data.rows import empty_row
 from agentrl.data.tree import Merge, TokenTree
-from agentrl.models.attention.layout import attention_layout, segment_starts, visibility
+from agentrl.models.attention.layout import attention_layout
+from agentrl.models.row_tree import segment_starts
 
 
 @pytest.mark.parametrize("max_block", [3, None])

@@ -1,13 +1,16 @@
 """Attention along the paths of trees: both of its forms against the dense oracle."""
 
+from functools import partial
+
 import pytest
 import torch
+from support.dense_attention import DENSE_ATTENTION
 from support.trees import flat_gradient, make_turn, random_group, relative_error, tiny_policy
 
 from agentrl.data.rows import PackedRow
 from agentrl.data.tokens import turn_tokens
 from agentrl.data.tree import TokenTree
-from agentrl.models.attention.sdpa import SDPABackend, block_layout
+from agentrl.models.attention.sdpa import RowLayout, block_layout
 from agentrl.models.policy import PolicyModel, target_logprobs
 
 torch.set_num_threads(1)
@@ -21,7 +24,7 @@ def logprobs_and_gradient(policy: PolicyModel, row: PackedRow) -> tuple[torch.Te
 
 
 def assert_as_the_oracle(architecture: str, row: PackedRow) -> None:
-    expected = logprobs_and_gradient(tiny_policy(architecture, attention="sdpa"), row)
+    expected = logprobs_and_gradient(tiny_policy(architecture, attention=DENSE_ATTENTION), row)
     found = logprobs_and_gradient(tiny_policy(architecture), row)
     for one, other in zip(found, expected, strict=True):
         assert relative_error(one, other) <= 1e-12
@@ -47,10 +50,9 @@ def test_blocks_with_masks_give_the_gradients_of_the_oracle(
     max_block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What other devices than the CPU compute, on the CPU."""
+    monkeypatch.setattr(RowLayout, "has_segments", False)
     monkeypatch.setattr(
-        SDPABackend,
-        "layout",
-        lambda _self, *arguments: block_layout(*arguments, max_block=max_block),
+        "agentrl.models.attention.sdpa.block_layout", partial(block_layout, max_block=max_block)
     )
     for row in (TokenTree.from_tokens(random_group(5).turns).row, long_row()):
         assert_as_the_oracle("qwen3", row)

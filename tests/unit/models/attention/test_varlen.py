@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.dense_attention import DENSE_ATTENTION
 from support.trees import flat_gradient, random_group, relative_error, tiny_policy
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -69,7 +70,7 @@ def test_gradients_are_those_of_the_oracle(
     architecture: str, num_chunks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("agentrl.models.attention.varlen.varlen_attn", as_documented)
-    expected = gradient(tiny_policy(architecture, attention="sdpa"))
+    expected = gradient(tiny_policy(architecture, attention=DENSE_ATTENTION))
     found = gradient(tiny_policy(architecture, attention="agentrl_varlen"), num_chunks)
     assert relative_error(found, expected) <= 1e-12
 

@@ -17,7 +17,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from agentrl.inference.engine.generation.kv_cache import KVCache
-from agentrl.models.attention.backend import register_attention
+from agentrl.models.attention.backend import AttentionVariant, register_attention
 
 ENGINE_ATTENTION = "agentrl_engine"
 
@@ -99,7 +99,7 @@ def _attend(
     key: torch.Tensor,
     value: torch.Tensor,
     *,
-    scaling: float,
+    variant: AttentionVariant,
     context: StepPlan,
 ) -> torch.Tensor:
     """Write the new keys and values to the cache and attend to the rows; see `AttentionFunction`."""
@@ -119,7 +119,7 @@ def _attend(
                 keys[:count, :, : context.decode_length],
                 values[:count, :, : context.decode_length],
                 attn_mask=context.decode_bias,
-                scale=scaling,
+                scale=variant.scaling,
             ).reshape(count, -1, head_dim)
         )
     offset = count
@@ -131,7 +131,7 @@ def _attend(
             values[chunk.row : chunk.row + 1, :, : chunk.end],
             attn_mask=mask,
             is_causal=mask is None and size > 1,
-            scale=scaling,
+            scale=variant.scaling,
             enable_gqa=True,
         )
         outputs.append(out[0].transpose(0, 1))

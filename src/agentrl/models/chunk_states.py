@@ -1,0 +1,56 @@
+"""`ChunkStates`: what passes between the chunks of a row, layer by layer.
+
+Two forms. Values of tokens (keys and values of attention, inputs of a convolution) are read by later
+chunks for the whole path above them. Recurrent states are read only where a later segment starts.
+
+Shape legend: N tokens of the chunk, P tokens on the path above it, I tokens above whose states it
+continues, E of its own tokens whose states later chunks continue.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+
+Place = tuple[str, int]
+"""Kind and number of a layer."""
+TokenValues = tuple[torch.Tensor, ...]
+"""Values of tokens, each [1, X, tokens, ...]."""
+
+
+class ChunkStates:
+    """Given by earlier chunks, and made for later ones."""
+
+    def __init__(
+        self,
+        num_above: int = 0,
+        *,
+        above: Mapping[Place, TokenValues] | None = None,
+        continued: Mapping[Place, torch.Tensor] | None = None,
+        exports: Sequence[int] | np.ndarray = (),
+    ) -> None:
+        """Start a chunk.
+
+        Args:
+            num_above: P.
+            above: values of the tokens above, P tokens each; empty in a first chunk.
+            continued: states [I, ...] of the tokens above that the chunk's segments continue, in the
+                order of `RowTree.imports`.
+            exports: E indices of own tokens whose states are to be kept, rising.
+        """
+        self.num_above = num_above
+        self.above = above or {}
+        self.continued = continued or {}
+        self.exports = np.asarray(exports, dtype=np.int64)
+        self.made: dict[Place, TokenValues] = {}
+        """Values of the chunk's own tokens, filled in by its forward pass."""
+        self.left: dict[Place, torch.Tensor] = {}
+        """States [E, ...] behind the tokens of `exports`, filled in by its forward pass."""
+
+    def extend(self, place: Place, *values: torch.Tensor) -> TokenValues:
+        """Record a layer's own values, and return them with those above prepended."""
+        self.made[place] = values
+        if not self.num_above:
+            return values
+        pairs = zip(self.above[place], values, strict=True)
+        return tuple(torch.cat([above, own], dim=2) for above, own in pairs)

@@ -1,0 +1,60 @@
+"""Causal convolutions along the paths of token trees.
+
+A short convolution mixes a token with the few tokens before it. In a row they are those before it on
+its path: K gathered copies of the row, weighted and summed.
+
+Shape legend: N tokens of the row, P tokens above it, C channels, K width of the kernel.
+"""
+
+from typing import Any
+
+import torch
+from torch.nn.functional import pad
+from transformers.activations import ACT2FN
+
+from agentrl.models.attention.backend import CONTEXT, RowContext
+
+CONVOLUTION = "convolution"
+
+
+def tree_convolution(original: Any) -> Any:
+    """Return the tree form of `causal_conv1d_fn`; without a row it is the function itself."""
+
+    def convolve(
+        hidden_states: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        activation: str | None = None,
+        **keywords: Any,
+    ) -> torch.Tensor:
+        context = keywords.get(CONTEXT)
+        if context is None:
+            output: torch.Tensor = original(
+                hidden_states, weight, bias, activation=activation, **keywords
+            )
+            return output
+        output = _along_paths(hidden_states.to(weight.dtype), weight, context)
+        if bias is not None:
+            output = output + bias[:, None]
+        if activation is not None:
+            output = ACT2FN[activation](output)
+        return output.to(hidden_states.dtype)
+
+    return convolve
+
+
+def _along_paths(
+    hidden_1CN: torch.Tensor,  # noqa: N803 - shape suffix
+    weight_CK: torch.Tensor,  # noqa: N803
+    context: RowContext,
+) -> torch.Tensor:
+    if context.states is not None:
+        (hidden_1CN,) = context.states.extend((CONVOLUTION, context.layer), hidden_1CN)  # noqa: N806
+    width = weight_CK.shape[1]
+    keys = torch.from_numpy(context.tree.ancestors(width)).to(hidden_1CN.device)
+    before_any = pad(hidden_1CN, (0, 1))  # index P + N: what comes before a path
+    terms = [
+        before_any.index_select(2, keys[place]) * weight_CK[:, place, None]
+        for place in range(width)
+    ]
+    return torch.stack(terms).sum(dim=0)

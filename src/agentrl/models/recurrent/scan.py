@@ -1,0 +1,172 @@
+"""Recurrent scans along the paths of token trees: gated delta rules and Mamba-2.
+
+A scan carries a state from token to token. The segments of a row run round by round, those of a round
+in one call, each from the state that its path left behind; autograd carries the gradient of a state
+back to the segment that made it. Segments are padded at their ends with steps that leave the state
+alone: no decay, nothing written.
+
+Shape legend: N tokens of the row, S segments of a round, L tokens of the longest; X stands for the
+further dimensions of a tensor.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn.functional import pad, softplus
+
+from agentrl.models.attention.backend import CONTEXT, RowContext
+
+SCAN = "scan"
+
+_Scan = Callable[[Sequence[torch.Tensor], torch.Tensor | None], tuple[torch.Tensor, torch.Tensor]]
+"""Tensors [S, L, X] and states [S, X] to start from (None: those before a path); returns outputs
+[S, L, X] and the states behind."""
+
+
+def tree_delta_rule(original: Any) -> Any:
+    """Return the tree form of a gated delta rule (Gated DeltaNet, KDA).
+
+    A step whose log-decay `g` and write strength `beta` are 0 leaves the state alone.
+    """
+
+    def scan(
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        g: torch.Tensor,
+        beta: torch.Tensor,
+        **keywords: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        context = keywords.pop(CONTEXT, None)
+        if context is None:
+            found: tuple[torch.Tensor, torch.Tensor | None] = original(
+                query, key, value, g=g, beta=beta, **keywords
+            )
+            return found
+        for name in ("initial_state", "output_final_state", "cu_seqlens"):
+            keywords.pop(name, None)
+
+        def run(
+            tensors: Sequence[torch.Tensor], states: torch.Tensor | None
+        ) -> tuple[torch.Tensor, torch.Tensor]:
+            q, k, v, decay, strength = tensors
+            done: tuple[torch.Tensor, torch.Tensor] = original(
+                q,
+                k,
+                v,
+                g=decay,
+                beta=strength,
+                initial_state=states,
+                output_final_state=True,
+                **keywords,
+            )
+            return done
+
+        return scan_along_paths(run, (query, key, value, g, beta), context), None
+
+    return scan
+
+
+def tree_mamba2(original: Any) -> Any:
+    """Return the tree form of Mamba-2's scan.
+
+    A step of size 0 leaves the state alone, so bias, softplus and limits are applied before padding.
+    """
+
+    def scan(  # noqa: PLR0913 - the signature of the function that it replaces
+        x: torch.Tensor,
+        dt: torch.Tensor,
+        A: torch.Tensor,  # noqa: N803
+        B: torch.Tensor,  # noqa: N803
+        C: torch.Tensor,  # noqa: N803
+        *,
+        chunk_size: int,
+        dt_bias: torch.Tensor | None = None,
+        dt_softplus: bool = False,
+        dt_limit: tuple[float, float] = (0.0, float("inf")),
+        **keywords: Any,
+    ) -> Any:
+        context = keywords.pop(CONTEXT, None)
+        if context is None:
+            return original(
+                x,
+                dt,
+                A,
+                B,
+                C,
+                chunk_size=chunk_size,
+                dt_bias=dt_bias,
+                dt_softplus=dt_softplus,
+                dt_limit=dt_limit,
+                **keywords,
+            )
+        for name in ("initial_states", "return_final_states"):
+            keywords.pop(name, None)
+        if dt_bias is not None:
+            dt = dt + dt_bias
+        if dt_softplus:
+            dt = softplus(dt)
+        dt = dt.clamp(*dt_limit)
+
+        def run(
+            tensors: Sequence[torch.Tensor], states: torch.Tensor | None
+        ) -> tuple[torch.Tensor, torch.Tensor]:
+            inputs, steps, writes, reads = tensors
+            done: tuple[torch.Tensor, torch.Tensor] = original(
+                inputs,
+                steps,
+                A,
+                writes,
+                reads,
+                chunk_size=chunk_size,
+                initial_states=states,
+                return_final_states=True,
+                **keywords,
+            )
+            return done
+
+        return scan_along_paths(run, (x, dt, B, C), context)
+
+    return scan
+
+
+def scan_along_paths(
+    scan: _Scan, tensors: Sequence[torch.Tensor], context: RowContext
+) -> torch.Tensor:
+    """Return the outputs [1, N, X] of a scan over a row.
+
+    Args:
+        scan: the layer's own scan of sequences.
+        tensors: its inputs, each [1, N, X].
+        context: the row; states that pass between chunks go through its `states`.
+    """
+    tree, states, place = context.tree, context.states, (SCAN, context.layer)
+    num_tokens, device = tensors[0].shape[1], tensors[0].device
+    padded = [pad(tensor[0], (0, 0) * (tensor.dim() - 2) + (0, 1)) for tensor in tensors]
+    known = None
+    if states is not None and place in states.continued:
+        known = _after_none(states.continued[place])
+    outputs, tokens = [], []
+    for segments in tree.rounds:
+        places = segments.starts[:, None] + np.arange((segments.ends - segments.starts).max())
+        is_inside = places < segments.ends[:, None]
+        index = torch.from_numpy(np.where(is_inside, places, num_tokens)).to(device)
+        parents = torch.from_numpy(segments.parents).to(device)
+        start = None if known is None else known.index_select(0, parents)
+        output, left = scan([tensor[index] for tensor in padded], start)
+        known = _after_none(left) if known is None else torch.cat([known, left])
+        outputs.append(output[torch.from_numpy(is_inside).to(device)])
+        tokens.append(places[is_inside])
+    assert known is not None, "a row has tokens"
+    if states is not None and len(tree.exports):
+        exports = torch.from_numpy(tree.exports).to(device)
+        states.left[place] = known.index_select(0, exports)
+    back = torch.from_numpy(np.argsort(np.concatenate(tokens))).to(device)
+    return torch.cat(outputs).index_select(0, back)[None]
+
+
+def _after_none(states: torch.Tensor) -> torch.Tensor:
+    """Return states behind the state before a path, which is number 0."""
+    return torch.cat([torch.zeros_like(states[:1]), states])

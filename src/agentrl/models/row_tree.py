@@ -1,0 +1,147 @@
+"""`RowTree`: a row as a tree of segments, for layers that carry a state along a path.
+
+For attention, a segment is a stretch of the row in which every token is the first child of the one
+before it (`segment_starts`). A recurrent layer has to be able to run over a segment without asking
+whose state to continue: its segments are also cut behind every token from which a later one starts,
+and behind the tokens whose states a later chunk continues. Those that do not depend on one another form a *round*: one call of the layer.
+
+Works on arrays; knows no tensors and no layers.
+
+Shape legend: N tokens of the row, P tokens on the path above it (the row is a chunk), S segments of a
+round, I tokens above whose states the row continues, E own tokens whose states a later chunk
+continues. Indices of keys count the P tokens above first.
+"""
+
+from dataclasses import dataclass, field
+from typing import Self
+
+import numpy as np
+
+from agentrl.data.rows import PackedRow
+
+_SHORT = 64
+"""Segments up to this length share a call; longer ones only with those of half to twice their length,
+since a call pads its segments to the longest."""
+
+
+@dataclass(frozen=True, eq=False)
+class Round:
+    """Segments that are computed together."""
+
+    starts: np.ndarray
+    """int64 [S], first token of each."""
+    ends: np.ndarray
+    """int64 [S], token behind the last."""
+    parents: np.ndarray
+    """int64 [S], number of the state that each continues: 0 is the state before a path, 1 to I are
+    those of `imports`, and the others are those behind the segments of earlier rounds, in order."""
+
+
+@dataclass(frozen=True, eq=False)
+class RowTree:
+    """The segments of a row."""
+
+    parents: np.ndarray
+    """int64 [N], the key before each token on its path; -1 at a root."""
+    imports: np.ndarray
+    """int64 [I], keys above the row whose states it continues, rising."""
+    rounds: tuple[Round, ...]
+    exports: np.ndarray
+    """int64 [E], numbers of the states that later chunks continue."""
+    num_above: int
+    _ancestors: dict[int, np.ndarray] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls, row: PackedRow, num_above: int = 0, exported: np.ndarray | tuple[int, ...] = ()
+    ) -> Self:
+        """Cut a row into segments.
+
+        Args:
+            row: N tokens in depth-first preorder.
+            num_above: P.
+            exported: E own tokens whose states are wanted, rising.
+        """
+        parents = _parents(row, num_above)
+        exported = np.asarray(exported, dtype=np.int64)
+        is_first = parents != np.arange(row.num_tokens) + num_above - 1
+        is_first[0] = True
+        behind = parents[is_first] - num_above + 1
+        behind = np.concatenate([behind[behind > 0], exported + 1])
+        is_first[behind[behind < row.num_tokens]] = True
+        starts = np.flatnonzero(is_first)
+        ends = np.append(starts[1:], row.num_tokens)
+        segment_of = np.cumsum(is_first) - 1
+        above = parents[starts]
+        imports = np.unique(above[(above >= 0) & (above < num_above)])
+        # The segment above each; -1 where the state does not come from this row.
+        owner = np.where(above >= num_above, segment_of[np.maximum(above - num_above, 0)], -1)
+        level = np.zeros(len(starts), dtype=np.int64)
+        for segment in np.flatnonzero(owner >= 0).tolist():  # in preorder, owners come first
+            level[segment] = level[owner[segment]] + 1
+        size = np.ceil(np.log2(np.maximum(ends - starts, _SHORT))).astype(np.int64)
+        order = np.lexsort((size, level))
+        state_of = np.empty(len(starts), dtype=np.int64)
+        state_of[order] = 1 + len(imports) + np.arange(len(starts))
+        continued = np.zeros(len(starts), dtype=np.int64)
+        continued[owner >= 0] = state_of[owner[owner >= 0]]
+        is_imported = (above >= 0) & (above < num_above)
+        continued[is_imported] = 1 + np.searchsorted(imports, above[is_imported])
+        edges = np.flatnonzero((np.diff(level[order]) != 0) | (np.diff(size[order]) != 0)) + 1
+        return cls(
+            parents=parents,
+            imports=imports,
+            rounds=tuple(
+                Round(starts[members], ends[members], continued[members])
+                for members in np.split(order, edges)
+            ),
+            exports=state_of[segment_of[exported]],
+            num_above=num_above,
+        )
+
+    def ancestors(self, count: int) -> np.ndarray:
+        """Return each token's nearest keys on its path, itself last, int64 [count, N].
+
+        P + N stands for none: the path is shorter.
+        """
+        if count not in self._ancestors:
+            num_tokens = len(self.parents)
+            none = self.num_above + num_tokens
+            before = np.concatenate([np.arange(self.num_above) - 1, self.parents, [none]])
+            before[before < 0] = none
+            keys = [np.arange(num_tokens) + self.num_above]
+            for _ in range(count - 1):
+                keys.append(before[keys[-1]])
+            self._ancestors[count] = np.stack(keys[::-1])
+        return self._ancestors[count]
+
+
+def segment_starts(row: PackedRow) -> np.ndarray:
+    """Return the first index of every segment, int64 [number of segments].
+
+    In preorder, the token after k is k's child exactly if it lies in k's subtree.
+    """
+    if row.num_tokens == 0:
+        return np.empty(0, dtype=np.int64)
+    indices = np.arange(1, row.num_tokens)
+    return np.concatenate([[0], indices[row.subtree_ends[:-1] <= indices]])
+
+
+def continued_keys(row: PackedRow, num_above: int) -> np.ndarray:
+    """Return the keys above a chunk whose states its segments continue, int64 [I], rising."""
+    above = _parents(row, num_above)[segment_starts(row)]
+    return np.unique(above[(above >= 0) & (above < num_above)])
+
+
+def _parents(row: PackedRow, num_above: int) -> np.ndarray:
+    parents = np.arange(row.num_tokens) + num_above - 1
+    starts = segment_starts(row)
+    ends = np.append(starts[1:], row.num_tokens)
+    # As in `attention_layout`: `path[d]` is the key at depth d above the current segment.
+    path = np.empty(int(row.positions.max(initial=-1)) + 1, dtype=np.int64)
+    path[:num_above] = np.arange(num_above)
+    for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
+        depth = int(row.positions[start])
+        parents[start] = path[depth - 1] if depth else -1
+        path[depth : depth + end - start] = np.arange(start, end) + num_above
+    return parents

@@ -1,0 +1,250 @@
+"""Tiny random models of the families that people train, one configuration each.
+
+Nothing is left at 0 or 1 (norms, sinks, biases, time steps), so that a forgotten term shows.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+
+VOCABULARY = 40
+WINDOW = 7
+
+_SHAPE: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 4096,
+    "initializer_range": 0.2,
+    "pad_token_id": None,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
+_HEADS = {"head_dim": 16}
+_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+_LOCAL_EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
+_ROUTED = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+_GROUPED = {"n_group": 1, "topk_group": 1, "num_key_value_heads": 4}
+_LATENT = {
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
+    "qk_nope_head_dim": 16,
+    "num_key_value_heads": 4,
+}
+_DELTA = {
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    **_HEADS,
+}
+_WINDOWED = {
+    "sliding_window": WINDOW,
+    "layer_types": ["sliding_attention", "full_attention"],
+}
+_RECURRENT = {
+    "num_hidden_layers": 3,
+    "layer_types": ["linear_attention", "linear_attention", "full_attention"],
+}
+_SHARED_EXPERT = {**_EXPERTS, "shared_expert_intermediate_size": 32}
+_GEMMA = {**_HEADS, **_WINDOWED, "query_pre_attn_scalar": 16}
+_GEMMA_4 = {
+    **_HEADS,
+    **_WINDOWED,
+    "vocab_size_per_layer_input": VOCABULARY,
+    "hidden_size_per_layer_input": 8,
+}
+
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    # full attention
+    "llama": ("llama", {}),
+    "mistral": ("mistral", {"sliding_window": None}),
+    "ministral3": ("ministral3", _HEADS),
+    "qwen2": ("qwen2", {}),
+    "qwen3": ("qwen3", _HEADS),
+    "glm4": ("glm4", _HEADS),
+    "smollm3": ("smollm3", {"no_rope_layers": [1, 0]}),
+    "phi3": ("phi3", {"resid_pdrop": 0.1, "embd_pdrop": 0.1}),
+    "granite": (
+        "granite",
+        {
+            "logits_scaling": 4.0,
+            "embedding_multiplier": 2.0,
+            "residual_multiplier": 0.5,
+            "attention_multiplier": 0.3,
+        },
+    ),
+    "ernie4_5": ("ernie4_5", _HEADS),
+    "hunyuan_v1_dense": ("hunyuan_v1_dense", _HEADS),
+    "seed_oss": ("seed_oss", _HEADS),
+    "olmo2": ("olmo2", {}),
+    # full attention, experts
+    "qwen2_moe": ("qwen2_moe", _SHARED_EXPERT),
+    "qwen3_moe": ("qwen3_moe", {**_HEADS, **_EXPERTS}),
+    "glm4_moe": (
+        "glm4_moe",
+        {**_HEADS, **_ROUTED, "first_k_dense_replace": 1, "use_qk_norm": True},
+    ),
+    "mixtral": ("mixtral", _LOCAL_EXPERTS),
+    "minimax_m2": ("minimax_m2", {**_HEADS, **_LOCAL_EXPERTS}),
+    "ernie4_5_moe": (
+        "ernie4_5_moe",
+        {
+            "moe_num_experts": 4,
+            "moe_k": 2,
+            "moe_intermediate_size": 32,
+            "moe_num_shared_experts": 1,
+        },
+    ),
+    # latent attention
+    "deepseek_v3": (
+        "deepseek_v3",
+        {**_LATENT, **_ROUTED, **_GROUPED, "q_lora_rank": 24, "first_k_dense_replace": 1},
+    ),
+    "glm4_moe_lite": ("glm4_moe_lite", {**_LATENT, **_ROUTED, **_GROUPED, "q_lora_rank": 24}),
+    # windows, sinks, caps
+    "mistral_windowed": ("mistral", {"sliding_window": WINDOW}),
+    "phi3_windowed": ("phi3", {"sliding_window": WINDOW}),
+    "gemma2": ("gemma2", _GEMMA),
+    "gemma3_text": ("gemma3_text", _GEMMA),
+    "gemma4_text": ("gemma4_text", _GEMMA_4),
+    "gemma4_text_shared": (
+        "gemma4_text",
+        {
+            **_GEMMA_4,
+            "num_hidden_layers": 4,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "num_kv_shared_layers": 2,
+        },
+    ),
+    "gpt_oss": ("gpt_oss", {**_HEADS, **_WINDOWED, **_LOCAL_EXPERTS, "intermediate_size": 32}),
+    "olmo3": ("olmo3", _WINDOWED),
+    "exaone4": ("exaone4", _WINDOWED),
+    "cohere2": ("cohere2", _WINDOWED),
+    # recurrent
+    "qwen3_next": ("qwen3_next", {**_DELTA, **_SHARED_EXPERT, **_RECURRENT}),
+    "qwen3_5_text": ("qwen3_5_text", {**_DELTA, **_RECURRENT}),
+    "qwen3_5_moe_text": (
+        "qwen3_5_moe_text",
+        {**_DELTA, **_SHARED_EXPERT, "layer_types": ["linear_attention", "full_attention"]},
+    ),
+    "olmo_hybrid": ("olmo_hybrid", {"layer_types": ["linear_attention", "full_attention"]}),
+    "kimi_linear": (
+        "kimi_linear",
+        {
+            **_LATENT,
+            **_LOCAL_EXPERTS,
+            **_RECURRENT,
+            "moe_intermediate_size": 32,
+            "linear_head_dim": 16,
+            "linear_num_heads": 4,
+            "linear_conv_kernel_dim": 4,
+            "mlp_layer_types": ["dense", "sparse", "sparse"],
+        },
+    ),
+    "nemotron_h": (
+        "nemotron_h",
+        {
+            **_HEADS,
+            **_ROUTED,
+            "layers_block_type": ["mamba", "attention", "moe", "mamba"],
+            "mamba_num_heads": 4,
+            "mamba_head_dim": 16,
+            "ssm_state_size": 8,
+            "n_groups": 2,
+            "chunk_size": 16,
+            "expand": 1,
+            "moe_shared_expert_intermediate_size": 32,
+        },
+    ),
+    "granitemoehybrid": (
+        "granitemoehybrid",
+        {
+            **_LOCAL_EXPERTS,
+            "num_hidden_layers": 3,
+            "layer_types": ["mamba", "mamba", "attention"],
+            "shared_intermediate_size": 32,
+            "mamba_n_heads": 8,
+            "mamba_d_head": 16,
+            "mamba_d_state": 8,
+            "mamba_n_groups": 1,
+            "mamba_chunk_size": 16,
+        },
+    ),
+    "falcon_h1": (
+        "falcon_h1",
+        {
+            **_HEADS,
+            "mamba_d_ssm": 64,
+            "mamba_n_heads": 4,
+            "mamba_d_head": 16,
+            "mamba_n_groups": 1,
+            "mamba_d_state": 8,
+            "mamba_chunk_size": 16,
+        },
+    ),
+    "lfm2": (
+        "lfm2",
+        {
+            "num_hidden_layers": 3,
+            "layer_types": ["conv", "full_attention", "conv"],
+            "block_auto_adjust_ff_dim": False,
+        },
+    ),
+    "lfm2_moe": (
+        "lfm2_moe",
+        {**_EXPERTS, "layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
+    ),
+}
+"""Name in the table of families: transformers' model type, and what its configuration adds."""
+
+
+def tiny_config(family: str) -> PretrainedConfig:
+    """The configuration of a family's tiny model."""
+    model_type, own = FAMILIES[family]
+    config: PretrainedConfig = AutoConfig.for_model(model_type, **{**_SHAPE, **own})
+    return config
+
+
+def tiny_model(family: str, dtype: torch.dtype = torch.float64, seed: int = 0) -> PreTrainedModel:
+    """A random model of a family."""
+    torch.manual_seed(seed)
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(
+        tiny_config(family), dtype=torch.float32
+    )
+    generator = torch.Generator().manual_seed(seed + 1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            parameter.add_(noise * (0.15 if parameter.dim() > 1 else 0.2))
+        for name, values in model.named_buffers():
+            if "correction_bias" in name:
+                values += torch.randn(values.shape, generator=generator) * 0.2
+    model.to(dtype=dtype)  # type: ignore[call-arg]
+    return model
+
+
+@contextmanager
+def exact_everywhere() -> Iterator[None]:
+    """Within the block float32 means float64, in modeling files that name it as well.
+
+    Rounding in them would hide errors, or make some.
+    """
+    single, floats, default = torch.float32, torch.Tensor.float, torch.get_default_dtype()
+    torch.float32 = torch.float = torch.float64
+    torch.Tensor.float = torch.Tensor.double  # type: ignore[method-assign]
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.float32 = torch.float = single
+        torch.Tensor.float = floats  # type: ignore[method-assign]
+        torch.set_default_dtype(default)

@@ -1,0 +1,41 @@
+"""Every family trains on trees exactly: against one turn a pass through the model as it came."""
+
+import pytest
+import torch
+from support.tiny_families import FAMILIES, exact_everywhere, tiny_model
+from support.trees import gradient, num_chunked, random_group, relative_error
+
+from agentrl.data.batch import build_step
+from agentrl.models.attention.attention_registry import TREE_ATTENTION, with_own_attention
+from agentrl.models.load import wrap_policy
+
+torch.set_num_threads(1)
+GROUPS = [random_group(seed, num_records=3, num_turns=3) for seed in range(2)]
+EVERY_KIND = ("gemma2", "gpt_oss", "deepseek_v3", "granite", "qwen3_5_text", "nemotron_h", "lfm2")
+"""Caps, sinks and windows, latent heads, scaled logits, delta rule, Mamba-2, short convolution."""
+
+
+@pytest.mark.filterwarnings("ignore:.*falling back to its reference PyTorch implementation")
+@pytest.mark.parametrize(
+    "family",
+    [
+        pytest.param(family, marks=() if family in EVERY_KIND else pytest.mark.slow)
+        for family in FAMILIES
+    ],
+)
+def test_gradients_of_trees_are_those_of_turns_through_the_model_as_it_came(family: str) -> None:
+    with exact_everywhere():
+        model = tiny_model(family)
+        model.set_attn_implementation(TREE_ATTENTION)
+        policy = wrap_policy(model)
+        with with_own_attention(model):
+            alone = build_step(GROUPS, policy_version=3, token_budget=1, merge="none")
+            loss, expected = gradient(policy, alone, kind="REINFORCE")
+        assert len(alone.micro_batches[0]) == sum(len(group.turns) for group in GROUPS)
+        recomputing = wrap_policy(model, gradient_checkpointing=True)
+        for trained, token_budget in ((policy, 10**6), (policy, 40), (recomputing, 12)):
+            step = build_step(GROUPS, policy_version=3, token_budget=token_budget)
+            merged_loss, merged = gradient(trained, step, kind="REINFORCE")
+            assert merged_loss == pytest.approx(loss, rel=1e-11)
+            assert relative_error(merged, expected) <= 1e-12
+            assert (num_chunked(step) > 0) == (token_budget == 12)
