@@ -1,5 +1,6 @@
 """Hand-made documents, and a store played by hand: what a sampler would have written."""
 
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -150,3 +151,49 @@ async def fill(
         record = await play(store, await claim(store), num_turns=num_turns)
         ids.append(record.id)
     return ids
+
+
+async def wrong_counts(store: TrajectoryStore, consumer: str = "trainer") -> list[str]:
+    """Compare what the store says of the run with a count of every document; nothing may move."""
+    records = [record async for record in store.records.find()]
+    tasks = [task async for task in store.tasks.find()]
+    said: dict[str, object] = {}
+    counted: dict[str, object] = {}
+    for split, found in (await store.reports.by_split()).items():
+        said[split] = found.model_dump()
+    for split in {task.split for task in tasks}:
+        mine = [record for record in records if record.split == split]
+        scores = [
+            record.score.value for record in mine if record.status == "scored" and record.score
+        ]
+        counted[split] = {
+            "num_groups": sum(task.split == split for task in tasks),
+            "num_completed": sum((t.split, t.status) == (split, "completed") for t in tasks),
+            "num_records": len(mine),
+            "num_scored": len(scores),
+            "num_failed": sum(record.status == "failed" for record in mine),
+            "score_sum": sum(scores),
+        }
+    if await store.runs.get() is not None:
+        progress = await store.reports.progress(consumer)
+        for name, of_sign in (
+            ("records", [record for record in records if record.order >= 0]),
+            ("eval_records", [record for record in records if record.order < 0]),
+        ):
+            said[name] = getattr(progress, name)
+            counted[name] = dict(Counter(record.status for record in of_sign))
+        said["consumed"] = progress.num_groups_consumed
+        counted["consumed"] = await num_consumed(store, consumer)
+    return [
+        f"{name}: said {said.get(name)}, counted {counted.get(name)}"
+        for name in sorted(said.keys() | counted.keys())
+        if said.get(name) != counted.get(name)
+    ]
+
+
+async def num_consumed(store: TrajectoryStore, consumer: str = "trainer") -> int:
+    """Count the training groups of which a trainer has trained or dropped the first record."""
+    consumed = {"$in": ["dropped", "trained"]}
+    return await store.database["record_data"].count_documents(
+        {"traj_id": 0, f"ledger.{consumer}.status": consumed, "split": "train"}
+    )

@@ -84,22 +84,16 @@ async def retry(config: RootConfig, splits: "Sequence[Split]") -> int:
 async def stats(config: RootConfig, splits: "Sequence[Split]") -> int:
     """Print the numbers of tasks and tries and the mean score of each split."""
     async with _with_tasks(config) as store:
+        counts = await store.reports.by_split()
         for split in splits:
-            total = await store.tasks.count(split=split)
-            if not total:
-                continue
-            completed = await store.tasks.count(split=split, status="completed")
-            num_failed, num_scored, score = 0, 0, 0.0
-            async for record in store.records.find(split=split):
-                num_failed += record.status == "failed"
-                if record.score is not None:
-                    num_scored += 1
-                    score += record.score.value
-            mean = f"{score / num_scored:.3f}" if num_scored else "-"
-            print(
-                f"{split:6} {completed} of {total} tasks completed, "
-                f"mean score {mean} over {num_scored} tries, {num_failed} tries dead-lettered"
-            )
+            if split in counts:
+                found = counts[split]
+                mean = "-" if found.mean_score is None else f"{found.mean_score:.3f}"
+                print(
+                    f"{split:6} {found.num_completed} of {found.num_groups} tasks completed, "
+                    f"mean score {mean} over {found.num_scored} tries, "
+                    f"{found.num_failed} tries dead-lettered"
+                )
     return 0
 
 

@@ -4,6 +4,7 @@ Training tasks form one stream, numbered by `order` without gaps: samplers are a
 number (`runs.admitted_groups`). Evaluation tasks have negative orders, so they overtake training.
 """
 
+import asyncio
 import random
 from array import array
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
@@ -16,7 +17,7 @@ from agentrl.errors import DatasetError
 from agentrl.schema import MCPTask, Split, Task
 from agentrl.store import TrajectoryStore
 
-_BATCH_SIZE = 500
+_BATCH_SIZE = 1000
 """Tasks whose ids are looked up in one query."""
 _MAX_QUOTED_CHARS = 60
 _RETRY_MARK = "~"
@@ -134,15 +135,20 @@ async def append_tasks(store: TrajectoryStore, tasks: Iterable[Task]) -> tuple[i
         nonlocal num_given
         order = await store.tasks.next_train_order()
         remaining = iter(tasks)
-        while batch := list(islice(remaining, _BATCH_SIZE)):
+        last: dict[str, Task] = {}  # what the store may be writing now
+        # In a thread: making tasks of questions takes time, in which others are written.
+        while batch := await asyncio.to_thread(list, islice(remaining, _BATCH_SIZE)):
             num_given += len(batch)
-            known = {task.id: task for task in await store.tasks.get_many([t.id for t in batch])}
+            stored = await store.tasks.get_many([task.id for task in batch])
+            known = last | {task.id: task for task in stored}
+            last = {}
             for task in batch:
                 if task.id in known:
                     _check_same_question(known[task.id], task)
                     yield known[task.id]
                 else:
-                    yield task.model_copy(update={"order": order})
+                    known[task.id] = last[task.id] = task.model_copy(update={"order": order})
+                    yield last[task.id]
                     order += 1
 
     num_new = await store.tasks.add(ordered())

@@ -46,7 +46,8 @@ class RunWarnings:
             found["waiting"] = f"a score is missing and tried again: {missing.waiting}"
         if missing.num_failed:
             found["failed"] = f"{missing.num_failed} records failed: see agentrl inspect errors"
-        if progress.policy_version == 0 and progress.num_groups_consumed >= MIN_GROUPS:
+        may_lack_signal = progress.policy_version == 0 and "signal" not in self._said
+        if may_lack_signal and progress.num_groups_consumed >= MIN_GROUPS:
             signal = await reports.signal()
             if not signal.num_kept:
                 found["signal"] = f"nothing to learn from so far: {signal}"

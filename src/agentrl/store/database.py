@@ -79,6 +79,7 @@ class RunDatabase:
         self.services = handle["inference_services"]
         self.samplers = handle["samplers"]
         self.blobs = handle["blobs"]
+        self.tallies = handle["tallies"]
 
     def __getitem__(self, collection: str) -> AsyncCollection[Document]:
         return self.handle[collection]

@@ -32,6 +32,7 @@ from agentrl.store.repositories.runs import (
     TrainerLeaseRepository,
 )
 from agentrl.store.repositories.scores import ScoreRepository
+from agentrl.store.repositories.tallies import TallyRepository
 from agentrl.store.repositories.task_groups import GroupRepository, TaskRepository
 from agentrl.store.repositories.transfer import TransferRepository
 from agentrl.store.repositories.turns import TurnRepository
@@ -60,6 +61,7 @@ class TrajectoryStore:
         policies: published weights.
         services: inference servers.
         samplers: sampler processes.
+        tallies: counts over spans of the run that have ended.
         lineage: from a step to the tool calls behind it, and from a record to its steps.
         reports: counts and details for display.
         maintenance: sizes, and reclaiming disk space.
@@ -72,12 +74,13 @@ class TrajectoryStore:
         self.clock = database.clock
         blobs = BlobRepository(database)
         self.images = ImageRepository(database, blobs)
-        self.tasks = TaskRepository(database, self.images)
-        self.groups = GroupRepository(database)
+        self.tallies = TallyRepository(database)
+        self.tasks = TaskRepository(database, self.images, self.tallies)
+        self.groups = GroupRepository(database, self.tallies)
         self.turns = TurnRepository(database, blobs)
         fenced = FencedRecords(database, self.groups)
         self.records = RecordRepository(database, self.tasks, self.groups, fenced)
-        self.scores = ScoreRepository(database, self.tasks, self.turns, fenced)
+        self.scores = ScoreRepository(database, self.tasks, self.turns, fenced, self.tallies)
         self.runs = RunRepository(database)
         self.trainer_leases = TrainerLeaseRepository(database)
         self.ledger = LedgerRepository(database, self.turns, self.trainer_leases)
@@ -87,7 +90,7 @@ class TrajectoryStore:
         self.lineage = LineageRepository(database, self.turns)
         self.reports = ReportRepository(
             database,
-            tasks=self.tasks,
+            tallies=self.tallies,
             turns=self.turns,
             ledger=self.ledger,
             lineage=self.lineage,
@@ -95,7 +98,7 @@ class TrajectoryStore:
             samplers=self.samplers,
         )
         self.maintenance = MaintenanceRepository(database)
-        self.transfer = TransferRepository(database)
+        self.transfer = TransferRepository(database, self.tallies)
 
     @classmethod
     @asynccontextmanager
@@ -154,6 +157,7 @@ class TrajectoryStore:
             await self._db[collection].create_indexes(indexes)
         await self._db["record_data"].create_indexes(ledger_indexes(DEFAULT_CONSUMER))
         await ensure_views(self._db)
+        await self.tallies.prepare()
 
     async def _check_schema_version(self) -> None:
         run = await self._db["runs"].find_one({}, {"schema_version": 1})

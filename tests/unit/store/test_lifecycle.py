@@ -18,7 +18,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from support.stored import make_task, make_turn
+from support.stored import make_task, make_turn, wrong_counts
 
 from agentrl.errors import LeaseLost, StoreError
 from agentrl.schema import RECORD_TRANSITIONS, Record, RecordStatus, Score
@@ -183,6 +183,7 @@ class Lifecycle(RuleBasedStateMachine):
     def reap(self) -> None:
         self.do(self.store.groups.reap(MAX_ATTEMPTS, lease_seconds=600))
         self.unrepaired.clear()
+        assert self.do(wrong_counts(self.store)) == []
 
     @precondition(lambda self: self.acknowledged)
     @rule(data=st.data())

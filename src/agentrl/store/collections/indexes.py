@@ -1,14 +1,17 @@
 """Indexes, each beside the query that it serves."""
 
 from pymongo import ASCENDING as UP
+from pymongo import DESCENDING as DOWN
 from pymongo import IndexModel
+
+from agentrl.store.documents.expressions import HAS_FAILURE
 
 INDEXES: dict[str, list[IndexModel]] = {
     "tasks": [
         # tasks.next_train_order, tasks.find
         IndexModel([("split", UP), ("order", UP)], name="by_order"),
-        # tasks.count, reports.progress
-        IndexModel([("split", UP), ("status", UP)], name="by_status"),
+        # tasks.first_open_order, tasks.count, tallies
+        IndexModel([("split", UP), ("status", UP), ("order", UP)], name="by_standing"),
         # tasks.count(tag=...): only tasks that carry a tag
         IndexModel(
             [("tag", UP), ("status", UP)],
@@ -17,10 +20,14 @@ INDEXES: dict[str, list[IndexModel]] = {
         ),
     ],
     "records": [
-        # records.claim: the filter and the sort in one; reports.progress counts over it
+        # records.claim: the filter and the sort in one; tallies count over it
         IndexModel([("status", UP), ("order", UP), ("traj_id", UP)], name="claimable"),
-        # groups.reap, records.claim, scores.claim
-        IndexModel([("status", UP), ("lease.expires_at", UP)], name="leases"),
+        # groups.reap, records.claim, scores.claim: nothing to keep for slots without a lease
+        IndexModel(
+            [("status", UP), ("lease.expires_at", UP)],
+            name="leased",
+            partialFilterExpression={"lease.expires_at": {"$exists": True}},
+        ),
         # groups.complete, records.of_task
         IndexModel([("task_id", UP), ("traj_id", UP)], name="groups"),
         # groups.reap: terminal records of groups that nobody has completed yet
@@ -29,6 +36,14 @@ INDEXES: dict[str, list[IndexModel]] = {
             name="open_groups",
             partialFilterExpression={"group_open": True},
         ),
+        # reports.failures, the latest first
+        IndexModel(
+            [("started_at", DOWN), ("_id", UP)],
+            name="failures",
+            partialFilterExpression=HAS_FAILURE,
+        ),
+        # reports.missing_scores
+        IndexModel([("outcome", UP)], name="dead", partialFilterExpression={"status": "failed"}),
     ],
     "turns": [
         # turns.of_record, and people who look for the turns of a record
@@ -56,10 +71,8 @@ def ledger_indexes(consumer: str) -> list[IndexModel]:
             [("split", UP), ("group_completed", UP), (status, UP), ("order", UP), ("traj_id", UP)],
             name=f"ready_{consumer}",
         ),
-        # ledger.commit, ledger.recover
+        # ledger.commit, ledger.recover, ledger.num_reserved_groups
         IndexModel([(status, UP), (f"ledger.{consumer}.step", UP)], name=f"steps_{consumer}"),
         # lineage.of_step
         IndexModel([(f"ledger.{consumer}.trained_at", UP)], name=f"trained_at_{consumer}"),
-        # ledger.num_consumed_groups
-        IndexModel([("traj_id", UP), ("split", UP), (status, UP)], name=f"consumed_{consumer}"),
     ]

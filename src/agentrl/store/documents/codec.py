@@ -5,6 +5,7 @@ What JSON allows and BSON does not (integers beyond 64 bits, lone surrogates, NU
 us in a model's tool calls; it is stored as text, because a rollout must not fail on it.
 """
 
+import functools
 import hashlib
 import json
 from collections.abc import Mapping
@@ -44,8 +45,10 @@ def encode(value: Any) -> Any:
     """Return `value` in a form that BSON holds without loss of meaning (see the module text)."""
     if isinstance(value, str):
         return value if value.isascii() else value.encode("utf-8", "backslashreplace").decode()
+    if value is None:
+        return None
     if isinstance(value, dict):
-        return {encode(str(key)).replace("\0", "\\0"): encode(item) for key, item in value.items()}
+        return {_encoded_key(str(key)): encode(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [encode(item) for item in value]
     if isinstance(value, np.ndarray):
@@ -53,6 +56,12 @@ def encode(value: Any) -> Any:
     if isinstance(value, int) and not -_INT64 <= value < _INT64:
         return str(value)
     return value
+
+
+@functools.lru_cache(maxsize=4096)  # nearly always the name of a field
+def _encoded_key(key: str) -> str:
+    encoded: str = encode(key)
+    return encoded.replace("\0", "\\0")
 
 
 def to_document(value: BaseModel) -> Document:

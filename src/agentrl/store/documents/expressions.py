@@ -17,16 +17,17 @@ FAILED_ATTEMPTS: Document = {
     "$filter": {"input": "$attempts", "cond": {"$in": ["$$this.ended_by", FAILED_ENDS]}}
 }
 """Attempts that count against `max_attempts`; released ones do not."""
-UNSCORABLE: Document = {"status": "failed", "outcome": {"$ne": None}}
+UNSCORABLE: Document = {"status": "failed", "outcome": {"$gt": ""}}
 """Filter of the Records whose rollouts ended well and whose scorer has a defect."""
 HAS_FAILURE: Document = {
     "$or": [
         {"status": "failed"},
-        {"error": {"$ne": None}},
+        {"error": {"$gt": ""}},
         {"attempts.ended_by": {"$in": FAILED_ENDS}},
     ]
 }
-"""Filter of the Records with which something went wrong in the infrastructure."""
+"""Filter of the Records with which something went wrong in the infrastructure. An index is made with
+it, so it says `$gt: ""` for a text that is there."""
 
 
 def literal(value: Any) -> Document:

@@ -115,13 +115,14 @@ async def read_missing_scores(database: RunDatabase) -> MissingScores:
     waiting = {"status": "finished", "error": {"$ne": None}}
     records = database.records
     num_unscorable = await records.count_documents(UNSCORABLE)
+    num_dead = await records.count_documents({"status": "failed"})
     num_waiting = await records.count_documents(waiting)
     one_unscorable = await records.find_one(UNSCORABLE) if num_unscorable else None
     one_waiting = await records.find_one(waiting) if num_waiting else None
     return MissingScores(
         num_unscorable=num_unscorable,
         num_waiting=num_waiting,
-        num_failed=await records.count_documents({"status": "failed", "outcome": None}),
+        num_failed=num_dead - num_unscorable,
         unscorable=_example(one_unscorable) if one_unscorable else None,
         waiting=_example(one_waiting) if one_waiting else None,
     )

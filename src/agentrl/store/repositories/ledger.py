@@ -252,17 +252,24 @@ class LedgerRepository(Repository):
                 data = from_document(DBRecordData, document)
                 yield (await self._hydrate([[data]]))[0][0] if hydrate else data
 
-    @operation("count consumed groups")
-    async def num_consumed_groups(
+    @operation("look for groups that are left")
+    async def is_exhausted(
+        self, consumer: str = DEFAULT_CONSUMER, *, split: Split = "train"
+    ) -> bool:
+        """Return whether every group was reserved, trained or dropped."""
+        # Open groups first: one that completes in between is then found by neither query, or both.
+        if await self._db.tasks.find_one({"split": split, "status": "created"}, {"_id": 1}):
+            return False
+        left = {"split": split, "group_completed": {"$in": [False, True]}, **_ready(consumer)}
+        return await self._db.record_data.find_one(left, {"_id": 1}) is None
+
+    @operation("count reserved groups")
+    async def num_reserved_groups(
         self, consumer: str = DEFAULT_CONSUMER, *, split: Split = "train"
     ) -> int:
-        """Return the number of groups that were trained or dropped.
-
-        Trainers consume whole groups, so a group counts as consumed if its first record is.
-        """
-        consumed = {"$in": ["dropped", "trained"]}
+        """Return the number of groups in steps that no checkpoint contains yet."""
         return await self._db.record_data.count_documents(
-            {"traj_id": 0, f"ledger.{consumer}.status": consumed, "split": split}
+            {f"ledger.{consumer}.status": "reserved", "split": split, "traj_id": 0}
         )
 
     @operation("count ready groups")

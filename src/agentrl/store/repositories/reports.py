@@ -1,5 +1,6 @@
 """What people ask of a run: how far it is, each record in detail, what failed, who is alive."""
 
+from collections.abc import Mapping
 from datetime import datetime
 
 from pydantic import Field
@@ -12,6 +13,7 @@ from agentrl.schema import (
     RecordStatus,
     RunStatus,
     SamplerInfo,
+    Split,
     Task,
 )
 from agentrl.schema.base import Value
@@ -28,7 +30,7 @@ from agentrl.store.repositories.learning_signal import (
 from agentrl.store.repositories.ledger import LedgerRepository
 from agentrl.store.repositories.lineage import LineageRepository, RecordLineage
 from agentrl.store.repositories.runs import DEFAULT_CONSUMER
-from agentrl.store.repositories.task_groups import TaskRepository
+from agentrl.store.repositories.tallies import RecordCounts, SplitCounts, TallyRepository
 from agentrl.store.repositories.turns import TurnRepository
 
 
@@ -117,7 +119,7 @@ class ReportRepository(Repository):
         self,
         database: RunDatabase,
         *,
-        tasks: TaskRepository,
+        tallies: TallyRepository,
         turns: TurnRepository,
         ledger: LedgerRepository,
         lineage: LineageRepository,
@@ -125,7 +127,7 @@ class ReportRepository(Repository):
         samplers: SamplerRepository,
     ) -> None:
         super().__init__(database)
-        self._tasks = tasks
+        self._tallies = tallies
         self._turns = turns
         self._ledger = ledger
         self._lineage = lineage
@@ -140,22 +142,16 @@ class ReportRepository(Repository):
             StoreError: there is no run.
         """
         run = await self._run()
-        scores = await self._db.aggregate(
-            self._db.records,
-            [
-                {"$match": {"status": "scored", "order": {"$gte": 0}}},
-                {"$group": {"_id": None, "mean": {"$avg": "$score.value"}}},
-            ],
-        )
+        training = (await self._tallies.by_split()).get("train", SplitCounts())
         _, num_output_tokens = await self._sampled()
         return RunSummary(
             name=run["_id"],
             status=run["status"],
             policy_version=run["policy_version"],
-            num_groups=await self._tasks.count(split="train"),
-            num_groups_completed=await self._tasks.count(split="train", status="completed"),
+            num_groups=training.num_groups,
+            num_groups_completed=training.num_completed,
             num_output_tokens=num_output_tokens,
-            mean_score=scores[0]["mean"] if scores else None,
+            mean_score=training.mean_score,
             created_at=run["created_at"],
             updated_at=run["updated_at"],
         )
@@ -169,18 +165,28 @@ class ReportRepository(Repository):
         """
         run = await self._run()
         num_samplers, num_output_tokens = await self._sampled()
+        in_work = await self._num_in_work()
+        standing = await self._tallies.standing()
+        num_ready = await self._ledger.num_ready_groups(consumer)
+        num_reserved = await self._ledger.num_reserved_groups(consumer)
         return RunProgress(
             policy_version=run["policy_version"],
             admitted_groups=run["admitted_groups"],
-            records=await self._count_by_status({"$gte": 0}),
-            eval_records=await self._count_by_status({"$lt": 0}),
-            num_groups=await self._tasks.count(split="train"),
-            num_groups_completed=await self._tasks.count(split="train", status="completed"),
-            num_groups_ready=await self._ledger.num_ready_groups(consumer),
-            num_groups_consumed=await self._ledger.num_consumed_groups(consumer),
+            records=_by_status(standing.training, in_work, is_training=True),
+            eval_records=_by_status(standing.evaluation, in_work, is_training=False),
+            num_groups=standing.num_groups,
+            num_groups_completed=standing.num_completed,
+            num_groups_ready=num_ready,
+            # Trainers consume whole groups, so what is neither ready nor reserved is consumed.
+            num_groups_consumed=max(0, standing.num_completed - num_ready - num_reserved),
             num_samplers=num_samplers,
             num_output_tokens=num_output_tokens,
         )
+
+    @operation("count by split")
+    async def by_split(self) -> dict[Split, SplitCounts]:
+        """Return the counts of every split that has tasks."""
+        return await self._tallies.by_split()
 
     async def _run(self) -> Document:
         run = await self._db.runs.find_one({}, {"config": 0})
@@ -194,13 +200,17 @@ class ReportRepository(Repository):
         found = await self._db.aggregate(self._db.samplers, [{"$group": {"_id": None, **sums}}])
         return (found[0]["num"], found[0]["tokens"]) if found else (0, 0)
 
-    async def _count_by_status(self, order: dict[str, int]) -> dict[RecordStatus, int]:
-        statuses: tuple[RecordStatus, ...] = ("pending", "running", "finished", "scored", "failed")
-        counts = {
-            status: await self._db.records.count_documents({"status": status, "order": order})
-            for status in statuses
-        }
-        return {status: count for status, count in counts.items() if count}
+    async def _num_in_work(self) -> dict[tuple[RecordStatus, bool], int]:
+        """Return the number of running and finished records, by whether they are training ones."""
+        key: Document = {"status": "$status", "is_training": {"$gte": ["$order", 0]}}
+        found = await self._db.aggregate(
+            self._db.records,
+            [
+                {"$match": {"status": {"$in": ["running", "finished"]}}},
+                {"$group": {"_id": key, "num": {"$sum": 1}}},
+            ],
+        )
+        return {(one["_id"]["status"], one["_id"]["is_training"]): one["num"] for one in found}
 
     @operation("read the learning signal")
     async def signal(self, consumer: str = DEFAULT_CONSUMER) -> LearningSignal:
@@ -298,3 +308,24 @@ class ReportRepository(Repository):
                 )
             )
         return failures
+
+
+def _by_status(
+    counted: RecordCounts,
+    in_work: Mapping[tuple[RecordStatus, bool], int],
+    *,
+    is_training: bool,
+) -> dict[RecordStatus, int]:
+    running = in_work.get(("running", is_training), 0)
+    finished = in_work.get(("finished", is_training), 0)
+    begun = running + finished + counted.num_scored + counted.num_failed
+    counts: dict[RecordStatus, int] = {
+        # The rest: the only number that may be as large as the run. It may be off for a moment, as
+        # the others were counted one after another while the run moved on.
+        "pending": max(0, counted.num_records - begun),
+        "running": running,
+        "finished": finished,
+        "scored": counted.num_scored,
+        "failed": counted.num_failed,
+    }
+    return {status: count for status, count in counts.items() if count}

@@ -3,6 +3,8 @@
 Claims for scoring, first scores, further scores and postponements go through here. Knows no scorer.
 """
 
+import secrets
+
 from pymongo import ReturnDocument
 
 from agentrl.errors import StoreError
@@ -17,6 +19,7 @@ from agentrl.store.documents.expressions import (
     waiting_lease,
 )
 from agentrl.store.repositories.fenced_records import FencedRecords
+from agentrl.store.repositories.tallies import TallyRepository
 from agentrl.store.repositories.task_groups import TaskRepository
 from agentrl.store.repositories.turns import TurnRepository
 
@@ -30,11 +33,13 @@ class ScoreRepository(Repository):
         tasks: TaskRepository,
         turns: TurnRepository,
         fenced: FencedRecords,
+        tallies: TallyRepository,
     ) -> None:
         super().__init__(database)
         self._tasks = tasks
         self._turns = turns
         self._fenced = fenced
+        self._tallies = tallies
 
     @operation("claim a scoring", repeatable=False)
     async def claim(
@@ -87,7 +92,6 @@ class ScoreRepository(Repository):
         update = {"error": literal(encode(error)), "lease": None}
         await self._fenced.move(record_id, fence, "failed", update)
 
-    @operation("repair a scoring")
     async def repair(self, record_id: str, score: Score) -> bool:
         """Score a Record that `fail` dead-lettered, once its group is complete.
 
@@ -99,11 +103,13 @@ class ScoreRepository(Repository):
         Raises:
             StoreError: the Record has no rollout to score, or its group is not complete yet.
         """
+        return await self._repair(record_id, score, secrets.token_hex(8))
+
+    @operation("repair a scoring")
+    async def _repair(self, record_id: str, score: Score, writer: str) -> bool:
         wanted = {"_id": record_id}
-        if not (
-            await self._db.records.count_documents({**wanted, "outcome": {"$ne": None}}, limit=1)
-            and await self._db.record_data.count_documents(wanted, limit=1)
-        ):
+        played = await self._db.records.find_one({**wanted, "outcome": {"$ne": None}}, {"order": 1})
+        if played is None or not await self._db.record_data.count_documents(wanted, limit=1):
             raise StoreError(
                 f"record {record_id!r}: nothing to score, or its group is not complete"
             )
@@ -112,10 +118,11 @@ class ScoreRepository(Repository):
         await self._db.record_data.update_one(
             {**wanted, "score": None}, [{"$set": {"score": value}}]
         )
-        result = await self._db.records.update_one(
-            {**wanted, **UNSCORABLE},
-            [{"$set": {"score": value, "status": "scored", "error": None}}],
-        )
+        async with self._tallies.changing([played["order"]], writer):
+            result = await self._db.records.update_one(
+                {**wanted, **UNSCORABLE},
+                [{"$set": {"score": value, "status": "scored", "error": None}}],
+            )
         return result.modified_count > 0
 
     @operation("add a score")

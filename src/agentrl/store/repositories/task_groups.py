@@ -5,7 +5,8 @@ of them completes the group; `reap` completes groups whose process crashed in be
 """
 
 import asyncio
-from collections.abc import AsyncIterable, AsyncIterator, Collection, Iterable, Sequence
+import secrets
+from collections.abc import AsyncIterable, AsyncIterator, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import islice
@@ -34,8 +35,15 @@ from agentrl.store.documents.codec import (
     to_document,
     without_none,
 )
-from agentrl.store.documents.expressions import attempt_failed, held, may_become, waiting_lease
+from agentrl.store.documents.expressions import (
+    attempt_failed,
+    held,
+    may_become,
+    shown,
+    waiting_lease,
+)
 from agentrl.store.repositories.blobs import ImageRepository
+from agentrl.store.repositories.tallies import TallyRepository
 from agentrl.store.server_clock import STEP_SECONDS, UnrenewedLeases
 from agentrl.store.writes import insert_new
 
@@ -44,18 +52,24 @@ UNFINISHED = sorted(set(RECORD_TRANSITIONS) - TERMINAL_STATUSES)
 REAP_BATCH = 256
 KNOWN_TASKS, TASKS_AHEAD = 256, 32
 """Tasks cached for claims, and the number of following ones that are prefetched with one."""
+_SLOT_FACTS = shown("num_generations", "split", "order", "created_at")
+_EMPTY_SLOT = record_to_document(Record(id="", task_id="", split="train", traj_id=0, order=0))
+"""What all pending Records have in common; made once, as a run may have millions."""
 
 
 class TaskRepository(Repository):
     """Adds and reads Tasks."""
 
-    def __init__(self, database: RunDatabase, images: ImageRepository) -> None:
+    def __init__(
+        self, database: RunDatabase, images: ImageRepository, tallies: TallyRepository
+    ) -> None:
         super().__init__(database)
         self._images = images
+        self._tallies = tallies
         self._known: dict[str, Document] = {}
         self._reading = asyncio.Lock()
 
-    async def add(self, tasks: Iterable[Task] | AsyncIterable[Task], batch_size: int = 500) -> int:
+    async def add(self, tasks: Iterable[Task] | AsyncIterable[Task], batch_size: int = 1000) -> int:
         """Store tasks together with `num_generations` pending Records each.
 
         A plain iterable is read in a thread, so that reading does not block the event loop. Idempotent:
@@ -65,20 +79,51 @@ class TaskRepository(Repository):
             The number of tasks that were new.
         """
         num_new = 0
-        async for batch in _batches(tasks, batch_size):
-            num_new += await self._add_batch(batch)
-        return num_new
+        writing: asyncio.Task[int] | None = None
+        try:
+            # The next batch is read while the last one is written.
+            async for batch in _batches(tasks, batch_size):
+                num_new += await writing if writing else 0
+                writing = asyncio.create_task(self._add_batch(batch, secrets.token_hex(8)))
+            return num_new + (await writing if writing else 0)
+        finally:
+            if writing is not None:
+                await asyncio.wait([writing])
 
     @operation("add tasks")
-    async def _add_batch(self, tasks: list[Task]) -> int:
-        tasks = [await self._with_stored_images(task) for task in tasks]
-        # Tasks before slots, so that a claimed slot always has its Task.
-        num_new = await insert_new(self._db.tasks, [to_document(task) for task in tasks])
-        if num_new < len(tasks):
-            # Existing tasks may differ from the given ones in number of slots and order.
-            tasks = await self.get_many([task.id for task in tasks])
-        await insert_new(self._db.records, [slot for task in tasks for slot in _slots(task)])
+    async def _add_batch(self, tasks: list[Task], writer: str) -> int:
+        known = self._db.tasks.find(
+            {"_id": {"$in": [encode(task.id) for task in tasks]}}, _SLOT_FACTS
+        )
+        # Existing tasks may differ from the given ones in number of slots and order.
+        existing = {task["_id"]: task async for task in known}
+        new = [
+            to_document(await self._with_stored_images(task))
+            for task in tasks
+            if encode(task.id) not in existing
+        ]
+        incomplete = await self._without_all_slots(existing)
+        orders = {task["order"] for task in (*new, *incomplete)}
+        if not orders:
+            return 0
+        async with self._tallies.changing(orders, writer):
+            # Tasks before slots, so that a claimed slot always has its Task.
+            num_new = await insert_new(self._db.tasks, new)
+            if num_new < len(new):  # another process adds them as well, or an id is given twice
+                wanted = {"_id": {"$in": [task["_id"] for task in new]}}
+                new = await self._db.tasks.find(wanted, _SLOT_FACTS).to_list()
+            slots = [slot for task in (*new, *incomplete) for slot in _slots(task)]
+            await insert_new(self._db.records, slots)
+        await self._tallies.count_added(orders)
         return num_new
+
+    async def _without_all_slots(self, existing: Mapping[str, Document]) -> list[Document]:
+        """Return those of the tasks some of whose slots are missing: a crash interrupted adding."""
+        wanted = {"task_id": {"$in": list(existing)}}
+        num_slots = await self._db.records.count_documents(wanted) if existing else 0
+        if num_slots == sum(task["num_generations"] for task in existing.values()):
+            return []
+        return list(existing.values())
 
     async def _with_stored_images(self, task: Task) -> Task:
         """Store the images inside a task, and return the task with their addresses instead."""
@@ -190,8 +235,9 @@ class ReapCounts:
 class GroupRepository(Repository):
     """Completes groups, and repairs them after crashes."""
 
-    def __init__(self, database: RunDatabase) -> None:
+    def __init__(self, database: RunDatabase, tallies: TallyRepository) -> None:
         super().__init__(database)
+        self._tallies = tallies
         self._unrenewed = UnrenewedLeases()
 
     async def complete(self, task_ids: Collection[str]) -> set[str]:
@@ -250,9 +296,9 @@ class GroupRepository(Repository):
         """
         num_expired = await self.reap_expired(max_attempts, lease_seconds)
         num_expired += await self._reap_unrenewed(max_attempts, lease_seconds)
-        return ReapCounts(
-            num_expired=num_expired, num_groups_completed=await self._reap_open_groups()
-        )
+        num_groups_completed = await self._reap_open_groups()
+        await self._tallies.seal()
+        return ReapCounts(num_expired=num_expired, num_groups_completed=num_groups_completed)
 
     async def reap_expired(self, max_attempts: int, lease_seconds: float) -> int:
         """End the attempts whose lease expired, inside another operation.
@@ -322,19 +368,15 @@ class GroupRepository(Repository):
         return len(await self.complete(task_ids))
 
 
-def _slots(task: Task) -> list[Document]:
-    slots = []
-    for traj_id in range(task.num_generations):
-        record = Record(
-            id=f"{task.id}/{traj_id}",
-            task_id=task.id,
-            split=task.split,
-            traj_id=traj_id,
-            order=task.order,
-        )
-        # `group_open` is the store's own: the index of groups that still have to be completed.
-        slots.append({**record_to_document(record), "group_open": True})
-    return slots
+def _slots(task: Document) -> list[Document]:
+    """Return the pending Records of a stored Task."""
+    # `group_open` is the store's own: the index of groups that still have to be completed.
+    facts = {"split": task["split"], "order": task["order"], "group_open": True}
+    return [
+        {**_EMPTY_SLOT, **facts, "_id": f"{task['_id']}/{number}", "task_id": task["_id"]}
+        | {"traj_id": number, "created_at": task["created_at"]}
+        for number in range(task["num_generations"])
+    ]
 
 
 async def _batches(

@@ -14,9 +14,10 @@ from agentrl.errors import ConfigError, StoreError
 from agentrl.runtime.atomic_directory import atomic_directory
 from agentrl.schema import SCHEMA_VERSION
 from agentrl.schema.base import Value
-from agentrl.store.database import Repository, operation
+from agentrl.store.database import Repository, RunDatabase, operation
 from agentrl.store.documents.codec import Document
 from agentrl.store.documents.export_files import Format, read_documents, writer
+from agentrl.store.repositories.tallies import TallyRepository
 
 COLLECTIONS = (
     "tasks",
@@ -55,6 +56,10 @@ class ExportedFile(Value):
 
 class TransferRepository(Repository):
     """Copies the run out of the database, and into an empty one."""
+
+    def __init__(self, database: RunDatabase, tallies: TallyRepository) -> None:
+        super().__init__(database)
+        self._tallies = tallies
 
     @operation("export the run", repeatable=False)
     async def export_run(self, folder: Path, format_: Format = "jsonl") -> Manifest:
@@ -121,11 +126,13 @@ class TransferRepository(Repository):
                 raise StoreError(
                     f"database {self._db.name!r} is not empty; import under another --run_name"
                 )
+        await self._db.tallies.delete_many({})  # those of an empty run
         for name, file in manifest.files.items():
             for batch in _batches(read_documents(folder / file.name, manifest.format)):
                 if name == "runs":
                     batch = [{**one, "_id": self._db.name} for one in batch]
                 await self._db[name].insert_many(batch)
+        await self._tallies.prepare()
         return manifest
 
 

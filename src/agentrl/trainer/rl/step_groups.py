@@ -186,7 +186,7 @@ class GroupReader:
             if ready:
                 reported = time.monotonic()
                 continue
-            if await self._is_exhausted(groups_consumed + found.num_new_groups):
+            if await self._is_exhausted():
                 found.end = "data_ended"
                 break
             if await stopped_within(stop, _POLL_SECONDS):
@@ -278,13 +278,13 @@ class GroupReader:
                 found.staleness[max(0, version - record.min_version)] += 1
         return group.usable
 
-    async def _is_exhausted(self, groups_consumed: int) -> bool:
+    async def _is_exhausted(self) -> bool:
         if not self._more_may_come:
             return True
         if self._consumer != DEFAULT_CONSUMER:
             run = await self._store.runs.get()
             return run is not None and run.status in ENDED_RUNS
-        return groups_consumed >= await self._store.tasks.count(split="train")
+        return await self._store.ledger.is_exhausted()
 
     async def _report_wait(self, step: int, num_usable: int, groups_per_step: int) -> None:
         services = await self._store.services.all()

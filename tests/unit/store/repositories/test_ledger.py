@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.stored import fill
+from support.stored import claim, fill, make_task, num_consumed
 
 from agentrl.errors import ConfigError, LeaseLost, StoreError, TrainerBusy
 from agentrl.schema import DBRecordData, LedgerEntry, Run
@@ -49,7 +49,8 @@ async def test_reserved_trained_and_dropped_groups_are_not_ready(store: Trajecto
     await store.ledger.drop(NAME, record_ids[2:4], 1, "zero_variance")
     await store.ledger.reserve(NAME, record_ids[4:6], 2)
     assert ids(await store.ledger.ready_groups(NAME, limit=9)) == record_ids[6:]
-    assert await store.ledger.num_consumed_groups(NAME) == 1
+    assert await num_consumed(store, NAME) == 1
+    assert await store.ledger.num_reserved_groups(NAME) == 2
     assert await store.ledger.commit(NAME, 1) == 2
     assert await standing(store) == [
         *[("trained", 1, (1,))] * 2,
@@ -57,10 +58,28 @@ async def test_reserved_trained_and_dropped_groups_are_not_ready(store: Trajecto
         *[("reserved", 2, ())] * 2,
         *[READY] * 2,
     ]
-    assert await store.ledger.num_consumed_groups(NAME) == 2
+    assert await num_consumed(store, NAME) == 2
     assert (await entries(store))[2].reason == "zero_variance"
     assert (await entries(store))[0].trained_count == 1
     assert ids(await store.ledger.ready_groups(NAME, limit=9)) == record_ids[6:]
+
+
+async def test_the_stream_is_exhausted_once_every_group_is_consumed(
+    store: TrajectoryStore,
+) -> None:
+    assert await store.ledger.is_exhausted(NAME)
+    first, second, third, fourth = await fill(store, 2)
+    assert not await store.ledger.is_exhausted(NAME)
+    await store.ledger.reserve(NAME, [first, second], 1)
+    await store.ledger.drop(NAME, [third], 1, "stale")
+    assert not await store.ledger.is_exhausted(NAME)
+    await store.ledger.drop(NAME, [fourth], 1, "stale")
+    assert await store.ledger.is_exhausted(NAME)
+    assert not await store.ledger.is_exhausted("reader")
+    await store.tasks.add([make_task(2)])
+    assert not await store.ledger.is_exhausted(NAME)
+    await claim(store)
+    assert not await store.ledger.is_exhausted(NAME)
 
 
 async def test_a_crash_before_the_checkpoint_makes_reserved_records_ready_again(
@@ -98,7 +117,7 @@ async def test_going_back_to_an_older_checkpoint_takes_commits_back(
     assert await standing(store) == [*[("trained", 1, (1,))] * 2, *[READY] * 4]
     await store.ledger.recover(NAME, 0)
     assert await standing(store) == [READY] * 6
-    assert await store.ledger.num_consumed_groups(NAME) == 0
+    assert await num_consumed(store, NAME) == 0
 
 
 async def test_records_may_be_trained_again_within_their_limits(store: TrajectoryStore) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import bson
 import pytest
-from support.stored import claim, fill, make_task, make_turn, play
+from support.stored import claim, fill, make_task, make_turn, play, wrong_counts
 
 from agentrl.errors import ConfigError, StoreError
 from agentrl.schema import Record, Run, ToolCall
@@ -61,8 +61,9 @@ async def test_what_was_exported_comes_back_byte_for_byte(
     await fill_run(store)
     manifest = await store.transfer.export_run(tmp_path / "export", format_)
     assert manifest.files["turns"].num_documents == 13
-    await empty.transfer.import_run(tmp_path / "export")
     await empty.ensure_schema()
+    await empty.transfer.import_run(tmp_path / "export")
+    assert await wrong_counts(empty) == []
     assert await raw(empty) == await raw(store)
     run = await empty.runs.get()
     assert run is not None

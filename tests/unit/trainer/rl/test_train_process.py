@@ -506,8 +506,8 @@ async def test_two_consumers_train_on_one_stream_and_leave_each_others_ledgers_a
     assert await store.policies.all() == policies
     theirs = [data async for data in store.ledger.find("reader", status="trained")]
     assert len(theirs) == 12
-    assert await store.ledger.num_consumed_groups("reader") == 5
-    assert await store.ledger.num_consumed_groups() == 3
+    assert (await store.reports.progress("reader")).num_groups_consumed == 5
+    assert (await store.reports.progress()).num_groups_consumed == 3
     weights = load_file(result.output_path / "policy/000001/model.safetensors")
     first = load_file(make_config().run.output_path / "policy/000001/model.safetensors")
     assert all(torch.equal(weights[name], first[name]) for name in first), "identical data"

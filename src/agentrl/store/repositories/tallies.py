@@ -1,0 +1,304 @@
+"""Counts over spans of `order`, so that nobody has to count a whole run.
+
+A tally stands for the Tasks, and their Records, of `SPAN` orders from `_id * SPAN`:
+
+    {_id, version, writers, added: {split: {num_groups, num_records}},
+     ended: {split: {num_scored, num_failed, score_sum}}}
+
+`added` changes when Tasks are added. `ended` exists once all Tasks are complete, and changes when a
+score is repaired. Whoever makes such a change is named in `writers` meanwhile (`changing`), which
+takes both counts away, and counting stores nothing where a writer is named or `version` moved on. What
+a tally says is therefore what counting would say. A writer that died stays named: its span is counted
+at every look. One document more says that no span lacks its tally (`prepare`); without it, everything
+is counted.
+"""
+
+from collections.abc import AsyncIterator, Collection, Iterable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, Literal, get_args
+
+from pymongo import UpdateOne
+
+from agentrl.schema import RECORD_TRANSITIONS, Split
+from agentrl.schema.base import Value
+from agentrl.store.database import Repository, RunDatabase, operation
+from agentrl.store.documents.codec import Document
+from agentrl.store.writes import insert_new
+
+SPAN = 512
+"""Orders of a tally: few tallies for many groups, and few Records in a span that is still open."""
+SEALED_AT_ONCE = 16
+_WHOLE = "whole"
+_EVERYTHING = ((-(2**62), 0), (0, 2**62))
+_ALL_STATUSES = sorted(RECORD_TRANSITIONS)
+_SPLITS: list[Split] = list(get_args(Split))
+
+_Range = tuple[int, int]
+"""Orders from the first to below the second; all of one sign."""
+
+
+class SplitCounts(Value):
+    """Counts of one split."""
+
+    num_groups: int = 0
+    num_completed: int = 0
+    num_records: int = 0
+    num_scored: int = 0
+    num_failed: int = 0
+    score_sum: float = 0.0
+
+    @property
+    def mean_score(self) -> float | None:
+        """Mean over the scored records."""
+        return self.score_sum / self.num_scored if self.num_scored else None
+
+
+class RecordCounts(Value):
+    """Counts of training or of evaluation records, told apart by the sign of their `order`."""
+
+    num_records: int = 0
+    num_scored: int = 0
+    num_failed: int = 0
+
+
+class Standing(Value):
+    """How far a run is, without what changes from moment to moment."""
+
+    num_groups: int
+    """Training groups."""
+    num_completed: int
+    training: RecordCounts
+    evaluation: RecordCounts
+
+
+@dataclass(frozen=True)
+class _Tallies:
+    """All tallies as they were read."""
+
+    documents: Sequence[Document]
+    is_whole: bool
+
+    def ranges_without(self, counts: Literal["added", "ended"]) -> list[_Range]:
+        """Return the orders that have to be counted."""
+        if not self.is_whole:
+            return list(_EVERYTHING)
+        return _ranges(one["_id"] for one in self.documents if counts not in one)
+
+    def total(self, field: str, *, split: Split | None = None, sign: int = 0) -> Any:
+        """Return the sum of a field over those tallies that have it."""
+        return sum(
+            counts.get(field, 0)
+            for one in self.documents
+            if not sign or (one["_id"] < 0) == (sign < 0)
+            for part in ("added", "ended")
+            for name, counts in one.get(part, {}).items()
+            if split in (None, name)
+        )
+
+    def num_completed(self, split: Split) -> int:
+        """Return the number of groups in spans that have ended."""
+        ended = [one["added"] for one in self.documents if "ended" in one]
+        return sum(added.get(split, {}).get("num_groups", 0) for added in ended)
+
+
+class TallyRepository(Repository):
+    """Keeps the tallies, and counts what they leave open."""
+
+    def __init__(self, database: RunDatabase) -> None:
+        super().__init__(database)
+        self._is_prepared = False
+
+    @asynccontextmanager
+    async def changing(self, orders: Iterable[int], writer: str) -> AsyncIterator[None]:
+        """Take the counts of these orders away while Tasks are added, or a score is repaired.
+
+        Runs inside an operation; a repeated one passes the same `writer`.
+        """
+        if not self._is_prepared:
+            await self.prepare()
+        numbers = sorted({order // SPAN for order in orders})
+        begun: Document = {
+            "$addToSet": {"writers": writer},
+            "$inc": {"version": 1},
+            "$unset": {"added": "", "ended": ""},
+        }
+        await self._db.tallies.bulk_write(
+            [UpdateOne({"_id": number}, begun, upsert=True) for number in numbers]
+        )
+        yield
+        await self._db.tallies.update_many(
+            {"_id": {"$in": numbers}}, {"$pull": {"writers": writer}}
+        )
+
+    @operation("prepare the tallies")
+    async def prepare(self) -> None:
+        """Make sure that every span has its tally; an earlier release and an import leave none."""
+        tallies = self._db.tallies
+        if await tallies.find_one({"_id": _WHOLE}) is None:
+            number: Document = {"$toLong": {"$floor": {"$divide": ["$order", SPAN]}}}
+            found = await self._db.aggregate(self._db.tasks, [{"$group": {"_id": number}}])
+            await insert_new(tallies, [{**one, "version": 0, "writers": []} for one in found])
+            await insert_new(tallies, [{"_id": _WHOLE}])
+        self._is_prepared = True
+
+    @operation("count what has ended")
+    async def seal(self) -> int:
+        """Store the counts of spans where nothing changes any more; return how many were stored.
+
+        Any process may call it, any number at once.
+        """
+        run = await self._db.runs.find_one({}, {"admitted_groups": 1})
+        reached = run["admitted_groups"] // SPAN if run else 0
+        new = self._db.tallies.find({"added": None, "writers": []}, {"_id": 1})
+        open_ = self._db.tallies.find(
+            {"added": {"$ne": None}, "ended": None, "writers": [], "_id": {"$lte": reached}},
+            {"_id": 1},
+        )
+        numbers = [
+            one["_id"]
+            for cursor in (new, open_)
+            for one in await cursor.sort("_id", 1).limit(SEALED_AT_ONCE).to_list()
+        ]
+        return sum([await self._count_span(number) for number in numbers])
+
+    async def count_added(self, orders: Collection[int]) -> None:
+        """Store the counts of the spans to which Tasks were added, inside an operation."""
+        for number in sorted({order // SPAN for order in orders}):
+            await self._count_span(number)
+
+    async def _count_span(self, number: int) -> bool:
+        tally = await self._db.tallies.find_one({"_id": number})
+        if tally is None or tally["writers"]:
+            return False
+        span = (number * SPAN, (number + 1) * SPAN)
+        is_open = await self._is_open(span)
+        if is_open and "added" in tally:
+            return False
+        counts: Document = {"added": await self._count_added([span])}
+        if not is_open:
+            counts["ended"] = await self._count_ended([span])
+        stored = await self._db.tallies.update_one(
+            {"_id": number, "version": tally["version"], "writers": []}, {"$set": counts}
+        )
+        return stored.modified_count > 0
+
+    async def _is_open(self, span: _Range) -> bool:
+        found = await self._db.tasks.find_one(
+            {"split": {"$in": _SPLITS}, "status": "created", "order": _within(span)}, {"_id": 1}
+        )
+        return found is not None
+
+    async def _count_added(self, ranges: Sequence[_Range]) -> dict[str, Document]:
+        counts = {"num_groups": {"$sum": 1}, "num_records": {"$sum": "$num_generations"}}
+        found = []
+        for orders in ranges:
+            wanted = {"split": {"$in": _SPLITS}, "order": _within(orders)}
+            stages: list[Document] = [{"$match": wanted}, {"$group": {"_id": "$split", **counts}}]
+            found += await self._db.aggregate(self._db.tasks, stages)
+        return _by_split(found)
+
+    async def _count_ended(self, ranges: Sequence[_Range]) -> dict[str, Document]:
+        counts = {
+            "num_scored": {"$sum": {"$cond": [{"$eq": ["$status", "scored"]}, 1, 0]}},
+            "num_failed": {"$sum": {"$cond": [{"$eq": ["$status", "failed"]}, 1, 0]}},
+            "score_sum": {"$sum": "$score.value"},
+        }
+        found = []
+        for orders in ranges:
+            wanted = {"status": {"$in": ["failed", "scored"]}, "order": _within(orders)}
+            stages: list[Document] = [{"$match": wanted}, {"$group": {"_id": "$split", **counts}}]
+            found += await self._db.aggregate(self._db.records, stages)
+        return _by_split(found)
+
+    async def _count_completed(self, split: Split, ranges: Sequence[_Range]) -> int:
+        wanted = {"split": split, "status": "completed"}
+        tasks = self._db.tasks
+        return sum([await tasks.count_documents({**wanted, "order": _within(r)}) for r in ranges])
+
+    async def _count_records(self, statuses: Sequence[str], ranges: Sequence[_Range]) -> int:
+        # One status a query: the server then counts keys of the index without reading them out.
+        return sum(
+            [
+                await self._db.records.count_documents({"status": status, "order": _within(orders)})
+                for status in statuses
+                for orders in ranges
+            ]
+        )
+
+    async def _read(self) -> _Tallies:
+        found = await self._db.tallies.find({}, {"writers": 0}).sort("_id", 1).to_list()
+        spans = [one for one in found if one["_id"] != _WHOLE]
+        return _Tallies(spans, True) if len(spans) < len(found) else _Tallies([], False)
+
+    async def standing(self) -> Standing:
+        """Return how far the run is, inside an operation."""
+        tallies = await self._read()
+        new = await self._count_added(tallies.ranges_without("added"))
+        open_ = tallies.ranges_without("ended")
+        return Standing(
+            num_groups=tallies.total("num_groups", split="train")
+            + new.get("train", {}).get("num_groups", 0),
+            num_completed=tallies.num_completed("train")
+            + await self._count_completed("train", open_),
+            training=await self._records(tallies, 1),
+            evaluation=await self._records(tallies, -1),
+        )
+
+    async def _records(self, tallies: _Tallies, sign: Literal[-1, 1]) -> RecordCounts:
+        new, open_ = (
+            [orders for orders in tallies.ranges_without(part) if (orders[0] < 0) == (sign < 0)]
+            for part in ("added", "ended")
+        )
+        return RecordCounts(
+            num_records=tallies.total("num_records", sign=sign)
+            + await self._count_records(_ALL_STATUSES, new),
+            num_scored=tallies.total("num_scored", sign=sign)
+            + await self._count_records(["scored"], open_),
+            num_failed=tallies.total("num_failed", sign=sign)
+            + await self._count_records(["failed"], open_),
+        )
+
+    async def by_split(self) -> dict[Split, SplitCounts]:
+        """Return the counts of every split that has Tasks, inside an operation."""
+        tallies = await self._read()
+        open_ = tallies.ranges_without("ended")
+        counted = [
+            await self._count_added(tallies.ranges_without("added")),
+            await self._count_ended(open_),
+        ]
+        found: dict[Split, SplitCounts] = {}
+        for split in _SPLITS:
+            sums = {
+                name: tallies.total(name, split=split)
+                + sum(counts.get(split, {}).get(name, 0) for counts in counted)
+                for name in ("num_groups", "num_records", "num_scored", "num_failed", "score_sum")
+            }
+            if sums["num_groups"]:
+                completed = tallies.num_completed(split) + await self._count_completed(split, open_)
+                found[split] = SplitCounts(**sums, num_completed=completed)
+        return found
+
+
+def _within(orders: _Range) -> Document:
+    return {"$gte": orders[0], "$lt": orders[1]}
+
+
+def _ranges(numbers: Iterable[int]) -> list[_Range]:
+    """Return the orders of neighbouring tallies together; evaluations are apart from training."""
+    ranges = []
+    for _, run in groupby(enumerate(numbers), lambda pair: (pair[1] - pair[0], pair[1] < 0)):
+        spans = [number for _, number in run]
+        ranges.append((spans[0] * SPAN, (spans[-1] + 1) * SPAN))
+    return ranges
+
+
+def _by_split(found: Iterable[Document]) -> dict[str, Document]:
+    """Return the sums of rows with the same split as their `_id`."""
+    sums: dict[str, Document] = {}
+    for row in found:
+        counts = sums.setdefault(row.pop("_id"), {})
+        for name, value in row.items():
+            counts[name] = counts.get(name, 0) + value
+    return sums
