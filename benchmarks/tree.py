@@ -5,7 +5,7 @@
     python benchmarks/tree.py --device cuda --out tree_cuda.json --only mfu
 
 Every row of the result is a process of its own, so that its peak of memory is its own. All rows of
-a workload train on the same loss terms with the same gradient: forward, backward, clipping and
+a workload train on the same target tokens with the same gradient: forward, backward, clipping and
 AdamW. Times are the fastest of `--repeats` runs after one that does not count. On CPU the clock is
 the process's CPU time with one thread, which on an idle machine is wall time and on a shared one
 leaves the neighbours out; on CUDA it is wall time.

@@ -49,7 +49,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 async def sampled_rows(folder: Path) -> list[tuple[PackedRow, np.ndarray]]:
-    """The conversations of the first policy, with the server's logprobs of their terms."""
+    """The conversations of the first policy, with the server's logprobs of their sampled tokens."""
     rows = []
     with EmbeddedMongo(folder / "mongo") as mongo:
         async with TrajectoryStore.connect(mongo.uri(RUN_NAME)) as store:
@@ -57,8 +57,8 @@ async def sampled_rows(folder: Path) -> list[tuple[PackedRow, np.ndarray]]:
                 if data.max_version == 0:
                     turns = with_routed_experts(turn_tokens(data.turns), data.turns)
                     tree = TokenTree.from_tokens(turns)
-                    terms = [t.behavior_logprobs for b in tree.branches for t in b.turns]
-                    rows.append((tree.row, np.concatenate(terms)))
+                    logprobs = [t.behavior_logprobs for b in tree.branches for t in b.turns]
+                    rows.append((tree.row, np.concatenate(logprobs)))
     return rows
 
 

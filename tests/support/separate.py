@@ -1,6 +1,6 @@
 """The oracle of merged training: every turn in a row of its own, through stock transformers.
 
-Nothing here knows of trees, layouts, terms or micro-batches. Turns are padded on the right, where
+Nothing here knows of trees, layouts, target tokens or micro-batches. Turns are padded on the right, where
 causal attention does not look; losses are written down from their formulas.
 """
 
@@ -18,7 +18,7 @@ from agentrl.models.policy import PolicyModel
 LOWER, UPPER = 0.8, 1.3
 """GRPO's clip range as the flags have it by default."""
 LOWEST, HIGHEST = 0.2, 2.2
-"""Beyond these ratios a term that pushes outwards is dropped."""
+"""Beyond these ratios a token that pushes outwards is dropped."""
 
 
 def separate_gradient(

@@ -5,28 +5,24 @@ rho = pi_p/mu. Two things make rho differ from 1: engine and trainer compute the
 differently, and the sample may be some versions old. Nothing here carries a gradient.
 """
 
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from agentrl.errors import ConfigError
-
-ProximalKind = Literal["behavior", "recompute", "loglinear"]
-CorrectionKind = Literal["none", "full", "tis", "icepop", "mis"]
-CorrectionLevel = Literal["token", "sequence", "sequence_mean"]
-KLEstimator = Literal["k1", "k2", "k3"]
+from agentrl.schema.formulas import CorrectionKind, CorrectionLevel, KLEstimator, ProximalKind
 
 MAX_LOG_RATIO = 20.0
 """Log ratios are clamped to this magnitude, here and in losses: e^20 is far outside every useful
-bound, and an infinite ratio would turn the gradient of a dropped term into 0 * inf = NaN."""
+bound, and an infinite ratio would turn the gradient of a dropped token into 0 * inf = NaN."""
 
 
 class Correction(NamedTuple):
-    """Factor and mask of each term's loss; every field has the shape [N]."""
+    """Factor and mask of each target token's loss; every field has the shape [N]."""
 
     weights: torch.Tensor
     keep: torch.Tensor
-    """bool; False where the term is masked."""
+    """bool; False where the token is masked."""
 
 
 def proximal_logprobs(
@@ -36,7 +32,7 @@ def proximal_logprobs(
     kind: ProximalKind,
     staleness: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return log pi_p of every term [N].
+    """Return log pi_p of every target token [N].
 
     - `behavior`: log mu, so that rho = 1;
     - `recompute`: the trainer's logprobs at the start of the step. Each step makes one update, so
@@ -48,7 +44,7 @@ def proximal_logprobs(
         policy_logprobs: log pi [N].
         behavior_logprobs: log mu [N].
         kind: which of the above.
-        staleness: d of every term [N] (`loglinear` only).
+        staleness: d of every target token [N] (`loglinear` only).
 
     Raises:
         ConfigError: `loglinear` without staleness.
@@ -60,7 +56,7 @@ def proximal_logprobs(
     if kind == "recompute":
         return policy
     if staleness is None:
-        raise ConfigError("loglinear proximal logprobs need the staleness of every term")
+        raise ConfigError("loglinear proximal logprobs need the staleness of every target token")
     behind = staleness.to(policy.dtype).clamp(min=0.0)
     return behavior + behind / (behind + 1.0) * (policy - behavior)
 
@@ -76,15 +72,15 @@ def importance_correction(
     veto_threshold: float | None = None,
     sequences: torch.Tensor | None = None,
 ) -> Correction:
-    """Return the weight and mask of every term.
+    """Return the weight and mask of every target token.
 
-    With R = rho at `token` level, the product of rho over the term's sequence at `sequence` level,
+    With R = rho at `token` level, the product of rho over the token's sequence at `sequence` level,
     its geometric mean at `sequence_mean` level:
 
     - `none`: 1; `full`: R (decoupled PPO, 2505.24298);
     - `tis`: min(R, upper) (truncated importance sampling);
     - `icepop`: R, masked outside [lower, upper] (token level, usually [0.5, 5]);
-    - `mis`: min(R, upper), masked outside [lower, upper] (masked importance sampling). Terms that the
+    - `mis`: min(R, upper), masked outside [lower, upper] (masked importance sampling). Tokens that the
       truncation would change are masked, so the result equals `icepop` with the same bounds.
 
     Args:
@@ -95,7 +91,7 @@ def importance_correction(
         lower: lower bound on R.
         upper: upper bound on R.
         veto_threshold: mask a whole sequence in which any token has rho below this.
-        sequences: index of each term's turn, int64 [N]. A turn must not be split over calls.
+        sequences: index of each target token's turn, int64 [N]. A turn must not be split over calls.
 
     Raises:
         ConfigError: sequences are needed and missing.
@@ -103,7 +99,7 @@ def importance_correction(
     log_rho = (proximal.detach() - behavior.to(proximal.dtype)).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     needs_sequences = veto_threshold is not None or (kind != "none" and level != "token")
     if needs_sequences and sequences is None:
-        raise ConfigError("corrections of whole sequences need the turn of every term")
+        raise ConfigError("corrections of whole sequences need the turn of every target token")
     keep = torch.ones_like(log_rho, dtype=torch.bool)
     weights = torch.ones_like(log_rho)
     if kind != "none":
@@ -125,11 +121,11 @@ def importance_correction(
 def kl_penalty(
     policy_logprobs: torch.Tensor, reference_logprobs: torch.Tensor, *, kind: KLEstimator = "k3"
 ) -> torch.Tensor:
-    """Return an estimate of KL(pi || reference) at every term [N], with gradient.
+    """Return an estimate of KL(pi || reference) at every target token [N], with gradient.
 
     With d = log pi - log reference: `k1` is d, `k2` is d^2/2, `k3` is exp(-d) - 1 + d
-    (joschu.net/blog/kl-approx.html). As a loss, `k2` has the gradient of the KL itself; that of
-    `k1` is zero on average.
+    (joschu.net/blog/kl-approx.html), below d = -20 its tangent there. As a loss, `k2` has the
+    gradient of the KL itself; that of `k1` is zero on average.
 
     Args:
         policy_logprobs: log pi [N], carries the gradient.
@@ -141,14 +137,17 @@ def kl_penalty(
         return difference
     if kind == "k2":
         return 0.5 * difference.square()
-    difference = difference.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-    return torch.expm1(-difference) + difference
+    # Only the exponential is bounded: far above the reference the gradient stays 1. Below, it goes on
+    # along its tangent, so that a lost token is still pulled back.
+    exponent = (-difference).clamp(max=MAX_LOG_RATIO)
+    beyond = -difference - exponent
+    return torch.expm1(exponent) + beyond * exponent.exp() + difference
 
 
 def sequence_sums(
     values: torch.Tensor, sequences: torch.Tensor, *, mean: bool = False
 ) -> torch.Tensor:
-    """Return, for every term, the sum (or mean) of the values of its sequence [N]."""
+    """Return, for every target token, the sum (or mean) of the values of its sequence [N]."""
     _, index = torch.unique(sequences, return_inverse=True)
     num_sequences = int(index.max()) + 1 if index.numel() else 0
     sums = values.new_zeros(num_sequences).index_add(0, index, values)

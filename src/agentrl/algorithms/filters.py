@@ -12,7 +12,7 @@ import numpy as np
 from agentrl.algorithms.advantages import RIGHT_ABOVE
 
 RecordDrop = Literal[
-    "no_score", "zero_variance", "balance", "few_turns", "context_limit", "stale", "no_terms"
+    "no_score", "zero_variance", "balance", "few_turns", "context_limit", "stale", "no_targets"
 ]
 CONTEXT_LIMITS = frozenset({"length_limit", "turns_limit"})
 """Outcomes that `reserve_context_error_count` rations."""
@@ -30,7 +30,7 @@ class RecordFacts:
     """None: the record enters no statistics of its group."""
     num_turns: int
     outcome: str | None
-    has_terms: bool = True
+    has_targets: bool = True
     """Something was sampled from the policy."""
     has_step_scores: bool = False
     """Some of its turns have scores of their own."""
@@ -114,8 +114,8 @@ def filter_group(
 
 
 def _never_trained(record: RecordFacts) -> RecordDrop | None:
-    if not record.has_terms:
-        return "no_terms"
+    if not record.has_targets:
+        return "no_targets"
     return "no_score" if record.score is None else None
 
 

@@ -1,23 +1,24 @@
 """Policy losses, unreduced, one value per target token: arrays in, arrays out.
 
 Notation: mu = behavior policy (the sampler), pi = policy in training, r = pi/mu, A = advantage,
-sg = stop-gradient. A *term* of the loss is one target token: a sampled token of one turn. If several
-records sampled the same token, each has its own term. `agentrl.algorithms.reductions` holds the
-weights: the scalar loss is `sum(weights * where(keep, loss, 0))` over the whole optimizer step.
+sg = stop-gradient. A target token is a sampled token of one turn; if several records sampled the same
+token, each has a target token of its own. `agentrl.algorithms.reductions` holds the weights: the
+scalar loss is `sum(weights * where(keep, loss, 0))` over the whole optimizer step.
 
-The hard drop range and GRPO follow AgentRL's documented formulas.
+The hard drop range is AgentRL's: no paper but MiniRL's has one. The other losses bound or ignore the
+ratio by themselves, and a range beside that would make them different losses.
 """
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, get_args
+from typing import NamedTuple
 
 import torch
 
 from agentrl.algorithms.corrections import MAX_LOG_RATIO, Correction, sequence_sums
 from agentrl.errors import ConfigError
+from agentrl.schema.formulas import LOSS_KINDS, LossKind
 
-LossKind = Literal["GRPO", "MINIRL", "GSPO", "CISPO", "REINFORCE"]
-LOSS_KINDS: tuple[LossKind, ...] = get_args(LossKind)
+_WITH_DROP_RANGE = ("GRPO", "MINIRL")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,14 +34,14 @@ class LossSettings:
     dual_clip: float | None = None
     """c of dual-clip PPO, greater than 1 (GRPO and GSPO only)."""
     beta1: float | None = None
-    """CE-GPPO weight of terms clipped from below (GRPO only)."""
+    """CE-GPPO weight of tokens clipped from below (GRPO only)."""
     beta2: float | None = None
-    """CE-GPPO weight of terms clipped from above (GRPO only)."""
+    """CE-GPPO weight of tokens clipped from above (GRPO only)."""
     importance_weight_truncation: float | None = None
     """Largest weight (MINIRL only)."""
     importance_weight_cap_ratio: float = 4.0
     """Factor c on the clip range that gives the hard drop range
-    `[1 - epsilon*c*k, 1 + (epsilon + epsilon_higher)*c*k]`."""
+    `[1 - epsilon*c*k, 1 + (epsilon + epsilon_higher)*c*k]` (GRPO and MINIRL only); 0: no range."""
     strict_in_bound: bool = False
     """k = 1/c, so that the drop range is the clip range."""
     out_of_date_decay: float | None = None
@@ -52,11 +53,11 @@ class LossSettings:
         return 1.0 - self.epsilon, 1.0 + self.epsilon + self.epsilon_higher
 
 
-class LossTerms(NamedTuple):
+class TargetLosses(NamedTuple):
     """Unreduced policy loss; every field has shape [N]."""
 
     loss: torch.Tensor
-    """Loss of each term, before `keep` is applied."""
+    """Loss of each target token, before `keep` is applied."""
     keep: torch.Tensor
     """bool; False where the ratio left the hard drop range in the direction of its advantage."""
     ratio: torch.Tensor
@@ -74,21 +75,21 @@ def policy_loss(
     proximal_logprobs: torch.Tensor | None = None,
     staleness: torch.Tensor | None = None,
     sequences: torch.Tensor | None = None,
-) -> LossTerms:
-    """Return the policy loss of every term.
+) -> TargetLosses:
+    """Return the policy loss of every target token.
 
     With `lower = 1 - epsilon` and `upper = 1 + epsilon + epsilon_higher` (DAPO, 2503.14476, is
     GRPO with 0.2, 0.08 and the `token_mean` reduction), and r = pi/pi_p where proximal logprobs
     are given:
 
-    - GRPO: `-min(r*A, clip(r, lower, upper)*A)`. With `beta1` the gradient of terms clipped from
+    - GRPO: `-min(r*A, clip(r, lower, upper)*A)`. With `beta1` the gradient of tokens clipped from
       below (r < lower, A < 0) is `beta1 * lower * A * grad(log pi)` instead of 0; with `beta2`
-      that of terms clipped from above is `beta2 * upper * A * grad(log pi)` (CE-GPPO).
-      `dual_clip` c (1912.09729) bounds the loss of terms with A < 0 by `-c*A`.
+      that of tokens clipped from above is `beta2 * upper * A * grad(log pi)` (CE-GPPO).
+      `dual_clip` c (1912.09729) bounds the loss of tokens with A < 0 by `-c*A`.
     - MINIRL (2512.01374): `-sg(min(w, truncation)) * A * log pi`, w = pi/mu; bounded by the drop
       range. The paper's: truncation 5, epsilon 0.2, epsilon_higher 0.07, `strict_in_bound`.
     - GSPO (2507.18071, token form): as GRPO with the ratio `sg(s) * exp(log pi - sg(log pi))`,
-      s = exp(mean over the term's sequence of log r). A sequence is one turn.
+      s = exp(mean over the token's sequence of log r). A sequence is one turn.
     - CISPO (2506.13585): `-sg(min(r, upper)) * A * log pi`.
     - REINFORCE: `-A * log pi`, without importance weight.
 
@@ -98,9 +99,9 @@ def policy_loss(
         advantages: A [N].
         settings: which formula, with its knobs.
         proximal_logprobs: log pi_p [N] (decoupled PPO); mu takes its place when not given. The
-            drop range and `LossTerms.ratio` stay with pi/mu.
-        staleness: policy versions that a term is behind [N]; needed with `out_of_date_decay`.
-        sequences: index of each term's turn, int64 [N] (GSPO only). A turn must not be split over
+            drop range and `TargetLosses.ratio` stay with pi/mu.
+        staleness: policy versions that a token is behind [N]; needed with `out_of_date_decay`.
+        sequences: index of each target token's turn, int64 [N] (GSPO only). A turn must not be split over
             calls.
 
     Returns:
@@ -127,7 +128,7 @@ def policy_loss(
         loss = _with_clipped_gradients(loss, policy_logprobs, ratio, advantages, settings)
     elif kind == "GSPO":
         if sequences is None:
-            raise ConfigError("the GSPO loss needs the turn of every term")
+            raise ConfigError("the GSPO loss needs the turn of every target token")
         sequence_ratio = sequence_sums(log_ratio.detach(), sequences, mean=True).exp()
         surrogate = sequence_ratio * (policy_logprobs - policy_logprobs.detach()).exp()
         loss, clipped = _clipped_surrogate(surrogate, advantages, settings)
@@ -143,32 +144,35 @@ def policy_loss(
             clipped = weights > truncation
             weights = weights.clamp(max=truncation)
         loss = -weights * advantages * policy_logprobs
-    keep = _inside_drop_range(behavior_ratio, advantages, settings, staleness)
-    return LossTerms(loss=loss, keep=keep, ratio=behavior_ratio, clipped=clipped.detach())
+    keep = torch.ones_like(clipped)
+    if kind in _WITH_DROP_RANGE and settings.importance_weight_cap_ratio:
+        keep = _inside_drop_range(behavior_ratio, advantages, settings, staleness)
+    return TargetLosses(loss=loss, keep=keep, ratio=behavior_ratio, clipped=clipped.detach())
 
 
-def weighted_sum(terms: LossTerms, weights: torch.Tensor) -> torch.Tensor:
-    """Return the share of the step's loss that these terms contribute, a scalar.
+def weighted_sum(losses: TargetLosses, weights: torch.Tensor) -> torch.Tensor:
+    """Return the share of the step's loss that these target tokens contribute, a scalar.
 
     Args:
-        terms: of one micro-batch [N].
-        weights: their weights in the whole step [N], see `reductions.term_weights`.
+        losses: of one micro-batch [N].
+        weights: their weights in the whole step [N], see `reductions.target_weights`.
     """
-    kept = torch.where(terms.keep, terms.loss, torch.zeros_like(terms.loss))
+    kept = torch.where(losses.keep, losses.loss, torch.zeros_like(losses.loss))
     return (weights.to(kept.dtype) * kept).sum()
 
 
-def corrected(terms: LossTerms, correction: Correction) -> LossTerms:
-    """Return the terms with their importance correction applied."""
-    return terms._replace(
-        loss=correction.weights.to(terms.loss.dtype) * terms.loss, keep=terms.keep & correction.keep
+def corrected(losses: TargetLosses, correction: Correction) -> TargetLosses:
+    """Return the losses with their importance correction applied."""
+    return losses._replace(
+        loss=correction.weights.to(losses.loss.dtype) * losses.loss,
+        keep=losses.keep & correction.keep,
     )
 
 
-def cross_entropy(policy_logprobs: torch.Tensor) -> LossTerms:
-    """Return the cross-entropy of every term, `-log pi` [N]; nothing is clipped or dropped."""
+def cross_entropy(policy_logprobs: torch.Tensor) -> TargetLosses:
+    """Return the cross-entropy of every target token, `-log pi` [N]; nothing is clipped or dropped."""
     ones = torch.ones_like(policy_logprobs, requires_grad=False)
-    return LossTerms(
+    return TargetLosses(
         loss=-policy_logprobs, keep=ones.bool(), ratio=ones, clipped=torch.zeros_like(ones).bool()
     )
 
@@ -200,7 +204,7 @@ def _with_clipped_gradients(
     advantages: torch.Tensor,
     settings: LossSettings,
 ) -> torch.Tensor:
-    """Give clipped terms the bounded gradients of CE-GPPO (2509.20712)."""
+    """Give clipped tokens the bounded gradients of CE-GPPO (2509.20712)."""
     lower, upper = settings.clip_range
     # r / sg(r): value 1, gradient that of log pi. Written this way it stays finite for any r.
     unit = (policy_logprobs - policy_logprobs.detach()).exp()
@@ -226,7 +230,7 @@ def _inside_drop_range(
         shrink = 1.0 / cap
     elif settings.out_of_date_decay is not None:
         if staleness is None:
-            raise ConfigError("out_of_date_decay needs the staleness of every term")
+            raise ConfigError("out_of_date_decay needs the staleness of every target token")
         decay = settings.out_of_date_decay
         shrink = (-staleness.to(torch.float64) * decay).clamp(max=0.0).exp()
     upper = 1.0 + (settings.epsilon + settings.epsilon_higher) * cap * shrink

@@ -1,7 +1,7 @@
 """The weight of every target token in the loss of its optimizer step.
 
 Weights are fixed over the **global** batch of the step before anything is merged, packed or split
-over ranks, so the loss is the plain sum of weighted terms, wherever they are computed. Target tokens
+over ranks, so the loss is the plain sum of weighted losses, wherever they are computed. Target tokens
 whose ratio later leaves the drop range still count in the normalizers. Dropping depends on the
 policy: excluding dropped tokens would require a forward pass over the whole step before the first
 gradient, and would raise the weight of the remaining ones.
@@ -21,7 +21,7 @@ def reduction_kind(*, token_level_loss: bool, skip_length_normalization: bool) -
     return "sequence_sum" if skip_length_normalization else "sequence_mean"
 
 
-def term_weights(
+def target_weights(
     sequences: np.ndarray, *, kind: Reduction, normalizer_length: int | None = None
 ) -> np.ndarray:
     """Return the weight of every target token of a step, float64 [N].

@@ -9,9 +9,6 @@ import pytest
 import torch
 
 from agentrl.algorithms.corrections import (
-    CorrectionKind,
-    CorrectionLevel,
-    KLEstimator,
     importance_correction,
     kl_penalty,
     proximal_logprobs,
@@ -19,6 +16,7 @@ from agentrl.algorithms.corrections import (
 )
 from agentrl.algorithms.losses import LossSettings, corrected, policy_loss, weighted_sum
 from agentrl.errors import ConfigError
+from agentrl.schema.formulas import CorrectionKind, CorrectionLevel, KLEstimator
 
 RNG = np.random.default_rng(0)
 MU = RNG.normal(-2.0, 0.5, 40)
@@ -74,9 +72,9 @@ def test_the_samples_reach_both_sides_of_every_bound() -> None:
 
 
 def test_whole_sequences_need_their_index() -> None:
-    with pytest.raises(ConfigError, match="turn of every term"):
+    with pytest.raises(ConfigError, match="turn of every target token"):
         importance_correction(tensor(PROXIMAL), tensor(MU), kind="mis", level="sequence")
-    with pytest.raises(ConfigError, match="turn of every term"):
+    with pytest.raises(ConfigError, match="turn of every target token"):
         importance_correction(tensor(PROXIMAL), tensor(MU), kind="none", veto_threshold=0.1)
 
 
@@ -112,6 +110,25 @@ def test_kl_estimates_and_their_gradients(
     assert policy.grad.tolist() == pytest.approx([slope(d) for d in differences], abs=1e-14)
 
 
+@pytest.mark.parametrize("difference", [-19.9, 0.0, 20.0, 25.0, 400.0])
+def test_far_above_the_reference_k3_still_pulls_with_slope_one(difference: float) -> None:
+    policy = tensor([difference], grad=True)
+    penalty = kl_penalty(policy, tensor([0.0]))
+    penalty.sum().backward()
+    assert penalty.item() == pytest.approx(math.expm1(-difference) + difference, rel=1e-12)
+    assert policy.grad is not None
+    assert policy.grad.item() == pytest.approx(-math.expm1(-difference), rel=1e-12)
+
+
+def test_far_below_the_reference_k3_stays_finite_and_pulls_back() -> None:
+    policy = tensor([-30.0, -800.0], grad=True)
+    penalty = kl_penalty(policy, tensor([0.0, 0.0]))
+    penalty.sum().backward()
+    assert penalty.isfinite().all()
+    assert policy.grad is not None
+    assert policy.grad.tolist() == pytest.approx([1 - math.exp(20.0)] * 2)
+
+
 def test_kl_estimates_agree_on_the_mean() -> None:
     torch.manual_seed(0)
     logits, other = torch.randn(2, 5, dtype=torch.float64)
@@ -125,7 +142,7 @@ def test_kl_estimates_agree_on_the_mean() -> None:
 def decoupled_reference(
     policy: float, advantage: float, index: int, kind: CorrectionKind
 ) -> tuple[float, float]:
-    """Loss and slope of one term of decoupled PPO with a truncated or masked weight."""
+    """Loss and slope of one target token of decoupled PPO with a truncated or masked weight."""
     rho = math.exp(PROXIMAL[index] - MU[index])
     ratio = math.exp(policy - PROXIMAL[index])
     plain, bounded = ratio * advantage, min(max(ratio, 0.8), 1.3) * advantage
@@ -140,7 +157,7 @@ def test_decoupled_ppo_matches_plain_loops_with_gradients(kind: CorrectionKind) 
     policy_values = PROXIMAL + RNG.normal(0.0, 0.3, 40)
     advantages = RNG.normal(size=40)
     policy = tensor(policy_values, grad=True)
-    terms = policy_loss(
+    losses = policy_loss(
         policy,
         tensor(MU),
         tensor(advantages),
@@ -150,14 +167,14 @@ def test_decoupled_ppo_matches_plain_loops_with_gradients(kind: CorrectionKind) 
     correction = importance_correction(
         tensor(PROXIMAL), tensor(MU), kind=kind, lower=LOWER, upper=UPPER
     )
-    terms = corrected(terms, correction)
-    weighted_sum(terms, torch.ones(40)).backward()
-    assert terms.ratio.tolist() == pytest.approx(np.exp(policy_values - MU).tolist())
+    losses = corrected(losses, correction)
+    weighted_sum(losses, torch.ones(40)).backward()
+    assert losses.ratio.tolist() == pytest.approx(np.exp(policy_values - MU).tolist())
     assert policy.grad is not None
     for index in range(40):
         loss, slope = decoupled_reference(policy_values[index], advantages[index], index, kind)
-        if terms.keep[index]:
-            assert terms.loss[index].item() == pytest.approx(loss, rel=1e-12, abs=1e-14)
+        if losses.keep[index]:
+            assert losses.loss[index].item() == pytest.approx(loss, rel=1e-12, abs=1e-14)
         else:
             assert loss == 0.0
         assert policy.grad[index].item() == pytest.approx(slope, rel=1e-12, abs=1e-14)

@@ -1,6 +1,6 @@
 """Every loss against an independent reference in plain float64 loops, with its gradient.
 
-The references compute the objective of the papers with `math` alone, term by term; gradients are
+The references compute the objective of the papers with `math` alone, token by token; gradients are
 central differences of the reference, with what the papers hold fixed (stop-gradients) held fixed.
 """
 
@@ -12,12 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from agentrl.algorithms.advantages import AdvantageKind, group_advantages, step_normalized
+from agentrl.algorithms.advantages import group_advantages, step_normalized
 from agentrl.algorithms.corrections import (
-    CorrectionKind,
-    CorrectionLevel,
-    KLEstimator,
-    ProximalKind,
     importance_correction,
     kl_penalty,
     proximal_logprobs,
@@ -29,14 +25,21 @@ from agentrl.algorithms.losses import (
     policy_loss,
     weighted_sum,
 )
-from agentrl.algorithms.reductions import Reduction, term_weights
+from agentrl.algorithms.reductions import Reduction, target_weights
+from agentrl.schema.formulas import (
+    AdvantageKind,
+    CorrectionKind,
+    CorrectionLevel,
+    KLEstimator,
+    ProximalKind,
+)
 
 RNG = np.random.default_rng(3)
-NUM_TERMS = 60
+NUM_TARGETS = 60
 TURN_OF = np.repeat(np.arange(6), 10)
 RECORD_OF = np.repeat([0, 0, 1, 2, 2, 2], 10)
-MU = RNG.normal(-2.0, 0.5, NUM_TERMS)
-PI = MU + RNG.normal(0.0, 0.35, NUM_TERMS)
+MU = RNG.normal(-2.0, 0.5, NUM_TARGETS)
+PI = MU + RNG.normal(0.0, 0.35, NUM_TARGETS)
 ADVANTAGES = np.repeat(RNG.normal(0.0, 1.0, 6), 10)
 STALENESS = np.repeat([0, 1, 3, 0, 2, 5], 10)
 STEP = 1e-6
@@ -83,7 +86,7 @@ class DualClip(GRPO):
 
 
 class CEGPPO(GRPO):
-    """Clipped terms keep the gradient beta * bound * A * d log pi (2509.20712)."""
+    """Clipped tokens keep the gradient beta * bound * A * d log pi (2509.20712)."""
 
     knobs = {"beta1": 0.5, "beta2": 0.75}
 
@@ -105,7 +108,7 @@ class GSPO(GRPO):
     knobs = {"kind": "GSPO"}
 
     def fixed(self, t: int) -> float:
-        logs = [PI[k] - MU[k] for k in range(NUM_TERMS) if TURN_OF[k] == TURN_OF[t]]
+        logs = [PI[k] - MU[k] for k in range(NUM_TARGETS) if TURN_OF[k] == TURN_OF[t]]
         return math.exp(sum(logs) / len(logs))
 
     def loss(self, log_pi: float, t: int, fixed: float) -> float:
@@ -171,6 +174,8 @@ REFERENCES = [GRPO, DAPO, DualClip, CEGPPO, GSPO, CISPO, MINIRL, PaperMINIRL, RE
 
 
 def kept(reference: GRPO, t: int) -> bool:
+    if isinstance(reference, GSPO | CISPO | REINFORCE):
+        return True  # they have no hard drop range
     low = 1 - 0.2 * 4
     if isinstance(reference, Decayed):
         low, high = reference.drop_range(t)
@@ -184,8 +189,8 @@ def kept(reference: GRPO, t: int) -> bool:
 
 
 def expected(reference: GRPO, weights: np.ndarray) -> tuple[float, np.ndarray]:
-    total, gradient = 0.0, np.zeros(NUM_TERMS)
-    for t in range(NUM_TERMS):
+    total, gradient = 0.0, np.zeros(NUM_TARGETS)
+    for t in range(NUM_TARGETS):
         if not kept(reference, t):
             continue
         fixed = reference.fixed(t)
@@ -204,9 +209,9 @@ def tensor(values: Sequence[float] | np.ndarray) -> torch.Tensor:
 def test_loss_and_gradient_are_those_of_the_reference(
     reference: type[GRPO], kind: Reduction
 ) -> None:
-    weights = term_weights(RECORD_OF, kind=kind)
+    weights = target_weights(RECORD_OF, kind=kind)
     log_pi = tensor(PI).requires_grad_()
-    terms = policy_loss(
+    losses = policy_loss(
         log_pi,
         tensor(MU),
         tensor(ADVANTAGES),
@@ -214,22 +219,22 @@ def test_loss_and_gradient_are_those_of_the_reference(
         sequences=torch.from_numpy(TURN_OF),
         staleness=torch.from_numpy(STALENESS),
     )
-    loss = weighted_sum(terms, tensor(weights))
+    loss = weighted_sum(losses, tensor(weights))
     loss.backward()
     total, gradient = expected(reference(), weights)
     assert loss.item() == pytest.approx(total, rel=1e-12)
     assert log_pi.grad is not None
     np.testing.assert_allclose(log_pi.grad.numpy(), gradient, atol=1e-9)
-    assert terms.keep.tolist() == [kept(reference(), t) for t in range(NUM_TERMS)]
+    assert losses.keep.tolist() == [kept(reference(), t) for t in range(NUM_TARGETS)]
 
 
-def test_the_terms_reach_every_branch_of_the_references() -> None:
+def test_the_targets_reach_every_branch_of_the_references() -> None:
     ratios = np.exp(PI - MU)
     for sign in (1, -1):
         of_sign = ratios[np.sign(ADVANTAGES) == sign]
         assert of_sign.min() < 0.8
         assert of_sign.max() > 1.4
-    dropped = {r.__name__: sum(not kept(r(), t) for t in range(NUM_TERMS)) for r in REFERENCES}
+    dropped = {r.__name__: sum(not kept(r(), t) for t in range(NUM_TARGETS)) for r in REFERENCES}
     assert dropped["PaperMINIRL"] > dropped["Decayed"] > 0
 
 
@@ -243,9 +248,9 @@ def test_decoupled_objectives_are_those_of_the_reference(
     """rho * min(r A, clip(r) A) with r = pi / pi_p and rho = pi_p / mu, bounded or masked."""
     prox = PI if proximal == "recompute" else MU + STALENESS / (STALENESS + 1.0) * (PI - MU)
     low, high = 0.7, 1.5
-    total, gradient = 0.0, np.zeros(NUM_TERMS)
-    for t in range(NUM_TERMS):
-        mates = [k for k in range(NUM_TERMS) if TURN_OF[k] == TURN_OF[t]]
+    total, gradient = 0.0, np.zeros(NUM_TARGETS)
+    for t in range(NUM_TARGETS):
+        mates = [k for k in range(NUM_TARGETS) if TURN_OF[k] == TURN_OF[t]]
         logs = [prox[k] - MU[k] for k in mates]
         log_rho = {
             "token": prox[t] - MU[t],
@@ -263,11 +268,11 @@ def test_decoupled_objectives_are_those_of_the_reference(
             ratio = math.exp(log_pi - prox[t])
             return -rho * clipped_objective(ratio, ADVANTAGES[t], 0.8, 1.3)
 
-        total += loss(PI[t]) / NUM_TERMS
-        gradient[t] = (loss(PI[t] + STEP) - loss(PI[t] - STEP)) / (2 * STEP) / NUM_TERMS
+        total += loss(PI[t]) / NUM_TARGETS
+        gradient[t] = (loss(PI[t] + STEP) - loss(PI[t] - STEP)) / (2 * STEP) / NUM_TARGETS
     log_pi, mu, turns = tensor(PI).requires_grad_(), tensor(MU), torch.from_numpy(TURN_OF)
     own = proximal_logprobs(log_pi, mu, kind=proximal, staleness=torch.from_numpy(STALENESS))
-    terms = policy_loss(
+    losses = policy_loss(
         log_pi,
         mu,
         tensor(ADVANTAGES),
@@ -277,7 +282,9 @@ def test_decoupled_objectives_are_those_of_the_reference(
     correction = importance_correction(
         own, mu, kind=kind, level=level, lower=low, upper=high, veto_threshold=veto, sequences=turns
     )
-    loss_value = weighted_sum(corrected(terms, correction), tensor([1 / NUM_TERMS] * NUM_TERMS))
+    loss_value = weighted_sum(
+        corrected(losses, correction), tensor([1 / NUM_TARGETS] * NUM_TARGETS)
+    )
     loss_value.backward()
     assert loss_value.item() == pytest.approx(total, rel=1e-11, abs=1e-14)
     assert log_pi.grad is not None
@@ -286,8 +293,8 @@ def test_decoupled_objectives_are_those_of_the_reference(
 
 def slopes(objective: Objective, at: np.ndarray = PI) -> np.ndarray:
     """Central differences of an objective of all log pi."""
-    found = np.zeros(NUM_TERMS)
-    for t in range(NUM_TERMS):
+    found = np.zeros(NUM_TARGETS)
+    for t in range(NUM_TARGETS):
         up, down = at.copy(), at.copy()
         up[t] += STEP
         down[t] -= STEP
@@ -303,14 +310,14 @@ def assert_objective(
 ) -> None:
     """Loss and gradient are those of an objective that is to be maximised."""
     log_pi = tensor(PI).requires_grad_()
-    terms = policy_loss(
+    losses = policy_loss(
         log_pi,
         tensor(MU),
         tensor(advantages),
         LossSettings(importance_weight_cap_ratio=1e9, **knobs),
         sequences=torch.from_numpy(TURN_OF),
     )
-    loss = weighted_sum(terms, tensor(weights))
+    loss = weighted_sum(losses, tensor(weights))
     loss.backward()
     assert loss.item() == pytest.approx(-objective(PI), rel=1e-12)
     assert log_pi.grad is not None
@@ -329,11 +336,13 @@ def test_gspo_is_the_clipped_ratio_of_whole_sequences() -> None:
         return total
 
     bounds: dict[str, Any] = {"epsilon": 0.05, "epsilon_higher": -0.03}
-    assert_objective(objective, term_weights(TURN_OF, kind="sequence_mean"), kind="GSPO", **bounds)
+    assert_objective(
+        objective, target_weights(TURN_OF, kind="sequence_mean"), kind="GSPO", **bounds
+    )
 
 
 SCORES = np.array([1.0, 0.0, 1.0])
-"""Of the records that the terms belong to."""
+"""Of the records that the target tokens belong to."""
 
 
 def test_dr_grpo_is_that_of_the_paper() -> None:
@@ -344,12 +353,12 @@ def test_dr_grpo_is_that_of_the_paper() -> None:
     def objective(log_pi: np.ndarray) -> float:
         values = [
             clipped_objective(math.exp(log_pi[t] - MU[t]), advantages[t], 0.8, 1.3)
-            for t in range(NUM_TERMS)
+            for t in range(NUM_TARGETS)
         ]
         return math.fsum(values) / (3 * length)
 
     own = group_advantages(SCORES.tolist(), kind="group_mean")[RECORD_OF]
-    weights = term_weights(RECORD_OF, kind="sequence_sum", normalizer_length=length)
+    weights = target_weights(RECORD_OF, kind="sequence_sum", normalizer_length=length)
     assert_objective(objective, weights, own)
 
 
@@ -360,13 +369,13 @@ def test_grpo_is_that_of_the_paper() -> None:
 
     def objective(log_pi: np.ndarray) -> float:
         total = 0.0
-        for t in range(NUM_TERMS):
+        for t in range(NUM_TARGETS):
             value = clipped_objective(math.exp(log_pi[t] - MU[t]), advantages[t], 0.8, 1.3)
             total += value / (3 * (RECORD_OF[t] == RECORD_OF).sum())
         return total
 
     own = group_advantages(SCORES.tolist(), kind="group_std")[RECORD_OF]
-    assert_objective(objective, term_weights(RECORD_OF, kind="sequence_mean"), own)
+    assert_objective(objective, target_weights(RECORD_OF, kind="sequence_mean"), own)
 
 
 @pytest.mark.parametrize("estimator", ["leave_one_out", "reinforce_plus_plus"])
@@ -377,23 +386,23 @@ def test_reinforce_with_baselines_is_that_of_the_papers(estimator: AdvantageKind
     own = group_advantages(SCORES.tolist(), kind=estimator)
     if estimator == "reinforce_plus_plus":
         centred = (SCORES - SCORES.sum() / 3)[RECORD_OF]
-        mean = math.fsum(centred) / NUM_TERMS
-        variance = math.fsum((a - mean) ** 2 for a in centred) / NUM_TERMS
+        mean = math.fsum(centred) / NUM_TARGETS
+        variance = math.fsum((a - mean) ** 2 for a in centred) / NUM_TARGETS
         advantages = (centred - mean) / math.sqrt(variance)
         own = step_normalized(own, np.bincount(RECORD_OF))
 
     def objective(log_pi: np.ndarray) -> float:
-        return math.fsum(advantages * log_pi) / NUM_TERMS
+        return math.fsum(advantages * log_pi) / NUM_TARGETS
 
-    weights = term_weights(RECORD_OF, kind="token_mean")
+    weights = target_weights(RECORD_OF, kind="token_mean")
     assert_objective(objective, weights, own[RECORD_OF], kind="REINFORCE")
 
 
 @pytest.mark.parametrize("estimate", ["k1", "k2", "k3"])
 def test_a_kl_penalty_is_that_of_the_reference(estimate: KLEstimator) -> None:
     """The loss gets beta * sum of weight * estimate, with d = log pi - log reference."""
-    reference = PI + RNG.normal(0.0, 0.3, NUM_TERMS)
-    weights = term_weights(RECORD_OF, kind="sequence_mean")
+    reference = PI + RNG.normal(0.0, 0.3, NUM_TARGETS)
+    weights = target_weights(RECORD_OF, kind="sequence_mean")
 
     def objective(log_pi: np.ndarray) -> float:
         d = log_pi - reference
@@ -409,7 +418,7 @@ def test_a_kl_penalty_is_that_of_the_reference(estimate: KLEstimator) -> None:
 
 
 def test_cross_entropy_is_that_of_the_reference() -> None:
-    weights = term_weights(RECORD_OF, kind="sequence_mean")
+    weights = target_weights(RECORD_OF, kind="sequence_mean")
     log_pi = tensor(PI).requires_grad_()
     loss = weighted_sum(cross_entropy(log_pi), tensor(weights))
     loss.backward()

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from agentrl.algorithms.reductions import Reduction, reduction_kind, term_weights
+from agentrl.algorithms.reductions import Reduction, reduction_kind, target_weights
 
 SEQUENCES = np.array([7, 7, 7, 2])
 
@@ -15,17 +15,17 @@ SEQUENCES = np.array([7, 7, 7, 2])
     ],
 )
 def test_weights_by_hand(kind: Reduction, expected: list[float]) -> None:
-    assert term_weights(SEQUENCES, kind=kind).tolist() == pytest.approx(expected)
+    assert target_weights(SEQUENCES, kind=kind).tolist() == pytest.approx(expected)
 
 
 def test_dr_grpo_divides_by_a_constant_length() -> None:
-    weights = term_weights(SEQUENCES, kind="sequence_sum", normalizer_length=100)
+    weights = target_weights(SEQUENCES, kind="sequence_sum", normalizer_length=100)
     assert weights.tolist() == pytest.approx([1 / 200] * 4)
 
 
 @pytest.mark.parametrize("kind", ["token_mean", "sequence_mean", "sequence_sum"])
-def test_no_terms_have_no_weights(kind: Reduction) -> None:
-    assert term_weights(np.empty(0, dtype=np.int64), kind=kind).shape == (0,)
+def test_no_targets_have_no_weights(kind: Reduction) -> None:
+    assert target_weights(np.empty(0, dtype=np.int64), kind=kind).shape == (0,)
 
 
 def test_flags_name_the_reduction() -> None:

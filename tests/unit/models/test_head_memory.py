@@ -78,8 +78,8 @@ def peak_bytes(num_tokens: int, monkeypatch: pytest.MonkeyPatch) -> int:
         logprobs = target_logprobs(
             policy, chain(num_tokens), chunk_size=CHUNK, with_entropy=True
         ).logprobs
-        terms = policy_loss(logprobs, behavior, advantages)
-        weighted_sum(terms, torch.full((num_tokens,), 1 / num_tokens)).backward()
+        losses = policy_loss(logprobs, behavior, advantages)
+        weighted_sum(losses, torch.full((num_tokens,), 1 / num_tokens)).backward()
     assert hidden.grad is not None
     peak: int = memory.peak
     return peak
@@ -88,7 +88,7 @@ def peak_bytes(num_tokens: int, monkeypatch: pytest.MonkeyPatch) -> int:
 def test_peak_memory_is_flat_from_4k_to_64k_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     short, long = (peak_bytes(num_tokens, monkeypatch) for num_tokens in NUM_TOKENS)
     assert short > 2 * LOGITS_OF_A_CHUNK  # the measure sees logits
-    # What still grows is the row's own: hidden states, their gradients, a few numbers a term.
+    # What still grows is the row's own: hidden states, their gradients, a few numbers a target token.
     own = (NUM_TOKENS[1] - NUM_TOKENS[0]) * (4 * 4 * HIDDEN + 128)
     assert long - short <= own
     assert long <= 1.4 * short

@@ -59,7 +59,7 @@ from agentrl.trainer.learner.merge_check import STEP_TOLERANCE, MergeCheck, chec
 from agentrl.trainer.learner.optimizer import learning_rate, make_optimizer, move_state
 from agentrl.trainer.learner.passes import PassOutcome, forward_backward, frozen_logprobs
 from agentrl.trainer.learner.settings import LearnerSettings, Precision, adapter_shape
-from agentrl.trainer.learner.term_stats import TermStats, TermTrace, TurnRatios, term_stats
+from agentrl.trainer.learner.target_stats import TargetStats, TargetTrace, TurnRatios, target_stats
 
 _WRAPPER_PREFIX = "model."
 
@@ -72,7 +72,7 @@ class StepOutcome:
     grad_norm: float
     learning_rate: float
     num_targets: int
-    terms: TermStats
+    targets: TargetStats
     """Ratios, clipping and divergence from the sampler; complete on rank 0 only."""
     flops: float
     """Floating-point operations of all ranks' forward and backward passes."""
@@ -166,13 +166,13 @@ class Learner:
         for micro_batch in micro_batches:
             done = self._forward_backward(micro_batch, self._settings.algorithm)
             sums.add(micro_batch, done, flops=self._flops.row(micro_batch.row))
-            ratios.append(TurnRatios.of(micro_batch.turns, done.terms, done.masked))
+            ratios.append(TurnRatios.of(micro_batch.turns, done.losses, done.masked))
             traces.append(
-                TermTrace.of(
+                TargetTrace.of(
                     done.policy.logprobs,
                     done.behavior_logprobs,
                     micro_batch.advantages,
-                    done.terms,
+                    done.losses,
                 )
             )
         # One collective for all figures of the step.
@@ -198,7 +198,9 @@ class Learner:
             grad_norm=grad_norm,
             learning_rate=rate,
             num_targets=int(totals.num_targets),
-            terms=term_stats(TermTrace.joined(self._ranks.gather_dp(TermTrace.joined(traces)))),
+            targets=target_stats(
+                TargetTrace.joined(self._ranks.gather_dp(TargetTrace.joined(traces)))
+            ),
             flops=totals.flops,
             peak_tflops=self._trainer.peak_tflops or peak_tflops(self._ranks.device),
             entropy=totals.entropy / count if self._trainer.log_entropy else None,

@@ -18,7 +18,7 @@ from agentrl.algorithms.corrections import (
 )
 from agentrl.algorithms.losses import (
     LossSettings,
-    LossTerms,
+    TargetLosses,
     corrected,
     cross_entropy,
     policy_loss,
@@ -41,7 +41,7 @@ class PassOutcome:
     """Sum over its target tokens of the KL estimate against the reference; 0 without one."""
     masked: torch.Tensor
     """bool [T], target tokens that an importance correction masked."""
-    terms: LossTerms
+    losses: TargetLosses
     policy: TargetLogprobs
     behavior_logprobs: torch.Tensor
 
@@ -98,7 +98,7 @@ def forward_backward(
         loss=float(done.loss.detach()),
         kl=done.kl,
         masked=done.masked,
-        terms=done.terms._replace(loss=done.terms.loss.detach()),
+        losses=done.losses._replace(loss=done.losses.loss.detach()),
         policy=output._replace(logprobs=output.logprobs.detach()),
         behavior_logprobs=done.behavior_logprobs,
     )
@@ -124,7 +124,7 @@ def frozen_logprobs(
 
 class _Loss(NamedTuple):
     loss: torch.Tensor
-    terms: LossTerms
+    losses: TargetLosses
     masked: torch.Tensor
     kl: float
     behavior_logprobs: torch.Tensor
@@ -155,14 +155,14 @@ def _loss(
     device = logprobs.device
     weights = torch.from_numpy(batch.weights).to(device, logprobs.dtype)
     if algorithm is None:
-        terms = cross_entropy(logprobs)
-        loss = weighted_sum(terms, weights)
-        return _Loss(loss, terms, ~terms.keep, 0.0, logprobs.detach())
+        losses = cross_entropy(logprobs)
+        loss = weighted_sum(losses, weights)
+        return _Loss(loss, losses, ~losses.keep, 0.0, logprobs.detach())
     behavior = torch.from_numpy(batch.behavior_logprobs).to(device)
     staleness = torch.from_numpy(batch.staleness).to(device)
     turns = torch.from_numpy(batch.turns).to(device)
     proximal = proximal_logprobs(logprobs, behavior, kind=algorithm.proximal, staleness=staleness)
-    terms = policy_loss(
+    losses = policy_loss(
         logprobs,
         behavior,
         torch.from_numpy(batch.advantages).to(device),
@@ -181,10 +181,10 @@ def _loss(
         veto_threshold=algorithm.veto_threshold,
         sequences=turns,
     )
-    terms = corrected(terms, correction)
-    loss, total_kl = weighted_sum(terms, weights), 0.0
+    losses = corrected(losses, correction)
+    loss, total_kl = weighted_sum(losses, weights), 0.0
     if reference_logprobs is not None:
         kl = kl_penalty(logprobs, reference_logprobs, kind=algorithm.kl_estimator)
         loss = loss + algorithm.kl_coefficient * (weights * kl).sum()
         total_kl = float(kl.detach().sum())
-    return _Loss(loss, terms, ~correction.keep, total_kl, behavior)
+    return _Loss(loss, losses, ~correction.keep, total_kl, behavior)

@@ -64,7 +64,7 @@ def step_metrics(
         merge_error=merge_error,
         seconds=seconds,
         **_reward_figures(found.scores),
-        **_term_figures(outcome),
+        **_target_figures(outcome),
         **learner_figures(outcome, stats, num_ranks=num_ranks),
     )
 
@@ -81,12 +81,12 @@ def _reward_figures(scores: Sequence[float]) -> dict[str, float | None]:
     }
 
 
-def _term_figures(outcome: StepOutcome) -> dict[str, Any]:
+def _target_figures(outcome: StepOutcome) -> dict[str, Any]:
     found: dict[str, Any] = {
         name: finite(value) if isinstance(value, float) else value
-        for name, value in asdict(outcome.terms).items()
+        for name, value in asdict(outcome.targets).items()
     }
-    quantiles = outcome.terms.ratio_quantiles
+    quantiles = outcome.targets.ratio_quantiles
     found["ratio_quantiles"] = {
         name: value for name, value in quantiles.items() if math.isfinite(value)
     }

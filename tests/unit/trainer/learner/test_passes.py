@@ -50,7 +50,7 @@ def train_step(
     num_ranks: int = 1,
     **options: Any,
 ) -> tuple[float, float, int, torch.Tensor]:
-    """Loss, KL, masked terms and flat gradient of a whole step."""
+    """Loss, KL, masked target tokens and flat gradient of a whole step."""
     batch = build_step(
         normalized_over_step(GROUPS),
         policy_version=3,
@@ -117,7 +117,7 @@ def test_the_reference_gets_no_gradient_and_pulls_the_policy() -> None:
         {"epsilon_higher": 0.5, "loss_calculator": "CISPO"},
         {"beta1": 0.5},
         {"beta2": 0.5},
-        # Where GRPO drops a term it has clipped it before: these bounds are for losses without clip.
+        # Where GRPO drops a token it has clipped it before: these bounds are for losses without clip.
         {"importance_weight_cap_ratio": 1.0, "loss_calculator": "MINIRL"},
         {"strict_in_bound": True, "loss_calculator": "MINIRL"},
         {"out_of_date_decay": 2.0, "loss_calculator": "MINIRL"},

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 from support.training import MakeConfig, Player, train_tasks
 
-from agentrl.algorithms.losses import LossTerms, policy_loss
+from agentrl.algorithms.losses import TargetLosses, policy_loss
 from agentrl.config.sections import RootConfig, TrainerSection
 from agentrl.data.batch import StepBatch, build_step
 from agentrl.data.tree import Merge
@@ -576,9 +576,9 @@ async def test_losses_that_stay_infinite_end_the_run(
     await fill(store, model_path, [MIXED] * 4)
     plain = policy_loss
 
-    def infinite(*args: Any, **kwargs: Any) -> LossTerms:
-        terms = plain(*args, **kwargs)
-        return terms._replace(loss=terms.loss * float("inf"))
+    def infinite(*args: Any, **kwargs: Any) -> TargetLosses:
+        losses = plain(*args, **kwargs)
+        return losses._replace(loss=losses.loss * float("inf"))
 
     monkeypatch.setattr(passes, "policy_loss", infinite)
     monkeypatch.setattr(measures, "_MAX_CONSECUTIVE_SKIPS", 2)

@@ -12,13 +12,13 @@ import numpy as np
 import torch
 
 from agentrl.algorithms.corrections import MAX_LOG_RATIO
-from agentrl.algorithms.losses import LossTerms
+from agentrl.algorithms.losses import TargetLosses
 
 _PERCENTILES = (1, 10, 50, 90, 99)
 
 
 @dataclass(frozen=True, eq=False)
-class TermTrace:
+class TargetTrace:
     """Values kept for N target tokens; every field has the shape [N]."""
 
     log_ratios: np.ndarray
@@ -41,7 +41,7 @@ class TermTrace:
         policy_logprobs: torch.Tensor,
         behavior_logprobs: torch.Tensor,
         advantages: np.ndarray,
-        terms: LossTerms,
+        losses: TargetLosses,
     ) -> Self:
         """Return the trace of one micro-batch.
 
@@ -49,13 +49,13 @@ class TermTrace:
             policy_logprobs: log pi [N], without gradient.
             behavior_logprobs: log mu [N].
             advantages: A [N].
-            terms: their loss.
+            losses: theirs.
         """
-        kept = terms.keep.cpu().numpy()
+        kept = losses.keep.cpu().numpy()
         return cls(
             log_ratios=(policy_logprobs - behavior_logprobs).float().cpu().numpy(),
             advantages=np.sign(advantages).astype(np.int8),
-            clipped=terms.clipped.cpu().numpy() & kept,
+            clipped=losses.clipped.cpu().numpy() & kept,
             kept=kept,
         )
 
@@ -86,17 +86,17 @@ class TurnRatios:
         return cls(*_concatenated(cls, parts, (np.int64,) * 5 + (np.float64,) * 4))
 
     @classmethod
-    def of(cls, turns: np.ndarray, terms: LossTerms, masked: torch.Tensor) -> Self:
+    def of(cls, turns: np.ndarray, losses: TargetLosses, masked: torch.Tensor) -> Self:
         """Return the ratios of one micro-batch.
 
         Args:
             turns: the turn of every target token, int64 [N].
-            terms: of the same micro-batch.
+            losses: of the same micro-batch.
             masked: bool [N], tokens that an importance correction masked.
         """
-        ratio = terms.ratio.double().cpu().numpy()
-        dropped = (~terms.keep & ~masked).cpu().numpy()
-        clipped = (terms.clipped & terms.keep).cpu().numpy()
+        ratio = losses.ratio.double().cpu().numpy()
+        dropped = (~losses.keep & ~masked).cpu().numpy()
+        clipped = (losses.clipped & losses.keep).cpu().numpy()
         numbers, index, counts = np.unique(turns, return_inverse=True, return_counts=True)
 
         def total(values: np.ndarray) -> np.ndarray:
@@ -120,7 +120,7 @@ class TurnRatios:
 
 
 @dataclass(frozen=True)
-class TermStats:
+class TargetStats:
     """Figures of a step. Means are over all its target tokens; None if there are none."""
 
     clip_fraction: float = 0.0
@@ -142,14 +142,14 @@ class TermStats:
     sampler_kl_k3: float | None = None
 
 
-def term_stats(trace: TermTrace) -> TermStats:
+def target_stats(trace: TargetTrace) -> TargetStats:
     """Return the figures of a step."""
     if len(trace.log_ratios) == 0:
-        return TermStats()
+        return TargetStats()
     log_ratios = trace.log_ratios.astype(np.float64)
     bounded = log_ratios.clip(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     ratios = np.exp(bounded)
-    return TermStats(
+    return TargetStats(
         clip_fraction=float(trace.clipped.mean()),
         clip_fraction_positive=_share(trace.clipped, trace.advantages > 0),
         clip_fraction_negative=_share(trace.clipped, trace.advantages < 0),

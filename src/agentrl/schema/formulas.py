@@ -1,0 +1,19 @@
+"""Names of the formulas that flags choose and `agentrl.algorithms` implements.
+
+They stand here because flags and formulas know them alike, and configuration lies below algorithms.
+"""
+
+from typing import Literal, get_args
+
+LossKind = Literal["GRPO", "MINIRL", "GSPO", "CISPO", "REINFORCE"]
+LOSS_KINDS: tuple[LossKind, ...] = get_args(LossKind)
+"""Policy losses, see `algorithms.losses`."""
+
+AdvantageKind = Literal["leave_one_out", "group_mean", "group_std", "reinforce_plus_plus"]
+"""Baselines within a group, see `algorithms.advantages`."""
+
+ProximalKind = Literal["behavior", "recompute", "loglinear"]
+CorrectionKind = Literal["none", "full", "tis", "icepop", "mis"]
+CorrectionLevel = Literal["token", "sequence", "sequence_mean"]
+KLEstimator = Literal["k1", "k2", "k3"]
+"""Policies and weights of off-policy samples, and the penalty, see `algorithms.corrections`."""
