@@ -1,11 +1,10 @@
 """Advantages of a group's records from their scores."""
 
 from collections.abc import Sequence
-from typing import Literal
 
 import numpy as np
 
-AdvantageKind = Literal["leave_one_out", "group_mean", "group_std", "reinforce_plus_plus"]
+from agentrl.schema.formulas import AdvantageKind
 
 RIGHT_ABOVE = 0.5
 """Scores above this count as right, all others as wrong."""
@@ -51,8 +50,61 @@ def group_advantages(
     return advantages * adv_scaling
 
 
+def returns_to_go(
+    scores: Sequence[float | None], step_rewards: Sequence[Sequence[float | None]]
+) -> np.ndarray:
+    """Return what every record of a group still earns from each turn on, float64 [G, T].
+
+    With R_i the score of record i and r_i,k the reward of its turn k (0 where it has none),
+
+        G_i,t = R_i + sum of r_i,k over k >= t,
+
+    so a reward counts for the turn that earned it and for those that led to it, never for later ones.
+    T is the longest record's number of turns; past its last turn a record earns R_i.
+
+    Args:
+        scores: R, one a record; None gives a row of NaN.
+        step_rewards: r, one sequence a record, one entry a turn.
+    """
+    num_turns = max((len(rewards) for rewards in step_rewards), default=0)
+    earned = np.zeros((len(scores), num_turns))
+    for row, rewards in zip(earned, step_rewards, strict=True):
+        row[: len(rewards)] = [reward or 0.0 for reward in rewards]
+    values = np.array([np.nan if score is None else score for score in scores], dtype=np.float64)
+    to_go: np.ndarray = values[:, None] + earned[:, ::-1].cumsum(axis=1)[:, ::-1]
+    return to_go
+
+
+def group_turn_advantages(
+    scores: Sequence[float | None],
+    step_rewards: Sequence[Sequence[float | None]],
+    *,
+    kind: AdvantageKind = "leave_one_out",
+) -> np.ndarray:
+    """Return the advantage of each turn of a group's records, float64 [G, T].
+
+    A_i,t is record i's advantage among all G_j,t of the group, in the estimator of
+    `group_advantages`: turn t is held against what the other records still earned from turn t on.
+    What all of them earn alike, as a bonus for every turn, cancels. Without step rewards every turn
+    has its record's advantage.
+
+    Args:
+        scores: see `returns_to_go`.
+        step_rewards: see `returns_to_go`.
+        kind: the estimator.
+    """
+    to_go = returns_to_go(scores, step_rewards)
+    columns = [
+        group_advantages(
+            [None if np.isnan(one) else one for one in column], kind=kind, sign_clip=False
+        )
+        for column in to_go.T.tolist()
+    ]
+    return np.stack(columns, axis=1) if columns else to_go
+
+
 def turn_advantages(
-    advantage: float,
+    advantages: Sequence[float],
     overrides: Sequence[float | None],
     *,
     right: bool,
@@ -65,14 +117,17 @@ def turn_advantages(
     clipped afterwards and the scale comes last.
 
     Args:
-        advantage: the record's, neither clipped nor scaled.
+        advantages: of its turns, neither clipped nor scaled.
         overrides: per turn, None where there is none.
         right: whether the record's score counts as right.
         adv_scaling: factor on the result.
         sign_clip: as in `group_advantages`.
     """
     combined = np.array(
-        [advantage if override is None else min(advantage, override) for override in overrides],
+        [
+            advantage if override is None else min(advantage, override)
+            for advantage, override in zip(advantages, overrides, strict=True)
+        ],
         dtype=np.float64,
     )
     if sign_clip:
@@ -113,5 +168,5 @@ def _centred(values: np.ndarray, kind: AdvantageKind) -> np.ndarray:
         return centred * (len(values) / (len(values) - 1))
     if kind == "group_std":
         deviation = values.std()
-        return centred / deviation if deviation > 0 else np.zeros(len(values))
+        return centred / deviation if deviation > _NO_SPREAD else np.zeros(len(values))
     return centred

@@ -1,6 +1,6 @@
 """From finished groups to micro-batches: selection, token trees, packing."""
 
-from agentrl.data.batch import MicroBatch, StepBatch, StepStats, build_step
+from agentrl.data.batch import MicroBatch, StepBatch, StepStats, build_step, build_training_step
 from agentrl.data.select import SelectedGroup, normalized_over_step, select_group
 from agentrl.data.tree import TokenTree
 
@@ -11,6 +11,7 @@ __all__ = [
     "StepStats",
     "TokenTree",
     "build_step",
+    "build_training_step",
     "normalized_over_step",
     "select_group",
 ]

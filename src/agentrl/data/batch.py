@@ -11,12 +11,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from agentrl.algorithms.reductions import Reduction, term_weights
+from agentrl.algorithms.reductions import Reduction, reduction_kind, target_weights
+from agentrl.config.sections import AlgorithmSection
 from agentrl.data.blocks import BLOCK, plan_blocks
 from agentrl.data.expert_replay import agree_on_experts
 from agentrl.data.packing import Bin, plan_bins
 from agentrl.data.rows import PackedRow, empty_row
-from agentrl.data.select import SelectedGroup
+from agentrl.data.select import SelectedGroup, normalized_over_step
 from agentrl.data.tokens import TurnTokens
 from agentrl.data.tree import Merge, TokenTree, lay_out
 
@@ -96,12 +97,12 @@ def build_step(
         groups: of the step; groups without turns to train on are skipped.
         policy_version: version of the weights that the step starts from.
         token_budget: tokens of one forward pass; `none` passes every turn whole.
-        reduction: how targets are averaged, see `term_weights`; a sequence is a Record.
+        reduction: how targets are averaged, see `target_weights`; a sequence is a Record.
         merge: prefix sharing in the forward pass; `none` is one turn a forward pass.
         num_ranks: data-parallel ranks.
         attention_cost: cost of a visible pair in units of a token's cost outside attention; rows
             are balanced over ranks by this estimate of time.
-        normalizer_length: constant length of the `sequence_sum` reduction, see `term_weights`.
+        normalizer_length: constant length of the `sequence_sum` reduction, see `target_weights`.
     """
     groups, num_expert_conflicts = _with_agreed_experts(groups)
     trees = [TokenTree.from_tokens(group.turns, merge=merge) for group in groups if group.usable]
@@ -111,7 +112,7 @@ def build_step(
     record_of = {record_id: index for index, record_id in enumerate(record_ids)}
     records = np.array([record_of[turn.record_id] for turn in turns], dtype=np.int64)
     counts = np.array([turn.num_targets for turn in turns], dtype=np.int64)
-    weights = term_weights(
+    weights = target_weights(
         np.repeat(records, counts), kind=reduction, normalizer_length=normalizer_length
     )
     table = _TargetTable(
@@ -149,6 +150,44 @@ def build_step(
             _stats(turns, policy_version, [bin_ for share in shares for bin_ in share], rows),
             num_expert_conflicts=num_expert_conflicts,
         ),
+    )
+
+
+def build_training_step(
+    groups: Sequence[SelectedGroup],
+    algorithm: AlgorithmSection,
+    *,
+    policy_version: int,
+    token_budget: int,
+    merge: Merge = "tree",
+    num_ranks: int = 1,
+    attention_cost: float = 0.0,
+) -> StepBatch:
+    """Build the step that the algorithm's flags describe; see `build_step`.
+
+    Args:
+        groups: as selected by the same flags.
+        algorithm: how advantages are normalized and target tokens are averaged.
+        policy_version: version of the weights that the step starts from.
+        token_budget: tokens of one forward pass.
+        merge: prefix sharing in the forward pass.
+        num_ranks: data-parallel ranks.
+        attention_cost: see `build_step`.
+    """
+    if algorithm.advantage_estimator == "reinforce_plus_plus":
+        groups = normalized_over_step(groups)
+    return build_step(
+        groups,
+        policy_version=policy_version,
+        token_budget=token_budget,
+        reduction=reduction_kind(
+            token_level_loss=algorithm.token_level_loss,
+            skip_length_normalization=algorithm.skip_length_normalization,
+        ),
+        merge=merge,
+        num_ranks=num_ranks,
+        attention_cost=attention_cost,
+        normalizer_length=algorithm.loss_normalizer_length,
     )
 
 

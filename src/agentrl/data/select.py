@@ -14,7 +14,7 @@ import numpy as np
 
 from agentrl.algorithms.advantages import (
     RIGHT_ABOVE,
-    group_advantages,
+    group_turn_advantages,
     step_normalized,
     turn_advantages,
 )
@@ -28,17 +28,24 @@ from agentrl.algorithms.filters import (
 from agentrl.config.sections import AlgorithmSection
 from agentrl.data.expert_replay import with_routed_experts
 from agentrl.data.tokens import TurnTokens, turn_tokens
-from agentrl.schema import DBRecordData
+from agentrl.schema import DBRecordData, SamplingParams
+from agentrl.schema.turn import NO_VERSION
 
 TurnDrop = Literal[
     "record",
     "no_logprobs",
+    "no_version",
+    "penalties",
     "stale",
     "zero_advantage",
     "minimal_advantage",
     "non_positive_advantage",
 ]
-"""Why a turn is left out; `record` if its whole record is left out."""
+"""Why a turn is left out; `record` if its whole record is left out.
+
+`no_version`: no one knows which policy sampled some of its tokens, so neither its age nor its ratios
+are known. `penalties`: its logprobs are after penalties on repeated tokens, the policy's are not.
+"""
 
 
 @dataclass(frozen=True)
@@ -106,15 +113,17 @@ def select_group(
         seed=seed,
     )
     scores = efficiency_shaped(group) if algorithm.efficient_rewarding else group.scores
-    advantages = group_advantages(
-        scores, kind=algorithm.advantage_estimator, adv_scaling=1.0, sign_clip=False
+    advantages = group_turn_advantages(
+        [_without_steps(score, record) for score, record in zip(scores, ordered, strict=True)],
+        [_step_rewards(record) for record in ordered],
+        kind=algorithm.advantage_estimator,
     )
     kept: list[TurnTokens] = []
     dropped_records: dict[str, str] = {}
     left_out: list[LeftOutTurn] = []
-    for record, reason, advantage in zip(ordered, reasons, advantages.tolist(), strict=True):
+    for record, reason, of_turns in zip(ordered, reasons, advantages.tolist(), strict=True):
         if reason is None:
-            verdicts = _turn_verdicts(record, advantage, algorithm, policy_version)
+            verdicts = _turn_verdicts(record, of_turns, algorithm, policy_version)
         else:
             verdicts = [("record", turn) for turn in turn_tokens(record.turns)]
         lost: Counter[str] = Counter()
@@ -128,7 +137,7 @@ def select_group(
             dropped_records[record.record_id] = reason
         elif sum(lost.values()) == len(verdicts):
             # All turns are gone: the record's reason is the most frequent one among them.
-            dropped_records[record.record_id] = lost.most_common(1)[0][0] if lost else "no_terms"
+            dropped_records[record.record_id] = lost.most_common(1)[0][0] if lost else "no_targets"
     return SelectedGroup(
         task_id=group.task_id,
         record_ids=tuple(record.record_id for record in ordered),
@@ -156,13 +165,13 @@ def turn_staleness(turn: TurnTokens, policy_version: int) -> int:
 
 def _facts(record: DBRecordData) -> RecordFacts:
     # A try that never sampled the policy says nothing of it: it must not move the others' baseline.
-    has_terms = any(turn.trainable and len(turn.output_ids) for turn in record.turns)
+    has_targets = any(turn.trainable and len(turn.output_ids) for turn in record.turns)
     return RecordFacts(
         record_id=record.record_id,
-        score=_score(record) if has_terms else None,
+        score=_score(record) if has_targets else None,
         num_turns=len(record.turns),
         outcome=record.outcome,
-        has_terms=has_terms,
+        has_targets=has_targets,
         has_step_scores=record.score is not None
         and any(step is not None for step in record.score.step_scores),
     )
@@ -173,65 +182,69 @@ def _score(record: DBRecordData) -> float | None:
 
 
 def _turn_verdicts(
-    record: DBRecordData, advantage: float, algorithm: AlgorithmSection, policy_version: int
+    record: DBRecordData,
+    advantages: Sequence[float],
+    algorithm: AlgorithmSection,
+    policy_version: int,
 ) -> list[tuple[TurnDrop | None, TurnTokens]]:
     """Return every trainable turn with its advantage and the reason to drop it, if any."""
     assert record.score is not None, "records without a score are filtered before"
     tokens = with_routed_experts(turn_tokens(record.turns), record.turns)
-    overrides = {turn.id: turn.advantage for turn in record.turns}
-    advantages = turn_advantages(
-        advantage,
-        [overrides[turn.turn_id] for turn in tokens],
+    stored = {turn.id: turn for turn in record.turns}
+    own_turns = [stored[turn.turn_id] for turn in tokens]
+    # With rewards of its own, a turn keeps its sign: a bad step on the way to a right answer stays one.
+    has_steps = any(reward is not None for reward in _step_rewards(record))
+    values = turn_advantages(
+        [advantages[turn.index] for turn in own_turns],
+        [turn.advantage for turn in own_turns],
         right=record.score.value > RIGHT_ABOVE,
         adv_scaling=algorithm.adv_scaling,
-        sign_clip=algorithm.sign_clip,
+        sign_clip=algorithm.sign_clip and not has_steps,
     )
-    own = _step_advantages(record, algorithm.adv_scaling)
-    values = [
-        own.get(turn.turn_id, value)
-        for turn, value in zip(tokens, advantages.tolist(), strict=True)
+    unusable = [
+        _never_usable(turn, own.sampling_params)
+        for turn, own in zip(tokens, own_turns, strict=True)
     ]
     # A rollout that was resumed, or took long, holds turns of several versions: it counts as old as
-    # its oldest turn. Given turns have no version.
-    oldest = max(
-        (turn_staleness(turn, policy_version) for turn in tokens if not _is_given(turn)), default=0
-    )
-    is_stale = oldest > algorithm.max_staleness
+    # its oldest turn. Turns that no known version sampled have no age.
+    ages = [
+        turn_staleness(turn, policy_version)
+        for turn, reason in zip(tokens, unusable, strict=True)
+        if reason not in ("no_logprobs", "no_version")
+    ]
+    is_stale = max(ages, default=0) > algorithm.max_staleness
     return [
         (
-            _turn_drop(turn, value, algorithm, is_stale=is_stale),
+            reason or _turn_drop(value, algorithm, is_stale=is_stale),
             replace(turn, advantage=value),
         )
-        for turn, value in zip(tokens, values, strict=True)
+        for turn, reason, value in zip(tokens, unusable, values.tolist(), strict=True)
     ]
 
 
-def _step_advantages(record: DBRecordData, adv_scaling: float) -> dict[str, float]:
-    """Return the advantages of the turns that have a score of their own, by turn id.
-
-    An override can lower them. Their sign is their own: a bad step on the way to a right answer
-    stays a bad step.
-    """
-    assert record.score is not None, "records without a score are filtered before"
-    found: dict[str, float] = {}
-    for turn in record.turns:
-        steps = record.score.step_scores
-        step = steps[turn.index] if turn.index < len(steps) else None
-        if step is not None:
-            lowered = step if turn.advantage is None else min(step, turn.advantage)
-            found[turn.id] = lowered * adv_scaling
-    return found
+def _step_rewards(record: DBRecordData) -> list[float | None]:
+    """Return the reward of every turn that the record's scorer gave one, None for the others."""
+    steps = () if record.score is None else record.score.step_scores
+    return [steps[index] if index < len(steps) else None for index in range(len(record.turns))]
 
 
-def _is_given(turn: TurnTokens) -> bool:
-    return bool(np.isnan(turn.behavior_logprobs).any())
+def _without_steps(score: float | None, record: DBRecordData) -> float | None:
+    """Return a score less what its turns earned, if that is part of it."""
+    if score is None or record.score is None or not record.score.value_includes_steps:
+        return score
+    return score - sum(reward or 0.0 for reward in _step_rewards(record))
 
 
-def _turn_drop(
-    turn: TurnTokens, advantage: float, algorithm: AlgorithmSection, *, is_stale: bool
-) -> TurnDrop | None:
-    if _is_given(turn):
+def _never_usable(turn: TurnTokens, sampling: SamplingParams) -> TurnDrop | None:
+    """Return why no importance ratio of the turn would be right, or None."""
+    if np.isnan(turn.behavior_logprobs).any():
         return "no_logprobs"  # given text, which nobody sampled
+    if (turn.versions == NO_VERSION).any():
+        return "no_version"
+    return "penalties" if sampling.has_penalties else None
+
+
+def _turn_drop(advantage: float, algorithm: AlgorithmSection, *, is_stale: bool) -> TurnDrop | None:
     if is_stale:
         return "stale"
     if algorithm.minimal_advantage is not None and advantage < algorithm.minimal_advantage:

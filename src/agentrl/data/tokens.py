@@ -31,7 +31,7 @@ class TurnTokens:
     behavior_logprobs: np.ndarray
     """float32 [T], after temperature."""
     versions: np.ndarray
-    """int32 [T], policy version that sampled each token."""
+    """int32 [T], policy version that sampled each token; `NO_VERSION` where none is known."""
     temperature: float = 1.0
     advantage: float = 0.0
     routed_experts: np.ndarray | None = None

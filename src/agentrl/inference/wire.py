@@ -245,7 +245,10 @@ def _spans(meta: Mapping[str, Any], length: int, adapter: str | None) -> tuple[V
     if not spans:
         version = policy_version(meta.get("weight_version"))
         spans = [VersionSpan(version=version, start=0, end=length)]
-    return fit_spans(spans, length)
+    fitted = fit_spans(spans, length)
+    if length and not fitted:
+        raise InferenceError(f"a server names no policy version for {length} tokens: {reported!r}")
+    return fitted
 
 
 def fit_spans(spans: Iterable[VersionSpan], length: int) -> tuple[VersionSpan, ...]:

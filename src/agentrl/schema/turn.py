@@ -16,6 +16,8 @@ from agentrl.schema.base import Logprobs, Message, TokenIds, Value, utc_now
 from agentrl.schema.grammar import Grammar
 
 FinishReason = Literal["stop", "length", "abort"]
+NO_VERSION = -1
+"""Stands for the policy version of a token that no span covers."""
 
 
 class VersionSpan(Value):
@@ -45,6 +47,12 @@ class SamplingParams(Value):
     """Constraint on the reply. Behavior logprobs are then normalized over the tokens that the grammar
     allowed, so that the unconstrained policy gives each of them less: with the same weights, the
     importance ratio of a token is the share of the policy's probability that was allowed there."""
+
+    @property
+    def has_penalties(self) -> bool:
+        """Whether behavior logprobs depend on the tokens before, which the policy's do not."""
+        neutral = (0.0, 0.0, 1.0)
+        return neutral != (self.presence_penalty, self.frequency_penalty, self.repetition_penalty)
 
 
 class ToolCall(Value):
@@ -128,8 +136,8 @@ class DispatchedSamplingTask(Value):
 
 
 def token_versions(turn: DispatchedSamplingTask) -> np.ndarray:
-    """Return the policy version of every output token, int32 [T]."""
-    versions = np.zeros(len(turn.output_ids), dtype=np.int32)
+    """Return the policy version of every output token, `NO_VERSION` where none is known, int32 [T]."""
+    versions = np.full(len(turn.output_ids), NO_VERSION, dtype=np.int32)
     for span in turn.version_spans:
         versions[span.start : span.end] = span.version
     return versions

@@ -2,7 +2,13 @@ import numpy as np
 import pytest
 
 from agentrl.algorithms import group_advantages
-from agentrl.algorithms.advantages import AdvantageKind, step_normalized, turn_advantages
+from agentrl.algorithms.advantages import (
+    group_turn_advantages,
+    returns_to_go,
+    step_normalized,
+    turn_advantages,
+)
+from agentrl.schema.formulas import AdvantageKind
 
 
 @pytest.mark.parametrize(
@@ -47,16 +53,54 @@ def test_scaling_comes_last() -> None:
 
 
 def test_overrides_only_lower_a_turn() -> None:
-    found = turn_advantages(0.5, [None, 0.0, 2.0, -1.0], right=True, adv_scaling=2.0)
+    found = turn_advantages([0.5] * 4, [None, 0.0, 2.0, -1.0], right=True, adv_scaling=2.0)
     assert found.tolist() == [1.0, 0.0, 1.0, 0.0]
-    assert turn_advantages(-0.5, [None, 0.0, -1.0], right=False).tolist() == [-0.5, -0.5, -1.0]
-    assert turn_advantages(0.5, [-1.0], right=True, sign_clip=False).tolist() == [-1.0]
+    assert turn_advantages([-0.5] * 3, [None, 0.0, -1.0], right=False).tolist() == [
+        -0.5,
+        -0.5,
+        -1.0,
+    ]
+    assert turn_advantages([0.5], [-1.0], right=True, sign_clip=False).tolist() == [-1.0]
 
 
-def test_step_normalization_is_over_loss_terms() -> None:
-    advantages, terms = np.array([1.0, -1.0, 0.5]), np.array([3, 1, 4])
-    spread = np.repeat(advantages, terms)
+def test_step_normalization_is_over_target_tokens() -> None:
+    advantages, counts = np.array([1.0, -1.0, 0.5]), np.array([3, 1, 4])
+    spread = np.repeat(advantages, counts)
     expected = (advantages - spread.mean()) / spread.std()
-    assert step_normalized(advantages, terms) == pytest.approx(expected, rel=1e-7)
+    assert step_normalized(advantages, counts) == pytest.approx(expected, rel=1e-7)
     assert step_normalized(np.full(2, 0.7), np.array([1, 2])).tolist() == [0.0, 0.0]
     assert step_normalized(np.empty(0), np.empty(0)).shape == (0,)
+
+
+def test_returns_to_go_count_a_reward_up_to_the_turn_that_earned_it() -> None:
+    found = returns_to_go([1.0, 0.0, None], [[0.5, None, -1.0], [0.25], []])
+    assert found[0].tolist() == [0.5, 0.0, 0.0]
+    assert found[1].tolist() == [0.25, 0.0, 0.0]
+    assert np.isnan(found[2]).all()
+    assert returns_to_go([], []).shape == (0, 0)
+
+
+@pytest.mark.parametrize("kind", ["leave_one_out", "group_mean", "group_std"])
+def test_a_bonus_that_all_turns_get_reinforces_none(kind: AdvantageKind) -> None:
+    found = group_turn_advantages([1.0, 1.0, 1.0], [[0.1] * 4] * 3, kind=kind)
+    assert found == pytest.approx(np.zeros((3, 4)), abs=1e-12)
+    mixed = group_turn_advantages([1.0, 0.0, 0.0], [[0.1] * 4] * 3, kind=kind)
+    alone = group_advantages([1.0, 0.0, 0.0], kind=kind, sign_clip=False)
+    assert mixed == pytest.approx(np.repeat(alone[:, None], 4, axis=1))
+
+
+@pytest.mark.parametrize("kind", ["leave_one_out", "group_mean", "group_std"])
+def test_without_step_rewards_a_turn_has_the_advantage_of_its_record(kind: AdvantageKind) -> None:
+    scores = [1.0, None, 0.0, 0.4]
+    found = group_turn_advantages(scores, [[None] * n for n in (1, 0, 3, 2)], kind=kind)
+    alone = group_advantages(scores, kind=kind, sign_clip=False)
+    np.testing.assert_allclose(found, np.repeat(alone[:, None], 3, axis=1), atol=1e-15)
+
+
+def test_turn_advantages_of_a_group_by_hand() -> None:
+    """Two records of one question; the first earns 0.5 at its first turn and loses 1 at its last."""
+    found = group_turn_advantages(
+        [1.0, 0.0], [[0.5, None, -1.0], [None, None]], kind="leave_one_out"
+    )
+    # G of the first: 0.5, 0, 0; of the second: 0, 0, 0.
+    assert found.tolist() == [[0.5, 0.0, 0.0], [-0.5, 0.0, 0.0]]

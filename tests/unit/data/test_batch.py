@@ -1,4 +1,5 @@
 import pickle
+from typing import Any
 
 import numpy as np
 import pytest
@@ -6,7 +7,13 @@ from support.trees import make_record, make_turn, random_group
 
 from agentrl.algorithms.reductions import Reduction
 from agentrl.config.sections import AlgorithmSection
-from agentrl.data import TokenTree, build_step, select_group
+from agentrl.data import (
+    SelectedGroup,
+    TokenTree,
+    build_step,
+    build_training_step,
+    select_group,
+)
 from agentrl.data.tree import Merge
 
 GROUPS = [random_group(seed) for seed in range(3)]
@@ -14,7 +21,7 @@ GROUPS = [random_group(seed) for seed in range(3)]
 
 @pytest.mark.parametrize("num_ranks", [1, 4])
 @pytest.mark.parametrize("merge", ["tree", "linear", "none"])
-def test_terms_keep_their_facts_wherever_they_land(merge: Merge, num_ranks: int) -> None:
+def test_targets_keep_their_facts_wherever_they_land(merge: Merge, num_ranks: int) -> None:
     batch = build_step(GROUPS, policy_version=3, token_budget=60, merge=merge, num_ranks=num_ranks)
     turns = {turn.turn_id: turn for group in GROUPS for turn in group.turns}
     seen = dict.fromkeys(turns, 0)
@@ -42,6 +49,55 @@ def test_weights_of_a_step_add_up() -> None:
         )
         weights = [m.weights.sum() for share in batch.micro_batches for m in share]
         assert sum(weights) == pytest.approx(1.0)
+
+
+def dropped_and_kept() -> SelectedGroup:
+    """Three records of two tokens a turn: the second turn of the first is left out, and the third."""
+    turns = [
+        make_turn("train/0/q0/0", 0, [1], [2, 3]),
+        make_turn("train/0/q0/0", 1, [4], [5, 6], parent=0, shared_len=3, advantage=0.0),
+    ]
+    others = [make_turn(f"train/0/q0/{n}", 0, [1], [2 + n, 3]) for n in (1, 2)]
+    records = [
+        make_record(turns, 1.0),
+        make_record(others[:1], 0.0, traj_id=1),
+        make_record(others[1:], None, traj_id=2),
+    ]
+    return select_group(records, AlgorithmSection(), policy_version=0)
+
+
+@pytest.mark.parametrize(
+    ("reduction", "weight"),
+    [("token_mean", 1 / 4), ("sequence_mean", 1 / 4), ("sequence_sum", 1 / 2)],
+)
+def test_normalizers_count_only_what_is_trained_on(reduction: Reduction, weight: float) -> None:
+    group = dropped_and_kept()
+    assert sum(turn.num_targets for turn in group.left_out) == 4
+    batch = build_step([group], policy_version=0, token_budget=100, reduction=reduction)
+    assert batch.micro_batches[0][0].weights.tolist() == [weight] * 4
+
+
+@pytest.mark.parametrize(
+    ("flags", "weight"),
+    [
+        ({}, 1 / 4),
+        ({"token_level_loss": False}, 1 / 4),
+        ({"token_level_loss": False, "skip_length_normalization": True}, 1 / 2),
+        (
+            {
+                "token_level_loss": False,
+                "skip_length_normalization": True,
+                "loss_normalizer_length": 50,
+            },
+            1 / 100,
+        ),
+    ],
+)
+def test_flags_of_averaging_reach_the_weights(flags: dict[str, Any], weight: float) -> None:
+    batch = build_training_step(
+        [dropped_and_kept()], AlgorithmSection(**flags), policy_version=0, token_budget=100
+    )
+    assert batch.micro_batches[0][0].weights.tolist() == pytest.approx([weight] * 4)
 
 
 def test_a_step_of_nothing_has_no_rows() -> None:

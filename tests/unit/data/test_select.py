@@ -109,21 +109,73 @@ def test_format_errors_lose_their_advantage() -> None:
     assert advantages(kept)[f"{TASK}/0/1/0"] == 0.0
 
 
-def test_turns_with_a_score_of_their_own_take_it_for_their_advantage() -> None:
+def with_steps(data: DBRecordData, *rewards: float | None, **facts: Any) -> DBRecordData:
+    assert data.score is not None
+    score = data.score.model_copy(update={"step_scores": rewards, **facts})
+    return data.model_copy(update={"score": score})
+
+
+def test_a_turn_is_trained_on_what_its_record_earned_from_it_on() -> None:
     stepped = record(0, 1.0, versions=(3, 3, 3, 3), overrides=[None, None, 0.0, None])
-    assert stepped.score is not None
-    score = stepped.score.model_copy(update={"step_scores": (-0.5, None, 0.7)})
-    stepped = stepped.model_copy(update={"score": score})
-    group = select(
-        [stepped, record(1, 0.0)], adv_scaling=2.0, drop_zero_advantage=False, sign_clip=True
+    stepped = with_steps(stepped, -1.5, None, -0.75)
+    knobs: dict[str, Any] = {"adv_scaling": 2.0, "drop_zero_advantage": False, "sign_clip": True}
+    group = select([stepped, record(1, 0.0)], **knobs)
+    # 1 - 2.25, 1 - 0.75, the override, 1; a bad step stays one in a right record.
+    assert advantages(group) == pytest.approx(
+        {
+            f"{TASK}/0/1/0": -2.5,
+            f"{TASK}/0/1/1": 0.5,
+            f"{TASK}/0/1/2": 0.0,
+            f"{TASK}/0/1/3": 2.0,
+            f"{TASK}/1/1/0": 0.0,  # better from here on, but wrong
+        }
     )
-    assert advantages(group) == {
-        f"{TASK}/0/1/0": -1.0,
-        f"{TASK}/0/1/1": 2.0,
-        f"{TASK}/0/1/2": 0.0,
-        f"{TASK}/0/1/3": 2.0,
-        f"{TASK}/1/1/0": -2.0,
-    }
+
+
+def test_a_bonus_for_every_turn_of_every_record_trains_nothing() -> None:
+    records = [with_steps(record(n, 1.0, versions=(3, 3)), 0.1, 0.1) for n in range(3)]
+    group = select(records)
+    assert not group.usable
+    assert {turn.reason for turn in group.left_out} == {"zero_advantage"}
+
+
+def test_a_value_that_includes_the_steps_is_not_counted_twice() -> None:
+    whole = with_steps(record(0, 1.5, versions=(3, 3)), 0.5, None, value_includes_steps=True)
+    added = with_steps(record(0, 1.0, versions=(3, 3)), 0.5, None)
+    assert advantages(select([whole, record(1, 0.0)])) == advantages(
+        select([added, record(1, 0.0)])
+    )
+
+
+def odd(**facts: Any) -> SelectedGroup:
+    """A group whose first record has one turn with these facts."""
+    return select(
+        [make_record([make_turn(f"{TASK}/0", 0, [1], [2, 3], **facts)], 1.0), record(1, 0.0)]
+    )
+
+
+def test_a_turn_that_is_given_in_part_is_not_trained() -> None:
+    group = odd(logprobs=[-1.0, float("nan")], versions=[(3, 0, 2)])
+    assert group.dropped_records == {f"{TASK}/0": "no_logprobs"}
+
+
+@pytest.mark.parametrize("spans", [[], [(3, 0, 1)], [(3, 1, 2)]])
+def test_a_token_of_no_known_version_is_not_taken_for_version_zero(
+    spans: list[tuple[int, int, int]],
+) -> None:
+    group = odd(versions=spans)
+    assert group.dropped_records == {f"{TASK}/0": "no_version"}
+    assert [(turn.reason, turn.num_targets) for turn in group.left_out] == [("no_version", 2)]
+
+
+@pytest.mark.parametrize("name", ["presence_penalty", "frequency_penalty", "repetition_penalty"])
+def test_a_turn_sampled_with_penalties_is_left_out_by_name(name: str) -> None:
+    penalized = record(0, 1.0)
+    (turn,) = penalized.turns
+    sampling = turn.sampling_params.model_copy(update={name: 1.3})
+    turn = turn.model_copy(update={"sampling_params": sampling})
+    group = select([penalized.model_copy(update={"turns": (turn,)}), record(1, 0.0)])
+    assert group.dropped_records == {f"{TASK}/0": "penalties"}
 
 
 def test_a_minimal_advantage_of_zero_is_honoured() -> None:
@@ -190,18 +242,18 @@ def test_records_without_sampled_tokens_shift_no_baseline(shaping: dict[str, Any
     assert group.dropped_records == {
         f"{TASK}/0": "zero_variance",
         f"{TASK}/1": "zero_variance",
-        f"{TASK}/2": "no_terms",
-        f"{TASK}/3": "no_terms",
+        f"{TASK}/2": "no_targets",
+        f"{TASK}/3": "no_targets",
     }
     assert group.scores == (1.0, 1.0, 0.0, 0.0)
     alone = select([record(0, 1.0), record(1, 0.0)])
     assert advantages(select([record(0, 1.0), record(1, 0.0), *phantoms])) == advantages(alone)
 
 
-def test_a_record_without_sampled_tokens_has_no_terms() -> None:
+def test_a_record_without_sampled_tokens_has_no_targets() -> None:
     silent = make_record([make_turn(f"{TASK}/0", 0, [1], [])], 0.0)
     group = select([silent, record(1, 1.0), record(2, 0.0)])
-    assert group.dropped_records == {f"{TASK}/0": "no_terms"}
+    assert group.dropped_records == {f"{TASK}/0": "no_targets"}
 
 
 def test_records_of_two_tasks_are_refused() -> None:

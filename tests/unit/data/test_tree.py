@@ -24,8 +24,8 @@ def test_tree_by_hand() -> None:
     assert tree.token_ids.tolist() == [1, 2, 3, 4, 5, 6, 7]
     assert tree.positions.tolist() == [0, 1, 2, 3, 4, 5, 6]
     assert tree.subtree_ends.tolist() == [7] * 7
-    terms = sorted(zip(tree.row.sources.tolist(), tree.row.targets.tolist(), strict=True))
-    assert terms == [(2, 4), (2, 4), (3, 5), (3, 9), (5, 7), (6, 8)]
+    targets = sorted(zip(tree.row.sources.tolist(), tree.row.targets.tolist(), strict=True))
+    assert targets == [(2, 4), (2, 4), (3, 5), (3, 9), (5, 7), (6, 8)]
     assert (tree.num_tokens, tree.num_flat_tokens, tree.num_targets) == (7, 15, 6)
 
 
@@ -48,7 +48,7 @@ def test_linear_merge_only_extends_within_a_record() -> None:
     assert TokenTree.from_tokens(turn_tokens(star()), merge="none").num_tokens == 15
 
 
-def test_same_token_sampled_and_read_is_one_term() -> None:
+def test_same_token_sampled_and_read_is_one_target() -> None:
     tree = TokenTree.from_turns(
         [make_turn("t/0", 0, [1], [2, 3]), make_turn("t/1", 0, [1, 2], [3, 4])]
     )
@@ -62,22 +62,22 @@ def test_same_token_sampled_and_read_is_one_term() -> None:
 
 @pytest.mark.parametrize("merge", ["tree", "linear", "none"])
 @pytest.mark.parametrize("seed", range(5))
-def test_every_term_sees_its_own_prompt(seed: int, merge: Merge) -> None:
+def test_every_target_sees_its_own_prompt(seed: int, merge: Merge) -> None:
     group = random_group(seed, num_turns=6)
     tree = TokenTree.from_tokens(group.turns, merge=merge)
     index = np.arange(tree.num_tokens)
-    term = 0
+    target = 0
     for turn in (turn for branch in tree.branches for turn in branch.turns):
         for token in range(turn.num_targets):
-            source = tree.row.sources[term]
+            source = tree.row.sources[target]
             path = (index <= source) & (source < tree.subtree_ends)
             context = turn.full_ids[: turn.num_prompt_tokens + token]
             assert tree.token_ids[path].tolist() == context.tolist()
             assert tree.positions[path].tolist() == list(range(len(context)))
-            assert tree.row.targets[term] == turn.output_ids[token]
-            assert tree.row.temperatures[term] == np.float32(turn.temperature)
-            term += 1
-    assert term == tree.num_targets
+            assert tree.row.targets[target] == turn.output_ids[token]
+            assert tree.row.temperatures[target] == np.float32(turn.temperature)
+            target += 1
+    assert target == tree.num_targets
 
 
 def test_a_tree_holds_every_distinct_prefix_once() -> None:
@@ -90,6 +90,16 @@ def test_a_tree_holds_every_distinct_prefix_once() -> None:
     assert TokenTree.from_tokens(group.turns).num_tokens == len(prefixes)
 
 
+@pytest.mark.parametrize("merge", ["tree", "linear", "none"])
+def test_a_turn_that_a_record_sampled_twice_counts_twice(merge: Merge) -> None:
+    """A retry in a fresh context may sample the same tokens again: two turns, four targets."""
+    turns = [make_turn("t/0", index, [1, 2], [3, 4]) for index in (0, 1)]
+    tree = TokenTree.from_tokens(turn_tokens(turns), merge=merge)
+    assert tree.num_targets == 4
+    assert tree.row.targets.tolist() == [3, 4, 3, 4]
+    assert tree.num_tokens == (3 if merge == "tree" else 6)
+
+
 def test_order_of_turns_does_not_change_the_tree() -> None:
     group = random_group(3)
     forward = TokenTree.from_tokens(group.turns)
@@ -98,7 +108,7 @@ def test_order_of_turns_does_not_change_the_tree() -> None:
     assert forward.row.targets.tolist() == backward.row.targets.tolist()
 
 
-def test_untrained_and_empty_turns_have_no_terms_but_carry_context() -> None:
+def test_untrained_and_empty_turns_have_no_targets_but_carry_context() -> None:
     turns = [
         make_turn("t/0", 0, [1, 2], [3], trainable=False),
         make_turn("t/0", 1, [4], [], parent=0, shared_len=3),

@@ -99,6 +99,13 @@ def test_result_without_spans_takes_the_one_version() -> None:
     assert parse_result(body, "s").version_spans == spans((4, 0, 2))
 
 
+def test_spans_that_cover_no_token_are_an_error() -> None:
+    body = generation([5, 6], version="4")
+    body["meta_info"]["weight_versions"] = [{"version": "4", "start": 0, "end": 0}]
+    with pytest.raises(InferenceError, match="no policy version for 2 tokens"):
+        parse_result(body, "s")
+
+
 def test_aborted_result_keeps_tokens_that_have_a_logprob() -> None:
     body = generation([5, 6, 7], kind="abort", version="4")
     del body["meta_info"]["output_token_logprobs"][2]

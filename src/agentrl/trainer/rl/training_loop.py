@@ -18,9 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agentrl.algorithms.reductions import reduction_kind
 from agentrl.config.sections import AlgorithmSection
-from agentrl.data import StepBatch, build_step, normalized_over_step
+from agentrl.data import StepBatch, build_training_step
 from agentrl.data.tree import Merge
 from agentrl.errors import StoreError, TrainingError
 from agentrl.inference.weight_sync import PolicyFiles, PolicyPublisher, WriteFiles
@@ -200,22 +199,14 @@ class TrainLoop:
 
     def _build_batch(self, found: StepGroups, merge: Merge) -> StepBatch:
         """Merge, weight and pack the groups of a step according to the algorithm's flags."""
-        algorithm = self._algorithm
-        groups = found.groups
-        if algorithm.advantage_estimator == "reinforce_plus_plus":
-            groups = normalized_over_step(groups)
-        return build_step(
-            groups,
+        return build_training_step(
+            found.groups,
+            self._algorithm,
             policy_version=found.step - 1,
             token_budget=self._trainer.max_tokens,
-            reduction=reduction_kind(
-                token_level_loss=algorithm.token_level_loss,
-                skip_length_normalization=algorithm.skip_length_normalization,
-            ),
             merge=merge,
             num_ranks=self._group.dp_size,
             attention_cost=self._group.attention_cost,
-            normalizer_length=algorithm.loss_normalizer_length,
         )
 
     async def _merge_error(self, found: StepGroups, batch: StepBatch) -> float | None:
