@@ -36,7 +36,8 @@ def as_scoring_error(error: Exception, what: str) -> AgentRLError:
     if isinstance(error, AgentRLError):
         return error
     name = type(error).__name__
-    text = f"{what} failed: {name}: {error}".rstrip(": ")
+    said = " ".join(str(error).split())  # some take several lines
+    text = f"{what} failed: {name}: {said}".rstrip(": ")
     if any(map(_is_outage, _causes(error))):
         return ScoringError(text)
     place = _raised_at(error)

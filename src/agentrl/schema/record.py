@@ -10,11 +10,12 @@ Lifecycle (`RECORD_TRANSITIONS` is enforced by the store's update filters):
                           finished ──defect───┘
 """
 
+import math
 from collections.abc import Iterable
 from datetime import datetime
 from typing import Any, Literal
 
-from pydantic import Field, FiniteFloat
+from pydantic import Field, FiniteFloat, field_validator
 
 from agentrl.schema.base import Value, utc_now
 from agentrl.schema.task import Split
@@ -78,15 +79,27 @@ class Score(Value):
     scorer: str
     version: str = "1"
     value: float
+    """A finite number."""
     detail: str = ""
     """What the scorer wants a reader to know (a judge's words, a normalised answer)."""
     inputs: dict[str, Any] = Field(default_factory=dict)
     """What the scorer was given beside the record itself (model answer, reference)."""
     step_scores: tuple[FiniteFloat | None, ...] = ()
-    """Scores of single turns by index, where the scorer gives any (for example a process reward). The
-    advantage of such a turn is its score. Turns with None, and those past the last entry, keep the
-    advantage that follows from the record's score in its group."""
+    """Rewards of single turns by index, where the scorer gives any; None, and turns past the last
+    entry, earned none. A turn is trained on what the record earned from it on, `value` at the end
+    included, against the same of the other records of its group."""
+    value_includes_steps: bool = False
+    """`value` is the whole return, step scores included, as environments in Gym's manner give it; by
+    default it comes on top of them."""
     scored_at: datetime = Field(default_factory=utc_now)
+
+    @field_validator("value")
+    @classmethod
+    def _finite(cls, value: float) -> float:
+        # One NaN would make the baseline of its group NaN, and the whole step with it.
+        if not math.isfinite(value):
+            raise ValueError(f"a score is a finite number, not {value}")
+        return value
 
 
 class Record(Value):

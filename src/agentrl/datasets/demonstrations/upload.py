@@ -5,6 +5,7 @@ becomes a Task with one finished Record, through the same writes as a rollout.
 """
 
 import logging
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -158,7 +159,7 @@ class Uploader(ABC):
     async def _write(
         self, store: TrajectoryStore, chunk: Sequence[tuple[str, Any]], report: UploadReport
     ) -> None:
-        tasks: dict[str, tuple[MCPTask, str, Any]] = {}
+        tasks: dict[str, tuple[MCPTask, str, Any, float]] = {}
         order = await store.tasks.next_train_order()
         for name, item in chunk:
             if not self.validate_task(item):
@@ -170,12 +171,18 @@ class Uploader(ABC):
             except RenderError as error:
                 report.rows.append(UploadedRow(name, reason=str(error)))
                 continue
+            value = self.score(item)
+            if not math.isfinite(value):
+                report.rows.append(
+                    UploadedRow(name, reason=f"its score is {value}, no finite number")
+                )
+                continue
             task = self._task(name, exchanges, order + len(tasks))
             if await store.tasks.get(task.id) is not None:
                 report.rows.append(UploadedRow(name, reason="uploaded before"))
                 continue
-            tasks[task.id] = (task, name, item)
-        await store.tasks.add([task for task, _, _ in tasks.values()])
+            tasks[task.id] = (task, name, item, value)
+        await store.tasks.add([task for task, *_ in tasks.values()])
         for _ in tasks:
             claimed = await store.records.claim(
                 _OWNER,
@@ -187,11 +194,12 @@ class Uploader(ABC):
             if claimed is None or claimed[1].id not in tasks:
                 raise StoreError("another process claims the slots of this database")
             record = claimed[0]
-            _, name, item = tasks[record.task_id]
-            report.rows.append(await self._finish(store, record, name, item))
+            _, name, item, value = tasks[record.task_id]
+            score = Score(scorer=SCORER, value=value, detail=name)
+            report.rows.append(await self._finish(store, record, item, score))
 
     async def _finish(
-        self, store: TrajectoryStore, record: Record, name: str, item: Any
+        self, store: TrajectoryStore, record: Record, item: Any, score: Score
     ) -> UploadedRow:
         """Write the turns of a claimed slot, its end and its score."""
         exchanges = self.req_and_resp(item)
@@ -205,10 +213,9 @@ class Uploader(ABC):
             final_answer=str(exchanges[-1][1].get("content") or ""),
             lease_seconds=_LEASE_SECONDS,
         )
-        score = Score(scorer=SCORER, value=self.score(item), detail=name)
         await store.scores.set(record.id, record.fence, score)
         return UploadedRow(
-            item=name,
+            item=score.detail,
             record_id=record.id,
             num_turns=len(turns),
             num_prompt_tokens=sum(len(turn.added_ids) for turn in turns),

@@ -107,6 +107,14 @@ async def test_every_item_becomes_a_scored_record_with_a_row(
     assert (task.query, task.status, task.description) == ("1 + 2?", "completed", "sums")
 
 
+async def test_an_item_whose_score_is_no_finite_number_is_left_out_by_name(
+    make_uploader: MakeUploader, store: TrajectoryStore
+) -> None:
+    report = await make_uploader({"a": 1, "b": 2, "score": "nan"}, {"a": 2, "b": 2}).upload()
+    assert report.rows[0].reason == "its score is nan, no finite number"
+    assert await store.tasks.count() == 1
+
+
 async def test_uploading_again_changes_nothing(
     make_uploader: MakeUploader, store: TrajectoryStore
 ) -> None:

@@ -584,6 +584,33 @@ async def test_a_users_own_scoring_that_raises_is_bounded_but_an_outage_behind_i
     assert waiting.error == "ScoringError: evaluate_record failed: RuntimeError: no verdict"
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+async def test_a_score_that_is_no_finite_number_is_dead_lettered_with_the_reason(
+    store: TrajectoryStore,
+    renderer: Renderer,
+    tools_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+    value: float,
+) -> None:
+    monkeypatch.setattr(attempts, "DEFECT_RETRY_SECONDS", 0.05)
+
+    class DividesByZero(MCPSampler):
+        async def evaluate_record(self, result: RolloutResult) -> Score:
+            return Score(scorer="ratio", value=value if self.record.traj_id == 0 else 1.0)
+
+    rollout = RolloutSection(exit_when_done=True)
+    with serve_script(renderer, lambda _: ANSWER) as engine:
+        await begin_run(store, engine, task(0))
+        async with open_play(store, engine, tools_url, rollout=rollout) as context:
+            await run_to_end(SamplingLoop(context, "t", DividesByZero, times=TIMES))
+    first, second = await store.records.of_task("train/0/q0")
+    assert (first.status, first.score) == ("failed", None)
+    assert first.error is not None
+    assert "a score is a finite number" in first.error
+    assert "\n" not in first.error
+    assert second.score is not None
+
+
 async def test_an_absent_server_is_no_failed_attempt(
     store: TrajectoryStore,
     renderer: Renderer,
