@@ -30,7 +30,8 @@ _LAST = {
 def trainer_metrics(history: History) -> Iterator[Metric]:
     """Yield what a run did so far."""
     steps = tuple(history.steps)
-    yield _gauge("step", "Optimizer steps done.", history.last_step)
+    # Of the same steps as all below: another thread may add one while this one reads.
+    yield _gauge("step", "Optimizer steps done.", steps[-1].step if steps else 0)
     yield _counter("groups", "Groups consumed, dropped ones included.", history.groups_consumed)
     yield _counter(
         "trained_tokens", "Sampled tokens trained on.", _sum(steps, "num_trained_tokens")

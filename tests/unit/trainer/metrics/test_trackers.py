@@ -166,12 +166,14 @@ def test_offline_runs_are_written_without_a_secret(name: str, tmp_path: Path) ->
 
 
 async def first_line(path: Path) -> str:
-    async with asyncio.timeout(20):
-        while not (lines := path.read_text().splitlines()):
+    """Return a file's first line, once it is there: figures are exposed before they are written."""
+    async with asyncio.timeout(60):
+        while not (path.exists() and "\n" in path.read_text()):
             await asyncio.sleep(0.05)
-    return lines[0]
+    return path.read_text().splitlines()[0]
 
 
+@pytest.mark.timeout(240)
 async def test_prometheus_sees_what_a_trainer_does(
     make_config: MakeConfig,
     store: TrajectoryStore,
@@ -204,7 +206,8 @@ async def test_prometheus_sees_what_a_trainer_does(
         assert masked == step["masked_tokens"]["few_turns"] == 8
     finally:
         trainer.terminate()
-        assert await asyncio.to_thread(trainer.wait, 30) == INTERRUPTED
+        status = await asyncio.to_thread(trainer.wait, 60)
+    assert status == INTERRUPTED
 
 
 def test_without_trackers_nothing_is_started(make_config: MakeConfig) -> None:
