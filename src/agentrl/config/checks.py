@@ -14,11 +14,11 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from urllib.parse import urlsplit
 
+from agentrl.config.algorithm_checks import loss_contradictions
 from agentrl.config.optimizer_arguments import parse_optim_args
 from agentrl.config.secret_text import SECRET_NAME
 from agentrl.config.sections import (
     AgentSection,
-    AlgorithmSection,
     InferenceSection,
     ModelSection,
     RootConfig,
@@ -65,17 +65,17 @@ def check_config(config: RootConfig) -> RootConfig:
     return config
 
 
-def groups_per_step(config: RootConfig, num_shares: int = 1) -> int:
+def groups_per_step(config: RootConfig, num_ranks: int = 1) -> int:
     """Return the number of groups that one optimizer step consumes.
 
     Args:
         config: the resolved configuration.
-        num_shares: ranks that compute different samples.
+        num_ranks: data-parallel ranks, which compute different samples.
     """
     trainer = config.trainer
     if trainer.groups_per_step is not None:
         return trainer.groups_per_step
-    records = trainer.per_device_train_batch_size * trainer.gradient_accumulation_steps * num_shares
+    records = trainer.per_device_train_batch_size * trainer.gradient_accumulation_steps * num_ranks
     return -(-records // config.data.num_generations)
 
 
@@ -129,7 +129,7 @@ def _named_texts(value: object) -> Iterator[tuple[str, str]]:
 
 
 def _contradictions(config: RootConfig) -> Iterator[str]:
-    yield from _loss_contradictions(config.algorithm)
+    yield from loss_contradictions(config.algorithm)
     yield from _agent_contradictions(config.agents)
     yield from _gateway_contradictions(config)
     yield from _rollout_contradictions(config)
@@ -227,24 +227,6 @@ def _gateway_contradictions(config: RootConfig) -> Iterator[str]:
         yield (
             "--inference_gateway and --lora_rank exclude each other: a rollout names the adapter of "
             "the server that it asks, and a gateway may choose another server; give one of the two"
-        )
-
-
-def _loss_contradictions(algorithm: AlgorithmSection) -> Iterator[str]:
-    corrects = algorithm.importance_correction != "none" or algorithm.veto_threshold is not None
-    if corrects and algorithm.proximal == "behavior":
-        yield (
-            "--importance_correction and --veto_threshold weigh the trainer's policy against the "
-            "sampler's; give --proximal recompute (or loglinear)"
-        )
-    if algorithm.proximal != "behavior" and algorithm.loss_calculator == "MINIRL":
-        yield "MINIRL weighs by the sampler's policy itself; use --proximal behavior"
-    if algorithm.loss_normalizer_length is not None and (
-        algorithm.token_level_loss or not algorithm.skip_length_normalization
-    ):
-        yield (
-            "--loss_normalizer_length goes with --token_level_loss false and "
-            "--skip_length_normalization true"
         )
 
 

@@ -26,7 +26,7 @@ USUAL = (
     *("run_name", "output_dir", "model_name_or_path", "lora_rank", "db_connection_string"),
     *("train_file", "eval_file", "num_generations", "default_scorer", "scorer_module"),
     *("num_samplers", "max_turns", "max_new_tokens", "mcp_servers", "mcp_manager_url", "agent"),
-    *("inference_backend", "num_inference_servers", "loss_calculator", "max_steps"),
+    *("inference_backend", "num_inference_servers", "recipe", "loss_calculator", "max_steps"),
     *("groups_per_step", "learning_rate", "max_tokens", "num_processes", "report_to"),
 )
 """Flags that most command lines need: `--help` shows them first, `--help-all` shows the rest too."""
@@ -74,8 +74,12 @@ class Flag:
     @property
     def metavar(self) -> str:
         """What stands for the value in help texts: its choices, or a word for its type."""
-        choices = get_args(self._type) if get_origin(self._type) is Literal else ()
-        return "|".join(choices) or _VALUE_NAMES[self._kind]
+        return "|".join(self.choices) or _VALUE_NAMES[self._kind]
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The values that the flag takes, where they have names."""
+        return get_args(self._type) if get_origin(self._type) is Literal else ()
 
     @property
     def help(self) -> str:

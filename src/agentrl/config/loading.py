@@ -8,6 +8,7 @@ import json
 import os
 import sys
 from collections.abc import Collection, Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from agentrl.config.flags import FLAGS, canonical_name, unknown_flag
 from agentrl.config.other_names import NO_EFFECT, ONE_VALUE, OPTIM_PARTS, SHORTHANDS
 from agentrl.config.private_files import write_private
 from agentrl.config.public_values import public_value, secrets_of
+from agentrl.config.recipes import expand_recipe
 from agentrl.config.secret_text import redact, remember
 from agentrl.config.sections import SECTIONS, RootConfig
 from agentrl.config.shipped_files import existing_or_shipped
@@ -64,7 +66,8 @@ def load_config(typed: Mapping[str, Any]) -> RootConfig:
     path = values.pop("config", None)
     if path is not None:
         file = existing_or_shipped(Path(path))
-        values = read_yaml(file) | _private_values(file) | values
+        # A recipe counts where it stands: a typed one more than the values of the file.
+        values = expand_recipe(read_yaml(file)) | _private_values(file) | expand_recipe(values)
     return build_config(values)
 
 
@@ -76,8 +79,8 @@ def build_config(values: Mapping[str, Any]) -> RootConfig:
     """
     sections: dict[str, dict[str, Any]] = {name: {} for name in SECTIONS}
     optim_parts: dict[str, Any] = {}
-    for typed_name, value in values.items():
-        name = canonical_name(typed_name)
+    values = {canonical_name(name): value for name, value in values.items()}
+    for name, value in expand_recipe(values).items():
         if name in FLAGS:
             sections[FLAGS[name].section][name] = _convert(name, value)
         elif name in ONE_VALUE:
@@ -88,7 +91,7 @@ def build_config(values: Mapping[str, Any]) -> RootConfig:
             optim_parts[name] = value
         elif name not in SHORTHANDS:
             raise ConfigError(unknown_flag(name))
-    for name in SHORTHANDS.keys() & {canonical_name(name) for name in values}:
+    for name in SHORTHANDS.keys() & values.keys():
         _expand_shorthand(name, values[name], sections)
     if optim_parts:
         _join_optim_args(optim_parts, sections["trainer"])
@@ -290,4 +293,10 @@ def _first_problem(error: ValidationError, from_environment: Collection[str] = (
         if part in FLAGS:
             name = part
     source = _ENVIRONMENT[str(name)] if name in from_environment else f"--{name}"
+    choices = FLAGS[str(name)].choices if name in FLAGS else ()
+    if first["type"] == "literal_error" and choices:
+        by_letters = {one.lower(): one for one in choices}
+        near = get_close_matches(str(given).lower(), by_letters, n=1)
+        hint = f"; did you mean {by_letters[near[0]]}?" if near else ""
+        return f"{source} {given} is not known{hint} (known: {', '.join(choices)}){more}"
     return f"{source}: {first['msg']}, got {given!r}{more}"

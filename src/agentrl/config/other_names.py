@@ -127,9 +127,9 @@ _NO_QUANTIZATION = (
 )
 _TRACKER = "trackers (--report_to) read their own variables, as WANDB_PROJECT or SWANLAB_PROJECT"
 _LOSS = (
-    "--loss_calculator is GRPO, MINIRL, GSPO, CISPO or REINFORCE, and how it is averaged is said by "
-    "--token_level_loss (dapo: true; grpo: false; dr_grpo: false with "
-    "--skip_length_normalization true --loss_normalizer_length N)"
+    "--recipe grpo, dapo, dr_grpo, gspo or cispo is the whole objective of a paper; of its parts, "
+    "--loss_calculator is GRPO, MINIRL, GSPO, CISPO or REINFORCE, and --token_level_loss says how it "
+    "is averaged"
 )
 ELSEWHERE = {
     "activation_checkpointing": "it is --gradient_checkpointing here",

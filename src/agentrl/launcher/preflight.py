@@ -12,6 +12,7 @@ from pathlib import Path
 import httpx
 from pydantic import SecretStr
 
+from agentrl.config.algorithm_checks import check_training_sampling
 from agentrl.config.checks import check_trackers
 from agentrl.config.sections import (
     DataSection,
@@ -56,6 +57,7 @@ async def check_inputs(config: RootConfig, *, trains: bool = True) -> list[str]:
     model_path = find_model(config.model)
     check_trackers(config.trainer.report_to)
     if trains:
+        check_training_sampling(config.sampling)
         _check_group_size(config.data)
         _check_main_port(config.trainer)
     notes = _check_questions(config, renderer, trains=trains)

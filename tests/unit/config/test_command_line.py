@@ -86,7 +86,7 @@ def test_names_of_other_trainers_that_mean_the_same_are_aliases(
         (["--actor_rollout_ref.actor.optim.lr", "1"], ["--learning_rate"]),
         (["--actor_rollout_ref.actor.clip_ratio_high", "1"], ["--epsilon_higher"]),
         (["--output_router_logits", "true"], ["--router_replay"]),
-        (["--loss_type", "dapo"], ["--loss_calculator", "--token_level_loss"]),
+        (["--loss_type", "dapo"], ["--recipe", "--loss_calculator", "--token_level_loss"]),
         (["--scale_rewards", "true"], ["--advantage_estimator group_std"]),
         (["--dataset_name", "a/b"], ["--train_file"]),
         (["--resume_from_checkpoint", "x"], ["--run_name"]),

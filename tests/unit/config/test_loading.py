@@ -14,7 +14,7 @@ from agentrl.config.loading import (
     write_config,
 )
 from agentrl.config.secret_text import redact
-from agentrl.config.sections import RootConfig
+from agentrl.config.sections import AlgorithmSection, RootConfig
 from agentrl.errors import ConfigError
 
 
@@ -278,7 +278,7 @@ def test_a_wrong_value_of_the_environment_is_named_by_its_variable(
 def test_groups_per_step_follow_from_batch_sizes_when_not_given() -> None:
     config = build_config({"gradient_accumulation_steps": 48, "num_generations": 8})
     assert groups_per_step(config) == 6
-    assert groups_per_step(config, num_shares=2) == 12
+    assert groups_per_step(config, num_ranks=2) == 12
     assert groups_per_step(build_config({"groups_per_step": 3})) == 3
     assert groups_per_step(build_config({"gradient_accumulation_steps": 9})) == 2
 
@@ -299,6 +299,11 @@ def test_synchronous_sampling_means_no_staleness() -> None:
         (["--veto_threshold", "0.001"], "give --proximal recompute"),
         (["--proximal", "recompute", "--loss_calculator", "minirl"], "use --proximal behavior"),
         (["--loss_normalizer_length", "100"], "--token_level_loss false"),
+        (["--loss_calculator", "cispo", "--strict_in_bound"], "setting of GRPO and MINIRL"),
+        (["--loss_calculator", "gspo", "--out_of_date_decay", "1"], "GSPO does not read it"),
+        (["--loss_calculator", "gspo", "--importance_weight_cap_ratio", "2"], "does not read it"),
+        (["--recipe", "cispo", "--dual_clip", "3"], "setting of GRPO and GSPO"),
+        (["--recipe", "grpo", "--strict_in_bound"], "--importance_weight_cap_ratio 0 turns"),
     ],
 )
 def test_losses_that_contradict_themselves_are_refused(flags: list[str], problem: str) -> None:
@@ -310,8 +315,40 @@ def test_the_loss_is_one_of_reinforcement_learning_in_any_case() -> None:
     assert parse_flags(["--loss_calculator", "minirl"]).algorithm.loss_calculator == "MINIRL"
     with pytest.raises(ConfigError, match="agentrl sft"):
         parse_flags(["--loss_calculator", "CrossEntropy"])
-    with pytest.raises(ConfigError, match=r"--loss_calculator: .*'GRPO'.*'PPO2'"):
-        parse_flags(["--loss_calculator", "PPO2"])
+    with pytest.raises(
+        ConfigError, match=r"^--loss_calculator GRP0 .* mean GRPO\? \(known: GRPO, "
+    ):
+        parse_flags(["--loss_calculator", "GRP0"])
+    with pytest.raises(ConfigError, match="--recipe dapo"):
+        parse_flags(["--loss_calculator", "dapo"])
+
+
+def test_a_choice_that_is_not_known_names_the_nearest_and_all() -> None:
+    expected = "--merge trees is not known; did you mean tree? (known: tree, linear, none)"
+    with pytest.raises(ConfigError) as error:
+        parse_flags(["--merge", "trees"])
+    assert str(error.value) == expected
+
+
+def test_flags_beside_a_recipe_count_more_and_a_typed_recipe_more_than_the_file(
+    tmp_path: Path,
+) -> None:
+    plain = parse_flags(["--recipe", "dapo", "--epsilon_higher", "0.1"])
+    assert (plain.algorithm.epsilon_higher, plain.algorithm.sign_clip) == (0.1, False)
+    write_config(plain, tmp_path / "run.yaml")
+    config = ["--config", str(tmp_path / "run.yaml")]
+    assert parse_flags(config) == plain
+    other = parse_flags([*config, "--recipe", "gspo"]).algorithm
+    assert other == parse_flags(["--recipe", "gspo"]).algorithm
+    (tmp_path / "short.yaml").write_text("recipe: gspo\nmax_steps: 3\n")
+    assert parse_flags(["--config", str(tmp_path / "short.yaml")]).algorithm == other
+    assert build_config({"recipe": "gspo"}).algorithm == other
+    assert AlgorithmSection(recipe="gspo") == other
+
+
+def test_an_unknown_recipe_names_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match=r"--recipe dappo is not known; did you mean dapo\?"):
+        parse_flags(["--recipe", "dappo"])
 
 
 def test_servers_may_be_given_as_json_that_names_its_secrets() -> None:

@@ -1,17 +1,30 @@
 """Sections of the training side: algorithm, optimizer's loop and publishing of weights."""
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
+from agentrl.config.recipes import RECIPES, expand_recipe
 from agentrl.config.sections.section import ConfigSection
+from agentrl.schema.formulas import (
+    LOSS_KINDS,
+    AdvantageKind,
+    CorrectionKind,
+    CorrectionLevel,
+    KLEstimator,
+    LossKind,
+    ProximalKind,
+)
 
 
 class AlgorithmSection(ConfigSection):
     """Advantages, losses, filters and freshness."""
 
-    loss_calculator: Literal["GRPO", "MINIRL", "GSPO", "CISPO", "REINFORCE"] = "GRPO"
+    recipe: str | None = None
+    """A paper's objective, in place of its flags: grpo, dapo, dr_grpo, gspo, cispo, minirl, rloo or
+    reinforce_pp (see docs/training.md). Flags beside it count more."""
+    loss_calculator: LossKind = "GRPO"
     """Policy loss, in upper or lower case."""
     epsilon: float = Field(default=0.2, ge=0)
     """Half-width of the clip range."""
@@ -21,12 +34,13 @@ class AlgorithmSection(ConfigSection):
     """CE-GPPO weight of tokens clipped from below; off by default."""
     beta2: float | None = None
     """CE-GPPO weight of tokens clipped from above; off by default."""
-    importance_weight_cap_ratio: float = Field(default=4.0, gt=0)
-    """Factor on the clip range that gives the range beyond which tokens are dropped."""
+    importance_weight_cap_ratio: float = Field(default=4.0, ge=0)
+    """Factor on the clip range that gives the range beyond which GRPO and MINIRL drop tokens; 0
+    drops none."""
     strict_in_bound: bool = False
-    """Drop every token outside the clip range."""
+    """Drop every token outside the clip range (GRPO and MINIRL)."""
     out_of_date_decay: float | None = None
-    """Rate at which the drop range narrows with staleness; off by default."""
+    """Rate at which the drop range narrows with staleness (GRPO and MINIRL); off by default."""
     token_level_loss: bool = True
     """Average over all loss tokens of the step; with false, over the records."""
     skip_length_normalization: bool = False
@@ -38,15 +52,15 @@ class AlgorithmSection(ConfigSection):
     """Bound on the ratio of tokens with negative advantage (GRPO and GSPO); off by default."""
     importance_weight_truncation: float | None = Field(default=None, gt=0)
     """Largest importance weight of MINIRL; unbounded by default."""
-    proximal: Literal["behavior", "recompute", "loglinear"] = "behavior"
+    proximal: ProximalKind = "behavior"
     """Policy in the denominator of the clipped ratio. `behavior`: the sampler's; `recompute`: the
     trainer's at the start of the step; `loglinear`: one between the two by staleness (decoupled
     PPO)."""
-    importance_correction: Literal["none", "full", "tis", "icepop", "mis"] = "none"
+    importance_correction: CorrectionKind = "none"
     """Weight of the proximal policy over the sampler's: `none`, `full` (unchanged), `tis`
     (truncated), or masked outside the bounds (`icepop`, `mis`). Needs another proximal than
     behavior."""
-    correction_level: Literal["token", "sequence", "sequence_mean"] = "token"
+    correction_level: CorrectionLevel = "token"
     """What is weighted and masked: tokens, turns by their product, or turns by their geometric
     mean."""
     correction_lower: float = Field(default=0.5, ge=0)
@@ -57,13 +71,11 @@ class AlgorithmSection(ConfigSection):
     """Ratio of a token below which its whole turn is masked; off by default."""
     kl_coefficient: float = Field(default=0.0, ge=0)
     """Weight of the KL penalty against a reference model; 0 loads none."""
-    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    kl_estimator: KLEstimator = "k3"
     """Estimator of the KL divergence at a token."""
     reference_model: str | None = None
     """Reference model of the KL penalty; model_name_or_path by default."""
-    advantage_estimator: Literal[
-        "leave_one_out", "group_mean", "group_std", "reinforce_plus_plus"
-    ] = "leave_one_out"
+    advantage_estimator: AdvantageKind = "leave_one_out"
     """Baseline within the group; `reinforce_plus_plus` also normalizes over the whole step."""
     adv_scaling: float = 1.0
     """Factor on the advantages."""
@@ -96,10 +108,19 @@ class AlgorithmSection(ConfigSection):
     retrained_interval: int = Field(default=1, ge=1)
     """Fewest steps between two uses of a record."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _with_recipe(cls, values: Any) -> Any:
+        return expand_recipe(values) if isinstance(values, dict) else values
+
     @field_validator("loss_calculator", mode="before")
     @classmethod
     def _canonical_loss(cls, name: object) -> str:
         kind = str(name).upper()
+        if kind not in LOSS_KINDS and kind.lower() in RECIPES:
+            raise PydanticCustomError(
+                "loss_calculator", f"a whole recipe is named by --recipe {kind.lower()}"
+            )
         if kind == "CROSSENTROPY":
             raise PydanticCustomError(
                 "loss_calculator",

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from agentrl.config.algorithm_checks import check_training_sampling
 from agentrl.config.checks import groups_per_step
 from agentrl.config.loading import flat_values
 from agentrl.config.sections import (
@@ -80,6 +81,7 @@ async def lead(config: RootConfig, ranks: Ranks, *, stop: asyncio.Event) -> Trai
     async with AsyncExitStack() as stack:
         with ending_ranks_on_error(ranks):
             _check_flags(config.run, trainer)
+            check_training_sampling(config.sampling)
             store = await stack.enter_async_context(_connect(config.store, config.run.run_name))
             checkpoint = await _open_run(store, config, ranks)
             await stack.enter_async_context(

@@ -1,0 +1,80 @@
+"""Checks of the objective: settings that a loss does not read, or that its ratios do not survive.
+
+In go sections whose values are valid one by one; out come the problems, a line each.
+"""
+
+from collections.abc import Iterator
+
+from agentrl.config.sections import AlgorithmSection, SamplingSection
+from agentrl.errors import ConfigError
+
+_READ_BY = {
+    "beta1": ("GRPO",),
+    "beta2": ("GRPO",),
+    "dual_clip": ("GRPO", "GSPO"),
+    "importance_weight_truncation": ("MINIRL",),
+    "strict_in_bound": ("GRPO", "MINIRL"),
+    "out_of_date_decay": ("GRPO", "MINIRL"),
+    "importance_weight_cap_ratio": ("GRPO", "MINIRL"),
+}
+"""Flag -> losses that it changes; the others would silently ignore it."""
+_PENALTIES = {"presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0}
+"""Flag -> the value that changes nothing."""
+
+
+def loss_contradictions(algorithm: AlgorithmSection) -> Iterator[str]:
+    """Yield what is wrong with the settings of loss and corrections."""
+    corrects = algorithm.importance_correction != "none" or algorithm.veto_threshold is not None
+    if corrects and algorithm.proximal == "behavior":
+        yield (
+            "--importance_correction and --veto_threshold weigh the trainer's policy against the "
+            "sampler's; give --proximal recompute (or loglinear)"
+        )
+    if algorithm.proximal != "behavior" and algorithm.loss_calculator == "MINIRL":
+        yield "MINIRL weighs by the sampler's policy itself; use --proximal behavior"
+    if algorithm.loss_normalizer_length is not None and (
+        algorithm.token_level_loss or not algorithm.skip_length_normalization
+    ):
+        yield (
+            "--loss_normalizer_length goes with --token_level_loss false and "
+            "--skip_length_normalization true"
+        )
+    yield from _settings_without_effect(algorithm)
+
+
+def _settings_without_effect(algorithm: AlgorithmSection) -> Iterator[str]:
+    for name, losses in _READ_BY.items():
+        value = getattr(algorithm, name)
+        is_set = bool(value) and value != type(algorithm).model_fields[name].default
+        if is_set and algorithm.loss_calculator not in losses:
+            yield (
+                f"--{name} is a setting of {' and '.join(losses)}, and {algorithm.loss_calculator} "
+                "does not read it; leave it out"
+            )
+    if not algorithm.importance_weight_cap_ratio:
+        for name in ("strict_in_bound", "out_of_date_decay"):
+            if getattr(algorithm, name):
+                yield (
+                    f"--{name} narrows the drop range, which --importance_weight_cap_ratio 0 turns "
+                    "off; give one of the two"
+                )
+
+
+def check_training_sampling(sampling: SamplingSection) -> None:
+    """Refuse penalties on repeated tokens in rollouts that are trained on.
+
+    Servers report logprobs after penalties, which depend on all tokens before; the trainer's are
+    those of the policy itself. Every importance ratio would be wrong, and some tokens clipped, at the
+    first step already.
+
+    Raises:
+        ConfigError: names the flag.
+    """
+    for name, neutral in _PENALTIES.items():
+        value = getattr(sampling, name)
+        if value != neutral:
+            raise ConfigError(
+                f"--{name} {value:g} changes the servers' logprobs and not the trainer's, so that "
+                f"importance ratios would be wrong; leave it out of training ({neutral:g}), and use "
+                "it with `agentrl eval`"
+            )
