@@ -5,6 +5,7 @@ needs beside them is imported inside it.
 """
 
 import json
+import logging
 import os
 import secrets
 import sys
@@ -235,18 +236,34 @@ def env() -> None:
     default=1800,
     help="Seconds without a call after which a client's servers are ended. [1800]",
 )
+@click.option(
+    "--max_sessions",
+    type=Count(),
+    default=64,
+    help="Clients that may have servers at the same time. [64]",
+)
+@click.option(
+    "--session_memory_megabytes",
+    type=Count(),
+    default=4096,
+    help="Memory of one client's servers together; beyond it, they are ended. [4096]",
+)
 async def env_up(
     config: RootConfig,
     host: str,
     port: int | None,
     env_file: Path | None,
     session_idle_seconds: int,
+    max_sessions: int,
+    session_memory_megabytes: int,
 ) -> int:
     """Serve the MCP servers of --mcp_servers behind one address until Ctrl-C.
 
-    Every client gets server processes of its own. Prints the connection as JSON. The token is
-    MCP_SERVER_TOKEN, or a fresh one.
+    Every client gets server processes of its own, which see neither one another nor the variables
+    of this process. Prints the connection as JSON. The token is MCP_SERVER_TOKEN, or a fresh one.
     """
+    from agentrl.runtime.confinement import confinement_gap
+    from agentrl.runtime.logs import setup_logging
     from agentrl.runtime.ports import free_port
     from agentrl.tools import ToolsConfig, load_mcp_servers
     from agentrl.tools.agent_environment import (
@@ -256,6 +273,7 @@ async def env_up(
     )
     from agentrl.tools.environment import Environment, serve
 
+    setup_logging("environment")
     load_env_file(env_file)
     if config.tools.mcp_servers is None:
         raise ConfigError("`agentrl env up` needs --mcp_servers FILE (an mcpServers JSON file)")
@@ -264,12 +282,24 @@ async def env_up(
     port = free_port(host, 8000) if port is None else port
     environment = Environment(
         ToolsConfig(
-            servers=load_mcp_servers(config.tools.mcp_servers),
+            servers=load_mcp_servers(config.tools.mcp_servers.get_secret_value()),
             call_timeout_seconds=config.tools.tool_timeout_seconds,
+            hidden_paths=(env_file or Path(".env"),),
+            log_dir=config.run.logs_dir,
+            log_prefix="env_",
         ),
         token=SecretStr(token),
         session_idle_seconds=session_idle_seconds,
+        max_sessions=max_sessions,
+        session_memory_bytes=session_memory_megabytes << 20,
     )
+    gap = confinement_gap()
+    if gap is not None:
+        logging.getLogger(__name__).warning(
+            "servers of different clients share this user's files and processes: this machine "
+            "gives them no namespaces (%s); use a container, as in deploy/images",
+            gap,
+        )
     reachable = "127.0.0.1" if host in ("0.0.0.0", "localhost") else host
     connection, _ = get_agent_tool_env_and_servers(
         f"http://{reachable}:{port}/mcp",

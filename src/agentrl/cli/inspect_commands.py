@@ -14,6 +14,7 @@ from agentrl.cli.databases import opened_store, served_uri
 from agentrl.config.command_line import Count, FlagGroup
 from agentrl.config.sections import PRIVATE_MONGO_ROOT, RootConfig
 from agentrl.errors import StoreError
+from agentrl.runtime.printable import one_line, printable, printable_json
 from agentrl.schema import ENDED_RUNS
 
 if TYPE_CHECKING:
@@ -120,7 +121,7 @@ def _show(page: "RenderableType", value: Any, as_json: bool) -> int:
     from rich.console import Console
 
     if as_json:
-        print(json.dumps(value, ensure_ascii=False))
+        print(printable_json(json.dumps(value, ensure_ascii=False)))
     else:
         Console(highlight=False).print(page)
     return 0
@@ -151,11 +152,11 @@ async def _follow(config: RootConfig, as_json: bool) -> int:
                 view = await store.reports.overview(config.trainer.consumer)
                 rates.add(view.progress)
                 if as_json:
-                    print(view.model_dump_json(), flush=True)
+                    print(printable_json(view.model_dump_json()), flush=True)
                 elif live is not None:
                     live.update(tables.progress_page(view, rates), refresh=True)
                 else:
-                    print(tables.progress_line(view), flush=True)
+                    print(one_line(tables.progress_line(view)), flush=True)
                 if view.summary.status in ENDED_RUNS:
                     return 0
                 await asyncio.sleep(REFRESH_SECONDS)
@@ -176,7 +177,7 @@ async def _all_runs(config: RootConfig) -> list[dict[str, Any]]:
             with served_uri(config.model_copy(update={"store": section})) as uri:
                 found += await _runs_at(uri)
         except StoreError as error:  # one broken folder must not hide the others
-            print(f"agentrl inspect: {data_dir}: {error}", file=sys.stderr)
+            print(printable(f"agentrl inspect: {data_dir}: {error}"), file=sys.stderr)
     return found
 
 

@@ -36,6 +36,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
 """Command -> the module of this package and the function in it, and its summary."""
 
 
+_MAX_PROBLEM_CHARS = 10_000
+
+
 class _Commands(click.Group):
     """The commands of the table above, imported on demand."""
 
@@ -85,14 +88,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return end.exit_code
     except click.UsageError as error:
         from agentrl.config.command_line import usage_problem
-        from agentrl.config.secret_text import redact
 
-        print(f"{name}: {redact(usage_problem(error))}", file=sys.stderr)
+        _complain(name, usage_problem(error))
         return 2
     except AgentRLError as error:
-        from agentrl.config.secret_text import redact
-
-        print(f"{name}: {redact(str(error))}", file=sys.stderr)
+        _complain(name, str(error))
         return error.exit_status
     except KeyboardInterrupt:
         from agentrl.runtime.signals import INTERRUPTED
@@ -102,6 +102,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not _stdout_is_closed():
             raise
         return 1
+
+
+def _complain(name: str, problem: str) -> None:
+    """Word an error on standard error: without secrets, and whatever text from outside it quotes."""
+    from agentrl.config.secret_text import redact
+    from agentrl.runtime.printable import printable
+
+    print(f"{name}: {printable(redact(problem), _MAX_PROBLEM_CHARS)}", file=sys.stderr)
 
 
 def _stdout_is_closed() -> bool:

@@ -11,7 +11,8 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from agentrl.cli.tables import figure, plain
+from agentrl.cli.tables import figure
+from agentrl.runtime.printable import printable
 from agentrl.schema import DispatchedSamplingTask, MCPTask, Record, TurnTraining
 from agentrl.store.repositories.reports import RecordDetail
 
@@ -70,7 +71,7 @@ def _head(detail: RecordDetail) -> Table:
     grid.add_column(overflow="fold")
 
     def row(name: str, value: str) -> None:
-        grid.add_row(name, Text(plain(value)))
+        grid.add_row(name, Text(printable(value)))
 
     if isinstance(task, MCPTask):
         row("question", task.query)
@@ -115,7 +116,7 @@ def _attempts(record: Record) -> RenderableType:
             "" if one.ended_at is None else f"{one.ended_at:%H:%M:%S}",
             one.ended_by or "",
             one.owner,
-            Text(plain(one.error or "")),
+            Text(printable(one.error or "")),
         )
     return table
 
@@ -172,7 +173,7 @@ def _training(training: TurnTraining) -> str:
 
 def _said(who: str, text: str, limit: int | None, style: str) -> RenderableType:
     line = Text(f"{who:>10}  ", style=style)
-    line.append(plain(text, limit), style="default not bold")
+    line.append(printable(text, limit), style="default not bold")
     return line
 
 

@@ -16,6 +16,7 @@ from agentrl.cli.databases import opened_store, served_uri
 from agentrl.config.command_line import FlagGroup
 from agentrl.config.sections import RootConfig
 from agentrl.errors import ConfigError, StoreError
+from agentrl.runtime.printable import one_line
 
 if TYPE_CHECKING:
     from agentrl.rewards import AgentConfig, Scorer
@@ -114,7 +115,7 @@ async def rescore(config: RootConfig, scorer: str) -> int:
         f"{counts.num_undecided} could not be decided"
     )
     for reason in counts.reasons:
-        print(f"  {reason}")
+        print(f"  {one_line(reason)}")
     return 1 if counts.num_undecided else 0
 
 

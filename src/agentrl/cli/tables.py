@@ -4,7 +4,6 @@ In go values that the store returns, out come rich renderables. Text from outsid
 markup and cannot steer the terminal. This module asks the store nothing.
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -15,20 +14,12 @@ from rich.table import Table
 from rich.text import Text
 
 from agentrl.launcher.display import Rates
+from agentrl.runtime.printable import printable
 from agentrl.store.repositories.lineage import RecordLineage, StepLineage
 from agentrl.store.repositories.reports import Failure, Liveness, RunOverview
 
 ALIVE_SECONDS = 15.0
 """A process that has not reported for longer is shown as silent."""
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-
-
-def plain(text: str, limit: int | None = None) -> str:
-    """Return text from outside so that it cannot steer the terminal, cut to `limit` characters."""
-    shown = _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
-    if limit is not None and len(shown) > limit:
-        return f"{shown[:limit]}… ({len(text)} characters)"
-    return shown
 
 
 def figure(value: float | None) -> str:
@@ -124,7 +115,7 @@ def servers_page(found: Liveness) -> RenderableType:
             "" if load is None else f"{load.token_usage:.0%}",
             _heartbeat(found.now, service.heartbeat_at),
             service.base_url,
-            plain(service.error or "", 80),
+            printable(service.error or "", 80),
         )
     return table
 
@@ -163,7 +154,7 @@ def failures_page(failures: Sequence[Failure]) -> RenderableType:
             failure.status,
             str(failure.num_attempts),
             str(failure.num_failed_attempts),
-            plain(failure.last_error or failure.error or "", 200),
+            printable(failure.last_error or failure.error or "", 200),
             failure.owner or "",
         )
     return table
@@ -226,7 +217,7 @@ def _table(*columns: str) -> Table:
 
 def _row(table: Table, *cells: str | Text) -> None:
     """Add a row; text from outside is never read as markup."""
-    table.add_row(*(Text(plain(cell)) if isinstance(cell, str) else cell for cell in cells))
+    table.add_row(*(Text(printable(cell)) if isinstance(cell, str) else cell for cell in cells))
 
 
 def _counts(counts: Mapping[Any, int]) -> str:

@@ -11,6 +11,7 @@ from agentrl.cli.databases import store_uri
 from agentrl.config.command_line import FlagGroup
 from agentrl.config.sections import RootConfig
 from agentrl.errors import ConfigError, StoreError
+from agentrl.runtime.printable import one_line
 
 if TYPE_CHECKING:
     from agentrl.schema import Split, Task
@@ -63,7 +64,7 @@ async def list_tasks(config: RootConfig, splits: "Sequence[Split]") -> int:
     async with _with_tasks(config) as store:
         for split in splits:
             async for task in store.tasks.find(split=split):
-                print(await _line(store, task))
+                print(one_line(await _line(store, task)))
     return 0
 
 

@@ -16,7 +16,8 @@ from urllib.parse import urlsplit
 
 from agentrl.config.algorithm_checks import loss_contradictions
 from agentrl.config.optimizer_arguments import parse_optim_args
-from agentrl.config.secret_text import SECRET_NAME
+from agentrl.config.secret_text import SECRET_NAME, redact
+from agentrl.config.secret_types import SecretUrl, secrets_of
 from agentrl.config.sections import (
     AgentSection,
     InferenceSection,
@@ -100,13 +101,13 @@ def check_trackers(report_to: Sequence[str]) -> list[str]:
 
 def _secrets_in_flags(tools: ToolsSection) -> Iterator[str]:
     """Find secrets in flags, which every user of the machine can read."""
-    url, text = tools.mcp_manager_url or "", tools.mcp_servers or ""
-    if urlsplit(url).password is not None:
+    url, given = tools.mcp_manager_url, tools.mcp_servers
+    if url is not None and urlsplit(url.get_secret_value()).password is not None:
         yield "--mcp_manager_url holds a password; give it as MCP_SERVER_TOKEN in the environment"
-    if not text.lstrip().startswith("{"):
+    if given is None or not given.is_json:
         return
     try:
-        servers = json.loads(text)
+        servers = json.loads(given.get_secret_value())
     except ValueError:
         return  # reported with its position where the servers are read
     for name, value in _named_texts(servers):
@@ -135,6 +136,7 @@ def _contradictions(config: RootConfig) -> Iterator[str]:
     yield from _rollout_contradictions(config)
     yield from _broadcast_contradictions(config)
     yield from _colocation_contradictions(config)
+    yield from _address_problems(config.inference)
     yield from _key_contradictions(config.inference)
     yield from _secrets_in_flags(config.tools)
     yield from _model_contradictions(config.model)
@@ -215,6 +217,19 @@ def _rollout_contradictions(config: RootConfig) -> Iterator[str]:
             yield "--enable_repetition_compress needs --repetition_early_stop_times above 0"
 
 
+def _address_problems(inference: InferenceSection) -> Iterator[str]:
+    """Find secrets in addresses that are registered in the database and told in every log."""
+    given = [("inference_urls", url) for url in inference.inference_urls]
+    if inference.inference_gateway is not None:
+        given.append(("inference_gateway", inference.inference_gateway))
+    for flag, url in given:
+        if next(secrets_of(SecretUrl(url)), None) is not None:
+            yield (
+                f"--{flag} {redact(url)}: an address has no user part and no query; the servers' "
+                "key is AGENTRL_API_KEY in the environment"
+            )
+
+
 def _gateway_contradictions(config: RootConfig) -> Iterator[str]:
     if config.inference.inference_gateway is None:
         return
@@ -283,7 +298,7 @@ def _colocation_contradictions(config: RootConfig) -> Iterator[str]:
 
 
 def _agent_contradictions(agents: AgentSection) -> Iterator[str]:
-    routes = agents.agent_routes or {}
+    routes = {} if agents.agent_routes is None else agents.agent_routes.get_secret_value()
     if routes and not agents.has_agent:
         yield "--agent_routes goes with --agent or --agent_command"
     if agents.agent is not None and agents.agent_command is not None:

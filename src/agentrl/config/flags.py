@@ -20,6 +20,13 @@ from agentrl.config.other_names import (
     SHORTHANDS,
     elsewhere,
 )
+from agentrl.config.secret_types import (
+    SECRET_TYPES,
+    SecretCommand,
+    SecretRoutes,
+    SecretServers,
+    SecretUrl,
+)
 from agentrl.config.sections import SECTIONS
 
 USUAL = (
@@ -38,6 +45,10 @@ _VALUE_NAMES: dict[Any, str] = {
     str: "TEXT",
     Path: "PATH",
     SecretStr: "SECRET",
+    SecretUrl: "URL",
+    SecretCommand: "COMMAND",
+    SecretServers: "TEXT",
+    SecretRoutes: "JSON",
     dict: "JSON",
     tuple: "A,B,...",
 }
@@ -69,7 +80,12 @@ class Flag:
     @property
     def is_mapping(self) -> bool:
         """Whether the flag takes a JSON object."""
-        return self._kind is dict
+        return self._kind in (dict, SecretRoutes)
+
+    @property
+    def is_secret(self) -> bool:
+        """Whether the value, or part of it, is a secret."""
+        return isinstance(self._kind, type) and issubclass(self._kind, SECRET_TYPES)
 
     @property
     def metavar(self) -> str:

@@ -7,7 +7,7 @@ as a whole. This module knows no command line (`command_line` does).
 import json
 import os
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,9 @@ from agentrl.config.checks import check_config
 from agentrl.config.flags import FLAGS, canonical_name, unknown_flag
 from agentrl.config.other_names import NO_EFFECT, ONE_VALUE, OPTIM_PARTS, SHORTHANDS
 from agentrl.config.private_files import write_private
-from agentrl.config.public_values import public_value, secrets_of
 from agentrl.config.recipes import expand_recipe
 from agentrl.config.secret_text import redact, remember
+from agentrl.config.secret_types import published, revealed, secrets_of
 from agentrl.config.sections import SECTIONS, RootConfig
 from agentrl.config.shipped_files import existing_or_shipped
 from agentrl.errors import ConfigError
@@ -80,6 +80,7 @@ def build_config(values: Mapping[str, Any]) -> RootConfig:
     sections: dict[str, dict[str, Any]] = {name: {} for name in SECTIONS}
     optim_parts: dict[str, Any] = {}
     values = {canonical_name(name): value for name, value in values.items()}
+    _remember_secrets(values)
     for name, value in expand_recipe(values).items():
         if name in FLAGS:
             sections[FLAGS[name].section][name] = _convert(name, value)
@@ -100,8 +101,15 @@ def build_config(values: Mapping[str, Any]) -> RootConfig:
         config = RootConfig.model_validate(sections)
     except ValidationError as error:
         raise ConfigError(_first_problem(error, from_environment)) from None
-    remember(secrets_of(config))
+    remember(secret for _, value in _values(config) for secret in secrets_of(value))
     return check_config(_apply_preferred_sampling(config))
+
+
+def _remember_secrets(values: Mapping[str, Any]) -> None:
+    """Have secrets hidden before anything is complained about: one may stand in the wrong place."""
+    for name, variable in SECRET_ENVIRONMENT.items():
+        given = values.get(name) or os.environ.get(variable, "")
+        remember(secrets_of(SecretStr(str(given))))
 
 
 def flat_values(config: RootConfig) -> dict[str, Any]:
@@ -109,24 +117,30 @@ def flat_values(config: RootConfig) -> dict[str, Any]:
 
     Flags that are secrets as a whole are left out, but for a database URI that holds none.
     """
-    values = _values(config)
-    return {name: public_value(name, value) for name, value in values.items()}
+    return {name: _plain(published(value)) for name, value in _written(config)}
 
 
-def _values(config: RootConfig) -> dict[str, Any]:
-    flat: dict[str, Any] = {}
+def _written(config: RootConfig) -> Iterator[tuple[str, Any]]:
+    """Yield the values that are written down, by flag name."""
+    for name, value in _values(config):
+        if name in _ONE_SHOT:
+            continue
+        if not isinstance(value, SecretStr):
+            yield name, value
+        elif name == "db_connection_string":
+            uri = value.get_secret_value()
+            if redact(uri) == uri:
+                yield name, uri
+
+
+def _values(config: RootConfig) -> Iterator[tuple[str, Any]]:
     for section in SECTIONS:
-        for name, value in getattr(config, section):
-            if name in _ONE_SHOT:
-                continue
-            if isinstance(value, SecretStr):
-                uri = value.get_secret_value()
-                if name == "db_connection_string" and redact(uri) == uri:
-                    flat[name] = uri
-                continue
-            flat[name] = str(value) if isinstance(value, Path) else value
-    plain: dict[str, Any] = json.loads(json.dumps(flat))
-    return plain
+        yield from getattr(config, section)
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as YAML and JSON have it."""
+    return json.loads(json.dumps(value, default=str))
 
 
 def write_config(config: RootConfig, path: Path, made: Collection[str] = ()) -> None:
@@ -140,8 +154,9 @@ def write_config(config: RootConfig, path: Path, made: Collection[str] = ()) -> 
         path: of the file.
         made: flags whose secrets AgentRL itself has made for this run.
     """
-    values, public = _values(config), flat_values(config)
-    private = {name: value for name, value in values.items() if public[name] != value}
+    public = flat_values(config)
+    whole = {name: _plain(revealed(value)) for name, value in _written(config)}
+    private = {name: value for name, value in whole.items() if public[name] != value}
     lines = ["# The resolved configuration of this run. Secrets are not in it.\n"]
     for section, cls in SECTIONS.items():
         part = {
@@ -293,6 +308,8 @@ def _first_problem(error: ValidationError, from_environment: Collection[str] = (
         if part in FLAGS:
             name = part
     source = _ENVIRONMENT[str(name)] if name in from_environment else f"--{name}"
+    if name in FLAGS and FLAGS[name].is_secret:
+        return f"{source}: {first['msg']}{more}"
     choices = FLAGS[str(name)].choices if name in FLAGS else ()
     if first["type"] == "literal_error" and choices:
         by_letters = {one.lower(): one for one in choices}

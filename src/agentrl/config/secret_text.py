@@ -14,8 +14,13 @@ SECRET_NAME = re.compile(
     r"auth|key|token|secret|passw|cookie|credential|bearer|signature", re.IGNORECASE
 )
 """Names of headers, variables and arguments whose values are secrets."""
-_URL = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*)://([^\s\"'<>]+)")
+# Schemes are short: without a bound, a long word is searched to its end from each of its letters.
+_URL = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]{0,30}://[^\s\"'<>]+")
 _BEARER = re.compile(r"(?i)(bearer\s+)[^\s\"',]+")
+_TOKEN = re.compile(
+    r"\b(?:sk-|ghp_|gho_|github_pat_|hf_|glpat-|xox[abp]-|AKIA|eyJ)[A-Za-z0-9._-]{12,}"
+)
+"""Tokens of well-known services, wherever they stand."""
 _SECRET_OPTION = re.compile(
     r"(?i)\b((?:\w*(?:password|token|secret)\w*|authMechanismProperties)=)[^&\s]*"
 )
@@ -28,7 +33,7 @@ def redact(text: str) -> str:
     """Return the text without its secrets."""
     for secret in sorted(_known, key=len, reverse=True):
         text = text.replace(secret, HIDDEN)
-    return _BEARER.sub(rf"\1{HIDDEN}", _URL.sub(_public_url, text))
+    return _TOKEN.sub(HIDDEN, _BEARER.sub(rf"\1{HIDDEN}", _URL.sub(_public_url, text)))
 
 
 def remember(secrets: Iterable[str]) -> None:

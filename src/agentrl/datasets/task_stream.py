@@ -6,6 +6,7 @@ number (`runs.admitted_groups`). Evaluation tasks have negative orders, so they 
 
 import asyncio
 import random
+import re
 from array import array
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from itertools import islice
@@ -21,6 +22,7 @@ _BATCH_SIZE = 1000
 """Tasks whose ids are looked up in one query."""
 _MAX_QUOTED_CHARS = 60
 _RETRY_MARK = "~"
+_RETRY = re.compile(rf"(?P<id>.+){_RETRY_MARK}(?P<number>[1-9][0-9]{{0,5}})", re.DOTALL)
 
 
 def tasks_from_questions(
@@ -179,6 +181,14 @@ async def retry_dead_letters(store: TrajectoryStore, split: Split | None = None)
     return await store.tasks.add(_retries(store, split))
 
 
+def _retry_id(task_id: str) -> str:
+    """Return the id under which a question is asked again; its own may hold the mark as well."""
+    asked = _RETRY.fullmatch(task_id)
+    if asked is None:
+        return f"{task_id}{_RETRY_MARK}1"
+    return f"{asked['id']}{_RETRY_MARK}{int(asked['number']) + 1}"
+
+
 async def _retries(store: TrajectoryStore, split: Split | None) -> AsyncIterator[Task]:
     order = await store.tasks.next_train_order()
     failed = [record.task_id async for record in store.records.find(status="failed", split=split)]
@@ -186,8 +196,7 @@ async def _retries(store: TrajectoryStore, split: Split | None) -> AsyncIterator
         task = await store.tasks.get(task_id)
         if task is None or task.status != "completed":
             continue  # other tries of the group are still to run
-        original_id, _, number = task_id.partition(_RETRY_MARK)
-        new_id = f"{original_id}{_RETRY_MARK}{int(number or 0) + 1}"
+        new_id = _retry_id(task_id)
         if await store.tasks.get(new_id) is not None:
             continue
         is_training = task.split == "train"

@@ -20,6 +20,7 @@ from pydantic import SecretStr
 from agentrl.config.loading import secret_environment, write_config
 from agentrl.config.private_files import make_private
 from agentrl.config.secret_text import remember
+from agentrl.config.secret_types import SecretUrl
 from agentrl.config.sections import RootConfig
 from agentrl.errors import AgentRLError, ConfigError
 from agentrl.launcher.child_commands import agentrl_command, tool_server_command, trainer_command
@@ -167,13 +168,14 @@ class LocalCluster:
         port = free_port()
         child = self._child(
             "tools",
-            tool_server_command(command, port),
+            tool_server_command(command.get_secret_value(), port),
             RESTARTS,
             withheld=_NOT_FOR_TOOLS,
         )
         await self._supervisor.start(child)
+        address = SecretUrl(f"http://127.0.0.1:{port}/mcp")
         tools = self.config.tools.model_copy(
-            update={"mcp_manager_url": f"http://127.0.0.1:{port}/mcp", "tool_server_command": None}
+            update={"mcp_manager_url": address, "tool_server_command": None}
         )
         deadline = time.monotonic() + TOOL_SERVER_START_SECONDS
         while True:

@@ -170,9 +170,10 @@ async def _check_tools(config: RootConfig, model_path: Path, renderer: Renderer)
     tools = tools_config(config.tools)
     command = config.tools.tool_server_command
     if command is not None:
-        words = tool_server_command(command, port=0)
+        words = tool_server_command(command.get_secret_value(), port=0)
         if not words or shutil.which(words[0]) is None:
-            raise ConfigError(f"--tool_server_command {command!r}: no such program")
+            program = words[0] if words else ""
+            raise ConfigError(f"--tool_server_command {program!r}: no such program")
         return
     if tools.servers and config.rollout.enable_sampling:
         context_length = served_context_length(config.inference, model_path)

@@ -1,12 +1,15 @@
-"""Logging of a process: redacted lines on the console and in the process's own log file."""
+"""Logging of a process: one redacted line a record, on the console and in the process's own file."""
 
+import copy
 import logging
 import os
 import sys
+import textwrap
 from pathlib import Path
 
 from agentrl.config.private_files import make_private
 from agentrl.config.secret_text import redact
+from agentrl.runtime.printable import one_line, printable
 
 _NOISY = (
     "httpx",
@@ -21,11 +24,22 @@ _NOISY = (
 )
 
 
-class _RedactingFormatter(logging.Formatter):
-    """Formats records without secrets."""
+_MAX_LINE_CHARS = 10_000
+_MAX_TRACE_CHARS = 100_000
+
+
+class _OneLineFormatter(logging.Formatter):
+    """Formats records without secrets, so that no text in them looks like another record."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return redact(super().format(record))
+        line = copy.copy(record)
+        line.exc_info = line.exc_text = line.stack_info = None
+        text = super().format(line)[:_MAX_TRACE_CHARS]
+        shown = one_line(redact(text), _MAX_LINE_CHARS)
+        if record.exc_info:
+            trace = redact(self.formatException(record.exc_info)[-_MAX_TRACE_CHARS:])
+            shown += "\n" + textwrap.indent(printable(trace), "    ")
+        return shown
 
 
 def setup_logging(process: str, log_file: Path | None = None, *, console: bool = True) -> None:
@@ -40,7 +54,7 @@ def setup_logging(process: str, log_file: Path | None = None, *, console: bool =
         console: whether lines also go to standard error.
     """
     level = os.environ.get("LOG_LEVEL", "INFO").upper()
-    formatter = _RedactingFormatter(
+    formatter = _OneLineFormatter(
         f"%(asctime)s %(levelname)-7s {process} %(name)s: %(message)s", "%Y-%m-%d %H:%M:%S"
     )
     handlers: list[logging.Handler] = []

@@ -2,22 +2,27 @@
 
 import asyncio
 import logging
-import sys
+import tempfile
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
 
 import httpx2
-from mcp import Client, StdioServerParameters, stdio_client
+from mcp import Client
 from mcp.client import Transport
 from mcp.client.sse import sse_client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.types import Implementation
 
+from agentrl.errors import ToolError
+from agentrl.runtime.confinement import Confinement
 from agentrl.tools.admission import MAX_MESSAGE_BYTES
 from agentrl.tools.http_transport import FailureReportingTransport
 from agentrl.tools.json_repair import repairing
 from agentrl.tools.server_config import McpServer, ToolsConfig, http_headers
 from agentrl.tools.server_failures import describe
+from agentrl.tools.stdio_transport import StdioServer, stdio_transport
 
 logger = logging.getLogger(__name__)
 
@@ -33,9 +38,11 @@ class McpSession:
     The SDK's contexts must be exited by the task that entered them, and callers come from many.
     """
 
-    def __init__(self, server: McpServer, config: ToolsConfig) -> None:
+    def __init__(self, name: str, server: McpServer, config: ToolsConfig) -> None:
         self._server = server
         self._config = config
+        log_dir = config.log_dir
+        self._started = StdioServer(log_dir and log_dir / f"{config.log_prefix}{name}.log")
         self._stop = asyncio.Event()
         self._opened: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
         self._task = asyncio.create_task(self._own())
@@ -44,6 +51,11 @@ class McpSession:
     def alive(self) -> bool:
         """Whether the connection is not known to be lost or closed."""
         return not self._task.done()
+
+    @property
+    def pid(self) -> int | None:
+        """The process of a server that was started for this connection."""
+        return self._started.pid
 
     async def opened(self) -> Client:
         """Return the client once the handshake is done, or raise what went wrong with it."""
@@ -71,28 +83,31 @@ class McpSession:
 
     async def _own(self) -> None:
         try:
-            async with _open_client(self._server, self._config) as client:
+            async with _open_client(self._server, self._config, self._started) as client:
                 self._opened.set_result(client)
                 await self._stop.wait()
         except Exception as error:  # noqa: BLE001  top of a task; callers get the error
             if self._opened.done():
                 logger.warning("lost MCP server at %s: %s", self._server.address, describe(error))
             else:
-                self._opened.set_exception(error)
+                said = self._started.last_line
+                self._opened.set_exception(
+                    ToolError(f"{describe(error)}; it said: {said}") if said else error
+                )
         finally:
             if not self._opened.done():
                 self._opened.cancel()
 
 
 @asynccontextmanager
-async def _open_client(server: McpServer, config: ToolsConfig) -> AsyncIterator[Client]:
+async def _open_client(
+    server: McpServer, config: ToolsConfig, started: StdioServer
+) -> AsyncIterator[Client]:
     timeout = server.call_timeout_seconds or config.call_timeout_seconds
     async with AsyncExitStack() as stack:
         transport: Transport
         if server.transport == "stdio":
-            transport = repairing(
-                stdio_client(_stdio_parameters(server), errlog=sys.stderr), server.address
-            )
+            transport = repairing(await _started(server, config, started, stack), server.address)
         elif server.transport == "sse":
             transport = repairing(
                 sse_client(
@@ -126,11 +141,20 @@ async def _open_client(server: McpServer, config: ToolsConfig) -> AsyncIterator[
         )
 
 
-def _stdio_parameters(server: McpServer) -> StdioServerParameters:
-    return StdioServerParameters(
-        command=server.command or "",
-        args=list(server.args),
-        env={name: value.get_secret_value() for name, value in server.env.items()},
-        cwd=server.cwd,
-        encoding_error_handler="replace",
+async def _started(
+    server: McpServer, config: ToolsConfig, started: StdioServer, stack: AsyncExitStack
+) -> Transport:
+    """Return the transport that starts a server's command apart from secrets and other servers."""
+    confinement = config.confinement
+    if confinement is None:
+        scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="agentrl-tool-"))
+        confinement = Confinement(scratch=Path(scratch), hidden=config.hidden_paths)
+    writable = tuple(Path(path) for path in server.writable)
+    confinement = replace(confinement, writable=(*confinement.writable, *writable))
+    return stdio_transport(
+        await asyncio.to_thread(confinement.command, [server.command or "", *server.args]),
+        environment=confinement.environment()
+        | {name: value.get_secret_value() for name, value in server.env.items()},
+        cwd=server.cwd or (confinement.scratch if confinement.read_only else None),
+        started=started,
     )

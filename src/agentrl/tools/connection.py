@@ -40,6 +40,11 @@ class ServerConnection:
         self._connecting = asyncio.Lock()
         self._holds_state = False
 
+    @property
+    def pid(self) -> int | None:
+        """The process of a server that was started for this connection."""
+        return None if self._session is None else self._session.pid
+
     async def list_tools(self) -> list[Tool]:
         """Return all tools of the server.
 
@@ -216,7 +221,7 @@ class ServerConnection:
                     "it the state that earlier calls left there"
                 )
             for attempt in range(self._config.max_retries + 1):
-                session = McpSession(self.server, self._config)
+                session = McpSession(self.name, self.server, self._config)
                 try:
                     client = await session.opened()
                 except Exception as error:

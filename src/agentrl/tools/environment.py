@@ -1,21 +1,27 @@
 """The environment server of `agentrl env up`: many MCP servers behind one address.
 
 Every client session gets child servers of its own, started at the first call of one of their tools
-and ended with the session, so that no agent sees what another does in a browser or a file system. A
-child that died is restarted at the next call.
+and ended with the session, so that no agent sees what another does in a browser or a file system:
+they have namespaces, a scratch directory and bounds of their own (`runtime.confinement`). A child
+that died is restarted at the next call.
 """
 
 import asyncio
 import contextlib
 import hmac
+import logging
+import shutil
 import signal
 import socket
+import tempfile
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+import psutil
 import uvicorn
 from mcp import MCPError
 from mcp.server.context import ServerRequestContext
@@ -42,11 +48,14 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from agentrl.errors import ConfigError, ToolCallFailed, ToolError
+from agentrl.runtime.confinement import Confinement
 from agentrl.runtime.http_guard import HttpGuard
 from agentrl.tools.admission import FAILURE_KEY
 from agentrl.tools.connection import ServerConnection
 from agentrl.tools.server_config import McpServer, ToolsConfig
 from agentrl.tools.tool_specs import is_repeatable, unique_names
+
+logger = logging.getLogger(__name__)
 
 FILTER_HEADER = "MCP_SERVERS"
 """Request header with the comma-separated names of the servers that a client wants to see."""
@@ -59,16 +68,23 @@ _CLOSE_SECONDS = 1
 
 @dataclass
 class _ClientSession:
-    """The child servers of one client."""
+    """The child servers of one client, and the directory that they share."""
 
+    scratch: Path
     connections: dict[str, ServerConnection] = field(default_factory=dict)
     last_used: float = field(default_factory=time.monotonic)
     calls_in_flight: int = 0
 
+    @property
+    def pids(self) -> list[int]:
+        """The processes that were started for it."""
+        return [one.pid for one in self.connections.values() if one.pid is not None]
+
     async def close(self) -> None:
-        """End the children."""
+        """End the children and remove what they wrote."""
         for connection in self.connections.values():
             await connection.close()
+        await asyncio.to_thread(shutil.rmtree, self.scratch, ignore_errors=True)
 
 
 @dataclass(frozen=True)
@@ -83,7 +99,13 @@ class Environment:
     """Serves the tools of all children over streamable HTTP."""
 
     def __init__(
-        self, config: ToolsConfig, *, token: SecretStr | None, session_idle_seconds: float = 1800.0
+        self,
+        config: ToolsConfig,
+        *,
+        token: SecretStr | None,
+        session_idle_seconds: float = 1800.0,
+        max_sessions: int = 64,
+        session_memory_bytes: int = 4 * 2**30,
     ) -> None:
         """Prepare; no child is started.
 
@@ -91,8 +113,12 @@ class Environment:
             config: the child servers and the bounds on their calls.
             token: bearer token that clients must send; None admits everybody.
             session_idle_seconds: a session without a call for so long is ended.
+            max_sessions: clients that may have children at the same time.
+            session_memory_bytes: memory of a session's children together.
         """
         self._config = config
+        self._max_sessions = max_sessions
+        self._memory_bytes = session_memory_bytes
         self._token = token
         self._idle_seconds = session_idle_seconds
         self._sessions: dict[str, _ClientSession] = {}
@@ -151,15 +177,17 @@ class Environment:
     @asynccontextmanager
     async def _reaper(self) -> AsyncIterator[None]:
         """End the children of clients that vanished, and all children at the end."""
-        reaping = asyncio.create_task(self._reap())
-        try:
-            yield
-        finally:
-            reaping.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await reaping
-            for session_id in list(self._sessions):
-                await self.end_session(session_id)
+        with tempfile.TemporaryDirectory(prefix="agentrl-env-", ignore_cleanup_errors=True) as root:
+            self._root = Path(root)
+            reaping = asyncio.create_task(self._reap())
+            try:
+                yield
+            finally:
+                reaping.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await reaping
+                for session_id in list(self._sessions):
+                    await self.end_session(session_id)
 
     async def _reap(self) -> None:
         while True:
@@ -167,6 +195,14 @@ class Environment:
             limit = time.monotonic() - self._idle_seconds
             for session_id, session in list(self._sessions.items()):
                 if not session.calls_in_flight and session.last_used < limit:
+                    await self.end_session(session_id)
+                elif (
+                    size := await asyncio.to_thread(_memory_of, session.pids)
+                ) > self._memory_bytes:
+                    logger.warning(
+                        "a session's servers use %d MiB, more than %d; they are ended",
+                        *(size >> 20, self._memory_bytes >> 20),
+                    )
                     await self.end_session(session_id)
 
     async def _health(self, _request: Request) -> Response:
@@ -191,7 +227,7 @@ class Environment:
         if offer is None:
             names = ", ".join(sorted(offers)) or "none"
             raise MCPError(INVALID_PARAMS, f"no tool {params.name!r} here (tools: {names})")
-        session = self._sessions.setdefault(headers[_SESSION_HEADER], _ClientSession())
+        session = self._session(headers[_SESSION_HEADER])
         session.calls_in_flight += 1
         try:
             return await self._connection(session, offer.server).call_tool(
@@ -214,8 +250,33 @@ class Environment:
         if name not in session.connections:
             # Children that are reached over HTTP also get a session for each client.
             server = self._config.selected[name].model_copy(update={"per_rollout": True})
-            session.connections[name] = ServerConnection(name, server, self._config)
+            config = self._confined(session.scratch)
+            session.connections[name] = ServerConnection(name, server, config)
         return session.connections[name]
+
+    def _session(self, session_id: str) -> _ClientSession:
+        """Return a client's children.
+
+        Raises:
+            MCPError: as many clients as there may be have some.
+        """
+        if session_id not in self._sessions:
+            if len(self._sessions) >= self._max_sessions:
+                text = (
+                    f"{self._max_sessions} sessions are open, and no more may be (--max_sessions)"
+                )
+                raise MCPError(INTERNAL_ERROR, text, {FAILURE_KEY: "not_sent"})
+            self._sessions[session_id] = _ClientSession(Path(tempfile.mkdtemp(dir=self._root)))
+        return self._sessions[session_id]
+
+    def _confined(self, scratch: Path) -> ToolsConfig:
+        confinement = Confinement(
+            scratch=scratch,
+            hidden=self._config.hidden_paths,
+            read_only=True,
+            memory_bytes=self._memory_bytes,
+        )
+        return self._config.model_copy(update={"confinement": confinement})
 
     async def _offers(self, headers: Headers) -> dict[str, _Offer]:
         """Return the tools that a client may call, by the names that it sees.
@@ -247,13 +308,15 @@ class Environment:
 
     async def _tools_of(self, name: str, server: McpServer) -> list[Tool]:
         """List a server's tools over a temporary connection: children start lazily."""
-        connection = ServerConnection(name, server, self._config)
+        scratch = Path(tempfile.mkdtemp(dir=self._root))
+        connection = ServerConnection(name, server, self._confined(scratch))
         try:
             return await connection.list_tools()
         except ToolError as error:
             raise _unavailable(error) from error
         finally:
             await connection.close()
+            await asyncio.to_thread(shutil.rmtree, scratch, ignore_errors=True)
 
 
 class _SessionGate:
@@ -295,6 +358,18 @@ class _SessionGate:
         return JSONResponse({"jsonrpc": "2.0", "id": None, "error": error}, status_code=400)
 
 
+def _memory_of(pids: Sequence[int]) -> int:
+    """Return the bytes of memory that these processes and their descendants use."""
+    total = 0
+    for pid in pids:
+        with contextlib.suppress(psutil.Error):
+            first = psutil.Process(pid)
+            for process in (first, *first.children(recursive=True)):
+                with contextlib.suppress(psutil.Error):
+                    total += process.memory_info().rss
+    return total
+
+
 def _headers(ctx: ServerRequestContext[Any, Request]) -> Headers:
     assert ctx.request is not None, "served over HTTP only"
     return ctx.request.headers
@@ -321,6 +396,7 @@ async def serve(
         server = _NotifyingServer(
             uvicorn.Config(
                 environment.app(host=host),
+                log_config=None,
                 log_level="warning",
                 lifespan="on",
                 timeout_graceful_shutdown=_CLOSE_SECONDS,

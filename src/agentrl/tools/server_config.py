@@ -11,6 +11,7 @@ from typing import Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
 
 from agentrl.errors import ConfigError
+from agentrl.runtime.confinement import Confinement
 
 Transport = Literal["http", "sse", "stdio", "aggregator"]
 _SECRET_FLAG = re.compile(r"-\S*(?:key|token|secret|passw|auth|credential)\S*", re.IGNORECASE)
@@ -31,6 +32,9 @@ class McpServer(BaseModel):
     env: dict[str, SecretStr] = Field(default_factory=dict)
     """Environment of the command, in addition to PATH, HOME and the like."""
     cwd: str | None = None
+    writable: tuple[str, ...] = ()
+    """Directories outside of its scratch directory to which a command of `agentrl env up` writes;
+    all clients see what is in them."""
     call_timeout_seconds: float | None = Field(default=None, gt=0)
     """Longest tool call; `ToolsConfig.call_timeout_seconds` when not given."""
     per_rollout: bool = False
@@ -101,6 +105,15 @@ class ToolsConfig(BaseModel):
     refresh_seconds: float = Field(default=60.0, gt=0)
     """Seconds between two refreshes of the servers' tool lists; a rollout keeps the tools that it began
     with."""
+    confinement: Confinement | None = None
+    """What commands may reach; by default everything but the hidden paths, and a scratch directory
+    of their own."""
+    hidden_paths: tuple[Path, ...] = ()
+    """Files and directories that commands do not see."""
+    log_dir: Path | None = None
+    """Where the standard error of commands is kept; by default it is not."""
+    log_prefix: str = "tool_"
+    """What names of these files begin with."""
     show_images: bool = False
     """Pass images in results on to the model instead of describing them."""
     max_result_chars: int = Field(default=200_000, gt=0)

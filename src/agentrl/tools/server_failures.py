@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from mcp import MCPError
 
 from agentrl.errors import ToolCallFailed, ToolError
+from agentrl.runtime.printable import printable
 from agentrl.tools.server_config import ToolsConfig
 
 _MAX_CHARS = 500
@@ -17,13 +18,13 @@ _MAX_PAUSE_SECONDS = 10.0
 def describe(error: BaseException) -> str:
     """Return one short line that says what went wrong, looking into exception groups.
 
-    Servers word their errors; control characters, which a terminal would act upon, are replaced.
+    Servers word their errors, so these are cut and made printable.
     """
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     text = " ".join(str(error)[: 2 * _MAX_CHARS].split())[:_MAX_CHARS]
-    text = "".join(char if char.isprintable() else "\ufffd" for char in text)
-    if isinstance(error, MCPError) and text:
+    text = printable(text)
+    if isinstance(error, MCPError | ToolError) and text:
         return text
     if isinstance(error, TimeoutError) and not text:
         return "timed out"

@@ -49,6 +49,33 @@ def test_tasks_are_listed_counted_and_asked_again(
     assert again == "train/0/q1~1  created  score -  2 pending"
 
 
+def test_ids_from_question_files_neither_steer_the_terminal_nor_stop_a_retry(
+    mongod: EmbeddedMongo, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    uri, run = mongod.uri("x"), "cli_hostile_ids"
+    ids = ["a~abc", "b~", "c~07x~", "d~9", "e\x1b[2J\n\u202e", "f~" + "9" * 30]
+    path = tmp_path / "d.jsonl"
+    path.write_text("".join(json.dumps({"q": "Why?", "answer": 1, "id": i}) + "\n" for i in ids))
+    tasks_command(uri, run, "add", "--train_file", str(path), "--num_generations", "1")
+
+    async def fail_all() -> None:
+        async with TrajectoryStore.connect(uri, run) as store:
+            for _ in ids:
+                record = await claim(store, max_attempts=1)
+                await store.records.fail_attempt(record.id, record.fence, "away", 1)
+
+    asyncio.run(fail_all())
+    capsys.readouterr()
+    assert tasks_command(uri, run, "retry") == 0
+    assert capsys.readouterr().out == f"{len(ids)} questions are asked again\n"
+    tasks_command(uri, run, "list", "train")
+    shown = capsys.readouterr().out
+    assert len(shown.splitlines()) == 2 * len(ids)
+    assert all(char == "\n" or char.isprintable() for char in shown)
+    assert "a~abc~1  created" in shown
+    assert "d~10  created" in shown
+
+
 def test_questions_are_added_once(
     mongod: EmbeddedMongo, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

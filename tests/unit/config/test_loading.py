@@ -1,9 +1,11 @@
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
+from pydantic import Secret
 
 from agentrl.config.checks import groups_per_step
 from agentrl.config.command_line import parse_flags
@@ -175,7 +177,6 @@ PLANTED = {
             },
         }
     ),
-    "inference_urls": "http://plant-10@one:1/?key=plant-11,http://two:2",
     "agent_routes": json.dumps({"big": {"base_url": "https://u:plant-12@big/v1?k=plant-13"}}),
     "inference_api_key": "plant-14",
     "inference_admin_key": "plant-15",
@@ -202,18 +203,52 @@ def test_planted_secrets_reach_no_file_that_is_shown_and_no_line(
 
 
 def _texts(config: RootConfig) -> list[str]:
-    tools, inference = config.tools, config.inference
-    servers = json.loads(tools.mcp_servers or "{}")
+    tools = config.tools
+    servers = json.loads("".join(_whole(tools.mcp_servers)) or "{}")
     return [
         str(
             config.store.db_connection_string
             and config.store.db_connection_string.get_secret_value()
         ),
         *(str(server) for server in servers.values()),
-        *inference.inference_urls,
-        str(tools.tool_server_command),
-        str(config.agents.agent_routes),
+        *_whole(tools.tool_server_command),
+        *_whole(config.agents.agent_routes),
     ]
+
+
+def _whole(value: Secret[Any] | None) -> list[str]:
+    return [] if value is None else [str(value.get_secret_value())]
+
+
+@pytest.mark.parametrize("flag", ["inference_urls", "inference_gateway"])
+def test_addresses_that_are_stored_hold_no_secrets(flag: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        build_config({"inference_urls": "http://h:1", flag: "http://plant-10@one:1/?key=plant-11"})
+    assert str(caught.value).startswith(f"--{flag} http://***@one:1/?key=***: an address has no")
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"inference_api_key": ["plant-31"]},
+        {"mcp_servers": {"a": "plant-32"}},
+        {"agent_routes": {"m": ["plant-33"]}},
+        {"db_connection_string": {"uri": "plant-34"}},
+        # In the wrong place.
+        {"inference_api_key": "plant-35", "max_steps": "plant-35"},
+        {"max_steps": "sk-proj-plant-36abcdefghijklmn"},
+        {"tool_server_command": "tools --key plant-37", "mcp_manager_url": "http://plant-38@h"},
+        {"mcp_manager_url": "http://h/mcp?token=plant-39", "mcp_servers": '{"a": "plant-40'},
+    ],
+)
+def test_a_mistyped_secret_is_not_repeated(values: dict[str, Any]) -> None:
+    try:
+        config = build_config(values)
+    except ConfigError as error:
+        shown = redact(str(error))
+    else:
+        shown = repr(config) + str(flat_values(config)) + config.model_dump_json()
+    assert not re.findall(r"plant-\d+", shown), shown
 
 
 def test_processes_of_the_run_read_the_whole_values(
@@ -354,7 +389,8 @@ def test_an_unknown_recipe_names_the_known_ones() -> None:
 def test_servers_may_be_given_as_json_that_names_its_secrets() -> None:
     servers = {"url": "http://h", "headers": {"Authorization": "Bearer ${T}", "MCP_SERVERS": "a"}}
     text = json.dumps({"mcpServers": {"a": servers}})
-    assert parse_flags(["--mcp_servers", text]).tools.mcp_servers == text
+    given = parse_flags(["--mcp_servers", text]).tools.mcp_servers
+    assert _whole(given) == [text]
 
 
 def test_the_judge_scores_by_default_only_where_one_is_configured() -> None:

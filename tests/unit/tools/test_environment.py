@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -256,6 +257,71 @@ async def test_it_ends_within_seconds_while_clients_and_a_call_are_there(
     assert not psutil.wait_procs(children, timeout=5)[1]
     calling.cancel()
     await asyncio.wait({calling})
+
+
+PRYING = {"command": sys.executable, "args": [str(Path(__file__).parent / "prying_server.py")]}
+
+
+async def test_servers_of_one_client_reach_neither_secrets_nor_what_belongs_to_another(
+    start_environment: StartEnvironment, tmp_path: Path
+) -> None:
+    secret = "planted-in-the-environment"
+    (tmp_path / ".env").write_text(f"ALSO_SECRET={secret}")
+    environment = start_environment(
+        {"prying": {**PRYING, "env": {"GIVEN": "yes"}}},
+        environment={"MCP_SERVER_TOKEN": secret, "MONGODB_URI": f"mongodb://u:{secret}@h/x"},
+    )
+    async with environment.client(token=secret) as one, environment.client(token=secret) as other:
+        seen = json.loads(await said(one, "variables"))
+        assert seen["GIVEN"] == "yes"
+        assert not {"MCP_SERVER_TOKEN", "MONGODB_URI", "ALSO_SECRET"} & seen.keys()
+        assert secret not in json.dumps(seen)
+        assert await said(one, "spy", word=secret) == "nothing"
+        assert await said(one, "find", folder=str(tmp_path), word=secret) == "nothing"
+        ours = "a note of the first client"
+        places = [await said(one, "write", path=name, text=ours) for name in ("n.txt", "~/m.txt")]
+        for place in places:
+            assert await said(one, "read", path=place) == ours
+            assert "No such file" in await said(other, "read", path=place)
+        for folder in (tmp_path, Path(tempfile.gettempdir()), Path("/dev/shm")):
+            await said(one, "write", path=str(folder / "left-behind"), text=ours)
+            assert "No such file" in await said(other, "read", path=str(folder / "left-behind"))
+            assert not (folder / "left-behind").exists()
+        assert "No such process" in await said(one, "kill", pid=environment.process.pid)
+    async with asyncio.timeout(30):
+        while any(Path(place).parent.exists() for place in places):
+            await asyncio.sleep(0.05)
+
+
+async def test_sessions_and_their_memory_are_bounded(
+    start_environment: StartEnvironment,
+) -> None:
+    environment = start_environment(
+        {"prying": PRYING}, "--max_sessions", "1", "--session_memory_megabytes", "400"
+    )
+    async with environment.client() as one, environment.client() as other:
+        assert await said(one, "take_memory", megabytes=1000) == "no memory"
+        with pytest.raises(MCPError, match="1 sessions are open"):
+            await said(other, "take_memory", megabytes=1)
+
+
+async def test_what_a_server_says_is_kept_in_bounds_and_quoted_when_it_dies(
+    start_environment: StartEnvironment, tmp_path: Path
+) -> None:
+    dying = {**PRYING, "args": [*PRYING["args"], "--dies"]}
+    environment = start_environment(
+        {"prying": PRYING, "dying": dying}, "--logs_dir", str(tmp_path / "logs")
+    )
+    async with environment.client(servers="prying") as client:
+        await said(client, "complain", text="forged\x1b]0;t\x07", times=1)
+        assert await said(client, "complain", text="z" * 100, times=200_000) == "said"
+    async with environment.client(servers="dying") as client:
+        with pytest.raises(MCPError, match=r"it said: no module named .x1b.31mshop"):
+            await client.list_tools()
+    log = tmp_path / "logs/env_prying.log"
+    assert "starting up\nforged\\x1b]0;t\\x07\n" in log.read_text()
+    assert log.stat().st_size < 9 * 2**20
+    assert log.stat().st_mode & 0o077 == 0
 
 
 @pytest.mark.parametrize(

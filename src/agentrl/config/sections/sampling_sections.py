@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 from pydantic import Field, SecretStr
 
+from agentrl.config.secret_types import SecretCommand, SecretRoutes, SecretServers, SecretUrl
 from agentrl.config.sections.section import ConfigSection
 
 
@@ -96,10 +97,10 @@ class RolloutSection(ConfigSection):
 class ToolsSection(ConfigSection):
     """Where the tools are."""
 
-    mcp_manager_url: str | None = None
+    mcp_manager_url: SecretUrl | None = None
     """URL of one MCP server (streamable HTTP), or of an AgentDock aggregator (ends in
     `/mcpapi`)."""
-    mcp_servers: str | None = None
+    mcp_servers: SecretServers | None = None
     """`mcpServers` mapping in the form of other MCP clients: a JSON file, or JSON itself."""
     mcp_server_name: str = "all"
     """Server whose tools are used (comma separated for several), or all."""
@@ -115,7 +116,7 @@ class ToolsSection(ConfigSection):
     """The tools keep no state between calls: when a sampler dies, another one resumes its rollouts
     at their last durable turn instead of starting them over. In `mcp_servers`, `"resumable": true`
     says the same of one server; a rollout is resumed only if all of its servers say so."""
-    tool_server_command: str | None = None
+    tool_server_command: SecretCommand | None = None
     """Command that `agentrl run` starts as the tool server; `{port}` is replaced by a free port,
     and the resulting address becomes `mcp_manager_url`."""
 
@@ -139,7 +140,7 @@ class AgentSection(ConfigSection):
     """Whose temperature, bounds, penalties and seed count when an agent's call gives any: the
     agent's or the run's. A fixed seed or temperature 0 makes all tries of a question the same; use
     `run` then."""
-    agent_routes: dict[str, dict[str, str]] | None = None
+    agent_routes: SecretRoutes | None = None
     """JSON object of other models that the agent may call: name -> base_url (OpenAI-compatible) and
     optionally model (its name there) and api_key_env (the environment variable that holds the key).
     These calls are stored and not trained on."""

@@ -85,6 +85,7 @@ class APIServer:
         serving = _Server(
             uvicorn.Config(
                 HttpGuard(server.app(), host),
+                log_config=None,
                 log_level="warning",
                 access_log=False,
                 lifespan="off",

@@ -5,7 +5,6 @@ the machine cannot see them.
 """
 
 import argparse
-import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -15,11 +14,12 @@ from pydantic import ValidationError
 from agentrl.errors import ConfigError
 from agentrl.inference.engine.engine_config import EngineConfig
 from agentrl.inference.engine.http.engine_server import serve
+from agentrl.runtime.logs import setup_logging
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse the command line and serve; returns the exit status."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    setup_logging("engine")
     values = vars(_parser().parse_args(argv))
     values = {name: value for name, value in values.items() if value is not None}
     values["api_key"] = os.environ.get("AGENTRL_API_KEY") or None

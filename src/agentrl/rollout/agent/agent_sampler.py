@@ -64,7 +64,8 @@ class AgentEndpointServer:
             APIServer.open(section.agent_gateway_host) as server,
         ):
             log.info("agents reach the policy at %s", server.address)
-            yield cls(section, model, ForwardedModels(section.agent_routes or {}, client), server)
+            routes = {} if section.agent_routes is None else section.agent_routes.get_secret_value()
+            yield cls(section, model, ForwardedModels(routes, client), server)
 
     @contextlib.asynccontextmanager
     async def serve(

@@ -11,6 +11,7 @@ from typing import Any, cast, get_args
 
 import httpx
 
+from agentrl.config.secret_text import redact
 from agentrl.errors import APIError, InferenceError
 from agentrl.inference.dialects.continuation import ContinuationIndex, conversation_key
 from agentrl.inference.dialects.messages import read_message
@@ -92,7 +93,7 @@ class ForwardedModels:
             )
         except httpx.HTTPError as error:
             raise InferenceError(
-                f"the server of {name!r} ({model.base_url}) cannot be reached ({type(error).__name__})"
+                f"the server of {name!r} ({redact(model.base_url)}) cannot be reached ({type(error).__name__})"
             ) from error
         if response.status_code >= 500 or response.status_code in _TRY_AGAIN:
             raise InferenceError(
@@ -193,5 +194,5 @@ def _read(name: str, model: ForwardedModel, response: httpx.Response) -> _Forwar
         finish_reason=cast("FinishReason", known),
         num_prompt_tokens=int(usage.get("prompt_tokens") or 0),
         num_output_tokens=int(usage.get("completion_tokens") or 0),
-        server=model.base_url,
+        server=redact(model.base_url),
     )

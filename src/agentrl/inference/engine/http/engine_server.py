@@ -62,6 +62,7 @@ async def _serve(front_end: FrontEnd, listener: socket.socket) -> int:
     server = _UvicornServer(
         uvicorn.Config(
             app,
+            log_config=None,
             log_level="warning",
             access_log=False,
             lifespan="off",

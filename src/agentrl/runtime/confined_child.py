@@ -1,0 +1,165 @@
+"""Starts one program apart from the rest of the machine: `python -I -S confined_child.py PLAN COMMAND...`.
+
+PLAN is a JSON object, see `confinement.Confinement`. The program sees its own processes alone, no
+scratch directory but its own, and none of the hidden paths; with `read_only` it writes nowhere else
+than to its scratch directory and the writable paths. It ends with its parent, and everything that
+it started ends with it. Nothing of AgentRL is imported here, so that it starts at once.
+"""
+
+import ctypes
+import json
+import os
+import resource
+import signal
+import sys
+from typing import Any
+
+_CLONE_NEWNS, _CLONE_NEWIPC, _CLONE_NEWUSER, _CLONE_NEWPID = (
+    *(0x00020000, 0x08000000),
+    *(0x10000000, 0x20000000),
+)
+_MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_BIND, _MS_REC, _MS_PRIVATE = (
+    *(0x1, 0x2, 0x4),
+    *(0x1000, 0x4000, 0x40000),
+)
+_PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS = 1, 38
+_SYS_MOUNT_SETATTR, _AT_FDCWD, _AT_RECURSIVE = 442, -100, 0x8000
+_INNER_ID = 1000
+"""What root is mapped to: another number than 0, so that the program starts without capabilities."""
+_MOST_PROCESSES = 512
+_CANNOT_START = 127
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class _MountAttributes(ctypes.Structure):
+    _fields_ = (
+        ("set", ctypes.c_uint64),
+        ("clear", ctypes.c_uint64),
+        ("propagation", ctypes.c_uint64),
+        ("user_namespace", ctypes.c_uint64),
+    )
+
+
+def main(plan: dict[str, Any], command: list[str]) -> int:
+    """Start the program and return its exit status; an empty command only tries the confinement."""
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    # A core file would hold what was in memory. The size bounds a process's own data.
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if plan["memory_bytes"]:
+        resource.setrlimit(resource.RLIMIT_DATA, (plan["memory_bytes"],) * 2)
+    if not plan["namespaces"]:
+        _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+        return _executed(command)
+    directory = os.getcwd()
+    _enter_namespaces()
+    _arrange_files(plan)
+    os.chdir(directory)  # the one that was entered lies below the new mounts
+    child = os.fork()
+    if child == 0:
+        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        os._exit(_first_process(command))
+    return _status_of(child)
+
+
+def _enter_namespaces() -> None:
+    uid, gid = os.geteuid(), os.getegid()
+    _check("unshare", _libc.unshare(_CLONE_NEWUSER | _CLONE_NEWNS | _CLONE_NEWPID | _CLONE_NEWIPC))
+    _write("/proc/self/setgroups", "deny")
+    _write("/proc/self/uid_map", f"{uid or _INNER_ID} {uid} 1")
+    _write("/proc/self/gid_map", f"{gid or _INNER_ID} {gid} 1")
+
+
+def _arrange_files(plan: dict[str, Any]) -> None:
+    scratch = plan["scratch"]
+    own = os.open(scratch, os.O_PATH)
+    _mount(None, "/", None, _MS_REC | _MS_PRIVATE)
+    for path in plan["writable"]:
+        if os.path.exists(path):
+            _mount(path, path, None, _MS_BIND | _MS_REC)
+    # Over the scratch directories of all, with this one's alone put back.
+    _mount("tmpfs", os.path.dirname(scratch), "tmpfs", _MS_NOSUID | _MS_NODEV, "mode=0755")
+    os.mkdir(scratch, 0o700)
+    _mount(f"/proc/self/fd/{own}", scratch, None, _MS_BIND)
+    for path in plan["hidden"]:
+        if os.path.isdir(path):
+            _mount("tmpfs", path, "tmpfs", _MS_NOSUID | _MS_NODEV, "mode=0000")
+        elif os.path.exists(path):
+            _mount("/dev/null", path, None, _MS_BIND)
+    if plan["read_only"]:
+        _set_attributes("/", set_=_MS_RDONLY, recursive=True)
+        for path in (scratch, *filter(os.path.exists, plan["writable"])):
+            _set_attributes(path, clear=_MS_RDONLY)
+    _mount("tmpfs", "/dev/shm", "tmpfs", _MS_NOSUID | _MS_NODEV, "mode=1777")
+
+
+def _first_process(command: list[str]) -> int:
+    """Start the program as a child of the namespace's first process, whose end is the end of all."""
+    _mount("proc", "/proc", "proc", _MS_NOSUID | _MS_NODEV)
+    resource.setrlimit(resource.RLIMIT_NPROC, (_MOST_PROCESSES,) * 2)
+    _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    if not command:
+        return 0
+    child = os.fork()
+    if child == 0:
+        os._exit(_executed(command))
+    return _status_of(child)
+
+
+def _executed(command: list[str]) -> int:
+    try:
+        os.execvp(command[0], command)
+    except OSError as error:
+        sys.stderr.write(f"{command[0]}: {error.strerror}\n")
+    return _CANNOT_START
+
+
+def _status_of(child: int) -> int:
+    """Pass signals on to the child, bury orphans, and return the child's status once it ended."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda given, _: os.kill(child, given))
+    while True:
+        ended, status = os.wait()
+        if ended == child:
+            code = os.waitstatus_to_exitcode(status)
+            return code if code >= 0 else 128 - code
+
+
+def _mount(
+    source: str | None, target: str, kind: str | None, flags: int, options: str | None = None
+) -> None:
+    words = [None if word is None else word.encode() for word in (source, target, kind)]
+    given = None if options is None else options.encode()
+    _check(f"mount {target}", _libc.mount(*words, ctypes.c_ulong(flags), given))
+
+
+def _set_attributes(path: str, set_: int = 0, clear: int = 0, *, recursive: bool = False) -> None:
+    attributes = _MountAttributes(set_, clear, 0, 0)
+    status = _libc.syscall(
+        _SYS_MOUNT_SETATTR,
+        _AT_FDCWD,
+        path.encode(),
+        _AT_RECURSIVE if recursive else 0,
+        ctypes.byref(attributes),
+        ctypes.sizeof(attributes),
+    )
+    _check(f"mount_setattr {path}", status)
+
+
+def _write(path: str, text: str) -> None:
+    with open(path, "w", encoding="ascii") as file:
+        file.write(text)
+
+
+def _check(what: str, status: int) -> None:
+    if status != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(json.loads(sys.argv[1]), sys.argv[2:]))
+    except OSError as problem:
+        sys.stderr.write(f"{problem.strerror}\n")
+        sys.exit(_CANNOT_START)

@@ -1,0 +1,84 @@
+"""Programs of others, such as tool servers, kept apart from secrets, from one another and in bounds.
+
+In goes a command; out come the command line and the environment with which it starts in namespaces
+of its own (`confined_child`). Where the machine allows no namespaces, its limits remain, and
+`confinement_gap` says so.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+
+_STARTER = Path(__file__).with_name("confined_child.py")
+_PROBE_SECONDS = 20.0
+_INHERITED = (
+    *("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TERM", "SHELL", "USER", "LOGNAME"),
+    *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "NODE_EXTRA_CA_CERTS"),
+    # Only of Windows.
+    *("SYSTEMROOT", "PATHEXT", "USERPROFILE", "APPDATA", "LOCALAPPDATA", "TEMP"),
+)
+"""The variables that a program is given without being named for it; none holds a secret."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Confinement:
+    """What one program may reach and use."""
+
+    scratch: Path
+    """Its own directory. The others beside it are not there for it."""
+    hidden: tuple[Path, ...] = ()
+    """Files and directories that are empty for it."""
+    writable: tuple[Path, ...] = ()
+    """With `read_only`: where it may write beside its scratch directory."""
+    read_only: bool = False
+    """It writes to its scratch directory alone, which is also its home."""
+    memory_bytes: int = 0
+    """Bound on the memory of each of its processes; 0 for none."""
+
+    def command(self, words: Sequence[str]) -> list[str]:
+        """Return the command line that starts a command within these bounds."""
+        if sys.platform != "linux":
+            return list(words)
+        plan = {
+            **asdict(self),
+            "scratch": os.path.realpath(self.scratch),
+            "hidden": [os.path.realpath(path) for path in self.hidden],
+            "writable": [os.path.realpath(path.expanduser()) for path in self.writable],
+            "namespaces": confinement_gap() is None,
+        }
+        return [sys.executable, "-I", "-S", str(_STARTER), json.dumps(plan), *words]
+
+    def environment(self) -> dict[str, str]:
+        """Return the variables that it starts with: a named few, and where its home is."""
+        home = str(self.scratch) if self.read_only else os.environ.get("HOME", str(self.scratch))
+        return inherited_environment() | {"HOME": home, "TMPDIR": str(self.scratch)}
+
+
+def inherited_environment() -> dict[str, str]:
+    """Return the variables of this process that any program may see."""
+    return {name: os.environ[name] for name in _INHERITED if name in os.environ}
+
+
+@cache
+def confinement_gap() -> str | None:
+    """Say why programs cannot be given namespaces of their own here; None where they can.
+
+    They then see the processes and files that this user sees.
+    """
+    if sys.platform != "linux":
+        return f"{sys.platform} has no namespaces"
+    with tempfile.TemporaryDirectory() as root:
+        scratch = Path(root) / "probe"
+        scratch.mkdir(0o700)
+        plan = {**asdict(Confinement(scratch=scratch, read_only=True)), "namespaces": True}
+        words = [sys.executable, "-I", "-S", str(_STARTER), json.dumps(plan, default=str)]
+        done = subprocess.run(
+            words, capture_output=True, text=True, timeout=_PROBE_SECONDS, check=False
+        )
+    return None if done.returncode == 0 else done.stderr.strip()

@@ -1,0 +1,43 @@
+r"""Text from outside, made fit for terminals and log files.
+
+In goes any text: a task's id, a tool's error, a model's reply. Out comes the same text with escapes
+(`\x1b`) for what steers a terminal, reorders or hides other characters, cannot be encoded, or
+begins another line.
+"""
+
+import json
+import re
+
+# Control characters but tab and newline (ESC and the 8-bit CSI are among them); invisible
+# characters and those that reorder text, but for the joiners that scripts and emoji need; halves of
+# surrogate pairs; tags.
+_UNSAFE = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f"
+    "\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb"
+    "\ud800-\udfff\U000e0000-\U000e007f]"
+)
+
+
+def printable(text: str, limit: int | None = None) -> str:
+    """Return text that cannot steer a terminal, of at most `limit` characters and a note."""
+    cut = text if limit is None else text[:limit]
+    shown = _UNSAFE.sub(_escaped, cut)
+    return shown if len(cut) == len(text) else f"{shown}… ({len(text)} characters)"
+
+
+def one_line(text: str, limit: int | None = None) -> str:
+    r"""Return `printable` text on a single line, with `\n` for each line break."""
+    return printable(text, limit).replace("\n", "\\n").replace("\t", " ")
+
+
+def printable_json(text: str) -> str:
+    """Return JSON text of the same value that cannot steer a terminal."""
+    # Outside of strings, JSON has none of these characters.
+    return _UNSAFE.sub(lambda found: json.dumps(found[0])[1:-1], text)
+
+
+def _escaped(found: re.Match[str]) -> str:
+    code = ord(found[0])
+    if code < 0x100:
+        return f"\\x{code:02x}"
+    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"

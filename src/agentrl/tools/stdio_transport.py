@@ -1,0 +1,183 @@
+"""MCP over the pipes of a command: started in bounds, read in bounds, and heard when it complains.
+
+The SDK's own transport holds a line of any length, and the server's standard error goes where the
+process's own goes. In goes a server's description; out come the streams that the SDK's client reads
+and writes. What the server prints on standard error is kept in a log, up to a size, and the end of
+it stands in the error when the server dies.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+from collections import deque
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+from mcp.shared.message import SessionMessage
+from mcp_types import jsonrpc_message_adapter
+
+from agentrl.config.private_files import make_private
+from agentrl.config.secret_text import redact
+from agentrl.errors import ToolError
+from agentrl.runtime.printable import one_line
+from agentrl.tools.admission import MAX_MESSAGE_BYTES
+
+logger = logging.getLogger(__name__)
+
+MAX_LOG_BYTES = 8 * 2**20
+"""What is kept of a server's standard error; the beginning tells most."""
+_MAX_SAID_CHARS = 500
+_LOG_CHUNK_BYTES = 2**16
+_END_SECONDS = 2.0
+"""How long a server may take to end after its standard input closed, and again after SIGTERM."""
+
+_Streams = tuple[Any, Any]
+
+
+class StdioServer:
+    """A command that is or was running: its process, and what it says on standard error."""
+
+    def __init__(self, log_path: Path | None) -> None:
+        """Prepare; standard error is appended to a log of bounded size, if one is named."""
+        self.pid: int | None = None
+        self._log_path = log_path
+        self._num_logged = 0
+        self._last: deque[str] = deque(maxlen=1)
+
+    @property
+    def last_line(self) -> str:
+        """The last line that is not empty, fit to be quoted."""
+        return self._last[0] if self._last else ""
+
+    async def hear(self, stream: asyncio.StreamReader) -> None:
+        """Read standard error to its end, so that the server never waits for it to be read."""
+        rest = ""
+        while chunk := await stream.read(_LOG_CHUNK_BYTES):
+            *lines, rest = (rest + chunk.decode(errors="replace")).split("\n")
+            rest = rest[-_LOG_CHUNK_BYTES:]
+            self._note(lines)
+        self._note([rest])
+
+    def _note(self, lines: Sequence[str]) -> None:
+        said = [one_line(redact(line[:_LOG_CHUNK_BYTES])) for line in lines if line.strip()]
+        if said:
+            self._last.append(said[-1][:_MAX_SAID_CHARS])
+        if self._log_path is None or not said or self._num_logged >= MAX_LOG_BYTES:
+            return
+        text = "".join(f"{line}\n" for line in said)
+        self._num_logged += len(text)
+        if self._num_logged >= MAX_LOG_BYTES:
+            text += f"--- more than {MAX_LOG_BYTES >> 20} MiB: the rest is not kept\n"
+        make_private(self._log_path.parent)
+        self._log_path.touch(0o600)
+        with self._log_path.open("a", encoding="utf-8") as log:
+            log.write(text)
+
+
+@asynccontextmanager
+async def stdio_transport(
+    command: Sequence[str],
+    *,
+    environment: Mapping[str, str],
+    cwd: str | Path | None,
+    started: StdioServer,
+) -> AsyncIterator[_Streams]:
+    """Start a command and yield the streams of the connection with it; it ends with the context.
+
+    Raises:
+        ToolError: it cannot be started.
+    """
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env=dict(environment),
+            cwd=cwd,
+            limit=MAX_MESSAGE_BYTES,
+            start_new_session=True,
+        )
+    except (OSError, ValueError) as error:
+        raise ToolError(f"it cannot be started: {error}") from error
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert process.stderr is not None
+    started.pid = process.pid
+    incoming, received = anyio.create_memory_object_stream[SessionMessage | Exception](0)
+    to_send, outgoing = anyio.create_memory_object_stream[SessionMessage](0)
+    async with asyncio.TaskGroup() as tasks:
+        hearing = tasks.create_task(started.hear(process.stderr))
+        reading = tasks.create_task(_read(process.stdout, incoming))
+        writing = tasks.create_task(_write(process.stdin, outgoing))
+        try:
+            yield received, to_send
+        finally:
+            writing.cancel()
+            reading.cancel()
+            await asyncio.shield(_end(process))
+            started.pid = None
+            # Something that left the group may hold standard error open.
+            await asyncio.wait({hearing}, timeout=_END_SECONDS)
+            hearing.cancel()
+            for stream in (incoming, received, to_send, outgoing):
+                await stream.aclose()
+
+
+async def _read(stream: asyncio.StreamReader, incoming: Any) -> None:
+    async with incoming:
+        while True:
+            try:
+                line = await stream.readuntil(b"\n")
+            except asyncio.IncompleteReadError:
+                return
+            except asyncio.LimitOverrunError:
+                size = f"{MAX_MESSAGE_BYTES >> 20} MiB"
+                logger.warning("an MCP server sent a line of more than %s; it is ended", size)
+                return
+            try:
+                await incoming.send(_message(line[:-1]))
+            except (anyio.ClosedResourceError, anyio.BrokenResourceError):
+                return
+
+
+def _message(line: bytes) -> SessionMessage | ValueError:
+    """Return a line's message; or the SDK's error, from which `json_repair` goes on."""
+    try:
+        text = line.decode(errors="replace")
+        return SessionMessage(jsonrpc_message_adapter.validate_json(text, by_name=False))
+    except ValueError as error:
+        return error
+
+
+async def _write(stream: asyncio.StreamWriter, outgoing: Any) -> None:
+    async for message in outgoing:
+        text = message.message.model_dump_json(by_alias=True, exclude_unset=True)
+        stream.write(text.encode() + b"\n")
+        try:
+            await stream.drain()
+        except ConnectionError:
+            return  # it died, which reading notices
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """Close standard input, then send SIGTERM, then kill everything in its group."""
+    assert process.stdin is not None
+    process.stdin.close()
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(process.wait(), _END_SECONDS)
+            break
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    # A pipe that is not read to its end keeps the transport, which nothing public closes.
+    process._transport.close()  # type: ignore[attr-defined]
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(process.wait(), _END_SECONDS)
