@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import httpx2
@@ -141,13 +142,19 @@ async def _open_client(
         )
 
 
+@cache
+def _scratch_root() -> "tempfile.TemporaryDirectory[str]":
+    """Return the parent of all scratch directories of this process; it is removed at its end."""
+    return tempfile.TemporaryDirectory(prefix="agentrl-tools-", ignore_cleanup_errors=True)
+
+
 async def _started(
     server: McpServer, config: ToolsConfig, started: StdioServer, stack: AsyncExitStack
 ) -> Transport:
     """Return the transport that starts a server's command apart from secrets and other servers."""
     confinement = config.confinement
     if confinement is None:
-        scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="agentrl-tool-"))
+        scratch = stack.enter_context(tempfile.TemporaryDirectory(dir=_scratch_root().name))
         confinement = Confinement(scratch=Path(scratch), hidden=config.hidden_paths)
     writable = tuple(Path(path) for path in server.writable)
     confinement = replace(confinement, writable=(*confinement.writable, *writable))

@@ -128,7 +128,7 @@ class AgentSection(ConfigSection):
     """Function of (task, endpoint) that runs every task and calls the model as it would call
     OpenAI's: `file.py:function`, `package.module:function`, or an entry point's name in the group
     `agentrl.agents`. By default AgentRL itself runs the tasks with the tools."""
-    agent_command: str | None = None
+    agent_command: SecretCommand | None = None
     """Program that runs every task in a process of its own, such as `my-agent --task {query}`: it
     finds the model in OPENAI_BASE_URL or ANTHROPIC_BASE_URL and their keys, and prints the answer,
     or writes it into `{answer_file}`. Also replaced: `{model}`, `{task_id}`, `{base_url}`,

@@ -46,7 +46,7 @@ def command_agent(section: AgentSection) -> AgentFunction:
     Raises:
         ConfigError: the program does not exist, or the command has a placeholder that is unknown.
     """
-    command = section.agent_command or ""
+    command = "" if section.agent_command is None else section.agent_command.get_secret_value()
     try:
         words = shlex.split(command)
     except ValueError as error:
