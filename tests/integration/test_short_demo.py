@@ -6,8 +6,9 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,12 +21,15 @@ from pymongo import MongoClient
 from support.demo_run import ROOT, config_path, database_uri, logs, run_command
 
 from agentrl.config.checks import is_loopback
+from agentrl.config.loading import load_config
 from agentrl.data import TokenTree
+from agentrl.errors import ConfigError
 from agentrl.models.load import load_policy
 from agentrl.models.policy import target_logprobs
 from agentrl.schema import rebuild_prompts
 from agentrl.store import TrajectoryStore
 from agentrl.store.private_mongod import EmbeddedMongo
+from agentrl.trainer.rl.replay import Difference, replay
 
 NUM_STEPS = 3
 GROUPS_PER_STEP = 4
@@ -300,3 +304,88 @@ async def test_trainer_and_engine_agree_on_logprobs_of_every_version(
         np.testing.assert_allclose(logprobs, behavior, atol=1e-4)
         versions.add(data.min_version)
     assert len(versions) >= 2
+
+
+def test_every_step_is_made_again_bit_for_bit(run: FinishedRun) -> None:
+    words = [sys.executable, "-m", "agentrl", "replay", str(run.folder / "output")]
+    done = subprocess.run(
+        [*words, "--step", f"1-{NUM_STEPS}", "--json"], cwd=ROOT, text=True, capture_output=True
+    )
+    steps = json.loads(done.stdout)["steps"]
+    found = [(s["step"], s["equal"], s["largest_difference"]) for s in steps]
+    assert found == [(step, True, 0.0) for step in range(1, NUM_STEPS + 1)]
+    # Of the first step no checkpoint is left.
+    assert [step["weights"] for step in steps] == ["not kept", "equal", "equal"]
+    assert done.returncode == 0
+
+
+@pytest.fixture
+def uri(run: FinishedRun) -> Iterator[str]:
+    with EmbeddedMongo(run.folder / "mongo") as mongo:
+        yield mongo.uri("short")
+
+
+def replayed(run: FinishedRun, uri: str, step: int) -> dict[str, Difference]:
+    """Make a step again in this process; return what is different, by its name."""
+    config = load_config({"config": str(config_path(run.folder))})
+    found = replay(config, uri, step, step)
+    assert found is not None
+    return {one.what: one for one in found[0].differences}
+
+
+def other_token(turn: dict[str, Any]) -> dict[str, Any]:
+    """Return the ids of a turn with another first one."""
+    ids = np.frombuffer(turn["output_ids"], dtype=np.int32).copy()
+    ids[0] += 1
+    return {"output_ids": ids.tobytes()}
+
+
+def test_a_changed_token_is_named_by_its_turn(run: FinishedRun, uri: str) -> None:
+    with MongoClient[dict[str, Any]](uri) as client:
+        database = client.get_default_database()
+        used = database.turn_training.find_one({"step": 2, "position": {"$ne": None}})
+        assert used is not None
+        turn = database.turns.find_one({"_id": used["turn_id"]})
+        assert turn is not None
+        database.turns.update_one({"_id": turn["_id"]}, {"$set": other_token(turn)})
+        try:
+            found = replayed(run, uri, 2)
+        finally:
+            before = {"output_ids": turn["output_ids"]}
+            database.turns.update_one({"_id": turn["_id"]}, {"$set": before})
+        assert f"turn {turn['_id']} ratio" in found
+        assert {"loss", "grad_norm"} <= found.keys()
+        assert any(name.startswith("weights ") for name in found)
+        assert replayed(run, uri, 2) == {}
+
+
+def test_a_changed_score_is_named_by_its_advantage(run: FinishedRun, uri: str) -> None:
+    with MongoClient[dict[str, Any]](uri) as client:
+        records = client.get_default_database().record_data
+        data = records.find_one({"ledger.trainer.trained_at": 3})
+        assert data is not None
+        value = data["score"]["value"]
+        records.update_one({"_id": data["_id"]}, {"$set": {"score.value": value + 0.25}})
+        try:
+            found = replayed(run, uri, 3)
+        finally:
+            records.update_one({"_id": data["_id"]}, {"$set": {"score.value": value}})
+    changed = {name for name in found if name.endswith(" advantage")}
+    assert any(data["task_id"] in name for name in changed)
+
+
+def test_a_changed_learning_rate_is_named(run: FinishedRun, uri: str) -> None:
+    config = load_config({"config": str(config_path(run.folder))})
+    rate = config.trainer.learning_rate
+    trainer = config.trainer.model_copy(update={"learning_rate": rate * 2})
+    found = replay(config.model_copy(update={"trainer": trainer}), uri, 2, 2)
+    assert found is not None
+    named = {one.what for one in found[0].differences}
+    assert {"learning_rate"} < named
+    assert "loss" not in named
+    assert found[0].weights == "different"
+
+
+def test_a_step_that_was_not_trained_is_refused(run: FinishedRun, uri: str) -> None:
+    with pytest.raises(ConfigError, match=r"step 9 of short was not trained; it has steps 1 to 3"):
+        replay(load_config({"config": str(config_path(run.folder))}), uri, 9, 9)

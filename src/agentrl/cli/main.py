@@ -27,6 +27,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "look into a run: progress, records turn by turn, failures",
     ),
     "env": ("commands:env", "up: serve MCP servers behind one address, isolated by client"),
+    "replay": ("commands:replay", "make recorded optimizer steps again, and compare"),
     "verify": ("commands:verify", "check that merged training is exact: agentrl verify merge"),
     "store": (
         "store_commands:store",

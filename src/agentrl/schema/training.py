@@ -82,6 +82,9 @@ class TurnTraining(Value):
     turn_id: str
     record_id: str
     task_id: str
+    position: int | None = None
+    """Place of the turn in the step's batch, from 0: a step is rebuilt in the order in which it was
+    computed. None for a turn that was left out."""
     num_tokens: int
     """Sampled tokens of the turn."""
     num_trained_tokens: int

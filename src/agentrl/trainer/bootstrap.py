@@ -119,6 +119,18 @@ class TrainingSession:
 
 
 @asynccontextmanager
+async def learners(
+    ranks: Ranks, settings: LearnerSettings, state_path: Path | None
+) -> AsyncIterator[WorkerGroup]:
+    """Load the model on all ranks, and the optimizer's state if one is given."""
+    ranks.broadcast(_Start(settings))
+    async with WorkerGroup(ranks, settings) as group:
+        if state_path is not None:
+            await group.load_state(state_path)
+        yield group
+
+
+@asynccontextmanager
 async def training_session(
     config: RootConfig,
     ranks: Ranks,
@@ -140,10 +152,7 @@ async def training_session(
         stop: see `TrainingSession`.
         kind: kind of the run, stored in a new history.
     """
-    ranks.broadcast(_Start(settings))
-    async with WorkerGroup(ranks, settings) as group:
-        if state_path is not None:
-            await group.load_state(state_path)
+    async with learners(ranks, settings, state_path) as group:
         history = checkpoint.history if checkpoint else History(kind=kind)
         rewind_metrics(config.run.output_path, history)
         with ExitStack() as stack:

@@ -123,17 +123,25 @@ def _link_or_copy(source: str, target: str) -> str:
     return target
 
 
-def latest_checkpoint(output_path: Path) -> Checkpoint | None:
+def latest_checkpoint(output_path: Path, *, at_most: int | None = None) -> Checkpoint | None:
     """Return the newest complete checkpoint of a run, if there is one.
 
+    Args:
+        output_path: the run's output directory.
+        at_most: the newest one of this step or an earlier one.
+
     Raises:
-        ConfigError: the newest one was written by a version of this program that is not known.
+        ConfigError: it was written by a version of this program that is not known.
     """
     root = checkpoints_root(output_path)
     if not root.is_dir():
         return None
     complete = sorted(
-        path for path in root.iterdir() if path.name.isdigit() and (path / _STATE_FILE).is_file()
+        path
+        for path in root.iterdir()
+        if path.name.isdigit()
+        and (path / _STATE_FILE).is_file()
+        and (at_most is None or int(path.name) <= at_most)
     )
     if not complete:
         return None

@@ -281,6 +281,22 @@ class LedgerRepository(Repository):
             {"split": split, "group_completed": True, **_ready(consumer), "traj_id": 0}
         )
 
+    @operation("read what a step trained on")
+    async def trained_groups(
+        self, consumer: str, step: int
+    ) -> tuple[list[TurnTraining], list[list[DBRecordData]]]:
+        """Return what a step made of the turns in its batch, and the groups that they are of.
+
+        Returns:
+            The trainings in the order of the batch, and whole groups in the order in which the batch
+            first mentions them.
+        """
+        wanted = {"consumer": consumer, "step": step, "position": {"$ne": None}}
+        found = self._db.turn_training.find(wanted).sort("position", 1)
+        trainings = [from_document(TurnTraining, document) async for document in found]
+        task_ids = list(dict.fromkeys(training.task_id for training in trainings))
+        return trainings, await self._read_groups(task_ids, hydrate=True)
+
     @operation("store what a step made of its turns")
     async def put_turn_trainings(self, trainings: Sequence[TurnTraining]) -> None:
         """Store the trainings of one step with one bulk write; a repeated step replaces them."""

@@ -33,6 +33,14 @@ def append_metrics(output_path: Path, metrics: StepMetrics) -> None:
         file.write(metrics.model_dump_json(exclude_none=True) + "\n")
 
 
+def read_metrics(output_path: Path) -> dict[int, StepMetrics]:
+    """Return step -> its figures, as metrics.jsonl holds them; none without the file."""
+    path = output_path / METRICS_FILE
+    lines = path.read_text().splitlines() if path.is_file() else []
+    steps = [StepMetrics.model_validate_json(line) for line in lines]
+    return {metrics.step: metrics for metrics in steps}
+
+
 def rewind_metrics(output_path: Path, history: History) -> None:
     """Rewrite metrics.jsonl to the steps that a resumed run builds on."""
     lines = [step.model_dump_json(exclude_none=True) + "\n" for step in history.steps]

@@ -215,7 +215,7 @@ class GroupReader:
             ready: complete groups in their order.
             first_open: order of the first group that was not complete before they were read.
         """
-        scored = [self._scored(group) for group in ready]
+        scored = [scored_by(self._scorer, group) for group in ready]
         if self._algorithm.staleness_policy == "drop":
             return [group for group in scored if group is not None]
         in_line: list[list[DBRecordData]] = []
@@ -224,19 +224,6 @@ class GroupReader:
                 break
             in_line.append(group)
         return in_line
-
-    def _scored(self, records: Sequence[DBRecordData]) -> list[DBRecordData] | None:
-        """Return the records with the wanted scorer's scores, or None while one is missing."""
-        if self._scorer is None:
-            return list(records)
-        name, _, version = self._scorer.partition("@")
-        group = []
-        for record in records:
-            score = score_of((record.score, *record.more_scores), name, version or None)
-            if score is None and record.score is not None:
-                return None
-            group.append(record.model_copy(update={"score": score}))
-        return group
 
     async def _take(
         self, records: Sequence[DBRecordData], found: StepGroups, algorithm: AlgorithmSection
@@ -297,6 +284,25 @@ class GroupReader:
             sum(service.status == "up" for service in services),
             len(samplers),
         )
+
+
+def scored_by(scorer: str | None, records: Sequence[DBRecordData]) -> list[DBRecordData] | None:
+    """Return records with the wanted scorer's scores, or None while one is missing.
+
+    Args:
+        scorer: NAME or NAME@VERSION; None: the samplers' scores, as they are.
+        records: of one group.
+    """
+    if scorer is None:
+        return list(records)
+    name, _, version = scorer.partition("@")
+    group = []
+    for record in records:
+        score = score_of((record.score, *record.more_scores), name, version or None)
+        if score is None and record.score is not None:
+            return None
+        group.append(record.model_copy(update={"score": score}))
+    return group
 
 
 def _may_be_trained(entry: LedgerEntry, max_trained_count: int) -> bool:

@@ -157,6 +157,7 @@ def _trained(
             turn_id=turn.turn_id,
             record_id=turn.record_id,
             task_id=group.task_id,
+            position=number,
             num_tokens=num_targets,
             num_trained_tokens=num_targets - sum(masked.values()),
             num_clipped_tokens=int(ratios.num_clipped[row]),

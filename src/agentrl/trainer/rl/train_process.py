@@ -93,7 +93,7 @@ async def lead(config: RootConfig, ranks: Ranks, *, stop: asyncio.Event) -> Trai
                 trainer=trainer,
                 algorithm=config.algorithm,
                 seed=config.run.seed,
-                reference_path=_reference_path(config.model, config.algorithm),
+                reference_path=reference_path(config.model, config.algorithm),
                 starts_in_host_memory=config.inference.colocated,
             )
             state_path = state_to_resume(checkpoint, trainer.max_steps)
@@ -198,7 +198,7 @@ async def _open_run(store: TrajectoryStore, config: RootConfig, ranks: Ranks) ->
     return checkpoint
 
 
-def _reference_path(model: ModelSection, algorithm: AlgorithmSection) -> Path | None:
+def reference_path(model: ModelSection, algorithm: AlgorithmSection) -> Path | None:
     """Return the reference model of the KL penalty; None where no second model is loaded."""
     if algorithm.kl_coefficient == 0.0:
         return None

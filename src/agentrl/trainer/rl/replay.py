@@ -1,0 +1,256 @@
+"""`replay`: does a step's recorded data still give the recorded step?
+
+The weights of the last checkpoint before the step, and the groups that the ledger says it trained on,
+go through the same code as in training. Whatever differs from what the run wrote down is named: turns
+by their advantages and importance ratios, the step by its loss, gradient norm and learning rate, and
+the weights after it where a checkpoint kept them. Reads the store and the run's files, writes neither.
+"""
+
+import asyncio
+import logging
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+
+from agentrl.config.sections import AlgorithmSection, RootConfig
+from agentrl.data import SelectedGroup, StepBatch, build_training_step, select_group
+from agentrl.distributed import Ranks
+from agentrl.errors import ConfigError
+from agentrl.schema import DBRecordData, TurnTraining
+from agentrl.store import TrajectoryStore
+from agentrl.trainer.bootstrap import (
+    ending_ranks_on_error,
+    learners,
+    run_on_ranks,
+    start_weights,
+)
+from agentrl.trainer.checkpoint import latest_checkpoint
+from agentrl.trainer.learner.learner import StepOutcome
+from agentrl.trainer.learner.settings import LearnerSettings
+from agentrl.trainer.learner.worker_group import WorkerGroup
+from agentrl.trainer.metrics.history import StepMetrics
+from agentrl.trainer.metrics.measures import finite
+from agentrl.trainer.metrics.reporting import read_metrics
+from agentrl.trainer.rl.step_groups import scored_by
+from agentrl.trainer.rl.train_process import reference_path
+
+logger = logging.getLogger(__name__)
+
+_NUM_NAMED = 5
+_FIGURES = ("loss", "grad_norm", "learning_rate")
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Something that is not as the run recorded it."""
+
+    what: str
+    """`loss`, `weights model.norm.weight`, `turn r/3 advantage`, ..."""
+    recorded: float | str | None
+    replayed: float | str | None
+
+    @property
+    def size(self) -> float:
+        """The absolute difference; infinite where one of the two is no number."""
+        if isinstance(self.recorded, float) and isinstance(self.replayed, float):
+            return abs(self.recorded - self.replayed)
+        return float("inf")
+
+
+@dataclass(frozen=True)
+class ReplayedStep:
+    """One optimizer step, made again."""
+
+    step: int
+    differences: tuple[Difference, ...]
+    """The first few of each kind; empty where the step is the recorded one bit for bit."""
+    weights: str
+    """`equal`, `different`, or `not kept` where no checkpoint holds the weights after the step."""
+
+    @property
+    def equal(self) -> bool:
+        """Whether everything that was recorded came out again bit for bit."""
+        return not self.differences
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the step for `--json`."""
+        return {
+            "step": self.step,
+            "equal": self.equal,
+            "largest_difference": max((one.size for one in self.differences), default=0.0),
+            "weights": self.weights,
+            "differences": [asdict(one) for one in self.differences],
+        }
+
+
+def replay(config: RootConfig, uri: str, first: int, last: int) -> list[ReplayedStep] | None:
+    """Make the steps `first` to `last` of a run again.
+
+    Args:
+        config: the run's, as it was trained.
+        uri: of the run's database.
+        first: first step to compare; those since the last checkpoint before it are made silently.
+        last: last step.
+
+    Returns:
+        The steps; None on ranks other than 0.
+
+    Raises:
+        ConfigError: a step was not trained, or its files are gone.
+        StoreError: the database does not answer.
+    """
+
+    async def lead(ranks: Ranks, stop: asyncio.Event) -> list[ReplayedStep]:
+        with ending_ranks_on_error(ranks):
+            recorded = read_metrics(config.run.output_path)
+            missing = [step for step in range(first, last + 1) if step not in recorded]
+            if missing:
+                newest = max(recorded, default=0)
+                raise ConfigError(
+                    f"step {missing[0]} of {config.run.run_name} was not trained; it has steps 1 to "
+                    f"{newest}"
+                )
+            checkpoint = latest_checkpoint(config.run.output_path, at_most=first - 1)
+            settings = LearnerSettings(
+                weights=start_weights(config.model, checkpoint, ranks.shape),
+                model=config.model,
+                trainer=config.trainer,
+                algorithm=config.algorithm,
+                seed=config.run.seed,
+                reference_path=reference_path(config.model, config.algorithm),
+            )
+            state_path = None if checkpoint is None else checkpoint.state_path
+        made = 0 if checkpoint is None else checkpoint.step
+        async with (
+            TrajectoryStore.connect(uri, config.run.run_name) as store,
+            learners(ranks, settings, state_path) as group,
+        ):
+            replayed: list[ReplayedStep] = []
+            for step in range(made + 1, last + 1):
+                if stop.is_set():
+                    break
+                found = await _replay_step(config, store, group, recorded[step])
+                logger.info("step %d: %s", step, "equal" if found.equal else "different")
+                if step >= first:
+                    replayed.append(found)
+            return replayed
+
+    return run_on_ranks("replay", config, lead)
+
+
+async def _replay_step(
+    config: RootConfig, store: TrajectoryStore, group: WorkerGroup, recorded: StepMetrics
+) -> ReplayedStep:
+    step = recorded.step
+    trainings, records = await store.ledger.trained_groups(config.trainer.consumer, step)
+    groups, differences = _select(config, step, trainings, records)
+    batch = build_training_step(
+        groups,
+        config.algorithm,
+        policy_version=step - 1,
+        token_budget=config.trainer.max_tokens,
+        merge=config.trainer.merge,
+        num_ranks=group.dp_size,
+        attention_cost=group.attention_cost,
+    )
+    outcome = await group.train(batch.micro_batches)
+    differences += [*_figures(recorded, outcome), *_turns(trainings, batch, outcome)]
+    kept = latest_checkpoint(config.run.output_path, at_most=step)
+    weights = "not kept"
+    if kept is not None and kept.step == step:
+        with tempfile.TemporaryDirectory(prefix="agentrl-replay-") as folder:
+            await group.export(Path(folder, "model"))
+            changed = list(_weights(kept.model_path, Path(folder, "model")))
+        weights = "different" if changed else "equal"
+        differences += changed[:_NUM_NAMED]
+    return ReplayedStep(step, tuple(differences), weights)
+
+
+def _select(
+    config: RootConfig,
+    step: int,
+    trainings: Sequence[TurnTraining],
+    records: Sequence[Sequence[DBRecordData]],
+) -> tuple[list[SelectedGroup], list[Difference]]:
+    """Select anew from what the store holds; name what is not as the step used it."""
+    # What the step left out is known: bounds that were edited during the run do not matter.
+    algorithm: AlgorithmSection = config.algorithm.model_copy(update={"max_staleness": step})
+    used = {training.turn_id: training for training in trainings}
+    groups: list[SelectedGroup] = []
+    differences: list[Difference] = []
+    for found in records:
+        scored = scored_by(config.trainer.trained_scorer, found) or list(found)
+        group = select_group(scored, algorithm, policy_version=step - 1, seed=config.run.seed)
+        turns = tuple(turn for turn in group.turns if turn.turn_id in used)
+        groups.append(replace(group, turns=turns, left_out=()))
+        for turn in turns:
+            before = used.pop(turn.turn_id)
+            if before.advantage != turn.advantage:
+                what = f"turn {turn.turn_id} advantage"
+                differences.append(Difference(what, before.advantage, turn.advantage))
+            if before.num_tokens != turn.num_targets:
+                what = f"turn {turn.turn_id} tokens"
+                both = (float(before.num_tokens), float(turn.num_targets))
+                differences.append(Difference(what, *both))
+    differences = differences[:_NUM_NAMED]
+    for turn_id in list(used)[:_NUM_NAMED]:
+        differences.append(Difference(f"turn {turn_id}", "trained", "not selected"))
+    return groups, differences
+
+
+def _figures(recorded: StepMetrics, outcome: StepOutcome) -> Iterator[Difference]:
+    for name in _FIGURES:
+        before, now = getattr(recorded, name), finite(getattr(outcome, name))
+        if before != now:
+            yield Difference(name, before, now)
+
+
+def _turns(
+    trainings: Sequence[TurnTraining], batch: StepBatch, outcome: StepOutcome
+) -> list[Difference]:
+    """Compare the importance ratios, which show every changed token and logprob of a turn."""
+    found: list[Difference] = []
+    recorded = {training.turn_id: training.ratio for training in trainings}
+    ratios = outcome.ratios
+    for row, number in enumerate(ratios.turns.tolist()):
+        turn_id = batch.turn_ids[number]
+        before = recorded[turn_id]
+        now = float(ratios.mean[row])
+        if before is not None and before.mean != now:
+            found.append(Difference(f"turn {turn_id} ratio", before.mean, now))
+    return found[:_NUM_NAMED]
+
+
+def _weights(kept: Path, replayed: Path) -> Iterator[Difference]:
+    """Compare the tensors of two model directories bit for bit."""
+    before, now = _tensors(kept), _tensors(replayed)
+    for name in sorted(before.keys() | now.keys()):
+        if name not in before or name not in now:
+            yield Difference(
+                f"weights {name}", *("there" if name in d else None for d in (before, now))
+            )
+            continue
+        with (
+            safe_open(before[name], "pt") as old_file,
+            safe_open(now[name], "pt") as new_file,
+        ):
+            old, new = old_file.get_tensor(name), new_file.get_tensor(name)
+        if not torch.equal(old, new):
+            far = (old.double() - new.double()).abs()
+            place = int(far.argmax())
+            values = (float(old.flatten()[place]), float(new.flatten()[place]))
+            yield Difference(f"weights {name}", *values)
+
+
+def _tensors(folder: Path) -> Mapping[str, Path]:
+    """Return tensor name -> file."""
+    found: dict[str, Path] = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, "pt") as file:
+            found |= dict.fromkeys(file.keys(), path)
+    return found
