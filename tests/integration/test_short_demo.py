@@ -378,7 +378,7 @@ def test_a_changed_learning_rate_is_named(run: FinishedRun, uri: str) -> None:
     config = load_config({"config": str(config_path(run.folder))})
     rate = config.trainer.learning_rate
     trainer = config.trainer.model_copy(update={"learning_rate": rate * 2})
-    found = replay(config.model_copy(update={"trainer": trainer}), uri, 2, 2)
+    found = replay(config.model_copy(update={"trainer": trainer}), uri, 3, 3)
     assert found is not None
     named = {one.what for one in found[0].differences}
     assert {"learning_rate"} < named
