@@ -27,8 +27,11 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "look into a run: progress, records turn by turn, failures",
     ),
     "env": ("commands:env", "up: serve MCP servers behind one address, isolated by client"),
-    "replay": ("commands:replay", "make recorded optimizer steps again, and compare"),
-    "verify": ("commands:verify", "check that merged training is exact: agentrl verify merge"),
+    "replay": ("verify_commands:replay", "make recorded optimizer steps again, and compare"),
+    "verify": (
+        "verify_commands:verify",
+        "check that merged training is exact: agentrl verify merge",
+    ),
     "store": (
         "store_commands:store",
         "up|set|rescore|stats|export|import|compact|drop: the database of a run",

@@ -1,0 +1,137 @@
+"""The commands that check: recorded steps made again, and merged training against separate turns."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Literal
+
+import click
+
+from agentrl.cli.databases import served_uri
+from agentrl.config.command_line import Count, FlagCommand, FlagGroup
+from agentrl.config.loading import load_config
+from agentrl.config.sections import RootConfig
+from agentrl.errors import ConfigError
+
+
+class Steps(click.ParamType[tuple[int, int]]):
+    """A step, `7`, or several, `3-7`, as (first, last)."""
+
+    name = "N or A-B"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, int]:
+        """Read the steps."""
+        first, _, last = str(value).partition("-")
+        bounds = (first, last or first)
+        if not all(bound.isdecimal() for bound in bounds):
+            self.fail(f"{value!r} is no step; say 7 or 3-7", param, ctx)
+        steps = (int(bounds[0]), int(bounds[1]))
+        if not 1 <= steps[0] <= steps[1]:
+            self.fail(f"{value!r}: steps count from 1, the first before the last", param, ctx)
+        return steps
+
+
+@click.command("replay", cls=FlagCommand, sections=("run", "store"))
+@click.argument("run_name_or_dir", metavar="RUN")
+@click.option("--step", "steps", type=Steps(), required=True, help="Step, or steps as 3-7.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def replay(config: RootConfig, run_name_or_dir: str, steps: tuple[int, int], as_json: bool) -> int:
+    """Make optimizer steps of a run again from its database and checkpoints, and compare.
+
+    RUN is the run's name, or its output directory. Loss, gradient norm, learning rate, advantages,
+    importance ratios and the weights that a checkpoint kept come out bit for bit on the machine and
+    mesh that trained them. The exit status is 1 where one differs.
+    """
+    output = Path(run_name_or_dir)
+    if not (output / "config.yaml").is_file():
+        output = config.run.output_dir or Path("output") / run_name_or_dir
+    if not (output / "config.yaml").is_file():
+        raise ConfigError(f"no run {run_name_or_dir!r} here: {output}/config.yaml does not exist")
+    given = {"config": str(output / "config.yaml")}
+    if config.store.db_connection_string is not None:
+        given["db_connection_string"] = config.store.db_connection_string.get_secret_value()
+    run = load_config(given)
+    section = run.run.model_copy(update={"output_dir": output.absolute()})
+    run = run.model_copy(update={"run": section})
+    from agentrl.trainer.rl.replay import replay
+
+    with served_uri(run) as uri:
+        found = replay(run, uri, *steps) or []
+    if as_json:
+        print(json.dumps({"steps": [step.as_json() for step in found]}))
+    else:
+        for step in found:
+            print(
+                f"step {step.step}: {'equal' if step.equal else 'DIFFERENT'}, weights {step.weights}"
+            )
+            for one in step.differences:
+                print(f"  {one.what}: recorded {one.recorded}, replayed {one.replayed}")
+    return 0 if all(step.equal for step in found) else 1
+
+
+@click.group("verify", cls=FlagGroup, sections=("run", "model"))
+def verify() -> None:
+    """Check that merged training is exact."""
+
+
+@verify.command("merge")
+@click.option("--trees", type=Count(), default=8, help="Random trees to compare on. [8]")
+@click.option(
+    "--dtype",
+    type=click.Choice(["float64", "float32"]),
+    default="float64",
+    help="Precision of the comparison. [float64]",
+)
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="Print one JSON object; `max_relative_gradient_error` is the figure.",
+)
+def verify_merge(
+    config: RootConfig, trees: int, dtype: Literal["float64", "float32"], as_json: bool
+) -> int:
+    """Compare gradients of merged and separate turns; the exit status is 1 when they differ.
+
+    Without --model_name_or_path, small random models are compared.
+    """
+    import torch
+    from transformers.utils.logging import disable_progress_bar
+
+    from agentrl.distributed import Ranks
+    from agentrl.models.load import load_policy
+    from agentrl.models.resolve import resolve_model
+    from agentrl.trainer.learner.merge_check import check_random_trees, small_random_policies
+
+    disable_progress_bar()
+    if config.trainer.trainer_threads is not None:
+        torch.set_num_threads(config.trainer.trainer_threads)
+    precision, device = getattr(torch, dtype), Ranks().device
+    if "model_name_or_path" in config.model.model_fields_set:
+        model = config.model.model_name_or_path
+        path = resolve_model(model)
+        trust = config.model.trust_remote_code
+        policies = [load_policy(path, dtype=precision, device=device, trust_remote_code=trust)]
+    else:
+        model = "random Qwen3 and Llama of two layers"
+        policies = small_random_policies(precision, device)
+    found = check_random_trees(policies, seed=config.run.seed, trees=trees)
+    report = {
+        **asdict(found),
+        "equal": found.is_equal,
+        "dtype": dtype,
+        "seed": config.run.seed,
+        "model": model,
+    }
+    if as_json:
+        print(json.dumps(report))
+    else:
+        print(
+            f"{found.trees} random trees, {model}, {dtype}: "
+            f"{found.tokens_separate} tokens as {found.tokens_merged}; largest relative gradient "
+            f"error {found.max_relative_gradient_error:.2g}, "
+            f"{'within' if found.is_equal else 'BEYOND'} {found.tolerance:g}"
+        )
+    return 0 if found.is_equal else 1
