@@ -170,3 +170,43 @@ def test_generations_go_on_after_the_trainers_turn(watched: Watched) -> None:
     spans = [turn.version_spans for turns in watched.turns for turn in turns]
     assert any(len(versions) > 1 for versions in spans)
     assert {span.version for versions in spans for span in versions} >= set(range(NUM_STEPS))
+
+
+async def test_several_ranks_and_engines_take_turns(tmp_path: Path) -> None:
+    command = run_command(
+        tmp_path,
+        colocated="true",
+        num_processes=2,
+        num_inference_servers=2,
+        trainer_threads=1,
+        inference_threads=1,
+        max_steps=2,
+        inference_port=34100,
+    )
+    seen: set[tuple[str, ...]] = set()
+    with subprocess.Popen(
+        command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    ) as run:
+        try:
+            while run.poll() is None and not config_path(tmp_path).exists():
+                await asyncio.sleep(POLL_SECONDS)
+            async with TrajectoryStore.connect(database_uri(tmp_path)) as store:
+                while run.poll() is None and not await is_completed(store):
+                    before = await store.trainer_leases.holder_has_device()
+                    statuses = tuple(service.status for service in await store.services.all())
+                    if before and await store.trainer_leases.holder_has_device():
+                        seen.add(statuses)
+                    await asyncio.sleep(POLL_SECONDS)
+            output, _ = await asyncio.to_thread(run.communicate, timeout=360)
+        finally:
+            if run.poll() is None:
+                run.terminate()
+    assert run.returncode == 0, output + logs(tmp_path)
+    assert ("asleep", "asleep") in seen
+    metrics = (tmp_path / "output/metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in metrics] == [1, 2]
+    with EmbeddedMongo(tmp_path / "mongo") as mongo:
+        async with TrajectoryStore.connect(mongo.uri("short")) as store:
+            records = [record async for record in store.records.find(split="train")]
+    assert {record.attempt for record in records if record.turns} == {1}
+    assert not [record for record in records if record.status == "failed"]

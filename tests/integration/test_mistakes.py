@@ -130,6 +130,7 @@ def assert_one_line(done: "subprocess.CompletedProcess[str]", folder: Path, *par
 
 
 NO_TOOLS = "--tool_server_command none"
+SGLANG = "--inference_backend sglang"
 MISTAKES = {
     # flags
     "--learning_rat 1": "did you mean --learning_rate?",
@@ -161,6 +162,10 @@ MISTAKES = {
     "--pp_size 2": "--pp_size 2: token trees are not trained in a pipeline",
     "--inf_tp_size 2": "--inf_tp_size 2 is a setting of SGLang",
     "--inf_mem_ratio 0.5": "--inf_mem_ratio 0.5 is a setting of SGLang",
+    f"{SGLANG} --sglang_args=--tp=2": "--sglang_args --tp: give --inf_tp_size",
+    "--sglang_args=--disable-radix-cache": "is a setting of SGLang, and the embedded engine",
+    "--sync_sampling --max_staleness 2": "--sync_sampling means --max_staleness 0",
+    "--json": "--json goes with --dry_run",
     "--delete_existing": "--delete_existing goes with --fresh",
     "--inference_gateway http://127.0.0.1:1": "--inference_gateway needs --inference_urls",
     "--inference_host 0.0.0.0": "set AGENTRL_API_KEY",
@@ -175,6 +180,22 @@ MISTAKES = {
     "--cpu_offload": "--cpu_offload requires FSDP2",
     "--machine_rank 2": "the machines are counted from 0",
     "--num_machines 2 --num_processes 2": "needs --main_process_ip",
+    # GPUs
+    "--trainer_gpus 0-": "--trainer_gpus: give numbers and ranges of GPUs",
+    "--trainer_gpus 0,0": "--trainer_gpus: a GPU is named twice",
+    "--trainer_gpus 0-3 --num_processes 2": "2 trainer ranks need a GPU each",
+    "--num_gpus 2 --trainer_gpus 2": "there is no GPU 2 here; this machine has 2",
+    "--num_gpus 0 --trainer_gpus 0": "no GPU is seen here",
+    "--num_gpus 1 --num_processes 2": "2 trainer ranks need a GPU each",
+    "--inference_gpus 1": "the embedded engine computes on the CPU",
+    f"{SGLANG} --num_gpus 0": "--inference_backend sglang: no GPU is seen here",
+    f"{SGLANG} --num_gpus 1": "1 trainer rank(s) and 1 server(s) of 1 GPU(s) need 2 GPUs",
+    f"{SGLANG} --num_gpus 4 --inf_tp_size 4": "need 5 GPUs, and this machine has 4",
+    f"{SGLANG} --num_gpus 8 --num_processes 8": "or let both share GPUs with --colocated",
+    f"{SGLANG} --num_gpus 8 --trainer_gpus 0-3 --inference_gpus 3-7": "have 3 in common",
+    f"{SGLANG} --inference_gpus 4-6 --inf_tp_size 2": "need 2; name as many",
+    f"{SGLANG} --num_gpus 4 --colocated --inf_tp_size 2": "must have the same number",
+    "--colocated --cpu_offload": "leave one of the two out",
     # files of questions
     "--train_file none": "nothing to train on",
     "--train_file=": "--train_file is empty",
@@ -226,7 +247,7 @@ MISTAKES = {
     # servers and databases
     "--inference_urls http://127.0.0.1:1": "no server answers there",
     "--inference_urls nonsense": "no server answers there",
-    "--inference_backend sglang": "sglang",
+    f"{SGLANG} --num_gpus 2": "SGLang is not installed",
     "--db_connection_string nonsense": "expected mongodb://HOST:PORT",
     # configurations
     "--config nowhere.yaml": "--config nowhere.yaml: No such file",

@@ -9,12 +9,18 @@ import ipaddress
 import json
 import os
 import re
-import shlex
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from urllib.parse import urlsplit
 
 from agentrl.config.algorithm_checks import loss_contradictions
+from agentrl.config.gpu_lists import (
+    DP_FLAGS,
+    PP_FLAGS,
+    placement_contradictions,
+    sglang_words,
+    with_implied_processes,
+)
 from agentrl.config.optimizer_arguments import parse_optim_args
 from agentrl.config.secret_text import SECRET_NAME, redact
 from agentrl.config.secret_types import SecretUrl, secrets_of
@@ -28,14 +34,12 @@ from agentrl.config.sections import (
 from agentrl.errors import ConfigError
 
 _ROUTE_KEYS = {"base_url", "model", "api_key_env"}
-_DP_FLAGS = ("--dp", "--dp-size", "--data-parallel-size")
-_PP_FLAGS = ("--pp", "--pp-size", "--pipeline-parallel-size")
 _SGLANG_KEY_FLAGS = {"--api-key": "AGENTRL_API_KEY", "--admin-api-key": "AGENTRL_ADMIN_KEY"}
 _SGLANG_OPEN_FLAGS = frozenset(
     {"--tokenizer-worker-num", "--grpc-mode", "--smg-grpc-mode", "--grpc-port", "--encoder-only"}
 )
 """Arguments that open listeners which SGLang's check of keys does not cover."""
-_SGLANG_ONLY = frozenset({"inf_tp_size", "inf_ep_size", "inf_mem_ratio"})
+_SGLANG_ONLY = frozenset({"inf_tp_size", "inf_ep_size", "inf_mem_ratio", "sglang_args"})
 """Settings that the embedded engine does not read."""
 _MONGO_SCHEMES = ("mongodb://", "mongodb+srv://")
 _TAG_NAME = re.compile(r"[A-Za-z_][\w.-]*")
@@ -52,6 +56,7 @@ def check_config(config: RootConfig) -> RootConfig:
     Raises:
         ConfigError: values contradict each other, or ask for something unsupported.
     """
+    config = with_implied_processes(config)
     for problem in (
         *_unknown_trackers(config.trainer.report_to),
         *_contradictions(config),
@@ -143,6 +148,12 @@ def _contradictions(config: RootConfig) -> Iterator[str]:
     trainer, tools = config.trainer, config.tools
     if tools.mcp_manager_url and tools.tool_server_command:
         yield "--mcp_manager_url and --tool_server_command exclude each other; give one"
+    given_staleness = "max_staleness" in config.algorithm.model_fields_set
+    if trainer.sync_sampling and given_staleness and config.algorithm.max_staleness:
+        yield (
+            f"--sync_sampling means --max_staleness 0, not {config.algorithm.max_staleness}; leave one "
+            "of the two out"
+        )
     if trainer.groups_per_step is not None and trainer.groups_per_step < 1:
         yield f"--groups_per_step must be at least 1, got {trainer.groups_per_step}"
     if trainer.eval_strategy != "no" and config.data.eval_file is None:
@@ -155,6 +166,7 @@ def _contradictions(config: RootConfig) -> Iterator[str]:
         # Not quoted: whatever it is, it may hold a password.
         yield "--db_connection_string: expected mongodb://HOST:PORT or mongodb+srv://HOST"
     yield from _engine_contradictions(config.inference)
+    yield from placement_contradictions(config)
 
 
 def _model_contradictions(model: ModelSection) -> Iterator[str]:
@@ -166,16 +178,19 @@ def _model_contradictions(model: ModelSection) -> Iterator[str]:
 
 
 def _engine_contradictions(inference: InferenceSection) -> Iterator[str]:
-    """Find settings of SGLang beside the embedded engine, which would silently do nothing."""
-    if inference.inference_backend != "embedded" or inference.inference_urls:
+    """Find settings of SGLang where AgentRL starts none, which would silently do nothing."""
+    if inference.inference_urls:
+        why = "the servers of --inference_urls are started elsewhere; leave it out"
+    elif inference.inference_backend == "embedded":
+        why = (
+            "the embedded engine has no use for it; add --inference_backend sglang, or leave it out"
+        )
+    else:
         return
     for name in sorted(_SGLANG_ONLY & inference.model_fields_set):
         value = getattr(inference, name)
         if value != type(inference).model_fields[name].default:
-            yield (
-                f"--{name} {value} is a setting of SGLang, and the embedded engine has no use for "
-                "it; add --inference_backend sglang, or leave it out"
-            )
+            yield f"--{name} {value} is a setting of SGLang, and {why}"
 
 
 def _key_contradictions(inference: InferenceSection) -> Iterator[str]:
@@ -190,7 +205,7 @@ def _key_contradictions(inference: InferenceSection) -> Iterator[str]:
             "AGENTRL_API_KEY and AGENTRL_ADMIN_KEY are the same; samplers hold the first and must "
             "not update weights: choose another admin key"
         )
-    for word in shlex.split(inference.sglang_args.replace("=", " ")):
+    for word in sglang_words(inference):
         if word in _SGLANG_KEY_FLAGS:
             yield (
                 f"--sglang_args {word}: every user of the machine can read arguments; set "
@@ -250,8 +265,8 @@ def _broadcast_contradictions(config: RootConfig) -> Iterator[str]:
         return
     if config.model.lora_rank:
         yield "--weight_sync distributed sends whole models; adapters (--lora_rank) go by disk"
-    arguments = shlex.split(config.inference.sglang_args.replace("=", " "))
-    for flags in (_DP_FLAGS, _PP_FLAGS):
+    arguments = sglang_words(config.inference)
+    for flags in (DP_FLAGS, PP_FLAGS):
         for flag, value in pairwise(arguments):
             if flag in flags and value != "1":
                 yield (
@@ -270,10 +285,15 @@ def _colocation_contradictions(config: RootConfig) -> Iterator[str]:
             "--colocated needs servers that AgentRL starts, and restarts when it is unknown what "
             "memory they hold; leave --inference_urls out"
         )
-    if config.trainer.num_processes > 1:
+    if config.trainer.num_machines > 1:
         yield (
-            f"--num_processes {config.trainer.num_processes}: --colocated is for one device, with one "
-            "trainer process; use 1, or give the servers devices of their own"
+            f"--num_machines {config.trainer.num_machines}: --colocated is for the GPUs of one machine; "
+            "use 1, or give the servers GPUs of their own"
+        )
+    if config.trainer.cpu_offload:
+        yield (
+            "--cpu_offload keeps the trainer's state in host memory always, and --colocated while the "
+            "servers sample; leave one of the two out"
         )
     if config.trainer.consumer != "trainer":
         yield (

@@ -71,6 +71,50 @@ def load_config(typed: Mapping[str, Any]) -> RootConfig:
     return build_config(values)
 
 
+def origins(typed: Mapping[str, Any], config: RootConfig) -> dict[str, str]:
+    """Return where each value of a configuration comes from.
+
+    Args:
+        typed: what `load_config` was given.
+        config: what came of it, with values that were derived since.
+
+    Returns:
+        `flag`, the file's path, the environment variable, `derived` or `default`, by flag name.
+    """
+    path = typed.get("config")
+    in_file = {} if path is None else read_yaml(existing_or_shipped(Path(path)))
+    given = dict.fromkeys(_filled_by(in_file), f"file {path}") | dict.fromkeys(
+        _filled_by(typed), "flag"
+    )
+    found = {}
+    for name, flag in FLAGS.items():
+        value = getattr(getattr(config, flag.section), name)
+        variable = _ENVIRONMENT.get(name)
+        if name in given:
+            found[name] = given[name]
+        elif value == flag.field.get_default(call_default_factory=True):
+            found[name] = "default"
+        elif variable is not None and os.environ.get(variable):
+            found[name] = f"variable {variable}"
+        else:
+            found[name] = "derived"
+    return found
+
+
+def _filled_by(values: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the flags that given values fill in, those behind shorthands included."""
+    for typed_name, value in values.items():
+        name = canonical_name(typed_name)
+        if name in SHORTHANDS:
+            name = SHORTHANDS[name][0]
+        elif name in OPTIM_PARTS:
+            name = "optim_args"
+        elif name == "preferred_sampling_params":
+            preferred = _convert(name, value)
+            yield from preferred if isinstance(preferred, dict) else ()
+        yield name
+
+
 def build_config(values: Mapping[str, Any]) -> RootConfig:
     """Validate flat values (strings as typed, or already typed) into a `RootConfig`.
 
@@ -270,7 +314,9 @@ def _apply_preferred_sampling(config: RootConfig) -> RootConfig:
             f"--preferred_sampling_params: unknown key {unknown[0]!r}; known: "
             f"{', '.join(sorted(allowed))}"
         )
-    merged = config.sampling.model_dump() | preferred | {"preferred_sampling_params": None}
+    # Without the defaults, which would pass for values that somebody gave.
+    given = config.sampling.model_dump(exclude_unset=True)
+    merged = given | preferred | {"preferred_sampling_params": None}
     try:
         sampling = type(config.sampling).model_validate(merged)
     except ValidationError as error:

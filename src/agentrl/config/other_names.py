@@ -25,6 +25,7 @@ ALIASES = {
     "attn_implementation": "attention_implementation",
     "lora_r": "lora_rank",
     "max_model_len": "context_length",
+    "n_gpus_per_node": "num_gpus",
     "train_files": "train_file",
     "val_files": "eval_file",
 }
@@ -89,8 +90,8 @@ _QUESTIONS = (
     "--eval_file the held-out questions"
 )
 _RANKS = (
-    "--num_processes counts the trainer's ranks over all machines (--num_machines), and "
-    "--num_inference_servers the servers"
+    "--trainer_gpus 0-3 and --inference_gpus 4-7 divide a machine's GPUs between the trainer's ranks "
+    "and the servers; --num_processes counts the ranks over all machines (--num_machines)"
 )
 _SERVERS = (
     "rollouts run on inference servers: --inference_backend sglang, with --inf_tp_size, "
@@ -183,10 +184,8 @@ ELSEWHERE = {
     "max_tool_calling_iterations": "--max_turns is the number of model calls, so one more",
     "micro_batch_size": _GROUPS,
     "mini_batch_size": _GROUPS,
-    "n_gpus_per_node": _RANKS,
     "nnodes": _RANKS,
     "nproc_per_node": _RANKS,
-    "num_gpus": _RANKS,
     "num_iterations": _REUSE,
     "optim": "the optimizer is AdamW: --learning_rate, --weight_decay and --optim_args "
     "beta1=0.9,beta2=0.98,eps=1e-8",

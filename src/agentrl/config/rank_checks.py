@@ -32,10 +32,10 @@ def check_machines(config: RootConfig) -> None:
     for problem in _machine_contradictions(config):
         raise ConfigError(problem)
     trainer = config.trainer
-    check_mesh(trainer, trainer.num_processes, colocated=config.inference.colocated)
+    check_mesh(trainer, trainer.num_processes)
 
 
-def check_mesh(trainer: TrainerSection, num_ranks: int, *, colocated: bool) -> None:
+def check_mesh(trainer: TrainerSection, num_ranks: int) -> None:
     """Refuse ranks that do not fill the mesh that the flags ask for, or are too few for them.
 
     Raises:
@@ -45,11 +45,6 @@ def check_mesh(trainer: TrainerSection, num_ranks: int, *, colocated: bool) -> N
         raise ConfigError(
             "--cpu_offload requires FSDP2, which a single process does not use; start several ranks "
             "(--num_processes), or save memory with --gradient_checkpointing true"
-        )
-    if colocated and num_ranks > 1:
-        raise ConfigError(
-            f"--colocated requires one device and one trainer process, not {num_ranks}; start one, "
-            "or give the servers separate devices"
         )
     taken = trainer.dp_replicate_size * trainer.cp_size * trainer.ep_size * trainer.tp_size
     if num_ranks % taken:

@@ -21,8 +21,10 @@ from agentrl.evaluation.held_out import evaluate
 from agentrl.inference.weight_sync import AdapterNames
 from agentrl.inference.weight_sync.version_files import weight_bytes
 from agentrl.launcher.fitted_values import fitted_to_model
+from agentrl.launcher.gpu_placement import placed
 from agentrl.launcher.local_cluster import LocalCluster, until_interrupted
 from agentrl.launcher.preflight import check_inputs
+from agentrl.launcher.run_report import print_gpus
 from agentrl.models.adapter_files import is_adapter, read_shape
 from agentrl.rewards import MCPScorerFactory
 from agentrl.runtime.signals import INTERRUPTED
@@ -58,11 +60,13 @@ async def run_evaluation(config: RootConfig, checkpoint: Path | None) -> int:
     if checkpoint is not None:
         config = config.model_copy(update={"model": serving(config.model, checkpoint)})
     adapter = checkpoint if checkpoint is not None and is_adapter(checkpoint) else None
+    config, gpus = placed(config, trains=False)
     notes = await check_inputs(config, trains=False)
     console = Console()
     config, fitted = fitted_to_model(config)
     for note in (*notes, *fitted):
         console.print(f"note: {note}", highlight=False, soft_wrap=True)
+    print_gpus(console, gpus)
     output = config.run.output_path
     name = f"{config.run.run_name}-eval"
     section = config.run.model_copy(update={"run_name": name, "output_dir": output})
@@ -70,7 +74,8 @@ async def run_evaluation(config: RootConfig, checkpoint: Path | None) -> int:
         roots = (*config.inference.weight_roots, adapter.absolute())
         inference = config.inference.model_copy(update={"weight_roots": roots})
         config = config.model_copy(update={"inference": inference})
-    async with LocalCluster(config.model_copy(update={"run": section}), role="eval") as cluster:
+    config = config.model_copy(update={"run": section})
+    async with LocalCluster(config, gpus=gpus, role="eval") as cluster:
         status = await until_interrupted(_evaluate(console, cluster, output / "eval.json", adapter))
         return INTERRUPTED if status is None else status
 

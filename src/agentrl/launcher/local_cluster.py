@@ -24,6 +24,7 @@ from agentrl.config.secret_types import SecretUrl
 from agentrl.config.sections import RootConfig
 from agentrl.errors import AgentRLError, ConfigError
 from agentrl.launcher.child_commands import agentrl_command, tool_server_command, trainer_command
+from agentrl.launcher.gpu_placement import NO_GPUS, GpuMap
 from agentrl.launcher.recovery import keep_running, was_interrupted
 from agentrl.rollout.worker.resources import tools_config
 from agentrl.runtime.child_processes import Child, Supervisor
@@ -62,14 +63,16 @@ class LocalCluster:
         config: the configuration, which gains addresses as children come up.
     """
 
-    def __init__(self, config: RootConfig, *, role: str = "") -> None:
+    def __init__(self, config: RootConfig, *, gpus: GpuMap = NO_GPUS, role: str = "") -> None:
         """Prepare; nothing is started.
 
         Args:
             config: the checked configuration.
+            gpus: which GPUs the children see.
             role: part of the log and configuration file names (`eval`), empty for training.
         """
         self.config = config
+        self._gpus = gpus
         self._role = f"{role}_" if role else ""
         self._made_keys: list[str] = []
         self._stack = AsyncExitStack()
@@ -170,6 +173,7 @@ class LocalCluster:
             "tools",
             tool_server_command(command.get_secret_value(), port),
             RESTARTS,
+            gpus=self._gpus.free,
             withheld=_NOT_FOR_TOOLS,
         )
         await self._supervisor.start(child)
@@ -209,6 +213,7 @@ class LocalCluster:
                 f"serve_{number}",
                 argv,
                 RESTARTS,
+                gpus=self._gpus.of_server(number),
                 may_restart=was_interrupted,
                 stop_seconds=SUPERVISOR_STOP_SECONDS,
             )
@@ -223,6 +228,7 @@ class LocalCluster:
                 f"sampler_{number}",
                 argv,
                 SAMPLER_RESTARTS,
+                gpus=self._gpus.free,
                 withheld=_NOT_FOR_SAMPLERS,
                 stop_seconds=self.config.rollout.drain_seconds + STOP_SECONDS,
             )
@@ -255,6 +261,7 @@ class LocalCluster:
             f"train_{first}",
             argv,
             RESTARTS if is_alone else 0,
+            gpus=self._gpus.trainer,
             may_restart=was_interrupted,
             stop_seconds=TRAINER_STOP_SECONDS if is_alone else STOP_SECONDS,
         )
@@ -307,6 +314,7 @@ class LocalCluster:
         argv: Sequence[str],
         restarts: int,
         *,
+        gpus: Sequence[int],
         withheld: Collection[str] = (),
         may_restart: Callable[[Child, int], bool] = lambda child, status: True,
         stop_seconds: float = STOP_SECONDS,
@@ -319,6 +327,7 @@ class LocalCluster:
             # Empty, not left out: the child would find them in what it inherits.
             environment=secret_environment(self.config)
             | dict.fromkeys(withheld, "")
+            | self._gpus.environment(gpus)
             | _child_settings(stop_seconds),
             restarts=Restarts(restarts),
             may_restart=may_restart,

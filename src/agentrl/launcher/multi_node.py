@@ -15,9 +15,10 @@ from agentrl.config.loading import MACHINE_ENVIRONMENT, load_config
 from agentrl.config.rank_checks import check_machines
 from agentrl.config.sections import RootConfig, TrainerSection
 from agentrl.errors import AgentRLError, ConfigError
+from agentrl.launcher.gpu_placement import placed
 from agentrl.launcher.local_cluster import LocalCluster, until_interrupted
 from agentrl.launcher.preflight import check_ranks
-from agentrl.launcher.run_report import last_error
+from agentrl.launcher.run_report import last_error, print_gpus
 from agentrl.launcher.training_run import already_done
 from agentrl.runtime.signals import INTERRUPTED
 
@@ -27,6 +28,7 @@ _ANSWER_SECONDS = 5.0
 _LOOK_SECONDS = 0.5
 # Network file systems show a new file late.
 _FILE_SECONDS = 60.0
+_OF_THE_MACHINE = {*MACHINE_ENVIRONMENT, "trainer_gpus"}
 
 
 async def join_training(config: RootConfig) -> int:
@@ -37,10 +39,12 @@ async def join_training(config: RootConfig) -> int:
             ranks failed.
     """
     check_machines(config)
+    config, gpus = placed(config)
     await check_ranks(config)
     console = Console()
+    print_gpus(console, gpus)
     started = time.monotonic()
-    async with LocalCluster(config) as cluster:
+    async with LocalCluster(config, gpus=gpus) as cluster:
         store = await cluster.open_store()
         done = None if config.run.fresh else await already_done(config.trainer, store)
         if done is not None:
@@ -145,7 +149,7 @@ async def check_same_flags(
     ):
         for name, value in mine:
             other = getattr(theirs, name)
-            if name not in MACHINE_ENVIRONMENT and value != other:
+            if name not in _OF_THE_MACHINE and value != other:
                 raise ConfigError(
                     f"--{name} is {value} here and {other} on machine 0; start all machines with "
                     "the same flags"

@@ -7,6 +7,7 @@ from pathlib import Path
 from rich.console import Console
 
 from agentrl.config.sections import RootConfig
+from agentrl.launcher.gpu_placement import GpuMap
 from agentrl.runtime.child_processes import Child
 from agentrl.store import TrajectoryStore
 
@@ -23,6 +24,12 @@ def last_error(child: Child) -> str:
     errors = [_ERROR.fullmatch(line) for line in child.log_tail(_TAIL_LINES).splitlines()]
     said = [error[1] for error in errors if error is not None]
     return said[-1] if said else child.log_tail(1)
+
+
+def print_gpus(console: Console, gpus: GpuMap) -> None:
+    """Print which process gets which GPUs, where there are any."""
+    for name, words in gpus.rows():
+        console.print(f"  {name:12} {words}", highlight=False, soft_wrap=True)
 
 
 def add_restarts(output_path: Path, num_restarts: dict[str, int]) -> None:

@@ -13,11 +13,13 @@ from agentrl.config.sections import RootConfig, TrainerSection
 from agentrl.errors import AgentRLError
 from agentrl.launcher.display import Display
 from agentrl.launcher.fitted_values import fitted_to_model
+from agentrl.launcher.gpu_placement import placed
 from agentrl.launcher.local_cluster import LocalCluster, until_interrupted
 from agentrl.launcher.preflight import check_has_questions, check_inputs, check_name_is_free
 from agentrl.launcher.run_report import (
     add_restarts,
     last_error,
+    print_gpus,
     print_missing_scores,
     print_places,
 )
@@ -33,13 +35,15 @@ async def run_training(config: RootConfig) -> int:
     Raises:
         AgentRLError: a mistake of the user (before anything starts), or a child that failed.
     """
+    config, gpus = placed(config)
     notes = await check_inputs(config)
     console = Console()
     config, fitted = fitted_to_model(config)
     for note in (*notes, *fitted):
         console.print(f"note: {note}", highlight=False, soft_wrap=True)
+    print_gpus(console, gpus)
     started = time.monotonic()
-    async with LocalCluster(config) as cluster:
+    async with LocalCluster(config, gpus=gpus) as cluster:
         store = await cluster.open_store()
         if config.run.fresh:
             await check_name_is_free(config.run, store)

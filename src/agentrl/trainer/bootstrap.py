@@ -74,7 +74,7 @@ def run_on_ranks(name: str, config: RootConfig, lead: Lead[T]) -> T | None:
         return await lead(ranks, stop_on_signals("the step is finished and saved first"))
 
     def shape(world_size: int) -> MeshShape:
-        return mesh_shape(config.trainer, world_size, colocated=config.inference.colocated)
+        return mesh_shape(config.trainer, world_size)
 
     with joined_ranks(shape) as ranks:
         if ranks.is_main:
@@ -189,13 +189,13 @@ def check_trainer_flags(trainer: TrainerSection) -> None:
     check_trackers(trainer.report_to)
 
 
-def mesh_shape(trainer: TrainerSection, world_size: int, *, colocated: bool) -> MeshShape:
+def mesh_shape(trainer: TrainerSection, world_size: int) -> MeshShape:
     """Return the mesh of `world_size` ranks.
 
     Raises:
         ConfigError: the flags ask for another number of ranks.
     """
-    check_mesh(trainer, world_size, colocated=colocated)
+    check_mesh(trainer, world_size)
     return MeshShape.of(
         world_size,
         dp_replicate=trainer.dp_replicate_size,

@@ -92,7 +92,7 @@ def test_names_of_other_trainers_that_mean_the_same_are_aliases(
         (["--resume_from_checkpoint", "x"], ["--run_name"]),
         (["--optim", "adamw_8bit"], ["AdamW"]),
         (["--push_to_hub"], ["hf upload"]),
-        (["--gpus", "2"], ["--num_processes"]),
+        (["--gpus", "2"], ["--trainer_gpus", "--inference_gpus"]),
         (["--use_vllm"], ["--inference_backend"]),
         (["--fp16"], ["--torch_dtype"]),
         (["--use_peft"], ["--lora_rank"]),

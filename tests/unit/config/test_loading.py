@@ -19,6 +19,8 @@ from agentrl.config.secret_text import redact
 from agentrl.config.sections import AlgorithmSection, RootConfig
 from agentrl.errors import ConfigError
 
+SGLANG = ("--inference_backend", "sglang")
+
 
 @pytest.mark.parametrize(
     ("argv", "message"),
@@ -52,10 +54,31 @@ from agentrl.errors import ConfigError
             "--colocated goes with servers that sample",
         ),
         (["--colocated", "--inference_urls", "http://h:2"], "leave --inference_urls out"),
+        (["--colocated", "--num_machines", "2"], "--colocated is for the GPUs of one machine"),
+        (["--colocated", "--cpu_offload"], "leave one of the two out"),
+        (["--trainer_gpus", "0-"], "--trainer_gpus: give numbers and ranges of GPUs, such as 0-3"),
+        (["--trainer_gpus", "3-1"], "--trainer_gpus: give numbers and ranges of GPUs"),
+        (["--trainer_gpus", "0-99999999"], "--trainer_gpus: give numbers and ranges of GPUs"),
+        (["--trainer_gpus", "0-2,1"], "--trainer_gpus: a GPU is named twice"),
+        (["--trainer_gpus", "0-3", "--num_processes", "2"], "leave --num_processes out"),
+        (["--inference_gpus", "1"], "the embedded engine computes on the CPU"),
+        ([*SGLANG, "--inference_gpus", "1-3", "--inf_tp_size", "2"], "need 2; name as many"),
         (
-            ["--colocated", "--num_processes", "2"],
-            "--num_processes 2: --colocated is for one device",
+            [*SGLANG, "--inference_gpus", "1-3", "--num_inference_servers", "2"],
+            "2 servers of 1 GPUs each need 2",
         ),
+        ([*SGLANG, "--trainer_gpus", "0-3", "--inference_gpus", "2-5"], "have 2-3 in common"),
+        (
+            [*SGLANG, "--trainer_gpus", "0,1", "--inference_gpus", "2,3", "--colocated"],
+            "name those of --trainer_gpus",
+        ),
+        ([*SGLANG, "--inference_gpus", "1", "--enable_sampling", "false"], "starts no servers"),
+        (["--inference_urls", "http://h:1", "--inference_gpus", "1"], "have their GPUs already"),
+        ([*SGLANG, "--sglang_args=--tp 2"], "--sglang_args --tp: give --inf_tp_size"),
+        ([*SGLANG, "--sglang_args=--base-gpu-id=4"], "give --inference_gpus"),
+        ([*SGLANG, "--sglang_args='"], "No closing quotation"),
+        (["--sglang_args=--dtype half"], "--sglang_args --dtype half is a setting of SGLang"),
+        (["--inference_urls", "http://h:1", "--inf_tp_size", "2"], "are started elsewhere"),
         (
             ["--colocated", "--consumer", "other"],
             "--consumer other: only the trainer that publishes",
@@ -321,6 +344,21 @@ def test_groups_per_step_follow_from_batch_sizes_when_not_given() -> None:
 def test_an_answer_schema_that_is_no_tag_is_refused() -> None:
     with pytest.raises(ConfigError, match="without its angle brackets"):
         parse_flags(["--default_answer_schema", "<answer>"])
+
+
+def test_named_gpus_say_how_many_ranks_and_servers_there_are(tmp_path: Path) -> None:
+    words = [*SGLANG, "--trainer_gpus", "0-3", "--inference_gpus", "4-7", "--inf_tp_size", "2"]
+    config = parse_flags(words)
+    assert (config.trainer.trainer_gpus, config.trainer.num_processes) == ((0, 1, 2, 3), 4)
+    assert config.inference.num_inference_servers == 2
+    (tmp_path / "run.yaml").write_text(
+        "inference_backend: sglang\ninf_tp_size: 2\ntrainer_gpus: 0-3\ninference_gpus: [4, 5-7]\n"
+    )
+    assert parse_flags(["--config", str(tmp_path / "run.yaml")]) == config
+    write_config(config, tmp_path / "written.yaml")
+    assert parse_flags(["--config", str(tmp_path / "written.yaml")]) == config
+    one = parse_flags(["--trainer_gpus", "0", "--num_machines", "2"])
+    assert one.trainer.num_processes == 2
 
 
 def test_synchronous_sampling_means_no_staleness() -> None:

@@ -52,7 +52,7 @@ def test_commands_for_eight_gpus_fit_their_models(words: list[str]) -> None:
     world_size, module, (command, *flags) = launched(words)
     assert (world_size, module, command) == (8, "agentrl", "train")
     config = parse_flags(flags)
-    shape = mesh_shape(config.trainer, world_size, colocated=config.inference.colocated)
+    shape = mesh_shape(config.trainer, world_size)
     assert shape.world_size == 8
     model = MODELS[config.model.model_name_or_path]
     check_parallel_support(model, shape)

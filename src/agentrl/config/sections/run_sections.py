@@ -33,6 +33,9 @@ class RunSection(ConfigSection):
     """Address that the Prometheus endpoint listens on. The endpoint asks for no key."""
     seed: int = 42
     """Seed of everything that is drawn: order of questions, sampling, initial weights."""
+    num_gpus: int | None = Field(default=None, ge=0, le=1024)
+    """GPUs of this machine; counted by `nvidia-smi` when not given. With `--dry_run`, plan for a
+    machine with so many."""
     fresh: bool = False
     """Start anew instead of resuming. Refused while the run's database or output exists, unless
     `--delete_existing` is given too."""

@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 from pydantic import Field, SecretStr
 
+from agentrl.config.gpu_lists import GpuList
 from agentrl.config.secret_types import SecretCommand, SecretRoutes, SecretServers, SecretUrl
 from agentrl.config.sections.section import ConfigSection
 
@@ -170,7 +171,11 @@ class InferenceSection(ConfigSection):
     release the memory of weights and cache; while they sample, the trainer keeps its state in host
     memory (see docs/colocated.md)."""
     num_inference_servers: int = Field(default=1, ge=1)
-    """Servers that `agentrl run` starts when inference_urls is empty."""
+    """Servers that `agentrl run` starts when inference_urls is empty; with SGLang, by default as many
+    as the GPUs are for that the trainer leaves."""
+    inference_gpus: GpuList = ()
+    """GPUs of this machine for the servers that `agentrl run` starts (`4-7`), inf_tp_size of them
+    for each; by default all that the trainer leaves, or with colocated the trainer's."""
     inference_host: str = "127.0.0.1"
     """Address that servers listen on. Any address but loopback needs inference_api_key."""
     inference_port: int = 30000

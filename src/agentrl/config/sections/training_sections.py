@@ -5,6 +5,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
+from agentrl.config.gpu_lists import GpuList
 from agentrl.config.recipes import RECIPES, expand_recipe
 from agentrl.config.sections.section import ConfigSection
 from agentrl.schema.formulas import (
@@ -185,6 +186,9 @@ class TrainerSection(ConfigSection):
     num_processes: int = Field(default=1, ge=1)
     """Trainer ranks that `agentrl run` starts, over all machines; more than one go through
     `accelerate launch` with assets/fsdp2_dst.yml."""
+    trainer_gpus: GpuList = ()
+    """GPUs of this machine for the ranks that `agentrl run` starts, one each (`0-3`, `0,2,5`), and
+    their number where num_processes is not given; by default the first ones."""
     num_machines: int = Field(default=1, ge=1)
     """Machines on which the same `agentrl run` is started, each with its share of the ranks;
     `NUM_MACHINES` by default (see docs/deploy.md)."""

@@ -1,9 +1,9 @@
-"""A device that trainer and inference servers use in turn (`--colocated`).
+"""Devices that trainer ranks and inference servers use in turn (`--colocated`).
 
     servers   sample ─────────┐ asleep                        ┌ sample ───
     trainer   in host memory  └ step, weights and checkpoint ─┘ in host memory
 
-The trainer acquires the device when the batch of its step is ready, and releases it once the new
+The trainer acquires all of them when the batch of its step is ready, and releases them once the new
 version is published. If it dies in between, the supervisors wake their servers after its lease
 expires.
 """
@@ -24,7 +24,7 @@ class SharedDevice:
         Args:
             store: the supervisors read there whether the trainer has the device.
             publisher: puts servers to sleep; its `announce` wakes them.
-            group: the only rank; its state starts in host memory.
+            group: its ranks' state starts in host memory.
         """
         self._store = store
         self._publisher = publisher

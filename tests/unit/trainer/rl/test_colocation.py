@@ -15,7 +15,6 @@ from torch.optim import AdamW
 
 from agentrl.config.command_line import parse_flags
 from agentrl.distributed import Ranks
-from agentrl.errors import ConfigError
 from agentrl.models.load import load_policy
 from agentrl.models.policy import PolicyModel
 from agentrl.schema import InferenceService, Run
@@ -71,14 +70,7 @@ def test_the_command_of_the_page_is_one_that_is_taken() -> None:
     assert (program, command) == ("agentrl", "run")
     config = parse_flags(flags)
     assert config.inference.colocated
-    mesh_shape(config.trainer, config.trainer.num_processes, colocated=config.inference.colocated)
-
-
-def test_one_device_is_for_one_trainer_process(make_config: MakeConfig) -> None:
-    config = make_config(colocated="true", enable_sampling="true")
-    mesh_shape(config.trainer, 1, colocated=config.inference.colocated)
-    with pytest.raises(ConfigError, match="--colocated requires one device"):
-        mesh_shape(config.trainer, 2, colocated=config.inference.colocated)
+    mesh_shape(config.trainer, config.trainer.num_processes)
 
 
 async def test_servers_sleep_while_the_trainer_computes_and_wake_on_its_weights(

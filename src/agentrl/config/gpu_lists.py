@@ -1,0 +1,143 @@
+"""GPUs by number (`--trainer_gpus 0-3 --inference_gpus 4,5`), and what follows from them.
+
+In goes what the flags say; out come the numbers of processes that they imply, and contradictions
+between them. What a machine has is not known here (`launcher.gpu_placement`).
+"""
+
+import re
+import shlex
+from collections.abc import Iterator, Sequence
+from itertools import groupby, pairwise
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import BeforeValidator
+from pydantic_core import PydanticCustomError
+
+from agentrl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from agentrl.config.sections import InferenceSection, RootConfig
+
+_NUMBER_OR_RANGE = re.compile(r"(\d{1,4})(?:-(\d{1,4}))?")
+_OTHER_FLAGS = {
+    "--tp": "--inf_tp_size",
+    "--tp-size": "--inf_tp_size",
+    "--tensor-parallel-size": "--inf_tp_size",
+    "--base-gpu-id": "--inference_gpus",
+    "--gpu-id-step": "--inference_gpus",
+}
+"""Arguments of SGLang that place a server -> the flag here that does, and that is counted."""
+DP_FLAGS = ("--dp", "--dp-size", "--data-parallel-size")
+PP_FLAGS = ("--pp", "--pp-size", "--pipeline-parallel-size")
+
+
+def expanded(given: Any) -> Any:
+    """Return the numbers behind `0-3`, `0,2,5` or a list of either."""
+    parts = given if isinstance(given, list | tuple) else [given]
+    numbers: list[int] = []
+    for part in (str(part).strip() for part in parts):
+        found = _NUMBER_OR_RANGE.fullmatch(part)
+        first, last = (int(found[1]), int(found[2] or found[1])) if found else (0, -1)
+        if last < first:
+            raise PydanticCustomError(
+                "gpus", "give numbers and ranges of GPUs, such as 0-3 or 0,2,5"
+            )
+        numbers += range(first, last + 1)
+    if len(set(numbers)) < len(numbers):
+        raise PydanticCustomError("gpus", "a GPU is named twice")
+    return tuple(numbers)
+
+
+GpuList = Annotated[tuple[int, ...], BeforeValidator(expanded)]
+
+
+def in_words(numbers: Sequence[int]) -> str:
+    """Return numbers as the flags take them: `0-3,6`."""
+    runs = groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0])
+    ends = [(run[0][1], run[-1][1]) for run in (list(members) for _, members in runs)]
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in ends)
+
+
+def sglang_words(inference: "InferenceSection") -> list[str]:
+    """Return `--sglang_args` word by word, `--flag=value` as two words.
+
+    Raises:
+        ConfigError: a quotation mark is not closed.
+    """
+    try:
+        return shlex.split(inference.sglang_args.replace("=", " "))
+    except ValueError as error:
+        raise ConfigError(f"--sglang_args {inference.sglang_args!r}: {error}") from None
+
+
+def gpus_per_server(inference: "InferenceSection") -> int:
+    """Return the number of GPUs that one SGLang server computes on."""
+    words = sglang_words(inference)
+    count = inference.inf_tp_size
+    for flags in (PP_FLAGS, () if "--enable-dp-attention" in words else DP_FLAGS):
+        for flag, value in pairwise(words):
+            if flag in flags and value.isdecimal():
+                count *= int(value)
+    return count
+
+
+def with_implied_processes(config: "RootConfig") -> "RootConfig":
+    """Return the configuration with as many ranks and servers as the named GPUs are for."""
+    trainer, inference = config.trainer, config.inference
+    if trainer.trainer_gpus and "num_processes" not in trainer.model_fields_set:
+        ranks = len(trainer.trainer_gpus) * trainer.num_machines
+        trainer = trainer.model_copy(update={"num_processes": ranks})
+    if inference.inference_gpus and "num_inference_servers" not in inference.model_fields_set:
+        servers = len(inference.inference_gpus) // gpus_per_server(inference)
+        inference = inference.model_copy(update={"num_inference_servers": max(1, servers)})
+    return config.model_copy(update={"trainer": trainer, "inference": inference})
+
+
+def placement_contradictions(config: "RootConfig") -> Iterator[str]:
+    """Find flags that cannot be met together on any machine."""
+    trainer, inference = config.trainer, config.inference
+    ranks = trainer.num_processes // trainer.num_machines
+    if trainer.trainer_gpus and len(trainer.trainer_gpus) != ranks:
+        yield (
+            f"--trainer_gpus {in_words(trainer.trainer_gpus)}: {ranks} trainer ranks need a GPU "
+            "each; leave --num_processes out, or name as many GPUs"
+        )
+    for word in sglang_words(inference):
+        if word in _OTHER_FLAGS:
+            yield (
+                f"--sglang_args {word}: give {_OTHER_FLAGS[word]}, by which servers get their GPUs"
+            )
+    if inference.inference_gpus:
+        yield from _server_contradictions(config)
+
+
+def _server_contradictions(config: "RootConfig") -> Iterator[str]:
+    trainer, inference = config.trainer, config.inference
+    named = f"--inference_gpus {in_words(inference.inference_gpus)}"
+    if inference.inference_urls:
+        yield f"{named}: the servers of --inference_urls have their GPUs already; leave it out"
+    elif inference.inference_backend == "embedded":
+        yield (
+            f"{named}: the embedded engine computes on the CPU; add --inference_backend sglang, or "
+            "leave it out"
+        )
+    if not config.rollout.enable_sampling:
+        yield f"{named}: --enable_sampling false starts no servers; leave one of the two out"
+    each, servers = gpus_per_server(inference), inference.num_inference_servers
+    if each * servers != len(inference.inference_gpus):
+        yield (
+            f"{named}: {servers} servers of {each} GPUs each need {each * servers}; name as many, "
+            "or change --num_inference_servers or --inf_tp_size"
+        )
+    common = sorted(set(trainer.trainer_gpus) & set(inference.inference_gpus))
+    if common and not inference.colocated:
+        yield (
+            f"{named} and --trainer_gpus have {in_words(common)} in common; give the servers GPUs of "
+            "their own, or let both take turns with --colocated"
+        )
+    are_same = set(trainer.trainer_gpus) == set(inference.inference_gpus)
+    if trainer.trainer_gpus and inference.colocated and not are_same:
+        yield (
+            f"{named}: --colocated is for trainer and servers on the same GPUs; name those of "
+            "--trainer_gpus, or leave it out"
+        )

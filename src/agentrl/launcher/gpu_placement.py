@@ -1,0 +1,187 @@
+"""Which process of a run gets which GPUs of this machine.
+
+In goes a checked configuration and the GPUs that this process may use; out come the configuration
+with as many servers as the machine has room for, and the map from processes to GPUs, which children
+receive as `CUDA_VISIBLE_DEVICES`. Nothing is started.
+
+    GPUs     0  1  2  3 │ 4  5 │ 6  7
+    trainer  0  1  2  3 │      │         a rank each
+    servers             │  0   │  1      --inf_tp_size 2: a group each, kept together
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from agentrl.config.gpu_lists import gpus_per_server, in_words, sglang_words
+from agentrl.config.sections import RootConfig
+from agentrl.errors import ConfigError
+from agentrl.runtime.gpus import VISIBLE, visible_gpus
+
+_ORDER = "CUDA_DEVICE_ORDER"
+
+
+@dataclass(frozen=True)
+class GpuMap:
+    """The GPUs of every process, by number among those that this process may use.
+
+    Without GPUs the map is empty, and children see what this process sees.
+    """
+
+    names: tuple[str, ...] = ()
+    """What CUDA_VISIBLE_DEVICES calls each GPU."""
+    first_rank: int = 0
+    """Number of this machine's first trainer rank."""
+    trainer: tuple[int, ...] = ()
+    """The GPU of each trainer rank of this machine."""
+    servers: tuple[tuple[int, ...], ...] = field(default=())
+    """The GPUs of each inference server; none for servers that compute on the CPU."""
+
+    @property
+    def free(self) -> tuple[int, ...]:
+        """GPUs of neither trainer nor servers: samplers (scorers, agents) and tools see these."""
+        taken = {*self.trainer, *(gpu for group in self.servers for gpu in group)}
+        return tuple(gpu for gpu in range(len(self.names)) if gpu not in taken)
+
+    def environment(self, gpus: Sequence[int]) -> dict[str, str]:
+        """Return the variables that show a child these GPUs and no others."""
+        if not self.names:
+            return {}
+        shown = {VISIBLE: ",".join(self.names[gpu] for gpu in gpus)}
+        if VISIBLE not in os.environ:
+            # The numbers are nvidia-smi's, and CUDA's own order would be another.
+            shown[_ORDER] = "PCI_BUS_ID"
+        return shown
+
+    def of_server(self, number: int) -> tuple[int, ...]:
+        """Return the GPUs of one server."""
+        return self.servers[number] if number < len(self.servers) else ()
+
+    def rows(self) -> Iterator[tuple[str, str]]:
+        """Yield every kind of process with its GPUs, for people."""
+        if not self.names:
+            return
+        if self.trainer:
+            first, last = self.first_rank, self.first_rank + len(self.trainer) - 1
+            ranks = f"rank {first}" if first == last else f"ranks {first}-{last}"
+            yield "trainer", f"{ranks} on {self._words(self.trainer)}"
+        for number, group in enumerate(self.servers):
+            yield f"server {number}", self._words(group)
+        yield "others", self._words(self.free)
+
+    def _words(self, gpus: Sequence[int]) -> str:
+        if not gpus:
+            return "no GPU"
+        words = f"GPU {gpus[0]}" if len(gpus) == 1 else f"GPUs {in_words(gpus)}"
+        names = [self.names[gpu] for gpu in gpus]
+        return words if names == [str(gpu) for gpu in gpus] else f"{words} ({','.join(names)})"
+
+
+NO_GPUS = GpuMap()
+
+
+def placed(config: RootConfig, *, trains: bool = True) -> tuple[RootConfig, GpuMap]:
+    """Return the configuration with its number of servers, and the map.
+
+    Trainer ranks take the first GPUs unless flags name others; servers take as many of the remaining
+    ones as `--num_inference_servers` asks for, or all of them. With `--colocated` both have the same.
+
+    Args:
+        config: the checked configuration.
+        trains: whether trainer ranks are started here.
+
+    Raises:
+        ConfigError: the machine has too few GPUs, or none that a flag names.
+    """
+    names = visible_gpus(config.run.num_gpus)
+    trainer, inference = config.trainer, config.inference
+    starts_servers = (
+        inference.inference_backend == "sglang"
+        and not inference.inference_urls
+        and (config.rollout.enable_sampling or not trains)
+        and (trainer.machine_rank == 0 or not trains)
+    )
+    for flag, named in (
+        ("trainer_gpus", trainer.trainer_gpus if trains else ()),
+        ("inference_gpus", inference.inference_gpus if starts_servers else ()),
+    ):
+        if missing := [gpu for gpu in named if gpu >= len(names)]:
+            raise ConfigError(f"--{flag} {in_words(named)}: {_lacking(missing, len(names))}")
+    if not names:
+        _check_without_gpus(config, starts_servers=starts_servers)
+        return config, NO_GPUS
+    num_ranks = trainer.num_processes // trainer.num_machines if trains else 0
+    ranks = trainer.trainer_gpus if trains else ()
+    if not ranks:
+        others = [gpu for gpu in range(len(names)) if gpu not in inference.inference_gpus]
+        candidates = inference.inference_gpus if inference.colocated else ()
+        ranks = tuple((candidates or others)[:num_ranks])
+    first_rank = trainer.machine_rank * num_ranks
+    if not starts_servers:
+        if len(ranks) < num_ranks:
+            raise ConfigError(
+                f"--num_processes: {num_ranks} trainer ranks need a GPU each, and this machine has "
+                f"{len(names)}; start fewer, or train on the CPU with {VISIBLE}= (empty)"
+            )
+        return config, GpuMap(names, first_rank, ranks)
+    config, groups = _server_groups(config, names, ranks, num_ranks)
+    return config, GpuMap(names, first_rank, ranks, groups)
+
+
+def _server_groups(
+    config: RootConfig, names: Sequence[str], ranks: Sequence[int], num_ranks: int
+) -> tuple[RootConfig, tuple[tuple[int, ...], ...]]:
+    inference = config.inference
+    each, shares = gpus_per_server(inference), inference.colocated and num_ranks > 0
+    free = [gpu for gpu in range(len(names)) if gpu not in ranks]
+    gpus = inference.inference_gpus or tuple(ranks if shares else free)
+    if "num_inference_servers" not in inference.model_fields_set:
+        update = {"num_inference_servers": max(1, len(gpus) // each)}
+        inference = inference.model_copy(update=update)
+        config = config.model_copy(update={"inference": inference})
+    needed = each * inference.num_inference_servers
+    if len(ranks) < num_ranks or needed > len(gpus) or (shares and needed < len(gpus)):
+        raise ConfigError(_unfitting(config, num_ranks, len(names), each))
+    groups = tuple(tuple(gpus[start : start + each]) for start in range(0, needed, each))
+    return config, groups
+
+
+def _unfitting(config: RootConfig, num_ranks: int, num_gpus: int, each: int) -> str:
+    """Return why ranks and servers do not fit, and what would."""
+    servers = config.inference.num_inference_servers
+    sizes = f"{servers} server(s) of {each} GPU(s)"
+    if config.inference.colocated and num_ranks:
+        return (
+            f"--colocated: {num_ranks} trainer rank(s) share their GPUs with {sizes}, so that both "
+            f"must have the same number, and this machine has {num_gpus}; change --num_processes, "
+            "--num_inference_servers or --inf_tp_size"
+        )
+    if not num_ranks:
+        return (
+            f"{sizes} need {servers * each} GPUs, and this machine has {num_gpus}; lower "
+            "--num_inference_servers or --inf_tp_size"
+        )
+    return (
+        f"{num_ranks} trainer rank(s) and {sizes} need {num_ranks + servers * each} GPUs, and this "
+        f"machine has {num_gpus}; lower --num_processes, --num_inference_servers or --inf_tp_size, "
+        "or let both share GPUs with --colocated"
+    )
+
+
+def _lacking(missing: Sequence[int], num_gpus: int) -> str:
+    """Return that the machine has no GPU of these numbers."""
+    if not num_gpus:
+        return (
+            "no GPU is seen here (nvidia-smi, CUDA_VISIBLE_DEVICES); leave the flag out, or say with "
+            "--num_gpus how many there are"
+        )
+    return f"there is no GPU {in_words(missing)} here; this machine has {num_gpus}, counted from 0"
+
+
+def _check_without_gpus(config: RootConfig, *, starts_servers: bool) -> None:
+    if starts_servers and "--device" not in sglang_words(config.inference):
+        raise ConfigError(
+            "--inference_backend sglang: no GPU is seen here (nvidia-smi, CUDA_VISIBLE_DEVICES); give "
+            "--inference_urls, or --sglang_args='--device cpu ...' (docs/sglang.md); --num_gpus says "
+            "how many there are where nvidia-smi cannot"
+        )

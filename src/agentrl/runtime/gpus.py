@@ -1,0 +1,78 @@
+"""The GPUs of this machine, as `nvidia-smi` names them; torch is not imported.
+
+In: the system, and `CUDA_VISIBLE_DEVICES`, which may show this process only some of them.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+_QUERY = ["--query-gpu=name,memory.total,memory.used", "--format=csv,noheader,nounits"]
+_ANSWER_SECONDS = 10.0
+_DEVICE_FILE = re.compile(r"nvidia\d+")
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU; its memory is unknown where only its device file was found."""
+
+    name: str
+    total_mib: int | None = None
+    used_mib: int | None = None
+
+
+def machine_gpus() -> list[Gpu]:
+    """Return all GPUs of the machine in the order of `nvidia-smi` (by PCI bus)."""
+    program = shutil.which("nvidia-smi")
+    if program is not None:
+        try:
+            said = subprocess.run(
+                [program, *_QUERY],
+                capture_output=True,
+                text=True,
+                timeout=_ANSWER_SECONDS,
+                check=False,
+            )
+        except (subprocess.TimeoutExpired, OSError):
+            return []
+        if said.returncode != 0:
+            return []
+        return [_gpu(line) for line in said.stdout.splitlines() if line.strip()]
+    # Containers may come without the program.
+    devices = [path for path in Path("/dev").glob("nvidia*") if _DEVICE_FILE.fullmatch(path.name)]
+    return [Gpu("GPU") for _ in devices]
+
+
+def visible_gpus(count: int | None = None) -> tuple[str, ...]:
+    """Return the GPUs that this process may use, by the names that CUDA_VISIBLE_DEVICES takes.
+
+    Args:
+        count: how many there are, where a person has said so.
+    """
+    shown = os.environ.get(VISIBLE)
+    names = None if shown is None else _named(shown)
+    if count is not None:
+        # A person who plans for another machine names more than this one has.
+        return names[:count] if names and len(names) >= count else _numbers(count)
+    return _numbers(len(machine_gpus())) if names is None else names
+
+
+def _named(shown: str) -> tuple[str, ...]:
+    """Return the names before the first that CUDA takes as an end (`-1`, or nothing)."""
+    names = [name.strip() for name in shown.split(",")]
+    ends = [number for number, name in enumerate(names) if name.startswith("-") or not name]
+    return tuple(names[: ends[0]] if ends else names)
+
+
+def _numbers(count: int) -> tuple[str, ...]:
+    return tuple(str(number) for number in range(count))
+
+
+def _gpu(line: str) -> Gpu:
+    name, *memory = (part.strip() for part in line.rsplit(",", 2))
+    total, used = (int(part) if part.isdecimal() else None for part in [*memory, "", ""][:2])
+    return Gpu(name, total, used)
