@@ -32,14 +32,30 @@ _TRAINING = (
 
 
 @click.command("run", cls=FlagCommand)
+@click.option(
+    "--dry_run",
+    is_flag=True,
+    help="Start nothing: print every value with its origin, processes, GPUs and what the checks find; "
+    "the exit status is 2 where the run could not start.",
+)
+@click.option("--json", "as_json", is_flag=True, help="With --dry_run: print one JSON object.")
 @click.pass_context
-async def run(context: click.Context, config: RootConfig) -> int:
+async def run(context: click.Context, config: RootConfig, dry_run: bool, as_json: bool) -> int:
     """Train on this machine: starts store, servers, samplers and trainer, and shows progress.
 
     Ctrl-C ends all of them; the same command resumes the run. With --machine_rank above 0, only
     this machine's trainer ranks are started. Without a model and questions, this trains the demo.
     """
-    config = _or_demo(given_flags(context), config, "train_file")
+    given = given_flags(context)
+    config, is_demo = _or_demo(given, config, "train_file")
+    if dry_run:
+        from agentrl.launcher.run_plan import plan_run
+
+        plan = await plan_run(config, {"config": DEMO_CONFIG, **given} if is_demo else given)
+        print(json.dumps(plan.parts(), indent=2) if as_json else "\n".join(plan.lines()))
+        return 0 if plan.can_start else ConfigError.exit_status
+    if as_json:
+        raise ConfigError("--json goes with --dry_run")
     from agentrl.launcher.multi_node import join_training
     from agentrl.launcher.training_run import run_training
 
@@ -59,8 +75,10 @@ def sample(config: RootConfig) -> int:
 
 
 @click.command("train", cls=FlagCommand, sections=_TRAINING)
-def train(config: RootConfig) -> int:
+@click.pass_context
+def train(context: click.Context, config: RootConfig) -> int:
     """Run the trainer; under `accelerate launch` or `torchrun` this is one rank of several."""
+    _check_places_nothing(context)
     config = joined(config)
     _log_by_rank(config.run)
     from agentrl.trainer.rl.train_process import train
@@ -70,16 +88,27 @@ def train(config: RootConfig) -> int:
     return 0 if result is None else statuses.get(result.status, 0)
 
 
+class _SftCommand(FlagCommand):
+    """Takes `--loss_calculater CrossEntropy`, the original's way to ask for fine-tuning."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        if str(ctx.params["loss_calculator"]).upper() == "CROSSENTROPY":
+            ctx.params["loss_calculator"] = None
+        return super().invoke(ctx)
+
+
 @click.command(
-    "sft", cls=FlagCommand, sections=("run", "model", "store", "data", "algorithm", "trainer")
+    "sft", cls=_SftCommand, sections=("run", "model", "store", "data", "algorithm", "trainer")
 )
-def sft(config: RootConfig) -> int:
+@click.pass_context
+def sft(context: click.Context, config: RootConfig) -> int:
     """Fine-tune on conversations, or on records of a run.
 
     Conversations (--train_file, --eval_file) are objects with `messages` in OpenAI form and
     optionally `tools`; see docs/sft.md. Under `accelerate launch` or `torchrun` this is one rank of
     several.
     """
+    _check_places_nothing(context)
     _log_by_rank(config.run)
     with ExitStack() as stack:
         uri = None
@@ -95,8 +124,10 @@ def sft(config: RootConfig) -> int:
 
 
 @click.command("serve", cls=FlagCommand, sections=("run", "model", "store", "inference", "publish"))
-async def serve(config: RootConfig) -> int:
+@click.pass_context
+async def serve(context: click.Context, config: RootConfig) -> int:
     """Start an inference server, register it with the run and keep its weights up to date."""
+    _check_places_nothing(context)
     uri = store_uri(config)
     from agentrl.inference.supervisor.server_supervisor import run_server
     from agentrl.runtime.logs import setup_logging
@@ -117,10 +148,35 @@ async def evaluate(context: click.Context, config: RootConfig) -> int:
 
     # On the command line: the run's own configuration file names the model that it began with.
     given = given_flags(context)
-    config = _or_demo(given, config, "eval_file")
+    config, _ = _or_demo(given, config, "eval_file")
     is_named = "model_name_or_path" in given
     checkpoint = None if is_named else newest_checkpoint(config.run.output_path)
     return await run_evaluation(config, checkpoint)
+
+
+@click.command("doctor", cls=FlagCommand)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line.")
+@click.pass_context
+async def doctor(context: click.Context, config: RootConfig, as_json: bool) -> int:
+    """Check this machine for a run with these flags, in lines that pass or say what to do.
+
+    The exit status is 1 when something needed is missing. Without a model and questions, this checks
+    what the demo needs. Nothing of the run is started.
+    """
+    from agentrl.config.secret_text import redact
+    from agentrl.launcher.doctor import examine
+
+    config, _ = _or_demo(given_flags(context), config, "train_file")
+    num_failures = 0
+    async for found in examine(config):
+        text = redact(found.text)
+        if as_json:
+            line = json.dumps({"state": found.state, "subject": found.subject, "text": text})
+        else:
+            line = f"{found.state:5} {found.subject:16} {text}"
+        print(line, flush=True)
+        num_failures += found.state == "FAIL"
+    return 1 if num_failures else 0
 
 
 @click.command("export", cls=FlagCommand, sections=("run", "model"))
@@ -248,8 +304,10 @@ async def env_up(
     return 0
 
 
-def _or_demo(given: Mapping[str, str], config: RootConfig, questions: str) -> RootConfig:
-    """Return the configuration, or the demo's where nothing of the user's is named.
+def _or_demo(
+    given: Mapping[str, str], config: RootConfig, questions: str
+) -> tuple[RootConfig, bool]:
+    """Return the configuration, or the demo's where nothing of the user's is named, and which it is.
 
     A private database without an output directory holds questions that were added by hand.
 
@@ -264,9 +322,9 @@ def _or_demo(given: Mapping[str, str], config: RootConfig, questions: str) -> Ro
     named = {"config", "model_name_or_path", "db_connection_string", questions}
     output, database = config.run.output_path, config.private_mongo_dir
     if not named.isdisjoint(given) or "MONGODB_URI" in os.environ:
-        return config
+        return config, False
     if not output.exists() and database.exists():
-        return config
+        return config, False
     demo = load_config({"config": DEMO_CONFIG, **given})
     written = output / "config.yaml"
     if written.exists():
@@ -277,7 +335,17 @@ def _or_demo(given: Mapping[str, str], config: RootConfig, questions: str) -> Ro
                 f"(--model_name_or_path, --{questions}, ...), or another --run_name for the demo"
             )
     sys.stderr.write(f"note: no model and no questions given; this is --config {DEMO_CONFIG}\n")
-    return demo
+    return demo, True
+
+
+def _check_places_nothing(context: click.Context) -> None:
+    """Refuse flags that place processes where only this one is started."""
+    for name in ("trainer_gpus", "inference_gpus", "num_gpus"):
+        if name in given_flags(context):
+            raise ConfigError(
+                f"--{name} goes with `agentrl run`, which starts ranks and servers; this process uses "
+                "the GPUs that CUDA_VISIBLE_DEVICES shows it"
+            )
 
 
 def _log_by_rank(run: RunSection) -> None:

@@ -20,6 +20,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "sft": ("commands:sft", "supervised fine-tuning on conversations, or on records of a run"),
     "serve": ("commands:serve", "an inference server, registered and kept up to date"),
     "eval": ("commands:evaluate", "score a checkpoint on held-out questions"),
+    "doctor": ("commands:doctor", "check this machine: packages, GPUs, database, servers, tools"),
     "export": ("commands:export", "merge a run's adapter (LoRA) into its model's weights"),
     "tasks": ("task_commands:tasks", "add|list|retry|stats: the questions of a run"),
     "inspect": (

@@ -19,7 +19,7 @@ from agentrl.config.other_names import ALIASES, NO_EFFECT, ONE_VALUE, OPTIM_PART
 from agentrl.config.sections import SECTIONS, RootConfig
 from agentrl.errors import ConfigError
 
-_WIDTH = 100
+_WIDTH = 80
 _INDENT = " " * 8
 _FLAG_HINT = "flags look like --max_steps 10"
 _SETTINGS = {"help_option_names": ["--help", "-h"]}
@@ -235,9 +235,10 @@ def _flag_lines(path: str, sections: Sequence[str], complete: bool) -> list[str]
     if len(shown) < len(used):
         lines += ["", f"`{path} --help-all` explains {len(used) - len(shown)} further flags."]
     if complete:
-        accepted = ", ".join([*NO_EFFECT, *ONE_VALUE])
+        accepted = ", ".join(f"--{name}" for name in (*NO_EFFECT, *ONE_VALUE))
         lines += ["", *_entry("accepted without effect:", accepted)]
-        spelt = ", ".join(f"{name} ({flag})" for name, flag in ALIASES.items())
+        stands = ALIASES | {name: " ".join(given) for name, given in SHORTHANDS.items()}
+        spelt = ", ".join(f"--{name} (--{flag})" for name, flag in stands.items())
         lines += ["", *_entry("other spellings:", spelt)]
     return lines
 

@@ -16,13 +16,20 @@ _LONG_CONTEXT = 8192
 """Tokens above which activations of a whole path are kept only in part."""
 
 
-def fitted_to_model(config: RootConfig) -> tuple[RootConfig, list[str]]:
+def fitted_to_model(
+    config: RootConfig, *, with_weights: bool = True
+) -> tuple[RootConfig, list[str]]:
     """Return the configuration with what the model's context says, and notes about it.
+
+    Args:
+        config: the checked configuration.
+        with_weights: see `resolve_model`.
 
     Raises:
         ConfigError: the model is missing or malformed.
     """
-    context = served_context_length(config.inference, find_model(config.model))
+    model_path = find_model(config.model, with_weights=with_weights)
+    context = served_context_length(config.inference, model_path)
     if context is None:
         return config, []
     notes: list[str] = []

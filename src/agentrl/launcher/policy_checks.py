@@ -13,17 +13,18 @@ from agentrl.models.resolve import check_adapter_targets, check_router_replay, r
 from agentrl.renderers.renderer import Renderer
 
 
-def check_policy(config: RootConfig, *, trains: bool = True) -> Renderer:
+def check_policy(config: RootConfig, *, trains: bool = True, with_weights: bool = True) -> Renderer:
     """Check the model, its chat template and, for training, its layers and the mesh.
 
     Args:
         config: the checked configuration.
         trains: whether our trainer computes with it.
+        with_weights: see `resolve_model`.
 
     Raises:
         ConfigError: the model is missing or unsupported, or the mesh does not fit it.
     """
-    path = find_model(config.model)
+    path = find_model(config.model, with_weights=with_weights)
     if trains or config.inference.inference_backend == "embedded":
         check_tree_support(raw_config(path))
     if trains:
@@ -36,13 +37,17 @@ def check_policy(config: RootConfig, *, trains: bool = True) -> Renderer:
     return renderer
 
 
-def find_model(model: ModelSection) -> Path:
+def find_model(model: ModelSection, *, with_weights: bool = True) -> Path:
     """Return the model's directory.
+
+    Args:
+        model: names it, and what is asked of it.
+        with_weights: see `resolve_model`.
 
     Raises:
         ConfigError: it is missing, or the model cannot have what the flags ask for.
     """
-    path = resolve_model(model.model_name_or_path)
+    path = resolve_model(model.model_name_or_path, with_weights=with_weights)
     if model.router_replay:
         check_router_replay(path)
     if model.lora_rank:

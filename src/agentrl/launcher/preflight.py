@@ -1,12 +1,17 @@
 """Everything that can be checked before a process starts, so that a mistake costs one line.
 
 In goes a configuration whose flags fit together (`config.checks`); here the files, servers and
-programs that they name are looked at. Nothing is started or written.
+programs that they name are looked at, and out come findings: `agentrl run` and `agentrl eval` end at
+the first problem, `--dry_run` and `agentrl doctor` show all. Nothing is started or written.
 """
 
 import asyncio
+import inspect
 import shutil
 import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -15,6 +20,7 @@ from pydantic import SecretStr
 from agentrl.config.algorithm_checks import check_training_sampling
 from agentrl.config.checks import check_trackers
 from agentrl.config.sections import (
+    AgentSection,
     DataSection,
     InferenceSection,
     RootConfig,
@@ -23,7 +29,13 @@ from agentrl.config.sections import (
 )
 from agentrl.datasets.question import DEFAULT_SCORER
 from agentrl.datasets.question_files import QuestionFile
-from agentrl.errors import ConfigError, InferenceError, ServerRefused, StoreError
+from agentrl.errors import (
+    AgentRLError,
+    ConfigError,
+    InferenceError,
+    ServerRefused,
+    StoreError,
+)
 from agentrl.inference import SGLangClient
 from agentrl.inference.supervisor.server_process import check_keys, sglang_python
 from agentrl.launcher.child_commands import tool_server_command
@@ -37,6 +49,21 @@ from agentrl.store.private_mongod import find_mongod
 from agentrl.tools import probe
 
 _ANSWER_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What was seen of one subject."""
+
+    subject: str
+    problem: AgentRLError | None = None
+    """Why the run cannot start; None where it can."""
+    notes: tuple[str, ...] = ()
+    """What a person should know before it starts."""
+
+
+Check = Callable[[], Awaitable[None] | list[str] | None]
+"""Raises an `AgentRLError`, or returns notes."""
 
 
 async def check_inputs(config: RootConfig, *, trains: bool = True) -> list[str]:
@@ -53,32 +80,108 @@ async def check_inputs(config: RootConfig, *, trains: bool = True) -> list[str]:
         ConfigError: something that the user gave cannot be used.
         StoreError: the database does not answer.
     """
-    renderer = check_policy(config, trains=trains)
-    model_path = find_model(config.model)
-    check_trackers(config.trainer.report_to)
-    if trains:
-        check_training_sampling(config.sampling)
-        _check_group_size(config.data)
-        _check_main_port(config.trainer)
-    notes = _check_questions(config, renderer, trains=trains)
-    if config.agents.has_agent:
-        configured_agent(config.agents)
-    await _check_store(config, trains=trains)
-    await _check_tools(config, model_path, renderer)
-    if config.rollout.enable_sampling:
-        await _check_servers(config.inference)
+    notes: list[str] = []
+    async for finding in findings(config, trains=trains):
+        if finding.problem is not None:
+            raise finding.problem
+        notes += finding.notes
     return notes
 
 
+async def findings(
+    config: RootConfig,
+    *,
+    trains: bool = True,
+    with_weights: bool = True,
+    without: Collection[str] = (),
+) -> AsyncIterator[Finding]:
+    """Yield what is found of each subject, in the order of `check_inputs`.
+
+    Args:
+        config: the checked configuration.
+        trains: whether the training questions are checked too.
+        with_weights: fetch the whole model where a hub id names it, not just its small files.
+        without: subjects that are not looked at.
+    """
+    # The renderer, where the model has one.
+    shown: list[Renderer] = []
+
+    def model() -> None:
+        shown.append(check_policy(config, trains=trains, with_weights=with_weights))
+
+    def trackers() -> None:
+        check_trackers(config.trainer.report_to)
+
+    async def tools() -> None:
+        path = find_model(config.model, with_weights=with_weights) if shown else None
+        await _check_tools(config, path, *shown)
+
+    checks: dict[str, Check] = {
+        "model": model,
+        "trackers": trackers,
+        "groups and ranks": partial(_check_groups_and_ranks, config, trains=trains),
+        "questions": lambda: _check_questions(config, *shown, trains=trains),
+        "agent": partial(_check_agent, config.agents),
+        "database": partial(_check_store, config, trains=trains),
+        "tools": tools,
+        "servers": partial(_check_own_servers, config),
+    }
+    for subject, check in checks.items():
+        if subject not in without:
+            yield await _finding(subject, check)
+
+
+async def _finding(subject: str, check: Check) -> Finding:
+    try:
+        said = check()
+        if not inspect.isawaitable(said):
+            return Finding(subject, notes=tuple(said or ()))
+        await said
+    except AgentRLError as error:
+        return Finding(subject, error)
+    return Finding(subject)
+
+
+async def findings_on_ranks(
+    config: RootConfig, *, with_weights: bool = True
+) -> AsyncIterator[Finding]:
+    """Yield what a machine with nothing but trainer ranks needs: model and database."""
+
+    def model() -> None:
+        find_model(config.model, with_weights=with_weights)
+
+    yield await _finding("model", model)
+    yield await _finding("database", partial(_check_store, config, trains=False))
+
+
 async def check_ranks(config: RootConfig) -> None:
-    """Check what a machine with nothing but trainer ranks needs: model and database.
+    """Check what a machine with nothing but trainer ranks needs.
 
     Raises:
         ConfigError: the model cannot be used.
         StoreError: the database does not answer.
     """
-    find_model(config.model)
-    await _check_store(config, trains=False)
+    async for finding in findings_on_ranks(config):
+        if finding.problem is not None:
+            raise finding.problem
+
+
+def _check_agent(agents: AgentSection) -> None:
+    if agents.has_agent:
+        configured_agent(agents)
+
+
+async def _check_own_servers(config: RootConfig) -> None:
+    if config.rollout.enable_sampling:
+        await check_servers(config.inference)
+
+
+def _check_groups_and_ranks(config: RootConfig, *, trains: bool) -> None:
+    if not trains:
+        return
+    check_training_sampling(config.sampling)
+    _check_group_size(config.data)
+    _check_main_port(config.trainer)
 
 
 def _check_main_port(trainer: TrainerSection) -> None:
@@ -101,7 +204,9 @@ def _check_group_size(data: DataSection) -> None:
         )
 
 
-def _check_questions(config: RootConfig, renderer: Renderer, *, trains: bool) -> list[str]:
+def _check_questions(
+    config: RootConfig, renderer: Renderer | None = None, *, trains: bool
+) -> list[str]:
     data, notes = config.data, []
     scoring = RegisteredScoring.load(config.rollout)
     for path in (data.train_file if trains else None, data.eval_file):
@@ -110,7 +215,7 @@ def _check_questions(config: RootConfig, renderer: Renderer, *, trains: bool) ->
         with QuestionFile(path, data, MCPScorerFactory.check_question) as questions:
             for scorer in questions.scorers:
                 scoring.check(scorer)
-            if questions.has_images:
+            if questions.has_images and renderer is not None:
                 _check_images(config, path, renderer)
             if data.default_scorer is None and questions.num_without_scorer:
                 notes.append(
@@ -166,7 +271,9 @@ def _no_questions(database: str) -> ConfigError:
     )
 
 
-async def _check_tools(config: RootConfig, model_path: Path, renderer: Renderer) -> None:
+async def _check_tools(
+    config: RootConfig, model_path: Path | None, renderer: Renderer | None = None
+) -> None:
     tools = tools_config(config.tools)
     command = config.tools.tool_server_command
     if command is not None:
@@ -174,13 +281,19 @@ async def _check_tools(config: RootConfig, model_path: Path, renderer: Renderer)
         if not words or shutil.which(words[0]) is None:
             program = words[0] if words else ""
             raise ConfigError(f"--tool_server_command {program!r}: no such program")
-        return
     if tools.servers and config.rollout.enable_sampling:
-        context_length = served_context_length(config.inference, model_path)
-        check_tools(config.sampling, context_length, renderer, await probe(tools))
+        specs = await probe(tools)
+        if model_path is not None and renderer is not None:
+            context_length = served_context_length(config.inference, model_path)
+            check_tools(config.sampling, context_length, renderer, specs)
 
 
-async def _check_servers(inference: InferenceSection) -> None:
+async def check_servers(inference: InferenceSection) -> None:
+    """Check that servers answer, or can be started.
+
+    Raises:
+        ConfigError: one does not, or SGLang or a key is missing.
+    """
     if not inference.inference_urls:
         check_keys(inference)
         if inference.inference_backend == "sglang":

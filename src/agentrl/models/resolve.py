@@ -16,8 +16,12 @@ _NEEDED = ("config.json", "tokenizer.json")
 _ATTENTION_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj")
 
 
-def resolve_model(name_or_path: str) -> Path:
+def resolve_model(name_or_path: str, *, with_weights: bool = True) -> Path:
     """Return the absolute directory of a checkpoint.
+
+    Args:
+        name_or_path: a directory or a hub id.
+        with_weights: fetch the weights of a hub id too, which may be many gigabytes.
 
     Raises:
         ConfigError: the directory does not exist or lacks a file, or the download failed.
@@ -27,7 +31,7 @@ def resolve_model(name_or_path: str) -> Path:
         return _checked(path)
     if path.exists() or not _HUB_ID.match(name_or_path) or name_or_path.startswith("."):
         raise ConfigError(f"--model_name_or_path {name_or_path}: no such directory")
-    return _checked(_fetch(name_or_path))
+    return _checked(_fetch(name_or_path, with_weights), with_weights)
 
 
 def resolve_tokenizer(name_or_path: str) -> Path:
@@ -69,13 +73,16 @@ def check_adapter_targets(model_path: Path, targets: Sequence[str]) -> None:
         )
 
 
-def _fetch(hub_id: str) -> Path:
+def _fetch(hub_id: str, with_weights: bool) -> Path:
     # Imported here: only hub ids need it, and the import takes longer than a sampler's start.
     from huggingface_hub import snapshot_download  # noqa: PLC0415
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError  # noqa: PLC0415
 
     try:
-        return Path(snapshot_download(hub_id, ignore_patterns=["*.pth", "original/*", "*.gguf"]))
+        ignored = ["*.pth", "original/*", "*.gguf"]
+        if not with_weights:
+            ignored += ["*.safetensors", "*.bin"]
+        return Path(snapshot_download(hub_id, ignore_patterns=ignored))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         reason = " ".join(str(error).split())[:200]
         raise ConfigError(
@@ -84,11 +91,11 @@ def _fetch(hub_id: str) -> Path:
         ) from None
 
 
-def _checked(path: Path) -> Path:
+def _checked(path: Path, with_weights: bool = True) -> Path:
     for name in _NEEDED:
         if not (path / name).is_file():
             raise ConfigError(f"--model_name_or_path {path}: {name} is missing")
-    if not any(path.glob("*.safetensors")):
+    if with_weights and not any(path.glob("*.safetensors")):
         raise ConfigError(
             f"--model_name_or_path {path}: the directory has no *.safetensors weights"
         )

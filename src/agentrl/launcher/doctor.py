@@ -1,0 +1,269 @@
+"""What this machine lacks for a run (`agentrl doctor`).
+
+In goes a configuration; out come lines that pass, or say what to do: Python, packages, GPUs, ports,
+MongoDB, servers, tools, disk and memory, then the checks of `agentrl run` itself. A private mongod is
+started on an empty directory for a moment; nothing of the run is started, and nothing stays behind.
+Every check has a time limit.
+"""
+
+import asyncio
+import importlib.metadata
+import inspect
+import platform
+import re
+import resource
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+import psutil
+
+from agentrl.config.sections import RootConfig
+from agentrl.errors import AgentRLError
+from agentrl.inference.supervisor.server_process import sglang_python
+from agentrl.launcher.gpu_placement import placed
+from agentrl.launcher.preflight import check_servers, findings
+from agentrl.rollout.worker.resources import tools_config
+from agentrl.runtime.gpus import machine_gpus
+from agentrl.store import TrajectoryStore
+from agentrl.store.private_mongod import EmbeddedMongo
+from agentrl.tools import ToolsConfig, probe
+
+CHECK_SECONDS = 30.0
+"""Longest time that one check may take."""
+_TOOL_SECONDS = 60.0
+"""For one tool server: `npx` and `uvx` download what they start."""
+_DISTRIBUTION = "agentrl-mongo"
+_REQUIREMENT = re.compile(r"([\w.-]+).*extra == ['\"](\w+)['\"]")
+_EXTRAS = {
+    "mongod": "the private mongod",
+    "engine": "the embedded engine",
+    "train": "the trainer",
+    "data": "Parquet files and data sets of the hub",
+    "parquet": "`agentrl store export --format parquet`",
+    "trl": "TRL's engine",
+    "trackers": "--report_to",
+}
+_FREE_GIB, _FREE_MEMORY_GIB, _OPEN_FILES = 5, 2, 4096
+_GIB = 1 << 30
+
+State = Literal["ok", "note", "FAIL"]
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """One line: what was looked at, and what it means."""
+
+    state: State
+    subject: str
+    text: str
+
+
+Told = tuple[State, str]
+Look = Callable[[], Iterator[Told] | Awaitable[Told]]
+
+
+async def examine(config: RootConfig) -> AsyncIterator[Diagnosis]:
+    """Yield a line for everything that a run with this configuration needs here."""
+    checks: list[tuple[str, Look]] = [
+        ("python", _python),
+        ("packages", lambda: _packages(config)),
+        ("GPUs", _gpus),
+        ("placement", lambda: _placement(config)),
+        ("ports", lambda: _ports(config)),
+        ("disk", lambda: _disk(config)),
+        ("memory", _memory),
+        ("MongoDB", lambda: _database(config)),
+        ("servers", lambda: _servers(config)),
+    ]
+    for subject, check in checks:
+        async for state, text in _told(check):
+            yield Diagnosis(state, subject, text)
+    async for diagnosis in _tools(config):
+        yield diagnosis
+    looked_at = ("database", "tools", "servers")
+    async for finding in findings(config, with_weights=False, without=looked_at):
+        problem = finding.problem
+        text = "as `agentrl run` checks it" if problem is None else str(problem)
+        yield Diagnosis("ok" if problem is None else "FAIL", finding.subject, text)
+
+
+async def _told(check: Look, seconds: float = CHECK_SECONDS) -> AsyncIterator[Told]:
+    try:
+        said = check()
+        if inspect.isawaitable(said):
+            async with asyncio.timeout(seconds):
+                yield await said
+        else:
+            for told in said:
+                yield told
+    except TimeoutError:
+        yield "FAIL", f"no answer within {seconds:.0f} s"
+    except AgentRLError as error:
+        yield "FAIL", str(error)
+
+
+def _python() -> Iterator[Told]:
+    text = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
+    is_known = (platform.system(), platform.machine()) == ("Linux", "x86_64")
+    yield "ok" if is_known else "note", text if is_known else f"{text}; tested on Linux x86_64"
+
+
+def _packages(config: RootConfig) -> Iterator[Told]:
+    extras: dict[str, list[str]] = {name: [] for name in _EXTRAS}
+    for requirement in importlib.metadata.requires(_DISTRIBUTION) or ():
+        found = _REQUIREMENT.match(requirement)
+        if found is not None and found[2] in extras and not _is_installed(found[1]):
+            extras[found[2]].append(found[1])
+    whole = [name for name, missing in extras.items() if not missing]
+    version = importlib.metadata.version(_DISTRIBUTION)
+    yield "ok", f"{_DISTRIBUTION} {version} with {', '.join(whole) or 'no extras'}"
+    needed = {"train"}
+    inference = config.inference
+    if inference.inference_backend == "embedded" and not inference.inference_urls:
+        needed.add("engine")
+    for name, missing in extras.items():
+        if missing:
+            text = f"{', '.join(missing)} missing, for {_EXTRAS[name]}: "
+            text += f"pip install '{_DISTRIBUTION}[{name}]'"
+            yield "FAIL" if name in needed else "note", text
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def _gpus() -> Iterator[Told]:
+    gpus = machine_gpus()
+    if not gpus:
+        yield "note", "none seen by nvidia-smi: trainer and embedded engine run on the CPU"
+        return
+    for number, gpu in enumerate(gpus):
+        used = f", {gpu.used_mib} of {gpu.total_mib} MiB used" if gpu.total_mib else ""
+        yield "ok", f"{number}: {gpu.name}{used}"
+    script = "import torch; print(torch.__version__, torch.cuda.device_count())"
+    version, _, count = _output([sys.executable, "-c", script]).partition(" ")
+    if count == "0":
+        yield (
+            "FAIL",
+            f"torch {version} sees none of them: install torch for CUDA, or update the driver",
+        )
+    elif count:
+        yield "ok", f"torch {version} sees {count}"
+
+
+def _placement(config: RootConfig) -> Iterator[Told]:
+    _, gpus = placed(config)
+    rows = list(gpus.rows())
+    yield "ok", "; ".join(f"{name}: {words}" for name, words in rows) or "no GPUs to divide"
+
+
+def _ports(config: RootConfig) -> Iterator[Told]:
+    wanted = {"mongo_port": config.store.mongo_port}
+    if config.store.db_connection_string is not None:
+        wanted = {}
+    if not config.inference.inference_urls:
+        wanted["inference_port"] = config.inference.inference_port
+    taken = [f"--{name} {port}" for name, port in wanted.items() if _listens(port)]
+    if taken:
+        yield "note", f"{', '.join(taken)} taken: the next free one is used"
+    elif wanted:
+        yield "ok", f"{', '.join(map(str, wanted.values()))} free"
+    port = config.run.metrics_port
+    if port and _listens(port):
+        yield "FAIL", f"--metrics_port {port} is taken: give another one"
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as caller:
+        caller.settimeout(1.0)
+        return port != 0 and caller.connect_ex(("127.0.0.1", port)) == 0
+
+
+def _disk(config: RootConfig) -> Iterator[Told]:
+    for path in dict.fromkeys((config.run.output_path, config.private_mongo_dir.absolute())):
+        there = next(parent for parent in (path, *path.parents) if parent.exists())
+        free = shutil.disk_usage(there).free / _GIB
+        is_enough = free >= _FREE_GIB
+        hint = "" if is_enough else f": make room, or name another place; {_FREE_GIB} GiB are few"
+        yield "ok" if is_enough else "FAIL", f"{free:.0f} GiB free for {path}{hint}"
+
+
+def _memory() -> Iterator[Told]:
+    memory = psutil.virtual_memory()
+    text = f"{memory.available / _GIB:.1f} of {memory.total / _GIB:.1f} GiB available"
+    is_enough = memory.available >= _FREE_MEMORY_GIB * _GIB
+    yield (
+        "ok" if is_enough else "FAIL",
+        text if is_enough else f"{text}: end other programs; the demo alone takes 2 GiB",
+    )
+    limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit < _OPEN_FILES:
+        yield "note", f"{limit} files may be open at a time; `ulimit -n {most}` allows more"
+
+
+async def _database(config: RootConfig) -> Told:
+    uri = config.store.db_connection_string
+    began = time.monotonic()
+    if uri is not None:
+        async with TrajectoryStore.connect(uri.get_secret_value(), config.run.run_name) as store:
+            seconds = time.monotonic() - began
+            return "ok", f"{store.redacted_uri} takes writes ({seconds:.1f} s)"
+    with tempfile.TemporaryDirectory() as folder, EmbeddedMongo(Path(folder)):
+        return "ok", f"a private mongod starts and takes writes ({time.monotonic() - began:.1f} s)"
+
+
+async def _servers(config: RootConfig) -> Told:
+    inference = config.inference
+    await check_servers(inference)
+    if inference.inference_urls:
+        return "ok", f"{len(inference.inference_urls)} of --inference_urls answer"
+    if inference.inference_backend == "embedded":
+        return "ok", "the embedded engine, which `agentrl run` starts"
+    script = "import importlib.metadata as m; print(m.version('sglang'))"
+    version = _output([sglang_python(), "-c", script]) or "of unknown version"
+    return "ok", f"SGLang {version}, which `agentrl run` starts"
+
+
+async def _tools(config: RootConfig) -> AsyncIterator[Diagnosis]:
+    command = config.tools.tool_server_command
+    if command is not None:
+        yield Diagnosis("note", "tools", "--tool_server_command is started with the run")
+    try:
+        tools = tools_config(config.tools)
+    except AgentRLError as error:
+        yield Diagnosis("FAIL", "tools", str(error))
+        return
+    for name, server in tools.servers.items():
+        one = tools.model_copy(update={"servers": {name: server}})
+        async for state, text in _told(partial(_tool_server, one), _TOOL_SECONDS):
+            yield Diagnosis(state, f"tools {name}", text)
+    if not tools.servers and command is None:
+        yield Diagnosis("note", "tools", "none: give --mcp_servers FILE, or another of the flags")
+
+
+async def _tool_server(tools: ToolsConfig) -> Told:
+    specs = await probe(tools)
+    return "ok", f"{len(specs)} tools: {', '.join(spec.name for spec in specs)[:200]}"
+
+
+def _output(argv: list[str]) -> str:
+    try:
+        ended = subprocess.run(
+            argv, capture_output=True, text=True, timeout=CHECK_SECONDS, check=False
+        )
+    except (subprocess.TimeoutExpired, OSError):
+        return ""
+    return ended.stdout.strip()

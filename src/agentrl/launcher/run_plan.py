@@ -1,0 +1,160 @@
+"""What `agentrl run` would do, without doing it (`--dry_run`).
+
+In goes the configuration and the flags as they were typed; out comes a plan in parts, as text and as
+JSON: every value with its origin, the processes with their GPUs, and what the checks of a real start
+find. Nothing is started or written; of a hub id, only the model's small files are fetched.
+
+A further part (an estimate of memory) is one more field of `RunPlan` and one more entry in its
+`parts` and `lines`.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import SecretStr
+
+from agentrl.config.flags import FLAGS
+from agentrl.config.loading import flat_values, origins
+from agentrl.config.secret_text import HIDDEN
+from agentrl.config.sections import SECTIONS, RootConfig
+from agentrl.errors import AgentRLError
+from agentrl.launcher.fitted_values import fitted_to_model
+from agentrl.launcher.gpu_placement import NO_GPUS, GpuMap, placed
+from agentrl.launcher.preflight import Finding, findings, findings_on_ranks
+
+_NAME_WIDTH = 34
+_VALUE_WIDTH = 24
+
+
+@dataclass(frozen=True)
+class PlannedProcess:
+    """One kind of process of a run on this machine."""
+
+    name: str
+    count: int
+    what: str
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """The parts of a plan."""
+
+    config: RootConfig
+    origins: Mapping[str, str]
+    """Where each value comes from, by flag."""
+    gpus: GpuMap
+    findings: tuple[Finding, ...]
+
+    @property
+    def can_start(self) -> bool:
+        """Whether the checks found no problem."""
+        return all(finding.problem is None for finding in self.findings)
+
+    def parts(self) -> dict[str, Any]:
+        """Return the plan as a JSON object."""
+        values = _values(self.config)
+        return {
+            "can_start": self.can_start,
+            "configuration": {
+                name: {"value": value, "origin": self.origins[name]}
+                for name, value in values.items()
+            },
+            "processes": [vars(process) for process in self._processes()],
+            "gpus": dict(self.gpus.rows()),
+            "checks": [
+                {
+                    "subject": finding.subject,
+                    "problem": None if finding.problem is None else str(finding.problem),
+                    "notes": list(finding.notes),
+                }
+                for finding in self.findings
+            ],
+        }
+
+    def lines(self) -> Iterator[str]:
+        """Yield the plan for a person; what matters most comes last."""
+        values = _values(self.config)
+        for section, cls in SECTIONS.items():
+            yield f"{section}:"
+            for name in cls.model_fields:
+                shown = _shown(values[name])
+                yield f"  {name:{_NAME_WIDTH}} {shown:{_VALUE_WIDTH}} {self.origins[name]}"
+        yield "processes on this machine:"
+        for process in self._processes():
+            yield f"  {process.count} x {process.name:12} {process.what}"
+        rows = dict(self.gpus.rows())
+        yield "GPUs:" if rows else "GPUs: none"
+        for name, words in rows.items():
+            yield f"  {name:12} {words}"
+        yield "checks:"
+        for finding in self.findings:
+            said = "ok" if finding.problem is None else f"PROBLEM {finding.problem}"
+            yield f"  {finding.subject:18} {said}"
+            yield from (f"  {'':18} note: {note}" for note in finding.notes)
+
+    def _processes(self) -> Iterator[PlannedProcess]:
+        config = self.config
+        trainer, inference = config.trainer, config.inference
+        is_first, samples = trainer.machine_rank == 0, config.rollout.enable_sampling
+        uri = config.store.db_connection_string
+        if is_first and uri is None:
+            yield PlannedProcess("mongod", 1, f"private, data in {config.private_mongo_dir}")
+        if is_first and samples:
+            if config.tools.tool_server_command is not None:
+                command = flat_values(config)["tool_server_command"]
+                yield PlannedProcess("tool server", 1, command)
+            if inference.inference_urls:
+                yield PlannedProcess("serve", 1, "supervises --inference_urls")
+            else:
+                what = f"starts and supervises one server ({inference.inference_backend})"
+                yield PlannedProcess("serve", inference.num_inference_servers, what)
+            rollouts = config.rollout.max_concurrent_samples_per_process
+            what = f"up to {rollouts} rollouts at a time in each"
+            yield PlannedProcess("sampler", config.rollout.num_samplers, what)
+        ranks = trainer.num_processes // trainer.num_machines
+        what = f"of {trainer.num_processes} ranks" if trainer.num_processes > 1 else "one process"
+        yield PlannedProcess("trainer", ranks, what)
+
+
+async def plan_run(config: RootConfig, typed: Mapping[str, Any]) -> RunPlan:
+    """Look at everything that a start would look at, and return what would come of it.
+
+    Args:
+        config: the checked configuration.
+        typed: the flags from which it was made.
+    """
+    found: list[Finding] = []
+    gpus = NO_GPUS
+    try:
+        config, gpus = placed(config)
+        found.append(Finding("GPUs"))
+    except AgentRLError as error:
+        found.append(Finding("GPUs", error))
+    if config.trainer.machine_rank:
+        found += [finding async for finding in findings_on_ranks(config, with_weights=False)]
+    else:
+        found += [finding async for finding in findings(config, with_weights=False)]
+        if not any(finding.problem for finding in found if finding.subject == "model"):
+            config, notes = fitted_to_model(config, with_weights=False)
+            found.append(Finding("limits", notes=tuple(notes)))
+    return RunPlan(config, origins(typed, config), gpus, tuple(found))
+
+
+def _values(config: RootConfig) -> dict[str, Any]:
+    """Return all values by flag name, JSON-compatible, with `***` for secrets."""
+    public = flat_values(config)
+    values = {}
+    for name, flag in FLAGS.items():
+        # Left out of what is written down: secrets, and what concerns this start alone.
+        value = getattr(getattr(config, flag.section), name)
+        values[name] = public.get(name, HIDDEN if isinstance(value, SecretStr) else value)
+    return values
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list):
+        return ",".join(map(str, value)) or "-"
+    return "-" if value is None else str(value)

@@ -1,0 +1,60 @@
+"""docs/from-agentrl.md says of the original's flags what the code does with them."""
+
+import re
+import shlex
+
+import pytest
+from support.doc_blocks import DOCS
+
+from agentrl.config.command_line import parse_flags
+from agentrl.config.flags import FLAGS, canonical_name
+from agentrl.config.other_names import NO_EFFECT, ONE_VALUE, SHORTHANDS, elsewhere
+
+PAGE = (DOCS / "from-agentrl.md").read_text()
+
+
+def section(title: str) -> str:
+    return PAGE.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+
+
+def rows(title: str) -> list[list[str]]:
+    lines = [line for line in section(title).splitlines() if line.startswith("| `--")]
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
+
+
+def test_the_defaults_here_are_those_of_the_page() -> None:
+    table = rows("Defaults that differ")
+    assert len(table) > 15
+    for flag, theirs, ours, *_ in table:
+        default = FLAGS[flag.strip("`-")].field.default
+        shown = "none" if default is None else str(default).lower()
+        assert (flag, shown) == (flag, ours.lower())
+        assert theirs.lower() != shown
+
+
+@pytest.mark.parametrize(
+    "name", ["balance_sample", "reserve_context_error_count", "resample_error_records"]
+)
+def test_defaults_that_change_what_is_trained_on_are_named(name: str) -> None:
+    assert name in {row[0].strip("`-") for row in rows("Defaults that differ")}
+
+
+def test_flags_without_effect_are_all_listed() -> None:
+    listed = section("Flags").partition("Accepted without effect")[2]
+    assert set(re.findall(r"`--(\w+)`", listed)) == NO_EFFECT.keys()
+
+
+def test_flags_that_differ_are_known() -> None:
+    known = {*FLAGS, *ONE_VALUE, *SHORTHANDS}
+    for row in rows("Flags"):
+        for name in re.findall(r"--(\w+)", row[0]):
+            assert canonical_name(name) in known or elsewhere(name), name
+
+
+def test_the_originals_command_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
+    block = section("Programs").partition("```bash\n")[2].partition("```")[0]
+    program, command, *flags = shlex.split(block.replace("\\\n", " "))
+    assert (program, command) == ("agentrl", "run")
+    config = parse_flags([word for word in flags if word != "--dry_run"])
+    assert config.algorithm.loss_calculator == "MINIRL"
+    assert "--compress_history has no effect here" in capsys.readouterr().err

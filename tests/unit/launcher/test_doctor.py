@@ -1,0 +1,88 @@
+"""`agentrl doctor`: lines that pass or say what to do."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from agentrl.cli.main import main
+
+ROOT = Path(__file__).parents[3]
+SERVER = ROOT / "tests/support/tool_server.py"
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for name in ("MONGODB_URI", "CUDA_VISIBLE_DEVICES"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path
+
+
+def examined(
+    capsys: pytest.CaptureFixture[str], *flags: str, status: int
+) -> dict[str, list[tuple[str, str]]]:
+    assert main(["doctor", "--json", *flags]) == status
+    found: dict[str, list[tuple[str, str]]] = {}
+    for line in map(json.loads, capsys.readouterr().out.splitlines()):
+        found.setdefault(line["subject"], []).append((line["state"], line["text"]))
+    return found
+
+
+def test_a_machine_that_can_train_the_demo_passes(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    servers = {"mine": {"command": sys.executable, "args": [str(SERVER), str(folder / "log")]}}
+    (folder / "servers.json").write_text(json.dumps({"mcpServers": servers}))
+    found = examined(capfd, "--mcp_servers", "servers.json", status=0)
+    assert found["python"][0][0] == "ok"
+    assert "engine" in found["packages"][0][1]
+    assert found["MongoDB"] == [("ok", found["MongoDB"][0][1])]
+    assert "a private mongod starts and takes writes" in found["MongoDB"][0][1]
+    assert found["tools mine"][0][0] == "ok"
+    assert "look" in found["tools mine"][0][1]
+    for subject in ("disk", "memory", "servers", "model", "questions", "agent"):
+        assert {state for state, _ in found[subject]} <= {"ok", "note"}, subject
+    assert not (folder / ".agentrl").exists()
+
+
+def test_what_is_missing_is_said_with_what_to_do(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bin_folder = folder / "bin"
+    bin_folder.mkdir()
+    smi = bin_folder / "nvidia-smi"
+    smi.write_text("#!/bin/sh\necho 'NVIDIA H100, 81559, 12'\n")
+    smi.chmod(0o755)
+    monkeypatch.setenv("PATH", str(bin_folder))
+    monkeypatch.setenv("MONGOD_BINARY", "/nowhere/mongod")
+    servers = {
+        "dead": {"url": "http://127.0.0.1:1/mcp"},
+        "absent": {"command": "no-such-program"},
+    }
+    (folder / "servers.json").write_text(json.dumps(servers))
+    flags = ["--mcp_servers", "servers.json", "--inference_backend", "sglang"]
+    found = examined(capsys, *flags, "--model_name_or_path", "./nowhere", status=1)
+    failures = {
+        subject: text for subject, told in found.items() for state, text in told if state == "FAIL"
+    }
+    assert "install torch for CUDA" in failures["GPUs"]
+    assert "need 2 GPUs, and this machine has 1" in failures["placement"]
+    assert "MONGOD_BINARY is /nowhere/mongod" in failures["MongoDB"]
+    assert "SGLang is not installed" in failures["servers"]
+    assert "127.0.0.1:1/mcp" in failures["tools dead"]
+    assert "no-such-program" in failures["tools absent"]
+    assert "./nowhere: no such directory" in failures["model"]
+
+
+def test_a_database_that_refuses_the_login_is_named_without_its_password(
+    mongo_uri: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    login, _, place = mongo_uri.partition("@")
+    uri = f"{login.rpartition(':')[0]}:s3cret@{place}"
+    assert main(["doctor", "--db_connection_string", uri]) == 1
+    text = capsys.readouterr().out
+    assert "FAIL  MongoDB" in text
+    assert "login" in text
+    assert "s3cret" not in text
