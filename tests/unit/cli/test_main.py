@@ -22,7 +22,9 @@ def documented_flags() -> Iterator[tuple[str, str, str]]:
                 found = re.search(rf"\bagentrl ({'|'.join(COMMANDS)})\b(.*)", line)
                 if found is None:
                     continue
-                for word in shlex.split(found[2], comments=True):
+                # A quoted program may go on in the next lines.
+                text = found[2].partition('"')[0] if found[2].count('"') % 2 else found[2]
+                for word in shlex.split(text, comments=True):
                     if word.startswith("--"):
                         yield page.name, found[1], word
 
