@@ -1,22 +1,32 @@
 """Training state on disk in torch's distributed checkpoint format; each rank writes its shards.
 
-State written on one mesh can be read on any other. All ranks must share the file system.
+State written on one mesh can be read on any other. All ranks must share the file system. The format
+is pickles; reading accepts torch's own descriptions of tensors and plain values in them, so that a
+checkpoint of somebody else runs nothing.
 """
 
+import io
+import pickle
 import warnings
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
+import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint import metadata as descriptions
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.planner import ReadItem
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save, save
 
 from agentrl.distributed.mesh import Ranks
-from agentrl.errors import WriteError
+from agentrl.errors import ConfigError, WriteError
 
 State = dict[str, Any]
 """Nested dicts of tensors (also DTensors) and plain values, of one structure on all ranks."""
@@ -76,10 +86,75 @@ def read_state(state: State, directory: Path, ranks: Ranks) -> None:
     """Read a state of `StateWriter` into `state`, in place (collective).
 
     Raises:
+        ConfigError: the files hold more than a state, such as a command.
         CheckpointException: the directory holds no such state.
     """
     _expect_one_process()
-    load(state, checkpoint_id=directory, no_dist=ranks.world_size == 1)
+    reader, planner = _DescriptionReader(directory), _PlainValuePlanner()
+    try:
+        load(state, storage_reader=reader, planner=planner, no_dist=ranks.world_size == 1)
+    except CheckpointException as error:
+        refused = [reason for reason, _ in error.failures.values()]
+        for reason in (reader.refusal, *refused):
+            if isinstance(reason, pickle.UnpicklingError):
+                line = str(reason).strip().splitlines()[0]
+                raise ConfigError(f"{directory} is not a checkpoint of AgentRL: {line}") from error
+        raise
+
+
+_DESCRIPTIONS = {
+    *(("torch.distributed.checkpoint.metadata", name) for name in descriptions.__all__),
+    ("torch.distributed.checkpoint.metadata", "_MEM_FORMAT_ENCODING"),
+    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
+    ("torch.serialization", "_get_layout"),
+    ("torch", "Size"),
+    ("collections", "OrderedDict"),
+    *(("pathlib", name) for name in ("PosixPath", "PurePosixPath", "WindowsPath")),
+}
+"""What a description of tensors is made of: data, and functions that look them up."""
+
+
+class _DescriptionUnpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
+        if is_dtype or (module, name) in _DESCRIPTIONS:
+            return super().find_class(module, name)
+        raise pickle.UnpicklingError(f"its description of tensors names {module}.{name}")
+
+
+class _DescriptionReader(FileSystemReader):
+    """Reads files of the directory alone, and descriptions of tensors alone."""
+
+    refusal: pickle.UnpicklingError | None = None
+    """Why a description was refused; torch passes on the text alone."""
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        path = self._get_metadata_path(kwargs.get("rank"))
+        with self.fs.create_stream(path, "rb") as file:
+            try:
+                return self._checked(_DescriptionUnpickler(file).load())
+            except pickle.UnpicklingError as error:
+                self.refusal = error
+                raise
+
+    def _checked(self, found: object) -> Metadata:
+        if not isinstance(found, Metadata):
+            raise pickle.UnpicklingError("it has no description of tensors")
+        for place in (found.storage_data or {}).values():
+            if len(PurePath(place.relative_path).parts) != 1:
+                raise pickle.UnpicklingError(f"it names a file outside, {place.relative_path}")
+        found.storage_meta = found.storage_meta or descriptions.StorageMeta()
+        found.storage_meta.load_id = self.load_id
+        return found
+
+
+class _PlainValuePlanner(DefaultLoadPlanner):
+    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
+        # torch's own planner would run what the file says, so it is given what was read here.
+        plain = io.BytesIO()
+        torch.save(torch.load(value, weights_only=True), plain)
+        plain.seek(0)
+        super().load_bytes(read_item, plain)
 
 
 @contextmanager

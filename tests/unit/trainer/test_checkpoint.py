@@ -1,6 +1,10 @@
+import dataclasses
+import os
+import pickle
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +63,52 @@ def test_the_newest_checkpoint_is_found_with_its_history(tmp_path: Path) -> None
     state = {"momentum": torch.zeros(2)}
     read_state(state, found.state_path, Ranks())
     assert torch.equal(state["momentum"], torch.ones(2))
+
+
+class _Command:
+    """Runs a command when it is read back by an ordinary unpickler."""
+
+    def __init__(self, mark: Path) -> None:
+        self._mark = mark
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.system, (f"touch {self._mark}",)
+
+
+def _with_description(state: Path, change: Callable[[Any], Any]) -> None:
+    path = state / ".metadata"
+    path.write_bytes(pickle.dumps(change(pickle.loads(path.read_bytes()))))
+
+
+def _with_place_outside(description: Any) -> Any:
+    places = description.storage_data
+    key = next(iter(places))
+    places[key] = dataclasses.replace(places[key], relative_path="../../model/model.safetensors")
+    return description
+
+
+@pytest.mark.parametrize("way", ["description", "value", "type", "outside"])
+def test_a_checkpoint_that_others_changed_runs_nothing(tmp_path: Path, way: str) -> None:
+    mark = tmp_path / "mark"
+    value: Any = _Command(mark) if way == "value" else {"last_epoch": 3, "names": ("a", 0.1)}
+    write(tmp_path, 1, state={"momentum": torch.ones(2), "schedule": value})
+    found = latest_checkpoint(tmp_path)
+    assert found is not None
+    mark.unlink(missing_ok=True)
+    change: dict[str, Callable[[Any], Any]] = {
+        "description": lambda _: _Command(mark),
+        "type": lambda _: ["no description"],
+        "outside": _with_place_outside,
+    }
+    if way in change:
+        _with_description(found.state_path, change[way])
+    state = {"momentum": torch.zeros(2), "schedule": {"last_epoch": 0, "names": ("", 0.0)}}
+    if way == "value":
+        state["schedule"] = 0
+    with pytest.raises(ConfigError, match="is not a checkpoint of AgentRL") as caught:
+        read_state(state, found.state_path, Ranks())
+    assert not mark.exists()
+    assert "\n" not in str(caught.value)
 
 
 WRITER = """

@@ -8,11 +8,13 @@ columns of their own: int32 and float32 lists that any reader of Parquet underst
 import importlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from bson import Binary
+from bson import Binary, Code, Decimal128, ObjectId
+from bson.errors import BSONError
 from bson.json_util import CANONICAL_JSON_OPTIONS, JSONOptions, dumps, loads
 
 from agentrl.errors import ConfigError
@@ -23,6 +25,15 @@ Write = Callable[[list[Document]], None]
 """Appends a batch of documents to a file."""
 
 _JSON: JSONOptions = CANONICAL_JSON_OPTIONS.with_options(tz_aware=True)
+_MAX_LINE_CHARS = 128 * 2**20
+"""A document holds 16 MB, of which JSON makes several times as much."""
+_MAX_DEPTH = 100
+_SCHEMA_WORDS = {
+    *("$schema", "$id", "$ref", "$defs", "$comment", "$anchor", "$vocabulary"),
+    *("$dynamicRef", "$dynamicAnchor", "$recursiveRef", "$recursiveAnchor"),
+}
+"""Fields of JSON schemas, which describe tools. Other names with a `$` are MongoDB's own."""
+_DATA = (str, int, float, bool, type(None), bytes, datetime, ObjectId, Decimal128)
 _ARRAYS = {
     name: np.dtype(kind)
     for name, kind in (("added_ids", "<i4"), ("output_ids", "<i4"), ("output_logprobs", "<f4"))
@@ -43,12 +54,48 @@ def writer(format_: Format) -> Callable[[Path, str], AbstractContextManager[Writ
 
 
 def read_documents(path: Path, format_: Format) -> Iterator[Document]:
-    """Yield the documents of a file.
+    """Yield the documents of a file, which somebody else may have written.
 
     Raises:
-        ConfigError: pyarrow is missing for Parquet.
+        ConfigError: the file holds something other than data of a run, or pyarrow is missing for
+            Parquet.
     """
-    return _read_parquet(path) if format_ == "parquet" else _read_jsonl(path)
+    number = 0
+    try:
+        for document in _read_parquet(path) if format_ == "parquet" else _read_jsonl(path):
+            number += 1
+            problem = _problem_of(document)
+            if problem is not None:
+                raise ConfigError(f"{path}: document {number}: {problem}")
+            yield document
+    except ConfigError:
+        raise
+    except (ValueError, TypeError, KeyError, BSONError, RecursionError) as error:
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise ConfigError(f"{path}: document {number + 1}: cannot be read: {reason}") from None
+
+
+def _problem_of(document: object) -> str | None:
+    """Say why a document is no data of a run: code, operators, references; or return None."""
+    if not isinstance(document, dict) or not isinstance(document.get("_id"), str):
+        return "a document is an object with a text as its _id"
+    level: list[object] = [document]
+    for _ in range(_MAX_DEPTH):
+        below: list[object] = []
+        for item in level:
+            if isinstance(item, dict):
+                for key in item:
+                    if (key.startswith("$") and key not in _SCHEMA_WORDS) or "\0" in key:
+                        return f"a field is named {key[:40]!r}"
+                below.extend(item.values())
+            elif isinstance(item, list):
+                below.extend(item)
+            elif isinstance(item, Code) or not isinstance(item, _DATA):
+                return f"a value is a {type(item).__name__}"
+        if not below:
+            return None
+        level = below
+    return f"is nested more than {_MAX_DEPTH} deep"
 
 
 @contextmanager
@@ -59,7 +106,9 @@ def _jsonl_writer(path: Path, _collection: str) -> Iterator[Write]:
 
 def _read_jsonl(path: Path) -> Iterator[Document]:
     with path.open(encoding="utf-8") as file:
-        for line in file:
+        while line := file.readline(_MAX_LINE_CHARS + 1):
+            if len(line) > _MAX_LINE_CHARS:
+                raise ValueError(f"a line has more than {_MAX_LINE_CHARS >> 20} Mi characters")
             yield loads(line, json_options=_JSON)
 
 

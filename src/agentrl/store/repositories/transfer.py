@@ -10,12 +10,16 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from bson.errors import InvalidDocument
+from pymongo.errors import OperationFailure
+
 from agentrl.errors import ConfigError, StoreError
 from agentrl.runtime.atomic_directory import atomic_directory
 from agentrl.schema import SCHEMA_VERSION
 from agentrl.schema.base import Value
+from agentrl.store.collections.validators import ensure_validators
 from agentrl.store.database import Repository, RunDatabase, operation
-from agentrl.store.documents.codec import Document
+from agentrl.store.documents.codec import Document, task_from_document
 from agentrl.store.documents.export_files import Format, read_documents, writer
 from agentrl.store.repositories.tallies import TallyRepository
 
@@ -127,13 +131,37 @@ class TransferRepository(Repository):
                     f"database {self._db.name!r} is not empty; import under another --run_name"
                 )
         await self._db.tallies.delete_many({})  # those of an empty run
+        # The server then refuses documents that lack what theirs must have.
+        await ensure_validators(self._db)
+        try:
+            await self._insert(manifest, folder)
+        except (ConfigError, StoreError, OperationFailure, InvalidDocument) as error:
+            for name in COLLECTIONS:
+                await self._db[name].delete_many({})
+            if isinstance(error, ConfigError):
+                raise
+            raise ConfigError(f"{folder}: a document is refused: {_refusal(error)}") from error
+        await self._tallies.prepare()
+        return manifest
+
+    async def _insert(self, manifest: Manifest, folder: Path) -> None:
         for name, file in manifest.files.items():
             for batch in _batches(read_documents(folder / file.name, manifest.format)):
                 if name == "runs":
                     batch = [{**one, "_id": self._db.name} for one in batch]
+                if name == "tasks":  # what a task has to have depends on its kind
+                    for document in batch:
+                        if "kind" not in document:
+                            raise StoreError(f"task {document['_id']!r} has no kind")
+                        task_from_document(document)
                 await self._db[name].insert_many(batch)
-        await self._tallies.prepare()
-        return manifest
+
+
+def _refusal(error: Exception) -> str:
+    """Return the server's reason in one line."""
+    details = error.details if isinstance(error, OperationFailure) else None
+    first = ((details or {}).get("writeErrors") or [{}])[0]
+    return " ".join(str(first.get("errmsg") or error).split())[:200]
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -151,8 +179,12 @@ def read_manifest(folder: Path) -> Manifest:
     unknown = sorted(manifest.files.keys() - set(COLLECTIONS))
     if unknown:
         raise ConfigError(f"{folder}: unknown collection {unknown[0]!r}")
-    for file in manifest.files.values():
+    for name, file in manifest.files.items():
         path = folder / file.name
+        if file.name != f"{name}.{manifest.format}" or path.is_symlink():
+            raise ConfigError(
+                f"{folder}: {name} is in {file.name!r}; expected a file {name}.{manifest.format}"
+            )
         if not path.is_file():
             raise ConfigError(f"{path} is missing")
         if _sha256(path) != file.sha256:

@@ -1,5 +1,6 @@
 """A run goes to files and comes back the same, to the byte."""
 
+import hashlib
 import json
 import sys
 from collections.abc import AsyncIterator
@@ -144,3 +145,61 @@ async def test_mistakes_are_named_and_leave_nothing(
         await empty.transfer.import_run(folder)
     assert "\n" not in str(caught.value)
     assert await empty.database.handle.list_collection_names() == []
+
+
+HOSTILE = {
+    "code": ('"name": {"$code": "while(true){}"}', "a value is a Code"),
+    "scope": ('"x": {"$code": "f()", "$scope": {}}', "a value is a Code"),
+    "operator": ('"x": {"$set": {"status": "completed"}}', r"a field is named '\$set'"),
+    "reference": ('"x": {"$ref": "users", "$id": 1}', "a value is a DBRef"),
+    "pattern": ('"x": {"$regularExpression": {"pattern": "(a+)+", "options": ""}}', "is a Regex"),
+    "nested": ('"x": ' + "[" * 150 + "]" * 150, "is nested more than 100 deep"),
+    "deep": ('"x": ' + "[" * 100_000 + "]" * 100_000, "cannot be read"),
+    "digits": ('"x": ' + "9" * 5_000, "cannot be read"),
+}
+
+
+@pytest.mark.parametrize(
+    "kind", [*HOSTILE, "fields", "query", "text", "list", "outside", "link", "id"]
+)
+async def test_an_import_takes_data_of_a_run_from_its_folder_and_nothing_else(
+    empty: TrajectoryStore, tmp_path: Path, kind: str
+) -> None:
+    folder = tmp_path / "export"
+    folder.mkdir()
+    name, lines = (
+        "tasks.jsonl",
+        {
+            "query": '{"_id": "a", "kind": "mcp"}',
+            "fields": '{"_id": "a"}',
+            "text": "no JSON",
+            "list": "[1]",
+        },
+    )
+    addition, message = HOSTILE.get(kind, ('"x": 1', ""))
+    identity = "1" if kind == "id" else '"a"'
+    text = lines.get(kind, f'{{"_id": {identity}, {addition}}}') + "\n"
+    message = {
+        "fields": "a document is refused: task .a. has no kind",
+        "query": "a document is refused: document 'a' is no valid MCPTask: query",
+        "text": "document 1: cannot be read",
+        "list": "a document is an object",
+        "id": "a document is an object with a text as its _id",
+        "outside": r"tasks is in '\.\./outside\.jsonl'; expected a file tasks\.jsonl",
+        "link": r"tasks is in 'tasks\.jsonl'; expected a file",
+    }.get(kind, message)
+    if kind == "outside":
+        name = "../outside.jsonl"
+    if kind == "link":
+        (tmp_path / "elsewhere").write_text(text)
+        (folder / name).symlink_to(tmp_path / "elsewhere")
+    else:
+        (folder / name).write_text(text)
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    files = {"tasks": {"name": name, "num_documents": 1, "sha256": digest}}
+    manifest = {"run": "r", "schema_version": 1, "format": "jsonl", "files": files}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(ConfigError, match=message) as caught:
+        await empty.transfer.import_run(folder)
+    assert "\n" not in str(caught.value)
+    assert await empty.database.tasks.count_documents({}) == 0
