@@ -125,7 +125,9 @@ class RunDatabase:
         """Return the database server's clock, which all leases are measured by."""
         hello = await self.handle.command("hello", codec_options=_AWARE)
         now: datetime = hello["localTime"]
-        self.clock.note(now)
+        # The process, and the election that made it the primary. Routers take turns to answer.
+        process = None if "msg" in hello else hello.get("topologyVersion", {}).get("processId")
+        self.clock.note(now, (process, hello.get("electionId")))
         return now
 
     @asynccontextmanager

@@ -1,7 +1,8 @@
 """The database server's clock as one process knows it: what time it is there, and its steps.
 
 Leases expire by the server's clock. A step of it says nothing about their holders, who renew every
-third of a lease: after a step, leases are judged only once every live holder has renewed.
+third of a lease, and neither does the time that a server was away: after a step, a restart or an
+election, leases are judged only once every live holder has renewed.
 """
 
 import time
@@ -18,15 +19,16 @@ class ServerClock:
 
     def __init__(self) -> None:
         self._read: tuple[datetime, float] | None = None
+        self._server: object = None
         self._stepped_at = float("-inf")
 
-    def note(self, server_time: datetime) -> None:
-        """Take in a reading of the server's clock, made just now."""
-        if self._read is not None and abs(server_time - self.now()) > timedelta(
-            seconds=STEP_SECONDS
-        ):
-            self._stepped_at = time.monotonic()
-        self._read = (server_time, time.monotonic())
+    def note(self, server_time: datetime, server: object = None) -> None:
+        """Take in a reading of the clock, made just now, of the process `server`."""
+        if self._read is not None:
+            step = abs(server_time - self.now())
+            if server != self._server or step > timedelta(seconds=STEP_SECONDS):
+                self._stepped_at = time.monotonic()
+        self._read, self._server = (server_time, time.monotonic()), server
 
     def now(self) -> datetime:
         """Return the server's time without asking it; this host's before the first reading."""
@@ -41,7 +43,8 @@ class ServerClock:
 
     def is_settled(self, lease_seconds: float) -> bool:
         """Return whether all live holders of such leases have renewed them since the last step."""
-        return time.monotonic() - self._stepped_at > lease_seconds / 2
+        # One renewal may have met the step, and the next comes a third of a lease later.
+        return time.monotonic() - self._stepped_at > lease_seconds * 3 / 4
 
 
 class UnrenewedLeases:

@@ -1,6 +1,8 @@
 """Leases and times under a server's clock that steps, and under a sampler's that is wrong."""
 
 import asyncio
+import os
+import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -106,3 +108,35 @@ async def test_a_turn_is_dated_by_the_servers_clock(stepping: TrajectoryStore, c
     await step(stepping, clock, 2 * HOUR)
     now = await stepping.database.server_time()
     assert abs((stepping.clock.now() - now).total_seconds()) < 1
+
+
+async def test_a_server_that_was_away_takes_no_live_lease(tmp_path: Path) -> None:
+    with EmbeddedMongo(tmp_path / "data") as mongo:
+        async with (
+            TrajectoryStore.connect(mongo.uri("run")) as store,
+            TrajectoryStore.connect(mongo.uri("run")) as observer,
+        ):
+            await store.ensure_schema()
+            await store.tasks.add([make_task(0)])
+            live = await claim(store, "elsewhere:1:0-a", lease_seconds=LEASE_SECONDS)
+            dead = await claim(store, "elsewhere:2:0-b", lease_seconds=LEASE_SECONDS)
+            await observer.groups.reap(3, lease_seconds=LEASE_SECONDS)
+            os.kill(mongo.pid, signal.SIGKILL)
+            mongo.stop()
+            mongo.start()
+            ended = asyncio.get_running_loop().time() + 2 * LEASE_SECONDS
+            await asyncio.sleep(LEASE_SECONDS)
+            num_expired = (await observer.groups.reap(3, lease_seconds=LEASE_SECONDS)).num_expired
+            assert num_expired == 0
+            while asyncio.get_running_loop().time() < ended:
+                renewed = await store.records.renew([(live.id, live.fence)], LEASE_SECONDS)
+                assert renewed == set()
+                await asyncio.sleep(LEASE_SECONDS / 6)
+                reaped = await observer.groups.reap(3, lease_seconds=LEASE_SECONDS)
+                num_expired += reaped.num_expired
+            kept, gone = await store.records.get(live.id), await store.records.get(dead.id)
+    assert num_expired == 1
+    assert kept is not None
+    assert [one.ended_by for one in kept.attempts] == [None]
+    assert gone is not None
+    assert [one.ended_by for one in gone.attempts] == ["expired"]
