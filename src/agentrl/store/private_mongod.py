@@ -18,6 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import psutil
 from pymongo import MongoClient
 from pymongo.errors import ConnectionFailure, OperationFailure, PyMongoError
 
@@ -192,7 +193,7 @@ class EmbeddedMongo:
             "--bind_ip": "127.0.0.1",
             "--replSet": _REPLICA_SET,
             "--oplogSize": "64",
-            "--wiredTigerCacheSizeGB": "0.25",
+            "--wiredTigerCacheSizeGB": f"{_cache_gigabytes():.2f}",
             "--networkMessageCompressors": "snappy,zstd",  # zlib had a memory disclosure
             "--wiredTigerEngineConfigString": "log=(file_max=20MB,prealloc=false)",
             "--logpath": str(self.data_dir / "mongod.log"),
@@ -298,6 +299,11 @@ def running_uri(data_dir: Path) -> str | None:
     except (FileNotFoundError, PyMongoError):
         return None
     return uri if status["pid"] == state["pid"] else None
+
+
+def _cache_gigabytes() -> float:
+    """Return the most memory for cached data: little beside a trainer, more than a large run's indexes."""
+    return min(4.0, max(0.25, psutil.virtual_memory().total / 2**30 / 16))
 
 
 def _state_file(data_dir: Path) -> Path:

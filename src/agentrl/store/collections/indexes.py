@@ -4,6 +4,7 @@ from pymongo import ASCENDING as UP
 from pymongo import DESCENDING as DOWN
 from pymongo import IndexModel
 
+from agentrl.schema import TERMINAL_STATUSES
 from agentrl.store.documents.expressions import HAS_FAILURE
 
 INDEXES: dict[str, list[IndexModel]] = {
@@ -30,11 +31,14 @@ INDEXES: dict[str, list[IndexModel]] = {
         ),
         # groups.complete, records.of_task
         IndexModel([("task_id", UP), ("traj_id", UP)], name="groups"),
-        # groups.reap: terminal records of groups that nobody has completed yet
+        # groups.reap: ended records of groups that nobody has completed yet
         IndexModel(
             [("status", UP), ("task_id", UP)],
-            name="open_groups",
-            partialFilterExpression={"group_open": True},
+            name="unfinished_groups",
+            partialFilterExpression={
+                "group_open": True,
+                "status": {"$in": sorted(TERMINAL_STATUSES)},
+            },
         ),
         # reports.failures, the latest first
         IndexModel(
