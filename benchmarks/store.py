@@ -32,6 +32,7 @@ from typing import Any
 
 import bson
 import numpy as np
+import psutil
 from pymongo import AsyncMongoClient, ReturnDocument
 from pymongo.write_concern import WriteConcern
 
@@ -181,9 +182,10 @@ async def obey(order: Order, orders: Connection) -> dict[str, Any]:
                 await step()
                 counts[number] += 1
 
-        began = time.monotonic()
+        began, cpu = time.monotonic(), time.process_time()
         await asyncio.gather(*(work(number, step) for number, step in enumerate(loops)))
-        return {"count": sum(counts), "seconds": time.monotonic() - began}
+        seconds, cpu_seconds = time.monotonic() - began, time.process_time() - cpu
+        return {"count": sum(counts), "seconds": seconds, "cpu_seconds": cpu_seconds}
 
 
 async def claim(store: TrajectoryStore, owner: str) -> Record:
@@ -332,21 +334,36 @@ def fresh(mongo: EmbeddedMongo, name: str, num_slots: int) -> str:
     return mongo.uri(name)
 
 
+def cpu_seconds(mongo: EmbeddedMongo) -> float:
+    """Return the CPU time that mongod has taken so far."""
+    times = psutil.Process(mongo.pid).cpu_times()
+    return float(times.user + times.system)
+
+
 def write_rates(mongo: EmbeddedMongo, sizes: Sizes) -> list[dict[str, Any]]:
-    """Measure claims and turn writes a second, both sides, by processes and requests in flight."""
+    """Measure claims and turn writes a second, both sides, by processes and requests in flight.
+
+    Beside the rates, which suffer from other work on the machine: the CPU milliseconds of a write, of
+    all processes and mongod, which do not.
+    """
     rows = []
     for number in PROCESSES:
         fleet = Fleet(number)
         for work in ("claims", "turns"):
             for in_flight in IN_FLIGHT:
                 rates: dict[str, list[float]] = {"bare": [], "store": []}
+                costs: dict[str, list[float]] = {"bare": [], "store": []}
                 for repeat in range(sizes.repeats):
                     sides = ("bare", "store") if repeat % 2 == 0 else ("store", "bare")
                     for side in sides:
                         uri = fresh(mongo, "rates", sizes.num_slots)
+                        before = cpu_seconds(mongo)
                         done = fleet.do(Order(work, side, uri, in_flight, sizes.seconds))
                         rates[side].append(sum(d["count"] / d["seconds"] for d in done))
+                        taken = cpu_seconds(mongo) - before + sum(d["cpu_seconds"] for d in done)
+                        costs[side].append(1000 * taken / sum(d["count"] for d in done))
                 bare, store = (statistics.median(rates[side]) for side in ("bare", "store"))
+                bare_ms, store_ms = (statistics.median(costs[side]) for side in ("bare", "store"))
                 row = {
                     "work": work,
                     "processes": number,
@@ -354,6 +371,9 @@ def write_rates(mongo: EmbeddedMongo, sizes: Sizes) -> list[dict[str, Any]]:
                     "bare_per_second": round(bare, 1),
                     "store_per_second": round(store, 1),
                     "ratio": round(store / bare, 3),
+                    "bare_cpu_ms": round(bare_ms, 3),
+                    "store_cpu_ms": round(store_ms, 3),
+                    "cpu_ratio": round(bare_ms / store_ms, 3),
                 }
                 print(row, flush=True)
                 rows.append(row)
@@ -558,15 +578,17 @@ def measure(sizes: Sizes) -> dict[str, Any]:
         samplers = many_samplers(mongo, sizes)
         reads = asyncio.run(read_rate(mongo, sizes))
 
-    def ratio(work: str) -> float:
+    def ratio(work: str, kind: str = "ratio") -> float:
         return min(
-            float(row["ratio"]) for row in rates if (row["work"], row["processes"]) == (work, 8)
+            float(row[kind]) for row in rates if (row["work"], row["processes"]) == (work, 8)
         )
 
     per_token = {row["turns"]: row["bytes_per_token"] for row in by_turns}
     return {
         "claims_ratio": ratio("claims"),
         "turn_writes_ratio": ratio("turns"),
+        "claims_cpu_ratio": ratio("claims", "cpu_ratio"),
+        "turn_writes_cpu_ratio": ratio("turns", "cpu_ratio"),
         "bytes_per_token_200_turns": per_token[200],
         "original_bytes_per_token_200_turns": by_turns[-1]["original_bytes_per_token"],
         "bytes_per_token_growth": round(per_token[200] / per_token[10], 3),

@@ -1,0 +1,190 @@
+"""The CPU time of a turn around the model: in the sampler, and in mongod.
+
+    python benchmarks/turn_cost.py --out benchmarks/results/turn_cost.json
+
+One real sampler process plays rollouts of three tool calls and an answer. The engine is scripted, so
+that the model takes no part; tools are called over MCP, and every record is scored. CPU seconds of the
+sampler and of mongod between two moments of the run, over the turns in between: neither the start of
+the process nor other work on the machine counts. `commands` are MongoDB's, a turn, by kind;
+`collection_ms` are its milliseconds a turn by collection, waits included.
+
+`--quick` plays fewer rollouts.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import sys
+import tempfile
+from collections import deque
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import psutil
+from harness.processes import ROOT, listening_process
+from harness.scripted_engine import serve_script
+from pymongo import AsyncMongoClient
+from rollout_play import MODEL, kept_registered, open_store
+
+from agentrl.renderers.renderer import Renderer
+from agentrl.schema import InferenceService, MCPTask
+from agentrl.store import TrajectoryStore
+from agentrl.store.private_mongod import EmbeddedMongo
+
+GOAL_SAMPLER_MS, GOAL_MONGOD_MS = 3.0, 2.0
+NUM_TOOL_CALLS = 3
+GENERATIONS = 8
+CONCURRENCY = 32
+MODEL_SECONDS = 0.05
+TOOL_SERVER = (sys.executable, "-m", "examples.shop.server", "--port", "{port}")
+CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 3, "b": 4}}\n</tool_call>'
+
+
+@dataclass(frozen=True)
+class Moment:
+    """What had been spent, and done, at one time."""
+
+    sampler: float
+    mongod: float
+    turns: int
+    records: int
+    commands: dict[str, int]
+    collections: dict[str, int]
+
+
+def script(prompt: str) -> str:
+    """Call a tool some times, and answer."""
+    return CALL if prompt.count("<tool_response>") < NUM_TOOL_CALLS else "<answer>7</answer>"
+
+
+def cpu(pid: int) -> float:
+    """Return the CPU seconds of a process."""
+    times = psutil.Process(pid).cpu_times()
+    return float(times.user + times.system)
+
+
+async def moment(store: TrajectoryStore, mongo: EmbeddedMongo, sampler: int) -> Moment:
+    """Look at everything now."""
+    spent = cpu(sampler), cpu(mongo.pid)
+    async with AsyncMongoClient[dict[str, Any]](mongo.uri()) as client:
+        status = await client.admin.command("serverStatus")
+        top = await client.admin.command("top")
+    prefix = f"{store.database_name}."
+    return Moment(
+        *spent,
+        turns=await store.database["turns"].count_documents({}),
+        records=await store.database["records"].count_documents({"status": "scored"}),
+        commands={
+            name: counts["total"]
+            for name, counts in status["metrics"]["commands"].items()
+            if isinstance(counts, dict) and "total" in counts
+        },
+        collections={
+            name.removeprefix(prefix): counts["total"]["time"]
+            for name, counts in top["totals"].items()
+            if name.startswith(prefix)
+        },
+    )
+
+
+async def until_scored(store: TrajectoryStore, number: int) -> None:
+    """Wait until so many records are scored."""
+    while True:
+        if await store.database["records"].count_documents({"status": "scored"}) >= number:
+            return
+        await asyncio.sleep(0.5)
+
+
+async def measure(num_warm: int, num_records: int) -> dict[str, Any]:
+    """Play, and return the costs of a turn."""
+    async with AsyncExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        mongo = stack.enter_context(EmbeddedMongo(folder / "mongo"))
+        engine = stack.enter_context(
+            serve_script(Renderer.load(MODEL), script, delay_seconds=MODEL_SECONDS)
+        )
+        engine.requests = deque(maxlen=1)
+        tools = stack.enter_context(listening_process(TOOL_SERVER))
+        store = await stack.enter_async_context(open_store(mongo))
+        server = InferenceService(
+            id="scripted", base_url=engine.base_url, backend="embedded", model_path=str(MODEL)
+        )
+        await stack.enter_async_context(kept_registered(store, server))
+        await store.tasks.add(
+            MCPTask(
+                id=f"train/0/q{number}",
+                order=number,
+                num_generations=GENERATIONS,
+                query=f"What does lamp {number} cost?",
+                answer="7",
+                scorer="exact",
+            )
+            for number in range(num_records // GENERATIONS)
+        )
+        words = [sys.executable, "-m", "agentrl", "sample", "--run_name", store.database_name]
+        words += ["--db_connection_string", mongo.uri(store.database_name)]
+        words += ["--model_name_or_path", str(MODEL), "--mcp_manager_url", f"{tools}/mcp"]
+        words += ["--max_concurrent_samples_per_process", str(CONCURRENCY)]
+        words += ["--logs_dir", str(folder / "logs")]
+        sampler = await asyncio.create_subprocess_exec(*words, cwd=ROOT)
+        stack.callback(sampler.kill)
+        await until_scored(store, num_warm)
+        first = await moment(store, mongo, sampler.pid)
+        await until_scored(store, num_records - CONCURRENCY)
+        last = await moment(store, mongo, sampler.pid)
+        errors = await store.database["turns"].count_documents({"tool_results.is_error": True})
+        assert not errors, "the tool refused a call"
+        return costs(first, last)
+
+
+def costs(first: Moment, last: Moment) -> dict[str, Any]:
+    """Return what a turn took between two moments."""
+    turns = last.turns - first.turns
+
+    def a_turn(before: dict[str, int], after: dict[str, int], digits: int, scale: float) -> Any:
+        grown = {name: (after[name] - before.get(name, 0)) * scale / turns for name in after}
+        shown = {name: round(value, digits) for name, value in grown.items()}
+        return dict(sorted(((n, v) for n, v in shown.items() if v), key=lambda one: -one[1]))
+
+    return {
+        "sampler_ms": round(1000 * (last.sampler - first.sampler) / turns, 3),
+        "mongod_ms": round(1000 * (last.mongod - first.mongod) / turns, 3),
+        "turns": turns,
+        "turns_a_record": round(turns / (last.records - first.records), 2),
+        "commands": a_turn(first.commands, last.commands, 3, 1),
+        "collection_ms": a_turn(first.collections, last.collections, 3, 1e-3),
+    }
+
+
+def main() -> None:
+    """Measure and write."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/turn_cost.json"))
+    parser.add_argument("--quick", action="store_true", help="fewer rollouts: a look")
+    arguments = parser.parse_args()
+    about = {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "processor": platform.processor() or platform.machine(),
+        "cores": os.cpu_count(),
+        "load_before": os.getloadavg()[0],
+        "python": platform.python_version(),
+        "pymongo": version("pymongo"),
+        "quick": arguments.quick,
+    }
+    warm, records = (64, 320) if arguments.quick else (160, 1600)
+    found = asyncio.run(measure(warm, records))
+    goals = {"sampler_ms": GOAL_SAMPLER_MS, "mongod_ms": GOAL_MONGOD_MS}
+    result = {**found, "goals": goals, "machine": about}
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    arguments.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
