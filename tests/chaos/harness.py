@@ -1,4 +1,4 @@
-"""A whole run under kill -9: mongod, samplers, a scorer, a server supervisor and the trainer.
+"""A whole run under faults of every process, of the network, the clock and the disk.
 
 Everything is real but the model: a scripted engine answers over real HTTP. A killed process is
 started again, the mongod on the same data.
@@ -6,33 +6,37 @@ started again, the mongod on the same data.
 
 import asyncio
 import itertools
-import json
 import logging
-import os
 import random
 import signal
+import subprocess
+import sys
 import time
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 from chaos import sampler, slow_scorer, trainer
-from chaos.plan import Strike, plan
+from chaos.databases import ReplicaSet, SingleMongod, can_mount, replica_set, single_mongod
+from chaos.journal import Journal
+from chaos.network import Network, network
+from chaos.plan import LINKS, PROCESSES, Kind, Strike, plan
 from chaos.processes import Member, running
 from chaos.verdict import Verdict, judge
 from harness.scripted_engine import ScriptedEngine, serve_script
-from support.play import run_tool_server, tool_call
+from support.play import TOOL_SERVER, tool_call
 from support.training import write_model
 
 from agentrl.cli.main import main as agentrl
 from agentrl.errors import StoreError
 from agentrl.renderers.renderer import Renderer
+from agentrl.runtime.child_processes import end_with_parent
+from agentrl.runtime.ports import free_port
 from agentrl.schema import MCPTask
 from agentrl.store import TrajectoryStore
-from agentrl.store.private_mongod import EmbeddedMongo
 
 log = logging.getLogger("chaos")
 T = TypeVar("T")
@@ -40,11 +44,14 @@ T = TypeVar("T")
 RUN = "chaos"
 NUM_GENERATIONS = 4
 GROUPS_AT_ONCE = 4
-LEASE_SECONDS = 2
+LEASE_SECONDS = 6
 MODEL_SECONDS = 0.25
 NUM_TOOL_CALLS = 3
+MAX_STALENESS = 4
 MONGO_PORT = 27500
 """Outside the range from which the kernel takes ports: it must be free again after every kill."""
+DISK_FULL_SECONDS = 1.5
+TOOLS_AWAY_SECONDS = 1.0
 SAMPLING = {
     "sampler-a": {"scoring": "own", "resumable_tools": "true"},
     "sampler-b": {"scoring": "elsewhere", "resumable_tools": "true"},
@@ -60,32 +67,73 @@ class Outcome:
     seed: int
     restarts: dict[str, int]
     """Kills by the kind of process; each was started again."""
-    stalls: int
+    faults: dict[str, int]
+    """All faults by kind."""
+    not_played: list[str]
+    """Kinds that this machine cannot play, with the reason."""
     unexpected_exits: list[str]
     seconds: float
     verdict: Verdict
 
     @property
     def kills(self) -> int:
-        """All of them."""
+        """Faults that ended a process."""
         return sum(self.restarts.values())
 
-    def as_json(self) -> str:
+    def as_json(self) -> dict[str, Any]:
         """Return everything as one JSON object."""
-        own = {name: getattr(self, name) for name in ("kills", "seed", "restarts", "stalls")}
+        own = {name: getattr(self, name) for name in ("kills", "seed", "restarts", "not_played")}
+        own |= {"faults": sum(self.faults.values()), "faults_by_kind": self.faults}
         rest = {"unexpected_exits": self.unexpected_exits, "seconds": round(self.seconds, 1)}
-        return json.dumps({**own, **asdict(self.verdict), **rest})
+        return {**own, "stalls": self.faults.get("stall", 0), **asdict(self.verdict), **rest}
+
+
+class ToolServer:
+    """The tool server, on the same port whenever it is started."""
+
+    def __init__(self, log_file: Path) -> None:
+        self.port = free_port()
+        self._command = [sys.executable, str(TOOL_SERVER), str(log_file), str(self.port)]
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start it."""
+        self._process = subprocess.Popen(
+            self._command,
+            stderr=subprocess.DEVNULL,
+            preexec_fn=end_with_parent(signal.SIGKILL),
+        )
+
+    async def until_listening(self) -> None:
+        """Wait until it takes connections."""
+        while True:
+            try:
+                _, writer = await asyncio.open_connection("127.0.0.1", self.port)
+            except OSError:
+                await asyncio.sleep(0.1)
+            else:
+                writer.close()
+                return
+
+    def kill(self) -> None:
+        """End it at once."""
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait()
 
 
 @dataclass
 class Chaos:
     """One run, and the hand that strikes."""
 
-    mongo: EmbeddedMongo
+    mongo: SingleMongod | ReplicaSet
     store: TrajectoryStore
     members: dict[str, Member]
+    tools: ToolServer
+    network: Network
+    journal: Journal
     restarts: Counter[str] = field(default_factory=Counter)
-    stalls: int = 0
+    faults: Counter[str] = field(default_factory=Counter)
     unexpected: list[str] = field(default_factory=list)
     num_groups: int = 0
 
@@ -95,7 +143,12 @@ class Chaos:
             status = member.process.exitcode
             if status is not None:
                 self.unexpected.append(f"{member.name} ended with {status}: {member.last_line()}")
-                member.start()
+                self.start(member)
+
+    def start(self, member: Member) -> None:
+        """Start a process (again) and note its number."""
+        member.start()
+        self.journal.write("start", member=member.name, process=member.process.pid)
 
     async def feed(self) -> None:
         """Keep more groups in the run than samplers are admitted to."""
@@ -120,33 +173,79 @@ class Chaos:
         self.num_groups += GROUPS_AT_ONCE
 
     async def carry_out(self, strike: Strike) -> None:
-        """Kill one process at once and start it again, or stall it."""
-        if strike.how == "stall":
+        """Let one fault happen, and note when it began and ended."""
+        began = time.monotonic()
+        if strike.kind in ("sampler", "scorer", "trainer", "supervisor"):
+            member = self.members[strike.victim]
+            alone_until = member.started + strike.seconds
+            await asyncio.sleep(max(0.0, alone_until - time.monotonic()))
+            began = time.monotonic()
+            member.kill()
+            self.start(member)
+            self.restarts[strike.kind] += 1
+        elif strike.kind == "launcher":
+            await self._lose_everything()
+            self.restarts[strike.kind] += 1
+        elif strike.kind == "stall":
             self.members[strike.victim].signal(signal.SIGSTOP)
             await asyncio.sleep(LEASE_SECONDS + 1)
             self.members[strike.victim].signal(signal.SIGCONT)
-            self.stalls += 1
-            return
-        if strike.victim == "mongod":
-            os.kill(self.mongo.pid, signal.SIGKILL)
-            self.mongo.stop()
-            self.mongo.start()
+        elif strike.kind == "tools":
+            self.tools.kill()
+            await asyncio.sleep(TOOLS_AWAY_SECONDS)
+            self.tools.start()
+            await self.tools.until_listening()
+            self.restarts[strike.kind] += 1
+        elif strike.kind == "network":
+            link = self.network.links[strike.victim]
+            link.begin(strike.hole)
+            await asyncio.sleep(strike.seconds)
+            link.end()
         else:
-            member = self.members[strike.victim]
-            alone_until = member.started + strike.up_seconds
-            await asyncio.sleep(max(0.0, alone_until - time.monotonic()))
+            await self._strike_database(strike)
+        self.faults[strike.kind] += 1
+        facts = {"fault": strike.kind, "victim": strike.victim, "began": began}
+        self.journal.write("fault", **facts, ended=time.monotonic())
+
+    async def _strike_database(self, strike: Strike) -> None:
+        if isinstance(self.mongo, ReplicaSet):
+            if strike.kind == "step_down":
+                self.mongo.step_down()
+            else:
+                self.mongo.lose(primary=strike.kind == "primary")
+                self.restarts[strike.kind] += 1
+        elif strike.kind == "clock":
+            self.mongo.set_clock(round(strike.seconds))
+        elif strike.kind == "disk":
+            self.mongo.fill_disk()
+            await asyncio.sleep(DISK_FULL_SECONDS)
+            self.mongo.free_disk()
+            await asyncio.sleep(DISK_FULL_SECONDS)
+            self.restarts[strike.kind] += self.mongo.revive()
+        else:
+            self.mongo.kill()
+            self.restarts[strike.kind] += 1
+
+    async def _lose_everything(self) -> None:
+        """End all at once, as the kernel does with the children of a killed launcher; start again."""
+        assert isinstance(self.mongo, SingleMongod)
+        for member in self.members.values():
             member.kill()
-            member.start()
-        self.restarts[strike.kind] += 1
+        self.tools.kill()
+        self.mongo.kill()
+        self.tools.start()
+        await self.tools.until_listening()  # samplers refuse to begin without their tools
+        for member in self.members.values():
+            self.start(member)
 
     async def rage(self, strikes: Sequence[Strike]) -> None:
         """Strike as planned."""
         for number, strike in enumerate(strikes, 1):
             await asyncio.sleep(strike.pause_seconds)
+            log.info("%d of %d: %s %s", number, len(strikes), strike.kind, strike.victim)
             await self.carry_out(strike)
             self.tend()
             await patiently(self.feed)
-            log.info("%d of %d: %s %s", number, len(strikes), strike.how, strike.victim)
 
     async def settle(self, seconds: float) -> None:
         """Wait until the trainer has consumed everything and declares the run completed.
@@ -181,65 +280,107 @@ async def patiently(work: Callable[[], Awaitable[T]]) -> T:
 async def run_chaos(
     folder: Path,
     *,
-    kills: int,
+    faults: int,
     seed: int,
+    weights: Mapping[Kind, int] = PROCESSES,
     pause_seconds: tuple[float, float] = (0.3, 2.5),
-    settle_seconds: float = 180.0,
+    settle_seconds: float = 300.0,
 ) -> Outcome:
-    """Play a run under `kills` kills and judge what is left of it.
+    """Play a run under faults and judge what is left of it.
 
     Call it from the main thread: the mongod ends with the thread that started it.
+
+    Args:
+        folder: where data, logs and journals go.
+        faults: how many.
+        seed: decides what happens when.
+        weights: kinds of faults; those of `ELECTIONS` are played on a replica set of three.
+        pause_seconds: bounds of the pauses between faults.
+        settle_seconds: how long the run may take to end after the last fault.
 
     Raises:
         TimeoutError: the run did not come to its end afterwards.
     """
     started = time.monotonic()
-    async with _open(folder) as chaos:
-        await chaos.rage(plan(kills, seed, pause_seconds))
+    async with _open(folder, is_replicated="primary" in weights) as chaos:
+        skipped = _not_playable(chaos.mongo) if "disk" in weights else {}
+        playable = {kind: weight for kind, weight in weights.items() if kind not in skipped}
+        await chaos.rage(plan(faults, seed, pause_seconds, playable))
         await chaos.settle(settle_seconds)
         for member in chaos.members.values():
             member.kill()
-        verdict = await judge(chaos.store, folder / "samplers.jsonl", folder / "trainer.jsonl")
+        verdict = await judge(chaos.store, folder, max_staleness=MAX_STALENESS)
         return Outcome(
             seed=seed,
             restarts=dict(chaos.restarts),
-            stalls=chaos.stalls,
+            faults=dict(chaos.faults),
+            not_played=[f"{kind}: {why}" for kind, why in skipped.items()],
             unexpected_exits=chaos.unexpected,
             seconds=time.monotonic() - started,
             verdict=verdict,
         )
 
 
+def _not_playable(mongo: SingleMongod | ReplicaSet) -> dict[Kind, str]:
+    """Return the kinds that need what this machine lacks, with what that is."""
+    skipped: dict[Kind, str] = {}
+    if not can_mount():
+        skipped["disk"] = "only root may mount a small file system"
+    if isinstance(mongo, SingleMongod) and mongo.clock is None:
+        skipped["clock"] = "libfaketime is not installed (apt-get install faketime)"
+    return skipped
+
+
 @asynccontextmanager
-async def _open(folder: Path) -> AsyncIterator[Chaos]:
+async def _open(folder: Path, *, is_replicated: bool) -> AsyncIterator[Chaos]:
     with ExitStack() as stack:
-        mongo = stack.enter_context(EmbeddedMongo(folder / "mongo", MONGO_PORT))
+        links = stack.enter_context(network())
+        mongo: SingleMongod | ReplicaSet
+        if is_replicated:
+            mongo = stack.enter_context(replica_set(folder))
+            uris = dict.fromkeys(("", *_MEMBER_NAMES), mongo.uri(RUN))
+        else:
+            mongo = stack.enter_context(single_mongod(folder, MONGO_PORT))
+            uris = {
+                name: mongo.uri(RUN, links.link(f"{name}>mongod", mongo.port).port)
+                for name in _MEMBER_NAMES
+            } | {"": mongo.uri(RUN, mongo.port)}
         model = write_model(folder / "model", max_position_embeddings=8192)
         engine = stack.enter_context(
             serve_script(Renderer.load(model), _script(), delay_seconds=MODEL_SECONDS)
         )
         engine.requests = deque(maxlen=1)  # a long run would fill the memory
-        tools = stack.enter_context(run_tool_server(folder / "tools.log"))
-        members = _members(folder, model, mongo.uri(RUN), engine, tools)
-        async with TrajectoryStore.connect(mongo.uri(RUN)) as store:
+        tools = ToolServer(folder / "tools.log")
+        tools.start()
+        stack.callback(tools.kill)
+        await tools.until_listening()
+        members = _members(folder, model, uris, engine, tools, links)
+        assert {*LINKS} <= links.links.keys() or is_replicated
+        async with TrajectoryStore.connect(uris[""]) as store:
             await store.ensure_schema()
-            chaos = Chaos(mongo, store, {member.name: member for member in members})
+            journal = Journal(folder / "faults.jsonl")
+            by_name = {member.name: member for member in members}
+            chaos = Chaos(mongo, store, by_name, tools, links, journal)
             await chaos.add_groups()
             stack.enter_context(running(members))
+            for member in members:
+                journal.write("start", member=member.name, process=member.process.pid)
             yield chaos
 
 
+_MEMBER_NAMES = (*SAMPLING, "trainer", "supervisor")
+
+
 def _members(
-    folder: Path, model: Path, uri: str, engine: ScriptedEngine, tools: str
+    folder: Path,
+    model: Path,
+    uris: Mapping[str, str],
+    engine: ScriptedEngine,
+    tools: ToolServer,
+    links: Network,
 ) -> list[Member]:
-    common = {
-        "run_name": RUN,
-        "db_connection_string": uri,
-        "model_name_or_path": model,
-        "logs_dir": folder,
-    }
+    common = {"run_name": RUN, "model_name_or_path": model, "logs_dir": folder}
     sampling = {
-        "mcp_manager_url": tools,
         "scorer_module": slow_scorer.__file__,
         "max_new_tokens": 200,
         "lease_seconds": LEASE_SECONDS,
@@ -251,25 +392,26 @@ def _members(
         "groups_per_step": 2,
         "save_steps": 3,
         "max_steps": 1_000_000,
-        "max_staleness": 4,
+        "max_staleness": MAX_STALENESS,
         "trainer_threads": 1,
         "trainer_lease_seconds": LEASE_SECONDS,
         "torch_dtype": "float32",
     }
 
     def member(name: str, main: Any, *words: str, **flags: Any) -> Member:
-        argv = [*words, *(f"--{flag}={value}" for flag, value in {**common, **flags}.items())]
+        flags = {**common, "db_connection_string": uris[name], **flags}
+        argv = [*words, *(f"--{flag}={value}" for flag, value in flags.items())]
         return Member(name, main, argv, folder / f"{name}.log")
 
     journal = str(folder / "samplers.jsonl")
-    return [
-        member("supervisor", agentrl, "serve", inference_urls=engine.base_url),
-        *(
-            member(name, sampler.main, journal, **{**sampling, **flags})
-            for name, flags in SAMPLING.items()
-        ),
-        member("trainer", trainer.main, str(folder / "trainer.jsonl"), **training),
-    ]
+    engine_port = int(engine.base_url.rpartition(":")[2])
+    servers = f"http://127.0.0.1:{links.link('everyone>engine', engine_port).port}"
+    found = [member("supervisor", agentrl, "serve", inference_urls=servers)]
+    for name, flags in SAMPLING.items():
+        port = links.link(f"{name}>tools", tools.port).port
+        own = {**sampling, "mcp_manager_url": f"http://127.0.0.1:{port}/mcp", **flags}
+        found.append(member(name, sampler.main, journal, **own))
+    return [*found, member("trainer", trainer.main, str(folder / "trainer.jsonl"), **training)]
 
 
 def _script() -> Callable[[str], str]:

@@ -1,47 +1,103 @@
 """What is done to whom and when: drawn from a seed before anything starts, so that it replays."""
 
 import random
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-KINDS = ("sampler", "scorer", "trainer", "mongod")
-WEIGHTS = (45, 20, 15, 20)
+Kind = Literal[
+    "sampler",
+    "scorer",
+    "trainer",
+    "supervisor",
+    "tools",
+    "launcher",
+    "stall",
+    "mongod",
+    "disk",
+    "clock",
+    "network",
+    "primary",
+    "secondary",
+    "step_down",
+]
+PROCESSES: Mapping[Kind, int] = {
+    "sampler": 45,
+    "scorer": 20,
+    "trainer": 15,
+    "mongod": 20,
+    "stall": 10,
+}
+"""Kinds of faults with their weights: kills of processes, and samplers that stand still."""
+EVERYTHING: Mapping[Kind, int] = {
+    "sampler": 20,
+    "scorer": 8,
+    "trainer": 10,
+    "supervisor": 6,
+    "tools": 8,
+    "launcher": 3,
+    "stall": 8,
+    "mongod": 8,
+    "disk": 4,
+    "clock": 7,
+    "network": 18,
+}
+"""What one mongod and its network go through."""
+ELECTIONS: Mapping[Kind, int] = {
+    "sampler": 15,
+    "scorer": 5,
+    "trainer": 10,
+    "stall": 5,
+    "primary": 25,
+    "secondary": 10,
+    "step_down": 30,
+}
+"""What a replica set of three goes through."""
 SAMPLERS = ("sampler-a", "sampler-b", "sampler-c")
-STALLS_PER_KILL = 0.1
+LINKS = (
+    *(f"{name}>mongod" for name in (*SAMPLERS, "scorer", "trainer", "supervisor")),
+    *(f"{name}>tools" for name in SAMPLERS),
+    "everyone>engine",
+)
 TRAINER_UP_SECONDS = (1.0, 6.0)
+HOLE_SECONDS = (0.3, 6.0)
+HOUR = 3600
 
 
 @dataclass(frozen=True)
 class Strike:
-    """One blow."""
+    """One fault."""
 
     pause_seconds: float
     """Time since the last one."""
+    kind: Kind
     victim: str
-    """A sampler's name, or the kind of the others."""
-    how: Literal["kill", "stall"] = "kill"
-    """A stalled process sleeps until its leases are gone, and wakes up as a stale holder."""
-    up_seconds: float = 0.0
-    """The victim is left alone for so long after its start: a trainer that never gets through a
-    step has nothing to lose."""
-
-    @property
-    def kind(self) -> str:
-        """The sort of process that is struck."""
-        return self.victim.partition("-")[0]
+    """Name of a process or of a link."""
+    seconds: float = 0.0
+    """How long a hole lasts, or how far the clock steps. For a process that is killed: how long it is
+    left alone after its start; a trainer that never gets through a step has nothing to lose."""
+    hole: Literal["cut", "silence"] = "cut"
 
 
-def plan(kills: int, seed: int, pause_seconds: tuple[float, float]) -> list[Strike]:
-    """Draw a schedule: each kind once in the beginning, then by weight; stalls in between."""
+def plan(
+    faults: int, seed: int, pause_seconds: tuple[float, float], weights: Mapping[Kind, int]
+) -> list[Strike]:
+    """Draw a schedule: each kind once in the beginning, then by weight."""
     rng = random.Random(seed)
-    kinds = rng.sample(KINDS, min(kills, len(KINDS)))
-    kinds += rng.choices(KINDS, WEIGHTS, k=kills - len(kinds))
-    strikes = []
-    for kind in kinds:
-        pause = rng.uniform(*pause_seconds)
-        victim = rng.choice(SAMPLERS) if kind == "sampler" else kind
-        up = rng.uniform(*TRAINER_UP_SECONDS) if kind == "trainer" else 0.0
-        strikes.append(Strike(pause, victim, "kill", up))
-        if rng.random() < STALLS_PER_KILL:
-            strikes.append(Strike(rng.uniform(*pause_seconds), rng.choice(SAMPLERS), "stall"))
-    return strikes
+    kinds: Sequence[Kind] = list(weights)
+    drawn = rng.sample(kinds, min(faults, len(kinds)))
+    drawn += rng.choices(kinds, list(weights.values()), k=faults - len(drawn))
+    return [_strike(kind, rng, rng.uniform(*pause_seconds)) for kind in drawn]
+
+
+def _strike(kind: Kind, rng: random.Random, pause: float) -> Strike:
+    if kind in ("sampler", "stall"):
+        return Strike(pause, kind, rng.choice(SAMPLERS))
+    if kind == "trainer":
+        return Strike(pause, kind, kind, rng.uniform(*TRAINER_UP_SECONDS))
+    if kind == "clock":
+        return Strike(pause, kind, "mongod", rng.choice([-1, 1]) * rng.choice([60, HOUR]))
+    if kind == "network":
+        hole: Literal["cut", "silence"] = "cut" if rng.random() < 0.5 else "silence"
+        return Strike(pause, kind, rng.choice(LINKS), rng.uniform(*HOLE_SECONDS), hole)
+    return Strike(pause, kind, kind)

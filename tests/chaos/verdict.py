@@ -8,6 +8,7 @@ from typing import Any
 
 from chaos.journal import read_journal
 from chaos.sampler import digest
+from support.stored import wrong_counts
 
 from agentrl.errors import StoreError
 from agentrl.schema import TERMINAL_STATUSES, DispatchedSamplingTask
@@ -16,7 +17,12 @@ from agentrl.store import TrajectoryStore
 Event = dict[str, Any]
 MUST_BE_ZERO = (
     *("lost_turns", "double_trained", "skipped", "incomplete_groups", "fencing_violations"),
+    *("attempts_booked_wrongly", "trained_stale", "wrong_counts"),
 )
+HOLDERS_OWN = frozenset({"sampler", "scorer", "stall", "launcher"})
+"""Faults that take a lease from its holder, if they strike the holder."""
+HARNESS_SECONDS = 0.5
+"""What passes between a fault and its note."""
 
 
 @dataclass
@@ -34,6 +40,13 @@ class Verdict:
     incomplete_groups: int = 0
     fencing_violations: int = 0
     """Writes that were accepted after a later claim of the same record had been granted."""
+    attempts_booked_wrongly: int = 0
+    """Attempts that ended as failed although nothing had befallen their holder or its way to the
+    store, its tools and its server."""
+    trained_stale: int = 0
+    """Records in a step of the final weights that were older than `max_staleness`."""
+    wrong_counts: int = 0
+    """Counts of the store's reports that differ from a count of every document."""
     num_groups: int = 0
     num_turns: int = 0
     num_steps: int = 0
@@ -51,14 +64,19 @@ class Verdict:
             self.examples.append(f"{kind}: {what}")
 
 
-async def judge(store: TrajectoryStore, samplers: Path, trainer: Path) -> Verdict:
-    """Compare the journals of samplers and trainer with what the store holds at the end."""
+async def judge(store: TrajectoryStore, folder: Path, *, max_staleness: int) -> Verdict:
+    """Compare the journals of samplers, trainer and harness with what the store holds at the end."""
     verdict = Verdict()
-    events = list(read_journal(samplers))
+    events = list(read_journal(folder / "samplers.jsonl"))
     await _check_turns(store, [e for e in events if e["kind"] == "turn"], verdict)
     _check_fencing(events, verdict)
     await _check_groups(store, verdict)
-    await _check_ledger(store, effective_steps(read_journal(trainer)), verdict)
+    steps = effective_steps(read_journal(folder / "trainer.jsonl"))
+    await _check_ledger(store, steps, verdict)
+    await _check_staleness(store, steps, max_staleness, verdict)
+    await _check_attempts(store, events, list(read_journal(folder / "faults.jsonl")), verdict)
+    for wrong in await wrong_counts(store):
+        verdict.find("wrong_counts", wrong)
     return verdict
 
 
@@ -157,3 +175,53 @@ async def _check_ledger(
         if record.id not in consumed:
             kind = "double_trained" if seen[record.id] else "skipped"
             verdict.find(kind, f"{record.id}: not in the ledger")
+
+
+async def _check_staleness(
+    store: TrajectoryStore, steps: dict[int, list[str]], max_staleness: int, verdict: Verdict
+) -> None:
+    oldest = {record.id: record.min_version async for record in store.records.find(split="train")}
+    for step, record_ids in steps.items():
+        for record_id in record_ids:
+            version = oldest.get(record_id)
+            if version is not None and step - 1 - version > max_staleness:
+                verdict.find("trained_stale", f"{record_id}: version {version} in step {step}")
+
+
+async def _check_attempts(
+    store: TrajectoryStore, events: list[Event], faults: list[Event], verdict: Verdict
+) -> None:
+    names = {one["process"]: one["member"] for one in faults if one["kind"] == "start"}
+    struck = [one for one in faults if one["kind"] == "fault"]
+    claims: defaultdict[str, dict[int, float]] = defaultdict(dict)
+    for event in events:
+        if event["kind"] == "claim":
+            claims[event["record"]][event["fence"]] = event["at"]
+    async for record in store.records.find():
+        for attempt in record.attempts:
+            if attempt.ended_by not in ("expired", "error"):
+                continue
+            granted = claims[record.id]
+            # A holder that was killed before it noted its claim has no claim: it was struck.
+            began = granted.get(attempt.fence)
+            ended = min((at for f, at in granted.items() if f > attempt.fence), default=None)
+            holder = names.get(int(attempt.owner.rsplit(":", 2)[1]), attempt.owner)
+            if began is not None and not any(
+                _explains(fault, holder, attempt.ended_by)
+                for fault in struck
+                if fault["ended"] + HARNESS_SECONDS > began
+                and (ended is None or fault["began"] < ended)
+            ):
+                what = f"{attempt.ended_by}: {attempt.error}"
+                verdict.find("attempts_booked_wrongly", f"{record.id} of {holder}: {what}")
+
+
+def _explains(fault: Event, holder: str, ended_by: str) -> bool:
+    """Whether a fault is a reason for an attempt of this holder to fail."""
+    kind, victim = fault["fault"], fault["victim"]
+    if kind == "network":
+        near, _, far = victim.partition(">")
+        return near in (holder, "everyone") and (far == "mongod") == (ended_by == "expired")
+    if kind == "tools":
+        return ended_by == "error"
+    return kind in HOLDERS_OWN and victim in (holder, "launcher")

@@ -1,44 +1,55 @@
 """A real run under a few kill -9s; `scripts/chaos` plays as many as one likes."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 from chaos.harness import run_chaos
 from chaos.journal import Journal
-from chaos.plan import KINDS, plan
+from chaos.plan import ELECTIONS, EVERYTHING, PROCESSES, Kind, plan
 from chaos.sampler import digest
 from chaos.verdict import MUST_BE_ZERO, Verdict, judge
 from support.stored import fill
 
+from agentrl.schema import Run
 from agentrl.store import TrajectoryStore
 
 SEED = 20
-KILLS = 10
+FAULTS = 10
 
 
 @pytest.mark.timeout(240)  # about 30 s on idle cores
 async def test_kills_of_every_kind_lose_nothing_and_do_nothing_twice(tmp_path: Path) -> None:
     outcome = await run_chaos(
-        tmp_path, kills=KILLS, seed=SEED, pause_seconds=(0.2, 0.8), settle_seconds=150
+        tmp_path, faults=FAULTS, seed=SEED, pause_seconds=(0.2, 0.8), settle_seconds=150
     )
     found = outcome.verdict
-    assert outcome.kills == KILLS
-    assert set(outcome.restarts) == set(KINDS)
+    assert set(outcome.faults) == set(PROCESSES)
     assert outcome.unexpected_exits == []
     assert found.examples == []
-    assert (found.lost_turns, found.incomplete_groups, found.fencing_violations) == (0, 0, 0)
-    assert (found.double_trained, found.skipped) == (0, 0)
+    assert [getattr(found, name) for name in MUST_BE_ZERO] == [0] * len(MUST_BE_ZERO)
     assert found.num_steps > 0
     assert found.num_turns > 100
     assert found.num_attempts_lost > 0
 
 
-def test_the_seed_replays_the_kills() -> None:
-    assert plan(50, 7, (0.1, 2.0)) == plan(50, 7, (0.1, 2.0))
-    assert plan(50, 7, (0.1, 2.0)) != plan(50, 8, (0.1, 2.0))
-    assert sum(strike.how == "kill" for strike in plan(50, 7, (0.1, 2.0))) == 50
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("weights", [EVERYTHING, ELECTIONS], ids=["everything", "elections"])
+async def test_faults_of_every_kind_lose_nothing_and_do_nothing_twice(
+    tmp_path: Path, weights: Mapping[Kind, int]
+) -> None:
+    outcome = await run_chaos(tmp_path, faults=15, seed=SEED, weights=weights)
+    assert {*outcome.faults, *(one.partition(":")[0] for one in outcome.not_played)} == set(weights)
+    assert outcome.unexpected_exits == []
+    assert outcome.verdict.examples == []
+
+
+def test_the_seed_replays_the_faults() -> None:
+    assert plan(50, 7, (0.1, 2.0), EVERYTHING) == plan(50, 7, (0.1, 2.0), EVERYTHING)
+    assert plan(50, 7, (0.1, 2.0), EVERYTHING) != plan(50, 8, (0.1, 2.0), EVERYTHING)
+    assert {one.kind for one in plan(11, 7, (0.1, 2.0), EVERYTHING)} == set(EVERYTHING)
 
 
 Spoil = Callable[[TrajectoryStore, Journal, Journal], Awaitable[Any]]
@@ -86,6 +97,23 @@ async def write_as_a_stale_holder(_: TrajectoryStore, samplers: Journal, __: Jou
     samplers.write("set_score", record="train/0/q0/0", fence=1, begun=float("inf"))
 
 
+async def train_an_old_one(store: TrajectoryStore, _: Journal, trainer: Journal) -> None:
+    await store.database["records"].update_one(
+        {"_id": "train/0/q0/0"}, {"$set": {"min_version": -5}}
+    )
+
+
+async def book_a_live_holders_attempt(store: TrajectoryStore, *_: Journal) -> None:
+    await store.database["records"].update_one(
+        {"_id": "train/0/q0/0"}, {"$set": {"attempts.0.ended_by": "expired"}}
+    )
+
+
+async def miscount(store: TrajectoryStore, *_: Journal) -> None:
+    await store.tallies.seal()
+    await store.database["tallies"].update_one({"_id": 0}, {"$inc": {"ended.train.num_failed": 1}})
+
+
 async def grant_a_lease_twice(_: TrajectoryStore, samplers: Journal, __: Journal) -> None:
     samplers.write("claim", record="train/0/q0/0", fence=1, owner="other")
 
@@ -103,12 +131,16 @@ async def grant_a_lease_twice(_: TrajectoryStore, samplers: Journal, __: Journal
         (leave_a_group_open, "incomplete_groups"),
         (write_as_a_stale_holder, "fencing_violations"),
         (grant_a_lease_twice, "fencing_violations"),
+        (train_an_old_one, "trained_stale"),
+        (book_a_live_holders_attempt, "attempts_booked_wrongly"),
+        (miscount, "wrong_counts"),
     ],
 )
 async def test_the_judge_finds_whatever_went_wrong(
     store: TrajectoryStore, tmp_path: Path, spoil: Spoil, kind: str | None
 ) -> None:
-    samplers, trainer = Journal(tmp_path / "samplers"), Journal(tmp_path / "trainer")
+    samplers, trainer = Journal(tmp_path / "samplers.jsonl"), Journal(tmp_path / "trainer.jsonl")
+    await store.runs.create(Run(name=store.database_name))
     ids = await fill(store, 3)
     for record_id in ids:
         (turn,) = await store.turns.of_record(record_id)
@@ -121,7 +153,7 @@ async def test_the_judge_finds_whatever_went_wrong(
     trainer.write("resume", step=0)
     trainer.write("step", step=1, records=ids[:4])
     await spoil(store, samplers, trainer)
-    verdict: Verdict = await judge(store, tmp_path / "samplers", tmp_path / "trainer")
+    verdict: Verdict = await judge(store, tmp_path, max_staleness=4)
     assert [name for name in MUST_BE_ZERO if getattr(verdict, name)] == ([kind] if kind else [])
     assert verdict.dropped["stale"] == (
         1 if spoil in (pass_one_over, call_a_dropped_one_trained) else 2
