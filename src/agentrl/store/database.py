@@ -33,7 +33,7 @@ from pymongo.write_concern import WriteConcern
 from agentrl.config.secret_text import redact
 from agentrl.errors import ConfigError, StoreError, StoreUnreachable
 from agentrl.store.documents.codec import Document
-from agentrl.store.server_clock import ServerClock
+from agentrl.store.server_clock import FreshLeases, ServerClock
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -69,6 +69,7 @@ class RunDatabase:
         self.handle = handle
         self.uri = uri
         self.clock = ServerClock()
+        self.leases = FreshLeases()
         self.runs = handle["runs"]
         self.tasks = handle["tasks"]
         self.records = handle["records"]

@@ -6,10 +6,12 @@ election, leases are judged only once every live holder has renewed.
 """
 
 import time
+from collections import OrderedDict
 from datetime import datetime, timedelta
 
 from agentrl.schema import utc_now
 
+_REMEMBERED = 8192
 STEP_SECONDS = 2.0
 """Smaller differences between two readings are the network's; leases outlast them."""
 
@@ -45,6 +47,30 @@ class ServerClock:
         """Return whether all live holders of such leases have renewed them since the last step."""
         # One renewal may have met the step, and the next comes a third of a lease later.
         return time.monotonic() - self._stepped_at > lease_seconds * 3 / 4
+
+
+class FreshLeases:
+    """Leases that this process took or renewed so recently that nobody can have taken them away."""
+
+    def __init__(self) -> None:
+        self._until: OrderedDict[str, tuple[int, float]] = OrderedDict()
+
+    def note(self, record_id: str, fence: int, lease_seconds: float) -> None:
+        """Remember that the server has just granted this lease, or extended it."""
+        # Half of it, as its seconds are counted from before the answer, and by another clock.
+        self._until[record_id] = fence, time.monotonic() + lease_seconds / 2
+        self._until.move_to_end(record_id)
+        while len(self._until) > _REMEMBERED:
+            self._until.popitem(last=False)
+
+    def forget(self, record_id: str) -> None:
+        """Take the lease for given up."""
+        self._until.pop(record_id, None)
+
+    def holds(self, record_id: str, fence: int) -> bool:
+        """Return whether the lease is certainly this process's; False means nobody knows."""
+        known, until = self._until.get(record_id, (None, 0.0))
+        return known == fence and time.monotonic() < until
 
 
 class UnrenewedLeases:

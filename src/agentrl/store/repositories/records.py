@@ -113,6 +113,7 @@ class RecordRepository(Repository):
         if claimed is None:
             return None
         record = from_document(Record, claimed)
+        self._db.leases.note(record.id, record.fence, lease_seconds)
         return record, await self._tasks.of_claimed(record)
 
     async def _claim_pending(self, wanted: Document, update: list[Document]) -> Document | None:
@@ -135,6 +136,8 @@ class RecordRepository(Repository):
             [(held(record_id, fence), extend) for record_id, fence in leases],
         )
         if extended == len(leases):
+            for record_id, fence in leases:
+                self._db.leases.note(record_id, fence, lease_seconds)
             return set()
         ids = [record_id for record_id, _ in leases]
         found = self._db.records.find({"_id": {"$in": ids}}, {"fence": 1, "status": 1})
@@ -187,6 +190,7 @@ class RecordRepository(Repository):
             "attempts": {"$cond": [running, attempts_closed("released", None), "$attempts"]},
             "lease": {"$cond": [running, None, waiting_lease(0)]},
         }
+        self._db.leases.forget(record_id)
         await self._fenced.update(record_id, fence, {"$in": ["running", "finished"]}, update)
 
     @operation("end a failed attempt")
@@ -201,6 +205,7 @@ class RecordRepository(Repository):
         Raises:
             LeaseLost: the caller's lease is gone; nothing was written.
         """
+        self._db.leases.forget(record_id)
         document = await self._db.records.find_one_and_update(
             {**held(record_id, fence), "status": may_become("pending")},
             attempt_failed("error", error, max_attempts),

@@ -80,7 +80,12 @@ class TurnRepository(Repository):
     async def _set_all_results(self, items: Sequence[_Results]) -> list[LeaseLost | None]:
         # Results are written to the turn, which carries no lease, so the lease is checked first. A
         # holder that loses it in between may still write once: results of the very same calls.
-        refused, _ = await self._refused([(turn, rid, fence) for turn, rid, fence, _ in items])
+        doubtful = [
+            (turn, record_id, fence)
+            for turn, record_id, fence, _ in items
+            if not self._db.leases.holds(record_id, fence)
+        ]
+        refused, _ = await self._refused(doubtful) if doubtful else ({}, [])
         updates: list[Update] = []
         for turn_id, _, _, results in items:
             if turn_id not in refused:

@@ -9,12 +9,13 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 from support.stored import SYSTEM, TOOLS, claim, make_task, make_turn, play
 
-from agentrl.errors import StoreError
+from agentrl.errors import LeaseLost, StoreError
 from agentrl.schema import DispatchedSamplingTask, ToolCall, ToolResult, rebuild_prompts
 from agentrl.store import TrajectoryStore
 from agentrl.store.private_mongod import EmbeddedMongo
@@ -162,6 +163,27 @@ async def test_appending_again_after_a_lost_answer_changes_nothing(store: Trajec
     await store.turns.append(turn, record.fence)
     assert await store.records.get(record.id) == once
     assert await store.database["turns"].count_documents({}) == 1
+
+
+async def test_results_of_a_fresh_lease_need_no_look_and_of_an_old_one_are_refused(
+    store: TrajectoryStore, mongo_uri: str
+) -> None:
+    await store.tasks.add([make_task(0)])
+    record = await claim(store, lease_seconds=60)
+    turn = make_turn(record, 0)
+    await store.turns.append(turn, record.fence)
+    result = ToolResult(call_id="c", name="lookup", content="4")
+    with patch.object(store.turns, "_refused", side_effect=AssertionError):
+        await store.turns.set_tool_results(turn.id, record.id, record.fence, [result])
+    record = await claim(store, lease_seconds=0.2)
+    turn = make_turn(record, 0)
+    await store.turns.append(turn, record.fence)
+    await asyncio.sleep(0.3)
+    async with TrajectoryStore.connect(mongo_uri) as other:
+        assert (await other.groups.reap(3, lease_seconds=0)).num_expired == 1
+        await claim(other)
+    with pytest.raises(LeaseLost):
+        await store.turns.set_tool_results(turn.id, record.id, record.fence, [result])
 
 
 async def test_a_turn_whose_record_was_not_updated_is_finished_by_repeating(
