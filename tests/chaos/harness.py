@@ -50,6 +50,9 @@ NUM_TOOL_CALLS = 3
 MAX_STALENESS = 4
 MONGO_PORT = 27500
 """Outside the range from which the kernel takes ports: it must be free again after every kill."""
+REFUSED_STARTS = ("StoreUnreachable: connect: ", "ToolError: MCP server 'default' at ")
+"""What a process says that begins while its database or its tools are away; it ends, and whoever
+supervises it starts it again."""
 DISK_FULL_SECONDS = 1.5
 TOOLS_AWAY_SECONDS = 1.0
 SAMPLING = {
@@ -72,6 +75,8 @@ class Outcome:
     not_played: list[str]
     """Kinds that this machine cannot play, with the reason."""
     unexpected_exits: list[str]
+    refused_starts: int
+    """Processes that began while their database or their tools were away, and were started again."""
     seconds: float
     verdict: Verdict
 
@@ -84,7 +89,8 @@ class Outcome:
         """Return everything as one JSON object."""
         own = {name: getattr(self, name) for name in ("kills", "seed", "restarts", "not_played")}
         own |= {"faults": sum(self.faults.values()), "faults_by_kind": self.faults}
-        rest = {"unexpected_exits": self.unexpected_exits, "seconds": round(self.seconds, 1)}
+        own |= {name: getattr(self, name) for name in ("unexpected_exits", "refused_starts")}
+        rest = {"seconds": round(self.seconds, 1)}
         return {**own, "stalls": self.faults.get("stall", 0), **asdict(self.verdict), **rest}
 
 
@@ -135,6 +141,7 @@ class Chaos:
     restarts: Counter[str] = field(default_factory=Counter)
     faults: Counter[str] = field(default_factory=Counter)
     unexpected: list[str] = field(default_factory=list)
+    num_refused_starts: int = 0
     num_groups: int = 0
 
     def tend(self) -> None:
@@ -142,7 +149,11 @@ class Chaos:
         for member in self.members.values():
             status = member.process.exitcode
             if status is not None:
-                self.unexpected.append(f"{member.name} ended with {status}: {member.last_line()}")
+                said = member.last_line()
+                if any(text in said for text in REFUSED_STARTS):
+                    self.num_refused_starts += 1
+                else:
+                    self.unexpected.append(f"{member.name} ended with {status}: {said}")
                 self.start(member)
 
     def start(self, member: Member) -> None:
@@ -316,6 +327,7 @@ async def run_chaos(
             faults=dict(chaos.faults),
             not_played=[f"{kind}: {why}" for kind, why in skipped.items()],
             unexpected_exits=chaos.unexpected,
+            refused_starts=chaos.num_refused_starts,
             seconds=time.monotonic() - started,
             verdict=verdict,
         )

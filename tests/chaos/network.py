@@ -44,8 +44,19 @@ class Link:
         self._open.clear()
         if hole == "cut":
             self._is_cut = True
-            for writer in self._writers:
-                writer.transport.abort()
+            self._abort()
+
+    def _abort(self) -> None:
+        for writer in self._writers:
+            writer.transport.abort()
+
+    async def close(self) -> None:
+        """Stop listening, and end all connections."""
+        assert self._server is not None
+        self._server.close()
+        self._is_cut = True
+        self._abort()
+        self._open.set()
 
     def _end(self) -> None:
         self._is_cut = False
@@ -63,6 +74,8 @@ class Link:
         self._writers |= {writer, back}
         await asyncio.gather(self._pump(reader, back), self._pump(there, writer))
         self._writers -= {writer, back}
+        for one in (writer, back):
+            one.transport.abort()
 
     async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
         with suppress(OSError):
@@ -94,18 +107,20 @@ def network() -> Iterator[Network]:
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
+    found = Network(loop)
     try:
-        yield Network(loop)
+        yield found
     finally:
-        asyncio.run_coroutine_threadsafe(_cancel_all(), loop).result(10)
+        asyncio.run_coroutine_threadsafe(_close(found), loop).result(10)
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()
 
 
-async def _cancel_all() -> None:
-    mine = asyncio.current_task()
-    tasks = [task for task in asyncio.all_tasks() if task is not mine]
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+async def _close(found: Network) -> None:
+    for link in found.links.values():
+        await link.close()
+    rest = asyncio.all_tasks() - {asyncio.current_task()}
+    if rest:
+        await asyncio.wait(rest, timeout=5)
+    await asyncio.sleep(0)  # aborted transports close their sockets in the next round

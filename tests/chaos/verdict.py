@@ -191,7 +191,7 @@ async def _check_staleness(
 async def _check_attempts(
     store: TrajectoryStore, events: list[Event], faults: list[Event], verdict: Verdict
 ) -> None:
-    names = {one["process"]: one["member"] for one in faults if one["kind"] == "start"}
+    names = {str(one["process"]): one["member"] for one in faults if one["kind"] == "start"}
     struck = [one for one in faults if one["kind"] == "fault"]
     claims: defaultdict[str, dict[int, float]] = defaultdict(dict)
     for event in events:
@@ -205,7 +205,7 @@ async def _check_attempts(
             # A holder that was killed before it noted its claim has no claim: it was struck.
             began = granted.get(attempt.fence)
             ended = min((at for f, at in granted.items() if f > attempt.fence), default=None)
-            holder = names.get(int(attempt.owner.rsplit(":", 2)[1]), attempt.owner)
+            holder = names.get(attempt.owner.partition(":")[2].partition(":")[0], attempt.owner)
             if began is not None and not any(
                 _explains(fault, holder, attempt.ended_by)
                 for fault in struck
