@@ -138,6 +138,8 @@ class Record(Value):
     max_version: int | None = None
     """Oldest and newest policy version that sampled a token of this Record."""
     num_tool_calls: int = 0
+    tool_names: tuple[str, ...] = ()
+    """Names of the tools that the current attempt called, in no particular order."""
     error: str | None = None
     """Why the Record is `failed`, or why its scoring was last postponed."""
     created_at: datetime = Field(default_factory=utc_now)

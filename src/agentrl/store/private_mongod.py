@@ -36,6 +36,8 @@ _REPLICA_SET = "rs0"
 _URI_OPTIONS = f"replicaSet={_REPLICA_SET}&w=majority&journal=true&authSource=admin"
 _USER = "agentrl"
 _ROLES = ("readWriteAnyDatabase", "dbAdminAnyDatabase", "clusterMonitor")
+_READER = "agentrl_reader"
+_READER_ROLES = ("readAnyDatabase",)
 _PASSWORD_BYTES = 32
 _NOT_YET_INITIALIZED = 94
 _USER_EXISTS = 51003
@@ -123,6 +125,17 @@ class EmbeddedMongo:
             ConfigError: there is no binary.
             StoreError: it ended at once, or did not get ready; the text says why.
         """
+        self.prepare()
+        self.spawn()
+        self.until_writable()
+
+    def prepare(self) -> None:
+        """Choose a port and make what `spawn` needs; may be called from any thread.
+
+        Raises:
+            ConfigError: there is no binary.
+            StoreError: another mongod serves the data.
+        """
         find_mongod()
         make_private(self.data_dir)
         if running_uri(self.data_dir) is not None:
@@ -133,8 +146,6 @@ class EmbeddedMongo:
                 write_private(file, secrets.token_hex(_PASSWORD_BYTES))
         self.port = free_port(preferred=self._wanted_port)
         self._wanted_port = self.port  # started again, it comes back where its clients look
-        self.spawn()
-        self.until_writable()
 
     def exit_status(self) -> int | None:
         """Return the exit status of a mongod that ended without being told to; None while it runs."""
@@ -205,16 +216,8 @@ class EmbeddedMongo:
 
     def _wait_until_writable(self) -> None:
         deadline = time.monotonic() + START_SECONDS
-        address = f"mongodb://127.0.0.1:{self.port}/?directConnection=true"
-        # The server itself, as its replica set knows it: it is there before any user is.
-        with MongoClient[dict[str, Any]](
-            address,
-            username="__system",
-            password=_key_file(self.data_dir).read_text(encoding="utf-8"),
-            authSource="local",
-            serverSelectionTimeoutMS=250,
-            socketTimeoutMS=5000,
-        ) as client:
+        # This login is there before any user is.
+        with self._as_itself() as client:
             configured = False
             while time.monotonic() < deadline:
                 self._check_alive()
@@ -254,13 +257,31 @@ class EmbeddedMongo:
     def _create_user(self, client: MongoClient[dict[str, Any]]) -> None:
         """Make the login of `uri` valid; data of a copied directory may have another password."""
         password = _password_file(self.data_dir).read_text(encoding="utf-8")
-        roles = [{"role": role, "db": "admin"} for role in _ROLES]
-        try:
-            client.admin.command("createUser", _USER, pwd=password, roles=roles)
-        except OperationFailure as error:
-            if error.code != _USER_EXISTS:
-                raise
-            client.admin.command("updateUser", _USER, pwd=password, roles=roles)
+        _put_user(client, _USER, password, _ROLES)
+
+    def reader_uri(self) -> str:
+        """Return the connection string of a login that cannot write, which is made if needed.
+
+        Call it while the mongod runs, whoever started it; it blocks for some milliseconds.
+        """
+        file = self.data_dir / "agentrl-reader-password"
+        if not file.exists():
+            write_private(file, secrets.token_hex(_PASSWORD_BYTES))
+        password = file.read_text(encoding="utf-8")
+        with self._as_itself() as client:
+            _put_user(client, _READER, password, _READER_ROLES)
+        return f"mongodb://{_READER}:{password}@127.0.0.1:{self.port}/?{_URI_OPTIONS}"
+
+    def _as_itself(self) -> MongoClient[dict[str, Any]]:
+        """Return a client with the login by which members of the replica set know one another."""
+        return MongoClient(
+            f"mongodb://127.0.0.1:{self.port}/?directConnection=true",
+            username="__system",
+            password=_key_file(self.data_dir).read_text(encoding="utf-8"),
+            authSource="local",
+            serverSelectionTimeoutMS=250,
+            socketTimeoutMS=5000,
+        )
 
     def _check_alive(self) -> None:
         code = self.exit_status()
@@ -304,6 +325,26 @@ def running_uri(data_dir: Path) -> str | None:
 def _cache_gigabytes() -> float:
     """Return the most memory for cached data: little beside a trainer, more than a large run's indexes."""
     return min(4.0, max(0.25, psutil.virtual_memory().total / 2**30 / 16))
+
+
+def running_port(data_dir: Path) -> int | None:
+    """Return the port that the data's mongod noted when it started; it may have died since."""
+    try:
+        return int(json.loads(_state_file(data_dir).read_text(encoding="utf-8"))["port"])
+    except (FileNotFoundError, ValueError):
+        return None
+
+
+def _put_user(
+    client: MongoClient[dict[str, Any]], user: str, password: str, names: tuple[str, ...]
+) -> None:
+    roles = [{"role": name, "db": "admin"} for name in names]
+    try:
+        client.admin.command("createUser", user, pwd=password, roles=roles)
+    except OperationFailure as error:
+        if error.code != _USER_EXISTS:
+            raise
+        client.admin.command("updateUser", user, pwd=password, roles=roles)
 
 
 def _state_file(data_dir: Path) -> Path:

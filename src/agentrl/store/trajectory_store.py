@@ -15,7 +15,9 @@ from agentrl.store.collections.validators import ensure_validators
 from agentrl.store.collections.views import ensure_views
 from agentrl.store.database import RunDatabase, connected, given, operation
 from agentrl.store.repositories.blobs import BlobRepository, ImageRepository
+from agentrl.store.repositories.browsing import BrowseRepository
 from agentrl.store.repositories.fenced_records import FencedRecords
+from agentrl.store.repositories.figures import FigureRepository
 from agentrl.store.repositories.fleet import (
     PolicyRepository,
     SamplerRepository,
@@ -58,12 +60,14 @@ class TrajectoryStore:
         images: images by the hash of their content.
         scores: scoring of finished Records.
         ledger: the records that a trainer reserved, trained and dropped, by step.
+        figures: what a trainer measured at every step and evaluation.
         policies: published weights.
         services: inference servers.
         samplers: sampler processes.
         tallies: counts over spans of the run that have ended.
         lineage: from a step to the tool calls behind it, and from a record to its steps.
         reports: counts and details for display.
+        browse: pages of groups and full-text search, for readers.
         maintenance: sizes, and reclaiming disk space.
         transfer: export to files and import.
     """
@@ -84,6 +88,7 @@ class TrajectoryStore:
         self.runs = RunRepository(database)
         self.trainer_leases = TrainerLeaseRepository(database)
         self.ledger = LedgerRepository(database, self.turns, self.trainer_leases)
+        self.figures = FigureRepository(database)
         self.policies = PolicyRepository(database)
         self.services = ServiceRepository(database)
         self.samplers = SamplerRepository(database)
@@ -97,6 +102,7 @@ class TrajectoryStore:
             services=self.services,
             samplers=self.samplers,
         )
+        self.browse = BrowseRepository(database)
         self.maintenance = MaintenanceRepository(database)
         self.transfer = TransferRepository(database, self.tallies)
 

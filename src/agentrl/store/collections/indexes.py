@@ -1,16 +1,24 @@
 """Indexes, each beside the query that it serves."""
 
+from typing import Any
+
 from pymongo import ASCENDING as UP
 from pymongo import DESCENDING as DOWN
-from pymongo import IndexModel
+from pymongo import TEXT, IndexModel
 
 from agentrl.schema import TERMINAL_STATUSES
 from agentrl.store.documents.expressions import HAS_FAILURE
 
+# Words as they are: code, numbers and all languages. MongoDB would otherwise read a field `language`
+# of a document, which people may add, as the name of one of its dictionaries.
+_WORDS: dict[str, Any] = {"default_language": "none", "language_override": "agentrl_language"}
+BROWSED = ("outcome", "score.value", "attempt", "min_version", "max_version", "num_tokens")
+"""Fields of `record_data` by which groups are filtered: written once, unless a score is repaired."""
+
 INDEXES: dict[str, list[IndexModel]] = {
     "tasks": [
-        # tasks.next_train_order, tasks.find
-        IndexModel([("split", UP), ("order", UP)], name="by_order"),
+        # tasks.next_train_order, tasks.find, browse.groups
+        IndexModel([("split", UP), ("order", UP), ("_id", UP)], name="in_order"),
         # tasks.first_open_order, tasks.count, tallies
         IndexModel([("split", UP), ("status", UP), ("order", UP)], name="by_standing"),
         # tasks.count(tag=...): only tasks that carry a tag
@@ -19,6 +27,14 @@ INDEXES: dict[str, list[IndexModel]] = {
             name="by_tag",
             partialFilterExpression={"tag": {"$gt": ""}},
         ),
+        # browse.groups by a label of the dataset
+        IndexModel(
+            [("tags", UP), ("order", UP), ("_id", UP)],
+            name="by_label",
+            partialFilterExpression={"tags": {"$gt": ""}},
+        ),
+        # browse.search
+        IndexModel([("query", TEXT)], name="words", **_WORDS),
     ],
     "records": [
         # records.claim: the filter and the sort in one; tallies count over it
@@ -48,6 +64,14 @@ INDEXES: dict[str, list[IndexModel]] = {
         ),
         # reports.missing_scores
         IndexModel([("outcome", UP)], name="dead", partialFilterExpression={"status": "failed"}),
+        # browse.groups by the name of a tool
+        IndexModel(
+            [("tool_names", UP), ("order", UP), ("task_id", UP)],
+            name="by_tool",
+            partialFilterExpression={"tool_names": {"$gt": ""}},
+        ),
+        # browse.search
+        IndexModel([("final_answer", TEXT), ("score.detail", TEXT)], name="words", **_WORDS),
     ],
     "turns": [
         # turns.of_record, and people who look for the turns of a record
@@ -56,6 +80,11 @@ INDEXES: dict[str, list[IndexModel]] = {
     "record_data": [
         # groups.complete, and whole groups for ledger.ready_groups
         IndexModel([("task_id", UP), ("traj_id", UP)], name="groups"),
+        # browse.groups: filters of any combination are answered from the keys alone
+        IndexModel(
+            [("split", UP), ("order", UP), ("task_id", UP), *((name, UP) for name in BROWSED)],
+            name="browsed",
+        ),
     ],
     "turn_training": [
         # lineage.of_step, ledger.recover
@@ -64,6 +93,10 @@ INDEXES: dict[str, list[IndexModel]] = {
         IndexModel([("record_id", UP), ("turn_id", UP), ("step", UP)], name="by_turn"),
     ],
 }
+TURN_WORDS = IndexModel(
+    [("output_text", TEXT), ("tool_results.content", TEXT)], name="words", **_WORDS
+)
+"""browse.search in the turns, made on demand: it costs every model call of the run that follows."""
 
 
 def ledger_indexes(consumer: str) -> list[IndexModel]:

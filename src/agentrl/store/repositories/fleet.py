@@ -76,6 +76,12 @@ class PolicyRepository(Repository):
         held = {"$expr": {"$gt": ["$held_until", "$$NOW"]}}
         return {int(document["_id"]) async for document in self._db.policies.find(held, {"_id": 1})}
 
+    @operation("read a policy")
+    async def get(self, version: int) -> Policy | None:
+        """Return a published policy; None where it is not there (any more)."""
+        document = await self._db.policies.find_one({"_id": version})
+        return None if document is None else from_document(Policy, document)
+
     @operation("read policies")
     async def all(self) -> list[Policy]:
         """Return all published policies by version."""

@@ -5,7 +5,7 @@ Policy (version = step) <-> records that the step trained <-> turns <-> tool cal
                               '- version of the question
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 from agentrl.errors import StoreError
@@ -14,6 +14,8 @@ from agentrl.schema import (
     DispatchedSamplingTask,
     FinishReason,
     LedgerEntry,
+    LedgerStatus,
+    Outcome,
     Policy,
     Record,
     ToolCall,
@@ -76,6 +78,28 @@ class StepLineage(Value):
     """Records that the step consumed without training."""
 
 
+class StepRecord(Value):
+    """One record as a step used it."""
+
+    record_id: str
+    task_id: str
+    traj_id: int
+    status: LedgerStatus
+    reason: str | None
+    """Why it was dropped."""
+    score: float | None
+    outcome: Outcome | None
+    num_tokens: int
+    min_version: int | None
+    max_version: int | None
+    advantage: float | None
+    """Mean over its turns that had one."""
+    ratio: float | None
+    """Mean importance ratio over its turns' tokens in the model."""
+    num_trained_tokens: int
+    masked: dict[str, int]
+
+
 class LineageRepository(Repository):
     """Reads lineage in both directions."""
 
@@ -109,6 +133,27 @@ class LineageRepository(Repository):
             trained=tuple(lineages[: len(trained) + len(here)]),
             dropped=tuple(lineages[len(trained) + len(here) :]),
         )
+
+    @operation("read the records of a step")
+    async def records_of_step(
+        self, step: int, consumer: str = DEFAULT_CONSUMER
+    ) -> list[StepRecord]:
+        """Return what a step trained, reserved and dropped, without any turn's text or tokens."""
+        field = f"ledger.{consumer}"
+        known = await self._trainings({"consumer": consumer, "step": step})
+        of_record: defaultdict[str, list[TurnTraining]] = defaultdict(list)
+        for trainings in known.values():
+            of_record[trainings[0].record_id] += trainings
+        found = [
+            *await self._data({f"{field}.trained_at": step}),
+            *await self._data({f"{field}.status": "reserved", f"{field}.step": step}),
+            *await self._data({f"{field}.status": "dropped", f"{field}.step": step}),
+        ]
+        by_id = {one.record_id: one for one in found}
+        return [
+            _step_record(one, one.ledger[consumer], step, of_record[one.record_id])
+            for one in by_id.values()
+        ]
 
     @operation("read the lineage of a record")
     async def of_record(self, record_id: str) -> RecordLineage:
@@ -164,6 +209,33 @@ class LineageRepository(Repository):
             )
             for one in data
         ]
+
+
+def _step_record(
+    data: DBRecordData, entry: LedgerEntry, step: int, trainings: Sequence[TurnTraining]
+) -> StepRecord:
+    advantages = [one.advantage for one in trainings if one.advantage is not None]
+    ratios = [(one.ratio.mean, one.num_tokens) for one in trainings if one.ratio is not None]
+    num_in_model = sum(num for _, num in ratios)
+    masked: Counter[str] = Counter()
+    for one in trainings:
+        masked.update(one.masked)
+    return StepRecord(
+        record_id=data.record_id,
+        task_id=data.task_id,
+        traj_id=data.traj_id,
+        status="trained" if step in entry.trained_at else entry.status,
+        reason=entry.reason,
+        score=data.score.value if data.score else None,
+        outcome=data.outcome,
+        num_tokens=data.num_tokens,
+        min_version=data.min_version,
+        max_version=data.max_version,
+        advantage=sum(advantages) / len(advantages) if advantages else None,
+        ratio=sum(mean * num for mean, num in ratios) / num_in_model if num_in_model else None,
+        num_trained_tokens=sum(one.num_trained_tokens for one in trainings),
+        masked=dict(masked),
+    )
 
 
 def _turn_lineage(

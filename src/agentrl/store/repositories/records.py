@@ -258,6 +258,7 @@ def claim_update(owner: str, lease_seconds: float, *, resumable: bool = False) -
         "num_prompt_tokens": 0,
         "num_output_tokens": 0,
         "num_tool_calls": 0,
+        "tool_names": [],
         "min_version": "$$REMOVE",
         "max_version": "$$REMOVE",
     }

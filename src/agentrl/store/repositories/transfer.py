@@ -29,6 +29,8 @@ COLLECTIONS = (
     "turns",
     "record_data",
     "turn_training",
+    "steps",
+    "evaluations",
     "policies",
     "inference_services",
     "samplers",

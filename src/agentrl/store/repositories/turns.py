@@ -144,6 +144,15 @@ class TurnRepository(Repository):
         return await self._unpack_all(list(latest.values()))
 
     @operation("read turns")
+    async def of_records(self, record_ids: Sequence[str]) -> list[DispatchedSamplingTask]:
+        """Return the turns of the current attempts of several Records, record by record."""
+        found = self._db.records.find({"_id": {"$in": list(record_ids)}}, {"turns": 1})
+        turns = {record["_id"]: record["turns"] async for record in found}
+        return await self.get_many(
+            [turn_id for record_id in record_ids for turn_id in turns.get(record_id, ())]
+        )
+
+    @operation("read turns")
     async def get_many(self, turn_ids: Sequence[str]) -> list[DispatchedSamplingTask]:
         """Return the turns of these ids, in the order of the ids; one query a collection.
 
@@ -173,6 +182,9 @@ def record_update(turn: DispatchedSamplingTask) -> Document:
             "num_tool_calls": sum(call.format_error is None for call in turn.tool_calls),
         },
     }
+    named = sorted({call.name for call in turn.tool_calls})
+    if named:
+        update["$addToSet"] = {"tool_names": {"$each": encode(named)}}
     versions = [span.version for span in turn.version_spans]
     if versions and turn.trainable:
         update["$min"] = {"min_version": min(versions)}

@@ -68,7 +68,7 @@ class Evaluations:
     async def _collect(self, *, wait: bool) -> None:
         for version, job in sorted(self._running.items()):
             if wait or job.done():
-                self._note(await job)
+                await self._note(await job)
                 del self._running[version]
 
     async def _evaluate_now(self, version: int) -> None:
@@ -76,7 +76,7 @@ class Evaluations:
             return
         logger.info("evaluating version %d on %d questions", version, len(self._tasks))
         with self._history.timed("eval"):
-            self._note(await self._evaluate(version))
+            await self._note(await self._evaluate(version))
 
     def _is_new(self, version: int) -> bool:
         return bool(self._tasks) and self._history.eval_at(version) is None
@@ -93,8 +93,10 @@ class Evaluations:
             stop=self._stop,
         )
 
-    def _note(self, found: EvalMetrics | None) -> None:
+    async def _note(self, found: EvalMetrics | None) -> None:
         if found is not None:
             self._history.add_eval(found)
             self._trackers.log({"eval": found.figures()}, found.version)
+            figures = found.model_dump(mode="json", exclude_none=True)
+            await self._store.figures.put_evaluation(self._trainer.consumer, figures)
             logger.info("evaluation of version %d: %s", found.version, found.one_line())

@@ -128,6 +128,12 @@ class TrainLoop:
     async def _train(self) -> TrainResult:
         step = self._history.last_step
         await self._store.ledger.recover(self._consumer, step)
+        await self._store.figures.rewind(
+            self._consumer,
+            step,
+            [one.model_dump(mode="json", exclude_none=True) for one in self._history.steps],
+            [one.model_dump(mode="json", exclude_none=True) for one in self._history.evals],
+        )
         with self._history.timed("publish"):
             await self._group.export(self._publisher.directory(step))
             await self._announce(step)
@@ -256,6 +262,8 @@ class TrainLoop:
         metrics = metrics.model_copy(update={"seconds": seconds, "time": time.time()})
         self._history.steps[-1] = metrics
         self._session.report(metrics)
+        figures = metrics.model_dump(mode="json", exclude_none=True)
+        await self._store.figures.put_step(self._consumer, figures)
         self._log_step(metrics)
         await self._evaluations.run_if_due(step)
 

@@ -1,0 +1,409 @@
+"""Pages of a run for readers: groups by what their tries did, and words in texts.
+
+Every answer is bounded and continues at a cursor; every query is served by an index, so that a page
+of a run of a million turns costs what a page of a small one does. Nothing here writes except
+`index_turns`, which is asked for.
+"""
+
+import re
+import time
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from pydantic import Field
+from pymongo.errors import OperationFailure
+
+from agentrl.schema import LedgerEntry, Outcome, RecordStatus, Split
+from agentrl.schema.base import Value
+from agentrl.schema.task import TaskStatus
+from agentrl.store.collections.indexes import BROWSED, TURN_WORDS
+from agentrl.store.database import Repository, operation
+from agentrl.store.documents.codec import Document, encode, without_none
+from agentrl.store.documents.expressions import shown
+
+MAX_MILLISECONDS = 2000
+"""A query that takes longer is given up by the server."""
+_SEARCH_SECONDS = 0.25
+"""Time after which a page is returned as it is, with the place to go on from."""
+_WINDOW_ORDERS = 2000
+_CANDIDATES = 400
+_NO_TEXT_INDEX = 27
+_LAST_ID = chr(0x10FFFF)
+
+
+class Place(NamedTuple):
+    """A place in a run's stream of groups; the next page begins behind it."""
+
+    order: int
+    task_id: str
+
+
+class GroupFilter(Value):
+    """What a group has to be. The fields from `outcome` to `min_tokens` ask for one try with all."""
+
+    split: Split = "train"
+    tag: str | None = None
+    """A label of the question, or the name of an evaluation."""
+    tool: str | None = None
+    text: str | None = None
+    """Words of the question, of an answer, of a judge, or of turns where they are indexed."""
+    min_spread: float | None = None
+    """Least difference between the highest and the lowest score."""
+    outcome: Outcome | None = None
+    min_score: float | None = None
+    max_score: float | None = None
+    version: int | None = None
+    """A policy version that sampled a token of the try."""
+    min_attempts: int | None = None
+    min_tokens: int | None = None
+
+    @property
+    def asks_of_tries(self) -> bool:
+        """Whether a group's tries decide."""
+        return bool(self.of_tries()) or self.min_spread is not None
+
+    @property
+    def is_by_tries(self) -> bool:
+        """Whether the tries alone decide, and no word, tool or tag."""
+        return self.asks_of_tries and self.text is self.tool is self.tag is None
+
+    def of_tries(self) -> list[Document]:
+        """Return the expressions that one try of the group has to meet, all of them."""
+        asked = [
+            ("$eq", "$outcome", self.outcome),
+            ("$gte", "$score.value", self.min_score),
+            ("$lte", "$score.value", self.max_score),
+            ("$gte", "$attempt", self.min_attempts),
+            ("$gte", "$num_tokens", self.min_tokens),
+            ("$lte", "$min_version", self.version),
+            ("$gte", "$max_version", self.version),
+        ]
+        found: list[Document] = [
+            {op: [name, value]} for op, name, value in asked if value is not None
+        ]
+        if self.max_score is not None:  # nothing is less than every number
+            found.append({"$isNumber": "$score.value"})
+        if self.version is not None:
+            found.append({"$isNumber": "$min_version"})
+        return found
+
+
+class Try(Value):
+    """One record of a group at a glance."""
+
+    record_id: str
+    traj_id: int
+    status: RecordStatus
+    score: float | None = None
+    outcome: Outcome | None = None
+    attempt: int = 0
+    num_turns: int = 0
+    num_output_tokens: int = 0
+    min_version: int | None = None
+    max_version: int | None = None
+    ledger: dict[str, LedgerEntry] = Field(default_factory=dict)
+
+
+class GroupRow(Value):
+    """One question with its tries."""
+
+    task_id: str
+    order: int
+    split: Split
+    status: TaskStatus
+    tag: str = ""
+    tags: tuple[str, ...] = ()
+    query: str = ""
+    completed_at: datetime | None = None
+    tries: tuple[Try, ...] = ()
+
+
+class GroupPage(Value):
+    """Some groups, and where the next ones are."""
+
+    groups: tuple[GroupRow, ...]
+    next: Place | None
+    """None where there are no more."""
+
+
+class Passage(Value):
+    """A text in which words were found."""
+
+    kind: str
+    """`question`, `answer`, `judge`, `output` or `tool`."""
+    task_id: str
+    record_id: str | None = None
+    turn: int | None = None
+    text: str
+
+
+class Passages(Value):
+    """What a search found."""
+
+    found: tuple[Passage, ...]
+    is_cut: bool
+    """There are more."""
+    has_words: bool
+    """Questions and answers are indexed; runs of earlier releases are not."""
+    has_turn_words: bool
+    """Turns are indexed."""
+
+
+class BrowseRepository(Repository):
+    """Reads pages of groups, and searches texts."""
+
+    @operation("read groups")
+    async def groups(
+        self, wanted: GroupFilter, *, limit: int, newest: bool = False, after: Place | None = None
+    ) -> GroupPage:
+        """Return the next groups that fit, in the order of the run or from the newest back.
+
+        A page may hold fewer than `limit` groups, or none, although more follow: a search that
+        takes long returns what it has. Only completed groups fit a filter of tries.
+        """
+        started = time.monotonic()
+        found: list[str] = []
+        place = after or await self._first_place(wanted.split, newest=newest)
+        while place is not None and len(found) < limit:
+            if time.monotonic() - started > _SEARCH_SECONDS:
+                break
+            if wanted.is_by_tries:
+                taken, following = await self._window(wanted, place, newest=newest)
+            else:
+                candidates, following = await self._candidates(wanted, place, newest=newest)
+                fitting = await self._fitting(wanted, [one.task_id for one in candidates])
+                taken = [one for one in candidates if one.task_id in fitting]
+            if len(found) + len(taken) > limit:
+                taken = taken[: limit - len(found)]
+                following = taken[-1]
+            found += [one.task_id for one in taken]
+            place = following
+        return GroupPage(groups=tuple(await self.rows(found)), next=place)
+
+    async def _first_place(self, split: Split, *, newest: bool) -> Place | None:
+        """Return the place before all groups; from the newest back, before those admitted."""
+        if not newest:
+            return Place(-(2**31), "")
+        if split != "train":
+            return Place(0, "")
+        run = await self._db.runs.find_one({}, {"admitted_groups": 1})
+        return None if run is None else Place(run["admitted_groups"], "")
+
+    async def _candidates(
+        self, wanted: GroupFilter, place: Place, *, newest: bool
+    ) -> tuple[list[Place], Place | None]:
+        """Return groups behind a place, from the most selective index, and the place behind them."""
+        if wanted.text is not None:
+            ids = {one.task_id for one in (await self.search(wanted.text, limit=_CANDIDATES)).found}
+            named = {"_id": {"$in": sorted(ids)}, "split": wanted.split}
+            tasks = self._db.tasks.find(named, {"order": 1}).max_time_ms(MAX_MILLISECONDS)
+            every = [Place(one["order"], one["_id"]) async for one in tasks]
+            behind = [one for one in every if _is_behind(one, place, newest)]
+            return sorted(behind, reverse=newest), None
+        source, key, fields = self._db.tasks, "_id", without_none(split=wanted.split)
+        if wanted.tool is not None:
+            source, key, fields = self._db.records, "task_id", {"tool_names": wanted.tool}
+        elif wanted.tag is not None and wanted.split != "train":
+            fields["tag"] = wanted.tag
+        elif wanted.tag is not None:
+            fields = {"tags": wanted.tag}
+        sign = -1 if newest else 1
+        orders = {"$lte" if newest else "$gte": place.order}
+        cursor = source.find({**fields, "order": orders}, {"_id": 0, "order": 1, key: 1})
+        keys = cursor.sort([("order", sign), (key, sign)]).limit(_CANDIDATES)
+        read = [Place(one["order"], one[key]) async for one in keys.max_time_ms(MAX_MILLISECONDS)]
+        behind = [one for one in dict.fromkeys(read) if _is_behind(one, place, newest)]
+        return behind, read[-1] if len(read) == _CANDIDATES else None
+
+    async def _window(
+        self, wanted: GroupFilter, place: Place, *, newest: bool
+    ) -> tuple[list[Place], Place | None]:
+        """Return the groups of one stretch of the run that have a completed try."""
+        sign = -1 if newest else 1
+        orders: Document = {"$lte" if newest else "$gte": place.order}
+        first = await self._db.record_data.find_one(
+            {"split": wanted.split, "order": orders},
+            {"_id": 0, "order": 1},
+            sort=[("split", sign), ("order", sign)],
+        )
+        if first is None:
+            return [], None
+        end = first["order"] + sign * _WINDOW_ORDERS
+        orders = (
+            {"$lte": first["order"], "$gt": end} if newest else {"$gte": first["order"], "$lt": end}
+        )
+        passing = await self._passing(wanted, {"split": wanted.split, "order": orders})
+        found = sorted(passing, reverse=newest)
+        # Every group of the last order has been seen.
+        last = Place(end - sign, "" if newest else _LAST_ID)
+        return [one for one in found if _is_behind(one, place, newest)], last
+
+    async def _fitting(self, wanted: GroupFilter, task_ids: Sequence[str]) -> set[str]:
+        """Return those of the groups that fit in every respect."""
+        if not task_ids:
+            return set()
+        fitting = set(task_ids)
+        if wanted.asks_of_tries:
+            passing = await self._passing(wanted, {"task_id": {"$in": list(task_ids)}})
+            fitting &= {one.task_id for one in passing}
+        by_tool: Document = {"task_id": {"$in": list(fitting)}, "tool_names": wanted.tool}
+        if wanted.tool is not None:
+            found = self._db.records.find({**by_tool, "split": wanted.split}, {"task_id": 1})
+            fitting &= {one["task_id"] async for one in found.max_time_ms(MAX_MILLISECONDS)}
+        if wanted.tag is not None:
+            labelled: Document = {"$or": [{"tags": wanted.tag}, {"tag": wanted.tag}]}
+            found = self._db.tasks.find({"_id": {"$in": list(fitting)}, **labelled}, {"_id": 1})
+            fitting &= {one["_id"] async for one in found.max_time_ms(MAX_MILLISECONDS)}
+        return fitting
+
+    async def _passing(self, wanted: GroupFilter, match: Document) -> list[Place]:
+        """Return the matching groups whose tries fit; keys of the index are all that is read."""
+        keys = {"_id": 0, **shown("order", "task_id", *BROWSED)}
+        spread = {"$subtract": ["$high", "$low"]}
+        pipeline: list[Document] = [
+            {"$match": match},
+            {"$project": keys},
+            {
+                "$group": {
+                    "_id": {"order": "$order", "task_id": "$task_id"},
+                    "fits": {"$max": {"$and": wanted.of_tries() or [True]}},
+                    "high": {"$max": "$score.value"},
+                    "low": {"$min": "$score.value"},
+                }
+            },
+            {"$match": {"fits": True}},
+        ]
+        if wanted.min_spread is not None:
+            pipeline.append({"$match": {"$expr": {"$gte": [spread, wanted.min_spread]}}})
+        cursor = await self._db.record_data.aggregate(pipeline, maxTimeMS=MAX_MILLISECONDS)
+        return [Place(one["_id"]["order"], one["_id"]["task_id"]) async for one in cursor]
+
+    @operation("read the rows of groups")
+    async def rows(self, task_ids: Sequence[str]) -> list[GroupRow]:
+        """Return these groups with their tries, in the order of the ids."""
+        ids = {"$in": list(task_ids)}
+        names = ("order", "split", "status", "tag", "tags", "query", "description", "completed_at")
+        tasks = {one["_id"]: one async for one in self._db.tasks.find({"_id": ids}, shown(*names))}
+        ledgers = {
+            one["_id"]: one["ledger"]
+            async for one in self._db.record_data.find({"task_id": ids}, {"ledger": 1})
+        }
+        tries: dict[str, list[Try]] = {task_id: [] for task_id in task_ids}
+        columns = {
+            **shown("task_id", "traj_id", "status", "outcome", "attempt", "num_output_tokens"),
+            **shown("min_version", "max_version"),
+            "score": "$score.value",
+            "num_turns": {"$size": "$turns"},
+        }
+        async for one in self._db.records.find({"task_id": ids}, columns):
+            record_id = one.pop("_id")
+            ledger = ledgers.get(record_id, {})
+            tries[one["task_id"]].append(Try(record_id=record_id, ledger=ledger, **one))
+        return [
+            GroupRow(
+                task_id=task_id,
+                **{name: tasks[task_id][name] for name in names[:-3] if name in tasks[task_id]},
+                query=tasks[task_id].get("query") or tasks[task_id].get("description", ""),
+                completed_at=tasks[task_id].get("completed_at"),
+                tries=tuple(sorted(tries[task_id], key=lambda one: one.traj_id)),
+            )
+            for task_id in task_ids
+            if task_id in tasks
+        ]
+
+    @operation("read answers")
+    async def answers(self, task_ids: Sequence[str]) -> dict[str, list[str | None]]:
+        """Return the final answers of the scored tries of each group."""
+        wanted = {"task_id": {"$in": list(task_ids)}, "status": "scored"}
+        found: dict[str, list[str | None]] = {}
+        async for one in self._db.records.find(wanted, shown("task_id", "final_answer")):
+            found.setdefault(one["task_id"], []).append(one.get("final_answer"))
+        return found
+
+    @operation("search texts")
+    async def search(self, text: str, *, limit: int) -> Passages:
+        """Return texts that hold all words, or the phrases in quotation marks; any case.
+
+        Raises:
+            StoreError: the search takes too long, as its words are frequent.
+        """
+        phrases = [
+            quoted or word for quoted, word in re.findall(r'"([^"]+)"|([^\s"]+)', encode(text))
+        ]
+        if not phrases:
+            return Passages(found=(), is_cut=False, has_words=True, has_turn_words=True)
+        wanted = {"$text": {"$search": " ".join(f'"{phrase}"' for phrase in phrases)}}
+        found: list[Passage] = []
+        has_words = has_turn_words = True
+        try:
+            tasks = await self._texts("tasks", wanted, ("query",), limit)
+            found += [Passage(kind="question", task_id=t["_id"], text=t["query"]) for t in tasks]
+            for one in await self._texts(
+                "records", wanted, ("final_answer", "score.detail"), limit
+            ):
+                found += _of_record(one, phrases)
+        except OperationFailure as error:
+            if error.code != _NO_TEXT_INDEX:
+                raise
+            has_words = False
+        try:
+            names = ("index", "output_text", "tool_results.content")
+            for one in await self._texts("turns", wanted, names, limit):
+                found += _of_turn(one, phrases)
+        except OperationFailure as error:
+            if error.code != _NO_TEXT_INDEX:
+                raise
+            has_turn_words = False
+        return Passages(
+            found=tuple(found[:limit]),
+            is_cut=len(found) >= limit,
+            has_words=has_words,
+            has_turn_words=has_turn_words,
+        )
+
+    async def _texts(
+        self, collection: str, wanted: Document, names: Sequence[str], limit: int
+    ) -> list[Document]:
+        columns = shown("task_id", "record_id", *names)
+        found = self._db[collection].find(wanted, columns)
+        return await found.limit(limit).max_time_ms(MAX_MILLISECONDS).to_list()
+
+    @operation("index the texts of turns")
+    async def index_turns(self) -> None:
+        """Make the words of turns searchable, of those to come as well."""
+        await self._db.turns.create_indexes([TURN_WORDS])
+
+
+def _is_behind(one: Place, place: Place, newest: bool) -> bool:
+    return one < place if newest else one > place
+
+
+def _of_record(one: Document, phrases: Sequence[str]) -> list[Passage]:
+    task_id = one["_id"].rpartition("/")[0]
+    texts = {"answer": one.get("final_answer"), "judge": (one.get("score") or {}).get("detail")}
+    return [
+        Passage(kind=kind, task_id=task_id, record_id=one["_id"], text=text)
+        for kind, text in texts.items()
+        if text and _holds_any(text, phrases)
+    ]
+
+
+def _of_turn(one: Document, phrases: Sequence[str]) -> list[Passage]:
+    where: dict[str, Any] = {
+        "task_id": one["task_id"],
+        "record_id": one["record_id"],
+        "turn": one["index"],
+    }
+    texts = [("output", one["output_text"])]
+    texts += [("tool", result.get("content")) for result in one["tool_results"]]
+    return [
+        Passage(kind=kind, text=text, **where)
+        for kind, text in texts
+        if isinstance(text, str) and _holds_any(text, phrases)
+    ]
+
+
+def _holds_any(text: str, phrases: Sequence[str]) -> bool:
+    folded = text.casefold()
+    return any(phrase.casefold() in folded for phrase in phrases)

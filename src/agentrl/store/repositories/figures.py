@@ -1,0 +1,98 @@
+"""The figures of every optimizer step and evaluation, kept for readers that see the database alone.
+
+A figure is a number, a text or a mapping of names to them, under the names of `metrics.jsonl`. The
+store keeps what it is given and does not know what the names mean. Ids end in the step with leading
+zeros, so that they are in the order of the steps and no further index is needed.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from pymongo import ReplaceOne
+
+from agentrl.store.database import Repository, operation
+from agentrl.store.documents.codec import Document, encode
+from agentrl.store.documents.expressions import shown
+
+Figures = Mapping[str, Any]
+
+
+class FigureRepository(Repository):
+    """Writes and reads the figures of a trainer's steps (`step`) and evaluations (`version`)."""
+
+    @operation("store a step's figures")
+    async def put_step(self, consumer: str, figures: Figures) -> None:
+        """Store the figures of a step; those of an earlier try of the same step are replaced."""
+        await self._put("steps", consumer, "step", [figures])
+
+    @operation("store an evaluation's figures")
+    async def put_evaluation(self, consumer: str, figures: Figures) -> None:
+        """Store the figures of a version's evaluation."""
+        await self._put("evaluations", consumer, "version", [figures])
+
+    @operation("rewind the figures")
+    async def rewind(
+        self,
+        consumer: str,
+        last_step: int,
+        steps: Sequence[Figures],
+        evaluations: Iterable[Figures],
+    ) -> None:
+        """Make the figures those of a resumed trainer: forget later ones, add the missing ones."""
+        for name in ("steps", "evaluations"):
+            await self._db[name].delete_many(_behind(consumer, last_step))
+        newest = await self.last_steps(consumer, 1)
+        known = newest[0]["step"] if newest else 0
+        await self._put("steps", consumer, "step", [one for one in steps if one["step"] > known])
+        await self._put("evaluations", consumer, "version", evaluations)
+
+    async def _put(self, name: str, consumer: str, key: str, found: Iterable[Figures]) -> None:
+        writes = [
+            ReplaceOne(
+                {"_id": _id(consumer, one[key])},
+                encode({**one, "consumer": consumer}),
+                upsert=True,
+            )
+            for one in found
+        ]
+        if writes:
+            await self._db[name].bulk_write(writes, ordered=False)
+
+    @operation("read the figures of steps")
+    async def steps(
+        self, consumer: str, names: Sequence[str], *, after: int = 0, limit: int = 0
+    ) -> list[Document]:
+        """Return these figures of the steps after `after`, in order; of the first `limit` (0: all)."""
+        columns = {"_id": 0, **shown("step", *names)}
+        found = self._db["steps"].find(_behind(consumer, after), columns)
+        return await found.sort("_id", 1).limit(limit).to_list()
+
+    @operation("read the figures of the last steps")
+    async def last_steps(self, consumer: str, limit: int) -> list[Document]:
+        """Return all figures of the last steps, in order."""
+        found = self._db["steps"].find(_behind(consumer, -1), {"_id": 0})
+        newest = await found.sort("_id", -1).limit(limit).to_list()
+        return newest[::-1]
+
+    @operation("read a step's figures")
+    async def step(self, consumer: str, step: int) -> Document | None:
+        """Return all figures of one step; None where there are none."""
+        found: Document | None = await self._db["steps"].find_one(
+            {"_id": _id(consumer, step)}, {"_id": 0}
+        )
+        return found
+
+    @operation("read the figures of evaluations")
+    async def evaluations(self, consumer: str) -> list[Document]:
+        """Return the figures of all evaluations by version."""
+        found = self._db["evaluations"].find(_behind(consumer, -1), {"_id": 0})
+        return await found.sort("_id", 1).to_list()
+
+
+def _id(consumer: str, step: int) -> str:
+    return f"{consumer}/{step:012d}"
+
+
+def _behind(consumer: str, step: int) -> Document:
+    """Return the filter of a trainer's figures behind a step (-1: of all)."""
+    return {"_id": {"$gte": _id(consumer, step + 1), "$lt": f"{consumer}0"}}  # 0 follows on /
