@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from agentrl.cli.databases import opened_store, served_uri
-from agentrl.config.command_line import Count, FlagGroup
+from agentrl.config.command_line import Count, FlagCommand, FlagGroup
 from agentrl.config.sections import PRIVATE_MONGO_ROOT, RootConfig
 from agentrl.errors import StoreError
 from agentrl.runtime.printable import one_line, printable, printable_json
@@ -115,6 +115,51 @@ async def servers(config: RootConfig, as_json: bool) -> int:
         found = await store.reports.processes()
     value = [one.model_dump(mode="json") for one in found.services]
     return _show(tables.servers_page(found), value, as_json)
+
+
+@click.command("ui", cls=FlagCommand, sections=("run", "store"))
+@click.option("--host", default="127.0.0.1", help="Address to listen on. [127.0.0.1]")
+@click.option("--port", type=Count(), help="Port to listen on; a free one from 8480 by default.")
+@click.option(
+    "--allow_control",
+    is_flag=True,
+    help="Let readers pause, resume and change runs, and retry failures.",
+)
+@click.option(
+    "--index_texts",
+    is_flag=True,
+    help="First make the words of turns searchable, which later model calls pay for.",
+)
+async def ui(
+    config: RootConfig, host: str, port: int | None, allow_control: bool, index_texts: bool
+) -> int:
+    """Look at runs in a browser: live ones and ended ones, until Ctrl-C.
+
+    Without --db_connection_string, these are the runs of this folder. Prints the address, with the
+    token that opens it; AGENTRL_UI_TOKEN sets another one.
+    """
+    from agentrl import __version__
+    from agentrl.inspector.inspector_server import serve_inspector
+    from agentrl.runtime.logs import setup_logging
+
+    setup_logging("ui")
+    if index_texts:
+        async with opened_store(config) as store:
+            await store.ensure_schema()
+            await store.browse.index_turns()
+
+    def say(address: str) -> None:
+        print(f"{address}\nCtrl-C ends it.", flush=True)
+
+    await serve_inspector(
+        config,
+        host=host,
+        port=port,
+        allow_control=allow_control,
+        version=__version__,
+        when_ready=say,
+    )
+    return 0
 
 
 def _show(page: "RenderableType", value: Any, as_json: bool) -> int:

@@ -27,6 +27,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "inspect_commands:inspect",
         "look into a run: progress, records turn by turn, failures",
     ),
+    "ui": ("inspect_commands:ui", "look at runs in a browser, live and ended ones"),
     "env": ("commands:env", "up: serve MCP servers behind one address, isolated by client"),
     "replay": ("verify_commands:replay", "make recorded optimizer steps again, and compare"),
     "verify": (

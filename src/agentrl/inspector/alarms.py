@@ -1,0 +1,127 @@
+"""What a person should look at in a run: pure judgments on figures that were already read.
+
+Figures of the last steps, counts and the fleet come in; alarms in words go out, the worst first. The
+thresholds are meant to be seldom wrong rather than early.
+"""
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, Literal
+
+from agentrl.schema import ENDED_RUNS, Run
+from agentrl.schema.base import Value
+from agentrl.store.repositories.learning_signal import MissingScores
+from agentrl.store.repositories.reports import Liveness
+
+SILENT_SECONDS = 30.0
+"""A process that has not reported for this long is taken for dead."""
+_RECENT_STEPS = 5
+_MIN_STEPS = 10
+_EQUAL_SHARE = 0.9
+_RATIO_DRIFT = 0.15
+_ENTROPY_LEFT = 0.2
+_VERSIONS_BEHIND = 2
+
+
+class Alarm(Value):
+    """One thing that is wrong, or soon will be."""
+
+    kind: str
+    severity: Literal["error", "warning"]
+    text: str
+
+
+def find_alarms(
+    run: Run,
+    steps: Sequence[dict[str, Any]],
+    fleet: Liveness,
+    missing: MissingScores,
+    answers: Sequence[tuple[str | None, ...]],
+) -> list[Alarm]:
+    """Return the alarms of a run.
+
+    Args:
+        run: the run.
+        steps: the figures of its last steps, in order.
+        fleet: who takes part.
+        missing: records without a score.
+        answers: the final answers of each of the last completed groups.
+    """
+    found = [*_of_scores(missing), *_of_steps(steps), *_of_answers(answers)]
+    if run.status not in ENDED_RUNS:
+        found += _of_fleet(run, fleet)
+    return sorted(found, key=lambda alarm: alarm.severity)
+
+
+def _of_scores(missing: MissingScores) -> list[Alarm]:
+    found = []
+    if missing.num_unscorable:
+        text = f"{missing.num_unscorable} records have no score, as the scorer failed on them"
+        found.append(Alarm(kind="unscorable", severity="error", text=text))
+    if missing.num_waiting:
+        text = f"{missing.num_waiting} records wait for a score that could not be made yet"
+        found.append(Alarm(kind="scoring stuck", severity="warning", text=text))
+    return found
+
+
+def _of_steps(steps: Sequence[dict[str, Any]]) -> list[Alarm]:
+    found = []
+    recent = steps[-_RECENT_STEPS:]
+    records = sum(step.get("num_records", 0) for step in recent)
+    equal = sum(step.get("dropped", {}).get("zero_variance", 0) for step in recent)
+    if records and equal / records > _EQUAL_SHARE:
+        text = f"{equal} of the last {records} records were in groups of equal scores: nothing to learn"
+        found.append(Alarm(kind="no signal", severity="error", text=text))
+    skipped = [step["step"] for step in recent if step.get("skipped")]
+    if skipped:
+        text = f"steps without an update: {', '.join(map(str, skipped))}"
+        found.append(Alarm(kind="skipped steps", severity="error", text=text))
+    ratio = _mean(recent, "ratio_mean")
+    if ratio is not None and abs(ratio - 1) > _RATIO_DRIFT:
+        text = (
+            f"trainer and sampler disagree: mean importance ratio {ratio:.2f} over the last steps"
+        )
+        found.append(Alarm(kind="ratio drift", severity="warning", text=text))
+    first, last = _mean(steps[:_RECENT_STEPS], "entropy"), _mean(recent, "entropy")
+    if len(steps) >= _MIN_STEPS and first and last is not None and last < first * _ENTROPY_LEFT:
+        text = f"entropy fell from {first:.3g} to {last:.3g} over {len(steps)} steps"
+        found.append(Alarm(kind="entropy drift", severity="warning", text=text))
+    return found
+
+
+def _of_answers(answers: Sequence[tuple[str | None, ...]]) -> list[Alarm]:
+    several = [one for one in answers if len(one) > 1]
+    alike = [one for one in several if one[0] is not None and len(set(one)) == 1]
+    if len(several) < _RECENT_STEPS or len(alike) / len(several) <= _EQUAL_SHARE:
+        return []
+    text = f"all tries gave the same answer in {len(alike)} of the last {len(several)} groups"
+    return [Alarm(kind="answers alike", severity="warning", text=text)]
+
+
+def _of_fleet(run: Run, fleet: Liveness) -> list[Alarm]:
+    found = []
+    silent = fleet.now - timedelta(seconds=SILENT_SECONDS)
+    servers = [one for one in fleet.services if one.heartbeat_at > silent]
+    samplers = [one for one in fleet.samplers if one.heartbeat_at > silent]
+    trains = any(lease.expires_at > fleet.now for lease in run.trainer_leases.values())
+    if run.status == "training" and not trains:
+        text = "no trainer holds a lease on the run: it ended or was cut off"
+        found.append(Alarm(kind="no trainer", severity="error", text=text))
+    if run.status == "training" and not [one for one in samplers if one.status != "stopped"]:
+        text = f"no sampler has reported for {SILENT_SECONDS:.0f} s"
+        found.append(Alarm(kind="no sampler", severity="error", text=text))
+    down = [one for one in servers if one.status == "down"]
+    if down:
+        text = f"{len(down)} of {len(servers)} inference servers are down: {down[0].error or 'no reason given'}"
+        found.append(Alarm(kind="servers down", severity="error", text=text))
+    newest = run.policy_version - _VERSIONS_BEHIND
+    behind = [one for one in servers if one.status == "up" and one.policy_version <= newest]
+    if behind:
+        text = f"{len(behind)} of {len(servers)} inference servers are behind version {run.policy_version}"
+        found.append(Alarm(kind="servers behind", severity="warning", text=text))
+    return found
+
+
+def _mean(steps: Sequence[dict[str, Any]], name: str) -> float | None:
+    given = [step[name] for step in steps if step.get(name) is not None]
+    return sum(given) / len(given) if given else None

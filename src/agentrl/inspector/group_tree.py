@@ -1,0 +1,168 @@
+"""The turns of a group as a tree of text: what they share once, and where they part.
+
+Turns come in, nodes go out, flat. A node is a stretch of tokens that the same tries went through; its
+score is the mean of their scores, and the node whose children differ most in that is where the tries
+part ways. The trainer's tree (`agentrl.data`) needs torch, and cuts turns for the loss; this one is
+for reading.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby, pairwise
+from typing import Any
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from agentrl.schema import DispatchedSamplingTask, rebuild_prompts
+
+MAX_NODES = 1500
+_HEAD_TOKENS, _TAIL_TOKENS = 120, 40
+
+
+@dataclass(frozen=True)
+class _Path:
+    """A context that no turn of its record extends, and the turns on it."""
+
+    ids: np.ndarray
+    record_id: str
+    turns: tuple[tuple[str, int], ...]
+    """Ids of turns, and the lengths of their prompts with their replies."""
+
+
+@dataclass
+class _Node:
+    start: int
+    end: int
+    ids: np.ndarray
+    parent: int | None
+    records: set[str] = field(default_factory=set)
+    turns: list[tuple[str, int]] = field(default_factory=list)
+    """Those that end in this stretch."""
+
+
+def group_tree(
+    turns: Sequence[DispatchedSamplingTask],
+    scores: Mapping[str, float | None],
+    tokenizer: Tokenizer | None,
+) -> dict[str, Any]:
+    """Return the nodes of a group's token tree.
+
+    Args:
+        turns: all turns of one attempt of each record, record by record.
+        scores: record id -> score.
+        tokenizer: turns tokens into text; None leaves the texts out.
+    """
+    paths = sorted(_paths(turns), key=lambda path: path.ids.astype(">i4").tobytes())
+    nodes = _nodes(paths)
+    means = [_mean([scores.get(one) for one in node.records]) for node in nodes]
+    gaps = _gaps(nodes, means)
+    widest = max(gaps, default=0.0)
+    return {
+        "num_tokens": sum(node.end - node.start for node in nodes),
+        "num_flat_tokens": sum(length for path in paths for _, length in path.turns),
+        "is_cut": len(nodes) > MAX_NODES,
+        "nodes": [
+            {
+                "id": number,
+                "parent": node.parent,
+                "depth": node.start,
+                "num_tokens": node.end - node.start,
+                "records": sorted(node.records),
+                "turns": [turn_id for turn_id, _ in node.turns],
+                "score": means[number],
+                "gap": gaps[number],
+                "diverges": widest > 0 and gaps[number] == widest,
+                **_texts(node, tokenizer),
+            }
+            for number, node in enumerate(nodes[:MAX_NODES])
+        ],
+    }
+
+
+def _paths(turns: Sequence[DispatchedSamplingTask]) -> Iterator[_Path]:
+    for record_id, found in groupby(turns, key=lambda turn: turn.record_id):
+        of_record = list(found)
+        prompts = rebuild_prompts(of_record)
+        full = [
+            np.concatenate([prompt, turn.output_ids])
+            for prompt, turn in zip(prompts, of_record, strict=True)
+        ]
+        above: dict[int, tuple[tuple[str, int], ...]] = {}
+        extended = set()
+        for turn in of_record:
+            whole = turn.parent is not None and turn.shared_len == len(full[turn.parent])
+            chain = above[turn.parent] if whole and turn.parent is not None else ()
+            above[turn.index] = (*chain, (turn.id, len(full[turn.index])))
+            if whole:
+                extended.add(turn.parent)
+        for turn in of_record:
+            if turn.index not in extended and len(full[turn.index]):
+                yield _Path(full[turn.index], record_id, above[turn.index])
+
+
+def _nodes(paths: Sequence[_Path]) -> list[_Node]:
+    """Return the compressed trie of sorted paths."""
+    nodes: list[_Node] = []
+    trail: list[int] = []
+    shared_lengths = [0, *(_num_shared(one.ids, other.ids) for one, other in pairwise(paths))]
+    for path, shared in zip(paths, shared_lengths, strict=True):
+        while trail and nodes[trail[-1]].start >= shared:
+            trail.pop()
+        if trail and nodes[trail[-1]].end > shared:
+            _split(nodes, trail[-1], shared)
+        if len(path.ids) > shared:
+            parent = trail[-1] if trail else None
+            nodes.append(_Node(shared, len(path.ids), path.ids, parent))
+            trail.append(len(nodes) - 1)
+        for number in trail:
+            nodes[number].records.add(path.record_id)
+        for turn_id, length in path.turns:
+            at = next(number for number in trail if nodes[number].end >= length)
+            nodes[at].turns.append((turn_id, length))
+    return nodes
+
+
+def _num_shared(one: np.ndarray, other: np.ndarray) -> int:
+    shorter = min(len(one), len(other))
+    differ = np.flatnonzero(one[:shorter] != other[:shorter])
+    return int(differ[0]) if len(differ) else shorter
+
+
+def _split(nodes: list[_Node], number: int, at: int) -> None:
+    """Let a node end at a depth; what was below becomes a node of its own, with its children."""
+    node = nodes[number]
+    below = _Node(at, node.end, node.ids, number, set(node.records))
+    for other in nodes:
+        if other.parent == number:
+            other.parent = len(nodes)
+    nodes.append(below)
+    below.turns = [turn for turn in node.turns if turn[1] > at]
+    node.turns = [turn for turn in node.turns if turn[1] <= at]
+    node.end = at
+
+
+def _gaps(nodes: Sequence[_Node], means: Sequence[float | None]) -> list[float]:
+    """Return how far the mean scores of each node's children lie apart."""
+    children: list[list[float]] = [[] for _ in nodes]
+    for node, mean in zip(nodes, means, strict=True):
+        if node.parent is not None and mean is not None:
+            children[node.parent].append(mean)
+    return [max(found) - min(found) if found else 0.0 for found in children]
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    given = [value for value in values if value is not None]
+    return sum(given) / len(given) if given else None
+
+
+def _texts(node: _Node, tokenizer: Tokenizer | None) -> dict[str, Any]:
+    if tokenizer is None:
+        return {"text": None, "tail": None}
+    ids = node.ids[node.start : node.end].tolist()
+    if len(ids) <= _HEAD_TOKENS + _TAIL_TOKENS:
+        return {"text": tokenizer.decode(ids, skip_special_tokens=False), "tail": None}
+    return {
+        "text": tokenizer.decode(ids[:_HEAD_TOKENS], skip_special_tokens=False),
+        "tail": tokenizer.decode(ids[-_TAIL_TOKENS:], skip_special_tokens=False),
+    }

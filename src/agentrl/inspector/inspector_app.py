@@ -1,0 +1,347 @@
+"""The inspector's HTTP: questions about runs, answered as JSON, and the pages that ask them.
+
+Runs come from `RunSources`; what is said of them from the modules of answers. Ids travel as query
+parameters, since they hold slashes; every other path is a page of the front end, which reads its
+place from the address.
+"""
+
+import asyncio
+import getpass
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import orjson
+from pydantic import ValidationError
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.requests import Request
+from starlette.responses import FileResponse, Response, StreamingResponse
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+
+from agentrl.datasets.task_stream import retry_dead_letters
+from agentrl.errors import AgentRLError, ConfigError, StoreUnreachable
+from agentrl.inspector.group_tree import group_tree
+from agentrl.inspector.reader_access import ReaderAccess
+from agentrl.inspector.record_answers import record_answer, tokens_answer, whole_text
+from agentrl.inspector.run_answers import curves, errors, overview, run_row, step_answer
+from agentrl.inspector.run_sources import RunSources
+from agentrl.inspector.token_texts import tokenizer_of
+from agentrl.runtime.http_guard import HttpGuard
+from agentrl.schema import ENDED_RUNS
+from agentrl.schema.image import stored_address
+from agentrl.store import TrajectoryStore
+from agentrl.store.repositories.browsing import GroupFilter, Place
+
+PAGES = Path(__file__).parent / "static"
+GROUPS_A_PAGE = 60
+PASSAGES = 60
+LOOK_SECONDS = 1.0
+"""How often a live run is looked at for news, whoever watches it."""
+_NEVER_CHANGES = {"Cache-Control": "private, max-age=31536000, immutable"}
+_IMAGE_TYPES = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp", "image/bmp"})
+
+_Answer = Callable[[TrajectoryStore, Request], Awaitable[Any]]
+
+
+class InspectorApp:
+    """Answers questions about the runs of one place."""
+
+    def __init__(self, sources: RunSources, writable: RunSources | None, *, version: str) -> None:
+        """Wrap the sources.
+
+        Args:
+            sources: what is read.
+            writable: what is changed; None refuses every change.
+            version: AgentRL's, to be shown.
+        """
+        self._version = version
+        self._sources = sources
+        self._writable = writable
+        self._rows: dict[str, dict[str, Any]] = {}
+        self._reading: asyncio.Task[None] | None = None
+
+    def asgi(self, *, token: str, host: str, port: int) -> HttpGuard:
+        """Return the application behind its guards."""
+        read = {
+            "overview": lambda store, _: overview(store),
+            "curves": lambda store, request: curves(store, _number(request, "after", 0)),
+            "config": _config,
+            "groups": _groups,
+            "group": _group,
+            "record": _record,
+            "tokens": _tokens,
+            "text": _text,
+            "step": lambda store, request: step_answer(store, _number(request, "step", 1)),
+            "errors": lambda store, _: errors(store),
+            "search": _search,
+        }
+        change = {"control": _set_control, "retry": _retry}
+        routes = [
+            Route("/api/session", self._session),
+            Route("/api/runs", self._list),
+            *(Route(f"/api/runs/{{run}}/{name}", self._read(ask)) for name, ask in read.items()),
+            *(
+                Route(f"/api/runs/{{run}}/{name}", self._change(ask), methods=["POST"])
+                for name, ask in change.items()
+            ),
+            Route("/api/runs/{run}/events", self._events),
+            Route("/api/runs/{run}/image", self._image),
+            Route("/api/{rest:path}", _unknown),
+            Mount("/static", StaticFiles(directory=PAGES)),
+            Route("/{rest:path}", _page),
+        ]
+        app = Starlette(
+            routes=routes,
+            lifespan=self._lifespan,
+            middleware=[
+                Middleware(ReaderAccess, token=token, port=port),
+                Middleware(GZipMiddleware, minimum_size=2000, compresslevel=1),
+            ],
+            exception_handlers={AgentRLError: _failed, ValidationError: _misread},
+        )
+        return HttpGuard(app, host)
+
+    @asynccontextmanager
+    async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
+        open_sources = [one for one in (self._sources, self._writable) if one is not None]
+        closing = [asyncio.create_task(one.close_idle()) for one in open_sources]
+        try:
+            yield
+        finally:
+            tasks = [*closing, *([self._reading] if self._reading else [])]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            for one in open_sources:
+                await one.close()
+
+    async def _session(self, _: Request) -> Response:
+        return _json(
+            {
+                "version": self._version,
+                "place": self._sources.place,
+                "may_control": self._writable is not None,
+            }
+        )
+
+    async def _list(self, _: Request) -> Response:
+        """Return the runs as far as they are known; those whose data have to be served follow."""
+        names = await self._sources.names()
+        served = [name for name in names if self._sources.is_served(name)]
+        found = await asyncio.gather(*(self._row(name) for name in served))
+        rows = {**{name: self._rows[name] for name in names if name in self._rows}, **dict(found)}
+        missing = [name for name in names if name not in rows]
+        if missing and (self._reading is None or self._reading.done()):
+            self._reading = asyncio.create_task(self._read_rows(missing))
+        return _json({"runs": [rows[name] for name in names if name in rows], "reading": missing})
+
+    async def _read_rows(self, names: list[str]) -> None:
+        for name in names:
+            await self._row(name)
+
+    async def _row(self, name: str) -> tuple[str, dict[str, Any]]:
+        try:
+            async with self._sources.opened(name) as store:
+                row = await run_row(store)
+        except AgentRLError as error:  # one broken folder does not hide the others
+            row = {"name": name, "status": "unreadable", "error": str(error), "rewards": []}
+        self._rows[name] = row
+        return name, row
+
+    def _read(self, ask: _Answer) -> Callable[[Request], Awaitable[Response]]:
+        async def endpoint(request: Request) -> Response:
+            async with self._sources.opened(request.path_params["run"]) as store:
+                return _json(await ask(store, request))
+
+        return endpoint
+
+    def _change(self, ask: _Answer) -> Callable[[Request], Awaitable[Response]]:
+        async def endpoint(request: Request) -> Response:
+            if self._writable is None:
+                return _refused(403, "this inspector only reads; start it with --allow_control")
+            async with self._writable.opened(request.path_params["run"]) as store:
+                return _json(await ask(store, request))
+
+        return endpoint
+
+    async def _image(self, request: Request) -> Response:
+        address = stored_address(_text_of(request, "key"))
+        async with self._sources.opened(request.path_params["run"]) as store:
+            (image,) = await store.images.get([address])
+        if image.mime_type not in _IMAGE_TYPES:
+            return _refused(415, "the image is of a kind that is not shown")
+        return Response(image.data, media_type=image.mime_type, headers=_NEVER_CHANGES)
+
+    async def _events(self, request: Request) -> Response:
+        """Stream news of a run: what its pages have to ask for again."""
+        name = request.path_params["run"]
+
+        async def stream() -> AsyncIterator[bytes]:
+            last: Any = None
+            while not await request.is_disconnected():
+                async with self._sources.opened(name) as store:
+                    news = await _news(store)
+                if news != last:
+                    last = news
+                    yield b"data: " + orjson.dumps(news, option=orjson.OPT_NON_STR_KEYS) + b"\n\n"
+                if news["status"] in ENDED_RUNS:
+                    yield b"event: end\ndata: {}\n\n"
+                    return  # an ended run's private mongod is free to end as well
+                await asyncio.sleep(LOOK_SECONDS)
+
+        headers = {"Cache-Control": "no-store"}
+        return StreamingResponse(stream(), media_type="text/event-stream", headers=headers)
+
+
+async def _news(store: TrajectoryStore) -> dict[str, Any]:
+    run = await store.runs.get()
+    if run is None:
+        return {"status": "failed"}
+    return {
+        "status": run.status,
+        "policy_version": run.policy_version,
+        "admitted_groups": run.admitted_groups,
+        "updated_at": run.updated_at,
+    }
+
+
+# --- answers --------------------------------------------------------------------------------------
+
+
+async def _config(store: TrajectoryStore, _: Request) -> Any:
+    run = await store.runs.get()
+    return {} if run is None else run.config
+
+
+async def _groups(store: TrajectoryStore, request: Request) -> Any:
+    given = {name: value for name, value in request.query_params.items() if value}
+    after = None
+    if "after" in given:
+        order, _, task_id = given.pop("after").partition(":")
+        after = Place(_whole(order), task_id)
+    newest = given.pop("newest", "") == "1"
+    page = await store.browse.groups(
+        GroupFilter.model_validate(given), limit=GROUPS_A_PAGE, newest=newest, after=after
+    )
+    return {
+        "groups": [group.model_dump(mode="json") for group in page.groups],
+        "next": None if page.next is None else f"{page.next.order}:{page.next.task_id}",
+    }
+
+
+async def _group(store: TrajectoryStore, request: Request) -> Any:
+    rows = await store.browse.rows([_text_of(request, "task")])
+    if not rows:
+        raise ConfigError(f"there is no task {_text_of(request, 'task')!r}")
+    (row,) = rows
+    turns = await store.turns.of_records([one.record_id for one in row.tries])
+    run = await store.runs.get()
+    answer = row.model_dump(mode="json")
+    scores = {one.record_id: one.score for one in row.tries}
+    if not turns:
+        return {**answer, "tree": None, "why": "no try has a turn yet"}
+    if any(turn.added_images for turn in turns):
+        return {
+            **answer,
+            "tree": None,
+            "why": "the tries show images, which tokens do not stand for",
+        }
+    if not any(turn.trainable for turn in turns):
+        return {**answer, "tree": None, "why": "another model than the policy made these tries"}
+    tokenizer = None if run is None else tokenizer_of(run.config)
+    return {**answer, "tree": await asyncio.to_thread(group_tree, turns, scores, tokenizer)}
+
+
+async def _record(store: TrajectoryStore, request: Request) -> Any:
+    attempt = _number(request, "attempt", 0) or None
+    detail = await store.reports.record_detail(_text_of(request, "id"), attempt)
+    return record_answer(detail, _number(request, "start", 0))
+
+
+async def _tokens(store: TrajectoryStore, request: Request) -> Any:
+    (turn,) = await store.turns.get_many([_text_of(request, "turn")])
+    run = await store.runs.get()
+    tokenizer = None if run is None else tokenizer_of(run.config)
+    return await asyncio.to_thread(tokens_answer, turn, tokenizer, _number(request, "start", 0))
+
+
+async def _text(store: TrajectoryStore, request: Request) -> Any:
+    (turn,) = await store.turns.get_many([_text_of(request, "turn")])
+    return whole_text(turn, _text_of(request, "part"), _number(request, "start", 0))
+
+
+async def _search(store: TrajectoryStore, request: Request) -> Any:
+    found = await store.browse.search(_text_of(request, "q"), limit=PASSAGES)
+    return found.model_dump(mode="json")
+
+
+async def _set_control(store: TrajectoryStore, request: Request) -> Any:
+    changes = orjson.loads(await request.body())
+    if not isinstance(changes, dict) or not changes:
+        raise ConfigError("a change is a JSON object of controls and their values")
+    author = f"{getpass.getuser()}@{socket.gethostname()} in the inspector"
+    run = await store.runs.update_control(by=author, **changes)
+    return run.control.model_dump(mode="json")
+
+
+async def _retry(store: TrajectoryStore, _: Request) -> Any:
+    return {"num_added": await retry_dead_letters(store)}
+
+
+# --- requests and responses -----------------------------------------------------------------------
+
+
+def _json(value: Any, status: int = 200) -> Response:
+    content = orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS)
+    headers = {"Cache-Control": "no-store"}
+    return Response(content, status, headers, media_type="application/json")
+
+
+def _refused(status: int, text: str) -> Response:
+    return _json({"error": text}, status)
+
+
+async def _unknown(_: Request) -> Response:
+    return _refused(404, "there is no such question")
+
+
+async def _page(_: Request) -> Response:
+    return FileResponse(PAGES / "index.html", headers={"Cache-Control": "no-cache"})
+
+
+async def _failed(_: Request, error: Exception) -> Response:
+    status = 400 if isinstance(error, ConfigError) else 404
+    return _refused(503 if isinstance(error, StoreUnreachable) else status, str(error))
+
+
+async def _misread(_: Request, error: Exception) -> Response:
+    assert isinstance(error, ValidationError)
+    first = error.errors()[0]
+    return _refused(400, f"{'.'.join(map(str, first['loc']))}: {first['msg']}")
+
+
+def _text_of(request: Request, name: str) -> str:
+    value = request.query_params.get(name)
+    if not value:
+        raise ConfigError(f"the question lacks {name!r}")
+    return value
+
+
+def _number(request: Request, name: str, default: int) -> int:
+    value = request.query_params.get(name)
+    return default if value is None else _whole(value)
+
+
+def _whole(value: str) -> int:
+    try:
+        number = int(value)
+    except ValueError:
+        raise ConfigError(f"{value[:40]!r} is no whole number") from None
+    if not -(2**31) <= number < 2**31:
+        raise ConfigError(f"{value[:40]!r} is out of range")
+    return number

@@ -1,0 +1,89 @@
+"""`agentrl ui`: serves the inspector until a signal.
+
+The configuration of a command comes in; what it prints is the address, with the token that opens it.
+"""
+
+import os
+import signal
+import socket
+from collections.abc import Callable
+from urllib.parse import quote
+
+import uvicorn
+
+from agentrl.config.checks import is_loopback
+from agentrl.config.sections import PRIVATE_MONGO_ROOT, RootConfig
+from agentrl.errors import ConfigError
+from agentrl.inspector.inspector_app import InspectorApp
+from agentrl.inspector.reader_access import TOKEN_VARIABLE, kept_token
+from agentrl.inspector.run_sources import RunSources
+from agentrl.runtime.ports import free_port
+
+FIRST_PORT = 8480
+_CLOSE_SECONDS = 1
+
+
+async def serve_inspector(
+    config: RootConfig,
+    *,
+    host: str,
+    port: int | None,
+    allow_control: bool,
+    version: str,
+    when_ready: Callable[[str], None],
+) -> None:
+    """Serve until SIGINT or SIGTERM.
+
+    Args:
+        config: where the runs are; the one that it names is the first to be shown.
+        host: address to listen on.
+        port: port to listen on; a free one from 8480 on by default.
+        allow_control: whether readers may change a run.
+        version: AgentRL's.
+        when_ready: called with the address once requests are answered.
+
+    Raises:
+        ConfigError: the address is taken or not this machine's.
+    """
+    try:
+        listener = socket.create_server(
+            (host, free_port(host, FIRST_PORT) if port is None else port)
+        )
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}") from error
+    with listener:
+        bound = listener.getsockname()[1]
+        token = os.environ.get(TOKEN_VARIABLE) or kept_token(PRIVATE_MONGO_ROOT.parent)
+        app = InspectorApp(
+            RunSources(config),
+            RunSources(config, may_write=True) if allow_control else None,
+            version=version,
+        )
+        reachable = host if is_loopback(host) else socket.gethostname()
+        is_named = "run_name" in config.run.model_fields_set
+        page = f"/runs/{quote(config.run.run_name)}" if is_named else "/"
+        server = _AnnouncingServer(
+            uvicorn.Config(
+                app.asgi(token=token, host=host, port=bound),
+                log_level="warning",
+                lifespan="on",
+                timeout_graceful_shutdown=_CLOSE_SECONDS,
+            ),
+            lambda: when_ready(f"http://{reachable}:{bound}{page}?token={quote(token)}"),
+        )
+        # uvicorn stops on these signals and then raises them again; the exit status is to be 0.
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: None)
+        await server.serve(sockets=[listener])
+
+
+class _AnnouncingServer(uvicorn.Server):
+    """Calls `when_ready` once it accepts requests."""
+
+    def __init__(self, config: uvicorn.Config, when_ready: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._when_ready = when_ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._when_ready()

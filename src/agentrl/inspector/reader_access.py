@@ -1,0 +1,95 @@
+"""Who may look: a token for every request, and what a browser may do with the answer.
+
+Loopback is open to every user of the machine and a run's texts are not, so the token is asked for
+there too. It arrives once in the address that the command prints, or as a bearer; a cookie that
+scripts and other sites never see carries it on. Everything that a page needs comes from this server.
+"""
+
+import secrets
+from pathlib import Path
+
+from starlette.datastructures import MutableHeaders
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from agentrl.config.private_files import write_private
+
+TOKEN_VARIABLE = "AGENTRL_UI_TOKEN"
+_POLICY = "; ".join(
+    (
+        *("default-src 'none'", "script-src 'self'", "style-src 'self'", "connect-src 'self'"),
+        *("img-src 'self' data:", "base-uri 'none'", "form-action 'none'"),
+        "frame-ancestors 'none'",
+    )
+)
+_HEADERS = {
+    "Content-Security-Policy": _POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+_LOCKED = (
+    "This inspector asks for its token: open the address that `agentrl ui` printed, the one with "
+    "?token= in it.\n"
+)
+
+
+def kept_token(folder: Path) -> str:
+    """Return the token of the inspectors of this folder, made at the first start.
+
+    It stays the same, so that links survive a restart.
+    """
+    file = folder / "ui-token"
+    if not file.exists():
+        write_private(file, secrets.token_urlsafe(32))
+    return file.read_text(encoding="utf-8").strip()
+
+
+class ReaderAccess:
+    """ASGI middleware that lets requests with the token through, and guards the answers."""
+
+    def __init__(self, app: ASGIApp, token: str, port: int) -> None:
+        """Wrap an application.
+
+        Args:
+            app: the application.
+            token: what a request has to know.
+            port: part of the cookie's name; cookies of one host are shared by all its ports.
+        """
+        self._app = app
+        self._token = token
+        self._cookie = f"agentrl_ui_{port}"
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, or refuse it."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in _HEADERS.items():
+                    headers.setdefault(name, value)
+            await send(message)
+
+        answer = self._answer(Request(scope))
+        await (answer or self._app)(scope, receive, guarded)
+
+    def _answer(self, request: Request) -> Response | None:
+        """Return the answer to a request that goes no further; None for one that may pass."""
+        given = request.query_params.get("token")
+        if given is not None and self._fits(given) and request.method == "GET":
+            # The token leaves the address bar, the history and what people copy from them.
+            response = RedirectResponse("/" + request.url.path.lstrip("/"), status_code=303)
+            response.set_cookie(self._cookie, self._token, httponly=True, samesite="strict")
+            return response
+        bearer = request.headers.get("authorization", "").removeprefix("Bearer ")
+        if self._fits(request.cookies.get(self._cookie, "")) or self._fits(bearer):
+            return None
+        return PlainTextResponse(_LOCKED, status_code=401)
+
+    def _fits(self, given: str) -> bool:
+        return secrets.compare_digest(given.encode(), self._token.encode())

@@ -1,0 +1,230 @@
+"""One run as JSON values: a line of the list, the overview, its curves, its steps, its errors.
+
+A store comes in, dictionaries go out. Curves are thinned to what a screen has pixels for.
+"""
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+from agentrl.config.secret_text import redact
+from agentrl.errors import StoreError
+from agentrl.inspector.alarms import SILENT_SECONDS, find_alarms
+from agentrl.schema import ENDED_RUNS, Run
+from agentrl.store import DEFAULT_CONSUMER, TrajectoryStore
+from agentrl.store.repositories.browsing import GroupFilter, GroupRow
+from agentrl.store.repositories.reports import Failure
+
+CURVES = (
+    *("reward_mean", "reward_std", "loss", "grad_norm", "learning_rate", "kl", "sampler_kl_k3"),
+    *("entropy", "ratio_mean", "ratio_max", "logprob_gap", "clip_fraction", "drop_fraction"),
+    *("tokens_per_second", "merge_tokens", "turns_mean", "max_output_tokens", "num_output_tokens"),
+    *("num_records", "num_trained_records", "num_trained_tokens", "time", "skipped"),
+)
+"""Figures that are one number a step."""
+SPREADS = ("seconds", "staleness", "masked_tokens", "dropped")
+"""Figures that are a number by name."""
+MAX_POINTS = 1200
+_SPARK_STEPS = 60
+_RECENT_GROUPS = 48
+_ERRORS_READ = 500
+_EXAMPLES, _EXAMPLE_CHARS = 20, 2000
+
+
+async def run_row(store: TrajectoryStore) -> dict[str, Any]:
+    """Return a run as a line of the list of runs."""
+    run = await _run(store)
+    consumer = consumer_of(run)
+    steps = await store.figures.last_steps(consumer, _SPARK_STEPS)
+    evals = await store.figures.evaluations(consumer)
+    return {
+        "name": run.name,
+        "status": run.status,
+        "is_live": await is_live(store, run),
+        "policy_version": run.policy_version,
+        "step": steps[-1]["step"] if steps else 0,
+        "max_steps": run.config.get("max_steps"),
+        "rewards": [step.get("reward_mean") for step in steps],
+        "eval": evals[-1].get("reward_mean") if evals else None,
+        "model": run.config.get("model_name_or_path"),
+        "created_at": run.created_at,
+        "updated_at": run.updated_at,
+    }
+
+
+async def is_live(store: TrajectoryStore, run: Run) -> bool:
+    """Return whether some process works on the run."""
+    if run.status in ENDED_RUNS:
+        return False
+    now = await store.database.server_time()
+    if any(lease.expires_at > now for lease in run.trainer_leases.values()):
+        return True
+    samplers = await store.samplers.all(alive_within=SILENT_SECONDS)
+    return any(one.status != "stopped" for one in samplers)
+
+
+async def overview(store: TrajectoryStore) -> dict[str, Any]:
+    """Return where a run stands: counts, fleet, controls, alarms."""
+    run = await _run(store)
+    consumer = consumer_of(run)
+    fleet = await store.reports.processes()
+    missing = await store.reports.missing_scores()
+    progress = await store.reports.progress(consumer)
+    recent = await store.browse.groups(GroupFilter(), limit=_RECENT_GROUPS, newest=True)
+    completed = [group for group in recent.groups if group.status == "completed"]
+    answers = await _answers(store, completed)
+    alarms = find_alarms(
+        run, await store.figures.last_steps(consumer, _SPARK_STEPS), fleet, missing, answers
+    )
+    return {
+        "name": run.name,
+        "status": run.status,
+        "is_live": await is_live(store, run),
+        "consumer": consumer,
+        "policy_version": run.policy_version,
+        "admitted_groups": run.admitted_groups,
+        "control": run.control.model_dump(mode="json"),
+        "control_log": [one.model_dump(mode="json") for one in run.control_log[-20:]],
+        "trainer_leases": {
+            name: lease.model_dump(mode="json") for name, lease in run.trainer_leases.items()
+        },
+        "progress": progress.model_dump(mode="json"),
+        "fleet": {
+            "now": fleet.now,
+            "services": [_service(one.model_dump(mode="json")) for one in fleet.services],
+            "samplers": [one.model_dump(mode="json") for one in fleet.samplers],
+        },
+        "missing": missing.model_dump(mode="json"),
+        "alarms": [alarm.model_dump(mode="json") for alarm in alarms],
+        "reward_by_tag": _reward_by_tag(completed),
+        "created_at": run.created_at,
+        "updated_at": run.updated_at,
+    }
+
+
+def _service(fields: dict[str, Any]) -> dict[str, Any]:
+    return {
+        **fields,
+        "base_url": redact(fields["base_url"]),
+        "data_proof": None,
+        "control_proof": None,
+    }
+
+
+async def _answers(
+    store: TrajectoryStore, groups: Sequence[GroupRow]
+) -> list[tuple[str | None, ...]]:
+    found = await store.browse.answers([group.task_id for group in groups])
+    return [tuple(found.get(group.task_id, ())) for group in groups]
+
+
+def _reward_by_tag(groups: Sequence[GroupRow]) -> dict[str, dict[str, float]]:
+    """Return mean score and number of tries by label, over the last completed groups."""
+    scores: defaultdict[str, list[float]] = defaultdict(list)
+    for group in groups:
+        for tag in group.tags or ((group.tag,) if group.tag else ()):
+            scores[tag] += [one.score for one in group.tries if one.score is not None]
+    return {
+        tag: {"mean": sum(found) / len(found), "num": len(found)}
+        for tag, found in sorted(scores.items())
+        if found
+    }
+
+
+async def curves(store: TrajectoryStore, after: int) -> dict[str, Any]:
+    """Return the figures of the steps after `after` in columns, and all evaluations.
+
+    Long runs are thinned: every n-th step, the last one among them.
+    """
+    run = await _run(store)
+    consumer = consumer_of(run)
+    steps = await store.figures.steps(consumer, (*CURVES, *SPREADS), after=after)
+    stride = -(-len(steps) // MAX_POINTS)
+    kept = steps[::-stride][::-1] if stride > 1 else steps
+    evals = await store.figures.evaluations(consumer)
+    return {
+        "num_steps": len(steps),
+        "step": [step["step"] for step in kept],
+        "curves": {
+            name: [step.get(name) for step in kept]
+            for name in CURVES
+            if any(step.get(name) is not None for step in kept)
+        },
+        "spreads": {name: [step.get(name, {}) for step in kept] for name in SPREADS},
+        "evals": [
+            {
+                "version": one["version"],
+                "reward_mean": one.get("reward_mean"),
+                "low": (one.get("total") or {}).get("low"),
+                "high": (one.get("total") or {}).get("high"),
+            }
+            for one in evals
+        ],
+    }
+
+
+async def step_answer(store: TrajectoryStore, step: int) -> dict[str, Any]:
+    """Return one optimizer step: its figures, the records behind it, the weights that it made.
+
+    Raises:
+        StoreError: the trainer has made no such step.
+    """
+    consumer = consumer_of(await _run(store))
+    figures = await store.figures.step(consumer, step)
+    records = await store.lineage.records_of_step(step, consumer)
+    policy = await store.policies.get(step)
+    if figures is None and policy is None and not records:
+        raise StoreError(f"the trainer {consumer!r} has made no step {step} yet")
+    last = await store.figures.last_steps(consumer, 1)
+    return {
+        "step": step,
+        "consumer": consumer,
+        "figures": figures,
+        "policy": None if policy is None else policy.model_dump(mode="json"),
+        "last": last[-1]["step"] if last else step,
+        "records": [one.model_dump(mode="json") for one in records],
+    }
+
+
+async def errors(store: TrajectoryStore) -> dict[str, Any]:
+    """Return what went wrong, grouped by what the errors have in common."""
+    found = await store.reports.failures(_ERRORS_READ)
+    groups: defaultdict[str, list[Failure]] = defaultdict(list)
+    for failure in found:
+        groups[_common(_reason(failure))].append(failure)
+    ordered = sorted(groups.items(), key=lambda item: -len(item[1]))
+    return {
+        "is_cut": len(found) == _ERRORS_READ,
+        "errors": [
+            {
+                "text": text,
+                "num": len(failures),
+                "statuses": dict(Counter(failure.status for failure in failures)),
+                "records": [failure.record_id for failure in failures[:_EXAMPLES]],
+                "example": _reason(failures[0])[:_EXAMPLE_CHARS],
+            }
+            for text, failures in ordered
+        ],
+    }
+
+
+def _reason(failure: Failure) -> str:
+    return failure.error or failure.last_error or "no reason was stored"
+
+
+def _common(text: str) -> str:
+    """Return an error without what differs from one occurrence to the next."""
+    return re.sub(r"0x[0-9a-f]+|\b[0-9a-f]{8,}\b|\d+", "#", text)[:300]
+
+
+def consumer_of(run: Run) -> str:
+    """Return the name of the trainer whose figures are shown."""
+    return str(run.config.get("consumer") or DEFAULT_CONSUMER)
+
+
+async def _run(store: TrajectoryStore) -> Run:
+    run = await store.runs.get()
+    if run is None:
+        raise StoreError(f"{store.database_name} holds no run any more")
+    return run

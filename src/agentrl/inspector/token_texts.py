@@ -1,0 +1,64 @@
+"""The text of single tokens, as far as a run's tokenizer is on this machine.
+
+Token ids come in, one text a token goes out. Bytes of a character that was sampled in several tokens
+are shown at the first of them; the others have an empty text. Models are never fetched from a hub.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from agentrl.config.shipped_files import existing_or_shipped
+
+_BROKEN = "\N{REPLACEMENT CHARACTER}"
+_LONGEST_CHARACTER = 8
+"""Tokens, more than any character needs."""
+
+
+def tokenizer_of(config: Mapping[str, Any]) -> Tokenizer | None:
+    """Return the tokenizer of a run's model; None where its directory is not on this machine.
+
+    Args:
+        config: the run's configuration as the database has it.
+    """
+    name = config.get("model_name_or_path")
+    if not isinstance(name, str):
+        return None
+    path = existing_or_shipped(Path(name)) / "tokenizer.json"
+    return _read(path) if path.is_file() else None
+
+
+@lru_cache(maxsize=4)
+def _read(path: Path) -> Tokenizer | None:
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception:  # noqa: BLE001 - the library raises nothing narrower; ids are shown instead
+        return None
+
+
+def token_texts(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
+    """Return what each token adds to the text."""
+    anchor = tokenizer.encode("a", add_special_tokens=False).ids[:1]
+    before = tokenizer.decode(anchor, skip_special_tokens=False)
+
+    def added(runs: list[list[int]]) -> list[str]:
+        # Behind another token: some tokenizers drop the space of the first one.
+        texts = tokenizer.decode_batch([[*anchor, *run] for run in runs], skip_special_tokens=False)
+        return [text.removeprefix(before) for text in texts]
+
+    texts = added([[int(one)] for one in ids])
+    position = 0
+    while position < len(texts):
+        if _BROKEN in texts[position]:
+            ends = range(position + 2, min(position + _LONGEST_CHARACTER, len(ids)) + 1)
+            for end in ends:
+                (whole,) = added([[int(one) for one in ids[position:end]]])
+                if _BROKEN not in whole:
+                    texts[position:end] = [whole] + [""] * (end - position - 1)
+                    position = end - 1
+                    break
+        position += 1
+    return texts

@@ -1,0 +1,110 @@
+// The shell around the pages: where one is, the search, the theme, the keys.
+
+import { render } from "preact";
+import { useCallback, useEffect, useRef, useState } from "preact/hooks";
+import { Link, Route, Switch, useLocation } from "wouter-preact";
+import { query, type Session, useAsk } from "./api";
+import { KEYS, useKeys } from "./keys";
+import { ComparePage } from "./pages/compare";
+import { DiffPage } from "./pages/diff";
+import { GroupPage } from "./pages/group";
+import { GroupsPage } from "./pages/groups";
+import { RecordPage } from "./pages/record";
+import { RunPage } from "./pages/run";
+import { RunsPage } from "./pages/runs";
+import { SearchPage } from "./pages/search";
+import { StepPage } from "./pages/step";
+import { runPath } from "./parts";
+import "./style.css";
+
+const THEMES = ["auto", "light", "dark"];
+
+function useTheme(): [string, () => void] {
+  const [theme, set] = useState(() => localStorage.getItem("theme") ?? "auto");
+  useEffect(() => {
+    document.documentElement.dataset["theme"] = theme;
+    localStorage.setItem("theme", theme);
+  }, [theme]);
+  const next = () => set(THEMES[(THEMES.indexOf(theme) + 1) % THEMES.length] ?? "auto");
+  return [theme, next];
+}
+
+function Search({ run }: { run: string }) {
+  const [, go] = useLocation();
+  return (
+    <form
+      role="search"
+      class="search"
+      onSubmit={(event) => {
+        event.preventDefault();
+        const words = new FormData(event.currentTarget).get("q");
+        go(`${runPath(run)}/search${query({ q: String(words ?? "") })}`);
+        document.getElementById("main")?.focus();
+      }}
+    >
+      <input name="q" type="search" data-key="search" aria-label={`Search the texts of ${run}`} placeholder="Search texts  /" />
+    </form>
+  );
+}
+
+function App() {
+  const [path, go] = useLocation();
+  const [theme, nextTheme] = useTheme();
+  const help = useRef<HTMLDialogElement>(null);
+  const showHelp = useCallback(() => help.current?.showModal(), []);
+  useKeys(go, showHelp);
+  const session = useAsk<Session>("/api/session").value;
+  const run = /^\/runs\/([^/]+)/.exec(path)?.[1];
+  useEffect(() => window.scrollTo(0, 0), [path]);
+  return (
+    <>
+      <a class="skip" href="#main">Skip to the content</a>
+      <header class="top">
+        <Link href="/" class="brand">AgentRL</Link>
+        {run && <Search run={decodeURIComponent(run)} />}
+        <span class="spring" />
+        {session?.may_control && <span class="badge badge-warn">control allowed</span>}
+        <button type="button" class="ghost" onClick={nextTheme} aria-label={`Theme: ${theme}`}>
+          {theme === "dark" ? "☾" : theme === "light" ? "☀" : "◐"}
+        </button>
+        <button type="button" class="ghost" onClick={showHelp} aria-label="Keys">?</button>
+      </header>
+      <main id="main" tabIndex={-1}>
+        <Switch>
+          <Route path="/"><RunsPage session={session} /></Route>
+          <Route path="/compare"><ComparePage /></Route>
+          <Route path="/runs/:run">{(at) => <RunPage run={decode(at.run)} session={session} />}</Route>
+          <Route path="/runs/:run/groups">{(at) => <GroupsPage run={decode(at.run)} />}</Route>
+          <Route path="/runs/:run/group">{(at) => <GroupPage run={decode(at.run)} />}</Route>
+          <Route path="/runs/:run/record">{(at) => <RecordPage run={decode(at.run)} />}</Route>
+          <Route path="/runs/:run/diff">{(at) => <DiffPage run={decode(at.run)} />}</Route>
+          <Route path="/runs/:run/search">{(at) => <SearchPage run={decode(at.run)} />}</Route>
+          <Route path="/runs/:run/step/:step">
+            {(at) => <StepPage run={decode(at.run)} step={Number(at.step)} />}
+          </Route>
+          <Route>
+            <h1>There is no such page</h1>
+            <p><Link href="/">All runs</Link></p>
+          </Route>
+        </Switch>
+      </main>
+      <dialog ref={help} aria-labelledby="keys">
+        <h2 id="keys">Keys</h2>
+        <dl class="facts">
+          {KEYS.map(([key, text]) => (
+            <div key={key}><dt><kbd>{key}</kbd></dt><dd>{text}</dd></div>
+          ))}
+        </dl>
+        <form method="dialog"><button type="submit">Close</button></form>
+        {session && <p class="quiet">AgentRL {session.version}</p>}
+      </dialog>
+    </>
+  );
+}
+
+function decode(part: string): string {
+  return decodeURIComponent(part);
+}
+
+const place = document.getElementById("app");
+if (place) render(<App />, place);

@@ -1,0 +1,127 @@
+// Two to eight runs on shared axes, and where their configurations differ.
+
+import { useEffect, useMemo, useState } from "preact/hooks";
+import { Link, useSearch } from "wouter-preact";
+import { ask, type Curves, ofRun } from "../api";
+import { Curve, Legend } from "../charts";
+import { Crumbs, Loading, Problem, runPath, Section, useTitle } from "../parts";
+
+const SHOWN: [string, string][] = [
+  ["reward_mean", "Reward"],
+  ["entropy", "Entropy"],
+  ["sampler_kl_k3", "KL of trainer and sampler"],
+  ["kl", "KL to the reference"],
+  ["grad_norm", "Gradient norm"],
+  ["tokens_per_second", "Tokens a second"],
+  ["loss", "Loss"],
+];
+const MOST = 8;
+
+interface One {
+  run: string;
+  curves: Curves;
+  config: Record<string, unknown>;
+}
+
+export function ComparePage() {
+  const names = (new URLSearchParams(useSearch()).get("runs") ?? "").split(",").filter(Boolean).slice(0, MOST);
+  const key = names.join(",");
+  useTitle(`Compare ${key}`);
+  const [found, set] = useState<One[] | null>(null);
+  const [error, setError] = useState<string | null>(null);
+  useEffect(() => {
+    set(null);
+    // One after the other: runs of a folder are served in turn.
+    const read = async () => {
+      const all: One[] = [];
+      for (const run of key.split(",").filter(Boolean)) {
+        const curves = await ask<Curves>(ofRun(run, "curves"));
+        all.push({ run, curves, config: await ask<Record<string, unknown>>(ofRun(run, "config")) });
+      }
+      set(all);
+    };
+    read().catch((problem: Error) => setError(problem.message));
+  }, [key]);
+  const charts = useMemo(() => (found ? chartsOf(found) : []), [found]);
+  return (
+    <>
+      <Crumbs items={[["Compare", null]]} />
+      <h1>Compare runs</h1>
+      {names.length < 2 && <Problem text="Choose two to eight runs in the list of runs." />}
+      {error && <Problem text={error} />}
+      {!found && !error && <Loading />}
+      {found && (
+        <>
+          <p>{found.map(({ run }) => <Link key={run} class="tag" href={runPath(run)}>{run}</Link>)}</p>
+          <Section title="Curves" aside={<Legend names={names} />}>
+            <div class="curves">
+              {charts.map((chart) => <Curve key={chart.title} {...chart} />)}
+            </div>
+          </Section>
+          <Section title="Differences of the configurations">
+            <Differences found={found} />
+          </Section>
+        </>
+      )}
+    </>
+  );
+}
+
+function staleness(curves: Curves): (number | null)[] {
+  return curves.spreads.staleness.map((counts) => {
+    const rows = Object.entries(counts ?? {});
+    const num = rows.reduce((sum, [, count]) => sum + count, 0);
+    return num ? rows.reduce((sum, [age, count]) => sum + Number(age) * count, 0) / num : null;
+  });
+}
+
+function chartsOf(found: One[]) {
+  const charts = SHOWN.filter(([name]) => found.some((one) => one.curves.curves[name])).map(([name, title]) => ({
+    title,
+    lines: found.map(({ run, curves }) => ({
+      label: run,
+      x: curves.step,
+      y: curves.curves[name] ?? curves.step.map(() => null),
+    })),
+  }));
+  charts.splice(1, 0, {
+    title: "Staleness, mean",
+    lines: found.map(({ run, curves }) => ({ label: run, x: curves.step, y: staleness(curves) })),
+  });
+  if (found.some((one) => one.curves.evals.length)) {
+    charts.splice(1, 0, {
+      title: "Evaluation, reward",
+      lines: found.map(({ run, curves }) => ({
+        label: run,
+        x: curves.evals.map((one) => one.version),
+        y: curves.evals.map((one) => one.reward_mean),
+      })),
+    });
+  }
+  return charts;
+}
+
+function Differences({ found }: { found: One[] }) {
+  const keys = [...new Set(found.flatMap(({ config }) => Object.keys(config)))].sort();
+  const differing = keys.filter((key) => new Set(found.map(({ config }) => JSON.stringify(config[key]))).size > 1);
+  if (!differing.length) return <p class="quiet">None.</p>;
+  return (
+    <div class="scroll" tabIndex={0} role="region" aria-label="Differences of the configurations">
+      <table>
+        <thead>
+          <tr><th scope="col">Flag</th>{found.map(({ run }) => <th key={run} scope="col">{run}</th>)}</tr>
+        </thead>
+        <tbody>
+          {differing.map((key) => (
+            <tr key={key}>
+              <td><code>{key}</code></td>
+              {found.map(({ run, config }) => (
+                <td key={run} class="break">{config[key] === undefined ? "–" : typeof config[key] === "string" ? config[key] as string : JSON.stringify(config[key])}</td>
+              ))}
+            </tr>
+          ))}
+        </tbody>
+      </table>
+    </div>
+  );
+}

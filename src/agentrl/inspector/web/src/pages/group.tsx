@@ -1,0 +1,184 @@
+// One question: its tries side by side, and the tree of what they share.
+
+import { hierarchy, type HierarchyPointNode, stratify, tree as layout } from "d3-hierarchy";
+import { useMemo, useState } from "preact/hooks";
+import { Link, useLocation, useSearch } from "wouter-preact";
+import { type GroupAnswer, ofRun, query, type TreeNode, useAsk, useNews } from "../api";
+import {
+  Badge, Crumbs, Loading, number, Problem, recordPath, runPath, ScoreChip, scoreClass, Section, Status,
+  stepPath, useTitle,
+} from "../parts";
+import { Block, visible } from "../texts";
+
+export function GroupPage({ run }: { run: string }) {
+  const task = new URLSearchParams(useSearch()).get("task") ?? "";
+  useTitle(task);
+  const { tick } = useNews(run);
+  const { value, error } = useAsk<GroupAnswer>(ofRun(run, "group", { task }), tick);
+  const [chosen, choose] = useState<string[]>([]);
+  const [, go] = useLocation();
+  const crumbs = <Crumbs run={run} items={[["Groups", `${runPath(run)}/groups`], [task, null]]} />;
+  if (error && !value) return <>{crumbs}<Problem text={error} /></>;
+  if (!value) return <>{crumbs}<Loading /></>;
+  const toggle = (id: string) =>
+    choose(chosen.includes(id) ? chosen.filter((one) => one !== id) : [...chosen, id].slice(-2));
+  return (
+    <>
+      {crumbs}
+      <div class="head">
+        <h1 class="clip">{task}</h1>
+        <Status value={value.status} />
+        {[...value.tags, value.tag].filter(Boolean).map((tag) => <Badge key={tag} kind="plain">{tag}</Badge>)}
+      </div>
+      <Section title="Question"><Block text={value.query} plain label="Question" /></Section>
+      <Section
+        title="Tries"
+        aside={
+          <button
+            type="button"
+            disabled={chosen.length !== 2}
+            title="Choose two tries"
+            onClick={() => go(`${runPath(run)}/diff${query({ a: chosen[0], b: chosen[1] })}`)}
+          >
+            Compare {chosen.length || ""}
+          </button>
+        }
+      >
+        <div class="scroll" tabIndex={0} role="region" aria-label="Tries">
+          <table>
+            <thead>
+              <tr>
+                <th scope="col"><span class="hidden">Compare</span></th>
+                <th scope="col">Try</th><th scope="col">Score</th><th scope="col">Outcome</th>
+                <th scope="col" class="num">Turns</th><th scope="col" class="num">Tokens</th>
+                <th scope="col" class="num">Versions</th><th scope="col" class="num">Attempts</th>
+                <th scope="col">Training</th>
+              </tr>
+            </thead>
+            <tbody>
+              {value.tries.map((one) => (
+                <tr key={one.record_id}>
+                  <td>
+                    <input type="checkbox" checked={chosen.includes(one.record_id)}
+                      onChange={() => toggle(one.record_id)} aria-label={`Compare try ${one.traj_id}`} />
+                  </td>
+                  <td><Link href={recordPath(run, one.record_id)} data-row>{one.traj_id}</Link></td>
+                  <td><ScoreChip score={one.score} /></td>
+                  <td>{one.outcome?.replace(/_/g, " ") ?? <Status value={one.status} />}</td>
+                  <td class="num">{one.num_turns}</td>
+                  <td class="num">{number(one.num_output_tokens)}</td>
+                  <td class="num">{one.min_version === null ? "–" : `${one.min_version}–${one.max_version}`}</td>
+                  <td class="num">{one.attempt}</td>
+                  <td>
+                    {Object.entries(one.ledger).map(([name, entry]) => (
+                      <span key={name}>
+                        <Status value={entry.status} />{" "}
+                        {entry.step !== null && <Link href={stepPath(run, entry.step)}>step {entry.step}</Link>}
+                        {entry.reason && <span class="quiet"> {entry.reason}</span>}
+                      </span>
+                    ))}
+                  </td>
+                </tr>
+              ))}
+            </tbody>
+          </table>
+        </div>
+      </Section>
+      <Section
+        title="Token tree"
+        aside={value.tree && (
+          <span class="quiet">
+            {number(value.tree.num_tokens)} tokens where separate turns have {number(value.tree.num_flat_tokens)}
+          </span>
+        )}
+      >
+        {value.tree ? <Tree run={run} nodes={value.tree.nodes} /> : <p class="quiet">{value.why}.</p>}
+        {value.tree?.is_cut && <p class="quiet">The tree is cut: it has more branches than are shown.</p>}
+      </Section>
+    </>
+  );
+}
+
+interface Shown {
+  node: TreeNode | null;
+}
+
+const WIDTH = 250;
+const HEIGHT = 78;
+
+function Tree({ run, nodes }: { run: string; nodes: TreeNode[] }) {
+  const [open, setOpen] = useState<number | null>(null);
+  const placed = useMemo(() => place(nodes), [nodes]);
+  const all = placed.descendants().filter((one) => one.data.node);
+  const low = Math.min(...all.map((one) => one.x));
+  const high = Math.max(...all.map((one) => one.x));
+  const depth = Math.max(...all.map((one) => one.depth));
+  const shown = open === null ? null : nodes[open];
+  const at = (one: HierarchyPointNode<Shown>) => ({ left: (one.depth - 1) * (WIDTH + 40), top: one.x - low });
+  return (
+    <>
+      <p class="quiet">
+        From left to right: what the tries share, once. Colours are mean scores; a bold frame marks where
+        the scores part ways.
+      </p>
+      <div class="tree" tabIndex={0} role="region" aria-label="Token tree">
+        <div style={{ width: `${depth * (WIDTH + 40)}px`, height: `${high - low + HEIGHT}px`, position: "relative" }}>
+          <svg aria-hidden="true" width={depth * (WIDTH + 40)} height={high - low + HEIGHT}>
+            {all.filter((one) => one.parent?.data.node).map((one) => {
+              const from = at(one.parent as HierarchyPointNode<Shown>);
+              const to = at(one);
+              const [x0, y0, x1, y1] = [from.left + WIDTH, from.top + HEIGHT / 2 - 6, to.left, to.top + HEIGHT / 2 - 6];
+              return <path key={one.data.node?.id} d={`M${x0},${y0}C${x0 + 20},${y0} ${x1 - 20},${y1} ${x1},${y1}`} />;
+            })}
+          </svg>
+          {all.map((one) => {
+            const node = one.data.node as TreeNode;
+            const { left, top } = at(one);
+            return (
+              <button
+                key={node.id}
+                type="button"
+                data-row
+                class={`node ${scoreClass(node.score)}${node.diverges ? " diverges" : ""}`}
+                style={{ left: `${left}px`, top: `${top}px` }}
+                onClick={() => setOpen(node.id)}
+                aria-expanded={open === node.id}
+              >
+                <span class="node-text" dir="ltr">{node.text === null ? "(no tokenizer on this machine)" : visible(node.text.slice(0, 90))}</span>
+                <span class="node-facts">
+                  {number(node.num_tokens)} tokens · {node.records.length} {node.records.length === 1 ? "try" : "tries"} · {number(node.score, 2)}
+                </span>
+              </button>
+            );
+          })}
+        </div>
+      </div>
+      {shown && (
+        <div class="node-open">
+          <p>
+            Tokens {number(shown.depth)} to {number(shown.depth + shown.num_tokens)} of{" "}
+            {shown.records.map((id) => <Link key={id} class="tag" href={recordPath(run, id)}>{id}</Link>)}
+          </p>
+          {shown.text !== null && <Block text={shown.tail === null ? shown.text : `${shown.text}\n […]\n${shown.tail}`} plain label="Text of the branch" />}
+        </div>
+      )}
+    </>
+  );
+}
+
+function place(nodes: TreeNode[]): HierarchyPointNode<Shown> {
+  // Contexts that share no token are trees of their own, below one root that is not shown.
+  const known = new Set(nodes.map((node) => node.id));
+  const rows = [{ id: "root", parentId: "", node: null as TreeNode | null }].concat(
+    nodes.map((node) => ({
+      id: String(node.id),
+      parentId: node.parent === null || !known.has(node.parent) ? "root" : String(node.parent),
+      node,
+    })),
+  );
+  const root = stratify<(typeof rows)[number]>().id((row) => row.id).parentId((row) => row.parentId)(rows);
+  const shown = hierarchy<Shown>(root.data, (one) =>
+    root.find((other) => other.data === one)?.children?.map((child) => child.data),
+  );
+  return layout<Shown>().nodeSize([HEIGHT + 6, WIDTH])(shown);
+}
