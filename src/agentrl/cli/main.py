@@ -36,7 +36,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "store": (
         "store_commands:store",
-        "up|set|rescore|stats|export|import|compact|drop: the database of a run",
+        "up|set|rescore|stats|export|import|compact|drop: a run's database",
     ),
 }
 """Command -> the module of this package and the function in it, and its summary."""
@@ -63,10 +63,9 @@ class _Commands(click.Group):
     def get_help(self, ctx: click.Context) -> str:
         from agentrl import __version__
 
-        lines = [f"agentrl {__version__}: reinforcement learning for language-model agents", ""]
-        lines.append(
-            "usage: agentrl COMMAND [--flag value ...]   (agentrl COMMAND --help explains its flags)"
-        )
+        lines = [f"agentrl {__version__}", "Reinforcement learning for language-model agents.", ""]
+        lines.append("usage: agentrl COMMAND [--flag value ...]")
+        lines.append("       agentrl COMMAND --help explains its flags")
         lines += ["", *(f"  {name:8} {text}" for name, (_, text) in COMMANDS.items())]
         return "\n".join(lines)
 

@@ -89,7 +89,8 @@ class FlagCommand(click.Command):
 
     def get_help(self, ctx: click.Context, *, complete: bool = False) -> str:
         """Return the help text: the flags that most people need, or all with `complete`."""
-        lines = [f"usage: {self.usage(ctx.command_path)} [--flag value ...]", ""]
+        usage = f"usage: {self.usage(ctx.command_path)} [--flag value ...]"
+        lines = [*textwrap.wrap(usage, _WIDTH, subsequent_indent=_INDENT), ""]
         lines += textwrap.wrap(" ".join((self.help or "").split()), _WIDTH)
         lines += [""] * bool(self.own_params)
         for option in self.own_params:
@@ -154,7 +155,14 @@ class FlagGroup(click.Group):
         lines.append("")
         for name, command in self.commands.items():
             assert isinstance(command, FlagCommand)
-            lines.append(f"  {command.usage(f'{ctx.command_path} {name}')}")
+            usage = command.usage(f"{ctx.command_path} {name}")
+            lines += textwrap.wrap(
+                usage,
+                _WIDTH,
+                initial_indent="  ",
+                subsequent_indent=_INDENT,
+                break_on_hyphens=False,
+            )
             text = " ".join((command.help or "").split())
             lines += textwrap.wrap(text, _WIDTH, initial_indent=_INDENT, subsequent_indent=_INDENT)
         return "\n".join([*lines, *_flag_lines(ctx.command_path, self.sections, complete)])

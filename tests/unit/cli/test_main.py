@@ -79,6 +79,18 @@ def test_help_shows_the_usual_flags_and_tells_how_to_see_all(
         assert "--loss_calculator GRPO|MINIRL|GSPO|CISPO|REINFORCE" in text
 
 
+@pytest.mark.parametrize("command", ["", *COMMANDS])
+def test_help_fits_eighty_columns(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for flag in ("--help", "--help-all") if command else ("--help",):
+        assert main([*command.split(), flag]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert [line for line in lines if len(line) > 80] == []
+
+
+def test_twenty_flags_are_usual() -> None:
+    assert len(USUAL) == 20
+
+
 @pytest.mark.parametrize("words", ["help", "run --help-all", "inspect --help"])
 def test_a_reader_that_leaves_early_is_no_error(words: str) -> None:
     command = f"{sys.executable} -m agentrl {words} | head -n 1"
