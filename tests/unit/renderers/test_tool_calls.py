@@ -16,6 +16,7 @@ from agentrl.renderers.tool_calls.call_format_registry import get_tool_call_form
 FORMATS = [
     *("hermes", "qwen3_coder", "llama3", "mistral", "kimi_k2", "pythonic"),
     *("deepseekv3", "minicpm", "openai", "glm45"),
+    *("lfm2", "gemma4", "minimax_m2", "deepseekv32", "deepseekv4"),
 ]
 TOOLS = [
     {
@@ -60,6 +61,17 @@ def block(value: object) -> str:
     return f"<tool_call>\n{json.dumps(value)}\n</tool_call>"
 
 
+def gemma(value: object) -> str:
+    """Write a value as Gemma 4 does; no text of it may hold the mark of texts."""
+    if isinstance(value, str):
+        return f'<|"|>{value}<|"|>'
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{gemma(key)}:{gemma(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ",".join(map(gemma, value)) + "]"
+    return json.dumps(value)
+
+
 def written(format_: str, name: str, arguments: dict[str, Any]) -> str:
     """Write a call as a model of that family does."""
     value = json.dumps(arguments)
@@ -68,7 +80,23 @@ def written(format_: str, name: str, arguments: dict[str, Any]) -> str:
         f"<parameter={key}>\n{item if isinstance(item, str) else json.dumps(item)}\n</parameter>\n"
         for key, item in arguments.items()
     )
+
+    def tagged(mark: str, *, typed: bool) -> str:
+        found = ""
+        for key, item in arguments.items():
+            is_text = f' string="{str(isinstance(item, str)).lower()}"' if typed else ""
+            shown = item if isinstance(item, str) else json.dumps(item)
+            found += f'<{mark}parameter name="{key}"{is_text}>{shown}</{mark}parameter>\n'
+        return f'<{mark}invoke name="{name}">\n{found}</{mark}invoke>'
+
+    dsml = "｜DSML｜"  # noqa: RUF001
     forms = {
+        "lfm2": f"<|tool_call_start|>[{python}]<|tool_call_end|>",
+        "gemma4": f"<|tool_call>call:{name}{gemma(arguments)}<tool_call|>",
+        "minimax_m2": f"<minimax:tool_call>\n{tagged('', typed=False)}\n</minimax:tool_call>",
+        "deepseekv32": f"<{dsml}function_calls>\n{tagged(dsml, typed=True)}\n"
+        f"</{dsml}function_calls>",
+        "deepseekv4": f"<{dsml}tool_calls>\n{tagged(dsml, typed=True)}\n</{dsml}tool_calls>",
         "hermes": block({"name": name, "arguments": arguments}),
         "qwen3_coder": f"<tool_call>\n<function={name}>\n{parameters}</function>\n</tool_call>",
         "llama3": f'<|python_tag|>{{"name": "{name}", "parameters": {value}}}',
@@ -206,7 +234,7 @@ def test_qwen3_coder_values_are_what_the_schema_says() -> None:
     assert calls("qwen3_coder", text) == [("price", {**expected, "size": "2", "extra": "7"}, None)]
 
 
-@pytest.mark.parametrize("format_", ["qwen3_coder", "glm45"])
+@pytest.mark.parametrize("format_", ["qwen3_coder", "glm45", "minimax_m2"])
 def test_types_are_looked_up_where_the_schema_refers_to(format_: str) -> None:
     given = {"shop": {"id": 7}, "part": 3, "loop": "x", "away": "1"}
     assert calls(format_, written(format_, "price", given)) == [("price", given, None)]
@@ -418,7 +446,17 @@ PIECES = [
     *("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>"),  # noqa: RUF001
     *("<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>", "function", "\n```json\n"),  # noqa: RUF001
     *("<|python_start|>", "<|python_end|>", "<|tool_call_start|>", "```python\n", "```"),
-    *('{"tool_calls": [', '{"function": '),
+    *(
+        '{"tool_calls": [',
+        '{"function": ',
+        "<|tool_call>",
+        "call:f{",
+        "<tool_call|>",
+        '<|"|>',
+        "a:",
+    ),
+    *("<minimax:tool_call>", '<invoke name="f">', '<parameter name="a">', "</invoke>"),
+    *("</minimax:tool_call>", "<｜DSML｜tool_calls>", '<｜DSML｜invoke name="f">'),  # noqa: RUF001
 ]
 
 
@@ -450,7 +488,13 @@ def test_a_reply_may_break_off_anywhere(format_: str) -> None:
 
 @pytest.mark.parametrize("format_", FORMATS)
 @pytest.mark.parametrize(
-    "piece", ["<tool_call>", "</think>", "<think>", "[TOOL_CALLS]", '<tool_call>{"name": "f"']
+    "piece",
+    [
+        *("<tool_call>", "</think>", "<think>", "[TOOL_CALLS]", '<tool_call>{"name": "f"'),
+        *("<|tool_call_start|>[", "<|tool_call>call:f{", '<|tool_call>call:f{a:<|"|>'),
+        *("<minimax:tool_call>", '<minimax:tool_call><invoke name="f"><parameter name="a">'),
+        '<｜DSML｜tool_calls><｜DSML｜invoke name="f"><｜DSML｜parameter name="a">',  # noqa: RUF001
+    ],
 )
 def test_a_reply_is_looked_through_once_however_a_model_stammers(format_: str, piece: str) -> None:
     known = get_tool_call_format(format_)
@@ -478,7 +522,9 @@ VALUES = st.recursive(
 
 
 @given(
-    st.sampled_from([name for name in FORMATS if name not in ("qwen3_coder", "glm45")]),
+    st.sampled_from(
+        [name for name in FORMATS if name not in ("qwen3_coder", "glm45", "minimax_m2")]
+    ),
     st.dictionaries(st.from_regex(r"[a-z_]{1,8}", fullmatch=True), VALUES, max_size=3),
 )
 def test_whatever_is_written_well_is_read_as_it_was_meant(
@@ -498,6 +544,11 @@ def test_whatever_is_written_well_is_read_as_it_was_meant(
         ("{{ '<｜tool▁calls▁begin｜>' }}", "deepseekv3"),  # noqa: RUF001
         ("{{ '<|tool_calls_section_begin|>' }}", "kimi_k2"),
         ("{{ '<|tool_call_start|>' }}", "minicpm"),
+        ("{{ '<|tool_call_start|>[' + calls }}", "lfm2"),
+        ("{{ '<|tool_call>call:' + name }}", "gemma4"),
+        ("{{ '<minimax:tool_call>' }}", "minimax_m2"),
+        ("{{ '<｜DSML｜function_calls>' }}", "deepseekv32"),  # noqa: RUF001
+        ("{{ '<｜DSML｜tool_calls>' }}", "deepseekv4"),  # noqa: RUF001
         ('{"name": function name, "parameters": dictionary of argument name', "llama3"),
         ("{{ '<|python_tag|>' }}", "llama3"),
         ("[func_name1(params_name1=params_value1)]", "pythonic"),
@@ -530,6 +581,14 @@ def test_formats_are_found_by_name() -> None:
         ("qwen3_coder", None, "look>\n<parameter=key>\né\n</parameter>\n</function>\n</tool_call>"),
         ("llama3", "look", ' {"key": "é"}}'),
         ("llama3", None, ' "look", "parameters": {"key": "é"}}'),
+        ("lfm2", "look", "key='é')]<|tool_call_end|>"),
+        ("lfm2", None, "look(key='é')]<|tool_call_end|>"),
+        ("gemma4", "look", 'key:<|"|>é<|"|>}<tool_call|>'),
+        ("gemma4", None, 'look{key:<|"|>é<|"|>}<tool_call|>'),
+        (
+            *("minimax_m2", "look"),
+            '<parameter name="key">é</parameter>\n</invoke>\n</minimax:tool_call>',
+        ),
         ("pythonic", "look", 'key="é")]'),
         ("pythonic", None, 'look(key="é")]'),
     ],

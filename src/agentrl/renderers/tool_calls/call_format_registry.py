@@ -7,17 +7,24 @@ from difflib import get_close_matches
 
 from agentrl.errors import ConfigError
 from agentrl.renderers.tool_calls.call_format import ToolCallFormat
+from agentrl.renderers.tool_calls.gemma_calls import GEMMA4
+from agentrl.renderers.tool_calls.invoke_calls import DEEPSEEK_V4, DEEPSEEK_V32, MINIMAX_M2
 from agentrl.renderers.tool_calls.json_calls import HERMES, LLAMA3, MISTRAL, OPENAI
 from agentrl.renderers.tool_calls.marked_calls import DEEPSEEK, GLM, KIMI_K2, QWEN3_CODER
-from agentrl.renderers.tool_calls.python_calls import MINICPM, PYTHONIC
+from agentrl.renderers.tool_calls.python_calls import LFM2, MINICPM, PYTHONIC
 
 AUTO = "auto"
 # The first whose giveaway a chat template holds is its format: templates name the marks of formats
 # further down only as text.
 _BUILT_IN = (
+    DEEPSEEK_V32,
+    DEEPSEEK_V4,
     DEEPSEEK,
+    MINIMAX_M2,
+    GEMMA4,
     KIMI_K2,
     MISTRAL,
+    LFM2,
     MINICPM,
     QWEN3_CODER,
     GLM,

@@ -1,4 +1,4 @@
-"""Formats that write calls as Python does: the pythonic list, and MiniCPM's code block.
+"""Formats that write calls as Python does: the pythonic list, LFM2, and MiniCPM's code block.
 
 Nothing is run, and nothing but literals is read. What Python itself would not take, but models
 write, is taken: keyword arguments named like Python's own words, `-` and `.` in names, JSON's
@@ -16,7 +16,10 @@ from agentrl.renderers.tool_calls.call_format import (
     ParsedCall,
     ToolCallFormat,
     Tools,
+    block_end,
+    call_of,
     checked,
+    decode_json,
     refused,
     skip_space,
 )
@@ -87,6 +90,30 @@ def scan_minicpm(text: str, start: int, tools: Tools) -> CallSection | None:
         reader.expect(_END)
     except FormatError as error:
         return CallSection(begin, [refused(error)], _behind(text, inside, _END))
+    return CallSection(begin, calls, reader.position)
+
+
+def scan_lfm2(text: str, start: int, tools: Tools) -> CallSection | None:
+    """Find `<|tool_call_start|>[f(a=1), g(b="x")]<|tool_call_end|>` (LFM2); JSON objects too."""
+    begin = text.find(_BEGIN, start)
+    if begin < 0:
+        return None
+    inside = begin + len(_BEGIN)
+    reader = _Reader(text, inside)
+    try:
+        reader.expect("[")
+        if text.startswith("{", skip_space(text, reader.position)):
+            value, reader.position = decode_json(text, skip_space(text, inside))
+            assert isinstance(value, list)
+            calls = [call_of(one) for one in value]
+        else:
+            calls = list(reader.calls("]", dividers=","))
+            reader.expect("]")
+        if not calls:
+            raise FormatError("the list holds no call")
+        reader.expect(_END)
+    except FormatError as error:
+        return CallSection(begin, [refused(error)], block_end(text, inside, _BEGIN, _END))
     return CallSection(begin, calls, reader.position)
 
 
@@ -243,6 +270,13 @@ PYTHONIC = ToolCallFormat(
     begin=lambda tool: "[" + ("" if tool is None else f"{tool}("),
     names=("pythonic",),
     giveaways=(_PYTHON_START, "[func_name1("),
+)
+LFM2 = ToolCallFormat(
+    scan_lfm2,
+    control=(_BEGIN, _END),
+    begin=lambda tool: f"{_BEGIN}[" + ("" if tool is None else f"{tool}("),
+    names=("lfm2",),
+    giveaways=(f"{_BEGIN}[",),
 )
 MINICPM = ToolCallFormat(
     scan_minicpm, control=(_BEGIN, _END), names=("minicpm",), giveaways=(_BEGIN,)

@@ -1,0 +1,137 @@
+"""Gemma 4's calls: `<|tool_call>call:NAME{key:value,...}<tool_call|>`.
+
+Strings stand between `<|"|>` marks, which are tokens of their own, so that nothing inside is escaped.
+"""
+
+import re
+from typing import Any
+
+from agentrl.renderers.tool_calls.call_format import (
+    CallSection,
+    FormatError,
+    ToolCallFormat,
+    Tools,
+    block_end,
+    checked,
+    refused,
+    skip_space,
+)
+
+_OPEN, _CLOSE = "<|tool_call>", "<tool_call|>"
+_QUOTE = '<|"|>'
+_HEAD = re.compile(r"\s*+call:([^\s{<]++)\s*+(?=\{)")
+_KEY = re.compile(r"[^\s:,{}\[\]<]++")
+_NUMBER = re.compile(r"-?\d{1,100}+(?:\.\d{1,100}+)?+(?:[eE][+-]?\d{1,4}+)?+(?![\w.])")
+_WORDS: dict[str, bool | None] = {"true": True, "false": False, "null": None, "None": None}
+_WORD = re.compile(r"\w{1,8}+")
+_MAX_DEPTH = 40
+
+
+def scan_gemma(text: str, start: int, tools: Tools) -> CallSection | None:
+    """Find the next call."""
+    begin = text.find(_OPEN, start)
+    if begin < 0:
+        return None
+    inside = begin + len(_OPEN)
+    name = ""
+    try:
+        head = _HEAD.match(text, inside)
+        if head is None:
+            raise FormatError(f"expected call:NAME{{ after {_OPEN}")
+        name = head[1]
+        reader = _Reader(text, head.end())
+        call = checked(name, reader.mapping(0))
+        reader.expect(_CLOSE)
+    except FormatError as error:
+        error.name = error.name or name
+        return CallSection(begin, [refused(error)], block_end(text, inside, _OPEN, _CLOSE))
+    return CallSection(begin, [call], reader.position)
+
+
+class _Reader:
+    """Reads values from a position onwards."""
+
+    def __init__(self, text: str, position: int) -> None:
+        self._text = text
+        self.position = position
+
+    def expect(self, mark: str) -> None:
+        if not self._at(mark):
+            found = self._text[self.position : self.position + 12] or "the end of the message"
+            raise FormatError(f"expected {mark!r}, found {found!r}")
+        self.position += len(mark)
+
+    def mapping(self, depth: int) -> dict[str, Any]:
+        self.expect("{")
+        found: dict[str, Any] = {}
+        while not self._at("}"):
+            key = self._key()
+            self.expect(":")
+            if key in found:
+                raise FormatError(f"argument {key!r} is given twice")
+            found[key] = self._value(depth + 1)
+            if not self._at("}"):
+                self.expect(",")
+        self.expect("}")
+        return found
+
+    def _key(self) -> str:
+        if self._at(_QUOTE):
+            return self._string()
+        match = _KEY.match(self._text, self.position)
+        if match is None:
+            found = self._text[self.position : self.position + 12] or "the end of the message"
+            raise FormatError(f"expected the name of an argument, found {found!r}")
+        self.position = match.end()
+        return match[0]
+
+    def _value(self, depth: int) -> object:
+        if depth > _MAX_DEPTH:
+            raise FormatError("the arguments are nested too deeply")
+        if self._at(_QUOTE):
+            return self._string()
+        if self._at("{"):
+            return self.mapping(depth)
+        if self._at("["):
+            return self._items(depth)
+        if number := _NUMBER.match(self._text, self.position):
+            self.position = number.end()
+            return float(number[0]) if set(".eE") & set(number[0]) else int(number[0])
+        word = _WORD.match(self._text, self.position)
+        if word is None or word[0] not in _WORDS:
+            found = self._text[self.position : self.position + 12] or "the end of the message"
+            raise FormatError(f"expected a value (text stands between {_QUOTE}), found {found!r}")
+        self.position = word.end()
+        return _WORDS[word[0]]
+
+    def _items(self, depth: int) -> list[object]:
+        self.expect("[")
+        items: list[object] = []
+        while not self._at("]"):
+            items.append(self._value(depth + 1))
+            if not self._at("]"):
+                self.expect(",")
+        self.expect("]")
+        return items
+
+    def _string(self) -> str:
+        self.expect(_QUOTE)
+        end = self._text.find(_QUOTE, self.position)
+        if end < 0:
+            raise FormatError("a text has no end")
+        found = self._text[self.position : end]
+        self.position = end + len(_QUOTE)
+        return found
+
+    def _at(self, mark: str) -> bool:
+        self.position = skip_space(self._text, self.position)
+        return self._text.startswith(mark, self.position)
+
+
+GEMMA4 = ToolCallFormat(
+    scan_gemma,
+    control=(_OPEN, _CLOSE, _QUOTE),
+    begin=lambda tool: _OPEN + "call:" + ("" if tool is None else f"{tool}{{"),
+    names=("gemma4",),
+    giveaways=(_OPEN,),
+)

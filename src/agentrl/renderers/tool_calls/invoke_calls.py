@@ -1,0 +1,134 @@
+"""Formats of named `invoke` and `parameter` tags: MiniMax M2, and DeepSeek from V3.2 on (DSML).
+
+A section holds any number of invocations. MiniMax leaves the meaning of a value to the tool's schema;
+DeepSeek says of each whether it is a string, and may write all of them as one JSON object.
+"""
+
+import re
+from functools import partial
+from typing import Any
+
+from agentrl.renderers.tool_calls.call_format import (
+    CallSection,
+    FormatError,
+    ParsedCall,
+    ToolCallFormat,
+    Tools,
+    block_end,
+    checked,
+    decode_json,
+    decode_object,
+    refused,
+    skip_space,
+)
+from agentrl.renderers.tool_calls.typed_values import Parameters
+
+
+class _Tags:
+    """The tags of one family.
+
+    Attributes:
+        prefix: what stands before the names of the tags inside a section.
+        open: begins a section.
+        close: ends it.
+    """
+
+    def __init__(self, section: str, prefix: str = "") -> None:
+        mark = re.escape(prefix)
+        self.prefix = prefix
+        self.open, self.close = f"<{section}>", f"</{section}>"
+        self.invoke_end = f"</{prefix}invoke>"
+        self.invoke = re.compile(rf'\s*+<{mark}invoke name="([^"\n<>]*+)">')
+        self.parameter = re.compile(
+            rf'\s*+<{mark}parameter name="([^"\n<>]*+)"(?: string="(true|false)")?+>'
+        )
+        # A value may hold any of these tags, but hardly two of them in the order that ends it.
+        self.value_end = re.compile(
+            rf"</{mark}parameter>\s*+(?=<{mark}parameter name=|</{mark}invoke>)"
+        )
+
+
+def _scan(tags: _Tags, text: str, start: int, tools: Tools) -> CallSection | None:
+    """Find the next section."""
+    begin = text.find(tags.open, start)
+    if begin < 0:
+        return None
+    position = begin + len(tags.open)
+    calls: list[ParsedCall] = []
+    try:
+        while (head := tags.invoke.match(text, position)) is not None:
+            call, position = _invocation(tags, text, head, tools)
+            calls.append(call)
+        position = skip_space(text, position)
+        if not calls:
+            raise FormatError(f"expected an invoke tag with a name after {tags.open}")
+        if not text.startswith(tags.close, position):
+            raise FormatError(f"expected {tags.close} or another invoke tag")
+    except FormatError as error:
+        after = block_end(text, position, tags.open, tags.close)
+        return CallSection(begin, [*calls, refused(error)], after)
+    return CallSection(begin, calls, position + len(tags.close))
+
+
+def _invocation(
+    tags: _Tags, text: str, head: re.Match[str], tools: Tools
+) -> tuple[ParsedCall, int]:
+    """Return the call that a head begins, and the position behind it."""
+    name, position = head[1].strip(), head.end()
+    try:
+        arguments, position = _arguments(tags, text, position, Parameters(name, tools))
+        if not text.startswith(tags.invoke_end, position):
+            raise FormatError(f"expected a parameter or {tags.invoke_end}")
+        return checked(name, arguments), position + len(tags.invoke_end)
+    except FormatError as error:
+        error.name = error.name or name
+        raise
+
+
+def _arguments(
+    tags: _Tags, text: str, position: int, parameters: Parameters
+) -> tuple[dict[str, Any], int]:
+    arguments: dict[str, Any] = {}
+    if text.startswith("{", skip_space(text, position)):
+        arguments, position = decode_object(text, skip_space(text, position), "the name")
+    while (given := tags.parameter.match(text, position)) is not None:
+        key, end = given[1].strip(), tags.value_end.search(text, given.end())
+        if end is None:
+            raise FormatError(f"parameter {key!r} has no end")
+        if key in arguments:
+            raise FormatError(f"parameter {key!r} is given twice")
+        raw = text[given.end() : end.start()]
+        arguments[key] = _value(parameters, key, raw, is_text=given[2])
+        position = end.end()
+    return arguments, skip_space(text, position)
+
+
+def _value(parameters: Parameters, key: str, raw: str, *, is_text: str | None) -> object:
+    if is_text is None:
+        return parameters.value(key, raw)
+    if is_text == "true":
+        return raw
+    value, end = decode_json(raw.strip(), 0)
+    if end != len(raw.strip()):
+        raise FormatError(f"parameter {key!r} is not one JSON value")
+    return value
+
+
+def _format(tags: _Tags, names: tuple[str, ...], control: tuple[str, ...]) -> ToolCallFormat:
+    def begin(tool: str | None) -> str:
+        named = "" if tool is None else f'<{tags.prefix}invoke name="{tool}">\n'
+        return f"{tags.open}\n{named}"
+
+    return ToolCallFormat(
+        partial(_scan, tags), control=control, begin=begin, names=names, giveaways=(tags.open,)
+    )
+
+
+_DSML = "｜DSML｜"  # noqa: RUF001
+MINIMAX_M2 = _format(
+    _Tags("minimax:tool_call"),
+    ("minimax_m2",),
+    ("<minimax:tool_call>", "</minimax:tool_call>"),
+)
+DEEPSEEK_V32 = _format(_Tags(f"{_DSML}function_calls", _DSML), ("deepseekv32",), (_DSML,))
+DEEPSEEK_V4 = _format(_Tags(f"{_DSML}tool_calls", _DSML), ("deepseekv4",), (_DSML,))
