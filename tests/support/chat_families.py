@@ -1,8 +1,11 @@
 """Model directories in the form of well-known families: template, special tokens, tokenizer."""
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
@@ -160,6 +163,7 @@ class Family:
     """What sets the models of a family apart from those of another, as far as tokens go."""
 
     template: str
+    """Its source; `trl:NAME` is the real one, which the package TRL carries."""
     special: tuple[str, ...]
     added: tuple[str, ...]
     bos: str | None
@@ -169,6 +173,29 @@ class Family:
     """A call of the tool `price` as the model writes it; `%s` is the JSON of its arguments."""
     extra_stops: tuple[str, ...] = ()
     thinks: bool = False
+    begun: bool = False
+    """The prompt opens the block of thinking."""
+    stops: tuple[str, str] | None = None
+    """How the model ends what it says and its calls, where that is not `eos`."""
+    item: str = '"%s"'
+    """How a text argument is written inside a call; JSON by default."""
+    variables: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_real(self) -> bool:
+        """Whether the template is the one of released models."""
+        return self.template.startswith("trl:")
+
+    @property
+    def source(self) -> str:
+        """The template's source."""
+        if not self.is_real:
+            return self.template
+        package = find_spec("trl")
+        assert package is not None
+        assert package.origin is not None
+        folder = Path(package.origin).parent / "chat_templates"
+        return (folder / f"{self.template.removeprefix('trl:')}.jinja").read_text()
 
 
 _HERMES_CALL = '<tool_call>\n{"name": "price", "arguments": %s}\n</tool_call>'
@@ -205,11 +232,63 @@ FAMILIES = {
         *("<s>", "</s>", False, '[TOOL_CALLS][{"name":"price", "arguments": %s}]'),
     ),
 }
+_XML_CALL = (
+    "<tool_call>\n<function=price>\n<parameter=item>\n%s\n</parameter>\n</function>\n</tool_call>"
+)
+_QWEN35 = (_QWEN_SPECIAL, _QWEN3_ADDED, None, "<|im_end|>", True, _XML_CALL)
+REAL_FAMILIES = {
+    "glm45": Family(
+        "trl:glm4moe",
+        (
+            *("<|endoftext|>", "[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>"),
+            "<|observation|>",
+        ),
+        (
+            *("<think>", "</think>", "<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>"),
+            *("<arg_value>", "</arg_value>", "<tool_response>", "</tool_response>"),
+        ),
+        *(None, "<|endoftext|>", False),
+        "<tool_call>price\n<arg_key>item</arg_key>\n<arg_value>%s</arg_value>\n</tool_call>",
+        extra_stops=("<|user|>", "<|observation|>"),
+        thinks=True,
+        stops=("<|user|>", "<|observation|>"),
+        item="%s",
+    ),
+    "qwen35": Family("trl:qwen3_5_think", *_QWEN35, thinks=True, begun=True, item="%s"),
+    "qwen36": Family("trl:qwen3_6", *_QWEN35, thinks=True, begun=True, item="%s"),
+    "qwen38": Family("trl:qwen3_8", *_QWEN35, thinks=True, begun=True, item="%s"),
+    "nemotron3": Family("trl:nemotron_3_nano", *_QWEN35, thinks=True, begun=True, item="%s"),
+    "lfm25": Family(
+        "trl:lfm2_2_5_v2",
+        (
+            *("<|startoftext|>", "<|im_start|>", "<|im_end|>", "<|tool_list_start|>"),
+            *("<|tool_list_end|>", "<|tool_call_start|>", "<|tool_call_end|>"),
+        ),
+        (),
+        *("<|startoftext|>", "<|im_end|>", False),
+        "<|tool_call_start|>[price(item=%s)]<|tool_call_end|>",
+    ),
+    "gemma4": Family(
+        "trl:gemma4_v5",
+        (
+            *("<bos>", "<eos>", "<|turn>", "<turn|>", "<|tool>", "<tool|>", "<|tool_call>"),
+            *("<tool_call|>", "<|tool_response>", "<tool_response|>", '<|"|>', "<|channel>"),
+            *("<channel|>", "<|think|>"),
+        ),
+        (),
+        *("<bos>", "<turn|>", False),
+        "<|tool_call>call:price{item:%s}<tool_call|>",
+        extra_stops=("<|tool_response>",),
+        stops=("<turn|>", "<|tool_response>"),
+        item='<|"|>%s<|"|>',
+    ),
+}
+"""Released models: their own templates, as TRL's `chat_templates` have them."""
 
 
 def write_family(directory: Path, name: str) -> Path:
     """Write a model directory: a vocabulary of bytes, some merges, the family's own tokens."""
-    family = FAMILIES[name]
+    family = {**FAMILIES, **REAL_FAMILIES}[name]
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     merges = [("t", "h"), ("th", "e"), ("i", "n"), ("Ġ", "the"), ("<", "|"), ("|", ">"), (">", "Ċ")]
     words = [*alphabet, *("".join(pair) for pair in merges)]
@@ -231,7 +310,7 @@ def write_family(directory: Path, name: str) -> Path:
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": family.eos,
-        "chat_template": family.template,
+        "chat_template": family.source,
         **({"bos_token": family.bos} if family.bos else {}),
     }
     (directory / "tokenizer_config.json").write_text(json.dumps(config))

@@ -86,10 +86,13 @@ class IncrementalRenderer:
             return None
         if conversation.messages[num_before - 1].get("tool_calls"):
             return self._text_behind_calls(conversation, text, num_before, context)
-        reply = str(conversation.messages[num_before - 1].get("content") or "")
+        reply = self._traits.spoken(conversation.messages[num_before - 1])
         spoken = prompt_text + reply
-        # Templates leave out thinking that says nothing: nobody's words change by that.
-        for expected in dict.fromkeys((spoken, _EMPTY_THINKING.sub("", spoken))):
+        # Templates leave out thinking that says nothing, or add it: nobody's words change by that.
+        forms = [spoken, _EMPTY_THINKING.sub("", spoken)]
+        if THINK_CLOSE not in spoken:
+            forms.append(f"{prompt_text}{THINK_OPEN}{THINK_CLOSE}{reply}")
+        for expected in dict.fromkeys(forms):
             end = _match_spaced(text, len(context), expected + close_text)
             if end is not None:
                 return text[end:]

@@ -265,13 +265,16 @@ class Renderer:
         ids = [int(id_) for id_ in output_ids]
         if ids and ids[-1] in self.stop_token_ids:
             ids.pop()
+        text = self.decode(ids)
+        inside = self.traits.starts_inside_thinking
         return parse_reply(
-            self.decode(ids),
+            text,
             self._format,
-            starts_inside=self.traits.starts_inside_thinking,
+            starts_inside=inside,
             turn=turn,
             tools=tools,
             structured=self.traits.wants_structured_calls,
+            begun=self.traits.begun_message(text) if inside else None,
         )
 
     def call_beginning(self, tool: str | None = None) -> np.ndarray:

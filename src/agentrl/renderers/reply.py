@@ -47,12 +47,15 @@ class Reply:
     """Everything but the tool calls, thinking and its tags included."""
     structured: bool = False
     """The chat template wants to see calls as `tool_calls`, not as the text they were written as."""
+    begun: Message | None = None
+    """The message that stands for it, where its prompt has begun its thinking; see
+    `TemplateTraits.begun_form`."""
 
     @property
     def message(self) -> Message:
         """The assistant message that stands for this turn in the conversation."""
         if not (self.structured and self.tool_calls):
-            return {"role": "assistant", "content": self.text}
+            return self.begun or {"role": "assistant", "content": self.text}
         calls = [
             {
                 "id": call.id,
@@ -72,6 +75,7 @@ def parse_reply(
     turn: int = 0,
     tools: Tools = (),
     structured: bool = False,
+    begun: Message | None = None,
 ) -> Reply:
     """Take the text of one turn apart.
 
@@ -86,6 +90,7 @@ def parse_reply(
         turn: number of the turn; calls without an id get one made of it and their position.
         tools: the tools that it was shown; their schemas say what untyped values mean.
         structured: how the reply is to stand in the conversation, see `Reply`.
+        begun: see `Reply`.
     """
     splitter = _Splitter(text, format_, tools)
     splitter.split(inside=starts_inside)
@@ -107,6 +112,7 @@ def parse_reply(
         tool_calls=tuple(calls),
         prose="".join(splitter.prose),
         structured=structured,
+        begun=begun,
     )
 
 

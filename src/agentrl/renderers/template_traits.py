@@ -1,14 +1,15 @@
 """What a chat template does, found by trying it on short conversations."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from agentrl.errors import ConfigError, RenderError
 from agentrl.renderers.chat_template import ChatTemplate
-from agentrl.renderers.thinking import ends_inside_thinking
+from agentrl.renderers.thinking import THINK_CLOSE, THINK_OPEN, ends_inside_thinking
 from agentrl.schema import Message
 
 _PROBE = "\U000f0000"
+BegunForm = Literal["text", "opened", "reasoning"]
 _QUESTION: Message = {"role": "user", "content": "x"}
 
 
@@ -21,10 +22,17 @@ class TemplateTraits:
     close_text: str | None
     """What it puts behind a reply; None where it does not write replies as they are."""
     wants_structured_calls: bool
-    """It refuses calls inside an assistant's text, but not beside it.
+    """It refuses calls inside an assistant's text or hides their results, but not beside it.
 
-    Mistral's templates do: to them, an answered call that is not marked as one is an assistant's
-    message out of turn.
+    To Mistral's templates, an answered call that is not marked as one is an assistant's message out of
+    turn; Gemma 4's leave its result out.
+    """
+    begun_form: BegunForm
+    """How a reply stands in the conversation whose thinking the prompt has begun.
+
+    `text`: as it was written (Qwen3.5 looks for the end of the thinking alone); `opened`: with the
+    prompt's beginning of it in front (Nemotron 3 looks for both marks); `reasoning`: apart from what
+    was said, in `reasoning_content` (Qwen3.8 takes thinking from nowhere else).
     """
     shows_tools: bool
     """The model is told of its tools."""
@@ -35,6 +43,21 @@ class TemplateTraits:
     def starts_inside_thinking(self) -> bool:
         """Whether the prompt ends inside a `<think>` block."""
         return ends_inside_thinking(self.prompt_text)
+
+    def begun_message(self, text: str) -> Message:
+        """Return the assistant message of a reply whose thinking the prompt has begun."""
+        return _begun_message(self.begun_form, self.prompt_text, text)
+
+    def spoken(self, message: Message) -> str:
+        """Return a reply from its message, as it was written behind the prompt."""
+        content = str(message.get("content") or "")
+        if "reasoning_content" in message and self.begun_form == "reasoning":
+            return f"{message['reasoning_content']}{THINK_CLOSE}{content}"
+        return (
+            content.removeprefix(opening(self.prompt_text))
+            if self.starts_inside_thinking
+            else content
+        )
 
 
 def template_traits(template: ChatTemplate, call_id: str) -> TemplateTraits:
@@ -60,6 +83,7 @@ def template_traits(template: ChatTemplate, call_id: str) -> TemplateTraits:
         prompt_text=prompt.removeprefix(open_),
         close_text=close if found else None,
         wants_structured_calls=structured,
+        begun_form=_begun_form(template, prompt, prompt.removeprefix(open_)),
         shows_tools=_shows_tools(template),
         shows_results=_shows_results(template, call_id, structured=structured),
     )
@@ -76,14 +100,42 @@ def answered_call(call_id: str, result: Message) -> list[Message]:
 
 
 def _wants_structured_calls(template: ChatTemplate, call_id: str) -> bool:
-    question, structured, result = answered_call(call_id, {"content": "x"})
+    question, structured, result = answered_call(call_id, {"content": _PROBE})
     written: Message = {"role": "assistant", "content": "x"}
 
-    def refuses(reply: Message) -> bool:
+    def shows(reply: Message) -> bool:
         messages = [question, reply, result, written]
-        return _rendered(template, messages, add_generation_prompt=False) is None
+        return _PROBE in (_rendered(template, messages, add_generation_prompt=False) or "")
 
-    return refuses(written) and not refuses(structured)
+    return shows(structured) and not shows(written)
+
+
+def opening(prompt_text: str) -> str:
+    """Return how a prompt begins the thinking inside which it ends."""
+    return THINK_OPEN + prompt_text.rpartition(THINK_OPEN)[2]
+
+
+def _begun_message(form: BegunForm, prompt_text: str, text: str) -> Message:
+    if form == "reasoning" and THINK_CLOSE in text:
+        thought, _, said = text.partition(THINK_CLOSE)
+        return {"role": "assistant", "content": said, "reasoning_content": thought}
+    return {
+        "role": "assistant",
+        "content": (opening(prompt_text) if form == "opened" else "") + text,
+    }
+
+
+def _begun_form(template: ChatTemplate, prompt: str, prompt_text: str) -> BegunForm:
+    if not ends_inside_thinking(prompt_text):
+        return "text"
+    reply = f"{_PROBE}\n{THINK_CLOSE}\n\nx"
+    forms: tuple[BegunForm, ...] = ("text", "opened", "reasoning")
+    for form in forms:
+        messages = [_QUESTION, _begun_message(form, prompt_text, reply)]
+        text = _rendered(template, messages, add_generation_prompt=False) or ""
+        if "".join(text.split()).startswith("".join((prompt + reply).split())):
+            return form
+    return "text"
 
 
 def _shows_tools(template: ChatTemplate) -> bool:

@@ -1,6 +1,7 @@
 """Whole conversations, in the templates of well-known families, against an engine's log."""
 
 import json
+import re
 import unicodedata
 from dataclasses import dataclass, field
 from functools import cache
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.chat_families import FAMILIES, Family, write_family
+from support.chat_families import FAMILIES, REAL_FAMILIES, Family, write_family
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from agentrl.renderers import Renderer, Reply
@@ -29,6 +30,7 @@ TOOLS = (
         },
     },
 )
+ALL = {**FAMILIES, **REAL_FAMILIES}
 Kind = Literal["say", "call", "cut", "noise"]
 
 
@@ -81,7 +83,7 @@ class Model:
 def model(name: str) -> Model:
     directory = write_family(Path(mkdtemp(prefix="family")), name)
     reference = AutoTokenizer.from_pretrained(directory)
-    return Model(name, FAMILIES[name], Renderer.load(directory), reference)
+    return Model(name, ALL[name], Renderer.load(directory), reference)
 
 
 # Characters that normal forms leave alone, so that texts can be compared.
@@ -92,7 +94,7 @@ WORDS = st.text(st.sampled_from("abc the in\n{}<|>[]/é台"), max_size=16).map(s
 
 
 def cases(name: str) -> st.SearchStrategy[Case]:
-    family = FAMILIES[name]
+    family = ALL[name]
     literals = [*family.special, *family.added]
     parts = [part for text in literals for part in (text, text[:-1], text[1:], text[:2])]
     foreign = st.lists(
@@ -129,15 +131,34 @@ def output_of(model: Model, step: Step) -> np.ndarray:
     if step.kind == "call":
         # Some formats only know calls that begin the reply.
         leading = model.family.call.startswith("{")
-        call = model.family.call % json.dumps({"item": step.words}, ensure_ascii=False)
+        call = model.family.call % call_arguments(model.family, step.words)
         text = call if leading else f"{step.words}\n{call}".lstrip()
     if step.thinking:
-        text = f"<think>\n{step.thinking}\n</think>\n\n{text}"
+        opening = "" if model.family.begun else "<think>\n"
+        text = f"{opening}{step.thinking}\n</think>\n\n{text}"
+    elif model.family.begun:
+        text = f"</think>\n\n{text}"
     encode = renderer.sampled_ids
     ids = [*encode(text[: step.split]).tolist(), *encode(text[step.split :]).tolist()]
     if step.kind != "cut":
-        ids.append(renderer.stop_token_ids[0])
+        ids.append(stop_of(model, is_call=step.kind == "call"))
     return np.asarray(ids, dtype=np.int32)
+
+
+def call_arguments(family: Family, item: str) -> str:
+    if family.item == '"%s"':
+        text = json.dumps({"item": item}, ensure_ascii=False)
+        return text if "price(" not in family.call else json.dumps(item, ensure_ascii=False)
+    # Values as plain text hold none of the marks that would end them.
+    return family.item % "".join(char for char in item if char not in "<|>")
+
+
+def stop_of(model: Model, *, is_call: bool) -> int:
+    """Id of the token with which the model ends a reply."""
+    if model.family.stops is None:
+        return model.renderer.stop_token_ids[0]
+    (stop,) = model.renderer.sampled_ids(model.family.stops[is_call]).tolist()
+    return int(stop)
 
 
 def play(model: Model, case: Case, *, harmless: bool = False) -> Played:
@@ -258,6 +279,52 @@ def test_rebuilt_prompts_are_the_engines_and_outside_text_makes_no_control_token
     @given(cases(name))
     def check(case: Case) -> None:
         check_conversation(name, case)
+
+    check()
+
+
+def check_real_conversation(name: str, case: Case) -> None:
+    """A released template: ids are kept, nothing from outside is control, answers are appended."""
+    one = model(name)
+    played = play(one, case)
+    for rebuilt, seen in zip(rebuild_prompts(played.turns), played.engine_saw, strict=True):
+        np.testing.assert_array_equal(rebuilt, seen)
+    control = sorted(one.renderer.control_token_ids)
+    harmless = play(one, case, harmless=True)
+    for seen, plain in zip(played.engine_saw, harmless.engine_saw, strict=True):
+        assert np.isin(seen, control).sum() == np.isin(plain, control).sum()
+    for index, (seen, text) in enumerate(zip(played.engine_saw, played.texts, strict=True)):
+        if any(step.kind == "noise" for step in case.steps[:index]):
+            return
+        assert words_of(one.renderer.decode(seen)) == words_of(text)
+        # Gemma 4 writes what was said behind the call and its result, so each of them is a branch.
+        if index and not played.followed_by_user[index - 1] and name != "gemma4":
+            assert played.turns[index].branch_reason is None, "results are appended"
+
+
+def words_of(text: str) -> str:
+    """A prompt without what templates pad: space, and thinking that says nothing."""
+    return re.sub(r"<think></think>", "", "".join(text.split()))
+
+
+@pytest.mark.parametrize("name", REAL_FAMILIES)
+def test_released_templates_are_continued_exactly(name: str) -> None:
+    @rounds(20)
+    @given(cases(name))
+    def check(case: Case) -> None:
+        check_real_conversation(name, case)
+
+    check()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", REAL_FAMILIES)
+def test_a_thousand_conversations_in_released_templates(name: str) -> None:
+    @rounds(1000)
+    @given(cases(name))
+    def check(case: Case) -> None:
+        check_real_conversation(name, case)
 
     check()
 

@@ -415,6 +415,23 @@ XML = "<tool_call><function=price>"
         ("pythonic", "[f(a=007)]", "f", "'007' is no number"),
         ("minicpm", "<|tool_call_start|>```python\n```<|tool_call_end|>", "", "expected NAME("),
         ("minicpm", "<|tool_call_start|>\nf(a=1)", "", "the end of the message"),
+        ("lfm2", "<|tool_call_start|>f()", "", "expected '['"),
+        ("lfm2", '<|tool_call_start|>[{"name": "f"', "", "invalid JSON"),
+        ("gemma4", "<|tool_call>price{}", "", "expected call:NAME{"),
+        ("gemma4", "<|tool_call>call:f{a:x}<tool_call|>", "f", "expected a value"),
+        ("gemma4", '<|tool_call>call:f{a:<|"|>x}<tool_call|>', "f", "a text has no end"),
+        ("gemma4", "<|tool_call>call:f{a:1,a:2}<tool_call|>", "f", "given twice"),
+        ("gemma4", "<|tool_call>call:f{a:" + "[" * 99, "f", "nested too deeply"),
+        ("minimax_m2", "<minimax:tool_call>f()", "", "expected an invoke tag"),
+        ("minimax_m2", '<minimax:tool_call><invoke name="f">', "f", "expected a parameter"),
+        (
+            "deepseekv4",
+            '<｜DSML｜tool_calls><｜DSML｜invoke name="f">'  # noqa: RUF001
+            '<｜DSML｜parameter name="a" string="false">x</｜DSML｜parameter>'  # noqa: RUF001
+            "</｜DSML｜invoke></｜DSML｜tool_calls>",  # noqa: RUF001
+            "f",
+            "invalid JSON",
+        ),
         ("openai", '{"tool_calls": [{"function": {"name": "f"', "", "invalid JSON"),
         ("openai", '{"tool_calls": [{"function": "f"}]}', "", "a call is a JSON object"),
     ],
