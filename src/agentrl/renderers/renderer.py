@@ -20,6 +20,7 @@ from agentrl.renderers.model_files import ModelFiles, read_model_files
 from agentrl.renderers.reply import Reply, Thinking, parse_reply, reply_grammar
 from agentrl.renderers.template_traits import answered_call, template_traits
 from agentrl.renderers.thinking import THINK_CLOSE, THINK_OPEN
+from agentrl.renderers.tool_calls.call_format import told_of_tools
 from agentrl.renderers.tool_calls.call_format_registry import AUTO, get_tool_call_format
 from agentrl.renderers.untrusted_text import EscapedConversation, Tools, UntrustedTextEncoder
 from agentrl.schema import Message
@@ -176,7 +177,8 @@ class Renderer:
                 ends it with none of the model's stop tokens.
         """
         conversation, closed = self._escaped([*history, reply], tools, False)
-        prompt = conversation.rendered(self._template, len(history), add_generation_prompt=True)
+        num_before = len(conversation.messages) - 1
+        prompt = conversation.rendered(self._template, num_before, add_generation_prompt=True)
         if closed.startswith(prompt):
             spoken = closed[len(prompt) :]
         elif conversation.messages[-1].get("tool_calls") or self.traits.close_text is None:
@@ -222,7 +224,8 @@ class Renderer:
             )
         messages = [*messages_before, *new_messages]
         conversation, text = self._escaped(messages, tools, True)
-        behind = self._incremental.text_after_reply(conversation, text, len(messages_before))
+        num_before = len(conversation.messages) - len(new_messages)
+        behind = self._incremental.text_after_reply(conversation, text, num_before)
         if behind is None:
             return self._branch(parent_full_ids, conversation, text, "drift")
         last = int(parent_full_ids[-1]) if len(parent_full_ids) else -1
@@ -351,7 +354,15 @@ class Renderer:
     def _escaped(
         self, messages: Sequence[Message], tools: Tools, add_generation_prompt: bool
     ) -> tuple[EscapedConversation, str]:
-        """Return the escaped conversation and the text that the template makes of it."""
+        """Return the escaped conversation and the text that the template makes of it.
+
+        Where the template shows no tools, a system prompt that does may stand in front.
+        """
+        if tools and not self.traits.shows_tools:
+            messages = told_of_tools(
+                messages, tools, self._format, as_system=self.traits.shows_system
+            )
+            tools = ()
         conversation = self._untrusted.escape(messages, tools)
         if self.image_token_id is None and any(map(_shows_images, conversation.messages)):
             raise RenderError("the model reads text only, and a message shows an image")
@@ -378,7 +389,8 @@ class Renderer:
         following: Sequence[Message],
     ) -> str:
         """Return the stop token with which the message after these begins."""
-        closed = conversation.rendered(self._template, len(messages), add_generation_prompt=False)
+        num_messages = len(conversation.messages)
+        closed = conversation.rendered(self._template, num_messages, add_generation_prompt=False)
         after: Message = {"role": "user", "content": "x"}
         _, text = self._escaped([*messages, *(following[:1] or [after])], tools, False)
         behind = text[len(closed) :] if text.startswith(closed) else ""

@@ -34,6 +34,8 @@ class TemplateTraits:
     prompt's beginning of it in front (Nemotron 3 looks for both marks); `reasoning`: apart from what
     was said, in `reasoning_content` (Qwen3.8 takes thinking from nowhere else).
     """
+    shows_system: bool
+    """The model is shown a system prompt."""
     shows_tools: bool
     """The model is told of its tools."""
     shows_results: bool
@@ -84,6 +86,7 @@ def template_traits(template: ChatTemplate, call_id: str) -> TemplateTraits:
         close_text=close if found else None,
         wants_structured_calls=structured,
         begun_form=_begun_form(template, prompt, prompt.removeprefix(open_)),
+        shows_system=_shows_system(template),
         shows_tools=_shows_tools(template),
         shows_results=_shows_results(template, call_id, structured=structured),
     )
@@ -136,6 +139,11 @@ def _begun_form(template: ChatTemplate, prompt: str, prompt_text: str) -> BegunF
         if "".join(text.split()).startswith("".join((prompt + reply).split())):
             return form
     return "text"
+
+
+def _shows_system(template: ChatTemplate) -> bool:
+    messages: list[Message] = [{"role": "system", "content": _PROBE}, _QUESTION]
+    return _PROBE in (_rendered(template, messages) or "")
 
 
 def _shows_tools(template: ChatTemplate) -> bool:

@@ -9,11 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.chat_families import FAMILIES, write_family
+from support.tiny_tokenizer import write_tokenizer
 from tokenizers import Tokenizer
 
 from agentrl.errors import ConfigError, RenderError
 from agentrl.renderers import Renderer
+from agentrl.schema import Message
 
+ROOT = Path(__file__).parents[3]
 TOOLS: list[dict[str, Any]] = [
     {
         "type": "function",
@@ -531,6 +534,60 @@ def test_it_is_known_whether_a_template_shows_tools_and_their_results(
     (tmp_path / "changed").mkdir()
     traits = Renderer.load(with_template(source, tmp_path / "changed", old, new)).traits
     assert (traits.shows_tools, traits.shows_results) == (shows_tools, shows_results)
+
+
+TOLD = """You can call these tools:
+{"name": "price", "parameters": {"type": "object"}}
+
+To call one, write
+<tool_call>
+{"name": "NAME", "arguments": {"KEY": "VALUE"}}
+</tool_call>
+and end your message there."""
+PRICE = ({"type": "function", "function": {"name": "price", "parameters": {"type": "object"}}},)
+
+
+@pytest.mark.parametrize("system", [None, "Be brief."])
+def test_templates_that_show_no_tools_get_them_by_a_system_prompt(
+    tmp_path: Path, system: str | None
+) -> None:
+    template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    )
+    template += "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    plain = Renderer.load(write_tokenizer(tmp_path, template, texts=[TOLD]))
+    assert not plain.traits.shows_tools
+    opening = [] if system is None else [{"role": "system", "content": system}]
+    messages = [*opening, {"role": "user", "content": "q"}]
+    prompt = plain.render(messages, PRICE)
+    told = TOLD if system is None else f"{system}\n\n{TOLD}"
+    assert plain.decode(prompt).startswith(
+        f"<|im_start|>system\n{told}<|im_end|>\n<|im_start|>user"
+    )
+    block = (ROOT / "docs" / "tools.md").read_text().partition("```text\nYou can call")[2]
+    assert "You can call" + block.partition("\n```\n")[0] == TOLD
+    output = plain.sampled_ids(
+        '<tool_call>\n{"name": "price", "arguments": {}}\n</tool_call><|im_end|>'
+    )
+    reply = plain.parse(output, tools=PRICE)
+    full = np.concatenate([prompt, output])
+    result: Message = {"role": "tool", "tool_call_id": reply.tool_calls[0].id, "content": "9"}
+    found = plain.extend_prompt(full, [*messages, reply.message], [result], PRICE)
+    assert found.exact
+    fresh = plain.render([*messages, reply.message, result], PRICE)
+    np.testing.assert_array_equal(found.prompt_ids(full), fresh)
+
+
+def test_where_a_template_refuses_system_prompts_the_first_message_tells_of_tools(
+    tmp_path: Path,
+) -> None:
+    template = (
+        "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no') }}{% endif %}"
+    )
+    template += "{{ m.role }}: {{ m.content }}<|im_end|>{% endfor %}"
+    plain = Renderer.load(write_tokenizer(tmp_path, template, texts=[TOLD]))
+    prompt = plain.render([{"role": "user", "content": "q"}], PRICE)
+    assert plain.decode(prompt) == f"user: {TOLD}\n\nq<|im_end|>"
 
 
 @pytest.mark.parametrize("family", FAMILIES)

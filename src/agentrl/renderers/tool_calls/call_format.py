@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
 
+from agentrl.schema import Message
+
 _MAX_DEPTH = 32
 _WINDOW = 4096
 _LONGEST_WORD = 16
@@ -232,6 +234,34 @@ class ToolCallFormat:
     """What `--tool_call_parser` calls it, where it is built in."""
     giveaways: tuple[str, ...] = ()
     """Texts by which a chat template that holds one shows its model this format."""
+    example: str = ""
+    """A call of the tool NAME with the argument KEY, for models that are told of tools in words."""
+
+
+def told_of_tools(
+    messages: Sequence[Message], tools: Tools, format_: ToolCallFormat, *, as_system: bool = True
+) -> list[Message]:
+    """Return a conversation whose system prompt says which tools there are and how to call them.
+
+    For chat templates that show no tools. The text is documented (docs/tools.md).
+
+    Args:
+        messages: in OpenAI form; their system prompt, if they begin with one, stays in front.
+        tools: OpenAI-form schemas.
+        format_: how the model is to write calls.
+        as_system: the template shows system prompts; otherwise the first message says it.
+    """
+    functions = [json.dumps(tool.get("function", tool), ensure_ascii=False) for tool in tools]
+    told = "You can call these tools:\n" + "\n".join(functions)
+    if format_.example:
+        told += f"\n\nTo call one, write\n{format_.example}\nand end your message there."
+    first = messages[0] if messages else {}
+    if isinstance(first.get("content"), str):
+        if first.get("role") == "system":
+            return [{**first, "content": f"{first['content']}\n\n{told}"}, *messages[1:]]
+        if not as_system:
+            return [{**first, "content": f"{told}\n\n{first['content']}"}, *messages[1:]]
+    return [{"role": "system", "content": told}, *messages]
 
 
 def json_call(before: str, arguments: str) -> Callable[[str | None], str]:

@@ -133,5 +133,6 @@ GEMMA4 = ToolCallFormat(
     control=(_OPEN, _CLOSE, _QUOTE),
     begin=lambda tool: _OPEN + "call:" + ("" if tool is None else f"{tool}{{"),
     names=("gemma4",),
+    example=f"{_OPEN}call:NAME{{KEY:{_QUOTE}VALUE{_QUOTE}}}{_CLOSE}",
     giveaways=(_OPEN,),
 )

@@ -119,8 +119,16 @@ def _format(tags: _Tags, names: tuple[str, ...], control: tuple[str, ...]) -> To
         named = "" if tool is None else f'<{tags.prefix}invoke name="{tool}">\n'
         return f"{tags.open}\n{named}"
 
+    is_text = ' string="true"' if tags.prefix else ""
+    parameter = f'<{tags.prefix}parameter name="KEY"{is_text}>VALUE</{tags.prefix}parameter>'
+    example = f"{begin('NAME')}{parameter}\n{tags.invoke_end}\n{tags.close}"
     return ToolCallFormat(
-        partial(_scan, tags), control=control, begin=begin, names=names, giveaways=(tags.open,)
+        partial(_scan, tags),
+        control=control,
+        begin=begin,
+        names=names,
+        giveaways=(tags.open,),
+        example=example,
     )
 
 

@@ -174,6 +174,7 @@ HERMES = ToolCallFormat(
     scan_hermes,
     begin=json_call("<tool_call>\n", "arguments"),
     names=("hermes", "qwen", "qwen25"),
+    example='<tool_call>\n{"name": "NAME", "arguments": {"KEY": "VALUE"}}\n</tool_call>',
     giveaways=(_OPEN,),
 )
 LLAMA3 = ToolCallFormat(
@@ -182,6 +183,7 @@ LLAMA3 = ToolCallFormat(
     control=(_PYTHON_TAG,),
     begin=json_call("", "parameters"),
     names=("llama3",),
+    example='{"name": "NAME", "parameters": {"KEY": "VALUE"}}',
     giveaways=(_PYTHON_TAG, '"parameters": dictionary'),
 )
 MISTRAL = ToolCallFormat(
@@ -190,8 +192,12 @@ MISTRAL = ToolCallFormat(
     own_id=re.compile("[A-Za-z0-9]{9}"),
     control=(_TOOL_CALLS, "[CALL_ID]", "[ARGS]"),
     names=("mistral",),
+    example='[TOOL_CALLS][{"name": "NAME", "arguments": {"KEY": "VALUE"}}]',
     giveaways=(_TOOL_CALLS,),
 )
 OPENAI = ToolCallFormat(
-    scan_leading=scan_openai, own_id=re.compile(r"[\w.:-]{1,128}"), names=("openai",)
+    scan_leading=scan_openai,
+    own_id=re.compile(r"[\w.:-]{1,128}"),
+    names=("openai",),
+    example='{"tool_calls": [{"type": "function", "function": {"name": "NAME", "arguments": {}}}]}',
 )

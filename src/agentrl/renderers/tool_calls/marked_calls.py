@@ -219,6 +219,7 @@ QWEN3_CODER = ToolCallFormat(
     scan_qwen3_coder,
     begin=lambda tool: "<tool_call>\n<function=" + ("" if tool is None else f"{tool}>\n"),
     names=("qwen3_coder",),
+    example="<tool_call>\n<function=NAME>\n<parameter=KEY>\nVALUE\n</parameter>\n</function>\n</tool_call>",
     giveaways=("<function=",),
 )
 GLM = ToolCallFormat(
@@ -226,6 +227,7 @@ GLM = ToolCallFormat(
     control=("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
     begin=lambda tool: "<tool_call>" + ("" if tool is None else f"{tool}\n"),
     names=("glm45",),
+    example="<tool_call>NAME\n<arg_key>KEY</arg_key>\n<arg_value>VALUE</arg_value>\n</tool_call>",
     giveaways=("<arg_key>",),
 )
 KIMI_K2 = ToolCallFormat(
@@ -233,11 +235,15 @@ KIMI_K2 = ToolCallFormat(
     own_id=re.compile(r"functions\.[\w.-]{1,128}:\d{1,9}"),
     control=_KIMI_TOKENS,
     names=("kimi_k2",),
+    example=f'{_KIMI_SECTION}{_KIMI_CALL}functions.NAME:0{_KIMI_ARGUMENTS}{{"KEY": "VALUE"}}'
+    f"{_KIMI_END}{_KIMI_SECTION_END}",
     giveaways=(_KIMI_SECTION,),
 )
 DEEPSEEK = ToolCallFormat(
     scan_deepseek,
     control=_DEEPSEEK_TOKENS,
     names=("deepseekv3", "deepseekv31"),
+    example=f'{_DEEPSEEK_SECTION}{_DEEPSEEK_CALL}NAME{_DEEPSEEK_SEPARATOR}{{"KEY": "VALUE"}}'
+    f"{_DEEPSEEK_END}{_DEEPSEEK_SECTION_END}",
     giveaways=(_DEEPSEEK_SECTION,),
 )

@@ -269,6 +269,7 @@ PYTHONIC = ToolCallFormat(
     control=(_PYTHON_START, _PYTHON_END),
     begin=lambda tool: "[" + ("" if tool is None else f"{tool}("),
     names=("pythonic",),
+    example='[NAME(KEY="VALUE")]',
     giveaways=(_PYTHON_START, "[func_name1("),
 )
 LFM2 = ToolCallFormat(
@@ -276,8 +277,13 @@ LFM2 = ToolCallFormat(
     control=(_BEGIN, _END),
     begin=lambda tool: f"{_BEGIN}[" + ("" if tool is None else f"{tool}("),
     names=("lfm2",),
+    example=f'{_BEGIN}[NAME(KEY="VALUE")]{_END}',
     giveaways=(f"{_BEGIN}[",),
 )
 MINICPM = ToolCallFormat(
-    scan_minicpm, control=(_BEGIN, _END), names=("minicpm",), giveaways=(_BEGIN,)
+    scan_minicpm,
+    control=(_BEGIN, _END),
+    names=("minicpm",),
+    giveaways=(_BEGIN,),
+    example=f'{_BEGIN}\n```python\nNAME(KEY="VALUE")\n```\n{_END}',
 )
