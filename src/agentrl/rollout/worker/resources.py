@@ -123,7 +123,7 @@ def check_tools(
         return
     renderer.check_shows_results()
     if not renderer.traits.shows_tools:
-        log.info("the model's chat template shows no tools; the system prompt describes them")
+        log.warning("the model's chat template shows no tools; the system prompt describes them")
     tools = [spec.openai() for spec in specs]
     num_tokens = len(renderer.render([{"role": "user", "content": "x"}], tools))
     room = sampling.max_prompt_tokens

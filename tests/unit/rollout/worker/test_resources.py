@@ -26,7 +26,7 @@ def test_a_template_without_results_of_tools_is_refused_if_there_are_tools(tmp_p
         check_tools(SamplingSection(), None, renderer, SPECS)
 
 
-def test_a_template_that_names_no_tools_is_warned_of(
+def test_it_is_said_where_a_system_prompt_describes_the_tools(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     whole = renderer_with(tmp_path / "whole", QWEN25)
@@ -34,7 +34,7 @@ def test_a_template_that_names_no_tools_is_warned_of(
     assert not caplog.records
     renderer = renderer_with(tmp_path / "without", QWEN25.replace("if tools", "if false"))
     check_tools(SamplingSection(), None, renderer, SPECS)
-    assert "does not say which tools there are" in caplog.text
+    assert "shows no tools; the system prompt describes them" in caplog.text
 
 
 @pytest.mark.parametrize("limit", ["max_prompt_tokens", "context_length", "model"])
