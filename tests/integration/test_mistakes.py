@@ -47,8 +47,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("mistakes")
     demo = json.loads((DEMO / "model/config.json").read_text())
     model(folder, "mixture", demo | MIXTURE)
-    model(folder, "gemma", {**demo, "model_type": "gemma3"})
-    model(folder, "window", {**demo, "layer_types": None, "use_sliding_window": True})
     model(folder, "rope", {**demo, "rope_parameters": {"rope_type": "dynamic"}})
     model(folder, "broken", "{oops")
     model(folder, "blind", demo, chat_template__jinja=NO_RESULTS)
@@ -220,8 +218,6 @@ MISTAKES = {
     "--model_name_or_path ./no/model": "./no/model: no such directory",
     "--model_name_or_path no_weights": "no *.safetensors weights",
     "--model_name_or_path broken": "not JSON",
-    "--model_name_or_path gemma": "model type 'gemma3' is not supported",
-    "--model_name_or_path window": "sliding-window",
     "--model_name_or_path rope": "rotary embedding of type 'dynamic'",
     "--model_name_or_path blind": "shows no results of tools",
     "--model_name_or_path base": "give one with --chat_template FILE",

@@ -1,14 +1,13 @@
-"""Tiny random models of the families that people train, one configuration each.
-
-Nothing is left at 0 or 1 (norms, sinks, biases, time steps), so that a forgotten term shows.
-"""
+"""Tiny random models of the families that people train, one configuration each."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
+
+from agentrl.models.small_copy import small_model
 
 VOCABULARY = 40
 WINDOW = 7
@@ -214,20 +213,9 @@ def tiny_config(family: str) -> PretrainedConfig:
     return config
 
 
-def tiny_model(family: str, dtype: torch.dtype = torch.float64, seed: int = 0) -> PreTrainedModel:
+def tiny_model(family: str, dtype: torch.dtype = torch.float64) -> PreTrainedModel:
     """A random model of a family."""
-    torch.manual_seed(seed)
-    model: PreTrainedModel = AutoModelForCausalLM.from_config(
-        tiny_config(family), dtype=torch.float32
-    )
-    generator = torch.Generator().manual_seed(seed + 1)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            noise = torch.randn(parameter.shape, generator=generator)
-            parameter.add_(noise * (0.15 if parameter.dim() > 1 else 0.2))
-        for name, values in model.named_buffers():
-            if "correction_bias" in name:
-                values += torch.randn(values.shape, generator=generator) * 0.2
+    model = small_model(tiny_config(family))
     model.to(dtype=dtype)  # type: ignore[call-arg]
     return model
 

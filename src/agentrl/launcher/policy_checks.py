@@ -8,7 +8,7 @@ from pathlib import Path
 
 from agentrl.config.rank_checks import MeshSizes, check_machines
 from agentrl.config.sections import ModelSection, RootConfig
-from agentrl.models.architectures import check_parallel_support, check_tree_support, raw_config
+from agentrl.models.architectures import check_parallel_support, raw_config
 from agentrl.models.resolve import check_adapter_targets, check_router_replay, resolve_model
 from agentrl.renderers.renderer import Renderer
 
@@ -22,11 +22,9 @@ def check_policy(config: RootConfig, *, trains: bool = True, with_weights: bool 
         with_weights: see `resolve_model`.
 
     Raises:
-        ConfigError: the model is missing or unsupported, or the mesh does not fit it.
+        ConfigError: the model is missing, or the mesh does not fit it.
     """
     path = find_model(config.model, with_weights=with_weights)
-    if trains or config.inference.inference_backend == "embedded":
-        check_tree_support(raw_config(path))
     if trains:
         check_machines(config)
         check_parallel_support(raw_config(path), MeshSizes.of(config.trainer))

@@ -1,12 +1,8 @@
-"""The architectures that can be trained on token trees, decided from a model's configuration.
-
-A token tree shares the hidden states of a common prefix between all of its continuations. This is
-exact only if a token's hidden state follows from the tokens on its path and their positions. A
-sliding window, a recurrent state over the row, or a rotary frequency that depends on the row's
-length breaks this; such models are refused before weights are read.
+"""What a model's configuration says before its weights are read: how it can be divided over ranks.
 
 In comes a configuration as transformers reads it, or as `config.json` has it (`raw_config`), so that
-commands can refuse a model before anything imports torch.
+commands can refuse a mesh before anything imports torch. Whether a model trains on token trees is not
+decided here but tried out (`trainer.learner.merge_trial`).
 """
 
 import json
@@ -16,13 +12,9 @@ from typing import Any, Protocol
 
 from agentrl.errors import ConfigError
 
-SUPPORTED_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe")
-"""Architectures whose tree gradients the tests compare with separate rows, and that the embedded
-engine serves."""
+ROW_CACHED_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe")
+"""Architectures whose keys and values the embedded engine keeps as rows of one tensor."""
 FULL_ATTENTION = "full_attention"
-_LENGTH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
-"""Types whose frequencies depend on the longest position of a row: one long branch would change the
-hidden states of all other branches."""
 
 
 class Sizes(Protocol):
@@ -71,37 +63,6 @@ def has_window(config: Any) -> bool:
         is_raw = getattr(config, "layer_types", None) is None
         return is_raw and bool(getattr(config, "use_sliding_window", False))
     return getattr(config, "sliding_window", None) is not None
-
-
-def check_tree_support(config: Any) -> None:
-    """Refuse architectures whose hidden states do not follow from the token path alone.
-
-    Raises:
-        ConfigError: the architecture is not supported; the text names the property.
-    """
-    kinds = layer_kinds(config)
-    if kinds != {FULL_ATTENTION} or has_window(config):
-        raise ConfigError(
-            "models with sliding-window or linear-attention layers cannot be trained on token "
-            f"trees (layer types {sorted(kinds)}, sliding window "
-            f"{getattr(config, 'sliding_window', None)})"
-        )
-    rope_settings = getattr(config, "rope_parameters", None) or getattr(
-        config, "rope_scaling", None
-    )
-    rope = (rope_settings or {}).get("rope_type", "default")
-    if rope in _LENGTH_DEPENDENT_ROPE:
-        raise ConfigError(
-            f"models with a rotary embedding of type {rope!r} cannot be trained on token trees: its "
-            "frequencies depend on the sequence length; yarn, llama3 and linear are supported"
-        )
-    if config.model_type not in SUPPORTED_MODEL_TYPES:
-        raise ConfigError(
-            f"model type {config.model_type!r} is not supported; "
-            f"supported are {', '.join(SUPPORTED_MODEL_TYPES)}"
-        )
-    if getattr(config, "attention_dropout", 0.0):
-        raise ConfigError("attention_dropout must be 0: policy logprobs have to be reproducible")
 
 
 def check_parallel_support(config: Any, shape: Sizes) -> None:

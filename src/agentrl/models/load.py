@@ -21,7 +21,6 @@ from transformers import (
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from agentrl.errors import ConfigError
-from agentrl.models.architectures import check_tree_support
 from agentrl.models.attention.attention_registry import (
     TREE_ATTENTION,
     check_device,
@@ -59,11 +58,10 @@ def load_policy(
         cpu_offload: keep the parameters in host memory; `prepare` must shard them accordingly.
 
     Raises:
-        ConfigError: the directory holds no checkpoint, its weights do not match its configuration,
-            or the architecture cannot be trained on token trees.
+        ConfigError: the directory holds no checkpoint, or its weights do not match its
+            configuration.
     """
     config = read_config(path, trust_remote_code=trust_remote_code)
-    check_tree_support(config)
     if attention is not None:
         check_device(attention, torch.device(device))
     policy = wrap_policy(

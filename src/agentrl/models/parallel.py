@@ -27,8 +27,10 @@ from torch.distributed.tensor.parallel import (
 )
 
 from agentrl.distributed.collectives import all_to_all
+from agentrl.errors import ConfigError
 from agentrl.models.lora import BASE, adapter_parts
 from agentrl.models.policy import PolicyModel
+from agentrl.models.recurrent.recurrent_layers import has_recurrent_layers
 from agentrl.models.router_replay import is_mixture
 from agentrl.models.row_split import RowSplit
 
@@ -39,10 +41,14 @@ def parallelize(policy: PolicyModel, mesh: DeviceMesh | None) -> PolicyModel:
     Args:
         policy: every rank holds the same weights, or all parameters are on the meta device.
         mesh: see `distributed.mesh`; None for a single process.
+
+    Raises:
+        ConfigError: the model's layers cannot be divided so.
     """
     if mesh is None:
         return policy
     model = policy.model
+    check_divisible(model, tp=mesh["tp"].size(), cp=mesh["cp"].size(), ep=mesh["ep"].size())
     policy.split = RowSplit(mesh)
     frozen = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
     if mesh["tp"].size() > 1:
@@ -54,6 +60,57 @@ def parallelize(policy: PolicyModel, mesh: DeviceMesh | None) -> PolicyModel:
     for name in frozen:  # `SequenceParallel` recreates norm weights with requires_grad=True
         model.get_parameter(name).requires_grad = False
     return policy
+
+
+def check_divisible(model: Any, *, tp: int, cp: int, ep: int) -> None:
+    """Refuse to divide layers that are arranged in another way than those known here.
+
+    Raises:
+        ConfigError: names the flag and the part of a layer.
+    """
+    family = model.config.model_type
+    if max(tp, cp) > 1 and has_recurrent_layers(model):
+        flag = "--tp_size" if tp > 1 else "--cp_size"
+        raise ConfigError(f"{flag}: recurrent layers ({family}) are not divided; use 1")
+    if tp > 1:
+        refused = {part for layer in model.base_model.layers for part in _undivided_parts(layer)}
+        if refused:
+            raise ConfigError(
+                f"--tp_size: {', '.join(sorted(refused))} in layers of {family} are not divided; use 1"
+            )
+    if ep > 1:
+        for block in filter(is_mixture, model.modules()):
+            stacks = {name for name, _ in block.experts.named_parameters()}
+            if stacks != {"gate_up_proj", "down_proj"} or _children(block) != {"gate", "experts"}:
+                raise ConfigError(
+                    f"--ep_size: experts as {type(block).__name__} has them are not divided; use 1"
+                )
+
+
+_DIVIDED = {
+    "": {"input_layernorm", "self_attn", "post_attention_layernorm", "mlp"},
+    "self_attn": {"q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm"},
+    "mlp": {"gate_proj", "up_proj", "down_proj", "act_fn", "gate", "experts"},
+}
+"""Parts of a decoder layer that `_layer_plan` divides, by the module that they belong to."""
+
+
+def _undivided_parts(layer: nn.Module) -> Iterator[str]:
+    yield from _children(layer) - _DIVIDED[""]
+    for owner, known in _DIVIDED.items():
+        if owner and hasattr(layer, owner):
+            module = layer.get_submodule(owner)
+            own = {name for name, _ in module.named_parameters(recurse=False)}
+            yield from (f"{owner}.{name}" for name in (_children(module) | own) - known)
+            for name in ("q_norm", "k_norm"):
+                # One weight for the heads of all ranks is known; one for all heads together is not.
+                norm = getattr(module, name, None)
+                if norm is not None and norm.weight.numel() != module.head_dim:
+                    yield f"{owner}.{name}"
+
+
+def _children(module: nn.Module) -> set[str]:
+    return {name for name, _ in module.named_children()}
 
 
 def _split_tensors(model: Any, mesh: DeviceMesh) -> None:

@@ -49,12 +49,6 @@ def test_a_trainer_is_refused_when_it_is_made(
         AgentTrainer(answer, settings, train_dataset=QUESTIONS, run_path=tmp_path)
 
 
-def test_a_trainer_of_an_unsupported_model_is_refused_when_it_is_made(tmp_path: Path) -> None:
-    settings = {"model_name_or_path": str(write_model(tmp_path / "m", model_type="gemma3"))}
-    with pytest.raises(ConfigError, match="model type 'gemma3' is not supported"):
-        AgentTrainer(answer, settings, train_dataset=QUESTIONS, run_path=tmp_path)
-
-
 def test_a_trainer_without_a_configuration_trains_the_packaged_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,35 +9,17 @@ from support.full_disk import full_disk
 from support.trees import random_group, tiny_policy
 from transformers import (
     AutoModelForCausalLM,
-    Gemma3TextConfig,
-    GPT2Config,
-    LlamaConfig,
-    MistralConfig,
-    PretrainedConfig,
-    Qwen2Config,
-    Qwen3Config,
-    Qwen3NextConfig,
 )
 from transformers.utils import logging
 
 from agentrl.data.tree import TokenTree
 from agentrl.errors import ConfigError, WriteError
-from agentrl.models.architectures import check_tree_support
 from agentrl.models.checkpoint_export import read_tokenizer_files, save_hf
 from agentrl.models.load import load_policy
 from agentrl.models.policy import target_logprobs
 
 logging.disable_progress_bar()
 torch.set_num_threads(1)
-DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 2.0}
-LONG = {
-    "rope_type": "longrope",
-    "rope_theta": 10_000.0,
-    "short_factor": [1.0] * 64,
-    "long_factor": [2.0] * 64,
-    "original_max_position_embeddings": 1024,
-}
-YARN = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0}
 
 
 @pytest.mark.parametrize("architecture", ["qwen3", "qwen3_moe", "llama"])
@@ -182,37 +164,6 @@ def test_how_a_model_generates_is_kept_for_its_exports(tmp_path: Path) -> None:
 def test_missing_checkpoint_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no model configuration at"):
         load_policy(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("config", "message"),
-    [
-        (GPT2Config(), "model type 'gpt2' is not supported"),
-        (MistralConfig(sliding_window=128), "sliding-window"),
-        (Qwen2Config(use_sliding_window=True, max_window_layers=0), "sliding-window"),
-        (
-            Qwen3Config(num_hidden_layers=2, layer_types=["full_attention", "sliding_attention"]),
-            "sliding_attention",
-        ),
-        (Gemma3TextConfig(), "sliding_attention"),
-        (Qwen3NextConfig(), "linear_attention"),
-        (Qwen2Config(attention_dropout=0.1), "attention_dropout must be 0"),
-        (LlamaConfig(rope_parameters=DYNAMIC), "rotary embedding of type 'dynamic'"),
-        (Qwen2Config(rope_parameters=LONG), "rotary embedding of type 'longrope'"),
-    ],
-)
-def test_architectures_that_trees_cannot_serve_are_refused(
-    config: PretrainedConfig, message: str
-) -> None:
-    with pytest.raises(ConfigError, match=message):
-        check_tree_support(config)
-
-
-@pytest.mark.parametrize(
-    "config", [MistralConfig(sliding_window=None), Qwen3Config(rope_parameters=YARN)]
-)
-def test_models_whose_paths_say_all_are_accepted(config: PretrainedConfig) -> None:
-    check_tree_support(config)
 
 
 @pytest.mark.parametrize("architecture", ["qwen3", "llama"])

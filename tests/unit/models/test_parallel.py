@@ -2,6 +2,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.tiny_families import tiny_model
 from support.trees import random_group
 from transformers import Qwen3Config, Qwen3MoeConfig
 
@@ -9,6 +10,7 @@ from agentrl.data.tree import TokenTree
 from agentrl.distributed import MeshShape
 from agentrl.errors import ConfigError
 from agentrl.models.architectures import check_parallel_support
+from agentrl.models.parallel import check_divisible
 from agentrl.models.row_split import RowSplit
 
 SIZES: dict[str, Any] = {"num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 96}
@@ -45,3 +47,28 @@ def test_a_row_that_is_not_split_is_taken_as_it_is() -> None:
     share = RowSplit().share(row)
     assert np.array_equal(share.own(row.token_ids), row.token_ids)
     assert share.own_targets(row) is row
+
+
+@pytest.mark.parametrize(
+    ("family", "sizes", "problem"),
+    [
+        ("lfm2", {"cp": 2}, "--cp_size: recurrent layers .lfm2. are not divided"),
+        ("lfm2", {"tp": 2}, "--tp_size: recurrent layers .lfm2. are not divided"),
+        ("gpt_oss", {"tp": 2}, "--tp_size: mlp.router, self_attn.sinks in layers of gpt_oss"),
+        ("glm4", {"tp": 2}, "--tp_size: mlp.activation_fn, mlp.gate_up_proj, post_mlp"),
+        ("olmo2", {"tp": 2}, "--tp_size: post_feedforward_layernorm, self_attn.k_norm"),
+        ("deepseek_v3", {"ep": 2}, "--ep_size: experts as DeepseekV3MoE has them are not divided"),
+        ("qwen3", {"tp": 2}, None),
+        ("qwen3_moe", {"tp": 2, "ep": 2, "cp": 2}, None),
+        ("gpt_oss", {"cp": 2}, None),
+    ],
+)
+def test_layers_that_are_arranged_otherwise_are_not_divided(
+    family: str, sizes: dict[str, int], problem: str | None
+) -> None:
+    sizes = {"tp": 1, "cp": 1, "ep": 1} | sizes
+    if problem is None:
+        check_divisible(tiny_model(family), **sizes)
+        return
+    with pytest.raises(ConfigError, match=problem):
+        check_divisible(tiny_model(family), **sizes)

@@ -158,20 +158,9 @@ def check_random_trees(policies: Sequence[PolicyModel], *, seed: int, trees: int
             num_turns=int(rng.integers(1, 21)),
         )
         group = _near_policy(policy, group, rng)
-        expected = _separate_gradient(policy, group)
-        longest = max(len(turn.path) for turn in group.turns)
-        packings: dict[str, tuple[Merge, int]] = {
-            "tree": ("tree", 10**9),
-            "linear": ("linear", 10**9),
-            "bins": ("tree", longest),
-            "chunks": ("tree", max(1, longest // 3)),
-        }
-        for packing, (merge, token_budget) in packings.items():
-            step = build_step([group], policy_version=3, token_budget=token_budget, merge=merge)
-            _, gradients = _gradients(policy, step.micro_batches[0], _accumulate_plainly(policy))
-            error = (_flat(gradients) - expected).norm() / expected.norm()
+        for packing, error in packing_errors(policy, group).items():
             # Python's `max` would ignore NaN.
-            errors[packing] = float(np.maximum(errors.get(packing, 0.0), float(error)))
+            errors[packing] = float(np.maximum(errors.get(packing, 0.0), error))
         tree = TokenTree.from_tokens(group.turns)
         tokens_separate += tree.num_flat_tokens
         tokens_merged += tree.num_tokens
@@ -183,6 +172,24 @@ def check_random_trees(policies: Sequence[PolicyModel], *, seed: int, trees: int
         tokens_merged=tokens_merged,
         tolerance=TREE_TOLERANCE[policies[0].model.dtype],
     )
+
+
+def packing_errors(policy: PolicyModel, group: SelectedGroup) -> dict[str, float]:
+    """Return the relative gradient error of a group in each packing of `TreesCheck`."""
+    expected = _separate_gradient(policy, group)
+    longest = max(len(turn.path) for turn in group.turns)
+    packings: dict[str, tuple[Merge, int]] = {
+        "tree": ("tree", 10**9),
+        "linear": ("linear", 10**9),
+        "bins": ("tree", longest),
+        "chunks": ("tree", max(1, longest // 3)),
+    }
+    errors = {}
+    for packing, (merge, token_budget) in packings.items():
+        step = build_step([group], policy_version=3, token_budget=token_budget, merge=merge)
+        _, gradients = _gradients(policy, step.micro_batches[0], _accumulate_plainly(policy))
+        errors[packing] = float((_flat(gradients) - expected).norm() / expected.norm())
+    return errors
 
 
 def small_random_policies(dtype: torch.dtype, device: torch.device) -> list[PolicyModel]:

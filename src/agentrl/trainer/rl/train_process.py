@@ -40,6 +40,7 @@ from agentrl.trainer.bootstrap import (
     training_session,
 )
 from agentrl.trainer.checkpoint import Checkpoint, checkpoints_root, latest_checkpoint
+from agentrl.trainer.learner.merge_trial import with_exact_merge
 from agentrl.trainer.learner.settings import LearnerSettings
 from agentrl.trainer.learner.worker_group import WorkerGroup
 from agentrl.trainer.rl.colocation import SharedDevice
@@ -96,6 +97,7 @@ async def lead(config: RootConfig, ranks: Ranks, *, stop: asyncio.Event) -> Trai
                 reference_path=reference_path(config.model, config.algorithm),
                 starts_in_host_memory=config.inference.colocated,
             )
+            settings = await asyncio.to_thread(with_exact_merge, settings, ranks.shape)
             state_path = state_to_resume(checkpoint, trainer.max_steps)
         session = await stack.enter_async_context(
             training_session(config, ranks, settings, checkpoint, state_path=state_path, stop=stop)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from agentrl.data import SelectedGroup, StepBatch, build_step
 from agentrl.data.tokens import TurnTokens, turn_tokens
+from agentrl.data.tree import Merge
 from agentrl.datasets.demonstrations.demonstration import demonstration_turns, read_demonstrations
 from agentrl.errors import ConfigError, RenderError
 from agentrl.renderers.renderer import Renderer
@@ -113,7 +114,12 @@ class Curriculum:
 
 
 def sft_batch(
-    examples: Sequence[Example], *, token_budget: int, num_ranks: int, by_token: bool = True
+    examples: Sequence[Example],
+    *,
+    token_budget: int,
+    num_ranks: int,
+    by_token: bool = True,
+    merge: Merge = "tree",
 ) -> StepBatch:
     """Return examples as micro-batches; shared prefixes of conversations are computed once.
 
@@ -122,6 +128,7 @@ def sft_batch(
         token_budget: tokens of one forward pass.
         num_ranks: data-parallel ranks.
         by_token: average over all tokens; otherwise over the means of the examples.
+        merge: prefix sharing in the forward pass.
     """
     group = SelectedGroup(
         task_id="sft",
@@ -135,4 +142,5 @@ def sft_batch(
         token_budget=token_budget,
         reduction="token_mean" if by_token else "sequence_mean",
         num_ranks=num_ranks,
+        merge=merge,
     )

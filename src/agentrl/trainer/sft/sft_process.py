@@ -26,6 +26,7 @@ from agentrl.trainer.bootstrap import (
     training_session,
 )
 from agentrl.trainer.checkpoint import Checkpoint, CheckpointSaver, latest_checkpoint
+from agentrl.trainer.learner.merge_trial import with_exact_merge
 from agentrl.trainer.learner.settings import LearnerSettings
 from agentrl.trainer.metrics.history import StepMetrics
 from agentrl.trainer.metrics.measures import check_finite, learner_figures
@@ -103,6 +104,7 @@ async def lead_sft(
             algorithm=None,
             seed=config.run.seed,
         )
+        settings = await asyncio.to_thread(with_exact_merge, settings, ranks.shape)
         state_path = state_to_resume(checkpoint, plan.num_steps)
     async with training_session(
         config, ranks, settings, checkpoint, state_path=state_path, stop=stop, kind="sft"
@@ -181,6 +183,7 @@ class _SftLoop:
             token_budget=self._trainer.max_tokens,
             num_ranks=self._group.dp_size,
             by_token=self._by_token,
+            merge=self._trainer.merge,
         )
         outcome = await self._group.train(batch.micro_batches)
         check_finite(self._history, step, outcome, self._session.output_path)
@@ -214,6 +217,7 @@ class _SftLoop:
             self._held_out,
             token_budget=self._trainer.max_tokens,
             num_ranks=self._group.dp_size,
+            merge=self._trainer.merge,
         )
         loss = await self._group.evaluate(batch.micro_batches)
         step = self._history.last_step

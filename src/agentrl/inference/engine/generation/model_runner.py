@@ -27,7 +27,7 @@ from agentrl.inference.engine.weights.live_weights import check_checkpoint, firs
 from agentrl.inference.engine.weights.lora_adapters import AdapterLayers
 from agentrl.models.architectures import (
     FULL_ATTENTION,
-    SUPPORTED_MODEL_TYPES,
+    ROW_CACHED_MODEL_TYPES,
     has_window,
     layer_kinds,
 )
@@ -50,9 +50,9 @@ def load_model(path: str | Path, dtype: torch.dtype) -> PreTrainedModel:
     except (OSError, ValueError) as error:
         raise ConfigError(f"--model-path {path}: {first_line(error)}") from error
     kinds = layer_kinds(config)
-    if config.model_type not in SUPPORTED_MODEL_TYPES or has_window(config):
+    if config.model_type not in ROW_CACHED_MODEL_TYPES or has_window(config):
         raise ConfigError(
-            f"--model-path {path}: the embedded engine serves {', '.join(SUPPORTED_MODEL_TYPES)} "
+            f"--model-path {path}: the embedded engine serves {', '.join(ROW_CACHED_MODEL_TYPES)} "
             f"with full attention, not {config.model_type!r}; use SGLang for it"
         )
     if kinds != {FULL_ATTENTION}:

@@ -1,0 +1,165 @@
+"""A small random model of the same structure as a large one, to try out what its layers do.
+
+A configuration comes in; a model with one layer of each kind goes out, whose widths, windows and
+vocabulary fit into milliseconds. What says how layers compute (activations, scales, caps, patterns of
+layers, width of convolutions) stays as it is.
+"""
+
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+
+_HEAD_SIZE = 16
+_AT_MOST: dict[str, int] = {
+    "vocab_size": 64,
+    "vocab_size_per_layer_input": 64,
+    "hidden_size_per_layer_input": 8,
+    "head_dim": _HEAD_SIZE,
+    "global_head_dim": _HEAD_SIZE,
+    "intermediate_size": 32,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 32,
+    "shared_intermediate_size": 32,
+    "moe_shared_expert_intermediate_size": 32,
+    "num_experts": 4,
+    "num_local_experts": 4,
+    "n_routed_experts": 4,
+    "moe_num_experts": 4,
+    "num_experts_per_tok": 2,
+    "num_experts_per_token": 2,
+    "moe_k": 2,
+    "top_k_experts": 2,
+    "n_group": 2,
+    "num_expert_group": 2,
+    "topk_group": 1,
+    "n_shared_experts": 1,
+    "num_shared_experts": 1,
+    "moe_num_shared_experts": 1,
+    "first_k_dense_replace": 1,
+    "moe_layer_start_index": 1,
+    "num_dense_layers": 1,
+    "kv_lora_rank": 16,
+    "q_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 16,
+    "qk_head_dim": 24,
+    "v_head_dim": 16,
+    "linear_key_head_dim": _HEAD_SIZE,
+    "linear_value_head_dim": _HEAD_SIZE,
+    "linear_head_dim": _HEAD_SIZE,
+    "linear_num_heads": 2,
+    "mamba_d_head": _HEAD_SIZE,
+    "mamba_head_dim": _HEAD_SIZE,
+    "mamba_num_heads": 4,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 8,
+    "ssm_state_size": 8,
+    "n_groups": 2,
+    "sliding_window": 7,
+    "attention_chunk_size": 7,
+    "chunk_size": 16,
+    "mamba_chunk_size": 16,
+}
+"""Largest values in a small copy, by their names in configurations."""
+_HEAD_PAIRS = (
+    ("num_key_value_heads", "num_attention_heads"),
+    ("linear_num_key_heads", "linear_num_value_heads"),
+)
+"""Numbers of heads whose ratio says how many share one: each becomes 2 at most."""
+
+
+def small_config(config: PretrainedConfig) -> PretrainedConfig:
+    """Return the configuration of a small model with a layer of each kind.
+
+    Raises:
+        Exception: the family's configuration class refuses the values; it may be anybody's code.
+    """
+    values = _bounded(config.to_dict())
+    for few, many in _HEAD_PAIRS:
+        if isinstance(values.get(many), int):
+            ratio = values[many] // (values.get(few) or values[many])
+            values[few] = min(values.get(few) or values[many], 2)
+            values[many] = values[few] * min(ratio, 2)
+    values["hidden_size"] = 4 * _HEAD_SIZE
+    if "head_dim" in values:
+        values["head_dim"] = _HEAD_SIZE
+    else:
+        values["hidden_size"] = values["num_attention_heads"] * _HEAD_SIZE
+    if values.get("kv_lora_rank"):  # where a head is asked for, its rotary part is meant
+        values["head_dim"] = values["qk_rope_head_dim"]
+    if "mamba_n_heads" in values:
+        width = values.get("mamba_expand", 1) * values["hidden_size"]
+        values["mamba_n_heads"] = width // values["mamba_d_head"]
+        if values.get("mamba_d_ssm"):
+            values["mamba_d_ssm"] = width
+    for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
+        values[name] = None
+    values |= _few_layers(values)
+    copy: PretrainedConfig = type(config).from_dict(values)
+    return copy
+
+
+def _bounded(values: dict[str, Any]) -> dict[str, Any]:
+    """Return values with those of `_AT_MOST` cut down, also where a layer has its own."""
+    found = dict(values)
+    for name, value in values.items():
+        if name in _AT_MOST and isinstance(value, int):
+            found[name] = min(value, _AT_MOST[name])
+    layers = values.get("per_layer_config")
+    if layers:
+        found["per_layer_config"] = {int(layer): _bounded(own) for layer, own in layers.items()}
+    return found
+
+
+def _few_layers(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the values that speak of layers, for the first layer of each kind."""
+    if "num_hidden_layers" not in values:  # the list of layers says it
+        values["num_hidden_layers"] = len(values["layers_block_type"])
+    number = values["num_hidden_layers"]
+    by_layer = {
+        name: value
+        for name, value in values.items()
+        if isinstance(value, (list, tuple))
+        and len(value) == number > 1
+        and name != "full_attn_idxs"  # numbers of layers, which `layer_types` says as well
+    }
+    first: dict[tuple[str, ...], int] = {}
+    for layer, kind in enumerate(zip(*by_layer.values(), strict=True)):
+        first.setdefault(tuple(map(str, kind)), layer)
+    chosen = list(first.values())
+    if values.get("num_kv_shared_layers"):  # each kind once with keys of its own, once without
+        changes: dict[str, Any] = {"num_kv_shared_layers": len(chosen)}
+        chosen = chosen * 2
+    else:
+        changes = {}
+        chosen = chosen if len(chosen) > 1 else [0, min(1, number - 1)]
+    changes["num_hidden_layers"] = len(chosen)
+    own = values.get("per_layer_config")
+    if own:
+        changes["per_layer_config"] = {
+            place: own[layer] for place, layer in enumerate(chosen) if layer in own
+        }
+    return changes | {name: [value[layer] for layer in chosen] for name, value in by_layer.items()}
+
+
+def small_model(config: PretrainedConfig, *, trust_remote_code: bool = False) -> PreTrainedModel:
+    """Return a random float64 model of a small configuration.
+
+    Nothing is left at 0 or 1 (norms, sinks, biases, time steps), so that a forgotten term shows.
+    """
+    generator = torch.Generator().manual_seed(0)
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(0)
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(
+            config, dtype=torch.float32, trust_remote_code=trust_remote_code
+        )
+    with torch.no_grad():
+        for parameter in model.parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            parameter.add_(noise * (0.15 if parameter.dim() > 1 else 0.2))
+        for name, values in model.named_buffers():
+            if "correction_bias" in name:
+                values.add_(torch.randn(values.shape, generator=generator) * 0.2)
+    model.double()
+    return model

@@ -1,0 +1,134 @@
+"""Whether a model can be trained on token trees, tried out on a small random copy of it.
+
+The copy has a layer of each of the model's kinds (`models.small_copy`), and the gradients of a random
+group are compared in every packing with one turn a pass. This takes about a second, and its outcome is
+kept by the copy's configuration and the code that computes. A model that fails is trained with `--merge
+none`, which is exact for all.
+"""
+
+import hashlib
+import json
+import logging
+import os
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import PretrainedConfig
+
+import agentrl.models
+from agentrl.data.random_groups import random_group
+from agentrl.distributed import MeshShape
+from agentrl.errors import ConfigError
+from agentrl.models.attention.attention_registry import TREE_ATTENTION
+from agentrl.models.load import read_config, wrap_policy
+from agentrl.models.small_copy import small_config, small_model
+from agentrl.trainer.learner.merge_check import packing_errors
+from agentrl.trainer.learner.settings import LearnerSettings
+
+logger = logging.getLogger(__name__)
+
+_TOLERANCE = 1e-4
+"""Modeling files round to float32 within a float64 model, which moves gradients by 1e-6; the mildest
+known error of merging moves them by 0.04."""
+_LENGTH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
+"""Types whose frequencies depend on the longest position of a row: one long branch would change the
+hidden states of all other branches. Rows of a small copy are too short to show it."""
+
+
+def with_exact_merge(settings: LearnerSettings, shape: MeshShape) -> LearnerSettings:
+    """Return the settings, without merging if a model is inexact on token trees, which is logged.
+
+    Raises:
+        ConfigError: the mesh divides rows, which needs layers that know token trees.
+    """
+    if settings.trainer.merge == "none":
+        return settings
+    for path in (settings.weights.model_path, settings.reference_path):
+        if path is None:
+            continue
+        config = read_config(path, trust_remote_code=settings.model.trust_remote_code)
+        reason = why_unmerged(config, trust_remote_code=settings.model.trust_remote_code)
+        if reason is None:
+            continue
+        if shape.cp > 1:
+            raise ConfigError(
+                f"--cp_size {shape.cp} needs layers that know token trees, and {config.model_type} "
+                f"models have others: {reason} (use 1)"
+            )
+        logger.warning(
+            "NOT MERGED: %s models train one turn a forward pass, as with --merge none, which is "
+            "exact and shares no prefixes: %s",
+            config.model_type,
+            reason,
+        )
+        trainer = settings.trainer.model_copy(update={"merge": "none"})
+        return replace(settings, trainer=trainer)
+    return settings
+
+
+def why_unmerged(config: PretrainedConfig, *, trust_remote_code: bool = False) -> str | None:
+    """Return why a model cannot be trained on token trees, or None if it can."""
+    kinds = _rope_types(config) & _LENGTH_DEPENDENT_ROPE
+    if kinds:
+        return f"its rotary frequencies ({', '.join(sorted(kinds))}) depend on the row's length"
+    try:
+        copy = small_config(config)
+        outcome = _outcome_file(copy)  # before a model is made of the copy, which changes it
+        error = _known_outcome(outcome)
+        if error is None:
+            error = _largest_error(copy, trust_remote_code)
+            _keep_outcome(outcome, copy.model_type, error)
+    except Exception as failure:  # noqa: BLE001 - modeling code of anybody
+        first = (str(failure).strip().splitlines() or [""])[0]
+        return f"a small copy of it could not be tried out ({type(failure).__name__}: {first})"
+    if error <= _TOLERANCE:
+        return None
+    return f"gradients of a small copy on token trees are off by {error:.2g}"
+
+
+def _largest_error(copy: PretrainedConfig, trust_remote_code: bool) -> float:
+    model = small_model(copy, trust_remote_code=trust_remote_code)
+    model.set_attn_implementation(TREE_ATTENTION)
+    group = random_group(
+        np.random.default_rng(0), vocabulary=copy.vocab_size, num_records=3, num_turns=3
+    )
+    # The learner's own random state stays what its seed made it.
+    with torch.random.fork_rng(devices=()):
+        errors = packing_errors(wrap_policy(model), group)
+    return float(np.max(list(errors.values())))
+
+
+def _rope_types(config: PretrainedConfig) -> set[str]:
+    """Return the types of a model's rotary embeddings; layers of one kind may have their own."""
+    found: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
+    nested = [value for value in found.values() if isinstance(value, dict)]
+    return {str(one.get("rope_type", "default")) for one in (found, *nested)}
+
+
+def _outcome_file(copy: PretrainedConfig) -> Path:
+    digest = hashlib.sha256(copy.to_json_string(use_diff=False).encode())
+    for package in ("torch", "transformers"):
+        digest.update(version(package).encode())
+    for source in sorted(Path(agentrl.models.__path__[0]).rglob("*.py")):
+        digest.update(source.read_bytes())
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return cache / "agentrl" / "merge_trials" / f"{digest.hexdigest()}.json"
+
+
+def _known_outcome(path: Path) -> float | None:
+    try:
+        return float(json.loads(path.read_text())["error"])
+    except (OSError, ValueError, KeyError, TypeError):  # none, or half of one: it is tried again
+        return None
+
+
+def _keep_outcome(path: Path, model_type: str, error: float) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({"model_type": model_type, "error": error}) + "\n")
+    except OSError as failure:
+        logger.info("the outcome of the trial is not kept: %s", failure)
