@@ -47,7 +47,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("mistakes")
     demo = json.loads((DEMO / "model/config.json").read_text())
     model(folder, "mixture", demo | MIXTURE)
-    model(folder, "rope", {**demo, "rope_parameters": {"rope_type": "dynamic"}})
     model(folder, "broken", "{oops")
     model(folder, "blind", demo, chat_template__jinja=NO_RESULTS)
     model(folder, "no_weights", demo)
@@ -218,7 +217,6 @@ MISTAKES = {
     "--model_name_or_path ./no/model": "./no/model: no such directory",
     "--model_name_or_path no_weights": "no *.safetensors weights",
     "--model_name_or_path broken": "not JSON",
-    "--model_name_or_path rope": "rotary embedding of type 'dynamic'",
     "--model_name_or_path blind": "shows no results of tools",
     "--model_name_or_path base": "give one with --chat_template FILE",
     "--model_name_or_path mixture --lora_rank 4": "--lora_target_modules gate_proj",

@@ -51,18 +51,12 @@ def raw_config(model_path: Path) -> Any:
     return SimpleNamespace(**{"model_type": None, **values})
 
 
-def layer_kinds(config: Any) -> set[str]:
-    """Return the kinds of the model's layers, under transformers' names."""
-    return set(getattr(config, "layer_types", None) or [FULL_ATTENTION])
-
-
-def has_window(config: Any) -> bool:
-    """Return whether all layers have a sliding window without a kind of their own (Mistral)."""
-    if config.model_type != "mistral":
-        # As `config.json` has it; transformers makes `layer_types` of it.
-        is_raw = getattr(config, "layer_types", None) is None
-        return is_raw and bool(getattr(config, "use_sliding_window", False))
-    return getattr(config, "sliding_window", None) is not None
+def has_plain_layers(config: Any) -> bool:
+    """Return whether the embedded engine can keep a model's keys and values as rows of one tensor."""
+    kinds = set(getattr(config, "layer_types", None) or [FULL_ATTENTION])
+    # Mistral's layers have a window without a kind of their own.
+    window = getattr(config, "sliding_window", None) if config.model_type == "mistral" else None
+    return config.model_type in ROW_CACHED_MODEL_TYPES and kinds == {FULL_ATTENTION} and not window
 
 
 def check_parallel_support(config: Any, shape: Sizes) -> None:

@@ -57,13 +57,18 @@ class Piece:
     `box` has."""
 
 
+def whole_piece(name: str, shape: tuple[int, ...]) -> Piece:
+    """Return the piece of a parameter that a checkpoint stores as one tensor."""
+    return Piece(name, Box((0,) * len(shape), shape), shape)
+
+
 def pieces(name: str, shape: tuple[int, ...]) -> Iterator[Piece]:
     """Yield the checkpoint tensors of a parameter: itself, or one per expert of a stack."""
     owner, _, kind = name.rpartition(".experts.")
     stacked = _STACKS.get(kind)
     # A sleeping engine replaces the values of a stack by an empty one-dimensional tensor.
     if not owner or stacked is None or len(shape) != 3:
-        yield Piece(name, Box((0,) * len(shape), shape), shape)
+        yield whole_piece(name, shape)
         return
     num_experts, rows, columns = shape[0], shape[1] // len(stacked), shape[2]
     for expert in range(num_experts):

@@ -5,6 +5,7 @@ appendix B): forward and backward passes as the model defines them, without reco
 memory.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -35,7 +36,8 @@ class FlopCount:
     """6 per parameter outside the embedding and the head (4 for a frozen one); of the experts only
     the share that a token is routed to."""
     per_pair: float
-    """12 * layers * heads * head size, for each (query, key) pair that the mask lets through."""
+    """12 * layers * heads * head size, for each (query, key) pair that the mask lets through. Layers
+    with a window count per token instead, as if every token saw a full one."""
     per_head_position: float
     """6 * hidden size * vocabulary; 4 where the head is frozen."""
 
@@ -50,16 +52,23 @@ class FlopCount:
         for name, parameter in policy.named_parameters():
             if id(parameter) in tables:
                 continue
-            used, held = 1, 1
-            if ".experts." in name:
-                used, held = config.num_experts_per_tok, config.num_experts
-            per_token += _cost(parameter) * (parameter.numel() * used // held)
-        head_dim = getattr(config, "head_dim", None) or (
-            config.hidden_size // config.num_attention_heads
-        )
+            share = 1.0
+            if ".experts." in name:  # stacked: the first dimension counts them
+                share = min(1.0, _experts_per_token(config) / parameter.shape[0])
+            per_token += _cost(parameter) * parameter.numel() * share
+        per_pair = 0.0
+        for layer in _attention_layers(policy):
+            size = getattr(layer, "head_dim", 0)
+            sizes = getattr(layer, "qk_head_dim", size) + getattr(layer, "v_head_dim", size)
+            cost = 6.0 * config.num_attention_heads * sizes
+            window = getattr(layer, "sliding_window", None)
+            if window is None:
+                per_pair += cost
+            else:
+                per_token += cost * window
         return cls(
             per_token=per_token,
-            per_pair=12.0 * config.num_hidden_layers * config.num_attention_heads * head_dim,
+            per_pair=per_pair,
             per_head_position=_cost(head.weight) * config.hidden_size * config.vocab_size,
         )
 
@@ -78,6 +87,19 @@ class FlopCount:
             + self.per_pair * num_pairs
             + self.per_head_position * num_head_positions
         )
+
+
+def _attention_layers(policy: PolicyModel) -> Iterator[Any]:
+    """Yield the modules that compute attention; transformers gives each a factor on its scores."""
+    for module in policy.model.modules():
+        if hasattr(module, "scaling") and hasattr(module, "layer_idx"):
+            yield module
+
+
+def _experts_per_token(config: Any) -> int:
+    """Return how many experts a token is routed to; families name it differently."""
+    names = ("num_experts_per_tok", "top_k_experts", "moe_k")
+    return int(next(getattr(config, name) for name in names if getattr(config, name, None)))
 
 
 def _cost(parameter: torch.Tensor) -> float:

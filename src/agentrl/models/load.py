@@ -117,7 +117,7 @@ def read_config(path: str | Path, *, trust_remote_code: bool = False) -> Pretrai
         config: PretrainedConfig = AutoConfig.from_pretrained(
             path, trust_remote_code=trust_remote_code
         )
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"no model configuration at {path}: {_first_line(error)}") from error
     return config
 

@@ -4,6 +4,7 @@ The model is built, split and sharded without memory. Each rank then allocates i
 reads them from the files: its memory never exceeds its shards plus one piece of one tensor.
 """
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,11 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-from transformers import PreTrainedModel
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
 from agentrl.errors import ConfigError
-from agentrl.models.checkpoint_layout import Box, Piece, pieces, tied_names
+from agentrl.models.checkpoint_layout import Box, Piece, pieces, tied_names, whole_piece
 from agentrl.models.lora import base_parameters
 
 _INDEX = "model.safetensors.index.json"
@@ -47,7 +49,7 @@ def materialize(model: nn.Module, device: torch.device, *, parameter_device: tor
 
 @torch.no_grad()
 def read_weights(model: PreTrainedModel, path: Path) -> None:
-    """Fill a model's parameters from the safetensors files of a checkpoint.
+    """Fill a model's parameters, and the buffers that checkpoints hold, from safetensors files.
 
     Args:
         model: its parameters are allocated; this rank reads only its shards.
@@ -67,8 +69,18 @@ def read_weights(model: PreTrainedModel, path: Path) -> None:
         # Checkpoints store a tied parameter under any one of its names.
         names = [name, *aliases.get(name, [])]
         found = next((other for other in names if other in files.names), name)
-        wanted[name] = list(pieces(found, tuple(parameter.shape)))
-    _check_names(files, {piece.name for parts in wanted.values() for piece in parts}, set(tied))
+        shape = tuple(parameter.shape)
+        is_whole = found in files.names  # some families store stacks of experts as they are
+        wanted[name] = [whole_piece(found, shape)] if is_whole else list(pieces(found, shape))
+    buffers = _stored_buffers(model)
+    expected = {piece.name for parts in wanted.values() for piece in parts} | buffers.keys()
+    if not expected <= files.names and is_converted(model.config):
+        _copy_converted(model, path)
+        return
+    _check_names(files, expected, set(tied))
+    for name, buffer in buffers.items():
+        piece = whole_piece(name, tuple(buffer.shape))
+        buffer.copy_(files.read(piece, (slice(None),) * buffer.dim()))
     for name, parameter in base_parameters(model):
         local, box = _local_part(parameter)
         for piece in wanted[name]:
@@ -77,6 +89,52 @@ def read_weights(model: PreTrainedModel, path: Path) -> None:
                 source = common.seen_from(piece.box.offsets)[-len(piece.shape) :]
                 target = local[common.seen_from(box.offsets)]
                 target.copy_(files.read(piece, source).view(target.shape))
+
+
+def _stored_buffers(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    """Return the buffers that belong to a checkpoint, such as a router's correction, by name."""
+    names = model.state_dict().keys()
+    return {name: buffer for name, buffer in model.named_buffers() if name in names}
+
+
+def is_converted(config: PretrainedConfig) -> bool:
+    """Return whether a family's checkpoints may be arranged otherwise than its models."""
+    return bool(get_checkpoint_conversion_mapping(config.model_type))
+
+
+def converted_model(path: str | Path, config: PretrainedConfig) -> PreTrainedModel:
+    """Return a model with a checkpoint's weights, in their precision, through transformers' loader.
+
+    The loader knows the families' arrangements, but reads whole models into host memory.
+
+    Raises:
+        ConfigError: the weights do not match the configuration.
+    """
+    try:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            path, config=copy.deepcopy(config), dtype="auto", output_loading_info=True
+        )
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        raise ConfigError(f"cannot load weights from {path}: {error}") from error
+    model: PreTrainedModel = loaded[0]
+    info: dict[str, Any] = loaded[1]
+    for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        names = sorted(str(name) for name in info[problem])
+        if names:
+            raise ConfigError(
+                f"weights in {path} do not match its config.json: {problem.replace('_', ' ')} "
+                f"{_listed(names)}"
+            )
+    return model
+
+
+def _copy_converted(model: PreTrainedModel, path: Path) -> None:
+    values = converted_model(path, model.config).state_dict()
+    for name, parameter in base_parameters(model):
+        local, box = _local_part(parameter)
+        local.copy_(values[name][box.seen_from((0,) * len(box.shape))])
+    for name, buffer in _stored_buffers(model).items():
+        buffer.copy_(values[name])
 
 
 class _WeightFiles:

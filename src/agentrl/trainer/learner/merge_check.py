@@ -174,9 +174,20 @@ def check_random_trees(policies: Sequence[PolicyModel], *, seed: int, trees: int
     )
 
 
-def packing_errors(policy: PolicyModel, group: SelectedGroup) -> dict[str, float]:
-    """Return the relative gradient error of a group in each packing of `TreesCheck`."""
-    expected = _separate_gradient(policy, group)
+def packing_errors(
+    policy: PolicyModel, group: SelectedGroup, algorithm: AlgorithmSection | None = None
+) -> dict[str, float]:
+    """Return the relative gradient error of a group in each packing of `TreesCheck`.
+
+    Args:
+        policy: whose gradients are compared.
+        group: its turns.
+        algorithm: loss settings; the default's when None.
+    """
+    accumulate = _accumulate_plainly(policy, algorithm or AlgorithmSection())
+    with with_own_attention(policy.model):
+        _, alone = _gradients(policy, _one_turn_rows(group), accumulate)
+    expected = _flat(alone)
     longest = max(len(turn.path) for turn in group.turns)
     packings: dict[str, tuple[Merge, int]] = {
         "tree": ("tree", 10**9),
@@ -187,7 +198,7 @@ def packing_errors(policy: PolicyModel, group: SelectedGroup) -> dict[str, float
     errors = {}
     for packing, (merge, token_budget) in packings.items():
         step = build_step([group], policy_version=3, token_budget=token_budget, merge=merge)
-        _, gradients = _gradients(policy, step.micro_batches[0], _accumulate_plainly(policy))
+        _, gradients = _gradients(policy, step.micro_batches[0], accumulate)
         errors[packing] = float((_flat(gradients) - expected).norm() / expected.norm())
     return errors
 
@@ -226,9 +237,7 @@ def _relative(difference: float, norm: float) -> float:
     return math.sqrt(difference / norm)
 
 
-def _accumulate_plainly(policy: PolicyModel) -> Accumulate:
-    algorithm = AlgorithmSection()
-
+def _accumulate_plainly(policy: PolicyModel, algorithm: AlgorithmSection) -> Accumulate:
     def accumulate(batch: MicroBatch) -> float:
         autocast = torch.autocast(policy.device.type, dtype=torch.bfloat16, enabled=False)
         return forward_backward(policy, batch, algorithm, chunk_size=4096, autocast=autocast).loss
@@ -260,12 +269,6 @@ def _near_policy(
             behavior = (logprobs + noise).astype(np.float32)
             turns.append(replace(turn, behavior_logprobs=behavior))
     return replace(group, turns=tuple(turns))
-
-
-def _separate_gradient(policy: PolicyModel, group: SelectedGroup) -> torch.Tensor:
-    with with_own_attention(policy.model):
-        _, gradients = _gradients(policy, _one_turn_rows(group), _accumulate_plainly(policy))
-    return _flat(gradients)
 
 
 def _flat(gradients: Sequence[torch.Tensor]) -> torch.Tensor:

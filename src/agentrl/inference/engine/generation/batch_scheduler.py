@@ -22,10 +22,11 @@ import torch
 from transformers import PreTrainedModel
 
 from agentrl.errors import InferenceError
-from agentrl.inference.engine.generation.cached_attention import Chunk
-from agentrl.inference.engine.generation.kv_cache import KVCache, KVShape, PrefixStore
+from agentrl.inference.engine.generation.cached_attention import ENGINE_ATTENTION, Chunk
+from agentrl.inference.engine.generation.kv_cache import KVCache, PrefixStore, kv_shape
 from agentrl.inference.engine.generation.memory_saver import MemorySaver
 from agentrl.inference.engine.generation.model_runner import ModelRunner
+from agentrl.inference.engine.generation.own_caches import OwnCacheRunner, OwnCaches
 from agentrl.inference.engine.generation.running_batch import RunningBatch
 from agentrl.inference.engine.generation.token_sampling import SamplingBatch
 from agentrl.inference.engine.generation.token_sequence import FinishReason, TokenSequence
@@ -88,17 +89,19 @@ class BatchScheduler:
         self.label = label
         self._find_stop = find_stop
         self._vocab_size = int(config.vocab_size)
-        head_dim = getattr(config, "head_dim", None)
-        shape = KVShape(
-            num_layers=config.num_hidden_layers,
-            num_heads=config.num_key_value_heads,
-            head_dim=head_dim or config.hidden_size // config.num_attention_heads,
-            dtype=model.dtype,
-        )
-        self._kv = KVCache(shape, limits.max_running, limits.context_length, limits.kv_cache_bytes)
+        is_plain = model.config._attn_implementation == ENGINE_ATTENTION
+        shape = kv_shape(model, is_plain=is_plain)
+        self._kv: KVCache | OwnCaches
+        self._runner: ModelRunner | OwnCacheRunner
+        bounds = (limits.max_running, limits.context_length, limits.kv_cache_bytes)
+        if is_plain:
+            self._kv = KVCache(shape, *bounds)
+            self._runner = ModelRunner(model, self._kv)
+        else:
+            self._kv = OwnCaches(model, shape, *bounds)
+            self._runner = OwnCacheRunner(model, self._kv)
         self._prefixes = PrefixStore(shape, limits.prefix_cache_bytes)
         self._memory = MemorySaver(model, self._kv, self._prefixes)
-        self._runner = ModelRunner(model, self._kv)
         self._batch = RunningBatch(self._kv, self._prefixes)
         self._running = self._batch.running
         self._waiting: deque[TokenSequence] = deque()

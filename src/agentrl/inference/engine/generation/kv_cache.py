@@ -9,9 +9,11 @@ Shape legend: L layers, R rows, T positions, K key-value heads, D head dimension
 
 from collections import OrderedDict
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
+from transformers import PreTrainedModel
 
 _FIRST_ROWS = 8
 _FIRST_LENGTH = 256
@@ -35,8 +37,23 @@ class KVShape:
         return 2 * self.num_layers * self.num_heads * self.head_dim * self.dtype.itemsize
 
 
+def kv_shape(model: PreTrainedModel, *, is_plain: bool) -> KVShape:
+    """Return what one token takes.
+
+    Args:
+        model: keeps keys and values of all layers.
+        is_plain: equally many of equal size; otherwise they are as large as hidden states, a bound.
+    """
+    config = model.config
+    heads, layers = config.num_attention_heads, config.num_hidden_layers
+    if not is_plain:
+        return KVShape(layers, num_heads=1, head_dim=config.hidden_size, dtype=model.dtype)
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+    return KVShape(layers, config.num_key_value_heads, head_dim, model.dtype)
+
+
 class KVCache:
-    """RunningBatch of running sequences. Grows with rows and lengths, up to a bound in bytes.
+    """Rows of running sequences. Grows with rows and lengths, up to a bound in bytes.
 
     Args:
         shape: what one token takes.
@@ -44,6 +61,9 @@ class KVCache:
         max_length: positions at most.
         max_bytes: memory at most; a single row may exceed it.
     """
+
+    can_be_cut = True
+    """Whether the start of what was computed can be used without the rest."""
 
     def __init__(self, shape: KVShape, max_rows: int, max_length: int, max_bytes: int) -> None:
         self._shape = shape
@@ -93,6 +113,9 @@ class KVCache:
         """Give the memory back; `ensure` takes as much again as is needed."""
         self.tensor = self._allocate(0, 0)
 
+    def start(self, row: int) -> None:
+        """Do nothing: positions of a row are written before they are read."""
+
     def move(self, source: int, target: int, length: int) -> None:
         """Copy the leading positions of one row to another."""
         self.tensor[:, :, target, :, :length] = self.tensor[:, :, source, :, :length]
@@ -119,8 +142,8 @@ class Prefix:
     namespace: str
     tokens: np.ndarray
     """int32 [T]."""
-    kv: torch.Tensor
-    """[L, 2, K, T, D]."""
+    kv: Any
+    """What `KVCache.fill` takes: [L, 2, K, T, D], or what another kind of cache keeps."""
     routed_experts: np.ndarray | None
     """int16 [T, W], see `TokenSequence.routed_experts`."""
 
@@ -142,7 +165,7 @@ class PrefixStore:
         return self._max_tokens > 0
 
     def find(
-        self, namespace: str, tokens: np.ndarray, longer_than: int
+        self, namespace: str, tokens: np.ndarray, longer_than: int, *, whole: bool = False
     ) -> tuple[int, Prefix | None]:
         """Return the length of the longest known prefix and where it is.
 
@@ -150,12 +173,13 @@ class PrefixStore:
             namespace: where to look.
             tokens: what is wanted, int32 [T].
             longer_than: matches of this length or less are of no use.
+            whole: so are those of a part of a prefix.
         """
         best, found = longer_than, None
         for prefix in self._prefixes.values():
             if prefix.namespace == namespace:
                 length = common_prefix(prefix.tokens, tokens, longer_than=best)
-                if length > best:
+                if length > best and not (whole and length < len(prefix.tokens)):
                     best, found = length, prefix
         if found is not None:
             self._prefixes.move_to_end(id(found))
@@ -165,7 +189,7 @@ class PrefixStore:
         self,
         namespace: str,
         tokens: np.ndarray,
-        kv: torch.Tensor,
+        kv: Any,
         routed_experts: np.ndarray | None = None,
     ) -> None:
         """Keep a copy. What it continues is dropped, since it holds all of that."""

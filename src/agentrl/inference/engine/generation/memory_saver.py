@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 from agentrl.errors import InferenceError
 from agentrl.inference.engine.generation.kv_cache import KVCache, PrefixStore
+from agentrl.inference.engine.generation.own_caches import OwnCaches
 
 WEIGHTS, KV_CACHE, CUDA_GRAPH = "weights", "kv_cache", "cuda_graph"
 _ALL = (KV_CACHE, WEIGHTS, CUDA_GRAPH)
@@ -28,7 +29,9 @@ class MemorySaver:
         prefixes: has those of ended ones.
     """
 
-    def __init__(self, model: PreTrainedModel, kv: KVCache, prefixes: PrefixStore) -> None:
+    def __init__(
+        self, model: PreTrainedModel, kv: KVCache | OwnCaches, prefixes: PrefixStore
+    ) -> None:
         self._model = model
         self._kv = kv
         self._prefixes = prefixes

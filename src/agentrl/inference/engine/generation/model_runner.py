@@ -9,6 +9,7 @@ Shape legend: N tokens of a step, B sequences that get a token, V vocabulary, L 
 token, W = L * K.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -25,21 +26,19 @@ from agentrl.inference.engine.generation.kv_cache import KVCache
 from agentrl.inference.engine.generation.token_sequence import TokenSequence
 from agentrl.inference.engine.weights.live_weights import check_checkpoint, first_line
 from agentrl.inference.engine.weights.lora_adapters import AdapterLayers
-from agentrl.models.architectures import (
-    FULL_ATTENTION,
-    ROW_CACHED_MODEL_TYPES,
-    has_window,
-    layer_kinds,
-)
+from agentrl.models.architectures import has_plain_layers
+from agentrl.models.attention.attention_registry import own_attention
 from agentrl.models.attention.backend import CONTEXT
+
+logger = logging.getLogger(__name__)
 
 
 def load_model(path: str | Path, dtype: torch.dtype) -> PreTrainedModel:
     """Load a model for generation.
 
     Raises:
-        ConfigError: the directory is not a checkpoint, or of an unsupported architecture; its
-            weights are not those of its config.json.
+        ConfigError: the directory is not a checkpoint, transformers does not know its architecture,
+            or its weights are not those of its config.json.
     """
     if not Path(path).is_dir():
         raise ConfigError(f"--model-path {path}: no such directory")
@@ -49,24 +48,24 @@ def load_model(path: str | Path, dtype: torch.dtype) -> PreTrainedModel:
         config = AutoConfig.from_pretrained(path)
     except (OSError, ValueError) as error:
         raise ConfigError(f"--model-path {path}: {first_line(error)}") from error
-    kinds = layer_kinds(config)
-    if config.model_type not in ROW_CACHED_MODEL_TYPES or has_window(config):
-        raise ConfigError(
-            f"--model-path {path}: the embedded engine serves {', '.join(ROW_CACHED_MODEL_TYPES)} "
-            f"with full attention, not {config.model_type!r}; use SGLang for it"
-        )
-    if kinds != {FULL_ATTENTION}:
-        raise ConfigError(
-            f"--model-path {path}: the embedded engine serves full attention only, "
-            f"not {', '.join(sorted(kinds))}; use SGLang for it"
-        )
     check_checkpoint(path, config, dtype)
+    keeps_rows = has_plain_layers(config)
     try:
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-            path, config=config, dtype=dtype, attn_implementation=ENGINE_ATTENTION
+            path,
+            config=config,
+            dtype=dtype,
+            attn_implementation=ENGINE_ATTENTION if keeps_rows else None,
         )
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise ConfigError(f"--model-path {path}: {first_line(error)}") from error
+    if not keeps_rows:
+        model.set_attn_implementation(own_attention(model))
+        logger.info(
+            "%s models keep more than keys and values: sequences are computed one by one, and a "
+            "prefix is used again only where it ends a turn",
+            config.model_type,
+        )
     return model
 
 
@@ -142,7 +141,7 @@ class ModelRunner:
             owners += [(running[chunk.row], chunk.start, chunk.end) for chunk in chunks]
             self._router_capture.note(owners)
         for sequence, chunk, offset in scored:
-            _score_prompt(sequence, chunk, logits[offset : offset + chunk.end - chunk.start])
+            score_prompt(sequence, chunk, logits[offset : offset + chunk.end - chunk.start])
         return (logits[wanted] if scored else logits), sampled
 
 
@@ -198,7 +197,7 @@ class RouterCapture:
         return hear
 
 
-def _score_prompt(sequence: TokenSequence, chunk: Chunk, logits: torch.Tensor) -> None:
+def score_prompt(sequence: TokenSequence, chunk: Chunk, logits: torch.Tensor) -> None:
     """Note the logprobs of prompt tokens that the logits [chunk, V] of a chunk predict."""
     first = max(chunk.start, sequence.prompt_logprobs_from)
     last = min(chunk.end, sequence.num_prompt - 1)

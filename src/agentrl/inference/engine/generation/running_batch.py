@@ -9,6 +9,7 @@ from agentrl.inference.engine.generation.kv_cache import (
     PrefixStore,
     common_prefix,
 )
+from agentrl.inference.engine.generation.own_caches import OwnCaches
 from agentrl.inference.engine.generation.token_sequence import TokenSequence
 
 
@@ -22,7 +23,7 @@ class RunningBatch:
         prefixes: takes what ended sequences computed.
     """
 
-    def __init__(self, kv: KVCache, prefixes: PrefixStore) -> None:
+    def __init__(self, kv: KVCache | OwnCaches, prefixes: PrefixStore) -> None:
         self._kv = kv
         self._prefixes = prefixes
         self._epoch = 0
@@ -52,12 +53,13 @@ class RunningBatch:
             wanted = wanted[: sequence.prompt_logprobs_from]
         num_known, known = self._find_prefix(sequence.namespace, wanted)
         worth_waiting = num_known + MIN_PREFIX
-        for other in fresh:
+        for other in fresh if self._kv.can_be_cut else ():
             if other.namespace == sequence.namespace:
                 coming = other.tokens[: other.length]
                 if common_prefix(coming, wanted, longer_than=worth_waiting) > worth_waiting:
                     return False
         row = len(self.running)
+        self._kv.start(row)
         experts = None
         if isinstance(known, Prefix):
             self._kv.fill(row, known.kv, num_known)
@@ -98,7 +100,11 @@ class RunningBatch:
     def _find_prefix(self, namespace: str, wanted: np.ndarray) -> tuple[int, Prefix | int | None]:
         """Return the length of the longest prefix that is known and where: kept, or in a row."""
         found: Prefix | int | None
-        best, found = self._prefixes.find(namespace, wanted, MIN_PREFIX - 1)
+        best, found = self._prefixes.find(
+            namespace, wanted, MIN_PREFIX - 1, whole=not self._kv.can_be_cut
+        )
+        if not self._kv.can_be_cut:
+            return (0, None) if found is None else (best, found)
         for row, other in enumerate(self.running):
             if other.epoch == self._epoch and other.namespace == namespace:
                 computed = other.tokens[: other.num_computed]

@@ -21,6 +21,7 @@ from agentrl.inference.engine.generation.batch_scheduler import (
     SchedulerLimits,
     SchedulerLoad,
 )
+from agentrl.inference.engine.generation.cached_attention import ENGINE_ATTENTION
 from agentrl.inference.engine.generation.engine_loop import EngineLoop
 from agentrl.inference.engine.generation.grammar_trial import COMPILER_STACK_BYTES, GrammarTrial
 from agentrl.inference.engine.generation.grammars import GrammarCompiler, GrammarConstraint
@@ -85,7 +86,8 @@ class FrontEnd:
             context_length=context_length,
             vocab_size=int(model.config.vocab_size),
             eos_ids=end_of_text_ids(config.model_path, model.config, self.text),
-            has_experts=getattr(model.config, "num_experts_per_tok", None) is not None,
+            has_experts=model.config._attn_implementation == ENGINE_ATTENTION
+            and getattr(model.config, "num_experts_per_tok", None) is not None,
             max_sequences=_MAX_SEQUENCES,
             max_text_chars=context_length * self.text.longest_token,
         )

@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from agentrl.errors import ConfigError, InferenceError
 from agentrl.models.checkpoint_layout import checkpoint_tensors, is_expert, pieces, tied_names
+from agentrl.models.weights import converted_model, is_converted
 
 
 def check_checkpoint(path: str | Path, config: PretrainedConfig, dtype: torch.dtype) -> None:
@@ -28,13 +29,17 @@ def check_checkpoint(path: str | Path, config: PretrainedConfig, dtype: torch.dt
     places = model_places(model)
     found = set()
     try:
-        for file in _weight_files(path):
+        files = _weight_files(path)
+        if is_rearranged := _is_rearranged(files, model, places):
+            files = []  # transformers' loader checks them
+        for file in files:
             with safe_open(file, framework="pt") as opened:
                 for name in opened.keys():  # noqa: SIM118
                     if name in places or is_expert(name):
                         place_of(name, opened.get_slice(name).get_shape(), places)
                         found.add(name)
-        _check_complete(path, found, model)
+        if not is_rearranged:
+            _check_complete(path, found, model)
     except (InferenceError, OSError, SafetensorError) as error:
         raise ConfigError(
             f"--model-path {path}: weights and config.json do not fit: {first_line(error)}"
@@ -62,13 +67,54 @@ def read_weights(path: str | Path, model: PreTrainedModel) -> dict[str, torch.Te
     """
     places = model_places(model)
     tensors: dict[str, torch.Tensor] = {}
-    for name, tensor in _tensors_of(_weight_files(path)):
+    for name, tensor in _stored_tensors(path, model, places):
         place_of(name, tensor.shape, places)
         if problem := not_finite(name, tensor):
             raise InferenceError(problem)
         tensors[name] = tensor
     _check_complete(path, tensors.keys(), model)
     return tensors
+
+
+def _stored_tensors(
+    path: str | Path, model: PreTrainedModel, places: Mapping[str, torch.Tensor]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield a checkpoint's tensors, under the model's names where its family arranges them so."""
+    files = _weight_files(path)
+    if _is_rearranged(files, model, places):
+        try:
+            yield from converted_model(path, model.config).state_dict().items()
+        except ConfigError as error:
+            raise InferenceError(str(error)) from error
+        return
+    yield from _tensors_of(files)
+
+
+def _is_rearranged(
+    files: Iterable[Path], model: PreTrainedModel, places: Mapping[str, torch.Tensor]
+) -> bool:
+    """Return whether a checkpoint has other tensors than the model, as its family arranges them."""
+    if not is_converted(model.config):
+        return False
+    names, tied = _names_of(files), tied_names(model)
+    wanted = {
+        piece.name
+        for name, parameter in model.named_parameters()
+        if name not in tied.values()
+        for piece in pieces(name, tuple(parameter.shape))
+    }
+    return not names <= places.keys() and not wanted <= names
+
+
+def _names_of(files: Iterable[Path]) -> set[str]:
+    names: set[str] = set()
+    for file in files:
+        try:
+            with safe_open(file, framework="pt") as opened:
+                names.update(opened.keys())
+        except (OSError, SafetensorError) as error:
+            raise InferenceError(f"{file} cannot be read: {first_line(error)}") from error
+    return names
 
 
 def swap_weights(model: PreTrainedModel, tensors: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:

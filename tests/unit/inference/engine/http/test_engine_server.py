@@ -189,7 +189,7 @@ def test_unusable_model_is_one_line_and_status_2(
     assert str(tmp_path) in empty
     (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
     other = refused(capsys, "--model-path", str(tmp_path), "--port", "0")
-    assert "gpt2" in other
+    assert "no safetensors files" in other
 
 
 def test_checkpoint_without_a_tensor_is_not_served(

@@ -1,0 +1,245 @@
+"""The table of model families: is each trained, served and exported exactly?
+
+For every family a tiny random model with all of its kinds of layers:
+
+- `trainer_float64`, `trainer_float32`: largest relative error of the gradient of token trees (whole,
+  merged within records, in bins, in chunks) against one turn a pass through the model as transformers
+  has it. In float64, nothing rounds to less.
+- `engine_logprobs`: largest difference between logprobs of the embedded engine's samples and the
+  trainer's for the same tokens, float32, temperature 2. Second turns continue kept prefixes.
+- `export_equal`: a loaded and exported checkpoint has the same files' tensors, bit for bit, and config.
+- `rl_step`: engine, groups, one optimizer step, export, weights back into the engine, whose new samples
+  have the trainer's new logprobs.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+from support.tiny_families import FAMILIES, VOCABULARY, exact_everywhere, tiny_model
+from support.trees import make_record, make_turn
+from transformers.utils import logging as transformers_logging
+
+from agentrl.config.sections import AlgorithmSection, ModelSection, TrainerSection
+from agentrl.data import SelectedGroup, TokenTree, build_step, select_group
+from agentrl.data.random_groups import random_group
+from agentrl.distributed import Ranks
+from agentrl.inference.engine.generation.batch_scheduler import BatchScheduler, SchedulerLimits
+from agentrl.inference.engine.generation.model_runner import load_model
+from agentrl.inference.engine.generation.token_sequence import DrawParams, TokenSequence
+from agentrl.inference.engine.weights.live_weights import read_weights
+from agentrl.models.attention.attention_registry import TREE_ATTENTION
+from agentrl.models.checkpoint_export import save_hf
+from agentrl.models.load import load_policy, wrap_policy
+from agentrl.models.policy import target_logprobs
+from agentrl.trainer.learner.learner import Learner
+from agentrl.trainer.learner.merge_check import packing_errors
+from agentrl.trainer.learner.settings import LearnerSettings, StartWeights
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs/models.md"
+BEGIN, END = "<!-- made by scripts/model_table --write -->", "<!-- end -->"
+BOUNDS = {"trainer_float64": 1e-12, "trainer_float32": 1e-5, "engine_logprobs": 1e-4}
+TEMPERATURE = 2.0
+"""Of samples, since random models are sure of single tokens, which teaches nothing."""
+_SMOOTH = AlgorithmSection(loss_calculator="REINFORCE", importance_weight_cap_ratio=1e12)
+"""Without bounds, across which rounding would move single ratios."""
+LIMITS = SchedulerLimits(
+    max_running=8,
+    max_queued=64,
+    context_length=256,
+    prefill_tokens_per_step=7,
+    kv_cache_bytes=1 << 24,
+    prefix_cache_bytes=1 << 24,
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure, print, and write the page if asked; 1 if a figure is beyond its bound."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--families", default=",".join(FAMILIES), help="comma separated")
+    parser.add_argument("--seed", type=int, default=0, help="of groups, prompts and scores")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--write", action="store_true", help="write the table into docs/models.md")
+    given = parser.parse_args(arguments)
+    names = given.families.split(",")
+    unknown = sorted({*names} - {*FAMILIES})
+    if unknown:
+        parser.error(f"unknown: {', '.join(unknown)}; known are {', '.join(FAMILIES)}")
+    torch.set_num_threads(1)
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    found = {}
+    for name in names:
+        found[name] = measured(name, given.seed)
+        if not given.json:
+            print(_line(name, found[name]), flush=True)
+    if given.json:
+        print(json.dumps(found))
+    if given.write:
+        _write_page(found)
+    return 0 if all(map(is_within, found.values())) else 1
+
+
+def measured(family: str, seed: int) -> dict[str, Any]:
+    """Return the figures of a family."""
+    with exact_everywhere():
+        float64 = trainer_error(family, torch.float64, seed)
+    with tempfile.TemporaryDirectory() as folder:
+        served = Path(folder) / "model"
+        tiny_model(family, torch.float32).save_pretrained(served)
+        engine, stepped = engine_and_step(served, seed)
+        return {
+            "trainer_float64": float64,
+            "trainer_float32": trainer_error(family, torch.float32, seed),
+            "engine_logprobs": engine,
+            "export_equal": is_exported_equally(served),
+            "rl_step": stepped,
+        }
+
+
+def is_within(figures: dict[str, Any]) -> bool:
+    """Return whether all figures of a family are within their bounds."""
+    small = all(figures[name] <= bound for name, bound in BOUNDS.items())
+    return small and figures["export_equal"] and figures["rl_step"]
+
+
+def trainer_error(family: str, dtype: torch.dtype, seed: int) -> float:
+    """Largest gradient error over all packings of two random groups."""
+    model = tiny_model(family, dtype)
+    model.set_attn_implementation(TREE_ATTENTION)
+    policy = wrap_policy(model)
+    errors: list[float] = []
+    for number in range(2):
+        rng = np.random.default_rng([seed, number])
+        group = random_group(rng, vocabulary=VOCABULARY, num_records=3, num_turns=3)
+        errors += packing_errors(policy, group, _SMOOTH).values()
+    return float(np.max(errors))
+
+
+def is_exported_equally(path: Path) -> bool:
+    """Whether an export holds what was loaded."""
+    again = save_hf(load_policy(path), path.parent / "again")
+    old, new = (load_file(folder / "model.safetensors") for folder in (path, again))
+    is_same = old.keys() == new.keys() and all(torch.equal(old[name], new[name]) for name in old)
+    configs = [json.loads((folder / "config.json").read_text()) for folder in (path, again)]
+    return is_same and configs[0] == configs[1]
+
+
+def engine_and_step(path: Path, seed: int) -> tuple[float, bool]:
+    """Largest difference of logprobs before a step, and whether the step went through.
+
+    Args:
+        path: of the model.
+        seed: of prompts and scores.
+    """
+    scheduler = BatchScheduler(load_model(path, torch.float32), LIMITS, "0")
+    group = _sampled_group(scheduler, seed)
+    before = _difference(path, group)
+    settings = LearnerSettings(
+        weights=StartWeights(path),
+        model=ModelSection(model_name_or_path=str(path)),
+        trainer=TrainerSection(learning_rate=1e-3),
+        algorithm=AlgorithmSection(),
+        seed=seed,
+    )
+    learner = Learner(settings, Ranks())
+    step = build_step([group], policy_version=0, token_budget=10**6)
+    outcome = learner.train(step.micro_batches[0])
+    updated = path.parent / "updated"
+    learner.export(updated)
+    scheduler.install(read_weights(updated, scheduler.model), "1")
+    moved = _difference(path, _sampled_group(scheduler, seed + 1))
+    after = _difference(updated, _sampled_group(scheduler, seed + 1))
+    is_done = outcome.skipped is None and outcome.grad_norm > 0.0
+    return before, is_done and after <= BOUNDS["engine_logprobs"] < moved
+
+
+def _sampled_group(scheduler: BatchScheduler, seed: int) -> SelectedGroup:
+    """Four records of two turns, sampled by the engine and scored at random."""
+    rng = np.random.default_rng(seed)
+    prompt = rng.integers(0, VOCABULARY, size=12).tolist()
+    first = _sample(scheduler, [prompt] * 4, seed)
+    tool = rng.integers(0, VOCABULARY, size=3).tolist()
+    second = _sample(scheduler, [[*prompt, *s.output_ids, *tool] for s in first], seed + 100)
+    records = []
+    for number, (one, other) in enumerate(zip(first, second, strict=True)):
+        record_id = f"train/0/q/{number}"
+        turns = [
+            make_turn(
+                record_id,
+                0,
+                prompt,
+                one.output_ids,
+                logprobs=one.output_logprobs,
+                temperature=TEMPERATURE,
+            ),
+            make_turn(
+                record_id,
+                1,
+                tool,
+                other.output_ids,
+                parent=0,
+                shared_len=len(prompt) + len(one.output_ids),
+                logprobs=other.output_logprobs,
+                temperature=TEMPERATURE,
+            ),
+        ]
+        records.append(make_record(turns, float(number % 2), task_id="train/0/q", traj_id=number))
+    return select_group(records, AlgorithmSection(), policy_version=0, seed=seed)
+
+
+def _sample(
+    scheduler: BatchScheduler, prompts: Sequence[list[int]], seed: int
+) -> list[TokenSequence]:
+    sequences = [
+        TokenSequence.start(
+            f"{seed}/{number}",
+            np.array(prompt, dtype=np.int32),
+            DrawParams(max_new_tokens=8, temperature=TEMPERATURE, seed=seed + number),
+        )
+        for number, prompt in enumerate(prompts)
+    ]
+    scheduler.submit_all(sequences)
+    while scheduler.has_work:
+        scheduler.step()
+    return sequences
+
+
+@torch.no_grad()
+def _difference(path: Path, group: SelectedGroup) -> float:
+    """Largest difference between a group's logprobs and those of a trained checkpoint."""
+    tree = TokenTree.from_tokens(group.turns)
+    logprobs = target_logprobs(load_policy(path), tree.row).logprobs.numpy()
+    turns = [turn for branch in tree.branches for turn in branch.turns]
+    behavior = np.concatenate([turn.behavior_logprobs for turn in turns])
+    return float(np.abs(logprobs - behavior).max())
+
+
+def _line(name: str, figures: dict[str, Any]) -> str:
+    numbers = " | ".join(f"{figures[key]:.1e}" for key in BOUNDS)
+    answers = " | ".join("yes" if figures[key] else "NO" for key in ("export_equal", "rl_step"))
+    return f"| {name} | {numbers} | {answers} |"
+
+
+def _write_page(found: dict[str, dict[str, Any]]) -> None:
+    text = PAGE.read_text()
+    head, rest = text.split(BEGIN)
+    tail = rest.split(END)[1]
+    table = [
+        "| family | trainer, float64 | trainer, float32 | engine | export | step |",
+        "|---|---|---|---|---|---|",
+        *(_line(name, figures) for name, figures in found.items()),
+    ]
+    PAGE.write_text("\n".join([f"{head}{BEGIN}", *table, f"{END}{tail}"]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,185 @@
+"""Sequences in the caches that transformers makes for a model, one cache a sequence.
+
+For models whose layers keep more than keys and values of every token: windows, recurrent states,
+latent heads, layers that share keys. Each sequence of a step is a forward pass of its own, so the
+engine serves every family that transformers runs, at the price of batching.
+
+A recurrent state cannot be cut back to an earlier token. What an ended sequence computed is therefore
+kept as it is, and a new sequence continues it if it begins with all of its tokens, as the next turn of
+a conversation does.
+"""
+
+import copy
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn.functional import softplus
+from transformers import DynamicCache, PreTrainedModel
+
+from agentrl.inference.engine.generation.cached_attention import Chunk
+from agentrl.inference.engine.generation.kv_cache import KVShape
+from agentrl.inference.engine.generation.model_runner import score_prompt
+from agentrl.inference.engine.generation.token_sequence import TokenSequence
+from agentrl.inference.engine.weights.lora_adapters import AdapterLayers
+
+_STEP = "mamba2_selective_state_update"
+"""The function of modeling files that computes a single token."""
+
+
+class KeptCache:
+    """The cache of an ended sequence, as a `PrefixStore` keeps it."""
+
+    def __init__(self, cache: DynamicCache) -> None:
+        self._cache = cache
+
+    def clone(self) -> "KeptCache":
+        """Return itself: nobody writes to the cache of an ended sequence."""
+        return self
+
+    def continued(self) -> DynamicCache:
+        """Return a copy for a sequence that goes on from here."""
+        continued: DynamicCache = copy.deepcopy(self._cache)
+        return continued
+
+
+class OwnCaches:
+    """The caches of running sequences by their rows; has the interface of `KVCache`."""
+
+    can_be_cut = False
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        shape: KVShape,
+        max_rows: int,
+        max_length: int,
+        max_bytes: int,
+    ) -> None:
+        """Start without sequences.
+
+        Args:
+            model: makes the caches.
+            shape: what one token takes at most.
+            max_rows: rows at most.
+            max_length: positions at most.
+            max_bytes: memory at most; a single row may exceed it.
+        """
+        self._config = model.config
+        self._max_rows = max_rows
+        self._max_length = max_length
+        self._max_tokens = max_bytes // shape.token_bytes
+        self._rows: dict[int, DynamicCache] = {}
+
+    @property
+    def max_tokens(self) -> int:
+        """Token positions that all rows together may have."""
+        return max(self._max_tokens, self._max_length)
+
+    def ensure(self, num_rows: int, length: int) -> bool:
+        """Return whether this many rows of this length are within the bounds."""
+        if num_rows > self._max_rows or length > self._max_length:
+            return False
+        return num_rows == 1 or num_rows * length <= self._max_tokens
+
+    def release(self) -> None:
+        """Give the memory back."""
+        self._rows.clear()
+
+    def start(self, row: int) -> None:
+        """Give a row an empty cache."""
+        self._rows[row] = DynamicCache(config=self._config)
+
+    def fill(self, row: int, prefix: KeptCache, _length: int) -> None:
+        """Continue what an ended sequence computed, in a row."""
+        self._rows[row] = prefix.continued()
+
+    def move(self, source: int, target: int, _length: int) -> None:
+        """Move a sequence to another row."""
+        self._rows[target] = self._rows.pop(source)
+
+    def prefix(self, row: int, _length: int) -> KeptCache:
+        """Return the cache of a sequence that leaves its row."""
+        return KeptCache(self._rows[row])
+
+    def of(self, row: int) -> DynamicCache:
+        """Return the cache of a row."""
+        return self._rows[row]
+
+
+class OwnCacheRunner:
+    """Runs a model over `OwnCaches`; has the interface of `ModelRunner`."""
+
+    def __init__(self, model: PreTrainedModel, caches: OwnCaches) -> None:
+        _limit_steps(model)
+        self._model = model
+        self._caches = caches
+        self._adapters = AdapterLayers(model)
+        self.num_prefilled = 0
+        """Prompt tokens that were computed, so far."""
+
+    def room_for_experts(self, _num_tokens: int) -> np.ndarray | None:
+        """Return None: routers of these families are not recorded."""
+        return None
+
+    def forward(
+        self, running: Sequence[TokenSequence], num_decoding: int, chunks: Sequence[Chunk]
+    ) -> tuple[torch.Tensor, list[TokenSequence]]:
+        """Compute a step, see `ModelRunner.forward`."""
+        logits, sampled = [], []
+        decoding = [
+            Chunk(row, sequence.length - 1, sequence.length)
+            for row, sequence in enumerate(running[:num_decoding])
+        ]
+        for chunk in (*decoding, *chunks):
+            sequence = running[chunk.row]
+            made = self._compute(sequence, chunk)
+            if chunk.row >= num_decoding:
+                self.num_prefilled += chunk.size
+                if sequence.prompt_logprobs_from >= 0:
+                    score_prompt(sequence, chunk, made)
+            sequence.num_computed = chunk.end
+            if chunk.end == sequence.length:
+                logits.append(made[-1])
+                sampled.append(sequence)
+        return torch.stack(logits) if logits else torch.empty(0), sampled
+
+    def _compute(self, sequence: TokenSequence, chunk: Chunk) -> torch.Tensor:
+        """Return the logits [size or 1, V] of a sequence's next tokens."""
+        self._adapters.choose([sequence.adapter] * chunk.size)
+        tokens = sequence.tokens[chunk.start : chunk.end].astype(np.int64)
+        logits: torch.Tensor = self._model(
+            input_ids=torch.from_numpy(tokens)[None],
+            position_ids=torch.arange(chunk.start, chunk.end)[None],
+            past_key_values=self._caches.of(chunk.row),
+            use_cache=True,
+            logits_to_keep=0 if sequence.prompt_logprobs_from >= 0 else 1,
+        ).logits[0]
+        return logits
+
+
+def _limit_steps(model: PreTrainedModel) -> None:
+    """Bound the time steps of Mamba-2 layers in decoding as in prefilling and training.
+
+    transformers bounds them in its scan of many tokens alone, so that sampled tokens would get other
+    logprobs than the trainer computes.
+    """
+    for mixer in model.modules():
+        limit = getattr(mixer, "time_step_limit", None)
+        file: Any = sys.modules[type(mixer).__module__]
+        update = getattr(file, _STEP, None)
+        if limit is None or update is None or hasattr(update, "is_limited"):
+            continue
+
+        def limited(*arguments: Any, limit: Any = limit, update: Any = update, **given: Any) -> Any:
+            state, x, dt, *others = arguments
+            bias = given.pop("dt_bias", None)
+            dt = dt if bias is None else dt + bias
+            if given.pop("dt_softplus", False):
+                dt = softplus(dt)
+            return update(state, x, dt.clamp(*limit), *others, **given)
+
+        limited.is_limited = True  # type: ignore[attr-defined]
+        setattr(file, _STEP, limited)
