@@ -38,7 +38,7 @@ WaitReason = Literal[
 _WAITING_TEXT: dict[WaitReason, str] = {
     "no_run": "the run has not begun",
     "paused": "sampling is paused (control.sampling_paused of the run)",
-    "no_server": "no inference server is up",
+    "no_server": "no inference server is up; start one with `agentrl serve`, or look at its log",
     "no_task": "there is no slot to claim",
     "no_scoring": "there is nothing to score",
     "trouble": "rollouts keep failing, only one is tried at a time (see the warnings above)",
@@ -212,14 +212,15 @@ class WaitingTimes:
 
         Args:
             reason: why nothing is claimed; None: something is.
-            is_idle: whether no rollout runs either; only then is the reason logged.
+            is_idle: whether no rollout runs either; only then is the reason logged, unless it is one
+                for which running rollouts wait as well.
         """
         now = time.monotonic()
         if self.reason is not None:
             self.seconds[self.reason] += now - self._since
         self._since = now
         self.reason = reason
-        if not is_idle or reason is None:
+        if reason is None or not (is_idle or reason == "no_server"):
             return
         if reason != self._logged or now - self._logged_at > self.log_interval_seconds:
             log.info("waiting: %s", _WAITING_TEXT[reason])

@@ -1,12 +1,16 @@
 """How many rollouts samplers play at once, on servers that can take so many and no more."""
 
+import logging
 from datetime import timedelta
+
+import pytest
 
 from agentrl.inference.client.load_balancing import Pressure
 from agentrl.rollout.worker.claim_limits import (
     START_PER_SERVER,
     UNKNOWN_PER_SERVER,
     ConcurrencyLimit,
+    WaitingTimes,
 )
 from agentrl.schema import InferenceService, ServerLoad, utc_now
 
@@ -106,3 +110,16 @@ def test_servers_that_do_not_tell_get_a_number_that_suits_most() -> None:
     limit = ConcurrencyLimit(None)
     found = limit.of(Pressure(), num_servers=2, num_running=0, most=500)
     assert found == limit.current == 2 * UNKNOWN_PER_SERVER
+
+
+def test_a_sampler_whose_servers_are_gone_says_so_while_its_rollouts_wait(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    waiting = WaitingTimes(log_interval_seconds=30.0)
+    with caplog.at_level(logging.INFO):
+        waiting.switch("admission", is_idle=False)
+        waiting.switch("no_server", is_idle=False)
+        waiting.switch("no_server", is_idle=False)
+    assert [record.getMessage() for record in caplog.records] == [
+        "waiting: no inference server is up; start one with `agentrl serve`, or look at its log"
+    ]
