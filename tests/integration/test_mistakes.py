@@ -315,6 +315,50 @@ def test_a_process_without_a_database(folder: Path, tmp_path: Path, command: str
     assert_one_line(done, tmp_path, "--db_connection_string")
 
 
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (
+            "serve --inference_backend sglang --inference_gpus 1",
+            "--inference_gpus goes with `agentrl run`",
+        ),
+        ("train --trainer_gpus 1", "--trainer_gpus goes with `agentrl run`"),
+        ("sft --num_gpus 1", "--num_gpus goes with `agentrl run`"),
+        ("sft --loss_calculator GRPO", "fine-tuning learns by cross-entropy alone"),
+        ("eval --inference_backend sglang --num_gpus 2 --inf_tp_size 4", "lower"),
+        ("eval --inference_backend sglang --num_gpus 0", "no GPU is seen here"),
+        ("run --dry_run --learning_rat 1", "did you mean --learning_rate?"),
+        ("doctor --mcp_server x.json", "did you mean --mcp_servers?"),
+    ],
+)
+def test_mistakes_with_other_commands(
+    words: str,
+    part: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    command, *flags = words.split()
+    places = given(tmp_path) if command != "sft" else []
+    model = [] if command == "sft" else ["--model_name_or_path", str(DEMO / "model")]
+    code = main([command, *places, *model, *flags])
+    printed = capsys.readouterr()
+    assert_one_line(
+        subprocess.CompletedProcess(words, code, printed.out, printed.err), tmp_path, part
+    )
+
+
+def test_fine_tuning_takes_the_name_of_its_loss(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["sft", "--loss_calculater", "CrossEntropy", "--train_file", "talks.jsonl"]) == 2
+    error = capsys.readouterr().err
+    assert "talks.jsonl: No such file" in error
+    assert "loss_calculator" not in error
+
+
 @pytest.mark.parametrize("name", ["grpo", "minirl", "eval"])
 def test_an_example_script_without_a_run_name_says_how_it_is_used(name: str) -> None:
     done = subprocess.run(

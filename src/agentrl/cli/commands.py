@@ -93,8 +93,11 @@ class _SftCommand(FlagCommand):
     """Takes `--loss_calculater CrossEntropy`, the original's way to ask for fine-tuning."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        if str(ctx.params["loss_calculator"]).upper() == "CROSSENTROPY":
-            ctx.params["loss_calculator"] = None
+        loss = ctx.params.pop("loss_calculator", None)
+        if loss is not None and loss.upper() != "CROSSENTROPY":
+            raise ConfigError(
+                f"--loss_calculator {loss}: fine-tuning learns by cross-entropy alone"
+            )
         return super().invoke(ctx)
 
 

@@ -10,6 +10,7 @@ import pytest
 from agentrl.config.command_line import parse_flags
 from agentrl.config.sections import DataSection
 from agentrl.datasets.question_files import QuestionFile
+from agentrl.launcher.gpu_placement import placed
 from agentrl.rewards import MCPScorerFactory
 from agentrl.tools import load_mcp_servers
 
@@ -103,3 +104,10 @@ def test_train_says_that_the_tools_must_be_up(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (2, "")
     assert "set MCP_SERVER_URL" in done.stderr
     ast.parse((GAIA / "agent.py").read_text())
+
+
+def test_the_configuration_divides_eight_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    config = parse_flags(["--config", str(GAIA / "config.yaml"), "--num_gpus", "8"])
+    _, gpus = placed(config)
+    assert (gpus.trainer, gpus.servers) == ((0, 1, 2, 3), ((4,), (5,), (6,), (7,)))
