@@ -158,14 +158,22 @@ def documents(num_groups: int) -> Iterator[tuple[str, Document]]:
                 yield "record_data", {**data, **facts, "ledger": ledger}
 
 
-async def write_run(uri: str, num_records: int) -> None:
-    """Write a run of so many training records, and give it its indexes."""
+async def write_run(
+    uri: str, num_records: int, found: Iterator[tuple[str, Document]] | None = None
+) -> None:
+    """Write a run of so many training records, and give it its indexes.
+
+    Args:
+        uri: connection string of an empty database.
+        num_records: training records.
+        found: the documents, where they are more than those of `documents`.
+    """
     num_groups = num_records // GENERATIONS
     async with AsyncMongoClient[Document](uri) as client:
         database = client.get_default_database()
-        left = documents(num_groups)
+        left = documents(num_groups) if found is None else found
         while batch := list(islice(left, BATCH)):
-            for name in ("tasks", "records", "record_data"):
+            for name in dict.fromkeys(collection for collection, _ in batch):
                 of_one = [document for collection, document in batch if collection == name]
                 if of_one:
                     await database[name].insert_many(of_one, ordered=False)

@@ -166,7 +166,15 @@ async def store(run: FinishedRun) -> AsyncIterator[TrajectoryStore]:
 
 
 def test_the_run_ends_by_itself_and_says_where_everything_is(run: FinishedRun) -> None:
-    for name in ("log files", "checkpoints", "summary", "picture", "database", "Compass"):
+    for name in (
+        "log files",
+        "checkpoints",
+        "summary",
+        "picture",
+        "database",
+        "in a browser",
+        "Compass",
+    ):
         assert name in run.output
     assert re.search(r"mongodb://agentrl:\*\*\*@127\.0\.0\.1:\d+/short", run.output)
     assert (run.folder / "logs/short_train_0.log").stat().st_size > 0

@@ -73,9 +73,12 @@ def print_places(console: Console, config: RootConfig, store: TrajectoryStore) -
         ("picture", str(output / "reward.png")),
         ("database", store.redacted_uri),
     ]
+    is_private = config.store.db_connection_string is None
+    where = "" if is_private else " --db_connection_string ..."
+    rows.append(("in a browser", f"agentrl ui --run_name {config.run.run_name}{where}"))
     for name, place in rows:
         console.print(f"  {name:12} {place}", highlight=False, soft_wrap=True)
-    if config.store.db_connection_string is None:
+    if is_private:
         console.print(
             f"  to look into it: agentrl store up --show_password --run_name {config.run.run_name}, "
             "then open the connection string in MongoDB Compass (New connection > paste > Connect)",

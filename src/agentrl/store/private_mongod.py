@@ -140,7 +140,11 @@ class EmbeddedMongo:
         make_private(self.data_dir)
         if running_uri(self.data_dir) is not None:
             port = json.loads(_state_file(self.data_dir).read_text(encoding="utf-8"))["port"]
-            raise StoreError(f"{self.data_dir} is in use by the mongod at 127.0.0.1:{port}")
+            raise StoreError(
+                f"{self.data_dir} is in use by the mongod at 127.0.0.1:{port}; end what serves it: "
+                "`agentrl store up`, or `agentrl ui`, which ends it itself half a minute after the "
+                "last look"
+            )
         for file in (_key_file(self.data_dir), _password_file(self.data_dir)):
             if not file.exists():
                 write_private(file, secrets.token_hex(_PASSWORD_BYTES))

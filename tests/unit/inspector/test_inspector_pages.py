@@ -49,7 +49,14 @@ def findings(page: Page) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("path", PAGES)
+IN_SHORT = {f"/runs/{RUN}", f"{RECORD}&colour=logprob"}
+"""Pages with nearly every part that the others are made of."""
+
+
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(path, marks=() if path in IN_SHORT else pytest.mark.slow) for path in PAGES],
+)
 def test_every_page_is_permanent_and_fit_for_all_readers(
     page: Page, inspector: str, path: str
 ) -> None:
@@ -143,6 +150,7 @@ def test_keys_walk_and_search(page: Page, inspector: str) -> None:
     expect(page.get_by_role("heading", level=1)).to_have_text("Runs")
 
 
+@pytest.mark.slow
 def test_the_theme_is_kept(page: Page, inspector: str) -> None:
     opened(page, inspector, RECORD)
     for theme in ("light", "dark"):

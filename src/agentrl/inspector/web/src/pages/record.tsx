@@ -59,7 +59,7 @@ export function RecordPage({ run }: { run: string }) {
         {sibling(-1) && <Link class="button" data-key="previous" href={sibling(-1) as string}>← try {record.traj_id - 1}</Link>}
         {sibling(1) && <Link class="button" data-key="next" href={sibling(1) as string}>try {record.traj_id + 1} →</Link>}
       </div>
-      <div class="columns">
+      <div class="columns even">
         <Section title="Result">
           <h3>Question</h3>
           <LongText run={run} text={value.task.query ?? null} plain label="Question" />
