@@ -5,6 +5,7 @@ of a run of a million turns costs what a page of a small one does. Nothing here 
 `index_turns`, which is asked for.
 """
 
+import asyncio
 import re
 import time
 from collections.abc import Sequence
@@ -334,40 +335,35 @@ class BrowseRepository(Repository):
         if not phrases:
             return Passages(found=(), is_cut=False, has_words=True, has_turn_words=True)
         wanted = {"$text": {"$search": " ".join(f'"{phrase}"' for phrase in phrases)}}
-        found: list[Passage] = []
-        has_words = has_turn_words = True
-        try:
-            tasks = await self._texts("tasks", wanted, ("query",), limit)
-            found += [Passage(kind="question", task_id=t["_id"], text=t["query"]) for t in tasks]
-            for one in await self._texts(
-                "records", wanted, ("final_answer", "score.detail"), limit
-            ):
-                found += _of_record(one, phrases)
-        except OperationFailure as error:
-            if error.code != _NO_TEXT_INDEX:
-                raise
-            has_words = False
-        try:
-            names = ("index", "output_text", "tool_results.content")
-            for one in await self._texts("turns", wanted, names, limit):
-                found += _of_turn(one, phrases)
-        except OperationFailure as error:
-            if error.code != _NO_TEXT_INDEX:
-                raise
-            has_turn_words = False
+        tasks, records, turns = await asyncio.gather(
+            self._texts("tasks", wanted, ("query",), limit),
+            self._texts("records", wanted, ("final_answer", "score.detail"), limit),
+            self._texts("turns", wanted, ("index", "output_text", "tool_results.content"), limit),
+        )
+        found = [
+            Passage(kind="question", task_id=one["_id"], text=one["query"]) for one in tasks or ()
+        ]
+        found += [passage for one in records or () for passage in _of_record(one, phrases)]
+        found += [passage for one in turns or () for passage in _of_turn(one, phrases)]
         return Passages(
             found=tuple(found[:limit]),
             is_cut=len(found) >= limit,
-            has_words=has_words,
-            has_turn_words=has_turn_words,
+            has_words=tasks is not None,
+            has_turn_words=turns is not None,
         )
 
     async def _texts(
         self, collection: str, wanted: Document, names: Sequence[str], limit: int
-    ) -> list[Document]:
+    ) -> list[Document] | None:
+        """Return the texts that fit; None where the collection has no index of words."""
         columns = shown("task_id", "record_id", *names)
         found = self._db[collection].find(wanted, columns)
-        return await found.limit(limit).max_time_ms(MAX_MILLISECONDS).to_list()
+        try:
+            return await found.limit(limit).max_time_ms(MAX_MILLISECONDS).to_list()
+        except OperationFailure as error:
+            if error.code != _NO_TEXT_INDEX:
+                raise
+            return None
 
     @operation("index the texts of turns")
     async def index_turns(self) -> None:
