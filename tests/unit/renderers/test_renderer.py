@@ -2,6 +2,7 @@ import copy
 import json
 import unicodedata
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 import numpy as np
@@ -564,8 +565,8 @@ def test_templates_that_show_no_tools_get_them_by_a_system_prompt(
     assert plain.decode(prompt).startswith(
         f"<|im_start|>system\n{told}<|im_end|>\n<|im_start|>user"
     )
-    block = (ROOT / "docs" / "tools.md").read_text().partition("```text\nYou can call")[2]
-    assert "You can call" + block.partition("\n```\n")[0] == TOLD
+    page = (ROOT / "docs" / "tools.md").read_text()
+    assert indent(TOLD, "    ") in page
     output = plain.sampled_ids(
         '<tool_call>\n{"name": "price", "arguments": {}}\n</tool_call><|im_end|>'
     )

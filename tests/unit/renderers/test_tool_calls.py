@@ -1,7 +1,6 @@
 import dataclasses
 import json
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -575,20 +574,6 @@ def test_whatever_is_written_well_is_read_as_it_was_meant(
 )
 def test_the_chat_template_gives_the_format_away(template: str, format_: str) -> None:
     assert get_tool_call_format("auto", template) is get_tool_call_format(format_)
-
-
-def test_the_documentation_lists_every_format() -> None:
-    page = Path(__file__).parents[3] / "docs" / "tools.md"
-    heads = [
-        line.split(" | ")[0]
-        for line in page.read_text().split("| calls look like |")[1].splitlines()[2:]
-        if line.startswith("| `")
-    ]
-    listed = {name for head in heads for name in re.findall(r"`(\w+)`", head)}
-    with pytest.raises(ConfigError) as error:
-        get_tool_call_format("llama9")
-    known = re.findall(r"\w+", str(error.value).split("known: ")[1])
-    assert listed == {*known} - {"auto", "mine"}
 
 
 @pytest.mark.parametrize("format_", FORMATS)

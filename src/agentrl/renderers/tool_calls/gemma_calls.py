@@ -39,7 +39,7 @@ def scan_gemma(text: str, start: int, tools: Tools) -> CallSection | None:
         if head is None:
             raise FormatError(f"expected call:NAME{{ after {_OPEN}")
         name = head[1]
-        reader = _Reader(text, head.end())
+        reader = _GemmaReader(text, head.end())
         call = checked(name, reader.mapping(0))
         reader.expect(_CLOSE)
     except FormatError as error:
@@ -48,7 +48,7 @@ def scan_gemma(text: str, start: int, tools: Tools) -> CallSection | None:
     return CallSection(begin, [call], reader.position)
 
 
-class _Reader:
+class _GemmaReader:
     """Reads values from a position onwards."""
 
     def __init__(self, text: str, position: int) -> None:
