@@ -7,7 +7,9 @@ not known here.
 
 import asyncio
 import contextlib
+import os
 import secrets
+import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -28,6 +30,7 @@ from agentrl.launcher.gpu_placement import NO_GPUS, GpuMap
 from agentrl.launcher.recovery import keep_running, was_interrupted
 from agentrl.rollout.worker.resources import tools_config
 from agentrl.runtime.child_processes import Child, Supervisor
+from agentrl.runtime.confinement import Confinement
 from agentrl.runtime.ports import free_port
 from agentrl.runtime.restarts import Restarts
 from agentrl.runtime.signals import stop_on_signals
@@ -52,8 +55,6 @@ TRAINER_STOP_SECONDS = 120.0
 _KEYS = ("inference_api_key", "inference_admin_key")
 _KEY_BYTES = 32
 _NOT_FOR_SAMPLERS = ("AGENTRL_ADMIN_KEY",)
-_NOT_FOR_TOOLS = ("MONGODB_URI", "AGENTRL_API_KEY", "AGENTRL_ADMIN_KEY")
-"""A model may have its tools read their environment."""
 
 
 class LocalCluster:
@@ -164,18 +165,26 @@ class LocalCluster:
         return mongo.uri(self.config.run.run_name)
 
     async def start_tool_server(self) -> None:
-        """Start the user's tool server, if one is to be started, and check that it has tools."""
+        """Start the user's tool server, if one is to be started, and check that it has tools.
+
+        A model may have its tools read their environment, other processes and files: the server gets
+        a named few variables, and sees neither the run's processes nor its files.
+        """
         command = self.config.tools.tool_server_command
         if command is None:
             return
         port = free_port()
-        child = self._child(
-            "tools",
-            tool_server_command(command.get_secret_value(), port),
-            RESTARTS,
-            gpus=self._gpus.free,
-            withheld=_NOT_FOR_TOOLS,
+        confinement = self._tool_confinement()
+        words = tool_server_command(command.get_secret_value(), port)
+        child = self._child("tools", confinement.command(words), RESTARTS, gpus=self._gpus.free)
+        named = {name: os.environ[name] for name in self.config.tools.tool_server_env}
+        child.environment = (
+            confinement.environment()
+            | named
+            | self._gpus.environment(self._gpus.free)
+            | {"PYTHONUNBUFFERED": "1"}
         )
+        child.inherits_environment = False
         await self._supervisor.start(child)
         address = SecretUrl(f"http://127.0.0.1:{port}/mcp")
         tools = self.config.tools.model_copy(
@@ -194,6 +203,13 @@ class LocalCluster:
                     ) from None
                 await asyncio.sleep(0.1)
         self.config = self.config.model_copy(update={"tools": tools})
+
+    def _tool_confinement(self) -> Confinement:
+        folder = tempfile.TemporaryDirectory(prefix="agentrl-tools-", ignore_cleanup_errors=True)
+        scratch = Path(self._stack.enter_context(folder), "scratch")
+        scratch.mkdir(0o700)
+        hidden = (self.config.run.output_path, self.config.private_mongo_dir)
+        return Confinement(scratch=scratch, hidden=hidden)
 
     def write_config(self) -> None:
         """Write the configuration with all addresses for children and for people."""

@@ -57,6 +57,8 @@ class Child:
     argv: Sequence[str]
     log_path: Path
     environment: Mapping[str, str] = field(default_factory=dict)
+    inherits_environment: bool = True
+    """Whether it gets this process's variables, too."""
     restarts: Restarts = field(default_factory=Restarts)
     """How often it is restarted after a failure; by default a failure is final."""
     may_restart: Callable[["Child", int], bool] = lambda child, status: True
@@ -174,7 +176,7 @@ class Supervisor:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=asyncio.subprocess.STDOUT,
-                env={**os.environ, **child.environment},
+                env={**(os.environ if child.inherits_environment else {}), **child.environment},
                 start_new_session=True,
                 preexec_fn=end_with_parent(signal.SIGTERM),
             )

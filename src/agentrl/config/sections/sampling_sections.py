@@ -120,6 +120,9 @@ class ToolsSection(ConfigSection):
     tool_server_command: SecretCommand | None = None
     """Command that `agentrl run` starts as the tool server; `{port}` is replaced by a free port,
     and the resulting address becomes `mcp_manager_url`."""
+    tool_server_env: tuple[str, ...] = ()
+    """Environment variables that the tool server gets beside PATH, HOME, the locale and the
+    certificates (comma separated)."""
 
 
 class AgentSection(ConfigSection):
