@@ -9,6 +9,9 @@ mkdir -p secrets
 if [ ! -f .env ]; then
   {
     echo "MONGO_PASSWORD=$(cat secrets/mongo_password)"
+    for user in TRAINER SAMPLER SERVER; do
+      echo "${user}_PASSWORD=$(openssl rand -hex 24)"
+    done
     echo "MCP_SERVER_TOKEN=$(openssl rand -hex 32)"
     echo "AGENTRL_API_KEY=$(openssl rand -hex 32)"
     echo "AGENTRL_ADMIN_KEY=$(openssl rand -hex 32)"

@@ -193,7 +193,8 @@ def _engine_contradictions(inference: InferenceSection) -> Iterator[str]:
     for name in sorted(_SGLANG_ONLY & inference.model_fields_set):
         value = getattr(inference, name)
         if value != type(inference).model_fields[name].default:
-            yield f"--{name} {value} is a setting of SGLang, and {why}"
+            shown = "" if name == "sglang_args" else f" {value}"  # which may hold anything
+            yield f"--{name}{shown} is a setting of SGLang, and {why}"
 
 
 def _key_contradictions(inference: InferenceSection) -> Iterator[str]:

@@ -89,7 +89,7 @@ def test_secrets_are_referred_to_and_nowhere_written() -> None:
     for name, spec in pods():
         for container in spec["containers"]:
             for variable in container.get("env", []):
-                is_secret = re.search(r"URI|TOKEN|KEY|PASSWORD", variable["name"])
+                is_secret = re.search(r"(URI|TOKEN|KEY|PASSWORD)$", variable["name"])
                 assert not (is_secret and "value" in variable), f"{name}: {variable['name']}"
     assert not [document for _, document in documents() if document["kind"] == "Secret"]
     looks_secret = re.compile(r"(?:sk-|ghp_|hf_|eyJ)[A-Za-z0-9_-]{8,}|BEGIN [A-Z ]*PRIVATE KEY")
@@ -160,6 +160,83 @@ def test_the_network_lets_pass_what_is_needed_and_nothing_else() -> None:
         for port in container.get("ports", [])
     }
     assert {(target, port) for _, target, port in NEEDED_FLOWS} == ports
+
+
+def test_the_namespace_enforces_what_every_pod_keeps() -> None:
+    """The `restricted` pod security standard, as its own document lists it."""
+    (namespace,) = (document for _, document in documents() if document["kind"] == "Namespace")
+    assert namespace["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "restricted"
+    checked = 0
+    for name, spec in pods():
+        pod = spec["securityContext"]
+        assert pod["runAsNonRoot"] is True, name
+        assert pod["runAsUser"] != 0, name
+        assert pod["seccompProfile"] == {"type": "RuntimeDefault"}, name
+        assert not {"hostNetwork", "hostPID", "hostIPC"} & spec.keys(), name
+        assert spec["automountServiceAccountToken"] is False, name
+        volumes = {"configMap", "emptyDir", "secret", "persistentVolumeClaim"}
+        for volume in spec.get("volumes", []):
+            assert volume.keys() - {"name"} <= volumes, name
+        for container in [*spec.get("initContainers", []), *spec["containers"]]:
+            context = container["securityContext"]
+            assert context["allowPrivilegeEscalation"] is False, name
+            assert context["capabilities"] == {"drop": ["ALL"]}, name
+            checked += 1
+    assert checked >= 7
+
+
+def test_each_component_has_a_user_of_its_own_and_none_is_root() -> None:
+    users: dict[str, set[str]] = {}
+    for name, spec in pods():
+        for container in [*spec.get("initContainers", []), *spec["containers"]]:
+            for variable in container.get("env", []):
+                key = variable.get("valueFrom", {}).get("secretKeyRef", {}).get("key", "")
+                if variable["name"] == "MONGODB_URI":
+                    users.setdefault(key, set()).add(name)
+                if key == "mongo_password":
+                    assert name == "mongo-init"
+    assert users == {
+        "trainer_mongodb_uri": {"trainer"},
+        "sampler_mongodb_uri": {"sampler"},
+        "server_mongodb_uri": {"inference"},
+    }
+    script = (KUBERNETES / "users.js").read_text()
+    assert script == (DEPLOY / "compose/users.js").read_text()
+    services = compose()["services"]
+    logins = {
+        name: re.findall(r"mongodb://(\w+):", service.get("environment", {}).get("MONGODB_URI", ""))
+        for name, service in services.items()
+    }
+    assert {name: found for name, found in logins.items() if found} == {
+        "supervisor": ["server"],
+        "sampler": ["sampler"],
+        "trainer": ["trainer"],
+    }
+
+
+def test_no_password_is_among_arguments() -> None:
+    words = []
+    for _, spec in pods():
+        for container in [*spec.get("initContainers", []), *spec["containers"]]:
+            words += [*container.get("command", []), *container.get("args", [])]
+    for service in compose()["services"].values():
+        for part in ("command", "entrypoint"):
+            given = service.get(part, [])
+            words += [given] if isinstance(given, str) else given
+    text = " ".join(words)
+    assert not re.search(r"--password|PASSWORD|filled-in|_KEY\b|TOKEN", text)
+
+
+def test_nothing_gets_out_to_private_networks_or_the_metadata_service() -> None:
+    policies = [d["spec"] for _, d in documents() if d["kind"] == "NetworkPolicy"]
+    everyone = next(one for one in policies if one["podSelector"] == {} and "egress" not in one)
+    assert set(everyone["policyTypes"]) == {"Ingress", "Egress"}
+    for spec in policies:
+        for rule in spec.get("egress", []):
+            assert rule["to"], "a rule without a peer lets everything pass"
+            for peer in rule["to"]:
+                block = peer.get("ipBlock")
+                assert block is None or {"169.254.0.0/16", "10.0.0.0/8"} <= set(block["except"])
 
 
 def mongod_script(kind: str) -> tuple[str, str]:
@@ -324,7 +401,7 @@ def test_image_recipes_pass_the_linter_and_copy_what_exists(path: Path) -> None:
 @pytest.mark.parametrize("folder", ["compose", "kubernetes"])
 def test_the_runs_settings_are_ones_that_exist(folder: str) -> None:
     config = parse_flags(["--config", str(DEPLOY / folder / "run.yaml")])
-    assert config.tools.mcp_manager_url == "http://environment:8000/mcp"
+    assert str(config.tools.mcp_manager_url) == "http://environment:8000/mcp"
     assert set(load_mcp_servers(DEPLOY / folder / "servers.json")) == {"shop"}
     trigger = next(d for _, d in documents() if d["kind"] == "ScaledObject")["spec"]["triggers"][0]
     assert trigger["metadata"]["dbName"] == config.run.run_name

@@ -53,6 +53,7 @@ def test_figures_are_flattened_and_what_is_no_number_is_left_out() -> None:
 def test_trackers_are_told_nothing_that_may_be_a_secret() -> None:
     config = build_config(
         {key: value for key, value in SECRETS.items() if "mcp_servers" not in key}
+        | {"inference_backend": "sglang"}
     )
     values = open_values(config)
     assert values["learning_rate"] == config.trainer.learning_rate
@@ -135,7 +136,7 @@ def wandb_history(folder: Path) -> list[tuple[int, dict[str, float]]]:
 @pytest.mark.parametrize("name", ["wandb", "swanlab"])
 def test_offline_runs_are_written_without_a_secret(name: str, tmp_path: Path) -> None:
     pytest.importorskip(name)
-    flags = {**SECRETS, "run_name": "tracked", "report_to": name, "output_dir": tmp_path / "out"}
+    flags = {**SECRETS, "inference_backend": "sglang", "run_name": "tracked", "report_to": name, "output_dir": tmp_path / "out"}
     del flags["mcp_servers"]
     environment = {
         **os.environ,
