@@ -136,7 +136,13 @@ def wandb_history(folder: Path) -> list[tuple[int, dict[str, float]]]:
 @pytest.mark.parametrize("name", ["wandb", "swanlab"])
 def test_offline_runs_are_written_without_a_secret(name: str, tmp_path: Path) -> None:
     pytest.importorskip(name)
-    flags = {**SECRETS, "inference_backend": "sglang", "run_name": "tracked", "report_to": name, "output_dir": tmp_path / "out"}
+    flags = {
+        **SECRETS,
+        "inference_backend": "sglang",
+        "run_name": "tracked",
+        "report_to": name,
+        "output_dir": tmp_path / "out",
+    }
     del flags["mcp_servers"]
     environment = {
         **os.environ,
