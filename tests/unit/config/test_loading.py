@@ -77,7 +77,7 @@ SGLANG = ("--inference_backend", "sglang")
         ([*SGLANG, "--sglang_args=--tp 2"], "--sglang_args --tp: give --inf_tp_size"),
         ([*SGLANG, "--sglang_args=--base-gpu-id=4"], "give --inference_gpus"),
         ([*SGLANG, "--sglang_args='"], "No closing quotation"),
-        (["--sglang_args=--dtype half"], "--sglang_args --dtype half is a setting of SGLang"),
+        (["--sglang_args=--dtype half"], "--sglang_args is a setting of SGLang"),
         (["--inference_urls", "http://h:1", "--inf_tp_size", "2"], "are started elsewhere"),
         (
             ["--colocated", "--consumer", "other"],
