@@ -4,7 +4,6 @@ from agentrl.rewards import judge as _judge  # noqa: F401  registers `agentcpm` 
 from agentrl.rewards import math_pool as _math_pool  # noqa: F401  registers `math`
 from agentrl.rewards.agent_config import AgentConfig
 from agentrl.rewards.factory import (
-    GroundTruth,
     MCPScorerFactory,
     Scorer,
     Verdict,
@@ -12,6 +11,7 @@ from agentrl.rewards.factory import (
 )
 from agentrl.rewards.registered_scoring import RegisteredScoring, extract_answer
 from agentrl.rewards.text_scorers import gaia_reward_func  # registers `exact`, `em` and `gaia`
+from agentrl.schema import GroundTruth
 
 __all__ = [
     "AgentConfig",

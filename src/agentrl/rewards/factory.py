@@ -6,51 +6,19 @@ Whatever else it raises is a `ScorerDefect` unless an outage is behind it. Neith
 
 import asyncio
 import inspect
-import json
-import math
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, ClassVar, TypedDict, TypeVar, Unpack, overload
 
 from agentrl.config.user_code import load_user_module
-from agentrl.errors import ConfigError, ScorerDefect
+from agentrl.errors import ConfigError
 from agentrl.rewards.agent_config import AgentConfig
-from agentrl.rewards.scoring_failures import as_scoring_error
-from agentrl.schema import MCPTask, Score
-from agentrl.schema.base import Value
-
-
-class GroundTruth(Value):
-    """The question and the answers that count as right."""
-
-    query: str
-    answer: Any = None
-    """The reference answer; `0` and `False` are answers, None means there is none."""
-    aug_answers: tuple[Any, ...] = ()
-    """Further answers that count as right."""
-
-    @classmethod
-    def of(cls, task: MCPTask) -> "GroundTruth":
-        """Return the question and the right answers of a task."""
-        return cls(query=task.query, answer=task.answer, aug_answers=task.aug_answers)
-
-    @property
-    def accepted(self) -> tuple[str, ...]:
-        """All right answers as text, in the spelling of JSON where they are not strings."""
-        given = (self.answer, *self.aug_answers)
-        return tuple(_as_text(answer) for answer in given if answer is not None)
-
-
-def _as_text(answer: object) -> str:
-    if isinstance(answer, str):
-        return answer
-    if isinstance(answer, float) and answer.is_integer():
-        answer = int(answer)  # tables turn a column of integers with a gap in it into floats
-    return json.dumps(answer, ensure_ascii=False)
+from agentrl.rewards.scoring_failures import as_number, as_scoring_error
+from agentrl.schema import GroundTruth, Score
 
 
 @dataclass(frozen=True)
@@ -151,21 +119,8 @@ class Scorer:
             if failure is error:
                 raise
             raise failure from error
-        verdict = result if isinstance(result, Verdict) else Verdict(_to_float(self.name, result))
-        if not math.isfinite(verdict.value):
-            raise _no_number(self.name, str(verdict.value))
-        return verdict
-
-
-def _to_float(name: str, value: object) -> float:
-    if isinstance(value, bool | int | float) or hasattr(value, "__float__"):
-        return float(value)  # numpy scalars too
-    raise _no_number(name, type(value).__name__)
-
-
-def _no_number(name: str, returned: str) -> ScorerDefect:
-    text = f"scorer {name!r} returned {returned}, not a number"
-    return ScorerDefect(text, kind=text)
+        verdict = result if isinstance(result, Verdict) else Verdict(value=result)
+        return replace(verdict, value=as_number(verdict.value, f"scorer {self.name!r}"))
 
 
 class MCPScorerFactory:

@@ -14,7 +14,8 @@ from agentrl.errors import InferenceError, ScoringError
 from agentrl.renderers.thinking import THINK_CLOSE, split_reasoning
 from agentrl.rewards.agent_config import AgentConfig
 from agentrl.rewards.chat import Retryable, ask_models, open_client
-from agentrl.rewards.factory import GroundTruth, MCPScorerFactory, Verdict
+from agentrl.rewards.factory import MCPScorerFactory, Verdict
+from agentrl.schema import GroundTruth
 
 JUDGE_PROMPT = """\
 You compare an answer with a reference answer to the same question. Everything between the tags \

@@ -14,7 +14,8 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 from agentrl.errors import ScoringError
-from agentrl.rewards.factory import GroundTruth, MCPScorerFactory, Verdict
+from agentrl.rewards.factory import MCPScorerFactory, Verdict
+from agentrl.schema import GroundTruth
 
 _MAX_ANSWER_CHARS = 10_000
 _START_SECONDS = 120.0

@@ -5,8 +5,8 @@ import re
 from agentrl.config.sections import RolloutSection
 from agentrl.renderers.thinking import split_reasoning
 from agentrl.rewards.agent_config import AgentConfig
-from agentrl.rewards.factory import GroundTruth, MCPScorerFactory, load_scorer_module
-from agentrl.schema import MCPTask, Score
+from agentrl.rewards.factory import MCPScorerFactory, load_scorer_module
+from agentrl.schema import GroundTruth, MCPTask, Score
 
 _BOXED, _FBOX = re.compile(r"\\boxed\s*+\{"), re.compile(r"\\fbox\s*+\{")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)

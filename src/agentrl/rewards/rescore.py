@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 from agentrl.errors import ScoringError
 from agentrl.rewards.agent_config import AgentConfig
-from agentrl.rewards.factory import GroundTruth, Scorer
-from agentrl.schema import MCPTask, Record, RecordStatus
+from agentrl.rewards.factory import Scorer
+from agentrl.schema import GroundTruth, MCPTask, Record, RecordStatus
 from agentrl.store import TrajectoryStore
 
 CONCURRENCY = 16

@@ -1,14 +1,17 @@
-"""Why a scoring raised: an outage, which passes, or a defect of the function, which does not.
+"""Why a scoring failed: an outage, which passes, or a defect of the function, which does not.
 
-In: what a scoring function raised. Out: the error of the tree in `agentrl.errors` that says which.
+In: what a scoring function raised or returned. Out: the error of the tree in `agentrl.errors` that
+says which.
 """
 
+import math
 import os
 import socket
 import sysconfig
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
+from typing import SupportsFloat
 
 import httpx
 
@@ -42,6 +45,25 @@ def as_scoring_error(error: Exception, what: str) -> AgentRLError:
         return ScoringError(text)
     place = _raised_at(error)
     return ScorerDefect(f"{text} ({place})", kind=f"{what}: {name} at {place}")
+
+
+def as_number(value: object, what: str) -> float:
+    """Return what a scoring returned as a finite float; NumPy's scalars are numbers, too.
+
+    Args:
+        value: what was returned.
+        what: whose scoring it was, to begin the message with.
+
+    Raises:
+        ScorerDefect: it is no such number.
+    """
+    # `SupportsFloat` includes what `float` takes but text.
+    number = float(value) if isinstance(value, SupportsFloat) else math.nan
+    if math.isfinite(number):
+        return number
+    returned = str(number) if isinstance(value, SupportsFloat) else type(value).__name__
+    text = f"{what} returned {returned}, not a number"
+    raise ScorerDefect(text, kind=text)
 
 
 def _is_outage(error: BaseException) -> bool:

@@ -23,7 +23,8 @@ import unicodedata
 from collections.abc import Mapping
 from typing import Any
 
-from agentrl.rewards.factory import GroundTruth, MCPScorerFactory, Verdict
+from agentrl.rewards.factory import MCPScorerFactory, Verdict
+from agentrl.schema import GroundTruth
 
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)

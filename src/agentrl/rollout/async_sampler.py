@@ -11,11 +11,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NoReturn, TypeVar
 
 import numpy as np
 
-from agentrl.errors import InferenceError, RenderError
+from agentrl.errors import ConfigError, InferenceError, RenderError
 from agentrl.inference import GenerateRequest, GenerateResult, OnPartial
 from agentrl.renderers.conversation import Conversation, Prompt
 from agentrl.renderers.reply import Reply
@@ -124,8 +124,8 @@ class AsyncSampler(ABC, Generic[TaskType]):
         """Run the rollout to its end."""
 
     @abstractmethod
-    async def evaluate_record(self, result: RolloutResult) -> Score:
-        """Return the score of a finished rollout.
+    async def evaluate_record(self, result: RolloutResult) -> Score | float:
+        """Return the score of a finished rollout, or its value alone.
 
         Called right after `run`, and again (on a fresh instance without turns) when the first
         attempt at scoring failed.
@@ -133,6 +133,18 @@ class AsyncSampler(ABC, Generic[TaskType]):
         Raises:
             ScoringError: the scorer could not decide; it is tried again later.
         """
+
+    async def create_chat_completions(self, *_: object, **__: object) -> NoReturn:
+        """Refuse the call with which samplers of AgentRL's original ask the model.
+
+        Raises:
+            ConfigError: always; the message says how this one asks.
+        """
+        raise ConfigError(
+            "create_chat_completions: here a sampler asks by `turn, reply = await self.generate("
+            "conversation)`; make the conversation once, by `Conversation(messages, tools=tools)`, "
+            "and `conversation.add` what the model sees next"
+        )
 
     async def generate(
         self,

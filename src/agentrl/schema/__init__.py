@@ -29,7 +29,14 @@ from agentrl.schema.run import (
     ServerLoad,
     ServiceStatus,
 )
-from agentrl.schema.task import TASK_TYPES, MCPTask, Split, Task, register_task_type
+from agentrl.schema.task import (
+    TASK_TYPES,
+    GroundTruth,
+    MCPTask,
+    Split,
+    Task,
+    register_task_type,
+)
 from agentrl.schema.training import (
     DBRecordData,
     LedgerEntry,
@@ -62,6 +69,7 @@ __all__ = [
     "DBRecordData",
     "DispatchedSamplingTask",
     "FinishReason",
+    "GroundTruth",
     "InferenceService",
     "Lease",
     "LedgerEntry",

@@ -1,5 +1,6 @@
 """`Task`: one question that is tried `num_generations` times. Its tries are `Record`s."""
 
+import json
 from datetime import datetime
 from typing import Any, ClassVar, Literal, TypeVar
 
@@ -58,6 +59,63 @@ class MCPTask(Task):
     images: tuple[str, ...] = ()
     """Images shown before the question: http(s) or `data:` URLs (stored once, when the task is
     added), or addresses of stored images."""
+
+
+_COMPARE = "a scorer compares an answer with truth.answer, not with the whole truth"
+
+
+class GroundTruth(Value):
+    """The question and the answers that count as right, as a scorer is given them.
+
+    `truth["answer"]` is `truth.answer`, and `str(truth)` the reference answer as text. Comparing the
+    whole with anything else is an error: an answer never equals it, and every score would be 0.
+    """
+
+    query: str
+    answer: Any = None
+    """The reference answer; `0` and `False` are answers, None means there is none."""
+    aug_answers: tuple[Any, ...] = ()
+    """Further answers that count as right."""
+
+    @classmethod
+    def of(cls, task: MCPTask) -> "GroundTruth":
+        """Return the question and the right answers of a task."""
+        return cls(query=task.query, answer=task.answer, aug_answers=task.aug_answers)
+
+    @property
+    def accepted(self) -> tuple[str, ...]:
+        """All right answers as text, in the spelling of JSON where they are not strings."""
+        given = (self.answer, *self.aug_answers)
+        return tuple(_as_text(answer) for answer in given if answer is not None)
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in type(self).model_fields:
+            raise KeyError(f"{name!r} (a truth has {', '.join(type(self).model_fields)})")
+        return getattr(self, name)
+
+    def __str__(self) -> str:
+        return "" if self.answer is None else _as_text(self.answer)
+
+    def __contains__(self, name: object) -> bool:
+        if name not in type(self).model_fields:
+            raise TypeError(_COMPARE)
+        return True
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, GroundTruth):
+            raise TypeError(_COMPARE)
+        return super().__eq__(other)
+
+    def __hash__(self) -> int:
+        return hash((self.query, str(self)))
+
+
+def _as_text(answer: object) -> str:
+    if isinstance(answer, str):
+        return answer
+    if isinstance(answer, float) and answer.is_integer():
+        answer = int(answer)  # tables turn a column of integers with a gap in it into floats
+    return json.dumps(answer, ensure_ascii=False)
 
 
 TASK_TYPES: dict[str, type[Task]] = {Task.kind: Task, MCPTask.kind: MCPTask}

@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agentrl.errors import ConfigError, ScoringError
+from agentrl.errors import ConfigError, ScorerDefect, ScoringError
 from agentrl.rewards import (
     AgentConfig,
     GroundTruth,
     MCPScorerFactory,
+    Scorer,
     Verdict,
     load_scorer_module,
 )
@@ -158,3 +159,31 @@ def test_the_truth_of_a_task_keeps_zero_and_false() -> None:
     task = MCPTask(id="t", query="q", answer=0, aug_answers=(False,))
     assert GroundTruth.of(task).accepted == ("0", "false")
     assert GroundTruth(query="q").accepted == ()
+
+
+async def test_a_scorer_of_the_originals_form_reads_the_answer_by_its_name() -> None:
+    async def by_name(model_answer: str, ground_truth: dict[str, str]) -> float:
+        return 1.0 if model_answer == ground_truth["answer"] else 0.0
+
+    scorer = Scorer("by_name", by_name, takes_config=False)
+    assert [(await scorer.score(answer, TRUTH)).value for answer in ("abc", "x")] == [1.0, 0.0]
+    with pytest.raises(KeyError, match=r"'answers' \(a truth has query, answer, aug_answers\)"):
+        TRUTH["answers"]
+    assert str(TRUTH) == "abc"
+    assert str(GroundTruth(query="q", answer=2.0)) == "2"
+
+
+@pytest.mark.parametrize(
+    "compare",
+    [
+        lambda answer, truth: float(answer == truth),
+        lambda answer, truth: float(truth != answer),
+        lambda answer, truth: float(answer in truth),
+        lambda answer, truth: float(truth in [answer]),
+    ],
+)
+async def test_a_scorer_that_compares_the_whole_truth_is_told(compare: Any) -> None:
+    scorer = Scorer("whole", compare, takes_config=False)
+    with pytest.raises(ScorerDefect, match=r"compares an answer with truth\.answer"):
+        await scorer.score("abc", TRUTH)
+    assert GroundTruth(query="q", answer="abc") == TRUTH

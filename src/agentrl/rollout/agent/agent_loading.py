@@ -1,10 +1,9 @@
 """What an agent is, and how `--agent` names one."""
 
-import inspect
 from collections.abc import Awaitable, Callable
 from importlib.metadata import entry_points
 
-from agentrl.config.user_code import load_user_module
+from agentrl.config.user_code import check_agent_function, load_user_module
 from agentrl.errors import ConfigError
 from agentrl.schema import MCPTask
 from agentrl.schema.agent_endpoint import AgentEndpoint
@@ -55,12 +54,6 @@ def _entry_point(name: str) -> object:
 def _checked(name: str, agent: object) -> AgentFunction:
     if not callable(agent):
         raise ConfigError(f"--agent {name}: {agent!r} is no function of (task, endpoint)")
-    try:
-        inspect.signature(agent).bind(None, None)
-    except TypeError:
-        raise ConfigError(
-            f"--agent {name}: the function has to take (task, endpoint); endpoint is an "
-            "agentrl.rollout.agent.AgentEndpoint with base_url, model and api_key"
-        ) from None
+    check_agent_function(agent, f"--agent {name}")
     function: AgentFunction = agent
     return function

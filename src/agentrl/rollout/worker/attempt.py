@@ -21,7 +21,7 @@ from agentrl.errors import (
     ServerUnreachable,
     StoreError,
 )
-from agentrl.rewards.scoring_failures import as_scoring_error
+from agentrl.rewards.scoring_failures import as_number, as_scoring_error
 from agentrl.rollout.async_sampler import AsyncSampler, RolloutResult
 from agentrl.rollout.context import RolloutContext
 from agentrl.rollout.worker.claim_limits import FailureBackoff
@@ -195,7 +195,11 @@ class RolloutAttempt:
         seen: set[str] = set()
         while True:
             try:
-                return await sampler.evaluate_record(result)
+                found = await sampler.evaluate_record(result)
+                if isinstance(found, Score):
+                    return found
+                value = as_number(found, "evaluate_record")
+                return Score(scorer=type(sampler).__name__, value=value)
             except Exception as error:
                 failure = as_scoring_error(error, "evaluate_record")
                 if isinstance(failure, ScorerDefect) and failure.kind not in seen:

@@ -61,27 +61,35 @@ class SamplingScheduler:
 
     Args:
         config: the process's configuration.
-        make_sampler: makes a slot's sampler: a class, or a function of the same arguments; by
+        sampler_class: makes a slot's sampler: a class, or a function of the same arguments; by
             default the class registered for the task's kind.
         dataset: tasks to add to the run first (idempotent, by their ids).
         split: claim only slots of this split; None means any.
         scoring: the scorers, needed by `MCPSampler`.
         summarizer: shortens long texts, for `MCPSampler`; None leaves them as they are.
+
+    Raises:
+        ConfigError: `config` is something else than the flags of this process.
     """
 
     def __init__(
         self,
         config: RootConfig,
-        make_sampler: MakeSampler | None = None,
+        sampler_class: MakeSampler | None = None,
         dataset: Iterable[Task] | None = None,
         split: Split | None = None,
         *,
         scoring: Scoring | None = None,
         summarizer: Summarizer | None = None,
     ) -> None:
+        if not isinstance(config, RootConfig):
+            raise ConfigError(
+                f"SamplingScheduler: config is a {type(config).__name__}; take "
+                "agentrl.config.command_line.parse_flags(sys.argv[1:])"
+            )
         self.owner = new_lease_owner()
         self._config = config
-        self._make_sampler = make_sampler or _registered_sampler
+        self._make_sampler = sampler_class or _registered_sampler
         self._dataset = dataset
         self._splits: Collection[Split] | None = None if split is None else (split,)
         self._scoring = scoring

@@ -198,7 +198,7 @@ async def test_an_agent_is_found_in_a_file_beside_its_neighbours(tmp_path: Any) 
         ("json:play", "there is no 'play' in json"),
         ("json:__name__", "'json' is no function"),
         ("json:dumps_", "there is no 'dumps_'"),
-        ("math:sqrt", r"has to take \(task, endpoint\)"),
+        ("math:sqrt", r"an agent is called with \(task, endpoint\)"),
         ("nobody", "no such entry point"),
         ("no.such.module:play", "ModuleNotFoundError"),
     ],
