@@ -6,6 +6,7 @@ from pathlib import Path
 
 from agentrl.config.sections import TrainerSection
 from agentrl.config.shipped_files import existing_or_shipped, shipped_file
+from agentrl.runtime.child_processes import program
 
 
 def agentrl_command(command: str, config_path: Path, *flags: str) -> list[str]:
@@ -33,12 +34,13 @@ def trainer_command(trainer: TrainerSection, config_path: Path) -> list[str]:
 def tool_server_command(template: str, port: int) -> list[str]:
     """Return the tool server's argv.
 
-    `{port}` is filled in, `python` means this interpreter, and a script that ships with the package
-    (`examples/shop/server.py`) is found from any working directory.
+    `{port}` is filled in, programs are found as `runtime.child_processes.program` says, and a script
+    that ships with the package (`examples/shop/server.py`) from any working directory.
     """
     words = [word.replace("{port}", str(port)) for word in shlex.split(template)]
-    if words and words[0] in ("python", "python3"):
-        words[0] = sys.executable
-        if len(words) > 1 and (script := existing_or_shipped(Path(words[1]))).is_absolute():
-            words[1] = str(script)
+    if words:
+        words[0] = program(words[0])
+    if words[:1] == [sys.executable] and len(words) > 1:
+        script = existing_or_shipped(Path(words[1]))
+        words[1] = str(script) if script.is_absolute() else words[1]
     return words

@@ -8,6 +8,7 @@ import contextlib
 import ctypes
 import logging
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -24,6 +25,18 @@ from agentrl.runtime.restarts import Restarts
 logger = logging.getLogger(__name__)
 
 _PR_SET_PDEATHSIG = 1
+
+
+def program(word: str) -> str:
+    """Return the program that the first word of a user's command line means.
+
+    `python` is this interpreter, and programs of this environment are found where the environment is
+    not active: what a user installed beside AgentRL is what runs.
+    """
+    if word in ("python", "python3"):
+        return sys.executable
+    beside = Path(sys.executable).parent / word
+    return str(beside) if shutil.which(word) is None and beside.is_file() else word
 
 
 def end_with_parent(number: signal.Signals) -> Callable[[], None] | None:

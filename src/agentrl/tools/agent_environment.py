@@ -11,6 +11,8 @@ from agentrl.errors import ConfigError
 
 URL_VARIABLE = "MCP_SERVER_URL"
 TOKEN_VARIABLE = "MCP_SERVER_TOKEN"
+DEFAULT_URL = "http://127.0.0.1:8000/mcp"
+"""Where `agentrl env up` serves unless it is told otherwise."""
 DEFAULT_NAME = "aworld-mcp"
 DEFAULT_TIMEOUT_SECONDS = 600.0
 
@@ -28,7 +30,7 @@ def get_agent_tool_env_and_servers(
     """Return the `mcpServers` mapping of an environment and its server names, as agents take them.
 
     Without arguments the address is `MCP_SERVER_URL` and the token `MCP_SERVER_TOKEN`, as
-    `agentrl env up` prints them.
+    `agentrl env up` prints them; without the first, the address where it serves by default.
 
     Args:
         url: address of the environment, before `tool_config["url"]` and `MCP_SERVER_URL`.
@@ -39,7 +41,7 @@ def get_agent_tool_env_and_servers(
             `sse_read_timeout`, `client_session_timeout_seconds` (600 each).
 
     Raises:
-        ConfigError: there is no address, or an option is unknown.
+        ConfigError: an option is unknown.
     """
     options = dict(tool_config or {})
     unknown = sorted(set(options) - set(_OPTIONS))
@@ -47,12 +49,7 @@ def get_agent_tool_env_and_servers(
         raise ConfigError(
             f"tool_config: unknown option {unknown[0]!r}; one of {', '.join(_OPTIONS)}"
         )
-    address = url or options.get("url") or os.environ.get(URL_VARIABLE)
-    if not address:
-        raise ConfigError(
-            f"the environment has no address: set {URL_VARIABLE}, or pass url=...; "
-            "`agentrl env up` starts one and prints its address"
-        )
+    address = url or options.get("url") or os.environ.get(URL_VARIABLE) or DEFAULT_URL
     wanted = mcp_server_list or options.get("mcp_servers") or ""
     server: dict[str, Any] = {
         "type": options.get("type", "streamable-http"),

@@ -17,6 +17,7 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.types import Implementation
 
 from agentrl.errors import ToolError
+from agentrl.runtime.child_processes import program
 from agentrl.runtime.confinement import Confinement
 from agentrl.tools.admission import MAX_MESSAGE_BYTES
 from agentrl.tools.http_transport import FailureReportingTransport
@@ -159,7 +160,7 @@ async def _started(
     writable = tuple(Path(path) for path in server.writable)
     confinement = replace(confinement, writable=(*confinement.writable, *writable))
     return stdio_transport(
-        await asyncio.to_thread(confinement.command, [server.command or "", *server.args]),
+        await asyncio.to_thread(confinement.command, [program(server.command or ""), *server.args]),
         environment=confinement.environment()
         | {name: value.get_secret_value() for name, value in server.env.items()},
         cwd=server.cwd or (confinement.scratch if confinement.read_only else None),

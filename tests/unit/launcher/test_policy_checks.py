@@ -28,7 +28,7 @@ def write_model(folder: Path, **changes: object) -> Path:
     return folder
 
 
-def answer(task: Any, llm_base_url: str) -> str:
+def answer(task: Any, endpoint: Any) -> str:
     raise NotImplementedError
 
 

@@ -64,13 +64,15 @@ def test_every_option_is_followed() -> None:
     assert load_mcp_servers(json.dumps(config))["mine"].call_timeout_seconds == 6000
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [({}, "set MCP_SERVER_URL"), ({"tool_config": {"token": "x"}}, "unknown option 'token'")],
-)
-def test_what_is_missing_or_unknown_is_named(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        get_agent_tool_env_and_servers(**arguments)
+def test_without_any_variable_the_tools_are_where_env_up_serves_them() -> None:
+    config, names = get_agent_tool_env_and_servers()
+    server = config["mcpServers"][names[0]]
+    assert (server["url"], server["headers"]) == ("http://127.0.0.1:8000/mcp", {})
+
+
+def test_an_unknown_option_is_named() -> None:
+    with pytest.raises(ConfigError, match="unknown option 'token'"):
+        get_agent_tool_env_and_servers(tool_config={"token": "x"})
 
 
 def test_a_dotenv_file_fills_one_variable_in_from_another_and_overrides_none(
