@@ -92,6 +92,16 @@ def test_in_a_swarm_those_without_an_address_of_their_own_are_trained(
     assert "leave it out of the ones to be trained" in checked["refused"]
 
 
+def test_swarms_and_parallel_agents_inside_of_a_swarm_are_built_as_they_were(
+    checked: dict[str, Any],
+) -> None:
+    assert checked["nested"] == [
+        "lead",
+        {"parallel": ["right", ["inside", "left", "expert"]]},
+        "last",
+    ]
+
+
 def test_agents_run_where_there_is_no_torch(aworld_python: Path) -> None:
     look = "import importlib.util as u, sys; sys.exit(u.find_spec('torch') is not None)"
     assert subprocess.run([aworld_python, "-c", look], check=False, timeout=60).returncode == 0

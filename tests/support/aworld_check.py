@@ -5,8 +5,10 @@ the description of a team says, as one line of JSON.
 """
 
 import json
+import os
 import sys
 from pathlib import Path
+from typing import Any
 
 from aworld.agents.llm_agent import Agent
 from aworld.config import AgentConfig, ModelConfig
@@ -16,7 +18,7 @@ from support.nasty_agent import agent_arguments, write_agent
 from agentrl import AgentTrainer
 from agentrl.errors import ConfigError
 from agentrl.integrations.agent_worker.describe import describe
-from agentrl.integrations.agent_worker.description import AWorldAgent
+from agentrl.integrations.agent_worker.description import AWorldAgent, AWorldSwarm
 from agentrl.integrations.aworld.building import build
 from agentrl.schema.agent_endpoint import AgentEndpoint
 
@@ -26,6 +28,28 @@ def nasty_agent() -> Agent:
     arguments = agent_arguments()
     llm = ModelConfig(**arguments.pop("conf")["llm_config"])
     return Agent(conf=AgentConfig(llm_config=llm), mcp_servers=["shop"], **arguments)
+
+
+def nested_names(lead: Agent, expert: Agent) -> object:
+    """Describe a swarm with a swarm and parallel agents inside, and return what is built from it."""
+    others = [Agent(name=name, conf=AgentConfig()) for name in ("left", "right", "last")]
+    inside = Swarm(others[0], expert, name="inside")
+    described, secrets = describe(Swarm(lead, [others[1], inside], others[2]))
+    os.environ.update(secrets)
+    assert isinstance(described, AWorldSwarm)
+    described = AWorldSwarm.model_validate(json.loads(described.model_dump_json()))
+    endpoint = AgentEndpoint("http://127.0.0.1:1/v1", "policy", "key")
+
+    def names(part: Any) -> object:
+        if isinstance(part, list):
+            return {"parallel": [names(one) for one in part]}
+        if isinstance(part, Swarm):
+            return [part.name(), *(names(one) for one in part.topology)]
+        return part.name()
+
+    built = build(described, endpoint)
+    built.reset("")
+    return [names(part) for part in built.topology]
 
 
 def main() -> None:
@@ -52,6 +76,7 @@ def main() -> None:
     team, secrets = describe(TeamSwarm(lead, expert))
     found["team"] = team.model_dump(mode="json")
     found["secrets"] = secrets
+    found["nested"] = nested_names(lead, expert)
     try:
         describe(Swarm(expert))
     except ConfigError as error:

@@ -8,6 +8,8 @@ from typing import Any
 
 import httpx
 
+from agentrl.schema.agent_endpoint import AgentEndpoint
+
 CATALOGUE = json.loads((Path(__file__).parents[2] / "assets/demo/catalogue.json").read_text())
 _OPERANDS = {"a": "integer", "b": "integer"}
 _OPERATORS = {"add": "add", "subtract": "sub", "multiply": "mul"}
@@ -36,16 +38,14 @@ TOOLS = [
 """The tools of the demo's shop, which the demo's model knows how to call."""
 
 
-async def shop_agent(
-    task: Any, llm_base_url: str, llm_model_name: str = "", llm_api_key: str = ""
-) -> str | None:
+async def shop_agent(task: Any, endpoint: AgentEndpoint) -> str | None:
     """Ask the model, and do what it asks for, as agents do that nobody wrote for training."""
     messages: list[dict[str, Any]] = [{"role": "user", "content": task.query}]
-    headers = {"Authorization": f"Bearer {llm_api_key}"}
+    headers = {"Authorization": f"Bearer {endpoint.api_key}"}
     async with httpx.AsyncClient(timeout=60, headers=headers) as client:
         for _ in range(5):
-            body = {"model": llm_model_name, "messages": messages, "tools": TOOLS}
-            response = await client.post(f"{llm_base_url}/chat/completions", json=body)
+            body = {"model": endpoint.model, "messages": messages, "tools": TOOLS}
+            response = await client.post(f"{endpoint.base_url}/chat/completions", json=body)
             response.raise_for_status()
             reply = response.json()["choices"][0]["message"]
             messages.append(reply)
@@ -57,15 +57,13 @@ async def shop_agent(
     return None
 
 
-async def two_conversations(
-    task: Any, llm_base_url: str, llm_model_name: str = "", llm_api_key: str = ""
-) -> str | None:
+async def two_conversations(task: Any, endpoint: AgentEndpoint) -> str | None:
     """Ask for a second opinion in a conversation of its own, and answer as the first one did."""
-    answer = await shop_agent(task, llm_base_url, llm_model_name, llm_api_key)
+    answer = await shop_agent(task, endpoint)
     async with httpx.AsyncClient(timeout=60) as client:
         message = {"role": "user", "content": f"Is {answer} right? {task.query}"}
-        body = {"model": llm_model_name, "messages": [message]}
-        response = await client.post(f"{llm_base_url}/chat/completions", json=body)
+        body = {"model": endpoint.model, "messages": [message]}
+        response = await client.post(f"{endpoint.base_url}/chat/completions", json=body)
         response.raise_for_status()
     return answer
 
@@ -80,15 +78,15 @@ def _called(name: str, arguments: str) -> str:
         return f"wrong call: {error}"
 
 
-async def failing_agent(task: Any, llm_base_url: str) -> str:
+async def failing_agent(task: Any, endpoint: AgentEndpoint) -> str:
     """Fail as the user's own code may."""
     raise ValueError("my own mistake")
 
 
-def threaded_agent(task: Any, llm_base_url: str) -> str:
+def threaded_agent(task: Any, endpoint: AgentEndpoint) -> str:
     """Answer without any model."""
     sys.stdout.write("frameworks print what they do\n")
-    return f"{task.query} at {llm_base_url}"
+    return f"{task.query} at {endpoint.base_url}"
 
 
 async def contains_answer(

@@ -8,7 +8,7 @@ _cancelled: list[str] = []
 _running: list[str] = []
 
 
-async def slow_agent(task: Any, llm_base_url: str) -> str:
+async def slow_agent(task: Any, endpoint: Any) -> str:
     """Wait to be cancelled, unless the task is quick or asks how often that happened."""
     if task.query == "quick":
         return "quick"
@@ -22,7 +22,7 @@ async def slow_agent(task: Any, llm_base_url: str) -> str:
     return "late"
 
 
-async def counting_agent(task: Any, llm_base_url: str) -> str:
+async def counting_agent(task: Any, endpoint: Any) -> str:
     """Return how many of these ran at the same time."""
     _running.append(task.query)
     await asyncio.sleep(0.02)
@@ -31,6 +31,6 @@ async def counting_agent(task: Any, llm_base_url: str) -> str:
     return str(most)
 
 
-async def process_agent(task: Any, llm_base_url: str) -> str:
+async def process_agent(task: Any, endpoint: Any) -> str:
     """Return the number of the process that played."""
     return str(os.getpid())

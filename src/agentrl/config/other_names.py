@@ -113,9 +113,7 @@ _SCORES = (
     "--scorer_module FILE registers scoring functions, and --default_scorer names the one of "
     "questions that name none"
 )
-_HUB = (
-    "nothing is uploaded; afterwards: hf upload OWNER/NAME output/RUN_NAME/checkpoints/STEP/model"
-)
+_HUB = "nothing is uploaded by itself; afterwards: agentrl push_to_hub OWNER/NAME --run_name NAME"
 _REUSE = (
     "--max_trained_count is the number of steps that may use a record, --retrained_interval apart"
 )

@@ -5,13 +5,13 @@ import tempfile
 from pathlib import Path
 
 
-def write_private(path: Path, text: str) -> None:
+def write_private(path: Path, content: str | bytes) -> None:
     """Write a file with mode 0600, whole or not at all; its directory is made with 0700."""
     make_private(path.parent)
     descriptor, staged = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
         os.replace(staged, path)
     except BaseException:
         os.unlink(staged)

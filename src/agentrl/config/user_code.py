@@ -3,9 +3,12 @@
 import hashlib
 import importlib
 import importlib.util
+import inspect
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from agentrl.errors import ConfigError
 
@@ -33,6 +36,30 @@ def load_user_module(source: str | Path, what: str) -> ModuleType:
         raise
     except Exception as error:
         raise ConfigError(f"{what}: {type(error).__name__}: {error}") from error
+
+
+def check_agent_function(agent: Callable[..., Any], what: str) -> None:
+    """Refuse a function that cannot be called as an agent: with a task and an endpoint.
+
+    Args:
+        agent: the function.
+        what: its name in error messages.
+
+    Raises:
+        ConfigError: it takes something else.
+    """
+    try:
+        signature = inspect.signature(agent)
+        signature.bind(None, None)
+        fits = not any(name.endswith("base_url") for name in signature.parameters)
+    except (TypeError, ValueError):  # ValueError: a function of C has no signature
+        fits = False
+    if not fits:
+        raise ConfigError(
+            f"{what}: an agent is called with (task, endpoint); write `async def play(task, "
+            "endpoint)`, and take the model's address, name and key from endpoint.base_url, "
+            "endpoint.model and endpoint.api_key"
+        )
 
 
 def _load_file(path: Path) -> ModuleType:

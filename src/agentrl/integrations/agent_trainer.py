@@ -4,7 +4,7 @@ import asyncio
 import importlib
 import inspect
 import logging
-from collections.abc import Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, ClassVar
@@ -17,6 +17,7 @@ log = logging.getLogger(__name__)
 ENGINES = {
     "agentrl": "agentrl.integrations.native_engine:NativeEngine",
     "areal": "agentrl.integrations.areal.areal_engine:ArealEngine",
+    "sft": "agentrl.integrations.sft_engine:SftEngine",
     "trl": "agentrl.integrations.trl.trl_engine:TrlEngine",
     "verl": "agentrl.integrations.verl.verl_engine:VerlEngine",
 }
@@ -55,11 +56,11 @@ class AgentTrainer:
         """Check everything.
 
         Args:
-            agent: an AWorld `Agent` or `Swarm`, a function `async (task, llm_base_url) -> answer`,
+            agent: an AWorld `Agent` or `Swarm`, a function `async (task, endpoint) -> answer`,
                 a class with `build_agents()`, or the path of any of them: an agent's YAML file, or
                 `file.py:name`.
-            config: a mapping, an object, or the path of a YAML or JSON file. Its keys are the
-                engine's.
+            config: a mapping, an object, JSON text, or the path of a YAML or JSON file. Its keys
+                are the engine's.
             reward_func: a function, or `file.py:function`; without it the data say how they are
                 scored.
             train_dataset: a csv, json, jsonl or parquet file, a Hugging Face `Dataset`, or a list
@@ -67,7 +68,7 @@ class AgentTrainer:
             test_dataset: held-out questions, in the same forms.
             run_path: folder of the run, made when missing; `runs` in the working directory when
                 not given.
-            train_engine_name: `agentrl`, `areal`, `trl`, `verl`, or a registered one.
+            train_engine_name: `agentrl`, `areal`, `sft`, `trl`, `verl`, or a registered one.
 
         Raises:
             ConfigError: an argument cannot be used; the message names it and what to do.
@@ -113,9 +114,9 @@ class AgentTrainer:
         return await asyncio.to_thread(processor.inference, dataset)
 
     def evaluate(self, dataset: Any = None) -> Any:
-        """Call `inference` from outside of an event loop."""
-        work: Coroutine[Any, Any, Any] = self.inference(dataset)
-        return asyncio.run(work)
+        """Call `inference` from code that is not asynchronous, that of a notebook included."""
+        with ThreadPoolExecutor(1) as thread:  # a notebook's own thread has an event loop already
+            return thread.submit(asyncio.run, self.inference(dataset)).result()
 
     @classmethod
     def register_processor(cls, train_engine_name: str, train_type: type[TrainerProcessor]) -> None:

@@ -12,19 +12,27 @@ import yaml
 
 from agentrl.errors import ConfigError
 
+_ONLY_OF = {
+    "verl": {"actor_rollout_ref", "algorithm", "critic", "custom_reward_function"},
+    "areal": {"actor", "allocation_mode", "cluster", "gconfig"},
+}
+"""Engine -> settings by which its configuration is recognized."""
+
 
 def load_settings(config: Any) -> dict[str, Any]:
     """Return the settings that the user gave; none for None.
 
     Args:
-        config: a mapping, the path of a YAML or JSON file, a dataclass, or an object with
-            `model_dump()`, `to_dict()` or plain attributes.
+        config: a mapping, the path of a YAML or JSON file, JSON text, a dataclass, or an object
+            with `model_dump()`, `to_dict()` or plain attributes.
 
     Raises:
         ConfigError: it cannot be read, or holds no settings by name.
     """
     if config is None:
         return {}
+    if isinstance(config, str) and config.lstrip().startswith("{"):
+        return _parsed(config, "config", is_json=True)
     if isinstance(config, str | Path):
         return _from_file(Path(config).expanduser())
     found = _as_mapping(config)
@@ -34,6 +42,26 @@ def load_settings(config: Any) -> dict[str, Any]:
             "a YAML or JSON file"
         )
     return dict(found)
+
+
+def refuse_settings_of(settings: Mapping[str, Any], engine: str) -> None:
+    """Refuse the configuration of another engine than the one that was named.
+
+    Args:
+        settings: what the user gave, with nested or dotted names.
+        engine: the engine that reads it.
+
+    Raises:
+        ConfigError: a setting is known to another engine alone.
+    """
+    for key in settings:
+        name = str(key).partition(".")[0]
+        for other, names in _ONLY_OF.items():
+            if name in names and other != engine:
+                raise ConfigError(
+                    f"config: {name} is a setting of {other}: pass "
+                    f'train_engine_name="{other}", or the flags of `agentrl run`'
+                )
 
 
 def nested(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -111,15 +139,20 @@ def _from_file(path: Path) -> dict[str, Any]:
         raise ConfigError(f"config: {path}: expected a .yaml, .yml or .json file")
     try:
         text = path.read_text(encoding="utf-8")
-        content = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
-    except OSError as error:
-        raise ConfigError(f"config: {path}: {error.strerror}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not text in UTF-8"
+        raise ConfigError(f"config: {path}: {reason}") from None
+    return _parsed(text, f"config: {path}", is_json=path.suffix == ".json")
+
+
+def _parsed(text: str, what: str, *, is_json: bool) -> dict[str, Any]:
+    try:
+        content = json.loads(text) if is_json else yaml.safe_load(text)
     except (ValueError, yaml.YAMLError) as error:
-        kind = "JSON" if path.suffix == ".json" else "YAML"
-        reason = " ".join(str(error).split())
-        raise ConfigError(f"config: {path} is not valid {kind}: {reason}") from None
+        kind, reason = "JSON" if is_json else "YAML", " ".join(str(error).split())
+        raise ConfigError(f"{what} is not valid {kind}: {reason}") from None
     if content is None:
         return {}
     if not isinstance(content, dict):
-        raise ConfigError(f"config: {path}: expected `name: value` lines")
+        raise ConfigError(f"{what}: expected `name: value` lines")
     return content

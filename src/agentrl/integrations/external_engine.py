@@ -23,8 +23,9 @@ from agentrl.integrations.engine_settings import (
     has_package,
     load_settings,
     nested,
+    refuse_settings_of,
 )
-from agentrl.integrations.question_rows import write_questions
+from agentrl.integrations.question_rows import warn_of_equal_files, write_questions
 from agentrl.integrations.reward_functions import RewardFunction, check_reward_function
 from agentrl.integrations.trainer_processor import TrainerProcessor
 
@@ -43,6 +44,7 @@ class ExternalEngine(TrainerProcessor):
         self._environment: dict[str, str] = {}
         self._reward: RewardFunction | None = None
         self._files: dict[str, Path] = {}
+        self._questions: list[Path] = []
         self._python = sys.executable
         self._processes: object = None
 
@@ -73,7 +75,7 @@ class ExternalEngine(TrainerProcessor):
 
     def check_agent(self, agent: Any) -> None:
         """Describe the agent; see `describe`."""
-        self._description, self._environment = describe(agent)
+        self._description, self._environment = describe(agent, self.run_path)
 
     def check_dataset(self, dataset: Any, test_dataset: Any = None) -> None:
         """Write the questions of each data set, in the framework's form."""
@@ -82,12 +84,16 @@ class ExternalEngine(TrainerProcessor):
                 questions = self.run_path / f"{split}_data.jsonl"
                 write_questions(value, questions, f"{split}_dataset")
                 self._files[split] = self._convert_questions(questions, split)
+                self._questions.append(questions)
+        if len(self._questions) == 2:
+            warn_of_equal_files(*self._questions)
 
     def check_reward(self, reward_func: Any) -> None:
         """Find the reward function, which the framework calls with four arguments by name."""
         if reward_func is None:
             return
-        self._reward = check_reward_function(reward_func)
+        questions = next(iter(self._questions), None)
+        self._reward = check_reward_function(reward_func, self.run_path, questions)
         if self._reward.form != "aworld":
             raise ConfigError(
                 f"reward_func: {self.framework} calls {self._reward.name} with data_source, "
@@ -107,6 +113,7 @@ class ExternalEngine(TrainerProcessor):
     def _load_settings(self, config: Any) -> dict[str, Any]:
         """Return the framework's settings, after taking ours out of them."""
         settings = nested(load_settings(config))
+        refuse_settings_of(settings, self.package)
         python_key = f"{self.package}_python"
         given = settings.pop(python_key, None)
         python = given if given is not None else os.environ.get(self._python_variable)

@@ -24,11 +24,16 @@ from agentrl.integrations.agent_worker.description import (
     worker_settings,
     write_worker_settings,
 )
-from agentrl.integrations.engine_settings import checked_program, load_settings
+from agentrl.integrations.engine_settings import (
+    checked_program,
+    load_settings,
+    refuse_settings_of,
+)
 from agentrl.integrations.question_rows import (
     SCORER,
     rewrite_questions,
     scored_by,
+    warn_of_equal_files,
     write_questions,
 )
 from agentrl.integrations.reward_functions import RewardFunction, check_reward_function
@@ -73,7 +78,7 @@ class NativeEngine(TrainerProcessor):
 
     def check_agent(self, agent: Any) -> None:
         """Describe the agent (see `describe`); its secrets go into this process's environment."""
-        self._description, secrets = describe(agent)
+        self._description, secrets = describe(agent, self.run_path)
         os.environ.update(secrets)
 
     def check_dataset(self, dataset: Any, test_dataset: Any = None) -> None:
@@ -82,20 +87,24 @@ class NativeEngine(TrainerProcessor):
         for argument, value in given.items():
             if value is not None:
                 path = self.run_path / argument.replace("dataset", "data.jsonl")
-                write_questions(value, path, argument)
+                self._write_data(value, path, argument)
                 self._files[argument] = path
+        if len(self._files) == 2:
+            warn_of_equal_files(*self._files.values())
 
     def check_reward(self, reward_func: Any) -> None:
         """Find the reward function, and let it score every question."""
         if reward_func is None:
             return
-        self._reward = check_reward_function(reward_func)
+        questions = next(iter(self._files.values()), None)
+        self._reward = check_reward_function(reward_func, self.run_path, questions)
         for path in self._files.values():
             rewrite_questions(path, scored_by(SCORER, self._reward.form))
 
     def check_config(self, config: Any) -> RootConfig:
         """Fill in what the other arguments say, check all flags, and write the run's files."""
         settings = load_settings(config)
+        refuse_settings_of(settings, "agentrl")
         own = {key: settings.pop(key) for key in _OWN_KEYS if key in settings}
         self._python = _training_python(own.get("training_python"))
         settings.setdefault("run_name", "agent")
@@ -124,6 +133,10 @@ class NativeEngine(TrainerProcessor):
         self._write_agent(own.get("agent_processes"))
         write_config(self._config, self.config_path)
         return self._config
+
+    def _write_data(self, dataset: Any, path: Path, argument: str) -> None:
+        """Write a data set in the form that training reads."""
+        write_questions(dataset, path, argument)
 
     def _check_policy(self, config: RootConfig) -> None:
         """Refuse a model that is missing or that our trainer cannot train on these ranks."""

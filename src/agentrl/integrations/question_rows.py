@@ -1,6 +1,8 @@
 """Data sets of any form to question files in the run's folder, and their rows to other forms."""
 
+import filecmp
 import json
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,8 @@ from agentrl.config.sections import DataSection
 from agentrl.datasets.entries import BadEntry, read_entries
 from agentrl.datasets.question_files import QuestionFile
 from agentrl.errors import DatasetError
+
+log = logging.getLogger(__name__)
 
 Row = Mapping[str, Any]
 
@@ -24,17 +28,43 @@ def write_questions(dataset: Any, path: Path, argument: str) -> None:
     Raises:
         DatasetError: it is missing, malformed or empty; the message names the argument.
     """
-    with path.open("w", encoding="utf-8") as file:
-        for where, row in _rows_of(dataset, argument):
-            try:
-                file.write(json.dumps(_question_of(row), ensure_ascii=False) + "\n")
-            except (TypeError, ValueError) as error:
-                raise DatasetError(f"{argument}: {where}: not plain data ({error})") from None
+    write_rows(dataset, path, argument, _question_of)
     try:
         QuestionFile(path, DataSection()).close()
     except DatasetError as error:
         reason = str(error).removeprefix(f"{path}: ")
         raise DatasetError(f"{argument}: {reason}") from None
+
+
+def write_rows(
+    dataset: Any, path: Path, argument: str, converted: Callable[[Row], Mapping[str, Any]]
+) -> None:
+    """Write a data set as JSONL.
+
+    Args:
+        dataset: the path of a file, a Hugging Face `Dataset`, or a list of rows.
+        path: the file to write.
+        argument: the name of `dataset`, for messages.
+        converted: changes every row.
+
+    Raises:
+        DatasetError: it is missing or malformed.
+    """
+    with path.open("w", encoding="utf-8") as file:
+        for where, row in _rows_of(dataset, argument):
+            try:
+                file.write(json.dumps(converted(row), ensure_ascii=False) + "\n")
+            except (TypeError, ValueError) as error:
+                raise DatasetError(f"{argument}: {where}: not plain data ({error})") from None
+
+
+def warn_of_equal_files(train: Path, test: Path) -> None:
+    """Warn where held-out data are the training data: their figures would hide overfitting."""
+    if filecmp.cmp(train, test, shallow=False):
+        log.warning(
+            "train_dataset and test_dataset hold the same rows: scores on the test data will say "
+            "nothing about questions that were not trained on"
+        )
 
 
 def read_questions(path: Path) -> Iterator[dict[str, Any]]:

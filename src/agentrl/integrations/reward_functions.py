@@ -1,10 +1,15 @@
 """Reward functions: found, checked and named by reference, so that other processes call them."""
 
+import asyncio
 import inspect
+import logging
+import threading
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, SupportsFloat
 
 from agentrl.errors import ConfigError
 from agentrl.integrations.agent_worker.references import (
@@ -14,7 +19,12 @@ from agentrl.integrations.agent_worker.references import (
     required_parameters,
     resolve_reference,
 )
+from agentrl.integrations.question_rows import Row, read_questions, reward_inputs
+from agentrl.schema import GroundTruth
 
+log = logging.getLogger(__name__)
+
+_TRIAL_SECONDS = 20.0
 AWORLD_PARAMETERS = ("data_source", "solution_str", "ground_truth", "extra_info")
 
 
@@ -37,15 +47,19 @@ class RewardFunction:
         return self.reference.rpartition(":")[2]
 
 
-def check_reward_function(reward: Any) -> RewardFunction:
+def check_reward_function(
+    reward: Any, folder: Path | None = None, questions: Path | None = None
+) -> RewardFunction:
     """Return the reward function that the user named.
 
     Args:
         reward: a function, `file.py:function`, or the path of a file: that names its only
             function, or the one that has the file's name.
+        folder: where a function is written that a notebook defines.
+        questions: a question file; the function is called once, with its first question.
 
     Raises:
-        ConfigError: it cannot be found, or does not take the right arguments.
+        ConfigError: it cannot be found, does not take the right arguments, or returns no number.
     """
     if isinstance(reward, str | Path):
         text = str(reward)
@@ -55,13 +69,59 @@ def check_reward_function(reward: Any) -> RewardFunction:
         )
         function = load_object(reference, "reward_func")
     elif callable(reward):
-        reference, function = reference_to(reward, "reward_func"), reward
+        reference, function = reference_to(reward, "reward_func", folder), reward
     else:
         raise ConfigError(
             f"reward_func: a {type(reward).__name__} cannot be called; pass a function, or "
             "file.py:function"
         )
-    return RewardFunction(reference, _form(function, reference.rpartition(":")[2]))
+    found = RewardFunction(reference, _form(function, reference.rpartition(":")[2]))
+    if questions is not None:
+        _try(function, found, next(read_questions(questions)))
+    return found
+
+
+def _try(function: Callable[..., Any], reward: RewardFunction, question: Row) -> None:
+    """Call the function with a question and its own reference answer, if it has one.
+
+    Raises:
+        ConfigError: it raises, or returns no number.
+    """
+    truth = GroundTruth(query=str(question.get("query", "")), answer=question.get("answer"))
+    if truth.answer is None:
+        return
+    call = partial(function, str(truth), truth)
+    if reward.form == "aworld":
+        text = f"<answer>{truth}</answer>"
+        call = partial(function, **reward_inputs(question), solution_str=text)
+    outcome: list[Any] = []
+
+    async def reward_of_call() -> Any:
+        result = call()
+        return await result if inspect.isawaitable(result) else result
+
+    def run() -> None:
+        try:
+            outcome.append(asyncio.run(reward_of_call()))
+        except Exception as error:  # noqa: BLE001  (whatever the user's code raises)
+            outcome.append(error)
+
+    # A thread, as a notebook's own has an event loop already; daemon, as the call may never end.
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(_TRIAL_SECONDS)
+    where = f"reward_func: {reward.name}"
+    result = outcome[0] if outcome else TimeoutError(f"no answer within {_TRIAL_SECONDS:g} s")
+    if isinstance(result, ConnectionError | TimeoutError):
+        log.warning("%s could not be tried (%s: %s)", where, type(result).__name__, result)
+    elif isinstance(result, Exception):
+        frame = traceback.extract_tb(result.__traceback__)[-1]
+        raise ConfigError(
+            f"{where} raised {type(result).__name__}: {result} ({frame.filename}:{frame.lineno}) on "
+            "the first question, given its own answer; whatever a policy writes must get a number"
+        ) from result
+    elif not isinstance(result, SupportsFloat):
+        raise ConfigError(f"{where} returned a {type(result).__name__}; it has to return a number")
 
 
 def _only_function(path: Path) -> str:

@@ -4,6 +4,8 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any
 
+from agentrl.errors import ConfigError
+
 
 class TrainerProcessor(ABC):
     """A training engine: takes an agent, data, a reward and a configuration, and trains.
@@ -71,7 +73,6 @@ class TrainerProcessor(ABC):
             AgentRLError: training failed.
         """
 
-    @abstractmethod
     def inference(self, dataset: Any = None) -> Any:
         """Let the trained agent answer questions, and return the scores; may be a coroutine.
 
@@ -79,5 +80,9 @@ class TrainerProcessor(ABC):
             dataset: the questions; None means the test data.
 
         Raises:
+            ConfigError: the engine has no method of its own.
             AgentRLError: there is nothing to ask, or it failed.
         """
+        raise ConfigError(
+            f"train_engine_name: {type(self).__name__} only trains; it has no `inference(dataset)`"
+        )

@@ -116,6 +116,12 @@ def test_training_and_inference_are_the_engines(engine: type[Recording], tmp_pat
     assert trainer.evaluate("held out") == {"asked": "held out"}
 
 
+async def test_a_notebook_whose_thread_has_an_event_loop_evaluates(
+    engine: type[Recording], tmp_path: Path
+) -> None:
+    assert build(tmp_path).evaluate("held out") == {"asked": "held out"}
+
+
 async def test_inference_awaits_an_engine_that_is_asynchronous(
     engine: type[Recording], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -148,10 +154,18 @@ def test_a_name_is_registered_once_and_free_again_afterwards(engine: type[Record
 
 def test_an_incomplete_engine_cannot_be_made(tmp_path: Path) -> None:
     class Incomplete(Recording):
-        inference = TrainerProcessor.inference
+        train = TrainerProcessor.train
 
-    with pytest.raises(TypeError, match=r"abstract.*inference"):
+    with pytest.raises(TypeError, match=r"abstract.*train"):
         Incomplete(tmp_path)
+
+
+def test_an_engine_need_not_answer_questions(
+    engine: type[Recording], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "inference", TrainerProcessor.inference)
+    with pytest.raises(ConfigError, match="Recording only trains; it has no `inference"):
+        build(tmp_path).evaluate()
 
 
 def test_importing_agentrl_imports_neither_the_trainer_nor_torch() -> None:

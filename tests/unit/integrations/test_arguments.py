@@ -15,12 +15,13 @@ from pydantic import BaseModel
 import __main__
 from agentrl.errors import ConfigError, DatasetError
 from agentrl.integrations.agent_worker.references import load_object, reference_to
-from agentrl.integrations.engine_settings import load_settings
+from agentrl.integrations.engine_settings import load_settings, refuse_settings_of
 from agentrl.integrations.question_rows import (
     read_questions,
     rewrite_questions,
     scored_by,
     verl_row,
+    warn_of_equal_files,
     write_questions,
 )
 from agentrl.integrations.reward_functions import check_reward_function
@@ -193,6 +194,61 @@ def test_a_function_of_a_script_without_a_guard_is_refused(
     assert reference_to(of_a_script, "reward_func") == f"{script}:of_a_script"
 
 
+async def of_words(answer: str, truth: Any) -> str:
+    return "good"
+
+
+def raises(data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None) -> float:
+    return float(solution_str)
+
+
+def away(answer: str, truth: Any) -> float:
+    raise ConnectionRefusedError("no judge")
+
+
+def whole(answer: str, truth: Any) -> float:
+    return float(answer == truth)
+
+
+@pytest.mark.parametrize(
+    ("reward", "message"),
+    [
+        (of_words, "reward_func: of_words returned a str; it has to return a number"),
+        (raises, r"reward_func: raises raised ValueError: .*test_arguments\.py:\d+\) on the first"),
+        (whole, r"TypeError: a scorer compares an answer with truth\.answer"),
+    ],
+)
+def test_a_reward_function_is_called_once_before_anything_starts(
+    reward: Any, message: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "questions.jsonl"
+    write_questions(ROWS, path, "train_dataset")
+    with pytest.raises(ConfigError, match=message):
+        check_reward_function(reward, questions=path)
+    check_reward_function(good, questions=path)
+    check_reward_function(scorer, questions=path)
+
+
+async def test_a_reward_function_whose_judge_is_away_is_no_mistake(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "questions.jsonl"
+    write_questions(ROWS, path, "train_dataset")
+    check_reward_function(away, questions=path)
+    assert "away could not be tried (ConnectionRefusedError: no judge)" in caplog.text
+
+
+def test_held_out_data_that_are_the_training_data_are_noticed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name, rows in (("a", ROWS), ("b", ROWS), ("c", ROWS[:1])):
+        write_questions(rows, tmp_path / name, "train_dataset")
+    warn_of_equal_files(tmp_path / "a", tmp_path / "c")
+    assert not caplog.text
+    warn_of_equal_files(tmp_path / "a", tmp_path / "b")
+    assert "hold the same rows" in caplog.text
+
+
 @dataclass
 class Settings:
     max_steps: int = 3
@@ -210,7 +266,7 @@ class Plain:
 def test_a_config_may_be_a_file_a_mapping_or_an_object(tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text("max_steps: 3\n")
     (tmp_path / "c.json").write_text('{"max_steps": 3}')
-    forms = [tmp_path / "c.yaml", str(tmp_path / "c.json"), {"max_steps": 3}]
+    forms = [tmp_path / "c.yaml", str(tmp_path / "c.json"), {"max_steps": 3}, ' {"max_steps": 3}']
     for config in (*forms, Settings(), Model(), Plain()):
         assert load_settings(config) == {"max_steps": 3}
     assert load_settings(None) == {}
@@ -222,6 +278,7 @@ def test_a_config_may_be_a_file_a_mapping_or_an_object(tmp_path: Path) -> None:
         ("none.yaml", "config: none.yaml: No such file"),
         ("config.toml", "config: config.toml: expected a .yaml"),
         (7, "config: a int holds no settings"),
+        ('{{"max_steps": }}', "config is not valid JSON"),
         ("{bad}.yaml", "config: .*bad.yaml is not valid YAML"),
         ("{bad}.json", "config: .*bad.json is not valid JSON"),
         ("{list}.yaml", "config: .*list.yaml: expected `name: value`"),
@@ -235,3 +292,12 @@ def test_a_config_that_cannot_be_read_is_named(config: Any, message: str, tmp_pa
         config = config.format(bad=tmp_path / "bad", list=tmp_path / "list")
     with pytest.raises(ConfigError, match=message):
         load_settings(config)
+
+
+@pytest.mark.parametrize("key", ["actor_rollout_ref", "actor_rollout_ref.model.path"])
+def test_the_configuration_of_another_engine_says_which_engine_to_name(key: str) -> None:
+    settings = {"data": {}, key: {"model": "m"}}
+    with pytest.raises(ConfigError, match='setting of verl: pass train_engine_name="verl"'):
+        refuse_settings_of(settings, "agentrl")
+    refuse_settings_of(settings, "verl")
+    refuse_settings_of({"max_steps": 3}, "agentrl")

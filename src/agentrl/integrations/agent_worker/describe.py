@@ -1,18 +1,13 @@
 """What users pass as an agent (an object, a function, a class or a path), as a description."""
 
-import inspect
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from agentrl.config.user_code import check_agent_function
 from agentrl.errors import ConfigError
-from agentrl.integrations.agent_worker.description import (
-    TOLD_BY_NAME,
-    AgentDescription,
-    FunctionAgent,
-)
+from agentrl.integrations.agent_worker.description import AgentDescription, FunctionAgent
 from agentrl.integrations.agent_worker.references import (
     is_python_reference,
     load_object,
@@ -29,13 +24,14 @@ from agentrl.integrations.aworld.aworld_agents import (
 )
 
 
-def describe(agent: Any) -> tuple[AgentDescription, dict[str, str]]:
+def describe(agent: Any, folder: Path | None = None) -> tuple[AgentDescription, dict[str, str]]:
     """Return the description of an agent, and the secrets that were removed from it.
 
     Args:
         agent: an AWorld `Agent` or `Swarm`, a function, a class with `build_agents()`,
             `file.py:name` of any of them, or the path of a YAML file: either the arguments of an
             AWorld agent, or a list with one `_target_: package.module.Class`.
+        folder: where an agent is written that a notebook defines.
 
     Returns:
         The description, and environment variables by name.
@@ -49,7 +45,8 @@ def describe(agent: Any) -> tuple[AgentDescription, dict[str, str]]:
         return describe_swarm(agent)
     if is_agent(agent):
         return describe_agent(agent)
-    return _callable(agent, reference_to(agent, "agent") if callable(agent) else ""), {}
+    reference = reference_to(agent, "agent", folder) if callable(agent) else ""
+    return _callable(agent, reference), {}
 
 
 def _callable(agent: Any, reference: str) -> FunctionAgent:
@@ -62,24 +59,12 @@ def _callable(agent: Any, reference: str) -> FunctionAgent:
             )
         return FunctionAgent(kind="loop", name=name, reference=reference)
     if callable(agent) and not isinstance(agent, type):
-        _check_parameters(agent, name)
+        check_agent_function(agent, f"agent: {name}")
         return FunctionAgent(kind="function", name=name, reference=reference)
     raise ConfigError(
         f"agent: a {type(agent).__name__} is no agent; pass an AWorld Agent or Swarm, a function "
-        "(task, llm_base_url) -> answer, a class with build_agents(), or the path of one"
+        "(task, endpoint) -> answer, a class with build_agents(), or the path of one"
     )
-
-
-def _check_parameters(agent: Callable[..., Any], name: str) -> None:
-    signature = inspect.signature(agent)
-    told = {key: None for key in TOLD_BY_NAME if key in signature.parameters}
-    try:
-        signature.bind(None, None, **told)
-    except TypeError:
-        raise ConfigError(
-            f"agent: {name}{signature}: expected (task, llm_base_url), and llm_model_name and "
-            "llm_api_key if it takes them"
-        ) from None
 
 
 def _from_path(text: str) -> tuple[AgentDescription, dict[str, str]]:

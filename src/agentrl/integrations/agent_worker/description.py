@@ -15,8 +15,8 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from agentrl.errors import ConfigError
 from agentrl.integrations.reward_functions import RewardFunction
 
-TOLD_BY_NAME = ("llm_model_name", "llm_api_key")
-"""Further arguments of an agent that is a function, passed if it has parameters of these names."""
+UNNAMED = "swarm"
+"""Name of swarms that were given none; AWorld generates one that begins with it."""
 DEFAULT_AGENT_CLASS = "aworld.agents.llm_agent:LLMAgent"
 
 
@@ -25,7 +25,7 @@ class _Described(BaseModel):
 
 
 class FunctionAgent(_Described):
-    """A function `async (task, llm_base_url) -> answer`, or a class with `build_agents()`."""
+    """A function `async (task, endpoint) -> answer`, or a class with `build_agents()`."""
 
     kind: Literal["function", "loop"]
     name: str
@@ -53,18 +53,24 @@ class AWorldAgent(_Described):
     trained: bool = True
 
 
-class AWorldSwarm(_Described):
-    """An AWorld swarm: its agents, and how they are connected."""
+class SwarmShape(_Described):
+    """How the agents of an AWorld swarm are connected."""
 
-    kind: Literal["swarm"] = "swarm"
     name: str
     target: str
-    members: tuple[AWorldAgent, ...]
     topology: list[Any]
-    """As given to the swarm, with the number of a member in place of each agent."""
-    root: int | list[int] | None = None
+    """As given to the swarm, with the number of a member in place of each agent, a list in place of
+    each tuple, `{"parallel": [...]}` in place of each list, and a shape in place of each swarm."""
+    root: Any = None
     build_type: str
     max_steps: int = 0
+
+
+class AWorldSwarm(SwarmShape):
+    """An AWorld swarm: its agents, those of swarms inside of it too, and how they are connected."""
+
+    kind: Literal["swarm"] = "swarm"
+    members: tuple[AWorldAgent, ...]
 
 
 AgentDescription = Annotated[FunctionAgent | AWorldAgent | AWorldSwarm, Field(discriminator="kind")]

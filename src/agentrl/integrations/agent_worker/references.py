@@ -1,24 +1,30 @@
-"""Python objects by reference: `file.py:name` and `package.module:name`.
+"""Python objects by reference: `file.py:name`, `package.module:name`, and `file.pkl:name`.
 
 Other processes have to find what the user passed as an object, so they get the place where it is
-defined.
+defined. What a notebook or an interactive interpreter defines stands in no file; it is written down
+with what it uses.
 """
 
 import ast
+import importlib
 import importlib.util
 import inspect
+import pickle
 import sys
 from pathlib import Path
 from typing import Any
 
+from agentrl.config.private_files import write_private
 from agentrl.config.user_code import load_user_module
 from agentrl.errors import ConfigError
 
+_PICKLED = ".pkl"
+
 
 def load_object(reference: str, argument: str) -> Any:
-    """Return the object that `file.py:name` or `package.module:name` names.
+    """Return the object that `file.py:name`, `package.module:name` or `file.pkl:name` names.
 
-    A file's folder is put on `sys.path`, so that it may import its neighbours.
+    The folder of a Python file is put on `sys.path`, so that it may import its neighbours.
 
     Args:
         reference: the name; dots in it lead to attributes of attributes.
@@ -30,6 +36,8 @@ def load_object(reference: str, argument: str) -> Any:
     place, colon, name = reference.rpartition(":")
     if not colon:
         raise ConfigError(f"{argument}: {reference!r} names no object; write file.py:name")
+    if place.endswith(_PICKLED):
+        return _unpickled(Path(place), argument)
     found: Any = load_user_module(place, f"{argument}: {place}")
     for part in name.split("."):
         if not hasattr(found, part):
@@ -51,14 +59,23 @@ def functions_of(path: Path, argument: str) -> list[str]:
     ]
 
 
-def reference_to(value: Any, argument: str) -> str:
+def reference_to(value: Any, argument: str, folder: Path | None = None) -> str:
     """Return the reference by which another process finds a function or class.
+
+    Args:
+        value: the function or class.
+        argument: the argument whose value it is, for messages.
+        folder: where the definition is written if it stands in no file.
 
     Raises:
         ConfigError: no other process finds its definition, or importing the script that defines it
             would run the script again.
     """
     name = getattr(value, "__qualname__", type(value).__qualname__)
+    if folder is not None and _is_interactive(value.__module__):
+        path = folder.absolute() / f"{argument}{_PICKLED}"
+        write_private(path, _pickle(value, argument))
+        return f"{path}:{name}"
     if "<" in name:
         raise ConfigError(
             f"{argument}: {name} is defined inside a function; move it to the top of a file"
@@ -96,6 +113,37 @@ def resolve_reference(text: str, argument: str) -> str:
     if not path.is_file():
         raise ConfigError(f"{argument}: {place}: no such file")
     return f"{path}:{name}"
+
+
+def _is_interactive(module: str) -> bool:
+    """Return whether a module is a notebook, or what is typed into an interpreter."""
+    file = getattr(sys.modules["__main__"], "__file__", None)
+    return module == "__main__" and (file is None or not Path(file).is_file())
+
+
+def _pickle(value: Any, argument: str) -> bytes:
+    """Return an object with all that it uses of the notebook that defines it."""
+    try:
+        content: bytes = importlib.import_module("cloudpickle").dumps(value)
+    except ModuleNotFoundError:
+        raise ConfigError(
+            f"{argument}: it is defined in a notebook; write it into a file, or "
+            f"{sys.executable} -m pip install cloudpickle"
+        ) from None
+    except (TypeError, pickle.PicklingError) as error:
+        raise ConfigError(
+            f"{argument}: what it uses of the notebook cannot be passed on ({error}); make clients "
+            "and files inside of the function"
+        ) from None
+    return content
+
+
+def _unpickled(path: Path, argument: str) -> Any:
+    """Return what `_pickle` wrote, for this interpreter and into a folder of the run's."""
+    try:
+        return pickle.loads(path.read_bytes())
+    except Exception as error:
+        raise ConfigError(f"{argument}: {path}: {type(error).__name__}: {error}") from error
 
 
 def _is_beside_a_script(file: str | None) -> bool:

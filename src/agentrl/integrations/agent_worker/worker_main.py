@@ -18,18 +18,13 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from types import SimpleNamespace
 from typing import Any, TextIO
 
 from agentrl.errors import AgentRLError, UserCodeError
-from agentrl.integrations.agent_worker.description import (
-    TOLD_BY_NAME,
-    FunctionAgent,
-    parse_description,
-)
+from agentrl.integrations.agent_worker.description import FunctionAgent, parse_description
 from agentrl.integrations.agent_worker.references import load_object
 from agentrl.integrations.aworld.building import build, run_task
-from agentrl.schema import MCPTask
+from agentrl.schema import GroundTruth, MCPTask
 from agentrl.schema.agent_endpoint import AgentEndpoint
 
 _THREADS = 256
@@ -59,12 +54,10 @@ class AgentWorker:
         if not isinstance(self._description, FunctionAgent):
             return await run_task(build(self._description, endpoint), question.query)
         if self._description.kind == "loop":
-            loop = self._agent(endpoint)
-            return await run_task(await loop.build_agents(), question.query)
-        given = dict(zip(TOLD_BY_NAME, (endpoint.model, endpoint.api_key), strict=True))
-        wanted = inspect.signature(self._agent).parameters
-        keywords = {name: value for name, value in given.items() if name in wanted}
-        answer = await _called(self._agent, question, endpoint.base_url, **keywords)
+            agents = self._agent(endpoint).build_agents()
+            agents = await agents if inspect.isawaitable(agents) else agents
+            return await run_task(agents, question.query)
+        answer = await _called(self._agent, question, endpoint)
         return None if answer is None else str(answer)
 
     async def reward(self, arguments: dict[str, Any]) -> float:
@@ -72,9 +65,8 @@ class AgentWorker:
         assert self._reward is not None, "no request of this kind is made without a function"
         positional = arguments.pop("positional", ())
         if positional:
-            # (answer, truth): the fields of agentrl.rewards.GroundTruth, whose package needs more than
-            # this interpreter may have.
-            positional = (positional[0], SimpleNamespace(**positional[1]))
+            answer, truth = positional
+            positional = (answer, GroundTruth.model_validate(truth))
         return float(await _called(self._reward, *positional, **arguments))
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from abc import ABC, abstractmethod
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,16 @@ import yaml
 
 from agentrl.errors import ConfigError
 from agentrl.schema.agent_endpoint import AgentEndpoint
+
+
+class KnownText(str):
+    """A text that may be awaited or used as it is: AWorld's loops do the one or the other."""
+
+    __slots__ = ()
+
+    def __await__(self) -> Generator[None, None, str]:
+        yield from ()
+        return self
 
 
 class AworldAgentLoop(ABC):
@@ -25,6 +36,8 @@ class AworldAgentLoop(ABC):
                 )
                 return Agent(name="gaia", conf=llm, system_prompt="...")
 
+    `build_agents` need not be `async`, and the address and the name need not be awaited.
+
     Attributes:
         llm_api_key: key of the model's address.
     """
@@ -34,16 +47,16 @@ class AworldAgentLoop(ABC):
         self.llm_api_key = endpoint.api_key
 
     @abstractmethod
-    async def build_agents(self) -> Any:
-        """Return a new `Agent` or `Swarm`."""
+    def build_agents(self) -> Any:
+        """Return a new `Agent` or `Swarm`, or a coroutine that returns it."""
 
-    async def get_llm_server_address(self) -> str:
+    def get_llm_server_address(self) -> KnownText:
         """Return the OpenAI-compatible address of the trained model, this rollout's own."""
-        return self._endpoint.base_url
+        return KnownText(self._endpoint.base_url)
 
-    async def get_llm_server_model_name(self) -> str:
+    def get_llm_server_model_name(self) -> KnownText:
         """Return the name of the trained model."""
-        return self._endpoint.model
+        return KnownText(self._endpoint.model)
 
     async def get_agent_tool_config(self, config_path: str | Path) -> dict[str, Any]:
         """Return an agent's `mcp_config` from a file.

@@ -16,8 +16,10 @@ from pydantic import BaseModel
 from agentrl.errors import ConfigError
 from agentrl.integrations.agent_worker.description import (
     DEFAULT_AGENT_CLASS,
+    UNNAMED,
     AWorldAgent,
     AWorldSwarm,
+    SwarmShape,
 )
 from agentrl.integrations.agent_worker.references import reference_to
 from agentrl.integrations.agent_worker.secret_values import SecretValues
@@ -112,23 +114,9 @@ def describe_swarm(swarm: Any) -> tuple[AWorldSwarm, dict[str, str]]:
     Raises:
         ConfigError: none of its agents is to be trained, or it cannot be described.
     """
-    # AWorld generates names for swarms that have none.
-    name = re.sub(r"_[0-9a-f]{32}$", "", swarm.name())
-    secrets = SecretValues(f"AGENTRL_{name}")
+    secrets = SecretValues(f"AGENTRL_{_swarm_name(swarm)}")
     found: list[Any] = []
-
-    def numbered(part: Any) -> Any:
-        if isinstance(part, list | tuple):
-            return [numbered(item) for item in part]
-        if is_swarm(part):
-            raise ConfigError("agent: a swarm inside a swarm cannot be described; use a function")
-        if not any(part is agent for agent in found):
-            found.append(part)
-        return next(number for number, agent in enumerate(found) if agent is part)
-
-    topology = [numbered(part) for part in swarm.topology]
-    root = getattr(swarm.builder, "root_agent", None)
-    root_numbers = None if root is None else numbered(root)
+    shape = _shape(swarm, found)
     is_own = [bool(_llm(agent).get("llm_base_url")) for agent in found]
     if all(is_own):
         raise ConfigError(
@@ -140,19 +128,45 @@ def describe_swarm(swarm: Any) -> tuple[AWorldSwarm, dict[str, str]]:
     ]
     names = [member.name for member in members]
     description = AWorldSwarm(
-        name=name,
-        target=f"{type(swarm).__module__}:{type(swarm).__qualname__}",
+        **shape.model_dump(),
         members=tuple(
             # Handoffs name an agent by its id, which the model reads.
             member.model_copy(update={"agent_id": f"{member.name}{_suffix(number, names)}"})
             for number, member in enumerate(members)
         ),
+    )
+    return description, secrets.environment
+
+
+def _shape(swarm: Any, found: list[Any]) -> SwarmShape:
+    """Return how a swarm is connected; agents that are not in `found` yet are appended to it."""
+
+    def numbered(part: Any) -> Any:
+        if isinstance(part, list):
+            return {"parallel": [numbered(item) for item in part]}
+        if isinstance(part, tuple):
+            return [numbered(item) for item in part]
+        if is_swarm(part):
+            return _shape(part, found).model_dump()
+        if not any(part is agent for agent in found):
+            found.append(part)
+        return next(number for number, agent in enumerate(found) if agent is part)
+
+    topology = [numbered(part) for part in swarm.topology]
+    root = getattr(swarm.builder, "root_agent", None)
+    return SwarmShape(
+        name=_swarm_name(swarm),
+        target=f"{type(swarm).__module__}:{type(swarm).__qualname__}",
         topology=topology,
-        root=root_numbers,
+        root=None if root is None else numbered(root),
         build_type=swarm.build_type,
         max_steps=swarm.max_steps,
     )
-    return description, secrets.environment
+
+
+def _swarm_name(swarm: Any) -> str:
+    """Return a swarm's name, `UNNAMED` where AWorld generated one."""
+    return UNNAMED if re.fullmatch(r"swarm_[0-9a-f]{32}", swarm.name()) else swarm.name()
 
 
 def _suffix(number: int, names: list[str]) -> str:
@@ -266,7 +280,7 @@ def _checked(values: dict[str, Any], where: str) -> dict[str, Any]:
         except (TypeError, ValueError):
             raise ConfigError(
                 f"{where}: {key} is a {type(value).__name__}, which cannot be written to a file; "
-                "build the agent in a function (task, llm_base_url) -> answer and pass that"
+                "build the agent in a function (task, endpoint) -> answer and pass that"
             ) from None
     return values
 

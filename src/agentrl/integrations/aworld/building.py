@@ -3,12 +3,18 @@
 import asyncio
 import importlib
 import logging
+import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from agentrl.errors import AgentRLError, ConfigError, UserCodeError
-from agentrl.integrations.agent_worker.description import AWorldAgent, AWorldSwarm
+from agentrl.integrations.agent_worker.description import (
+    UNNAMED,
+    AWorldAgent,
+    AWorldSwarm,
+    SwarmShape,
+)
 from agentrl.integrations.agent_worker.references import load_object
 from agentrl.integrations.agent_worker.secret_values import resolved
 from agentrl.schema.agent_endpoint import AgentEndpoint
@@ -28,20 +34,35 @@ def build(description: AWorldAgent | AWorldSwarm, endpoint: AgentEndpoint) -> An
         return _agent(description, endpoint)
     members = [_agent(member, endpoint) for member in description.members]
 
+    # AWorld wraps swarms and parallel agents inside of a swarm into agents that call no model, and
+    # that nevertheless ask for the name of one.
+    os.environ.setdefault("LLM_MODEL_NAME", endpoint.model)
+    os.environ.setdefault("LLM_API_KEY", "none")
+    return _connected(description, members)
+
+
+def _connected(shape: SwarmShape, members: Sequence[Any]) -> Any:
+    """Return a new swarm of these agents."""
+
     def placed(part: Any) -> Any:
         if isinstance(part, list):
             return tuple(placed(item) for item in part)
+        if isinstance(part, dict) and "parallel" in part:
+            return [placed(item) for item in part["parallel"]]
+        if isinstance(part, dict):
+            return _connected(SwarmShape.model_validate(part), members)
         return members[part]
 
     graph = _aworld("aworld.core.agent.swarm")
-    cls = load_object(description.target, "agent")
-    arguments: dict[str, Any] = {"max_steps": description.max_steps}
-    if description.root is not None:
-        root = description.root
-        arguments["root_agent"] = placed(root) if isinstance(root, int) else [*map(placed, root)]
+    cls = load_object(shape.target, "agent")
+    arguments: dict[str, Any] = {"max_steps": shape.max_steps}
+    if shape.name != UNNAMED:
+        arguments["name"] = shape.name
+    if shape.root is not None:
+        arguments["root_agent"] = placed(shape.root)
     if cls is graph.Swarm:
-        arguments["build_type"] = graph.GraphBuildType(description.build_type)
-    return cls(*(placed(part) for part in description.topology), **arguments)
+        arguments["build_type"] = graph.GraphBuildType(shape.build_type)
+    return cls(*(placed(part) for part in shape.topology), **arguments)
 
 
 async def run_task(agents: Any, query: str) -> str | None:
@@ -119,8 +140,7 @@ async def _forget(agents: Any) -> None:
     factory = _aworld("aworld.core.agent.base").AgentFactory
     memory = _aworld("aworld.memory.main")
     store = memory.MemoryFactory.instance().memory_store
-    members = list(agents.agents.values()) if hasattr(agents, "agent_graph") else [agents]
-    for agent in members:
+    for agent in _all_agents(agents):
         for table in (factory._cls, factory._desc, factory._agent_conf, factory._agent_instance):
             table.pop(agent.id(), None)
         if isinstance(store, memory.InMemoryMemoryStore):
@@ -132,6 +152,18 @@ async def _forget(agents: Any) -> None:
                 await agent.sandbox.cleanup()
         except TimeoutError:
             log.warning("the tools of agent %s did not close in %g s", agent.id(), _CLEANUP_SECONDS)
+
+
+def _all_agents(agents: Any) -> Iterator[Any]:
+    """Yield the agents of an agent or a swarm, those behind AWorld's wrappers of groups too."""
+    if hasattr(agents, "agent_graph"):
+        for agent in agents.agents.values():
+            yield from _all_agents(agent)
+        return
+    yield agents
+    for inside in (getattr(agents, "swarm", None), *(getattr(agents, "agents", None) or ())):
+        if inside is not None:
+            yield from _all_agents(inside)
 
 
 def _aworld(module: str) -> Any:

@@ -17,11 +17,15 @@ from agentrl.integrations.agent_worker.description import (
 from agentrl.integrations.agent_worker.secret_values import SecretValues, resolved
 
 
-async def plain_agent(task: object, llm_base_url: str) -> str:
+async def plain_agent(task: object, endpoint: object) -> str:
     return "answer"
 
 
 def needs_more(task: object, tools: object, style: object) -> str:
+    return ""
+
+
+def old_form(task: object, llm_base_url: str) -> str:
     return ""
 
 
@@ -90,7 +94,7 @@ def test_functions_and_loops_are_described_by_where_they_are(tmp_path: Path) -> 
     assert (function.kind, function.name) == ("function", "plain_agent")
     assert (loop.kind, loop.name) == ("loop", "Loop")
     path = tmp_path / "mine.py"
-    path.write_text("def play(task, llm_base_url): return ''\n")
+    path.write_text("def play(task, endpoint): return ''\n")
     assert describe(f"{path}:play")[0] == FunctionAgent(
         kind="function", name="play", reference=f"{path}:play"
     )
@@ -113,10 +117,8 @@ def test_the_agent_yaml_of_a_verl_user_names_a_loop(tmp_path: Path) -> None:
     [
         (3, "agent: a int is no agent; pass an AWorld Agent or Swarm"),
         (object, "agent: a type is no agent"),
-        (
-            needs_more,
-            r"agent: needs_more\(task.*, tools.*, style.*\).*: expected \(task, llm_base_url\)",
-        ),
+        (needs_more, r"agent: needs_more: an agent is called with \(task, endpoint\)"),
+        (old_form, r"write `async def play\(task, endpoint\)`.* from endpoint\.base_url"),
         (Underived, r"agent: Underived: derive it from agentrl\.integrations\.AworldAgentLoop"),
         ("none.yaml", r"agent: none\.yaml: No such file"),
         ("agent.txt", r"agent: agent\.txt: expected a YAML file"),

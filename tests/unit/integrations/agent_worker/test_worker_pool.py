@@ -3,6 +3,8 @@
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -112,8 +114,50 @@ async def test_a_serial_worker_that_did_its_share_is_replaced(
 
 async def test_an_agent_that_cannot_be_imported_is_said(tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
-    path.write_text("def play(task, llm_base_url): return ''\n")
+    path.write_text("def play(task, endpoint): return ''\n")
     workers = workers_for(f"{path}:play")
     path.write_text("import no_such_package\n")
     with pytest.raises(AgentWorkerError, match=r": ModuleNotFoundError"):
         await workers.run(TASK, ENDPOINT)
+
+
+async def test_what_a_notebook_defines_runs_with_all_that_it_uses(tmp_path: Path) -> None:
+    # An interpreter that reads its program from stdin has no file either.
+    cells = f"""
+import asyncio, dataclasses
+from pathlib import Path
+from agentrl.integrations.agent_worker.describe import describe
+from agentrl.integrations.agent_worker.description import worker_settings
+from agentrl.integrations.agent_worker.worker_pool import AgentWorkerPool
+from agentrl.integrations.reward_functions import check_reward_function
+from agentrl.schema import MCPTask
+from agentrl.schema.agent_endpoint import AgentEndpoint
+
+FACTOR = 2
+
+def helper(text):
+    return FACTOR * len(text)
+
+async def play(task, endpoint):
+    return f"{{helper(task.query)}} at {{endpoint.model}}"
+
+folder = Path({str(tmp_path)!r})
+description, _ = describe(play, folder)
+reward = check_reward_function(lambda answer, truth: helper(answer) + truth["answer"], folder)
+
+async def main():
+    pool = AgentWorkerPool(worker_settings(description, 1, reward))
+    try:
+        answer = await pool.run(MCPTask(id="t", query="four"), AgentEndpoint("u", "m", "k"))
+        truth = {{"query": "q", "answer": 1}}
+        print(answer, await pool.reward({{"positional": ["abc", truth]}}))
+    finally:
+        pool.close()
+
+asyncio.run(main())
+"""
+    done = subprocess.run(
+        [sys.executable, "-"], input=cells, capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout == "8 at m 7.0\n", done.stderr[-2000:]
+    assert (tmp_path / "agent.pkl").stat().st_mode & 0o077 == 0

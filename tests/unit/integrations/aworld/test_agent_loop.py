@@ -75,3 +75,11 @@ async def test_a_tool_file_that_cannot_be_used_is_named(
         path.write_text(content)
     with pytest.raises(ConfigError, match=rf"tools\.yaml: .*{message}"):
         await LOOP.get_agent_tool_config(path)
+
+
+async def test_loops_may_be_synchronous_and_await_nothing() -> None:
+    class Synchronous(AworldAgentLoop):
+        def build_agents(self) -> list[str]:
+            return [self.get_llm_server_address(), self.get_llm_server_model_name()]
+
+    assert Synchronous(ENDPOINT).build_agents() == ["http://127.0.0.1:1/s/x/v1", "train-model"]

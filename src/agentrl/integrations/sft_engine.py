@@ -1,0 +1,58 @@
+"""The engine `sft`: supervised fine-tuning on conversations, on the code of our trainer.
+
+The agent takes no part in training; `inference` has it answer questions with the fine-tuned model.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from agentrl.datasets.demonstrations.demonstration import read_demonstrations
+from agentrl.errors import ConfigError, DatasetError
+from agentrl.integrations.native_engine import NativeEngine
+from agentrl.integrations.question_rows import write_rows
+from agentrl.integrations.reward_functions import check_reward_function
+
+
+class SftEngine(NativeEngine):
+    """Fine-tunes a model on conversations with `agentrl sft`.
+
+    The rows of the data sets have `messages`, and `tools` where there were any. The configuration's
+    keys are the flags of `agentrl sft`, and `agent_processes` and `training_python` as for the engine
+    `agentrl`.
+    """
+
+    def check_dataset(self, dataset: Any, test_dataset: Any = None) -> None:
+        """Write the conversations to `train_data.jsonl` and `test_data.jsonl`."""
+        if dataset is None:
+            raise ConfigError(
+                "train_dataset: nothing given; pass conversations: rows with `messages`"
+            )
+        super().check_dataset(dataset, test_dataset)
+
+    def check_reward(self, reward_func: Any) -> None:
+        """Find the reward function, which scores the answers that `inference` asks for."""
+        if reward_func is not None:
+            self._reward = check_reward_function(reward_func, self.run_path)
+
+    def inference(self, dataset: Any = None) -> dict[str, Any]:
+        """Let the agent answer questions with the fine-tuned model; return what `eval.json` says.
+
+        Raises:
+            ConfigError: no questions are given: `test_dataset` holds conversations.
+            AgentRLError: the evaluation failed; its own messages were printed.
+        """
+        if dataset is None:
+            raise ConfigError("dataset: nothing given; pass questions for the agent")
+        return super().inference(dataset)
+
+    def _write_data(self, dataset: Any, path: Path, argument: str) -> None:
+        write_rows(dataset, path, argument, dict)
+        try:
+            for _ in read_demonstrations(path):
+                pass
+        except DatasetError as error:
+            reason = str(error).removeprefix(f"{path}: ")
+            raise DatasetError(f"{argument}: {reason}") from None
+
+    def _training_command(self) -> list[str]:
+        return ["agentrl", "sft"]
