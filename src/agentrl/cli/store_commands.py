@@ -150,21 +150,47 @@ async def stats(config: RootConfig, as_json: bool) -> int:
 @click.option(
     "--format",
     "format_",
-    type=click.Choice(["jsonl", "parquet"]),
+    type=click.Choice(["jsonl", "parquet", "chat", "dataset"]),
     default="jsonl",
-    help="Format of the files. [jsonl]",
+    help="Documents (jsonl, parquet), or conversations (chat JSONL, Hugging Face dataset). [jsonl]",
+)
+@click.option(
+    "--all", "everything", is_flag=True, help="Also the groups that no sampler has begun."
 )
 @_json_option
 async def export_run(
-    config: RootConfig, folder: Path, format_: Literal["jsonl", "parquet"], as_json: bool
+    config: RootConfig,
+    folder: Path,
+    format_: Literal["jsonl", "parquet", "chat", "dataset"],
+    everything: bool,
+    as_json: bool,
 ) -> int:
-    """Write the run to files in FOLDER, which must not exist."""
+    """Write the run to files in FOLDER, which must not exist.
+
+    The formats jsonl and parquet hold all documents, which `agentrl store import` reads; chat and
+    dataset hold the conversations with their scores, one file a split.
+    """
     async with opened_store(config) as opened:
-        manifest = await opened.transfer.export_run(folder, format_)
+        if format_ in ("chat", "dataset"):
+            from agentrl.datasets.demonstrations.conversations import export_conversations
+
+            counts = await export_conversations(opened, folder, format_)
+            told = ", ".join(f"{count} of {split}" for split, count in counts.items()) or "none"
+            value = {"folder": str(folder), "num_conversations": counts}
+            _report(f"conversations in {folder}: {told}", value, as_json)
+            return 0
+        manifest = await opened.transfer.export_run(folder, format_, everything=everything)
     total = sum(file.num_documents for file in manifest.files.values())
+    left_out = manifest.num_left_out
     _report(
-        f"{total} documents of run {manifest.run!r} in {folder}",
-        {"folder": str(folder), "num_documents": total, "run": manifest.run},
+        f"{total} documents of run {manifest.run!r} in {folder}"
+        + (f"; {left_out} groups that nobody began are left out (--all)" if left_out else ""),
+        {
+            "folder": str(folder),
+            "num_documents": total,
+            "num_left_out": left_out,
+            "run": manifest.run,
+        },
         as_json,
     )
     return 0

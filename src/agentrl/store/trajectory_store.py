@@ -104,7 +104,7 @@ class TrajectoryStore:
         )
         self.browse = BrowseRepository(database)
         self.maintenance = MaintenanceRepository(database)
-        self.transfer = TransferRepository(database, self.tallies)
+        self.transfer = TransferRepository(database, blobs, self.tallies)
 
     @classmethod
     @asynccontextmanager

@@ -116,9 +116,9 @@ def _demonstration(entry: Any, where: str) -> Demonstration:
         raise entry
     if not isinstance(entry, dict) or not isinstance(entry.get("messages"), list):
         raise BadEntry('expected an object with a list of "messages"')
-    messages = entry["messages"]
+    messages = [_without_gaps(message) for message in entry["messages"]]
     for message in messages:
-        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+        if not isinstance(message.get("role"), str):
             raise BadEntry('a message is an object with a "role"')
         if message.get("weight", 1) not in (0, 1):
             raise BadEntry(f'"weight" of a message is 0 or 1, not {message["weight"]!r}')
@@ -131,6 +131,12 @@ def _demonstration(entry: Any, where: str) -> Demonstration:
         messages=tuple(messages),
         tools=_tools(entry.get("tools")),
     )
+
+
+def _without_gaps(message: Any) -> Message:
+    """Return a message without the fields that a table format gives to every row."""
+    fields = message if isinstance(message, dict) else {}
+    return {key: value for key, value in fields.items() if value is not None or key == "content"}
 
 
 def _tools(given: Any) -> tuple[dict[str, Any], ...]:

@@ -46,6 +46,11 @@ def register_tool_call_format(name: str, format_: ToolCallFormat) -> None:
         raise ConfigError(f"tool-call parser {name!r} is already registered")
 
 
+def all_tool_call_formats() -> tuple[ToolCallFormat, ...]:
+    """Return every known format once, the most common one first."""
+    return tuple(dict.fromkeys((HERMES, *_BUILT_IN, *_FORMATS.values())))
+
+
 def get_tool_call_format(name: str, chat_template: str = "") -> ToolCallFormat:
     """Return the format of that name; `auto` is the one that the chat template shows.
 

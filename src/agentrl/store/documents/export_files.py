@@ -1,12 +1,12 @@
 """The files of an export: one a collection, written and read in batches, without loss.
 
-JSONL files hold one document a line in MongoDB's canonical Extended JSON (`mongoimport` reads them
-too). Parquet files hold the same in the column `document`, with the token arrays taken out into
-columns of their own: int32 and float32 lists that any reader of Parquet understands.
+JSONL files hold one document a line in MongoDB's relaxed Extended JSON (`mongoimport` reads them too).
+Parquet files hold the same in the column `document`, and beside it what people ask for in columns of
+its own: scores, lengths and times, and the token arrays as int32 and float32 lists, whole.
 """
 
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -15,16 +15,17 @@ from typing import Any, Literal
 import numpy as np
 from bson import Binary, Code, Decimal128, ObjectId
 from bson.errors import BSONError
-from bson.json_util import CANONICAL_JSON_OPTIONS, JSONOptions, dumps, loads
+from bson.json_util import RELAXED_JSON_OPTIONS, JSONOptions, dumps, loads
 
 from agentrl.errors import ConfigError
 from agentrl.store.documents.codec import Document
+from agentrl.store.documents.packed_turns import blob_key
 
 Format = Literal["jsonl", "parquet"]
-Write = Callable[[list[Document]], None]
-"""Appends a batch of documents to a file."""
+Write = Callable[[list[Document], Mapping[str, Any]], None]
+"""Appends a batch of documents to a file, given the blobs that their arrays were moved to."""
 
-_JSON: JSONOptions = CANONICAL_JSON_OPTIONS.with_options(tz_aware=True)
+_JSON: JSONOptions = RELAXED_JSON_OPTIONS.with_options(tz_aware=True)
 _MAX_LINE_CHARS = 128 * 2**20
 """A document holds 16 MB, of which JSON makes several times as much."""
 _MAX_DEPTH = 100
@@ -34,11 +35,53 @@ _SCHEMA_WORDS = {
 }
 """Fields of JSON schemas, which describe tools. Other names with a `$` are MongoDB's own."""
 _DATA = (str, int, float, bool, type(None), bytes, datetime, ObjectId, Decimal128)
-_ARRAYS = {
+ARRAYS = {
     name: np.dtype(kind)
     for name, kind in (("added_ids", "<i4"), ("output_ids", "<i4"), ("output_logprobs", "<f4"))
 }
 """Binary fields of turns -> their element type, little endian."""
+_TIME = "timestamp[ms, tz=UTC]"
+_COLUMNS: dict[str, dict[str, tuple[str, str]]] = {
+    "tasks": {
+        "split": ("string", "split"),
+        "query": ("string", "query"),
+        "status": ("string", "status"),
+        "num_generations": ("int64", "num_generations"),
+    },
+    "records": {
+        "task_id": ("string", "task_id"),
+        "split": ("string", "split"),
+        "traj_id": ("int64", "traj_id"),
+        "status": ("string", "status"),
+        "outcome": ("string", "outcome"),
+        "score": ("double", "score.value"),
+        "scorer": ("string", "score.scorer"),
+        "final_answer": ("string", "final_answer"),
+        "attempt": ("int64", "attempt"),
+        "num_turns": ("int64", "turns"),
+        "num_tool_calls": ("int64", "num_tool_calls"),
+        "num_prompt_tokens": ("int64", "num_prompt_tokens"),
+        "num_output_tokens": ("int64", "num_output_tokens"),
+        "min_version": ("int64", "min_version"),
+        "max_version": ("int64", "max_version"),
+        "started_at": (_TIME, "started_at"),
+        "finished_at": (_TIME, "finished_at"),
+        "error": ("string", "error"),
+    },
+    "turns": {
+        "record_id": ("string", "record_id"),
+        "attempt": ("int64", "attempt"),
+        "index": ("int64", "index"),
+        "parent": ("int64", "parent"),
+        "shared_len": ("int64", "shared_len"),
+        "num_tool_calls": ("int64", "tool_calls"),
+        "finish_reason": ("string", "finish_reason"),
+        "branch_reason": ("string", "branch_reason"),
+        "started_at": (_TIME, "started_at"),
+        "finished_at": (_TIME, "finished_at"),
+    },
+}
+"""Collection -> column -> its type, and where its value stands in the document; of a list, the length."""
 
 
 def writer(format_: Format) -> Callable[[Path, str], AbstractContextManager[Write]]:
@@ -101,7 +144,7 @@ def _problem_of(document: object) -> str | None:
 @contextmanager
 def _jsonl_writer(path: Path, _collection: str) -> Iterator[Write]:
     with path.open("w", encoding="utf-8") as file:
-        yield lambda batch: file.writelines(dumps(one, json_options=_JSON) + "\n" for one in batch)
+        yield lambda batch, _: file.writelines(dumps(d, json_options=_JSON) + "\n" for d in batch)
 
 
 def _read_jsonl(path: Path) -> Iterator[Document]:
@@ -115,19 +158,21 @@ def _read_jsonl(path: Path) -> Iterator[Document]:
 @contextmanager
 def _parquet_writer(path: Path, collection: str) -> Iterator[Write]:
     arrow = _pyarrow("pyarrow")
-    arrays = _ARRAYS if collection == "turns" else {}
+    arrays = ARRAYS if collection == "turns" else {}
+    columns = _COLUMNS.get(collection, {})
     schema = arrow.schema(
         [
             arrow.field("id", arrow.string()),
-            arrow.field("document", arrow.string()),
+            *(arrow.field(name, _type(arrow, kind)) for name, (kind, _) in columns.items()),
             *(
                 arrow.field(name, arrow.list_(arrow.from_numpy_dtype(kind)))
                 for name, kind in arrays.items()
             ),
+            arrow.field("document", arrow.string()),
         ]
     )
 
-    def write(batch: list[Document]) -> None:
+    def write(batch: list[Document], blobs: Mapping[str, Any]) -> None:
         if not batch:
             return
         rows: dict[str, list[Any]] = {name: [] for name in schema.names}
@@ -135,12 +180,13 @@ def _parquet_writer(path: Path, collection: str) -> Iterator[Write]:
             rest = dict(document)
             for name, kind in arrays.items():
                 held = rest.get(name)
-                # A large array is in `blobs`; what stands here is a reference to it.
                 if isinstance(held, bytes):
-                    rows[name].append(np.frombuffer(held, dtype=kind))
                     rest[name] = None  # its place among the fields is kept
                 else:
-                    rows[name].append(None)
+                    held = blobs.get(blob_key(held) or "")
+                rows[name].append(None if held is None else np.frombuffer(held, dtype=kind))
+            for name, (_, path) in columns.items():
+                rows[name].append(_value_at(document, path))
             rows["id"].append(str(document["_id"]))
             rows["document"].append(dumps(rest, json_options=_JSON))
         file.write_table(arrow.table(rows, schema=schema))
@@ -149,15 +195,28 @@ def _parquet_writer(path: Path, collection: str) -> Iterator[Write]:
         yield write
 
 
+def _type(arrow: Any, name: str) -> Any:
+    return arrow.timestamp("ms", tz="UTC") if name == _TIME else arrow.type_for_alias(name)
+
+
+def _value_at(document: Document, path: str) -> Any:
+    """Return the value at a dotted path, the length of a list; None where there is none."""
+    value: Any = document
+    for name in path.split("."):
+        value = value.get(name) if isinstance(value, dict) else None
+    return len(value) if isinstance(value, list) else value
+
+
 def _read_parquet(path: Path) -> Iterator[Document]:
     with _pyarrow("pyarrow.parquet").ParquetFile(path) as file:
         for batch in file.iter_batches(batch_size=256):
             columns = {name: batch.column(name) for name in batch.schema.names}
             for number in range(batch.num_rows):
                 document: Document = loads(columns["document"][number].as_py(), json_options=_JSON)
-                for name, kind in _ARRAYS.items():
+                for name, kind in ARRAYS.items():
                     cell = columns[name][number] if name in columns else None
-                    if cell is not None and cell.is_valid:
+                    # An array that stands in a blob is there already.
+                    if cell is not None and cell.is_valid and document.get(name, 0) is None:
                         values = cell.values.to_numpy(zero_copy_only=False)
                         document[name] = Binary(values.astype(kind).tobytes())
                 yield document

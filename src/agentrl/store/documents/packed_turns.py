@@ -148,8 +148,9 @@ def packed_keys(document: Document) -> Iterable[str]:
         *(document.get(name) for name in WHOLE_FIELDS),
         *(item for name in LIST_FIELDS for item in document[name]),
     ):
-        if _is_reference(item):
-            yield item[_BLOB]
+        key = blob_key(item)
+        if key is not None:
+            yield key
 
 
 def _pack(kind: str, value: Any, limit: int, blobs: list[Blob]) -> Any:
@@ -182,9 +183,12 @@ def _preview(value: Any) -> Document:
     }
 
 
+def blob_key(value: Any) -> str | None:
+    """Return the key of the blob that a stored value was moved to; None for a value in its place."""
+    key = value.get(_BLOB) if isinstance(value, dict) else None
+    return key if isinstance(key, str) else None
+
+
 def _resolve(value: Any, blobs: dict[str, Any]) -> Any:
-    return blobs[value[_BLOB]] if _is_reference(value) else value
-
-
-def _is_reference(value: Any) -> bool:
-    return isinstance(value, dict) and isinstance(value.get(_BLOB), str)
+    key = blob_key(value)
+    return value if key is None else blobs[key]

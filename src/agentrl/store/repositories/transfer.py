@@ -1,12 +1,13 @@
-"""A run as a folder of files, and back into an empty database without loss.
+"""A run as a folder of files, and back into an empty database.
 
 The folder holds `manifest.json`, with the checksum of each file, and one file a collection
-(`documents.export_files`).
+(`documents.export_files`). Groups that no sampler began are left out unless they are asked for: a run
+adds the questions of its file again when it continues.
 """
 
 import asyncio
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,9 @@ from agentrl.schema.base import Value
 from agentrl.store.collections.validators import ensure_validators
 from agentrl.store.database import Repository, RunDatabase, operation
 from agentrl.store.documents.codec import Document, task_from_document
-from agentrl.store.documents.export_files import Format, read_documents, writer
+from agentrl.store.documents.export_files import ARRAYS, Format, Write, read_documents, writer
+from agentrl.store.documents.packed_turns import blob_key
+from agentrl.store.repositories.blobs import BlobRepository
 from agentrl.store.repositories.tallies import TallyRepository
 
 COLLECTIONS = (
@@ -38,6 +41,8 @@ COLLECTIONS = (
     # Last: a database without its run is seen to be unfinished.
     "runs",
 )
+_GROUP_FIELDS = {"tasks": "_id", "records": "task_id"}
+"""Collections with slots -> the field that names the task."""
 MANIFEST = "manifest.json"
 BATCH_BYTES = 8 * 2**20
 
@@ -50,6 +55,8 @@ class Manifest(Value):
     format: Format
     files: dict[str, "ExportedFile"]
     """By collection."""
+    num_left_out: int = 0
+    """Groups that no sampler had begun."""
 
 
 class ExportedFile(Value):
@@ -63,16 +70,26 @@ class ExportedFile(Value):
 class TransferRepository(Repository):
     """Copies the run out of the database, and into an empty one."""
 
-    def __init__(self, database: RunDatabase, tallies: TallyRepository) -> None:
+    def __init__(
+        self, database: RunDatabase, blobs: BlobRepository, tallies: TallyRepository
+    ) -> None:
         super().__init__(database)
+        self._blobs = blobs
         self._tallies = tallies
 
     @operation("export the run", repeatable=False)
-    async def export_run(self, folder: Path, format_: Format = "jsonl") -> Manifest:
+    async def export_run(
+        self, folder: Path, format_: Format = "jsonl", *, everything: bool = False
+    ) -> Manifest:
         """Write the run to `folder`, which must not exist yet.
 
         A run that goes on is written collection by collection: what it adds meanwhile may be in
         one file and not in another.
+
+        Args:
+            folder: the folder to make.
+            format_: of the files.
+            everything: also the groups that no sampler has begun.
 
         Raises:
             ConfigError: the folder exists, or Parquet is asked for without pyarrow.
@@ -85,31 +102,56 @@ class TransferRepository(Repository):
         if run is None:
             raise self._db.no_run()
         writer(format_)
+        begun = None if everything else await self._begun_groups()
         with atomic_directory(folder) as staging:
             files = {
-                name: await self._export_collection(name, staging / f"{name}.{format_}", format_)
+                name: await self._export_collection(
+                    name, staging / f"{name}.{format_}", format_, begun
+                )
                 for name in COLLECTIONS
             }
+            num_tasks = await self._db.tasks.count_documents({})
             manifest = Manifest(
-                run=run["_id"], schema_version=run["schema_version"], format=format_, files=files
+                run=run["_id"],
+                schema_version=run["schema_version"],
+                format=format_,
+                files=files,
+                num_left_out=0 if everything else max(0, num_tasks - files["tasks"].num_documents),
             )
             (staging / MANIFEST).write_text(manifest.model_dump_json(indent=2) + "\n")
         return manifest
 
-    async def _export_collection(self, name: str, path: Path, format_: Format) -> ExportedFile:
+    async def _begun_groups(self) -> set[str]:
+        """Return the ids of the tasks of which a slot was claimed at least once."""
+        pipeline = [{"$match": {"fence": {"$gt": 0}}}, {"$group": {"_id": "$task_id"}}]
+        return {group["_id"] async for group in await self._db.records.aggregate(pipeline)}
+
+    async def _export_collection(
+        self, name: str, path: Path, format_: Format, begun: Collection[str] | None
+    ) -> ExportedFile:
         num_documents, size = 0, 0
         batch: list[Document] = []
         with writer(format_)(path, name) as write:
             async for document in self._db[name].find().sort("_id", 1):
+                group = document.get(_GROUP_FIELDS.get(name, ""), None)
+                if begun is not None and group is not None and group not in begun:
+                    continue
                 batch.append(document)
                 num_documents += 1
                 size += _size(document)
                 if size > BATCH_BYTES:
-                    await asyncio.to_thread(write, batch)
+                    await self._write(write, batch, format_)
                     batch, size = [], 0
-            await asyncio.to_thread(write, batch)
+            await self._write(write, batch, format_)
         digest = await asyncio.to_thread(_sha256, path)
         return ExportedFile(name=path.name, num_documents=num_documents, sha256=digest)
+
+    async def _write(self, write: Write, batch: list[Document], format_: Format) -> None:
+        keys: set[str] = set()
+        if format_ == "parquet":
+            moved = (blob_key(document.get(name)) for document in batch for name in ARRAYS)
+            keys = {key for key in moved if key is not None}
+        await asyncio.to_thread(write, batch, await self._blobs.get(keys))
 
     @operation("import a run", repeatable=False)
     async def import_run(self, folder: Path) -> Manifest:

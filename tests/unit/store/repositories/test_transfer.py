@@ -79,6 +79,32 @@ async def test_what_was_exported_comes_back_byte_for_byte(
     await play(empty, await _claim_next(empty))
 
 
+async def test_groups_that_nobody_began_are_left_out_unless_they_are_asked_for(
+    store: TrajectoryStore, empty: TrajectoryStore, tmp_path: Path
+) -> None:
+    await store.runs.create(Run(name=store.database_name))
+    await store.tasks.add(make_task(number) for number in range(500))
+    await play(store, await claim(store))
+    played = await store.transfer.export_run(tmp_path / "played")
+    assert played.num_left_out == 499
+    # The other slot of the begun group is there, so that the group can be finished.
+    counts = {name: played.files[name].num_documents for name in ("tasks", "records", "turns")}
+    assert counts == {"tasks": 1, "records": 2, "turns": 1}
+    whole = await store.transfer.export_run(tmp_path / "whole", everything=True)
+    assert (whole.num_left_out, whole.files["records"].num_documents) == (0, 1000)
+    sizes = [
+        sum(path.stat().st_size for path in (tmp_path / name).iterdir())
+        for name in ("played", "whole")
+    ]
+    assert sizes[0] * 20 < sizes[1]
+    await empty.transfer.import_run(tmp_path / "played")
+    record = await play(empty, await claim(empty))
+    task = await empty.tasks.get(record.task_id)
+    assert task is not None
+    assert (record.id, task.status) == ("train/0/q0/1", "completed")
+    assert await empty.tasks.add(make_task(number) for number in range(500)) == 499
+
+
 async def _claim_next(store: TrajectoryStore) -> Record:
     await store.tasks.add([make_task(9)])
     return await claim(store)
@@ -98,6 +124,27 @@ async def test_parquet_holds_arrays_that_any_reader_understands(
     (original,) = await store.turns.of_record("train/0/q0/0")
     assert turn["output_ids"] == original.output_ids.tolist()
     assert json.loads(turn["document"])["output_text"] == original.output_text
+    # A group's tries share their prompt: it stands in a blob, and here it is whole.
+    assert turn["added_ids"] == original.added_ids.tolist()
+    assert (turn["record_id"], turn["num_tool_calls"]) == ("train/0/q0/0", 0)
+
+
+async def test_parquet_has_what_people_ask_for_in_columns_of_their_own(
+    store: TrajectoryStore, tmp_path: Path
+) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    await store.runs.create(Run(name=store.database_name))
+    await fill(store, 1, num_turns=2)
+    await store.transfer.export_run(tmp_path / "export", "parquet")
+    with parquet.ParquetFile(tmp_path / "export/records.parquet") as file:
+        (row, _) = file.read().to_pylist()
+    stored = await store.records.get("train/0/q0/0")
+    assert stored is not None
+    assert row["task_id"] == "train/0/q0"
+    assert (row["outcome"], row["score"], row["scorer"]) == ("answered", 1.0, "exact")
+    assert (row["num_turns"], row["num_prompt_tokens"], row["num_output_tokens"]) == (2, 200, 14)
+    assert (row["min_version"], row["max_version"]) == (0, 0)
+    assert (row["started_at"], row["finished_at"]) == (stored.started_at, stored.finished_at)
 
 
 async def test_jsonl_is_one_readable_document_a_line(
@@ -108,6 +155,8 @@ async def test_jsonl_is_one_readable_document_a_line(
     await store.transfer.export_run(tmp_path / "export")
     lines = (tmp_path / "export/records.jsonl").read_text().splitlines()
     assert [json.loads(line)["_id"] for line in lines] == ["train/0/q0/0", "train/0/q0/1"]
+    assert json.loads(lines[0])["attempt"] == 1
+    assert not any("$number" in line for line in lines)
 
 
 async def test_mistakes_are_named_and_leave_nothing(

@@ -1,0 +1,302 @@
+"""The conversations of a run as files: chat-format JSONL, or a data set for Hugging Face's `datasets`.
+
+In: a store. Out: a folder with one file a split. Rows of the JSONL files are what `agentrl sft` reads,
+and what tools for OpenAI's fine-tuning format do; the data set has the same rows in Parquet, and a card.
+"""
+
+import asyncio
+import importlib
+import json
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Literal
+
+from agentrl.errors import ConfigError
+from agentrl.renderers.reply import Reply, parse_reply
+from agentrl.renderers.thinking import THINK_CLOSE, THINK_OPEN
+from agentrl.renderers.tool_calls.call_format_registry import all_tool_call_formats
+from agentrl.runtime.atomic_directory import atomic_directory
+from agentrl.schema import DispatchedSamplingTask, MCPTask, Message, Record, Task
+from agentrl.store import TrajectoryStore
+
+ConversationFormat = Literal["chat", "dataset"]
+CONTINUING = (None, "drift", "stop_token")
+"""Branch reasons of turns that add to their parent's messages; others begin with all messages."""
+_BATCH_ROWS = 256
+_SCALARS = {
+    "id": "string",
+    "record": "string",
+    "task": "string",
+    "outcome": "string",
+    "answer": "string",
+    "reference": "string",
+    "score": "double",
+    "scorer": "string",
+    "min_version": "int64",
+    "max_version": "int64",
+    "tools": "string",
+}
+"""Columns of the data set beside `messages`, by Arrow's names of their types."""
+
+
+async def export_conversations(
+    store: TrajectoryStore, folder: Path, format_: ConversationFormat
+) -> dict[str, int]:
+    """Write the conversations of all ended records; return how many each split has.
+
+    Args:
+        store: the run.
+        folder: where to write; it must not exist.
+        format_: `chat` for JSONL, `dataset` for Parquet with a card.
+
+    Raises:
+        ConfigError: the folder exists, or pyarrow is missing.
+        WriteError: the folder cannot be written.
+    """
+    if await asyncio.to_thread(folder.exists):
+        raise ConfigError(f"{folder} exists already; name a folder that does not")
+    open_writer = _JsonLines if format_ == "chat" else _ParquetRows
+    counts: dict[str, int] = {}
+    with atomic_directory(folder) as staging, ExitStack() as stack:
+        writers: dict[str, _JsonLines | _ParquetRows] = {}
+        async for split, row in _rows(store):
+            if split not in writers:
+                writers[split] = stack.enter_context(open_writer(staging, split))
+            writers[split].write(row)
+            counts[split] = counts.get(split, 0) + 1
+        stack.close()
+        if format_ == "dataset":
+            (staging / "README.md").write_text(_card(store.database_name, counts), "utf-8")
+    return counts
+
+
+async def _rows(store: TrajectoryStore) -> AsyncIterator[tuple[str, dict[str, Any]]]:
+    """Yield the split and the row of every conversation."""
+    task: Task | None = None
+    async for record in store.records.find():
+        if record.outcome is None:
+            continue
+        if task is None or task.id != record.task_id:
+            task = await store.tasks.get(record.task_id)
+        turns = await store.turns.of_record(record.id)
+        for number, (messages, tools) in enumerate(conversations_of(turns)):
+            yield (
+                record.split,
+                {
+                    "id": record.id if number == 0 else f"{record.id}#{number}",
+                    "messages": messages,
+                    **({"tools": tools} if tools else {}),
+                    **_facts(record, task),
+                },
+            )
+
+
+def _facts(record: Record, task: Task | None) -> dict[str, Any]:
+    return {
+        "record": record.id,
+        "task": record.task_id,
+        "outcome": record.outcome,
+        "answer": record.final_answer,
+        "reference": task.answer if isinstance(task, MCPTask) else None,
+        "score": None if record.score is None else record.score.value,
+        "scorer": None if record.score is None else record.score.scorer,
+        "min_version": record.min_version,
+        "max_version": record.max_version,
+    }
+
+
+def conversations_of(
+    turns: Sequence[DispatchedSamplingTask],
+) -> Iterator[tuple[list[Message], list[dict[str, Any]]]]:
+    """Yield the conversations of an attempt, and the tools that each was shown.
+
+    Every reply of the policy is learned once: an assistant message that a context repeats, or that
+    another conversation has already, gets `"weight": 0`.
+
+    Args:
+        turns: all turns of the attempt, in order of `index` from 0.
+    """
+    continued = {turn.parent for turn in turns if _continues(turn)}
+    told: set[int] = set()
+    for leaf in turns:
+        if leaf.index in continued or not leaf.trainable:
+            continue
+        path = [leaf]
+        while _continues(path[-1]):
+            path.append(turns[path[-1].parent or 0])
+        messages: list[Message] = []
+        tools = _tools_of(path[-1], turns)
+        for before, turn in zip([None, *path[:0:-1]], path[::-1], strict=True):
+            if before is not None:
+                messages += [_result(one) for one in before.tool_results]
+            messages += [_context(message) for message in turn.added_messages]
+            message = assistant_message(turn, tools)
+            messages.append({**message, "weight": 0} if turn.index in told else message)
+            told.add(turn.index)
+        yield messages, tools
+
+
+def assistant_message(turn: DispatchedSamplingTask, tools: Sequence[dict[str, Any]]) -> Message:
+    """Return a reply as a message: thinking and tool calls stand in fields of their own.
+
+    The format of its calls is the one that finds those which the rollout found; where none does, the
+    text stays as it was written.
+    """
+    reply = _taken_apart(turn, tools)
+    if reply is None:
+        return {"role": "assistant", "content": turn.output_text}
+    message: Message = {"role": "assistant", "content": reply.content.strip()}
+    if reply.reasoning.strip():
+        message["reasoning_content"] = reply.reasoning.strip()
+    if turn.tool_calls:
+        message["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {
+                    "name": call.name,
+                    "arguments": json.dumps(call.arguments, ensure_ascii=False),
+                },
+            }
+            for call in turn.tool_calls
+        ]
+    return message
+
+
+def _taken_apart(turn: DispatchedSamplingTask, tools: Sequence[dict[str, Any]]) -> Reply | None:
+    text = turn.output_text
+    if any(call.format_error is not None for call in turn.tool_calls):
+        return None  # a learner of the text must not be shown what was only guessed
+    before, closes, _ = text.partition(THINK_CLOSE)
+    starts_inside = bool(closes) and THINK_OPEN not in before
+    wanted = [call.name for call in turn.tool_calls]
+    for format_ in all_tool_call_formats():
+        reply = parse_reply(text, format_, starts_inside=starts_inside, tools=tools)
+        if [call.name for call in reply.tool_calls] == wanted:
+            return reply
+    return None
+
+
+def _continues(turn: DispatchedSamplingTask) -> bool:
+    return turn.parent is not None and turn.branch_reason in CONTINUING
+
+
+def _tools_of(
+    turn: DispatchedSamplingTask, turns: Sequence[DispatchedSamplingTask]
+) -> list[dict[str, Any]]:
+    while turn.parent is not None:
+        turn = turns[turn.parent]
+    return [dict(tool) for tool in turn.tools]
+
+
+def _result(result: Any) -> Message:
+    return {
+        "role": "tool",
+        "tool_call_id": result.call_id,
+        "name": result.name,
+        "content": result.content,
+    }
+
+
+def _context(message: Message) -> Message:
+    return {**message, "weight": 0} if message.get("role") == "assistant" else message
+
+
+class _JsonLines:
+    """Writes rows to `SPLIT.jsonl`."""
+
+    def __init__(self, folder: Path, split: str) -> None:
+        self._file = (folder / f"{split}.jsonl").open("w", encoding="utf-8")
+
+    def __enter__(self) -> "_JsonLines":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def write(self, row: Mapping[str, Any]) -> None:
+        """Append a row."""
+        self._file.write(json.dumps(row, ensure_ascii=False) + "\n")
+
+
+class _ParquetRows:
+    """Writes rows to `data/SPLIT.parquet`; values that differ in type from row to row are JSON."""
+
+    def __init__(self, folder: Path, split: str) -> None:
+        try:
+            self._arrow = importlib.import_module("pyarrow")
+            parquet = importlib.import_module("pyarrow.parquet")
+        except ModuleNotFoundError:
+            raise ConfigError(
+                "a data set needs pyarrow: pip install 'agentrl-mongo[parquet]'"
+            ) from None
+        (folder / "data").mkdir(exist_ok=True)
+        self._schema = _schema(self._arrow)
+        self._rows: list[dict[str, Any]] = []
+        path = folder / "data" / f"{split}.parquet"
+        self._file = parquet.ParquetWriter(path, self._schema, compression="zstd")
+
+    def __enter__(self) -> "_ParquetRows":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._flush()
+        self._file.close()
+
+    def write(self, row: Mapping[str, Any]) -> None:
+        """Append a row."""
+        texts = {
+            name: row.get(name) if isinstance(row.get(name), str | None) else _json(row[name])
+            for name in ("tools", "reference", "answer")
+        }
+        messages = [_plain(message) for message in row["messages"]]
+        self._rows.append({**row, **texts, "messages": messages})
+        if len(self._rows) >= _BATCH_ROWS:
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._rows:
+            self._file.write_table(self._arrow.Table.from_pylist(self._rows, schema=self._schema))
+        self._rows = []
+
+
+def _schema(arrow: Any) -> Any:
+    text = arrow.string()
+    function = arrow.struct([("name", text), ("arguments", text)])
+    call = arrow.struct([("id", text), ("type", text), ("function", function)])
+    message = arrow.struct(
+        [
+            *((name, text) for name in ("role", "content", "reasoning_content")),
+            ("tool_calls", arrow.list_(call)),
+            ("tool_call_id", text),
+            ("name", text),
+            ("weight", arrow.int32()),
+        ]
+    )
+    scalars = [(name, arrow.type_for_alias(kind)) for name, kind in _SCALARS.items()]
+    return arrow.schema([("messages", arrow.list_(message)), *scalars])
+
+
+def _plain(message: Message) -> Message:
+    """Return a message whose content is text; parts of a list (images) become JSON."""
+    content = message.get("content")
+    return {**message, "content": content if isinstance(content, str | None) else _json(content)}
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _card(run: str, counts: Mapping[str, int]) -> str:
+    """Return the data set's card, whose head says where each split is."""
+    files = "".join(f"  - split: {name}\n    path: data/{name}.parquet\n" for name in counts)
+    rows = "".join(f"| {name} | {count} |\n" for name, count in counts.items())
+    return (
+        f"---\nconfigs:\n- config_name: default\n  data_files:\n{files}tags:\n- agentrl\n---\n\n"
+        f"# Conversations of the run {run}\n\n"
+        "Every row is one conversation of a rollout, with the tools that the model was shown, its "
+        "answer, the reference and the score. Assistant messages with `weight` 0 are context that "
+        "another row holds as a reply.\n\n"
+        f"| split | conversations |\n|---|---|\n{rows}"
+    )
