@@ -27,6 +27,7 @@
     │   └── ScorerDefect              a scoring function has a mistake in it, which no retry mends
     ├── TrainingError                 optimization cannot go on (non-finite losses or gradients)
     ├── WriteError                    a directory of the run could not be written to disk
+    ├── UploadError                   the Hugging Face hub refused an upload, or did not answer
     └── BroadcastError                a process group for broadcasts failed or did not form
 
 The rules:
@@ -206,6 +207,10 @@ class TrainingError(AgentRLError):
 
 class WriteError(AgentRLError):
     """A directory of the run (a checkpoint, weights) could not be written to disk."""
+
+
+class UploadError(AgentRLError):
+    """The Hugging Face hub refused an upload, or did not answer."""
 
 
 class BroadcastError(AgentRLError):

@@ -1,4 +1,4 @@
-"""The demo, cut to a few steps: all processes, for real, from the command line."""
+"""What `agentrl init` makes, trained as it is: all processes, for real, from the command line."""
 
 import asyncio
 import json
@@ -18,21 +18,22 @@ import psutil
 import pytest
 import torch
 from pymongo import MongoClient
-from support.demo_run import ROOT, config_path, database_uri, logs, run_command
+from support.demo_run import config_path, database_uri, logs, run_command
 
+from agentrl.cli.main import main
 from agentrl.config.checks import is_loopback
 from agentrl.config.loading import load_config
 from agentrl.data import TokenTree
 from agentrl.errors import ConfigError
 from agentrl.models.load import load_policy
-from agentrl.models.policy import target_logprobs
+from agentrl.models.policy import PolicyModel, target_logprobs
 from agentrl.schema import rebuild_prompts
 from agentrl.store import TrajectoryStore
 from agentrl.store.private_mongod import EmbeddedMongo
 from agentrl.trainer.rl.replay import Difference, replay
 
-NUM_STEPS = 3
-GROUPS_PER_STEP = 4
+NUM_STEPS, GROUPS_PER_STEP, NUM_GENERATIONS = 3, 4, 8
+"""As config.yaml of the project says."""
 KEYS = {"AGENTRL_API_KEY": "the-data-key", "AGENTRL_ADMIN_KEY": "the-admin-key"}
 
 pytestmark = pytest.mark.timeout(240)
@@ -59,8 +60,9 @@ class FinishedRun:
 def command(folder: Path) -> list[str]:
     return run_command(
         folder,
-        max_steps=NUM_STEPS,
+        config="config.yaml",
         groups_per_step=GROUPS_PER_STEP,
+        num_generations=NUM_GENERATIONS,
         keep_policies=10,
         inference_request_log=folder / "requests.jsonl",
     )
@@ -137,9 +139,10 @@ def environments(run: psutil.Process) -> dict[str, dict[str, str]]:
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
     folder = tmp_path_factory.mktemp("short")
+    assert main(["init", str(folder / "project")]) == 0
     process = subprocess.Popen(
         command(folder),
-        cwd=ROOT,
+        cwd=folder / "project",
         text=True,
         env=os.environ | KEYS,
         stdout=subprocess.PIPE,
@@ -194,7 +197,7 @@ def test_the_summary_holds_one_reward_a_step(run: FinishedRun) -> None:
 
 
 def test_nothing_listens_beyond_this_machine(run: FinishedRun) -> None:
-    for program in ("mongod", "agentrl.inference.engine", "shop/server.py"):
+    for program in ("mongod", "agentrl.inference.engine", "tools.py"):
         assert any(program in name for name in run.listeners), (program, list(run.listeners))
     addresses = set().union(*run.listeners.values())
     assert all(is_loopback(address) for address in addresses), run.listeners
@@ -206,7 +209,7 @@ def test_only_those_who_control_servers_have_the_key_for_it(run: FinishedRun) ->
         "serve": "agentrl serve",
         "sample": "agentrl sample",
         "engine": "agentrl.inference.engine",
-        "tools": "shop/server.py",
+        "tools": "tools.py",
     }
     given = {
         role: {key for key, text in KEYS.items() if environment.get(key) == text}
@@ -299,25 +302,30 @@ async def test_prompts_rebuilt_from_the_database_are_what_the_engine_was_sent(
 async def test_trainer_and_engine_agree_on_logprobs_of_every_version(
     run: FinishedRun, store: TrajectoryStore
 ) -> None:
-    versions = set()
+    policies: dict[int, PolicyModel] = {}
     async for data in store.ledger.find(status="trained", hydrate=True):
-        if data.min_version is None or data.min_version != data.max_version:
+        version = data.min_version
+        if version is None or version != data.max_version:
             continue
-        weights = run.folder / f"output/policy/{data.min_version:06d}"
-        policy = load_policy(weights, dtype=torch.float32, device="cpu")
+        if version not in policies:
+            weights = run.folder / f"output/policy/{version:06d}"
+            policies[version] = load_policy(weights, dtype=torch.float32, device="cpu")
+        policy = policies[version]
         row = TokenTree.from_turns(data.turns).row
         with torch.no_grad():
             logprobs = target_logprobs(policy, row).logprobs.numpy()
         behavior = np.concatenate([turn.output_logprobs for turn in data.turns])
         np.testing.assert_allclose(logprobs, behavior, atol=1e-4)
-        versions.add(data.min_version)
-    assert len(versions) >= 2
+    assert len(policies) >= 2
 
 
 def test_every_step_is_made_again_bit_for_bit(run: FinishedRun) -> None:
     words = [sys.executable, "-m", "agentrl", "replay", str(run.folder / "output")]
     done = subprocess.run(
-        [*words, "--step", f"1-{NUM_STEPS}", "--json"], cwd=ROOT, text=True, capture_output=True
+        [*words, "--step", f"1-{NUM_STEPS}", "--json"],
+        cwd=run.folder / "project",
+        text=True,
+        capture_output=True,
     )
     steps = json.loads(done.stdout)["steps"]
     found = [(s["step"], s["equal"], s["largest_difference"]) for s in steps]

@@ -8,7 +8,7 @@ from pathlib import Path
 DOCS = Path(__file__).parents[2] / "docs"
 _BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _FILE_NAME = re.compile(r"(?:#|//) (\S+\.\w+)\n")
-_COMMAND_SECONDS = "45"
+_COMMAND_SECONDS = 45
 
 
 def write_blocks(page: str, folder: Path) -> tuple[int, list[str]]:
@@ -26,10 +26,12 @@ def write_blocks(page: str, folder: Path) -> tuple[int, list[str]]:
     return len(blocks), commands
 
 
-def run_shell(text: str, folder: Path, environment: Mapping[str, str]) -> str:
+def run_shell(
+    text: str, folder: Path, environment: Mapping[str, str], seconds: int = _COMMAND_SECONDS
+) -> str:
     """Run a block of the shell's; return what it printed."""
     done = subprocess.run(
-        ["timeout", _COMMAND_SECONDS, "bash", "-euo", "pipefail", "-c", text],
+        ["timeout", str(seconds), "bash", "-euo", "pipefail", "-c", text],
         cwd=folder,
         env=environment,
         capture_output=True,

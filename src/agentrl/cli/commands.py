@@ -1,4 +1,4 @@
-"""The commands that start processes, and those that work on a run's weights.
+"""The commands that begin a project, start processes, or work on a run's weights.
 
 Each function takes the configuration and its own options and returns an exit status. What a command
 needs beside them is imported inside it.
@@ -8,6 +8,8 @@ import json
 import logging
 import os
 import secrets
+import shlex
+import shutil
 import sys
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -25,11 +27,37 @@ from agentrl.errors import ConfigError
 from agentrl.runtime.signals import INTERRUPTED, NO_SIGNAL
 
 DEMO_CONFIG = "assets/demo/grpo.yaml"
+PROJECT = "examples/project"
 _SAMPLING = ("run", "model", "store", "data", "sampling", "rollout", "tools", "agents", "inference")
 _TRAINING = (
     *("run", "model", "store", "data", "sampling", "rollout", "inference"),
     *("algorithm", "trainer", "publish"),
 )
+
+
+@click.command("init", cls=FlagCommand, sections=())
+@click.argument("folder", type=Path)
+def init(config: RootConfig, folder: Path) -> int:
+    """Begin a project in FOLDER: a tool server, questions, a scorer and a configuration.
+
+    It trains as it is; its README.md says what to change. FOLDER is new or empty, but for names that
+    begin with a dot.
+    """
+    from agentrl.config.shipped_files import shipped_file
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        found = sorted(path.name for path in folder.iterdir() if path.name[:1] != ".")
+        if found:
+            raise ConfigError(f"{folder} holds {found[0]} already; name a folder that is empty")
+        files = sorted(path for path in shipped_file(PROJECT).iterdir() if path.is_file())
+        for path in files:
+            shutil.copyfile(path, folder / path.name)
+    except OSError as error:
+        raise ConfigError(f"{folder}: {error.strerror}; name another folder") from None
+    print(f"{folder} has {', '.join(path.name for path in files)}\nTrain it:")
+    print(f"  cd {shlex.quote(str(folder))}\n  agentrl run --config config.yaml")
+    return 0
 
 
 @click.command("run", cls=FlagCommand)

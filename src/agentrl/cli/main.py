@@ -14,6 +14,7 @@ import click
 from agentrl.errors import AgentRLError
 
 COMMANDS: dict[str, tuple[str, str]] = {
+    "init": ("commands:init", "a project of your own: tools, questions, scorer, configuration"),
     "run": ("commands:run", "train on this machine: store, servers, samplers and trainer"),
     "sample": ("commands:sample", "one sampler process; start as many as you like"),
     "train": ("commands:train", "the trainer (under accelerate launch for several ranks)"),
@@ -22,6 +23,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "eval": ("commands:evaluate", "score a checkpoint on held-out questions"),
     "doctor": ("commands:doctor", "check this machine: packages, GPUs, database, servers, tools"),
     "export": ("commands:export", "merge a run's adapter (LoRA) into its model's weights"),
+    "push_to_hub": ("hub_commands:push_to_hub", "upload a checkpoint or an exported data set"),
     "tasks": ("task_commands:tasks", "add|list|retry|stats: the questions of a run"),
     "inspect": (
         "inspect_commands:inspect",
@@ -66,7 +68,7 @@ class _Commands(click.Group):
         lines = [f"agentrl {__version__}", "Reinforcement learning for language-model agents.", ""]
         lines.append("usage: agentrl COMMAND [--flag value ...]")
         lines.append("       agentrl COMMAND --help explains its flags")
-        lines += ["", *(f"  {name:8} {text}" for name, (_, text) in COMMANDS.items())]
+        lines += ["", *(f"  {name:11} {text}" for name, (_, text) in COMMANDS.items())]
         return "\n".join(lines)
 
 

@@ -42,8 +42,8 @@ def test_help_takes_less_than_a_second_and_names_every_command() -> None:
 @pytest.mark.parametrize("command", list(COMMANDS))
 def test_every_command_explains_its_flags(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([command, "--help"]) == 0
-    # The tools' environment belongs to no run.
-    flag = "--mcp_servers" if command == "env" else "--run_name"
+    # Neither a new project nor the tools' environment belongs to a run.
+    flag = {"env": "--mcp_servers", "init": "FOLDER"}.get(command, "--run_name")
     assert flag in capsys.readouterr().out
 
 
@@ -103,7 +103,7 @@ def test_an_unknown_command_is_named_with_the_known_ones(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["rnu"]) == 2
-    assert "unknown command 'rnu'; one of run, sample" in capsys.readouterr().err
+    assert "unknown command 'rnu'; one of init, run, sample" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", list(COMMANDS))

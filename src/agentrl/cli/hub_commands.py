@@ -1,0 +1,150 @@
+"""`agentrl push_to_hub`: a checkpoint, or an exported data set, to the Hugging Face hub.
+
+The token comes from the environment (HF_TOKEN) alone, and HF_ENDPOINT names another hub. What is
+uploaded is one commit; a repository that does not exist is made.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import click
+
+from agentrl.config.command_line import FlagCommand
+from agentrl.config.sections import RootConfig
+from agentrl.errors import ConfigError, UploadError
+
+if TYPE_CHECKING:
+    from huggingface_hub import HfApi
+
+TOKEN_VARIABLE = "HF_TOKEN"
+_CARD = "README.md"
+
+
+@click.command("push_to_hub", cls=FlagCommand, sections=("run",))
+@click.argument("repository")
+@click.option(
+    "--dataset",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    metavar="FOLDER",
+    help="Upload this folder as a data set: one that `agentrl store export` wrote.",
+)
+@click.option("--private", is_flag=True, help="Make a new repository private.")
+def push_to_hub(config: RootConfig, repository: str, dataset: Path | None, private: bool) -> int:
+    """Upload the run's newest checkpoint to REPOSITORY (owner/name) on the Hugging Face hub.
+
+    With --dataset, upload a folder as a data set instead. HF_TOKEN holds the token.
+    """
+    from agentrl.launcher.evaluation_run import newest_checkpoint
+
+    hub = _hub()
+    if dataset is not None:
+        folder, kind, card = dataset, "dataset", ""
+    else:
+        folder, kind = newest_checkpoint(config.run.output_path), "model"
+        card = _model_card(config, repository)
+    print(f"{folder} is at {_upload(hub, repository, folder, kind, card, private)}")
+    return 0
+
+
+def _hub() -> "HfApi":
+    """Return the client.
+
+    Raises:
+        ConfigError: there is no token, or no client.
+    """
+    from agentrl.config.secret_text import remember
+
+    token = os.environ.get(TOKEN_VARIABLE, "")
+    if not token:
+        raise ConfigError(
+            f"set {TOKEN_VARIABLE} to a token that may write; "
+            "https://huggingface.co/settings/tokens makes one"
+        )
+    remember([token])
+    try:
+        from huggingface_hub import HfApi
+        from huggingface_hub.utils import disable_progress_bars
+    except ModuleNotFoundError:
+        raise ConfigError("push_to_hub needs pip install 'agentrl-mongo[hub]'") from None
+    disable_progress_bars()
+    return HfApi(endpoint=os.environ.get("HF_ENDPOINT"), token=token, library_name="agentrl")
+
+
+def _upload(
+    hub: "HfApi",
+    repository: str,
+    folder: Path,
+    kind: Literal["model", "dataset"],
+    card: str,
+    private: bool,
+) -> str:
+    """Upload the files of a folder in one commit; return the repository's address.
+
+    Args:
+        hub: the client.
+        repository: `owner/name`.
+        folder: the files; names that begin with a dot stay here.
+        kind: of the repository.
+        card: the text of README.md where the folder has none; empty for no card.
+        private: whether a repository that is made now is private.
+
+    Raises:
+        ConfigError: the folder is empty.
+        UploadError: the hub refused, or did not answer.
+    """
+    from huggingface_hub import CommitOperationAdd
+
+    paths = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    named = {path.relative_to(folder).as_posix(): path for path in paths}
+    named = {name: path for name, path in named.items() if not _is_hidden(name)}
+    if not named:
+        raise ConfigError(f"{folder} holds no files to upload")
+    adds = [CommitOperationAdd(name, path) for name, path in named.items()]
+    if card and _CARD not in named:
+        adds.append(CommitOperationAdd(_CARD, card.encode()))
+    with _hub_errors(repository):
+        made = hub.create_repo(repository, repo_type=kind, private=private or None, exist_ok=True)
+        hub.create_commit(made.repo_id, adds, commit_message=f"{kind} of AgentRL", repo_type=kind)
+    return str(made)
+
+
+def _is_hidden(name: str) -> bool:
+    return any(part.startswith(".") for part in name.split("/"))
+
+
+@contextmanager
+def _hub_errors(repository: str) -> Iterator[None]:
+    """Translate the client's errors into one line."""
+    import httpx
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    try:
+        yield
+    except HFValidationError as error:
+        raise ConfigError(f"{repository!r} is no repository's name: {_line(error)}") from None
+    except HfHubHTTPError as error:
+        status: Any = getattr(error.response, "status_code", "?")
+        hint = f"; is {TOKEN_VARIABLE} one that may write there?" if status in (401, 403) else ""
+        raise UploadError(
+            f"the hub refused {repository}: {status} {_line(error.server_message or error)}{hint}"
+        ) from None
+    except httpx.HTTPError as error:
+        raise UploadError(f"the hub did not answer: {type(error).__name__}: {error}") from None
+
+
+def _line(text: object) -> str:
+    return next((line.strip() for line in str(text).splitlines() if line.strip()), "")
+
+
+def _model_card(config: RootConfig, repository: str) -> str:
+    """Return the card of a trained model: what it came from, in the form that the hub reads."""
+    name = config.model.model_name_or_path
+    is_on_hub = name.count("/") == 1 and not Path(name).exists() and name[:1] not in "./~"
+    base = f"base_model: {name}\n" if is_on_hub else ""
+    return (
+        f"---\nlibrary_name: transformers\n{base}tags:\n- agentrl\n- reinforcement-learning\n---\n\n"
+        f"# {repository.rpartition('/')[2]}\n\nTrained with AgentRL, run {config.run.run_name}.\n"
+    )
