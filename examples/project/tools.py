@@ -6,6 +6,7 @@
 import sys
 
 from mcp.server import MCPServer
+from mcp.server.mcpserver.exceptions import ToolError
 
 STOCK = {"honey": 13, "candles": 48, "corn": 25, "silk": 39, "rice": 15}
 """Packs in stock."""
@@ -15,7 +16,9 @@ server = MCPServer("stock", log_level="WARNING")
 
 @server.tool(description="Packs in stock")
 def stock(item: str) -> int:
-    """Look an item up; what the function raises is shown to the model as an error."""
+    """Look an item up. The model reads the text of a ToolError; other exceptions are only logged."""
+    if item not in STOCK:
+        raise ToolError(f"there is no {item!r}")
     return STOCK[item]
 
 

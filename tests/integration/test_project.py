@@ -27,4 +27,4 @@ def test_every_command_of_the_readme_runs(tmp_path: Path) -> None:
         assert words in printed[1]
     summary = json.loads((tmp_path / "output/first/summary.json").read_text())
     assert (summary["status"], summary["steps"]) == ("completed", 20)
-    assert list(read_demonstrations(tmp_path / "out/conversations.jsonl"))
+    assert list(read_demonstrations(tmp_path / "out/train.jsonl"))

@@ -53,7 +53,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(200, {"errors": [], "warnings": []})
         elif "/preupload/" in self.path:
             asked = json.loads(body)["files"]
-            files = [{"path": file["path"], "uploadMode": "regular"} for file in asked]
+            settings = {"uploadMode": "regular", "shouldIgnore": False}
+            files = [{"path": file["path"], **settings} for file in asked]
             self._answer(200, {"files": files})
         elif "/commit/" in self.path:
             repository = "/".join(self.path.split("/")[2:5])

@@ -41,11 +41,13 @@ def push_to_hub(config: RootConfig, repository: str, dataset: Path | None, priva
 
     hub = _hub()
     if dataset is not None:
-        folder, kind, card = dataset, "dataset", ""
+        folder = dataset
+        address = _upload(hub, repository, folder, "dataset", private=private)
     else:
-        folder, kind = newest_checkpoint(config.run.output_path), "model"
+        folder = newest_checkpoint(config.run.output_path)
         card = _model_card(config, repository)
-    print(f"{folder} is at {_upload(hub, repository, folder, kind, card, private)}")
+        address = _upload(hub, repository, folder, "model", card, private=private)
+    print(f"{folder} is at {address}")
     return 0
 
 
@@ -66,7 +68,7 @@ def _hub() -> "HfApi":
     remember([token])
     try:
         from huggingface_hub import HfApi
-        from huggingface_hub.utils import disable_progress_bars
+        from huggingface_hub.utils.tqdm import disable_progress_bars
     except ModuleNotFoundError:
         raise ConfigError("push_to_hub needs pip install 'agentrl-mongo[hub]'") from None
     disable_progress_bars()
@@ -78,7 +80,8 @@ def _upload(
     repository: str,
     folder: Path,
     kind: Literal["model", "dataset"],
-    card: str,
+    card: str = "",
+    *,
     private: bool,
 ) -> str:
     """Upload the files of a folder in one commit; return the repository's address.
@@ -118,8 +121,12 @@ def _is_hidden(name: str) -> bool:
 @contextmanager
 def _hub_errors(repository: str) -> Iterator[None]:
     """Translate the client's errors into one line."""
-    import httpx
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+    # The errors of whichever HTTP library the client uses; it names none of them as its own.
+    from huggingface_hub.errors import (
+        HfHubHTTPError,
+        HFValidationError,
+        HTTPError,  # type: ignore[attr-defined]
+    )
 
     try:
         yield
@@ -131,7 +138,7 @@ def _hub_errors(repository: str) -> Iterator[None]:
         raise UploadError(
             f"the hub refused {repository}: {status} {_line(error.server_message or error)}{hint}"
         ) from None
-    except httpx.HTTPError as error:
+    except HTTPError as error:
         raise UploadError(f"the hub did not answer: {type(error).__name__}: {error}") from None
 
 

@@ -171,13 +171,16 @@ async def export_run(
     dataset hold the conversations with their scores, one file a split.
     """
     async with opened_store(config) as opened:
-        if format_ in ("chat", "dataset"):
+        if format_ == "chat" or format_ == "dataset":
             from agentrl.datasets.demonstrations.conversations import export_conversations
 
             counts = await export_conversations(opened, folder, format_)
             told = ", ".join(f"{count} of {split}" for split, count in counts.items()) or "none"
-            value = {"folder": str(folder), "num_conversations": counts}
-            _report(f"conversations in {folder}: {told}", value, as_json)
+            _report(
+                f"conversations in {folder}: {told}",
+                {"folder": str(folder), "num_conversations": counts},
+                as_json,
+            )
             return 0
         manifest = await opened.transfer.export_run(folder, format_, everything=everything)
     total = sum(file.num_documents for file in manifest.files.values())

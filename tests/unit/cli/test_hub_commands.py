@@ -32,7 +32,8 @@ def test_the_newest_checkpoint_becomes_a_model_with_a_card(
         monkeypatch.setenv("HF_ENDPOINT", hub.url)
         assert main([*words, "--model_name_or_path", "Qwen/Qwen3-0.6B"]) == 0
     (made,) = hub.created
-    assert (made["organization"], made["name"], made["private"]) == ("me", "shop-agent", True)
+    assert (made["organization"], made["name"]) == ("me", "shop-agent")
+    assert made["visibility"] == "private"
     assert {name.rpartition("shop-agent/")[2] for name in hub.files} == {
         *("README.md", "config.json", "model.safetensors")
     }

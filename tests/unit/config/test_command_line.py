@@ -91,7 +91,7 @@ def test_names_of_other_trainers_that_mean_the_same_are_aliases(
         (["--dataset_name", "a/b"], ["--train_file"]),
         (["--resume_from_checkpoint", "x"], ["--run_name"]),
         (["--optim", "adamw_8bit"], ["AdamW"]),
-        (["--push_to_hub"], ["hf upload"]),
+        (["--push_to_hub"], ["agentrl push_to_hub"]),
         (["--gpus", "2"], ["--trainer_gpus", "--inference_gpus"]),
         (["--use_vllm"], ["--inference_backend"]),
         (["--fp16"], ["--torch_dtype"]),

@@ -7,7 +7,7 @@ and what tools for OpenAI's fine-tuning format do; the data set has the same row
 import asyncio
 import importlib
 import json
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Literal
@@ -56,6 +56,7 @@ async def export_conversations(
     """
     if await asyncio.to_thread(folder.exists):
         raise ConfigError(f"{folder} exists already; name a folder that does not")
+    open_writer: Callable[[Path, str], _JsonLines | _ParquetRows]
     open_writer = _JsonLines if format_ == "chat" else _ParquetRows
     counts: dict[str, int] = {}
     with atomic_directory(folder) as staging, ExitStack() as stack:

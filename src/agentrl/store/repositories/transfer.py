@@ -123,7 +123,10 @@ class TransferRepository(Repository):
 
     async def _begun_groups(self) -> set[str]:
         """Return the ids of the tasks of which a slot was claimed at least once."""
-        pipeline = [{"$match": {"fence": {"$gt": 0}}}, {"$group": {"_id": "$task_id"}}]
+        pipeline: list[Document] = [
+            {"$match": {"fence": {"$gt": 0}}},
+            {"$group": {"_id": "$task_id"}},
+        ]
         return {group["_id"] async for group in await self._db.records.aggregate(pipeline)}
 
     async def _export_collection(
