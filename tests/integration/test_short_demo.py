@@ -359,7 +359,9 @@ def other_token(turn: dict[str, Any]) -> dict[str, Any]:
 def test_a_changed_token_is_named_by_its_turn(run: FinishedRun, uri: str) -> None:
     with MongoClient[dict[str, Any]](uri) as client:
         database = client.get_default_database()
-        used = database.turn_training.find_one({"step": 2, "position": {"$ne": None}})
+        used = database.turn_training.find_one(
+            {"step": 2, "position": {"$ne": None}, "ratio": {"$ne": None}}
+        )
         assert used is not None
         turn = database.turns.find_one({"_id": used["turn_id"]})
         assert turn is not None

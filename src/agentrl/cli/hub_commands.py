@@ -121,11 +121,10 @@ def _is_hidden(name: str) -> bool:
 @contextmanager
 def _hub_errors(repository: str) -> Iterator[None]:
     """Translate the client's errors into one line."""
-    # The errors of whichever HTTP library the client uses; it names none of them as its own.
-    from huggingface_hub.errors import (
+    from huggingface_hub.errors import (  # type: ignore[attr-defined]
         HfHubHTTPError,
         HFValidationError,
-        HTTPError,  # type: ignore[attr-defined]
+        HTTPError,  # of whichever HTTP library the client uses
     )
 
     try:

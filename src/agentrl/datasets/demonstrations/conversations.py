@@ -63,7 +63,9 @@ async def export_conversations(
         writers: dict[str, _JsonLines | _ParquetRows] = {}
         async for split, row in _rows(store):
             if split not in writers:
-                writers[split] = stack.enter_context(open_writer(staging, split))
+                opened = open_writer(staging, split)
+                stack.callback(opened.close)
+                writers[split] = opened
             writers[split].write(row)
             counts[split] = counts.get(split, 0) + 1
         stack.close()
@@ -210,10 +212,8 @@ class _JsonLines:
     def __init__(self, folder: Path, split: str) -> None:
         self._file = (folder / f"{split}.jsonl").open("w", encoding="utf-8")
 
-    def __enter__(self) -> "_JsonLines":
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """Finish the file."""
         self._file.close()
 
     def write(self, row: Mapping[str, Any]) -> None:
@@ -238,10 +238,8 @@ class _ParquetRows:
         path = folder / "data" / f"{split}.parquet"
         self._file = parquet.ParquetWriter(path, self._schema, compression="zstd")
 
-    def __enter__(self) -> "_ParquetRows":
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """Write the rows that wait, and finish the file."""
         self._flush()
         self._file.close()
 
