@@ -360,7 +360,7 @@ def test_a_changed_token_is_named_by_its_turn(run: FinishedRun, uri: str) -> Non
     with MongoClient[dict[str, Any]](uri) as client:
         database = client.get_default_database()
         used = database.turn_training.find_one(
-            {"step": 2, "position": {"$ne": None}, "ratio": {"$ne": None}}
+            {"step": 2, "position": {"$ne": None}, "ratio": {"$ne": None}}, sort=[("position", 1)]
         )
         assert used is not None
         turn = database.turns.find_one({"_id": used["turn_id"]})
