@@ -223,7 +223,8 @@ def _turns(
         now = float(ratios.mean[row])
         if before is not None and before.mean != now:
             found.append(Difference(f"turn {turn_id} ratio", before.mean, now))
-    return found[:_NUM_NAMED]
+    # A changed turn packs others anew, whose ratios then differ by rounding alone.
+    return sorted(found, key=lambda one: one.size, reverse=True)[:_NUM_NAMED]
 
 
 def _weights(kept: Path, replayed: Path) -> Iterator[Difference]:
