@@ -122,6 +122,7 @@ async def test_an_agent_that_cannot_be_imported_is_said(tmp_path: Path) -> None:
 
 
 async def test_what_a_notebook_defines_runs_with_all_that_it_uses(tmp_path: Path) -> None:
+    pytest.importorskip("cloudpickle")
     # An interpreter that reads its program from stdin has no file either.
     cells = f"""
 import asyncio, dataclasses
