@@ -20,7 +20,7 @@ _SHAPE: dict[str, Any] = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "max_position_embeddings": 4096,
-    "initializer_range": 0.2,
+    "initializer_range": 0.05,
     "pad_token_id": None,
     "bos_token_id": None,
     "eos_token_id": None,
