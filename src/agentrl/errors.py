@@ -5,6 +5,7 @@
     │   └── DatasetError              a dataset is missing, or one of its lines is malformed
     ├── StoreError                    MongoDB is unreachable or refused a request
     │   ├── StoreUnreachable          MongoDB does not answer; it may later
+    │   ├── DataInUse                 another process serves the data of a private mongod
     │   ├── LeaseLost                 another process owns the document now; write nothing more
     │   └── TrainerBusy               a second trainer asked for a consumer that is in use
     ├── InferenceError                an inference server failed or refused a request
@@ -72,6 +73,21 @@ class StoreUnreachable(StoreError):
     """MongoDB does not answer. A process that ends for this may be started again."""
 
     exit_status = os.EX_TEMPFAIL
+
+
+class DataInUse(StoreError):
+    """Another process serves the data of a private mongod.
+
+    Attributes:
+        holder: that process in words: its command, host, pid and start.
+    """
+
+    def __init__(self, message: str, holder: str) -> None:
+        super().__init__(message, holder)
+        self.holder = holder
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 class LeaseLost(StoreError):

@@ -1,19 +1,18 @@
-"""The queries that README.md documents return rows in mongosh, as people would type them."""
+"""The queries that the pages print return rows in mongosh, as people would type them."""
 
 import json
 import os
-import re
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
+from support.doc_blocks import documented_queries
 from support.stored import claim, make_task, play
 
 from agentrl.schema import Run
 from agentrl.store import TrajectoryStore
 
-ROOT = Path(__file__).parents[2]
 MONGOSH = "mongosh@2.12.0"
 NPM_FLAGS = ("--no-audit", "--no-fund", "--ignore-scripts")
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "agentrl"
@@ -44,32 +43,23 @@ def mongosh() -> Path:
     return home / "node_modules/.bin/mongosh"
 
 
-def documented_queries() -> list[str]:
-    """The statements of README.md's `js` block; each begins a line with `db.`."""
-    (block,) = re.findall(r"```js\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
-    code = "\n".join(line for line in block.splitlines() if not line.startswith("//"))
-    return [
-        part.strip() for part in re.split(r"^(?=db\.)", code, flags=re.MULTILINE) if part.strip()
-    ]
-
-
 async def test_every_documented_query_returns_rows(
     store: TrajectoryStore, mongo_uri: str, mongosh: Path, tmp_path: Path
 ) -> None:
     await store.runs.create(Run(name=store.database_name))
     await store.tasks.add([make_task(0)])
-    record = await claim(store)
-    await store.records.fail_attempt(record.id, record.fence, "the tools were gone", 3)
-    for _ in range(2):
-        record = await play(store, await claim(store), num_turns=2)
-    await store.ledger.reserve("trainer", [record.id], 1)
+    ids = [(await play(store, await claim(store), num_turns=2)).id for _ in range(2)]
+    await store.ledger.reserve("trainer", ids, 1)
     await store.ledger.commit("trainer", 1)
 
     queries = documented_queries()
     assert len(queries) >= 6
     script = tmp_path / "queries.js"
     script.write_text(
-        "\n".join(f"print(JSON.stringify(({query}).toArray().length))" for query in queries)
+        "\n".join(
+            f"print({query})" if "countDocuments" in query else f"print(({query}).toArray().length)"
+            for query in queries
+        )
     )
     settings = tmp_path / ".mongodb/mongosh/config"
     settings.parent.mkdir(parents=True)

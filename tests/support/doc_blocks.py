@@ -26,6 +26,17 @@ def write_blocks(page: str, folder: Path) -> tuple[int, list[str]]:
     return len(blocks), commands
 
 
+def documented_queries() -> list[str]:
+    """Return the statements of all `js` blocks of README.md and the pages; each begins with `db.`."""
+    pages = [DOCS.parent / "README.md", *sorted(DOCS.glob("*.md"))]
+    blocks = [
+        text for page in pages for name, text in _BLOCK.findall(page.read_text()) if name == "js"
+    ]
+    lines = [line for block in blocks for line in block.splitlines() if not line.startswith("//")]
+    parts = re.split(r"^(?=db\.)", "\n".join(lines), flags=re.MULTILINE)
+    return [part.strip() for part in parts if part.strip()]
+
+
 def run_shell(
     text: str, folder: Path, environment: Mapping[str, str], seconds: int = _COMMAND_SECONDS
 ) -> str:

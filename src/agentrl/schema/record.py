@@ -53,6 +53,8 @@ class Lease(Value):
     fence: int
     """Grows with every claim of the Record; every write of the holder filters on it."""
     expires_at: datetime
+    since: datetime | None = None
+    """When a trainer acquired it; not kept for Records, whose attempts say it."""
 
 
 class Attempt(Value):

@@ -11,6 +11,11 @@ from agentrl.schema.record import Lease
 SCHEMA_VERSION = 2
 RunStatus = Literal["created", "training", "completed", "no_signal", "failed"]
 """`no_signal`: the questions are used up, and not one optimizer step could be made of them."""
+RunState = RunStatus | Literal["interrupted"]
+"""What people are told: `interrupted` is a run that is not over and that no process works on. Nobody
+is left to write this down, so the store derives it."""
+RunPhase = Literal["starting", "loading", "evaluating", "sampling", "training", "publishing"]
+"""What the trainer does; `sampling` is its wait for samples."""
 ENDED_RUNS: frozenset[RunStatus] = frozenset({"completed", "no_signal", "failed"})
 
 
@@ -73,6 +78,9 @@ class Run(Value):
     name: str
     schema_version: int = SCHEMA_VERSION
     status: RunStatus = "created"
+    phase: RunPhase | None = None
+    phase_at: datetime | None = None
+    """When this phase began."""
     config: dict[str, Any] = Field(default_factory=dict)
     """The resolved configuration, secrets left out."""
     control: Control = Field(default_factory=Control)

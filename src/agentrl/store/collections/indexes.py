@@ -47,6 +47,12 @@ INDEXES: dict[str, list[IndexModel]] = {
         ),
         # groups.complete, records.of_task
         IndexModel([("task_id", UP), ("traj_id", UP)], name="groups"),
+        # reports.find_records, and people who look for good or bad scores
+        IndexModel(
+            [("score.value", UP), ("order", UP), ("traj_id", UP)],
+            name="by_score",
+            partialFilterExpression={"score.value": {"$exists": True}},
+        ),
         # groups.reap: ended records of groups that nobody has completed yet
         IndexModel(
             [("status", UP), ("task_id", UP)],

@@ -7,7 +7,6 @@ from agentrl.store.documents.expressions import (
     HAS_FAILURE,
     lookup,
     shown,
-    unwind,
 )
 
 
@@ -47,27 +46,20 @@ _TURNS = lookup(
         }
     },
 )
-_TASK = [
-    lookup(
-        *("tasks", "task_id", "_id", "task"),
-        {"$project": {"_id": 0, "query": 1, "answer": 1, "tag": 1}},
-    ),
-    unwind("task"),
-]
-_LEDGER = [
-    lookup("record_data", "_id", "_id", "data", {"$project": {"_id": 0, "ledger": 1}}),
-    unwind("data"),
-]
+# Not unwound, so that a filter and a limit of the reader's go before the look-ups.
+_TASK = lookup(
+    *("tasks", "task_id", "_id", "task"),
+    {"$project": {"_id": 0, "query": 1, "answer": 1, "tag": 1}},
+)
+_LEDGER = lookup("record_data", "_id", "_id", "data", {"$project": {"_id": 0, "ledger": 1}})
 _SUMMARY: Document = {
     **shown("task_id", "traj_id", "split"),
-    "tag": "$task.tag",
-    "question": "$task.query",
-    "reference": "$task.answer",
+    "tag": {"$first": "$task.tag"},
+    "question": {"$first": "$task.query"},
+    "reference": {"$first": "$task.answer"},
     **shown("status", "outcome", "final_answer"),
-    "score": "$score.value",
-    "scorer": "$score.scorer",
-    "scorer_version": "$score.version",
-    "score_detail": "$score.detail",
+    # As it is stored, so that a filter on `score.value` reaches the index.
+    "score": shown("value", "scorer", "version", "detail"),
     **shown("attempt", "min_version", "max_version"),
     **shown("num_prompt_tokens", "num_output_tokens", "num_tool_calls"),
     "seconds": _SECONDS,
@@ -80,15 +72,15 @@ VIEWS: dict[str, tuple[str, list[Document]]] = {
         "records",
         [
             {"$match": {"status": {"$ne": "pending"}}},
-            *_TASK,
+            _TASK,
             _TURNS,
-            *_LEDGER,
+            _LEDGER,
             {
                 "$project": {
                     **_SUMMARY,
                     "num_turns": {"$size": "$turns"},
                     "turns": 1,
-                    "training": "$data.ledger",
+                    "training": {"$first": "$data.ledger"},
                 }
             },
         ],
@@ -147,7 +139,7 @@ VIEWS: dict[str, tuple[str, list[Document]]] = {
         "records",
         [
             {"$match": HAS_FAILURE},
-            *_TASK,
+            _TASK,
             {
                 "$project": {
                     **_SUMMARY,

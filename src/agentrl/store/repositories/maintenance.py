@@ -1,21 +1,18 @@
 """What takes space in a run's database, and taking it back. Nothing here runs unasked."""
 
-from datetime import timedelta
 from typing import Any
 
 from pymongo.errors import OperationFailure
 
 from agentrl.errors import StoreError
-from agentrl.runtime.process_identity import is_dead
 from agentrl.schema.base import Value
 from agentrl.schema.image import stored_key
 from agentrl.store.database import UNAUTHORIZED, Repository, operation
 from agentrl.store.documents.codec import Document
 from agentrl.store.documents.expressions import lookup, shown, unwind
 from agentrl.store.documents.packed_turns import blob_keys
+from agentrl.store.repositories.living import living_processes
 
-ALIVE_SECONDS = 20.0
-"""A process that reported within this time is taken for alive."""
 DELETE_BATCH = 1000
 
 
@@ -99,32 +96,8 @@ class MaintenanceRepository(Repository):
             StoreError: a trainer holds a lease, a sampler or server reported a moment ago, or a
                 record is leased; the text names one, and since when it works.
         """
-        now = await self._db.server_time()
-        since = now - timedelta(seconds=ALIVE_SECONDS)
-        run = await self._db.runs.find_one({}, {"trainer_leases": 1}) or {}
-        for consumer, lease in run.get("trainer_leases", {}).items():
-            if lease["expires_at"] > now and not is_dead(lease["owner"]):
-                raise self._busy(
-                    f"{lease['owner']} trains it as {consumer!r}, under a lease until "
-                    f"{lease['expires_at']:%H:%M:%S} UTC"
-                )
-        reported: Document = {"heartbeat_at": {"$gt": since}}
-        samplers = self._db.samplers.find({**reported, "status": {"$ne": "stopped"}})
-        living = [("sampler", one) async for one in samplers if not is_dead(one["_id"])]
-        # A server that was taken out is still supervised; one that was ended says why it is down.
-        services = self._db.services.find({**reported, "error": {"$ne": "stopped"}})
-        living += [("inference server", one) async for one in services]
-        for kind, one in living:
-            raise self._busy(
-                f"{kind} {one['_id']} works on it since {one['started_at']:%Y-%m-%d %H:%M:%S} UTC"
-            )
-        leased = {"status": {"$in": ["running", "finished"]}, "lease.expires_at": {"$gt": now}}
-        for owner in await self._db.records.distinct("lease.owner", leased):
-            if owner and not is_dead(owner):
-                raise self._busy(f"{owner} holds a record of it")
-
-    def _busy(self, who: str) -> StoreError:
-        return StoreError(f"run {self._db.name!r} is alive: {who}; end its processes first")
+        for process in await living_processes(self._db):
+            raise StoreError(f"run {self._db.name!r} is alive: {process}; end its processes first")
 
     @operation("plan the compaction")
     async def plan_compaction(self) -> CompactPlan:

@@ -11,7 +11,8 @@ from agentrl.schema import (
     InferenceService,
     Record,
     RecordStatus,
-    RunStatus,
+    RunPhase,
+    RunState,
     SamplerInfo,
     Split,
     Task,
@@ -19,7 +20,7 @@ from agentrl.schema import (
 from agentrl.schema.base import Value
 from agentrl.store.database import Repository, RunDatabase, operation
 from agentrl.store.documents.codec import Document, from_document, require, task_from_document
-from agentrl.store.documents.expressions import FAILED_ENDS, HAS_FAILURE
+from agentrl.store.documents.expressions import FAILED_ENDS, HAS_FAILURE, lookup
 from agentrl.store.repositories.fleet import SamplerRepository, ServiceRepository
 from agentrl.store.repositories.learning_signal import (
     LearningSignal,
@@ -29,6 +30,8 @@ from agentrl.store.repositories.learning_signal import (
 )
 from agentrl.store.repositories.ledger import LedgerRepository
 from agentrl.store.repositories.lineage import LineageRepository, RecordLineage
+from agentrl.store.repositories.living import LivingProcess, living_processes, state_of
+from agentrl.store.repositories.record_search import RecordFilter, find_records
 from agentrl.store.repositories.runs import DEFAULT_CONSUMER
 from agentrl.store.repositories.tallies import RecordCounts, SplitCounts, TallyRepository
 from agentrl.store.repositories.turns import TurnRepository
@@ -38,7 +41,9 @@ class RunSummary(Value):
     """One run at a glance."""
 
     name: str
-    status: RunStatus
+    status: RunState
+    phase: RunPhase | None
+    """What it does, or did last."""
     policy_version: int
     num_groups: int
     num_groups_completed: int
@@ -61,6 +66,8 @@ class RunProgress(Value):
     """Counts of a run. Training and evaluation are told apart by the sign of `order`."""
 
     policy_version: int
+    phase: RunPhase | None = None
+    groups_per_step: int = 1
     admitted_groups: int
     records: dict[RecordStatus, int] = Field(default_factory=dict)
     """Training records by status; a status without records is left out."""
@@ -75,6 +82,16 @@ class RunProgress(Value):
     """Samplers that ever registered."""
     num_output_tokens: int = 0
     """Tokens sampled so far, as the samplers last reported."""
+
+
+class EvaluationStanding(Value):
+    """How far the evaluation of one policy version is."""
+
+    version: int
+    num_tasks: int
+    num_completed: int
+    mean_score: float | None
+    """Over the tries that have a score; for the log of a person, not the evaluation's own figure."""
 
 
 class RunOverview(Value):
@@ -112,6 +129,14 @@ class Failure(Value):
     """Who held that attempt."""
 
 
+# Tags are `eval@VERSION`, with `.NUMBER` where lost weights had the same version before.
+_EVALUATIONS: Document = {"tag": {"$gte": "eval@", "$lt": "eval@~"}}
+
+
+def _tag_order(tag: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in tag.removeprefix("eval@").split("."))
+
+
 class ReportRepository(Repository):
     """Reads for people. Nothing here writes."""
 
@@ -146,7 +171,8 @@ class ReportRepository(Repository):
         _, num_output_tokens = await self._sampled()
         return RunSummary(
             name=run["_id"],
-            status=run["status"],
+            status=await state_of(self._db, run),
+            phase=run.get("phase"),
             policy_version=run["policy_version"],
             num_groups=training.num_groups,
             num_groups_completed=training.num_completed,
@@ -171,6 +197,8 @@ class ReportRepository(Repository):
         num_reserved = await self._ledger.num_reserved_groups(consumer)
         return RunProgress(
             policy_version=run["policy_version"],
+            phase=run.get("phase"),
+            groups_per_step=run["control"]["groups_per_step"],
             admitted_groups=run["admitted_groups"],
             records=_by_status(standing.training, in_work, is_training=True),
             eval_records=_by_status(standing.evaluation, in_work, is_training=False),
@@ -231,6 +259,11 @@ class ReportRepository(Repository):
             samplers=sorted(await self._samplers.all(), key=lambda one: one.started_at),
         )
 
+    @operation("look for living processes")
+    async def living(self) -> list[LivingProcess]:
+        """Return the processes that work on the run now."""
+        return await living_processes(self._db)
+
     @operation("list runs")
     async def run_names(self) -> list[str]:
         """Return the runs that this server holds and this login may see, by name."""
@@ -241,6 +274,36 @@ class ReportRepository(Repository):
                 if run is not None and run["_id"] == name and "schema_version" in run:
                     found.append(name)
         return found
+
+    @operation("read the evaluations")
+    async def evaluations(self, limit: int = 2) -> list[EvaluationStanding]:
+        """Return the evaluations of the last versions, the oldest first."""
+        tags = await self._db.tasks.distinct("tag", _EVALUATIONS)
+        newest = sorted(tags, key=_tag_order)[-limit:]
+        return [await self._evaluation(tag) for tag in newest]
+
+    async def _evaluation(self, tag: str) -> EvaluationStanding:
+        values = "$tries.score.value"
+        sums: Document = {
+            "tasks": {"$sum": 1},
+            "completed": {"$sum": {"$toInt": {"$eq": ["$status", "completed"]}}},
+            "scored": {"$sum": {"$size": values}},
+            "score": {"$sum": {"$sum": values}},
+        }
+        (found,) = await self._db.aggregate(
+            self._db.tasks,
+            [
+                {"$match": {"tag": tag}},
+                lookup("records", "_id", "task_id", "tries", {"$project": {"score.value": 1}}),
+                {"$group": {"_id": None, **sums}},
+            ],
+        )
+        return EvaluationStanding(
+            version=_tag_order(tag)[0],
+            num_tasks=found["tasks"],
+            num_completed=found["completed"],
+            mean_score=found["score"] / found["scored"] if found["scored"] else None,
+        )
 
     async def overview(self, consumer: str) -> RunOverview:
         """Return how far the run is, for the trainer `consumer`."""
@@ -281,6 +344,13 @@ class ReportRepository(Repository):
             policy_version=run["policy_version"] if run else 0,
             lineage=await self._lineage.of_record(record_id),
         )
+
+    @operation("find records")
+    async def find_records(
+        self, wanted: RecordFilter, *, consumer: str = DEFAULT_CONSUMER, limit: int = 20
+    ) -> list[Record]:
+        """Return at most `limit` records that fit: by score, else those of the latest questions."""
+        return await find_records(self._db, wanted, consumer=consumer, limit=limit)
 
     async def _no_such_record(self, record_id: str) -> str:
         similar = await self._db.records.find_one({"task_id": record_id}, {"_id": 1})

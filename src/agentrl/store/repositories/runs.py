@@ -7,7 +7,7 @@ from pymongo import ReturnDocument
 from pymongo.errors import DuplicateKeyError
 
 from agentrl.errors import ConfigError, LeaseLost, StoreError, TrainerBusy
-from agentrl.schema import Control, Lease, Run, RunStatus
+from agentrl.schema import Control, Lease, Run, RunPhase, RunStatus
 from agentrl.store.collections.indexes import ledger_indexes
 from agentrl.store.database import Repository, RunDatabase, operation
 from agentrl.store.documents.codec import Document, encode, from_document, to_document
@@ -124,6 +124,12 @@ class RunRepository(Repository):
         """Set the run's status, and return the run."""
         return await self._change_run({"status": literal(status)})
 
+    @operation("set the run's phase")
+    async def set_phase(self, phase: RunPhase) -> None:
+        """Say what the run does now; nothing happens before the run exists."""
+        begun = {"phase": literal(phase), "phase_at": "$$NOW"}
+        await self._db.runs.update_one({}, [{"$set": begun}])
+
     @operation("set admission")
     async def set_admission(self, admitted_groups: int) -> Run:
         """Admit training groups with `order` below `admitted_groups`, and return the run."""
@@ -176,7 +182,7 @@ class TrainerLeaseRepository(Repository):
         fence = {"$add": [{"$ifNull": [f"${field}.fence", 0]}, 1]}
         document = await self._db.runs.find_one_and_update(
             free,
-            [{"$set": {field: lease(owner, fence, lease_seconds)}}],
+            [{"$set": {field: {**lease(owner, fence, lease_seconds), "since": "$$NOW"}}}],
             return_document=ReturnDocument.AFTER,
         )
         if document is not None:
@@ -188,9 +194,9 @@ class TrainerLeaseRepository(Repository):
             raise self._db.no_run()
         holder = from_document(Run, current).trainer_leases[consumer]
         raise TrainerBusy(
-            f"{holder.owner} trains this run as {consumer!r} until at least "
-            f"{holder.expires_at:%H:%M:%S} UTC; stop it, wait for its lease to expire, or choose "
-            "another --consumer"
+            f"run {self._db.name!r} is already running: {holder.owner} trains it as {consumer!r}"
+            f"{_since(holder)}; stop it, wait for its lease to expire "
+            f"({holder.expires_at:%H:%M:%S} UTC), or choose another --run_name or --consumer"
         )
 
     @operation("renew the trainer's lease")
@@ -251,6 +257,10 @@ class TrainerLeaseRepository(Repository):
         run = await self._db.runs.find_one({f"trainer_leases.{consumer}.fence": fence}, {"_id": 1})
         if run is None:
             raise _lease_lost(consumer)
+
+
+def _since(holder: Lease) -> str:
+    return "" if holder.since is None else f" since {holder.since:%Y-%m-%d %H:%M:%S} UTC"
 
 
 def _expiry(consumer: str) -> str:

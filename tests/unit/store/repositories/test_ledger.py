@@ -175,7 +175,7 @@ async def test_a_second_trainer_is_refused_until_the_first_releases(
     await store.runs.create(Run(name="run"))
     lease = await store.trainer_leases.acquire(NAME, "first", 600)
     async with TrajectoryStore.connect(mongo_uri) as other:
-        with pytest.raises(TrainerBusy, match="first trains this run as 'trainer'"):
+        with pytest.raises(TrainerBusy, match="first trains it as 'trainer' since"):
             await other.trainer_leases.acquire(NAME, "second", 600)
         await store.trainer_leases.renew(NAME, 600)
         await store.trainer_leases.release(NAME)

@@ -173,7 +173,7 @@ async def test_views_show_a_person_what_happened(store: TrajectoryStore) -> None
     await play(store, await claim(store), num_turns=3, version=2)
     record = await claim(store)
     await store.records.fail_attempt(record.id, record.fence, "tools are down", 3)
-    (row,) = await store.database["v_trajectories"].find({"score": 1.0}).to_list()
+    (row,) = await store.database["v_trajectories"].find({"score.value": 1.0}).to_list()
     assert row["question"] == "What does item 0 cost?"
     assert [turn["text"] for turn in row["turns"]] == ["<answer>4</answer>"] * 3
     assert [turn["versions"] for turn in row["turns"]] == [[2]] * 3

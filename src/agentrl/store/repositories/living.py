@@ -1,0 +1,103 @@
+"""Who works on a run now, told by leases and heartbeats; times are the database server's.
+
+A process of this machine that has ended is recognised at once; of another machine, when its lease
+has expired or its heartbeat is old.
+"""
+
+from datetime import datetime, timedelta
+from typing import Literal
+
+from agentrl.runtime.process_identity import is_dead
+from agentrl.schema import RunState, RunStatus
+from agentrl.schema.base import Value
+from agentrl.schema.run import ENDED_RUNS
+from agentrl.store.database import RunDatabase
+from agentrl.store.documents.codec import Document
+
+ALIVE_SECONDS = 20.0
+"""A process that reported within this time is taken for alive."""
+START_SECONDS = 60.0
+"""How long `agentrl run` may take until one of its processes has registered."""
+
+
+class LivingProcess(Value):
+    """One process that works on a run."""
+
+    kind: Literal["trainer", "sampler", "inference server", "holder"]
+    """`holder`: it holds a record's lease."""
+    id: str
+    since: datetime | None = None
+    consumer: str = ""
+    """Name of the trainer."""
+    lease_until: datetime | None = None
+
+    def __str__(self) -> str:
+        if self.kind == "trainer":
+            return (
+                f"{self.id} trains it as {self.consumer!r}, under a lease until "
+                f"{self.lease_until:%H:%M:%S} UTC"
+            )
+        if self.kind == "holder":
+            return f"{self.id} holds a record of it"
+        return f"{self.kind} {self.id} works on it since {self.since:%Y-%m-%d %H:%M:%S} UTC"
+
+
+async def living_processes(database: RunDatabase) -> list[LivingProcess]:
+    """Return who works on the run: trainers first, then samplers, servers and holders of records."""
+    now = await database.server_time()
+    found = await _trainers(database, now) + await _samplers(database, now)
+    # A server that was taken out is still supervised; one that was ended says why it is down.
+    servers = database.services.find({**_reported(now), "error": {"$ne": "stopped"}})
+    found += [
+        LivingProcess(kind="inference server", id=one["_id"], since=one["started_at"])
+        async for one in servers
+    ]
+    leased = {"status": {"$in": ["running", "finished"]}, "lease.expires_at": {"$gt": now}}
+    owners = await database.records.distinct("lease.owner", leased)
+    found += [LivingProcess(kind="holder", id=one) for one in owners if one and not is_dead(one)]
+    return found
+
+
+async def state_of(database: RunDatabase, run: Document) -> RunState:
+    """Return the run's status, or `interrupted` where nobody is left to go on with it.
+
+    Servers alone do not go on with a run, and one that only holds questions or demonstrations was
+    never begun.
+    """
+    status: RunStatus = run["status"]
+    phase = run.get("phase")
+    if status in ENDED_RUNS or (status == "created" and phase is None):
+        return status
+    now = await database.server_time()
+    if phase == "starting" and now - run["phase_at"] < timedelta(seconds=START_SECONDS):
+        return status
+    alive = await _trainers(database, now) or await _samplers(database, now)
+    return status if alive else "interrupted"
+
+
+async def _trainers(database: RunDatabase, now: datetime) -> list[LivingProcess]:
+    run = await database.runs.find_one({}, {"trainer_leases": 1}) or {}
+    return [
+        LivingProcess(
+            kind="trainer",
+            id=lease["owner"],
+            since=lease.get("since"),
+            consumer=consumer,
+            lease_until=lease["expires_at"],
+        )
+        for consumer, lease in run.get("trainer_leases", {}).items()
+        if lease["expires_at"] > now and not is_dead(lease["owner"])
+    ]
+
+
+async def _samplers(database: RunDatabase, now: datetime) -> list[LivingProcess]:
+    found = database.samplers.find({**_reported(now), "status": {"$ne": "stopped"}})
+    return [
+        LivingProcess(kind="sampler", id=one["_id"], since=one["started_at"])
+        async for one in found
+        if not is_dead(one["_id"])
+    ]
+
+
+def _reported(now: datetime) -> Document:
+    return {"heartbeat_at": {"$gt": now - timedelta(seconds=ALIVE_SECONDS)}}

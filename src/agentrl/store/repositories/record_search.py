@@ -1,0 +1,146 @@
+"""Finds records by what came of them: score, outcome, tool, optimizer step, or a piece of text.
+
+In goes a `RecordFilter`, out come Records. With a score, the index `by_score` gives them in the order of
+their scores; otherwise `claimable` gives those of the latest questions first. Tools and texts are
+looked for record by record, until enough have been found: turns are too many to be indexed for it.
+"""
+
+import re
+from typing import Any, Self
+
+from agentrl.errors import ConfigError
+from agentrl.schema import Outcome, Record
+from agentrl.schema.base import Value
+from agentrl.store.database import RunDatabase
+from agentrl.store.documents.codec import Document, from_document
+from agentrl.store.documents.expressions import lookup
+
+_NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?"
+_COMPARISON = re.compile(rf"(>=|<=|==?|>|<|)\s*({_NUMBER})", re.IGNORECASE)
+_RANGE = re.compile(rf"({_NUMBER})\s*\.\.\s*({_NUMBER})", re.IGNORECASE)
+_OPERATORS = {">=": "$gte", "<=": "$lte", ">": "$gt", "<": "$lt"}
+
+
+class ScoreFilter(Value):
+    """A condition on the score."""
+
+    condition: dict[str, float]
+    """MongoDB's operators and their numbers; empty for records without a score."""
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Return what `>=0.5`, `<0.2`, `1`, `0.2..0.8` or `none` says.
+
+        Raises:
+            ConfigError: it says something else.
+        """
+        stripped = text.strip()
+        if stripped.lower() == "none":
+            return cls(condition={})
+        if found := _COMPARISON.fullmatch(stripped):
+            return cls(condition={_OPERATORS.get(found[1], "$eq"): float(found[2])})
+        if found := _RANGE.fullmatch(stripped):
+            return cls(condition={"$gte": float(found[1]), "$lte": float(found[2])})
+        raise ConfigError(
+            f"{text!r} is no condition on a score: say '>=0.5', '<0.2', 1, 0.2..0.8, or none"
+        )
+
+    @property
+    def is_upper_bound(self) -> bool:
+        """Whether low scores are asked for, which then come first."""
+        return self.condition.keys() <= {"$lt", "$lte"}
+
+
+class RecordFilter(Value):
+    """Which records to find; None stands for all."""
+
+    score: ScoreFilter | None = None
+    outcome: Outcome | None = None
+    tool: str | None = None
+    """Name of a tool that the model called."""
+    step: int | None = None
+    """Optimizer step that trained or dropped them."""
+    search: str | None = None
+    """Text in the question, the answer, the error, a reply, a tool's result or a message; upper and
+    lower case are the same. Very long texts are stored apart and not searched."""
+
+
+async def find_records(
+    database: RunDatabase, wanted: RecordFilter, *, consumer: str, limit: int
+) -> list[Record]:
+    """Return at most `limit` records that fit.
+
+    Args:
+        database: the run's.
+        wanted: which records.
+        consumer: the trainer whose steps are meant.
+        limit: how many, at most.
+    """
+    match, sort = _match(wanted)
+    if wanted.step is not None:
+        match["_id"] = {"$in": await _of_step(database, wanted.step, consumer)}
+    pipeline: list[Document] = [
+        {"$match": match},
+        {"$sort": dict.fromkeys([*sort, "order", "traj_id"], 1 if _is_rising(wanted) else -1)},
+        *_in_turns(wanted),
+        {"$limit": limit},
+        {"$project": {"found": 0, "task": 0}},
+    ]
+    found = await database.aggregate(database.records, pipeline)
+    return [from_document(Record, document) for document in found]
+
+
+def _match(wanted: RecordFilter) -> tuple[Document, list[str]]:
+    """Return the filter on the record itself, and what it is sorted by first."""
+    match: Document = {} if wanted.outcome is None else {"outcome": wanted.outcome}
+    if wanted.tool is not None:
+        match["num_tool_calls"] = {"$gt": 0}
+    if wanted.score is not None and wanted.score.condition:
+        return {**match, "score.value": wanted.score.condition}, ["score.value"]
+    played = ["running", "finished", "failed"] + ["scored"] * (wanted.score is None)
+    return {**match, "status": {"$in": played}}, []
+
+
+def _is_rising(wanted: RecordFilter) -> bool:
+    return wanted.score is not None and bool(wanted.score.condition) and wanted.score.is_upper_bound
+
+
+def _in_turns(wanted: RecordFilter) -> list[Document]:
+    """Return the stages that look into the turns, and the question, of one record after another."""
+    stages: list[Document] = []
+    if wanted.tool is not None:
+        stages += [_turns({"tool_calls.name": wanted.tool}), {"$match": {"found": {"$ne": []}}}]
+    if wanted.search is not None:
+        text: dict[str, Any] = {"$regex": re.escape(wanted.search), "$options": "i"}
+        said = ("output_text", "tool_results.content", "added_messages.content")
+        stages += [
+            _turns({"$or": [{field: text} for field in said]}),
+            lookup("tasks", "task_id", "_id", "task", {"$project": {"query": 1}}),
+            {
+                "$match": {
+                    "$or": [
+                        *({field: text} for field in ("final_answer", "error", "task.query")),
+                        {"found": {"$ne": []}},
+                    ]
+                }
+            },
+        ]
+    return stages
+
+
+def _turns(match: Document) -> Document:
+    return lookup(
+        *("turns", "_id", "record_id", "found"),
+        *({"$match": match}, {"$limit": 1}, {"$project": {"_id": 1}}),
+    )
+
+
+async def _of_step(database: RunDatabase, step: int, consumer: str) -> list[str]:
+    entry = f"ledger.{consumer}"
+    consumed: Document = {
+        "$or": [
+            {f"{entry}.trained_at": step},
+            {f"{entry}.status": {"$in": ["reserved", "dropped"]}, f"{entry}.step": step},
+        ]
+    }
+    return [one["_id"] async for one in database.record_data.find(consumed, {"_id": 1})]
