@@ -1,27 +1,31 @@
-"""Progress of a run for a person: a live panel on a terminal, one line a step elsewhere."""
+"""Progress of a run for a person: a live panel on a terminal, lines elsewhere.
+
+In: the run's database and its metrics file. Out: the console. `run_panel` says how it looks.
+"""
 
 import asyncio
 import json
 import os
 import time
 from collections import deque
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console
 from rich.live import Live
-from rich.panel import Panel
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 from agentrl.errors import StoreError
+from agentrl.launcher.run_panel import RunView, panel, phase_text, standing_line, step_line
+from agentrl.launcher.run_report import say
 from agentrl.launcher.run_warnings import RunWarnings
 from agentrl.store import RunProgress, TrajectoryStore
 
 REFRESH_SECONDS = 0.5
+QUIET_SECONDS = 60.0
+"""Without a terminal: the longest time without a line."""
+EVALUATIONS_SECONDS = 5.0
 RATE_WINDOW_SECONDS = 20.0
-CURVE_STEPS = 60
-_BARS = "▁▂▃▄▅▆▇█"
+_EACH_STEP = ("sampling", "training", "publishing")
 
 
 class Rates:
@@ -52,129 +56,116 @@ class Display:
     """Follows a run through the store and its metrics file until it is cancelled."""
 
     def __init__(
-        self, console: Console, store: TrajectoryStore, *, metrics_path: Path, max_steps: int
+        self,
+        console: Console,
+        store: TrajectoryStore,
+        *,
+        run_name: str,
+        metrics_path: Path,
+        max_steps: int,
+        restarts: Callable[[], Mapping[str, int]] = dict,
     ) -> None:
+        """Begin with nothing seen.
+
+        Args:
+            console: what is written to.
+            store: the run's database; the run need not exist yet.
+            run_name: title of the panel.
+            metrics_path: the trainer's metrics.jsonl.
+            max_steps: where the run ends.
+            restarts: returns how often each process was started again.
+        """
         self._console = console
         self._store = store
         self._metrics_path = metrics_path
-        self._max_steps = max_steps
-        self._steps: list[dict[str, Any]] = []
+        self._restarts = restarts
         self._offset = 0
         self._inode = 0
         self._rates = Rates()
         self._warnings = RunWarnings(store)
-        self._bar = Progress(
-            TextColumn("step"),
-            BarColumn(bar_width=40),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            console=console,
-        )
-        self._bar_task = self._bar.add_task("step", total=max_steps)
+        self._began = self._phase_began = self._said_at = time.monotonic()
+        self._evaluations_at = float("-inf")
+        self._said_phase = ""
+        self._has_stepped = False
+        # A resumed run begins with the lines of its earlier steps.
+        self._said_until = time.time()
+        self.view = RunView(run_name, max_steps)
 
     async def follow(self) -> None:
         """Show the run until cancelled."""
         if not self._console.is_terminal:
             while True:
-                for step in self._new_steps():
-                    self._console.print(self._line(step), highlight=False, soft_wrap=True)
-                await self._warn()
+                await self.update()
+                for line in self._new_lines():
+                    say(self._console, line)
                 await asyncio.sleep(REFRESH_SECONDS)
         with Live(console=self._console, refresh_per_second=4, transient=False) as live:
             while True:
-                self._new_steps()
-                await self._warn()
-                live.update(self._panel(await self._progress()))
+                await self.update()
+                live.update(panel(self.view))
                 await asyncio.sleep(REFRESH_SECONDS)
 
-    async def _warn(self) -> None:
+    async def update(self) -> None:
+        """Read what changed, and say what a person has to hear."""
+        view = self.view
+        self._read_steps()
         for text in await self._warnings.new():
-            self._console.print(
-                f"warning: {text}", style="yellow", markup=False, highlight=False, soft_wrap=True
-            )
-
-    async def _progress(self) -> RunProgress | None:
-        """Return the run's counts; None before the run exists or while the store is unreachable."""
+            say(self._console, f"warning: {text}", "yellow")
+        view.missing, view.lacks_signal = self._warnings.missing, self._warnings.lacks_signal
+        view.restarts = self._restarts()
         try:
-            return await self._store.reports.progress()
-        except StoreError:
-            return None
+            view.progress = await self._store.reports.progress()
+            if view.phase == "evaluating" or self._is_due():
+                view.evaluations = await self._store.reports.evaluations()
+        except StoreError:  # before the run exists, or while the store is unreachable
+            view.progress = None
+        now = time.monotonic()
+        if view.progress is not None:
+            self._rates.add(view.progress)
+            view.samples_per_second, view.tokens_per_second = (
+                self._rates.samples,
+                self._rates.tokens,
+            )
+            phase = view.progress.phase or "starting"
+            if phase != view.phase:
+                view.phase, self._phase_began = phase, now
+        view.phase_seconds, view.seconds = now - self._phase_began, now - self._began
 
-    def _new_steps(self) -> list[dict[str, Any]]:
-        """Return the metrics lines that were added since the last call."""
+    def _is_due(self) -> bool:
+        """Return whether to look for evaluations beside training, every now and then."""
+        is_due = time.monotonic() - self._evaluations_at >= EVALUATIONS_SECONDS
+        if is_due:
+            self._evaluations_at = time.monotonic()
+        return is_due
+
+    def _new_lines(self) -> list[str]:
+        """Return a line a step and one for every other phase, and never none for long."""
+        new = [step for step in self.view.steps if step["time"] > self._said_until]
+        lines = [step_line(step, self.view.max_steps) for step in new]
+        self._said_until = max([self._said_until, *(step["time"] for step in new)])
+        phase = self.view.phase
+        self._has_stepped = self._has_stepped or bool(new)
+        is_new = phase != self._said_phase and not (phase in _EACH_STEP and self._has_stepped)
+        if is_new:
+            self._said_phase = phase
+            lines.append(f"{self.view.seconds:4.0f} s  {phase_text(self.view)}")
+        elif not lines and time.monotonic() - self._said_at >= QUIET_SECONDS:
+            lines.append(standing_line(self.view))
+        if lines:
+            self._said_at = time.monotonic()
+        return lines
+
+    def _read_steps(self) -> None:
+        """Read the metrics lines that were added since the last call."""
         if not self._metrics_path.exists():
-            return []
+            return
         with self._metrics_path.open("rb") as file:
             inode = os.fstat(file.fileno()).st_ino
             if inode != self._inode:
                 # A trainer that resumes replaces the file with the steps that it builds on.
-                self._inode, self._offset, self._steps = inode, 0, []
+                self._inode, self._offset, self.view.steps = inode, 0, []
             file.seek(self._offset)
             chunk = file.read()
         whole = chunk.rpartition(b"\n")[0]
         self._offset += len(whole) + 1 if whole else 0
-        new = [json.loads(line) for line in whole.splitlines() if line.strip()]
-        self._steps += new
-        return new
-
-    def _line(self, step: dict[str, Any]) -> str:
-        reward = step.get("reward_mean")
-        shown = "   -  " if reward is None else f"{reward:6.3f}"
-        seconds = step.get("seconds", {})
-        total = sum(seconds.values())
-        return (
-            f"step {step['step']:4d}/{self._max_steps}  reward {shown}  "
-            f"staleness {_mean_staleness(step):4.2f}  groups {step['num_groups']:3d}  "
-            f"tokens {step['num_output_tokens']:6d}  {total:5.1f} s "
-            f"(waited {seconds.get('wait_samples', 0.0):4.1f})"
-        )
-
-    def _panel(self, progress: RunProgress | None) -> RenderableType:
-        done = self._steps[-1]["step"] if self._steps else 0
-        self._bar.update(self._bar_task, completed=done)
-        table = Table.grid(padding=(0, 3))
-        table.add_column(justify="right", style="dim")
-        table.add_column()
-        table.add_column(justify="right", style="dim")
-        table.add_column()
-        rewards = [s["reward_mean"] for s in self._steps if s.get("reward_mean") is not None]
-        if progress is not None:
-            self._rates.add(progress)
-        last = self._steps[-1] if self._steps else {}
-        table.add_row(
-            "reward",
-            f"[bold]{rewards[-1]:.3f}[/]" if rewards else "-",
-            "samples/s",
-            f"{self._rates.samples:.1f}",
-        )
-        table.add_row(
-            "staleness",
-            f"{_mean_staleness(last):.2f}" if last else "-",
-            "tokens/s",
-            f"{self._rates.tokens:.0f}",
-        )
-        if progress is not None:
-            table.add_row(
-                "policy",
-                f"v{progress.policy_version}",
-                "rollouts",
-                f"{progress.records.get('running', 0)} running, "
-                f"{progress.num_groups_ready} groups ready",
-            )
-        curve = _curve(rewards[-CURVE_STEPS:])
-        return Panel(Group(self._bar, table, curve), title="AgentRL", title_align="left")
-
-
-def _curve(rewards: list[float]) -> str:
-    """Return the rewards as a line of bars; the scale is 0 to 1, or wider when they are."""
-    if not rewards:
-        return "waiting for the first step"
-    low, high = min(0.0, *rewards), max(1.0, *rewards)
-    top = len(_BARS) - 1
-    return "".join(_BARS[round((reward - low) / (high - low) * top)] for reward in rewards)
-
-
-def _mean_staleness(step: dict[str, Any]) -> float:
-    counts = {int(age): count for age, count in step.get("staleness", {}).items()}
-    total = sum(counts.values())
-    return sum(age * count for age, count in counts.items()) / total if total else 0.0
+        self.view.steps += [json.loads(line) for line in whole.splitlines() if line.strip()]

@@ -34,7 +34,7 @@ from agentrl.launcher.preflight import check_servers, findings
 from agentrl.rollout.worker.resources import tools_config
 from agentrl.runtime.gpus import machine_gpus
 from agentrl.store import TrajectoryStore
-from agentrl.store.private_mongod import EmbeddedMongo
+from agentrl.store.private_mongod import EmbeddedMongo, wanted_port
 from agentrl.tools import ToolsConfig, probe
 
 CHECK_SECONDS = 30.0
@@ -171,7 +171,7 @@ def _placement(config: RootConfig) -> Iterator[Told]:
 
 
 def _ports(config: RootConfig) -> Iterator[Told]:
-    wanted = {"mongo_port": config.store.mongo_port}
+    wanted = {"mongo_port": wanted_port(config.private_mongo_dir, config.store.mongo_port)}
     if config.store.db_connection_string is not None:
         wanted = {}
     if not config.inference.inference_urls:

@@ -24,7 +24,7 @@ from agentrl.launcher.fitted_values import fitted_to_model
 from agentrl.launcher.gpu_placement import placed
 from agentrl.launcher.local_cluster import LocalCluster, until_interrupted
 from agentrl.launcher.preflight import check_inputs
-from agentrl.launcher.run_report import print_gpus
+from agentrl.launcher.run_report import print_gpus, say
 from agentrl.models.adapter_files import is_adapter, read_shape
 from agentrl.rewards import MCPScorerFactory
 from agentrl.runtime.signals import INTERRUPTED
@@ -65,7 +65,7 @@ async def run_evaluation(config: RootConfig, checkpoint: Path | None) -> int:
     console = Console()
     config, fitted = fitted_to_model(config)
     for note in (*notes, *fitted):
-        console.print(f"note: {note}", highlight=False, soft_wrap=True)
+        say(console, f"note: {note}")
     print_gpus(console, gpus)
     output = config.run.output_path
     name = f"{config.run.run_name}-eval"
@@ -102,6 +102,8 @@ async def _evaluate(
     config = cluster.config
     await store.ensure_schema()
     await store.runs.create(Run(name=config.run.run_name, config=flat_values(config)))
+    await store.runs.set_status("created")  # samplers take no slots of one that is over
+    await store.runs.set_phase("evaluating")
     if adapter is not None:
         name = AdapterNames(config.run.run_name).of(0)
         await store.policies.publish(
@@ -113,7 +115,7 @@ async def _evaluate(
     await cluster.start_samplers()
     tasks = eval_tasks(config.data, 0, MCPScorerFactory.check_question)
     model = str(adapter or config.model.model_name_or_path)
-    console.print(f"{len(tasks)} questions for {model}")
+    say(console, f"{len(tasks)} questions for {model}")
     metrics = await cluster.watch(
         evaluate(
             store,
@@ -125,6 +127,7 @@ async def _evaluate(
         )
     )
     assert metrics is not None, "nothing sets the stop event"
+    await store.runs.set_status("completed")
     result = {
         "model": model,
         "eval_file": str(config.data.eval_file),
@@ -138,8 +141,8 @@ async def _evaluate(
         f"mean reward [bold]{metrics.reward_mean:.3f}[/] over {metrics.num_tasks} questions, "
         f"{metrics.num_unscored} tries without a score, {metrics.seconds:.1f} s"
     )
-    console.print(f"  result       {result_path}", highlight=False, soft_wrap=True)
-    console.print(f"  database     {store.redacted_uri}", highlight=False, soft_wrap=True)
+    say(console, f"  result       {result_path}")
+    say(console, f"  database     {store.redacted_uri}")
     return 0
 
 

@@ -24,10 +24,11 @@ from agentrl.config.private_files import make_private
 from agentrl.config.secret_text import remember
 from agentrl.config.secret_types import SecretUrl
 from agentrl.config.sections import RootConfig
-from agentrl.errors import AgentRLError, ConfigError
+from agentrl.errors import AgentRLError, ConfigError, DataInUse
 from agentrl.launcher.child_commands import agentrl_command, tool_server_command, trainer_command
 from agentrl.launcher.gpu_placement import NO_GPUS, GpuMap
 from agentrl.launcher.recovery import keep_running, was_interrupted
+from agentrl.launcher.second_start import already_running
 from agentrl.rollout.worker.resources import tools_config
 from agentrl.runtime.child_processes import Child, Supervisor
 from agentrl.runtime.confinement import Confinement
@@ -36,7 +37,7 @@ from agentrl.runtime.restarts import Restarts
 from agentrl.runtime.signals import stop_on_signals
 from agentrl.store import TrajectoryStore
 from agentrl.store.database import with_database
-from agentrl.store.private_mongod import EmbeddedMongo, running_uri
+from agentrl.store.private_mongod import EmbeddedMongo, running_uri, wanted_port
 from agentrl.tools import probe
 
 T = TypeVar("T")
@@ -158,9 +159,12 @@ class LocalCluster:
         running = running_uri(data_dir) if self._role else None
         if running is not None:
             return with_database(running, self.config.run.run_name)
-        mongo = EmbeddedMongo(data_dir, self.config.store.mongo_port)
+        mongo = EmbeddedMongo(data_dir, wanted_port(data_dir, self.config.store.mongo_port))
         # Entered here, in the main thread: the kernel ends it with the thread that started it.
-        self._stack.enter_context(mongo)
+        try:
+            self._stack.enter_context(mongo)
+        except DataInUse as error:
+            raise already_running(self.config.run.run_name, error.holder) from None
         await self._stack.enter_async_context(self._kept_running(mongo))
         return mongo.uri(self.config.run.run_name)
 

@@ -6,14 +6,21 @@ from pathlib import Path
 
 from rich.console import Console
 
-from agentrl.config.sections import RootConfig
+from agentrl.config.sections import RootConfig, StoreSection
 from agentrl.launcher.gpu_placement import GpuMap
 from agentrl.runtime.child_processes import Child
+from agentrl.runtime.invocation import typed_command
+from agentrl.runtime.printable import printable
 from agentrl.store import TrajectoryStore
 
 # What a command says to its user, or the last line of a traceback.
 _ERROR = re.compile(r"(?:\[rank\d+\]: )?(agentrl \w+: .+|[\w.]*(?:Error|Exception): .+)")
 _TAIL_LINES = 200
+
+
+def say(console: Console, text: str, style: str = "") -> None:
+    """Print text that may come from outside; the terminal alone breaks its lines, so that it copies."""
+    console.print(printable(text), style=style, markup=False, highlight=False, soft_wrap=True)
 
 
 def last_error(child: Child) -> str:
@@ -49,14 +56,13 @@ async def print_missing_scores(
     """Say how many records a defect of the scorer left without a score, and how to repair them."""
     missing = await store.reports.missing_scores()
     if missing.num_unscorable:
-        console.print(
+        path = f"{config.run.output_path}/config.yaml"
+        mend = typed_command("store", "rescore", "--scorer", "NAME", "--config", path)
+        say(
+            console,
             f"{missing.num_unscorable} records have no score, as the scorer failed on them; such as "
-            f"{missing.unscorable}\n  when it is mended: agentrl store rescore --scorer NAME "
-            f"--config {config.run.output_path}/config.yaml",
-            style="yellow",
-            markup=False,
-            highlight=False,
-            soft_wrap=True,
+            f"{missing.unscorable}\n  when it is mended: {mend}",
+            "yellow",
         )
 
 
@@ -73,18 +79,25 @@ def print_places(console: Console, config: RootConfig, store: TrajectoryStore) -
         ("picture", str(output / "reward.png")),
         ("database", store.redacted_uri),
     ]
-    is_private = config.store.db_connection_string is None
-    where = "" if is_private else " --db_connection_string ..."
-    rows.append(("in a browser", f"agentrl ui --run_name {config.run.run_name}{where}"))
     for name, place in rows:
-        console.print(f"  {name:12} {place}", highlight=False, soft_wrap=True)
-    if is_private:
-        console.print(
-            f"  to look into it: agentrl store up --show_password --run_name {config.run.run_name}, "
-            "then open the connection string in MongoDB Compass (New connection > paste > Connect)",
-            highlight=False,
-            soft_wrap=True,
-        )
+        say(console, f"  {name:12} {place}")
+    print_looks(console, config)
+
+
+def print_looks(console: Console, config: RootConfig) -> None:
+    """Print the commands that look into the run."""
+    is_default = config.store == StoreSection(mongo_port=config.store.mongo_port)
+    name, path = config.run.run_name, f"{config.run.output_path}/config.yaml"
+    which = ("--run_name", name) if is_default else ("--config", path)
+    looks = [
+        ("to look into it", typed_command("inspect", "progress", *which)),
+        ("in a browser", typed_command("ui", *which)),
+    ]
+    if config.store.db_connection_string is None:
+        opened = typed_command("store", "up", "--show_password", *which)
+        looks.append(("in Compass", f"{opened}  (paste the connection string that it prints)"))
+    for purpose, command in looks:
+        say(console, f"  {purpose:15} {command}")
 
 
 def _print_result(console: Console, summary: dict[str, object]) -> None:

@@ -6,7 +6,9 @@ In: the run's database. Out: lines for the console, each said once.
 import time
 
 from agentrl.errors import StoreError
+from agentrl.runtime.invocation import typed_command
 from agentrl.store import TrajectoryStore
+from agentrl.store.repositories.learning_signal import MissingScores
 
 LOOK_SECONDS = 2.0
 MIN_GROUPS = 4
@@ -20,6 +22,9 @@ class RunWarnings:
         self._store = store
         self._looked_at = float("-inf")
         self._said: set[str] = set()
+        self.missing: MissingScores | None = None
+        self.lacks_signal = False
+        """Whether the groups consumed so far had nothing to teach."""
 
     async def new(self) -> list[str]:
         """Return what is to be said now; nothing while the store is unreachable."""
@@ -37,7 +42,7 @@ class RunWarnings:
     async def _found(self) -> dict[str, str]:
         """Return every kind of trouble that there is, with its words."""
         reports = self._store.reports
-        missing = await reports.missing_scores()
+        missing = self.missing = await reports.missing_scores()
         progress = await reports.progress()
         found: dict[str, str] = {}
         if missing.num_unscorable:
@@ -45,10 +50,12 @@ class RunWarnings:
         if missing.num_waiting:
             found["waiting"] = f"a score is missing and tried again: {missing.waiting}"
         if missing.num_failed:
-            found["failed"] = f"{missing.num_failed} records failed: see agentrl inspect errors"
-        may_lack_signal = progress.policy_version == 0 and "signal" not in self._said
-        if may_lack_signal and progress.num_groups_consumed >= MIN_GROUPS:
+            see = typed_command("inspect", "failures", "--run_name", self._store.database_name)
+            found["failed"] = f"{missing.num_failed} records failed: see {see}"
+        may_lack = progress.policy_version == 0 and progress.num_groups_consumed >= MIN_GROUPS
+        if may_lack and not self.lacks_signal:
             signal = await reports.signal()
             if not signal.num_kept:
                 found["signal"] = f"nothing to learn from so far: {signal}"
+        self.lacks_signal = may_lack and (self.lacks_signal or "signal" in found)
         return found

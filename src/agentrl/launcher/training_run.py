@@ -10,19 +10,26 @@ import time
 from rich.console import Console
 
 from agentrl.config.sections import RootConfig, TrainerSection
-from agentrl.errors import AgentRLError
+from agentrl.errors import AgentRLError, ConfigError
 from agentrl.launcher.display import Display
 from agentrl.launcher.fitted_values import fitted_to_model
 from agentrl.launcher.gpu_placement import placed
 from agentrl.launcher.local_cluster import LocalCluster, until_interrupted
-from agentrl.launcher.preflight import check_has_questions, check_inputs, check_name_is_free
+from agentrl.launcher.preflight import (
+    check_has_questions,
+    check_inputs,
+    check_name_is_free,
+)
 from agentrl.launcher.run_report import (
     add_restarts,
     last_error,
     print_gpus,
+    print_looks,
     print_missing_scores,
     print_places,
+    say,
 )
+from agentrl.launcher.second_start import check_no_trainer, check_not_running
 from agentrl.runtime.signals import INTERRUPTED, NO_SIGNAL
 from agentrl.store import TrajectoryStore
 
@@ -35,45 +42,45 @@ async def run_training(config: RootConfig) -> int:
     Raises:
         AgentRLError: a mistake of the user (before anything starts), or a child that failed.
     """
+    check_not_running(config)
     config, gpus = placed(config)
     notes = await check_inputs(config)
     console = Console()
     config, fitted = fitted_to_model(config)
     for note in (*notes, *fitted):
-        console.print(f"note: {note}", highlight=False, soft_wrap=True)
+        say(console, f"note: {note}")
     print_gpus(console, gpus)
     started = time.monotonic()
     async with LocalCluster(config, gpus=gpus) as cluster:
         store = await cluster.open_store()
         if config.run.fresh:
             await check_name_is_free(config.run, store)
+        await check_no_trainer(config, store)
         await check_has_questions(config.data, store)
         done = await already_done(config.trainer, store)
         if done is not None:
-            console.print(done)
+            say(console, done)
             print_places(console, config, store)
             return 0
+        await store.runs.set_phase("starting")
         try:
             status = await until_interrupted(_train(console, cluster, store))
         finally:
             add_restarts(config.run.output_path, cluster.num_restarts)
         if status is None or status == INTERRUPTED:
-            console.print(
+            say(
+                console,
                 f"interrupted after {time.monotonic() - started:.0f} s; "
-                "all data are kept, and the same command resumes the run"
+                "all data are kept, and the same command resumes the run",
             )
+            print_looks(console, config)
             return INTERRUPTED
         seconds = time.monotonic() - started
         if status == NO_SIGNAL:
             signal = await store.reports.signal()
-            console.print(
-                f"ended after {seconds:.0f} s, and nothing was trained: {signal}",
-                markup=False,
-                highlight=False,
-                soft_wrap=True,
-            )
+            say(console, f"ended after {seconds:.0f} s, and nothing was trained: {signal}")
         else:
-            console.print(f"finished in {seconds:.0f} s")
+            say(console, f"finished in {seconds:.0f} s")
         await print_missing_scores(console, config, store)
         print_places(console, config, store)
         return status
@@ -81,7 +88,7 @@ async def run_training(config: RootConfig) -> int:
 
 async def _train(console: Console, cluster: LocalCluster, store: TrajectoryStore) -> int:
     config = cluster.config
-    console.print(f"run [bold]{config.run.run_name}[/]: database {store.redacted_uri}")
+    say(console, f"run {config.run.run_name}: database {store.redacted_uri}")
     if config.rollout.enable_sampling:
         await cluster.start_tool_server()
         cluster.write_config()
@@ -90,19 +97,20 @@ async def _train(console: Console, cluster: LocalCluster, store: TrajectoryStore
     else:
         cluster.write_config()
     trainer = await cluster.start_trainer()
-    console.print(f"logs in {config.run.logs_dir}/, the trainer's is {trainer.log_path}")
+    say(console, f"logs in {config.run.logs_dir}/, the trainer's is {trainer.log_path}")
     if config.trainer.num_machines > 1:
-        console.print(
+        say(
+            console,
             f"machine 0 of {config.trainer.num_machines}: the trainer begins when the same command "
             "runs on the others",
-            highlight=False,
-            soft_wrap=True,
         )
     display = Display(
         console,
         store,
+        run_name=config.run.run_name,
         metrics_path=config.run.output_path / "metrics.jsonl",
         max_steps=config.trainer.max_steps,
+        restarts=lambda: cluster.num_restarts,
     )
     following = asyncio.create_task(display.follow())
     try:
@@ -130,11 +138,22 @@ async def _train(console: Console, cluster: LocalCluster, store: TrajectoryStore
 
 
 async def already_done(trainer: TrainerSection, store: TrajectoryStore) -> str | None:
-    """Return a message that the run is complete, or None where there is something left to do."""
+    """Return a message that the run is complete, or None where there is something left to do.
+
+    Raises:
+        ConfigError: the run is beyond --max_steps.
+    """
     run = await store.runs.get()
+    if run is not None and run.policy_version > trainer.max_steps:
+        raise ConfigError(
+            f"--max_steps {trainer.max_steps}: run {run.name!r} is already at step "
+            f"{run.policy_version}; use --max_steps {run.policy_version + 1} or more to go on, or "
+            "another --run_name"
+        )
     if run is None or run.status != "completed" or run.policy_version < trainer.max_steps:
         return None
     return (
-        f"run {run.name!r} is complete ({run.policy_version} steps); raise --max_steps to go on, "
-        "or choose another run name"
+        f"run {run.name!r} is already at step {run.policy_version} of --max_steps "
+        f"{trainer.max_steps}; use --max_steps {run.policy_version + 1} or more to go on, or another "
+        "--run_name"
     )

@@ -129,8 +129,9 @@ class StoreSection(ConfigSection):
     The database is always named after the run."""
     mongo_data_dir: Path | None = None
     """Data directory of the private mongod; `.agentrl/mongo/RUN_NAME` by default."""
-    mongo_port: int = 27417
-    """Port of the private mongod on loopback; the next free one when it is taken."""
+    mongo_port: int | None = None
+    """Port of the private mongod on loopback, or the next free one. By default the run's last one, so
+    that its connection string stays valid, or 27417 at first."""
 
 
 class DataSection(ConfigSection):

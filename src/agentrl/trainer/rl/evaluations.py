@@ -9,6 +9,7 @@ from agentrl.evaluation.held_out import evaluate
 from agentrl.schema import Task
 from agentrl.store import TrajectoryStore
 from agentrl.trainer.bootstrap import TrainingSession
+from agentrl.trainer.rl.run_phase import PhaseReporter
 
 logger = logging.getLogger(__name__)
 
@@ -21,6 +22,7 @@ class Evaluations:
         session: TrainingSession,
         store: TrajectoryStore,
         tasks: Sequence[Task],
+        phase: PhaseReporter,
     ) -> None:
         """Continue after the steps done so far.
 
@@ -28,12 +30,14 @@ class Evaluations:
             session: history and trackers receive the scores.
             store: the run's store; samplers find the questions there.
             tasks: held-out questions; if empty, nothing is evaluated.
+            phase: says that training waits for an evaluation.
         """
         self._trainer = session.trainer
         self._history = session.history
         self._trackers = session.trackers
         self._store = store
         self._tasks = tasks
+        self._phase = phase
         self._stop = session.stop
         self._first_step = session.history.last_step
         self._running: dict[int, asyncio.Task[EvalMetrics | None]] = {}
@@ -51,6 +55,8 @@ class Evaluations:
 
     async def finish(self) -> None:
         """Wait for the evaluations that run during training."""
+        if self._running:
+            self._phase.enter("evaluating")
         with self._history.timed("eval"):
             await self._collect(wait=True)
 
@@ -75,6 +81,7 @@ class Evaluations:
         if not self._is_new(version):
             return
         logger.info("evaluating version %d on %d questions", version, len(self._tasks))
+        self._phase.enter("evaluating")
         with self._history.timed("eval"):
             await self._note(await self._evaluate(version))
 

@@ -44,7 +44,6 @@ from agentrl.trainer.learner.merge_trial import with_exact_merge
 from agentrl.trainer.learner.settings import LearnerSettings
 from agentrl.trainer.learner.worker_group import WorkerGroup
 from agentrl.trainer.rl.colocation import SharedDevice
-from agentrl.trainer.rl.evaluations import Evaluations
 from agentrl.trainer.rl.step_groups import GroupReader, StepControl
 from agentrl.trainer.rl.training_loop import TrainLoop, TrainResult
 from agentrl.trainer.trainer_lease import trainer_lease
@@ -88,6 +87,8 @@ async def lead(config: RootConfig, ranks: Ranks, *, stop: asyncio.Event) -> Trai
             await stack.enter_async_context(
                 trainer_lease(store, consumer, lease_seconds=trainer.trainer_lease_seconds)
             )
+            if consumer == DEFAULT_CONSUMER:
+                await store.runs.set_phase("loading")
             settings = LearnerSettings(
                 weights=start_weights(config.model, checkpoint, ranks.shape),
                 model=config.model,
@@ -129,7 +130,7 @@ async def lead(config: RootConfig, ranks: Ranks, *, stop: asyncio.Event) -> Trai
             control=StepControl(
                 groups_per_step(config, session.group.dp_size), config.algorithm.max_staleness
             ),
-            evaluations=Evaluations(session, store, questions),
+            questions=questions,
         )
         result = await loop.run()
         logger.info("%s after step %d; see %s", result.status, result.step, result.summary_path)

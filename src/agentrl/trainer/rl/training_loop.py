@@ -12,7 +12,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +23,7 @@ from agentrl.data import StepBatch, build_training_step
 from agentrl.data.tree import Merge
 from agentrl.errors import StoreError, TrainingError
 from agentrl.inference.weight_sync import PolicyFiles, PolicyPublisher, WriteFiles
-from agentrl.schema import RunStatus
+from agentrl.schema import RunStatus, Task
 from agentrl.store import DEFAULT_CONSUMER, TrajectoryStore
 from agentrl.trainer.bootstrap import TrainingSession
 from agentrl.trainer.checkpoint import CheckpointSaver
@@ -38,6 +38,7 @@ from agentrl.trainer.metrics.reporting import (
 )
 from agentrl.trainer.rl.colocation import SharedDevice
 from agentrl.trainer.rl.evaluations import Evaluations
+from agentrl.trainer.rl.run_phase import PhaseReporter
 from agentrl.trainer.rl.step_groups import GroupReader, StepControl, StepGroups
 from agentrl.trainer.rl.step_report import step_metrics, turn_trainings
 
@@ -73,7 +74,7 @@ class TrainLoop:
         device: SharedDevice | None,
         reader: GroupReader,
         control: StepControl,
-        evaluations: Evaluations,
+        questions: Sequence[Task],
     ) -> None:
         """Continue after the steps done so far.
 
@@ -85,7 +86,7 @@ class TrainLoop:
             device: the device shared with the servers; None if they have separate devices.
             reader: fills the steps with groups.
             control: initial size and freshness of the steps; the database may change them.
-            evaluations: schedules evaluations of versions.
+            questions: held-out questions of the evaluations; if empty, nothing is evaluated.
         """
         self._session = session
         self._group = session.group
@@ -97,11 +98,12 @@ class TrainLoop:
         self._device = device
         self._reader = reader
         self._control = control
-        self._evaluations = evaluations
+        self._phase = PhaseReporter(store)
+        self._evaluations = Evaluations(session, store, questions, self._phase)
         self._stop = session.stop
         self._consumer = session.trainer.consumer
         self._is_leading = self._consumer == DEFAULT_CONSUMER
-        """Further consumers only read: they must not change the run's status or admission."""
+        """Further consumers only read: they must not change the run's status, phase or admission."""
         self._saver = CheckpointSaver(
             session.output_path,
             group=session.group,
@@ -118,12 +120,15 @@ class TrainLoop:
             TrainingError: losses or gradients stay non-finite.
             StoreError: the store failed, or an evaluation did not finish in time.
         """
-        following = asyncio.create_task(self._follow_control())
+        beside = [asyncio.create_task(self._follow_control())]
+        if self._is_leading:
+            beside.append(asyncio.create_task(self._phase.report()))
         try:
             return await self._train()
         finally:
-            following.cancel()
-            await asyncio.wait([following])
+            for task in beside:
+                task.cancel()
+            await asyncio.wait(beside)
 
     async def _train(self) -> TrainResult:
         step = self._history.last_step
@@ -162,6 +167,7 @@ class TrainLoop:
         """Run one optimizer step; return `full`, or why the data ended early."""
         seconds: dict[str, float] = {}
         timed = self._history.timed
+        self._phase.enter("sampling")
         with timed("wait_samples", seconds):
             await self._read_control()
             found = await self._reader.read_step(
@@ -176,6 +182,7 @@ class TrainLoop:
                 self._history.groups_consumed += found.num_new_groups
                 self._history.add_tail(found.dropped)
             return found.end
+        self._phase.enter("training")
         with timed("prepare", seconds):
             batch = await asyncio.to_thread(self._build_batch, found, self._trainer.merge)
         if self._device is not None:
@@ -239,6 +246,7 @@ class TrainLoop:
     async def _publish(self, metrics: StepMetrics, outcome: StepOutcome, *, end: str) -> None:
         """Write, commit and publish the weights of a step, and report its metrics."""
         step, seconds, timed = metrics.step, metrics.seconds, self._history.timed
+        self._phase.enter("publishing")
         check_finite(self._history, step, outcome, self._session.output_path)
         directory = self._publisher.directory(step)
         is_last = step == self._trainer.max_steps or end != "full" or self._stop.is_set()

@@ -1,0 +1,89 @@
+"""A run that is started again: while it goes on, and when it has gone further than asked."""
+
+import os
+import re
+import socket
+from pathlib import Path
+
+import pytest
+
+from agentrl.config.loading import build_config
+from agentrl.config.sections import RootConfig
+from agentrl.errors import ConfigError, StoreError
+from agentrl.launcher.local_cluster import LocalCluster
+from agentrl.launcher.second_start import check_no_trainer, check_not_running
+from agentrl.launcher.training_run import already_done
+from agentrl.runtime.process_identity import new_lease_owner
+from agentrl.schema import Policy, Run
+from agentrl.store import TrajectoryStore, private_mongod
+
+WHERE = rf"on {re.escape(socket.gethostname())}, process {os.getpid()}, since 20\d\d-\d\d-\d\d"
+
+
+def config_in(folder: Path, **flags: object) -> RootConfig:
+    places = {"output_dir": folder / "out", "mongo_data_dir": folder / "mongo", "mongo_port": 0}
+    return build_config({"run_name": "mine", **places, **flags})
+
+
+async def test_a_second_start_says_where_and_since_when_the_run_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(private_mongod, "CLAIM_SECONDS", 0.1)
+    config = config_in(tmp_path)
+    check_not_running(config)
+    async with LocalCluster(config) as cluster:
+        await cluster.open_store()
+        said = rf"^run 'mine' is already running: `.*` {WHERE}.*inspect progress --follow"
+        with pytest.raises(StoreError, match=said):
+            check_not_running(config)
+        # Two that start at the same moment meet at the lock of the data.
+        async with LocalCluster(config) as second:
+            with pytest.raises(StoreError, match=said):
+                await second.open_store()
+    check_not_running(config)
+
+
+async def test_a_start_waits_for_a_look_and_names_what_serves_the_data_for_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = config_in(tmp_path)
+    monkeypatch.setattr(private_mongod, "CLAIM_SECONDS", 0.1)
+    monkeypatch.setattr("sys.argv", ["/usr/bin/agentrl", "store", "up"])
+    with private_mongod.EmbeddedMongo(tmp_path / "mongo"):
+        check_not_running(config)
+        async with LocalCluster(config) as cluster:
+            with pytest.raises(StoreError, match=r"in use by `agentrl store` on .*; end it first"):
+                await cluster.open_store()
+
+
+async def test_in_a_database_of_ones_own_it_is_the_trainer_that_is_named(
+    store: TrajectoryStore, tmp_path: Path
+) -> None:
+    config = config_in(tmp_path)
+    await store.runs.create(Run(name=store.database_name))
+    await check_no_trainer(config, store)
+    await store.trainer_leases.acquire("trainer", new_lease_owner(), 60)
+    with pytest.raises(StoreError, match=rf"'mine' is already running: its trainer {WHERE}"):
+        await check_no_trainer(config, store)
+    await store.trainer_leases.release("trainer")
+    await check_no_trainer(config, store)
+
+
+async def test_a_run_beyond_max_steps_samples_nothing_and_says_how_to_go_on(
+    store: TrajectoryStore, tmp_path: Path
+) -> None:
+    await store.runs.create(Run(name=store.database_name, status="training"))
+    await store.policies.publish(Policy(version=10, path="p/10", num_bytes=1))
+
+    async def answer(max_steps: int) -> str | None:
+        return await already_done(config_in(tmp_path, max_steps=max_steps).trainer, store)
+
+    with pytest.raises(ConfigError, match="is already at step 10; use --max_steps 11 or more"):
+        await answer(3)
+    assert await answer(10) is None  # its last evaluation may be missing
+    assert await answer(11) is None
+    await store.runs.set_status("completed")
+    done = await answer(10)
+    assert done is not None
+    assert "is already at step 10 of --max_steps 10; use --max_steps 11 or more" in done
+    assert await answer(11) is None
