@@ -6,7 +6,7 @@ Each command reads one view from the store and prints it as a page or as JSON.
 import asyncio
 import json
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
@@ -14,8 +14,9 @@ from agentrl.cli.databases import opened_store, served_uri
 from agentrl.config.command_line import Count, FlagCommand, FlagGroup
 from agentrl.config.sections import PRIVATE_MONGO_ROOT, RootConfig
 from agentrl.errors import StoreError
+from agentrl.runtime.invocation import typed_command
 from agentrl.runtime.printable import one_line, printable, printable_json
-from agentrl.schema import ENDED_RUNS
+from agentrl.schema import ENDED_RUNS, Outcome
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -52,9 +53,32 @@ def progress(config: RootConfig, follow: bool, as_json: bool) -> int:
         raise
 
 
+@inspect.command("records")
+@click.option("--score", metavar="CONDITION", help="'>=0.5', '<0.2', 1, 0.2..0.8 or none.")
+@click.option("--outcome", type=click.Choice(get_args(Outcome)), help="How the rollout ended.")
+@click.option("--tool", metavar="NAME", help="A tool that the model called.")
+@click.option("--step", type=Count(), help="The optimizer step that trained or dropped them.")
+@click.option("--search", metavar="TEXT", help="Text in the question, a reply or a tool's result.")
+@click.option("--limit", type=Count(), default=20, help="Most records to show. [20]")
+@_json_option
+async def records(config: RootConfig, limit: int, as_json: bool, **wanted: Any) -> int:
+    """Find records by score, outcome, tool, step or text: best scores or latest questions first."""
+    from agentrl.cli import tables
+    from agentrl.store.repositories.record_search import RecordFilter, ScoreFilter
+
+    score = wanted.pop("score")
+    condition = None if score is None else ScoreFilter.parse(score)
+    async with opened_store(config) as store:
+        found = await store.reports.find_records(
+            RecordFilter(score=condition, **wanted), consumer=config.trainer.consumer, limit=limit
+        )
+    value = [record.model_dump(mode="json") for record in found]
+    return _show(tables.records_page(found, limit), value, as_json)
+
+
 @inspect.command("record")
 @click.argument("record_id")
-@click.option("--full", is_flag=True, help="Print texts whole.")
+@click.option("--full", is_flag=True, help="Print texts whole, tool schemas and tokens.")
 @click.option("--attempt", type=Count(), help="Attempt to show; the last by default.")
 @_json_option
 async def record(
@@ -65,7 +89,7 @@ async def record(
 
     async with opened_store(config) as store:
         detail = await store.reports.record_detail(record_id, attempt)
-    return _show(record_page(detail, full=full), record_json(detail), as_json)
+    return _show(record_page(detail, full=full), record_json(detail, full=full), as_json)
 
 
 @inspect.command("step")
@@ -163,12 +187,12 @@ async def ui(
 
 
 def _show(page: "RenderableType", value: Any, as_json: bool) -> int:
-    from rich.console import Console
+    from agentrl.cli.lines import show
 
     if as_json:
         print(printable_json(json.dumps(value, ensure_ascii=False)))
     else:
-        Console(highlight=False).print(page)
+        show(page)
     return 0
 
 
@@ -202,7 +226,7 @@ async def _follow(config: RootConfig, as_json: bool) -> int:
                     live.update(tables.progress_page(view, rates), refresh=True)
                 else:
                     print(one_line(tables.progress_line(view)), flush=True)
-                if view.summary.status in ENDED_RUNS:
+                if view.summary.status in {*ENDED_RUNS, "interrupted"}:
                     return 0
                 await asyncio.sleep(REFRESH_SECONDS)
         finally:
@@ -211,22 +235,29 @@ async def _follow(config: RootConfig, as_json: bool) -> int:
 
 
 async def _all_runs(config: RootConfig) -> list[dict[str, Any]]:
-    """Return all runs of the named server, or of every private mongod's data below this folder."""
+    """Return all runs of the named server, or of every private mongod's data below this folder.
+
+    `uri` is where a run's database is, `opened_by` the command that opens it where nobody serves it.
+    """
+    from agentrl.store.private_mongod import serving
+
     given = config.store.db_connection_string
     if given is not None:
         return await _runs_at(given.get_secret_value())
     found: list[dict[str, Any]] = []
     for data_dir in sorted(PRIVATE_MONGO_ROOT.glob("*/")):
         section = config.store.model_copy(update={"mongo_data_dir": data_dir})
+        opened = typed_command("store", "up", "--run_name", data_dir.name)
         try:
+            is_served = serving(data_dir) is not None
             with served_uri(config.model_copy(update={"store": section})) as uri:
-                found += await _runs_at(uri)
+                found += await _runs_at(uri, None if is_served else opened)
         except StoreError as error:  # one broken folder must not hide the others
             print(printable(f"agentrl inspect: {data_dir}: {error}"), file=sys.stderr)
     return found
 
 
-async def _runs_at(uri: str) -> list[dict[str, Any]]:
+async def _runs_at(uri: str, opened_by: str | None = None) -> list[dict[str, Any]]:
     from agentrl.store import TrajectoryStore
 
     found = []
@@ -235,5 +266,6 @@ async def _runs_at(uri: str) -> list[dict[str, Any]]:
     for name in names:
         async with TrajectoryStore.connect(uri, name) as store:
             summary = await store.reports.summary()
-            found.append({**summary.model_dump(mode="json"), "uri": store.redacted_uri})
+            places = {"uri": store.redacted_uri, "opened_by": opened_by}
+            found.append({**summary.model_dump(mode="json"), **places})
     return found

@@ -6,13 +6,11 @@ from typing import Any
 
 import numpy as np
 from rich.console import Group, RenderableType
-from rich.panel import Panel
-from rich.rule import Rule
-from rich.table import Table
 from rich.text import Text
 
+from agentrl.cli.lines import Rows, heading, labelled, whole
 from agentrl.cli.tables import figure
-from agentrl.runtime.printable import printable
+from agentrl.runtime.printable import one_line
 from agentrl.schema import DispatchedSamplingTask, MCPTask, Record, TurnTraining
 from agentrl.store.repositories.reports import RecordDetail
 
@@ -21,8 +19,8 @@ SHORT_CHARS = 600
 _ARRAYS = {"added_ids", "output_ids", "output_logprobs", "routed_experts"}
 
 
-def record_json(detail: RecordDetail) -> dict[str, Any]:
-    """Return the record as JSON values; token arrays are given by their lengths."""
+def record_json(detail: RecordDetail, *, full: bool = False) -> dict[str, Any]:
+    """Return the record as JSON values; token arrays are given by their lengths unless `full`."""
     trainings = _trainings(detail)
     return {
         "record": detail.record.model_dump(mode="json"),
@@ -31,6 +29,7 @@ def record_json(detail: RecordDetail) -> dict[str, Any]:
         "turns": [
             {
                 **turn.model_dump(mode="json", exclude=_ARRAYS),
+                **(_arrays(turn) if full else {}),
                 "num_added_tokens": len(turn.added_ids),
                 "num_output_tokens": len(turn.output_ids),
                 "mean_logprob": _mean_logprob(turn),
@@ -48,6 +47,14 @@ def record_json(detail: RecordDetail) -> dict[str, Any]:
     }
 
 
+def _arrays(turn: DispatchedSamplingTask) -> dict[str, list[float]]:
+    return {
+        "added_ids": turn.added_ids.tolist(),
+        "output_ids": turn.output_ids.tolist(),
+        "output_logprobs": turn.output_logprobs.tolist(),
+    }
+
+
 def record_page(detail: RecordDetail, *, full: bool = False) -> RenderableType:
     """Return the record as text for a terminal; texts are cut unless `full`."""
     limit = None if full else SHORT_CHARS
@@ -58,20 +65,20 @@ def record_page(detail: RecordDetail, *, full: bool = False) -> RenderableType:
         for part in _turn(turn, detail.policy_version, trainings.get(turn.id, ()), limit)
     ]
     return Group(
-        Panel(_head(detail), title=Text(f"record {detail.record.id}"), title_align="left"),
+        heading(f"record {detail.record.id}"),
+        *_head(detail),
+        Text(""),
         _attempts(detail.record),
         *(turns or [Text(f"attempt {detail.attempt} has no turns")]),
     )
 
 
-def _head(detail: RecordDetail) -> Table:
+def _head(detail: RecordDetail) -> list[Text]:
     record, task, lineage = detail.record, detail.task, detail.lineage
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="dim", justify="right")
-    grid.add_column(overflow="fold")
+    rows: list[Text] = []
 
     def row(name: str, value: str) -> None:
-        grid.add_row(name, Text(printable(value)))
+        rows.append(labelled(name, value))
 
     if isinstance(task, MCPTask):
         row("question", task.query)
@@ -99,24 +106,22 @@ def _head(detail: RecordDetail) -> Table:
         row(consumer, standing + (f"; trained at {steps}" if steps else ""))
     if lineage.task_version:
         edited = ", edited since" if lineage.task_changed else ""
-        row("question version", lineage.task_version + edited)
+        row("version of it", lineage.task_version + edited)
     if record.error:
         row("error", record.error)
-    return grid
+    return rows
 
 
 def _attempts(record: Record) -> RenderableType:
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for column in ("attempt", "begun", "ended", "by", "held by", "error"):
-        table.add_column(column, overflow="fold")
+    table = Rows("attempt", "begun", "ended", "by", "+held by", "+error")
     for one in record.attempts:
-        table.add_row(
+        table.add(
             str(one.attempt),
             f"{one.started_at:%Y-%m-%d %H:%M:%S}",
             "" if one.ended_at is None else f"{one.ended_at:%H:%M:%S}",
             one.ended_by or "",
             one.owner,
-            Text(printable(one.error or "")),
+            one.error or "",
         )
     return table
 
@@ -137,21 +142,24 @@ def _turn(
         title += f" · {behind} behind the run"
     if turn.branch_reason:
         title += f" · branches from turn {turn.parent}: {turn.branch_reason}"
-    yield Rule(Text(title), align="left", style="dim")
+    yield Text("")
+    yield whole(Text(one_line(title), style="dim"))
+    if limit is None:
+        yield from _whole_inputs(turn)
     for message in turn.added_messages:
         content = message.get("content")
         text = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
-        yield _said(str(message.get("role", "?")), text, limit, "dim")
-    yield _said("model", turn.output_text, limit, "bold")
+        yield labelled(str(message.get("role", "?")), text, "dim", limit)
+    yield labelled("model", turn.output_text, "bold", limit)
     for call in turn.tool_calls:
         arguments = json.dumps(call.arguments, ensure_ascii=False)
         problem = f" (malformed: {call.format_error})" if call.format_error else ""
-        yield _said("call", f"{call.name} {arguments}{problem}", limit, "cyan")
+        yield labelled("call", f"{call.name} {arguments}{problem}", "cyan", limit)
     for result in turn.tool_results:
         label = "tool error" if result.is_error else "result"
-        yield _said(label, f"{result.content} ({result.seconds:.2f} s)", limit, "green")
+        yield labelled(label, f"{result.content} ({result.seconds:.2f} s)", "green", limit)
     for training in trainings:
-        yield _said("training", _training(training), None, "magenta")
+        yield labelled("training", _training(training), "magenta")
 
 
 def _training(training: TurnTraining) -> str:
@@ -171,10 +179,13 @@ def _training(training: TurnTraining) -> str:
     return ", ".join(parts)
 
 
-def _said(who: str, text: str, limit: int | None, style: str) -> RenderableType:
-    line = Text(f"{who:>10}  ", style=style)
-    line.append(printable(text, limit), style="default not bold")
-    return line
+def _whole_inputs(turn: DispatchedSamplingTask) -> Iterator[RenderableType]:
+    """Yield what the model was given and what it sampled, as it was: tool schemas and tokens."""
+    for tool in turn.tools:
+        yield labelled("tool", json.dumps(tool, ensure_ascii=False))
+    yield labelled("added ids", " ".join(map(str, turn.added_ids.tolist())))
+    yield labelled("sampled ids", " ".join(map(str, turn.output_ids.tolist())))
+    yield labelled("logprobs", " ".join(f"{one:.4f}" for one in turn.output_logprobs.tolist()))
 
 
 def _staleness(turn: DispatchedSamplingTask, policy_version: int) -> int | None:

@@ -57,7 +57,7 @@ def up(config: RootConfig, show_password: bool) -> int:
     if running is not None:
         print(f"the run is going on and its mongod is up: {shown(running)}")
         return 0
-    with EmbeddedMongo(data_dir, config.store.mongo_port) as mongo:
+    with EmbeddedMongo(data_dir, config.store.mongo_port or 0) as mongo:
         print(f"{shown(mongo.uri())}\nCtrl-C ends it; the data stay.", flush=True)
         stop = threading.Event()
         for signum in (signal.SIGINT, signal.SIGTERM):

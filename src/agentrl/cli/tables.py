@@ -1,7 +1,6 @@
-"""Views of the store as tables for a terminal.
+"""Views of the store as pages for a terminal.
 
-In go values that the store returns, out come rich renderables. Text from outside is never read as
-markup and cannot steer the terminal. This module asks the store nothing.
+In go values that the store returns, out come rich renderables. This module asks the store nothing.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,17 +8,18 @@ from datetime import datetime
 from typing import Any
 
 from rich.console import Group, RenderableType
-from rich.panel import Panel
-from rich.table import Table
 from rich.text import Text
 
+from agentrl.cli.lines import Rows, heading, labelled, whole
 from agentrl.launcher.display import Rates
 from agentrl.runtime.printable import printable
+from agentrl.schema import Record
 from agentrl.store.repositories.lineage import RecordLineage, StepLineage
 from agentrl.store.repositories.reports import Failure, Liveness, RunOverview
 
 ALIVE_SECONDS = 15.0
 """A process that has not reported for longer is shown as silent."""
+ANSWER_CHARS = 100
 
 
 def figure(value: float | None) -> str:
@@ -37,13 +37,12 @@ def since(seconds: float) -> str:
 
 
 def runs_page(runs: Sequence[Mapping[str, Any]]) -> RenderableType:
-    """Return the table of runs."""
+    """Return the table of runs; `at` says where a run's database is, or the command that opens it."""
     if not runs:
         return Text("no runs here")
-    table = _table("run", "status", ">version", ">groups", ">reward", ">tokens", "changed", "at")
+    table = Rows("run", "status", ">version", ">groups", ">reward", ">tokens", "changed", "+at")
     for run in runs:
-        _row(
-            table,
+        table.add(
             run["name"],
             run["status"],
             str(run["policy_version"]),
@@ -51,7 +50,7 @@ def runs_page(runs: Sequence[Mapping[str, Any]]) -> RenderableType:
             figure(run["mean_score"]),
             str(run["num_output_tokens"]),
             f"{datetime.fromisoformat(run['updated_at']):%Y-%m-%d %H:%M}",
-            Text(run["uri"], overflow="fold"),
+            run["uri"] if run["opened_by"] is None else run["opened_by"],
         )
     return table
 
@@ -59,27 +58,26 @@ def runs_page(runs: Sequence[Mapping[str, Any]]) -> RenderableType:
 def progress_page(view: RunOverview, rates: Rates | None = None) -> RenderableType:
     """Return the run's standing, and who works on it."""
     summary, progress = view.summary, view.progress
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="dim", justify="right")
-    grid.add_column()
-    grid.add_row("status", f"{summary.status}, policy version {summary.policy_version}")
-    grid.add_row(
-        "groups",
-        f"{progress.num_groups_completed} of {progress.num_groups} complete, "
+    doing = f" ({summary.phase})" if summary.phase and summary.status == "training" else ""
+    rows = {
+        "status": f"{summary.status}{doing}, policy version {summary.policy_version}",
+        "groups": f"{progress.num_groups_completed} of {progress.num_groups} complete, "
         f"{progress.num_groups_consumed} consumed, {progress.num_groups_ready} ready, "
         f"{progress.admitted_groups} admitted",
-    )
-    grid.add_row("training", _counts(progress.records))
-    if progress.eval_records:
-        grid.add_row("evaluation", _counts(progress.eval_records))
-    grid.add_row("reward", f"{figure(summary.mean_score)} (mean of all scored training records)")
-    grid.add_row("tokens", f"{progress.num_output_tokens} sampled")
-    if rates is not None:
-        grid.add_row("rate", f"{rates.samples:.1f} samples/s, {rates.tokens:.0f} tokens/s")
-    title = f"run {summary.name}"
+        "training": _counts(progress.records),
+        "evaluation": _counts(progress.eval_records) if progress.eval_records else "",
+        "reward": f"{figure(summary.mean_score)} (mean of all scored training records)",
+        "tokens": f"{progress.num_output_tokens} sampled",
+        "rate": ""
+        if rates is None
+        else f"{rates.samples:.1f} samples/s, {rates.tokens:.0f} tokens/s",
+    }
     return Group(
-        Panel(grid, title=title, title_align="left"),
+        heading(f"run {summary.name}"),
+        *(labelled(name, text) for name, text in rows.items() if text),
+        Text(""),
         servers_page(view.processes),
+        Text(""),
         samplers_page(view.processes),
     )
 
@@ -99,14 +97,13 @@ def servers_page(found: Liveness) -> RenderableType:
     """Return the table of inference servers."""
     if not found.services:
         return Text("no inference server ever registered")
-    table = _table(
+    table = Rows(
         *("server", "status", ">version", ">running", ">waiting", ">cache"),
-        *("heartbeat", "address", "error"),
+        *("heartbeat", "+address", "+error"),
     )
     for service in found.services:
         load = service.load
-        _row(
-            table,
+        table.add(
             service.id,
             service.status,
             str(service.policy_version),
@@ -115,7 +112,7 @@ def servers_page(found: Liveness) -> RenderableType:
             "" if load is None else f"{load.token_usage:.0%}",
             _heartbeat(found.now, service.heartbeat_at),
             service.base_url,
-            printable(service.error or "", 80),
+            printable(service.error or "", 200),
         )
     return table
 
@@ -124,13 +121,12 @@ def samplers_page(found: Liveness) -> RenderableType:
     """Return the table of samplers."""
     if not found.samplers:
         return Text("no sampler ever registered")
-    table = _table(
-        "sampler", "status", ">running", ">finished", ">tokens", "heartbeat", "idle seconds"
+    table = Rows(
+        "sampler", "status", ">running", ">finished", ">tokens", "heartbeat", "+idle seconds"
     )
     for sampler in found.samplers:
         waits = {why: f"{spent:.0f}" for why, spent in sampler.seconds_waiting.items() if spent}
-        _row(
-            table,
+        table.add(
             sampler.id,
             sampler.status,
             str(sampler.num_running),
@@ -146,10 +142,9 @@ def failures_page(failures: Sequence[Failure]) -> RenderableType:
     """Return the table of what went wrong."""
     if not failures:
         return Text("no failures")
-    table = _table("record", "status", ">attempts", ">bad", "last error", "held by")
+    table = Rows("record", "status", ">attempts", ">bad", "+last error", "+held by")
     for failure in failures:
-        _row(
-            table,
+        table.add(
             failure.record_id,
             failure.status,
             str(failure.num_attempts),
@@ -160,24 +155,51 @@ def failures_page(failures: Sequence[Failure]) -> RenderableType:
     return table
 
 
+def records_page(records: Sequence[Record], limit: int) -> RenderableType:
+    """Return the table of records; the last line says that there may be more."""
+    if not records:
+        return Text("no record fits")
+    table = Rows(
+        *("record", "status", ">score", "outcome", "versions", ">tokens", ">calls"),
+        "+answer",
+    )
+    for record in records:
+        versions = (
+            "" if record.min_version is None else f"{record.min_version}..{record.max_version}"
+        )
+        table.add(
+            record.id,
+            record.status,
+            "-" if record.score is None else figure(record.score.value),
+            record.outcome or "",
+            versions,
+            str(record.num_output_tokens),
+            str(record.num_tool_calls),
+            printable(record.final_answer or record.error or "", ANSWER_CHARS),
+        )
+    more = f"the first {limit} are shown; --limit N shows more" if len(records) == limit else ""
+    return Group(table, *[Text(more, style="dim")] * bool(more))
+
+
 def step_page(step: StepLineage) -> RenderableType:
     """Return the records behind one optimizer step."""
     policy = step.policy
-    lines = Text(f"step {step.step} of {step.consumer}: ")
+    lines = whole(Text(f"step {step.step} of {step.consumer}: "))
     lines.append(
         f"version {policy.version} in {policy.path}, sha256 {(policy.checksum or 'not yet known')[:16]}, "
         f"{policy.num_bytes} bytes"
         if policy is not None
         else "its weights are not published (any more)"
     )
-    table = _table(
-        "record", "standing", ">reward", "scorer", "question", ">turns", "tools", ">ratio", "masked"
+    table = Rows(
+        *("record", "standing", ">reward", "+scorer", "+question", ">turns", "+tools", ">ratio"),
+        "+masked",
     )
     for record in step.trained:
-        _row(table, *_lineage_row(record, step, "trained"))
+        table.add(*_lineage_row(record, step, "trained"))
     for record in step.dropped:
         entry = record.ledger[step.consumer]
-        _row(table, *_lineage_row(record, step, f"dropped: {entry.reason}"))
+        table.add(*_lineage_row(record, step, f"dropped: {entry.reason}"))
     return Group(lines, table)
 
 
@@ -204,20 +226,6 @@ def _lineage_row(record: RecordLineage, step: StepLineage, standing: str) -> lis
         figure(sum(ratios) / num_tokens if num_tokens else None),
         ", ".join(f"{why} {count}" for why, count in sorted(masked.items())),
     ]
-
-
-def _table(*columns: str) -> Table:
-    """Return a table; a column that begins with ">" is set to the right."""
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for column in columns:
-        justify: Any = "right" if column.startswith(">") else "left"
-        table.add_column(column.removeprefix(">"), justify=justify, overflow="fold")
-    return table
-
-
-def _row(table: Table, *cells: str | Text) -> None:
-    """Add a row; text from outside is never read as markup."""
-    table.add_row(*(Text(printable(cell)) if isinstance(cell, str) else cell for cell in cells))
 
 
 def _counts(counts: Mapping[Any, int]) -> str:

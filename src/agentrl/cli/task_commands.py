@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from agentrl.cli.databases import store_uri
+from agentrl.cli.databases import served_uri
 from agentrl.config.command_line import FlagGroup
 from agentrl.config.sections import RootConfig
 from agentrl.errors import ConfigError, StoreError
@@ -45,15 +45,16 @@ async def add(config: RootConfig) -> int:
     from agentrl.rewards import MCPScorerFactory, load_scorer_module
     from agentrl.store import TrajectoryStore
 
-    async with TrajectoryStore.connect(store_uri(config), config.run.run_name) as store:
-        if config.data.train_file is None:
-            raise ConfigError("`agentrl tasks add` needs --train_file")
-        if config.rollout.scorer_module is not None:
-            load_scorer_module(config.rollout.scorer_module)
-        await store.ensure_schema()
-        questions = train_tasks(config.data, config.run.seed, MCPScorerFactory.check_question)
-        num_new, num_known = await append_tasks(store, questions)
-        print(f"{num_new} new tasks in {store.database_name!r}, {num_known} were there before")
+    if config.data.train_file is None:
+        raise ConfigError("`agentrl tasks add` needs --train_file")
+    if config.rollout.scorer_module is not None:
+        load_scorer_module(config.rollout.scorer_module)
+    with served_uri(config, create=True) as uri:
+        async with TrajectoryStore.connect(uri, config.run.run_name) as store:
+            await store.ensure_schema()
+            questions = train_tasks(config.data, config.run.seed, MCPScorerFactory.check_question)
+            num_new, num_known = await append_tasks(store, questions)
+            print(f"{num_new} new tasks in {store.database_name!r}, {num_known} were there before")
     return 0
 
 
@@ -107,12 +108,13 @@ async def _with_tasks(config: RootConfig) -> "AsyncIterator[TrajectoryStore]":
     """
     from agentrl.store import TrajectoryStore
 
-    async with TrajectoryStore.connect(store_uri(config), config.run.run_name) as store:
-        if not await store.tasks.count():
-            known = await store.reports.run_names()
-            hint = f"; there are {', '.join(known)}" if known else ""
-            raise StoreError(f"{store.redacted_uri} holds no tasks (--run_name){hint}")
-        yield store
+    with served_uri(config) as uri:
+        async with TrajectoryStore.connect(uri, config.run.run_name) as store:
+            if not await store.tasks.count():
+                known = await store.reports.run_names()
+                hint = f"; there are {', '.join(known)}" if known else ""
+                raise StoreError(f"{store.redacted_uri} holds no tasks (--run_name){hint}")
+            yield store
 
 
 async def _line(store: "TrajectoryStore", task: "Task") -> str:

@@ -2,12 +2,13 @@
 
 import asyncio
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.stored import claim, make_task, make_turn, play
+from support.stored import SYSTEM, claim, make_task, make_turn, play
 
 from agentrl.cli.main import main
 from agentrl.schema import InferenceService, Policy, Run, SamplerInfo, Score, ToolCall, ToolResult
@@ -80,6 +81,59 @@ def inspect(
     return call
 
 
+SEARCHES: list[tuple[list[str], list[int]]] = [
+    ([], [1, 0]),
+    (["--score", ">=0.5"], [0]),
+    (["--score", "<=1"], [1, 0]),
+    (["--score", "1"], [0]),
+    (["--score", "0..0.5"], [1]),
+    (["--score", "none"], []),
+    (["--outcome", "answered"], [1, 0]),
+    (["--outcome", "no_answer"], []),
+    (["--tool", "lookup"], [0]),
+    (["--tool", "compute"], []),
+    (["--step", "1"], [1, 0]),
+    (["--step", "2"], []),
+    (["--search", "4 EURO"], [0]),  # a tool's result
+    (["--search", "look \x1b[31mit"], [0]),  # a reply
+    (["--search", "item 0 COST?"], [1, 0]),  # the question
+    (["--search", "a.b*("], []),
+    (["--limit", "1"], [1]),
+    (["--score", ">=0", "--tool", "lookup", "--search", "euro", "--step", "1"], [0]),
+]
+
+
+@pytest.mark.parametrize(("flags", "numbers"), SEARCHES)
+def test_records_are_found_by_what_came_of_them(
+    inspect: Callable[..., str], flags: list[str], numbers: list[int]
+) -> None:
+    found = json.loads(inspect("records", *flags, "--json"))
+    assert [record["traj_id"] for record in found] == numbers
+
+
+def test_the_list_of_records_names_them_and_says_that_there_may_be_more(
+    inspect: Callable[..., str],
+) -> None:
+    page = inspect("records", "--limit", "2")
+    assert re.search(r"train/0/q0/0 +scored +1\.000 +answered +0\.\.0 +14 +1 +4", page)
+    assert "the first 2 are shown; --limit N shows more" in page
+    assert inspect("records", "--tool", "compute") == "no record fits\n"
+
+
+def test_a_record_in_full_has_everything_that_the_model_was_given(
+    inspect: Callable[..., str],
+) -> None:
+    short, full = inspect("record", RECORD), inspect("record", RECORD, "--full")
+    assert SYSTEM.strip() not in short
+    assert SYSTEM.strip() in full
+    assert '"description": "Looks a price up. Looks a price up.' in full
+    turn = json.loads(inspect("record", RECORD, "--full", "--json"))["turns"][0]
+    assert f"added ids  {' '.join(map(str, turn['added_ids']))}\n" in full
+    assert f"sampled ids  {' '.join(map(str, turn['output_ids']))}\n" in full
+    assert (len(turn["added_ids"]), len(turn["output_logprobs"])) == (100, 7)
+    assert "\x1b" not in full
+
+
 def test_a_record_is_told_turn_by_turn(inspect: Callable[..., str]) -> None:
     page = inspect("record", RECORD)
     for part in (
@@ -130,9 +184,12 @@ def test_every_other_page_has_its_rows_and_its_json(inspect: Callable[..., str])
 
 
 MISTAKES: list[tuple[list[str], str, int]] = [
-    ([], "one of runs, progress, record", 2),
+    ([], "one of runs, progress, records, record", 2),
     (["recrd"], "unknown command 'recrd'; one of runs", 2),
     (["record"], "missing argument 'RECORD_ID'", 2),
+    (["records", "--score", "good"], "'good' is no condition on a score: say '>=0.5'", 2),
+    (["records", "--score", ">="], "say '>=0.5', '<0.2', 1, 0.2..0.8, or none", 2),
+    (["records", "--outcome", "bad"], "'bad' is not one of 'answered', 'no_answer'", 2),
     (["samplers", "--follow"], "takes no --follow, `agentrl inspect progress` does", 2),
     (["failures", "--limit", "none"], "'--limit': 'none' is not a valid whole number", 2),
     (["failures", "--limit", "0"], "0 is not in the range x>=1", 2),
@@ -187,5 +244,12 @@ def test_a_finished_run_is_served_for_as_long_as_it_is_looked_at(
     assert after["progress"] == before["progress"]
     (run,) = read("runs")
     assert (run["name"], run["mean_score"]) == ("demo", 0.5)
+    # Nobody serves it any more: the page names the command that does, on the address of before.
+    assert run["opened_by"].endswith("agentrl store up --run_name demo")
+    assert f"127.0.0.1:{mongo.port}/demo?" in run["uri"]
+    assert main(["inspect", "runs"]) == 0
+    assert run["opened_by"] in capsys.readouterr().out
+    assert main(["tasks", "list", "--run_name", "demo"]) == 0
+    assert capsys.readouterr().out == "train/0/q0  completed  score 0.500  2 scored\n"
     assert main(["inspect", "progress", "--run_name", "other"]) == 1
     assert ".agentrl/mongo/other does not exist" in capsys.readouterr().err
