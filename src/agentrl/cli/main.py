@@ -6,6 +6,7 @@ imports torch.
 
 import importlib
 import os
+import select
 import sys
 from collections.abc import Sequence
 
@@ -121,10 +122,11 @@ def _complain(name: str, problem: str) -> None:
 
 def _stdout_is_closed() -> bool:
     """Return whether the reader of the output is gone, as with `| head`; then write nowhere."""
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:
+    # Not by another write: what the failed one held is lost, so that nothing is left to be written.
+    output = select.poll()
+    output.register(sys.stdout.fileno(), select.POLLOUT)
+    is_closed = any(event & select.POLLERR for _, event in output.poll(0))
+    if is_closed:
         # The interpreter flushes once more on its way out.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return True
-    return False
+    return is_closed

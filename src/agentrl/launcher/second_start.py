@@ -11,7 +11,7 @@ from agentrl.runtime.process_identity import is_alive
 from agentrl.store import TrajectoryStore
 from agentrl.store.private_mongod import serving
 
-LOOKS = tuple(f"`agentrl {command}" for command in ("inspect", "store", "tasks"))
+LOOKS = tuple(f"`agentrl {command}" for command in ("inspect", "store", "tasks", "ui"))
 """What processes that serve a run's data without working on the run call themselves."""
 
 

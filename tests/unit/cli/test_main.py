@@ -99,6 +99,17 @@ def test_a_reader_that_leaves_early_is_no_error(words: str) -> None:
     assert done.stderr == ""
 
 
+def test_a_reader_that_leaves_in_the_middle_of_a_long_line_is_no_error() -> None:
+    program = (
+        "from agentrl.cli import main as cli;"
+        "cli.agentrl.invoke = lambda context: print('x' * 10_000_000);"
+        "raise SystemExit(cli.main(['inspect', 'runs']))"
+    )
+    command = f'{sys.executable} -c "{program}" | head -c 1'
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("x", "")
+
+
 def test_an_unknown_command_is_named_with_the_known_ones(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
