@@ -103,6 +103,25 @@ def test_corrections_do_not_depend_on_packing(name: str) -> None:
         assert relative_error(found[3], expected) <= 1e-10
 
 
+@pytest.mark.parametrize("name", ["cispo", "icepop"])
+def test_float32_gradients_of_trees_are_as_near_to_the_truth_as_those_of_single_turns(
+    name: str,
+) -> None:
+    algorithm = AlgorithmSection(**(ALGORITHMS | {"cispo": {"loss_calculator": "CISPO"}})[name])
+    exact, rounded = tiny_policy(), tiny_policy(dtype=torch.float32)
+    exact.load_state_dict(rounded.state_dict())
+    truth = train_step(exact, algorithm, "none", 10**6)[3]
+
+    def error(merge: Merge, token_budget: int) -> float:
+        found = train_step(rounded, algorithm, merge, token_budget)[3]
+        return relative_error(found.double(), truth)
+
+    single = error("none", 10**6)
+    for token_budget in (10**6, 12):
+        assert error("tree", token_budget) <= 2 * single
+    assert single <= 1e-5
+
+
 def test_the_reference_gets_no_gradient_and_pulls_the_policy() -> None:
     policy = tiny_policy()
     plain = train_step(policy, AlgorithmSection(), "tree", 10**6)[3]
