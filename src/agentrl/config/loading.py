@@ -79,13 +79,19 @@ def origins(typed: Mapping[str, Any], config: RootConfig) -> dict[str, str]:
         config: what came of it, with values that were derived since.
 
     Returns:
-        `flag`, the file's path, the environment variable, `derived` or `default`, by flag name.
+        `flag`, the file's path, the recipe, the environment variable, `derived` or `default`, by flag
+        name.
     """
     path = typed.get("config")
     in_file = {} if path is None else read_yaml(existing_or_shipped(Path(path)))
-    given = dict.fromkeys(_filled_by(in_file), f"file {path}") | dict.fromkeys(
-        _filled_by(typed), "flag"
+    recipe = typed.get("recipe", in_file.get("recipe"))
+    in_recipe = expand_recipe({"recipe": recipe})
+    given = (
+        dict.fromkeys(in_recipe, f"recipe {recipe}")
+        | dict.fromkeys(_filled_by(in_file), f"file {path}")
+        | dict.fromkeys(_filled_by(typed), "flag")
     )
+    given.pop("recipe", None)  # replaced by its flags
     found = {}
     for name, flag in FLAGS.items():
         value = getattr(getattr(config, flag.section), name)

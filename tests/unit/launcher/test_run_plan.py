@@ -38,6 +38,7 @@ def test_every_value_has_its_origin_and_nothing_is_written(
         *("--config", str(own), "--lr", "0.5", "--bf16", "--adam_beta1", "0.8"),
         *("--agent_config_path", str(ROOT / "assets/agent_config.yml")),
         *("--preferred_sampling_params", '{"min_p": 0.1}', "--default_scorer", "exact"),
+        *("--recipe", "dapo", "--kl_coefficient", "0.1"),
     )
     values = parts["configuration"]
     found = {name: (entry["value"], entry["origin"]) for name, entry in values.items()}
@@ -46,7 +47,9 @@ def test_every_value_has_its_origin_and_nothing_is_written(
     assert found["optim_args"] == ("beta1=0.8", "flag")
     assert found["min_p"] == (0.1, "flag")
     assert found["top_k"] == (7, f"file {own}")
-    assert found["epsilon"] == (0.2, "default")
+    assert found["epsilon"] == (0.2, "recipe dapo")
+    assert found["kl_coefficient"] == (0.1, "flag")
+    assert found["lora_alpha"] == (32, "default")
     assert found["main_process_port"] == (29511, "variable MASTER_PORT")
     # The demo's model has a context of 2048 tokens.
     assert found["max_prompt_tokens"] == (1536, "derived")
