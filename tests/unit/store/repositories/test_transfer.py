@@ -13,7 +13,7 @@ from support.stored import claim, fill, make_task, make_turn, play, wrong_counts
 from agentrl.errors import ConfigError, StoreError
 from agentrl.schema import Record, Run, ToolCall
 from agentrl.store import TrajectoryStore
-from agentrl.store.documents.export_files import Format
+from agentrl.store.documents.export_files import Format, read_documents
 from agentrl.store.private_mongod import EmbeddedMongo
 from agentrl.store.repositories.transfer import COLLECTIONS
 
@@ -208,37 +208,38 @@ HOSTILE = {
 }
 
 
-@pytest.mark.parametrize(
-    "kind", [*HOSTILE, "fields", "query", "text", "list", "outside", "link", "id"]
-)
+HOSTILE_LINES = {
+    **{kind: (f'{{"_id": "a", {text}}}', message) for kind, (text, message) in HOSTILE.items()},
+    "text": ("no JSON", "cannot be read"),
+    "list": ("[1]", "a document is an object"),
+    "id": ('{"_id": 1}', "a document is an object with a text as its _id"),
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE_LINES)
+def test_what_is_no_data_of_a_run_is_refused_in_one_line(tmp_path: Path, kind: str) -> None:
+    line, message = HOSTILE_LINES[kind]
+    path = tmp_path / "tasks.jsonl"
+    path.write_text(f'{{"_id": "fine"}}\n{line}\n')
+    with pytest.raises(ConfigError, match=rf"tasks\.jsonl: document 2: .*{message}") as caught:
+        list(read_documents(path, "jsonl"))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["fields", "query", "outside", "link"])
 async def test_an_import_takes_data_of_a_run_from_its_folder_and_nothing_else(
     empty: TrajectoryStore, tmp_path: Path, kind: str
 ) -> None:
     folder = tmp_path / "export"
     folder.mkdir()
-    name, lines = (
-        "tasks.jsonl",
-        {
-            "query": '{"_id": "a", "kind": "mcp"}',
-            "fields": '{"_id": "a"}',
-            "text": "no JSON",
-            "list": "[1]",
-        },
-    )
-    addition, message = HOSTILE.get(kind, ('"x": 1', ""))
-    identity = "1" if kind == "id" else '"a"'
-    text = lines.get(kind, f'{{"_id": {identity}, {addition}}}') + "\n"
+    name = "../outside.jsonl" if kind == "outside" else "tasks.jsonl"
+    text = '{"_id": "a", "kind": "mcp"}\n' if kind == "query" else '{"_id": "a"}\n'
     message = {
-        "fields": "a document is refused: task .a. has no kind",
+        "fields": "a document is refused: task 'a' has no kind",
         "query": "a document is refused: document 'a' is no valid MCPTask: query",
-        "text": "document 1: cannot be read",
-        "list": "a document is an object",
-        "id": "a document is an object with a text as its _id",
         "outside": r"tasks is in '\.\./outside\.jsonl'; expected a file tasks\.jsonl",
         "link": r"tasks is in 'tasks\.jsonl'; expected a file",
-    }.get(kind, message)
-    if kind == "outside":
-        name = "../outside.jsonl"
+    }[kind]
     if kind == "link":
         (tmp_path / "elsewhere").write_text(text)
         (folder / name).symlink_to(tmp_path / "elsewhere")
