@@ -30,6 +30,7 @@ from agentrl.models.policy import PolicyModel, target_logprobs
 from agentrl.schema import rebuild_prompts
 from agentrl.store import TrajectoryStore
 from agentrl.store.private_mongod import EmbeddedMongo
+from agentrl.trainer.rl.bundle import bundled_store, unpacked
 from agentrl.trainer.rl.replay import Difference, replay
 
 NUM_STEPS, GROUPS_PER_STEP, NUM_GENERATIONS = 3, 4, 8
@@ -403,6 +404,21 @@ def test_a_changed_learning_rate_is_named(run: FinishedRun, uri: str) -> None:
     assert {"learning_rate"} < named
     assert "loss" not in named
     assert found[0].weights == "different"
+
+
+def test_a_bundle_of_steps_is_replayed_without_the_run(
+    run: FinishedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "steps.tar"
+    words = ["store", "bundle", str(run.folder / "output"), "--steps", "3", "--out", str(file)]
+    assert main(words) == 0
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    with unpacked(file) as bundle, bundled_store(bundle.config) as uri:
+        assert str(run.folder) not in (bundle.config.run.output_path / "config.yaml").read_text()
+        found = replay(bundle.config, uri, *bundle.steps)
+    assert found is not None
+    assert [(one.step, one.differences, one.weights) for one in found] == [(3, (), "equal")]
 
 
 def test_a_step_that_was_not_trained_is_refused(run: FinishedRun, uri: str) -> None:

@@ -2,10 +2,12 @@
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pydantic import SecretStr
 
+from agentrl.config.loading import load_config
 from agentrl.config.sections import RootConfig
 from agentrl.errors import ConfigError, StoreError
 
@@ -70,6 +72,28 @@ def served_uri(config: RootConfig, *, create: bool = False) -> Iterator[str]:
         return
     with EmbeddedMongo(data_dir) as mongo:
         yield mongo.uri()
+
+
+def trained_run(config: RootConfig, name_or_dir: str) -> RootConfig:
+    """Return the configuration that a run was trained with.
+
+    Args:
+        config: says where output directory and database are, unless they are in their usual places.
+        name_or_dir: the run's name, or its output directory.
+
+    Raises:
+        ConfigError: there is no such run.
+    """
+    output = Path(name_or_dir)
+    if not (output / "config.yaml").is_file():
+        output = config.run.output_dir or Path("output") / name_or_dir
+    written = output / "config.yaml"
+    if not written.is_file():
+        raise ConfigError(f"no run {name_or_dir!r} here: {written} does not exist")
+    given = {"config": str(written), "output_dir": str(output.absolute())}
+    if config.store.db_connection_string is not None:
+        given["db_connection_string"] = config.store.db_connection_string.get_secret_value()
+    return load_config(given)
 
 
 @asynccontextmanager

@@ -1,7 +1,9 @@
 """`agentrl store`: serve, control, rescore, measure, copy, tidy up and delete a run's database."""
 
+import asyncio
 import getpass
 import json
+import os
 import signal
 import socket
 import sys
@@ -12,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from agentrl.cli.databases import opened_store, served_uri
-from agentrl.config.command_line import FlagGroup
+from agentrl.cli.databases import opened_store, served_uri, trained_run
+from agentrl.config.command_line import FlagGroup, Steps
 from agentrl.config.sections import RootConfig
 from agentrl.errors import ConfigError, StoreError
 from agentrl.runtime.printable import one_line
@@ -218,6 +220,36 @@ async def import_run(config: RootConfig, folder: Path, as_json: bool) -> int:
                 {"database": opened.database_name, "num_documents": total, "run": manifest.run},
                 as_json,
             )
+    return 0
+
+
+@store.command("bundle")
+@click.argument("run_name_or_dir", metavar="RUN")
+@click.option("--steps", type=Steps(), required=True, help="Step, or steps as 3-7.")
+@click.option("--out", type=Path, help="File to write, `.gz` to compress; RUN_A-B.tar by default.")
+@_json_option
+async def bundle(
+    config: RootConfig,
+    run_name_or_dir: str,
+    steps: tuple[int, int],
+    out: Path | None,
+    as_json: bool,
+) -> int:
+    """Write optimizer steps of a run to one file, which `agentrl replay FILE` makes again.
+
+    RUN is the run's name, or its output directory. The file holds questions, conversations and
+    weights, but no secrets of the configuration.
+    """
+    run = trained_run(config, run_name_or_dir)
+    from agentrl.trainer.rl.bundle import write_bundle
+
+    first, last = steps
+    target = out or Path(f"{run.run.run_name}_{first}-{last}.tar")
+    async with opened_store(run) as opened:
+        await write_bundle(run, opened, first, last, target)
+    size = await asyncio.to_thread(os.path.getsize, target)
+    told = f"steps {first} to {last} of {run.run.run_name!r} in {target} ({size:,} bytes)"
+    _report(told, {"file": str(target), "steps": [first, last], "num_bytes": size}, as_json)
     return 0
 
 

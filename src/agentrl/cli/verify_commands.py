@@ -3,69 +3,48 @@
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import click
 
-from agentrl.cli.databases import served_uri
-from agentrl.config.command_line import Count, FlagCommand, FlagGroup
-from agentrl.config.loading import load_config
+from agentrl.cli.databases import served_uri, trained_run
+from agentrl.config.command_line import Count, FlagCommand, FlagGroup, Steps
 from agentrl.config.sections import RootConfig
 from agentrl.errors import ConfigError
 
 
-class Steps(click.ParamType[tuple[int, int]]):
-    """A step, `7`, or several, `3-7`, as (first, last)."""
-
-    name = "N or A-B"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[int, int]:
-        """Read the steps."""
-        first, _, last = str(value).partition("-")
-        bounds = (first, last or first)
-        if not all(bound.isdecimal() for bound in bounds):
-            self.fail(f"{value!r} is no step; say 7 or 3-7", param, ctx)
-        steps = (int(bounds[0]), int(bounds[1]))
-        if not 1 <= steps[0] <= steps[1]:
-            self.fail(f"{value!r}: steps count from 1, the first before the last", param, ctx)
-        return steps
-
-
 @click.command("replay", cls=FlagCommand, sections=("run", "store"))
-@click.argument("run_name_or_dir", metavar="RUN")
-@click.option("--step", "steps", type=Steps(), required=True, help="Step, or steps as 3-7.")
+@click.argument("run_or_file", metavar="RUN_OR_FILE")
+@click.option("--step", "steps", type=Steps(), help="Step, or steps as 3-7; all of a bundle.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def replay(config: RootConfig, run_name_or_dir: str, steps: tuple[int, int], as_json: bool) -> int:
+def replay(
+    config: RootConfig, run_or_file: str, steps: tuple[int, int] | None, as_json: bool
+) -> int:
     """Make optimizer steps of a run again from its database and checkpoints, and compare.
 
-    RUN is the run's name, or its output directory. Loss, gradient norm, learning rate, advantages,
-    importance ratios and the weights that a checkpoint kept come out bit for bit on the machine and
-    mesh that trained them. The exit status is 1 where one differs.
+    RUN_OR_FILE is the run's name, its output directory, or a file of `agentrl store bundle`. Loss,
+    gradient norm, learning rate, advantages, importance ratios and the weights that a checkpoint
+    kept come out bit for bit on the machine and mesh that trained them. The exit status is 1 where
+    one differs.
     """
-    output = Path(run_name_or_dir)
-    if not (output / "config.yaml").is_file():
-        output = config.run.output_dir or Path("output") / run_name_or_dir
-    if not (output / "config.yaml").is_file():
-        raise ConfigError(f"no run {run_name_or_dir!r} here: {output}/config.yaml does not exist")
-    given = {"config": str(output / "config.yaml")}
-    if config.store.db_connection_string is not None:
-        given["db_connection_string"] = config.store.db_connection_string.get_secret_value()
-    run = load_config(given)
-    section = run.run.model_copy(update={"output_dir": output.absolute()})
-    run = run.model_copy(update={"run": section})
+    from agentrl.trainer.rl.bundle import bundled_store, unpacked
     from agentrl.trainer.rl.replay import replay
 
-    with served_uri(run) as uri:
-        found = replay(run, uri, *steps) or []
+    if Path(run_or_file).is_file():
+        with unpacked(Path(run_or_file)) as bundle, bundled_store(bundle.config) as uri:
+            found = replay(bundle.config, uri, *(steps or bundle.steps)) or []
+    elif steps is None:
+        raise ConfigError("say which --step of the run, 7 or 3-7")
+    else:
+        run = trained_run(config, run_or_file)
+        with served_uri(run) as uri:
+            found = replay(run, uri, *steps) or []
     if as_json:
         print(json.dumps({"steps": [step.as_json() for step in found]}))
     else:
         for step in found:
-            print(
-                f"step {step.step}: {'equal' if step.equal else 'DIFFERENT'}, weights {step.weights}"
-            )
+            equal = "equal" if step.equal else "DIFFERENT"
+            print(f"step {step.step}: {equal}, weights {step.weights}")
             for one in step.differences:
                 print(f"  {one.what}: recorded {one.recorded}, replayed {one.replayed}")
     return 0 if all(step.equal for step in found) else 1

@@ -36,6 +36,25 @@ class Count(click.IntRange):
         super().__init__(1)
 
 
+class Steps(click.ParamType[tuple[int, int]]):
+    """A step, `7`, or several, `3-7`, as (first, last)."""
+
+    name = "N or A-B"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, int]:
+        """Read the steps."""
+        first, _, last = str(value).partition("-")
+        bounds = (first, last or first)
+        if not all(bound.isdecimal() for bound in bounds):
+            self.fail(f"{value!r} is no step; say 7 or 3-7", param, ctx)
+        steps = (int(bounds[0]), int(bounds[1]))
+        if not 1 <= steps[0] <= steps[1]:
+            self.fail(f"{value!r}: steps count from 1, the first before the last", param, ctx)
+        return steps
+
+
 class FlagCommand(click.Command):
     """A command whose function takes the configuration, then the command's own parameters.
 

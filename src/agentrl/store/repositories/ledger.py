@@ -297,6 +297,16 @@ class LedgerRepository(Repository):
         task_ids = list(dict.fromkeys(training.task_id for training in trainings))
         return trainings, await self._read_groups(task_ids, hydrate=True)
 
+    @operation("read which tasks steps trained on")
+    async def trained_tasks(self, consumer: str, first: int, last: int) -> list[str]:
+        """Return the ids of the tasks that the steps `first` to `last` trained on."""
+        wanted = {
+            "consumer": consumer,
+            "step": {"$gte": first, "$lte": last},
+            "position": {"$ne": None},
+        }
+        return sorted(await self._db.turn_training.distinct("task_id", wanted))
+
     @operation("store what a step made of its turns")
     async def put_turn_trainings(self, trainings: Sequence[TurnTraining]) -> None:
         """Store the trainings of one step with one bulk write; a repeated step replaces them."""

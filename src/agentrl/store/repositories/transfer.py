@@ -41,8 +41,9 @@ COLLECTIONS = (
     # Last: a database without its run is seen to be unfinished.
     "runs",
 )
-_GROUP_FIELDS = {"tasks": "_id", "records": "task_id"}
+_SLOT_FIELDS = {"tasks": "_id", "records": "task_id"}
 """Collections with slots -> the field that names the task."""
+_GROUP_FIELDS = _SLOT_FIELDS | dict.fromkeys(("turns", "record_data", "turn_training"), "task_id")
 MANIFEST = "manifest.json"
 BATCH_BYTES = 8 * 2**20
 
@@ -79,7 +80,12 @@ class TransferRepository(Repository):
 
     @operation("export the run", repeatable=False)
     async def export_run(
-        self, folder: Path, format_: Format = "jsonl", *, everything: bool = False
+        self,
+        folder: Path,
+        format_: Format = "jsonl",
+        *,
+        everything: bool = False,
+        groups: Collection[str] | None = None,
     ) -> Manifest:
         """Write the run to `folder`, which must not exist yet.
 
@@ -90,6 +96,7 @@ class TransferRepository(Repository):
             folder: the folder to make.
             format_: of the files.
             everything: also the groups that no sampler has begun.
+            groups: ids of the tasks whose groups are written, with what they need and nothing else.
 
         Raises:
             ConfigError: the folder exists, or Parquet is asked for without pyarrow.
@@ -102,11 +109,11 @@ class TransferRepository(Repository):
         if run is None:
             raise self._db.no_run()
         writer(format_)
-        begun = None if everything else await self._begun_groups()
+        wanted = _Wanted(groups, None if everything else await self._begun_groups())
         with atomic_directory(folder) as staging:
             files = {
                 name: await self._export_collection(
-                    name, staging / f"{name}.{format_}", format_, begun
+                    name, staging / f"{name}.{format_}", format_, wanted
                 )
                 for name in COLLECTIONS
             }
@@ -130,14 +137,13 @@ class TransferRepository(Repository):
         return {group["_id"] async for group in await self._db.records.aggregate(pipeline)}
 
     async def _export_collection(
-        self, name: str, path: Path, format_: Format, begun: Collection[str] | None
+        self, name: str, path: Path, format_: Format, wanted: "_Wanted"
     ) -> ExportedFile:
         num_documents, size = 0, 0
         batch: list[Document] = []
         with writer(format_)(path, name) as write:
             async for document in self._db[name].find().sort("_id", 1):
-                group = document.get(_GROUP_FIELDS.get(name, ""), None)
-                if begun is not None and group is not None and group not in begun:
+                if not wanted.includes(name, document):
                     continue
                 batch.append(document)
                 num_documents += 1
@@ -209,6 +215,42 @@ def _refusal(error: Exception) -> str:
     details = error.details if isinstance(error, OperationFailure) else None
     first = ((details or {}).get("writeErrors") or [{}])[0]
     return " ".join(str(first.get("errmsg") or error).split())[:200]
+
+
+class _Wanted:
+    """Decides which documents an export holds."""
+
+    def __init__(self, groups: Collection[str] | None, begun: Collection[str] | None) -> None:
+        self._groups = None if groups is None else set(groups)
+        self._begun = begun
+        self._blobs: set[str] = set()
+
+    def includes(self, name: str, document: Document) -> bool:
+        """Say whether the export holds a document; blobs come after what refers to them."""
+        if self._groups is None:
+            group = document.get(_SLOT_FIELDS.get(name, ""))
+            return self._begun is None or group is None or group in self._begun
+        if name == "blobs":
+            return document["_id"].partition("/")[0] in self._blobs
+        if name not in _GROUP_FIELDS:
+            return name == "runs"
+        if document[_GROUP_FIELDS[name]] not in self._groups:
+            return False
+        self._blobs.update(_blob_keys(document))
+        return True
+
+
+def _blob_keys(value: Any) -> Iterator[str]:
+    """Yield the keys of all blobs that a stored value refers to, at any depth."""
+    if isinstance(value, dict):
+        key = value.get("blob")
+        if isinstance(key, str):
+            yield key
+        for inner in value.values():
+            yield from _blob_keys(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _blob_keys(inner)
 
 
 def read_manifest(folder: Path) -> Manifest:

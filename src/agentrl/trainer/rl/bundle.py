@@ -1,0 +1,215 @@
+"""A few steps of a run as one file, from which another machine makes them again.
+
+    first_step           number of the first step to replay
+    config.yaml          flags of the run, the model, the algorithm and the trainer
+    metrics.jsonl        what was recorded of the steps
+    checkpoints/         the last one before the steps, and the weights of those that were kept
+    model/, reference/   the first weights where no checkpoint comes before; the reference model
+    store/               the groups of the steps, as `agentrl store export` writes them
+
+What comes out of a file is not trusted: paths stay in its folder, sizes are bounded, and code beside a
+model is not run.
+"""
+
+import asyncio
+import io
+import shutil
+import tarfile
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from agentrl.config.flags import FLAGS
+from agentrl.config.loading import flat_values, load_config
+from agentrl.config.sections import RootConfig
+from agentrl.errors import ConfigError, WriteError
+from agentrl.models.resolve import resolve_model
+from agentrl.store import TrajectoryStore
+from agentrl.store.private_mongod import EmbeddedMongo
+from agentrl.trainer.checkpoint import checkpoints_root, latest_checkpoint
+from agentrl.trainer.metrics.reporting import METRICS_FILE, read_metrics
+from agentrl.trainer.rl.train_process import reference_path
+
+CONFIG_FILE = "config.yaml"
+STORE_DIR = "store"
+_STEPS_FILE = "first_step"
+_MODEL_DIR, _REFERENCE_DIR = "model", "reference"
+_SECTIONS = ("model", "algorithm", "trainer")
+_RUN_FLAGS = ("run_name", "seed")
+# They name places and services of the machine that trained.
+_LEFT_OUT = {"model_name_or_path", "reference_model", "trust_remote_code", "report_to"}
+_MOST_TIMES_LARGER = 50
+
+
+async def write_bundle(
+    config: RootConfig, store: TrajectoryStore, first: int, last: int, target: Path
+) -> None:
+    """Write steps `first` to `last` of a run to a file, compressed where its name ends in `.gz`.
+
+    Args:
+        config: of the run, as it was trained.
+        store: of the run.
+        first: first step to replay.
+        last: last step.
+        target: the file, which must not exist.
+
+    Raises:
+        ConfigError: the file exists, or a step was not trained.
+        WriteError: the file cannot be written.
+    """
+    output = config.run.output_path
+    recorded = read_metrics(output)
+    if not {first, last} <= recorded.keys():
+        raise ConfigError(
+            f"{config.run.run_name} has steps 1 to {max(recorded, default=0)}, not {first} to {last}"
+        )
+    checkpoint = latest_checkpoint(output, at_most=first - 1)
+    begun = 0 if checkpoint is None else checkpoint.step
+    groups = await store.ledger.trained_tasks(config.trainer.consumer, begun + 1, last)
+    lines = [recorded[s].model_dump_json(exclude_none=True) for s in sorted(recorded) if s <= last]
+    with (
+        tempfile.TemporaryDirectory(prefix="agentrl-bundle-") as folder,
+        _new_file(target) as tar,
+    ):
+        exported = Path(folder, STORE_DIR)
+        await store.transfer.export_run(exported, groups=groups)
+        tar.add(exported, STORE_DIR)
+        _add_text(tar, _STEPS_FILE, str(first))
+        _add_text(tar, CONFIG_FILE, yaml.safe_dump(_portable(config), sort_keys=False))
+        _add_text(tar, METRICS_FILE, "".join(f"{line}\n" for line in lines))
+        if checkpoint is not None:
+            tar.add(checkpoint.path, f"checkpoints/{checkpoint.path.name}")
+        if checkpoint is None or config.model.lora_rank:
+            tar.add(resolve_model(config.model.model_name_or_path), _MODEL_DIR)
+        reference = reference_path(config.model, config.algorithm)
+        if reference is not None:
+            tar.add(reference, _REFERENCE_DIR)
+        for path in _kept_weights(output, first, last):
+            tar.add(path, f"checkpoints/{path.name}", filter=_without_state)
+
+
+@contextmanager
+def _new_file(target: Path) -> Iterator[tarfile.TarFile]:
+    """Yield an archive that becomes `target` when the block ends without error."""
+    if target.exists():
+        raise ConfigError(f"{target} exists already; name a file that does not")
+    staging = target.with_name(f".{target.name}.tmp")
+    try:
+        with tarfile.open(staging, "w:gz" if target.suffix == ".gz" else "w") as tar:
+            yield tar
+        staging.replace(target)
+    except OSError as error:
+        raise WriteError(f"cannot write {target}: {error.strerror or error}") from error
+    finally:
+        staging.unlink(missing_ok=True)
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """An unpacked bundle."""
+
+    config: RootConfig
+    """What to replay it with; its output directory is the bundle's folder."""
+    steps: tuple[int, int]
+    """The first and the last step."""
+
+
+@contextmanager
+def unpacked(file: Path) -> Iterator[Bundle]:
+    """Unpack a bundle for the length of the block.
+
+    Raises:
+        ConfigError: the file is no bundle, or larger inside than it may be.
+    """
+    with tempfile.TemporaryDirectory(prefix="agentrl-bundle-") as name:
+        folder = Path(name)
+        try:
+            _extract(file, folder)
+        except (tarfile.TarError, EOFError, OSError) as error:
+            raise ConfigError(f"{file} is no bundle: {error}") from None
+        if not (folder / CONFIG_FILE).is_file():
+            raise ConfigError(f"{file} is no bundle: it holds no {CONFIG_FILE}")
+        given = {
+            "config": str(folder / CONFIG_FILE),
+            "output_dir": name,
+            "mongo_data_dir": str(folder / "mongo"),
+            "trust_remote_code": "false",
+            "model_name_or_path": str(folder / _MODEL_DIR),
+        }
+        if (folder / _REFERENCE_DIR).is_dir():
+            given["reference_model"] = str(folder / _REFERENCE_DIR)
+        config = load_config(given)
+        last = max(read_metrics(folder), default=1)
+        yield Bundle(config, (_first_step(file, folder), last))
+
+
+@contextmanager
+def bundled_store(config: RootConfig) -> Iterator[str]:
+    """Serve the database of a bundle; yields its URI. Enter this in the main thread."""
+    with EmbeddedMongo(config.private_mongo_dir) as mongo:
+        uri = mongo.uri()
+        asyncio.run(_import(uri, config))
+        yield uri
+
+
+async def _import(uri: str, config: RootConfig) -> None:
+    async with TrajectoryStore.connect(uri, config.run.run_name) as store:
+        await store.transfer.import_run(config.run.output_path / STORE_DIR)
+        await store.ensure_schema()
+
+
+def _first_step(file: Path, folder: Path) -> int:
+    path = folder / _STEPS_FILE
+    text = path.read_text() if path.is_file() else ""
+    if not text.isdecimal():
+        raise ConfigError(f"{file} is no bundle: it does not say which steps it holds")
+    return int(text)
+
+
+def _portable(config: RootConfig) -> dict[str, Any]:
+    """Return the flags that make a step what it is."""
+    return {
+        name: value
+        for name, value in flat_values(config).items()
+        if name in _RUN_FLAGS or (FLAGS[name].section in _SECTIONS and name not in _LEFT_OUT)
+        if value not in (None, "", [])
+    }
+
+
+def _kept_weights(output: Path, first: int, last: int) -> Iterator[Path]:
+    root = checkpoints_root(output)
+    for path in sorted(root.iterdir()) if root.is_dir() else ():
+        if path.name.isdigit() and first <= int(path.name) <= last:
+            yield path
+
+
+def _without_state(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
+    """Leave out the optimizer's state: weights are only compared."""
+    return None if "state" in Path(member.name).parts else member
+
+
+def _add_text(tar: tarfile.TarFile, name: str, text: str) -> None:
+    content = text.encode()
+    member = tarfile.TarInfo(name)
+    member.size = len(content)
+    tar.addfile(member, io.BytesIO(content))
+
+
+def _extract(file: Path, folder: Path) -> None:
+    most = min(
+        shutil.disk_usage(folder).free // 2, _MOST_TIMES_LARGER * max(file.stat().st_size, 1 << 20)
+    )
+    size = 0
+    with tarfile.open(file) as tar:
+        for member in tar:
+            size += member.size
+            if size > most:
+                raise ConfigError(f"{file} holds more than {most >> 20} MiB; it is not unpacked")
+            if not (member.isfile() or member.isdir()):
+                raise ConfigError(f"{file}: {member.name!r} is neither a file nor a folder")
+            tar.extract(member, folder, filter="data")
