@@ -231,6 +231,7 @@ class SimStore:
     _versions: dict[str, tuple[int, int]] = field(default_factory=dict)
     _groups: dict[int, list[DBRecordData]] = field(default_factory=dict)
     _ready: list[int] = field(default_factory=list)
+    _num_read: int = 0
 
     def __post_init__(self) -> None:
         self.clock = SimpleNamespace(now=utc_now, distrust=lambda: None)
@@ -275,6 +276,7 @@ class SimStore:
             ready_groups=self._ready_groups,
             reserve=self._reserve,
             drop=self._drop,
+            is_exhausted=self._is_exhausted,
         )
 
     async def _get_run(self) -> Run:
@@ -310,6 +312,9 @@ class SimStore:
 
     async def _count_tasks(self, **_filter: object) -> int:
         return self.num_tasks
+
+    async def _is_exhausted(self) -> bool:
+        return self._num_read >= self.num_tasks
 
     async def _samplers(self, **_filter: object) -> list[object]:
         return []
@@ -427,6 +432,7 @@ class SimStore:
         found: list[list[DBRecordData]] = []
         while self._ready and len(found) < limit:
             found.append(self._groups.pop(heapq.heappop(self._ready)))
+            self._num_read += 1
         return found
 
     async def _reserve(self, _consumer: str, _record_ids: Sequence[str], _step: int) -> None:

@@ -16,7 +16,7 @@ from agentrl.schema import Run
 from agentrl.store import TrajectoryStore
 
 SEED = 20
-FAULTS = 10
+FAULTS = 8
 
 
 @pytest.mark.timeout(240)  # about 30 s on idle cores

@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
@@ -321,20 +320,17 @@ async def test_trainer_and_engine_agree_on_logprobs_of_every_version(
     assert len(policies) >= 2
 
 
-def test_every_step_is_made_again_bit_for_bit(run: FinishedRun) -> None:
-    words = [sys.executable, "-m", "agentrl", "replay", str(run.folder / "output")]
-    done = subprocess.run(
-        [*words, "--step", f"1-{NUM_STEPS}", "--json"],
-        cwd=run.folder / "project",
-        text=True,
-        capture_output=True,
-    )
-    steps = json.loads(done.stdout)["steps"]
+def test_every_step_is_made_again_bit_for_bit(
+    run: FinishedRun, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(run.folder / "project")
+    words = ["replay", str(run.folder / "output"), "--step", f"1-{NUM_STEPS}", "--json"]
+    assert main(words) == 0
+    steps = json.loads(capsys.readouterr().out)["steps"]
     found = [(s["step"], s["equal"], s["largest_difference"]) for s in steps]
     assert found == [(step, True, 0.0) for step in range(1, NUM_STEPS + 1)]
     # Of the first step no checkpoint is left.
     assert [step["weights"] for step in steps] == ["not kept", "equal", "equal"]
-    assert done.returncode == 0
 
 
 @pytest.fixture

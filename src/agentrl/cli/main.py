@@ -39,7 +39,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "store": (
         "store_commands:store",
-        "up|set|rescore|stats|export|import|bundle|compact|drop: a run's database",
+        "up|set|rescore|stats|export|import|bundle|compact|drop: database",
     ),
 }
 """Command -> the module of this package and the function in it, and its summary."""

@@ -139,7 +139,7 @@ async def more_scores(uri: str, name: str) -> dict[str, list[tuple[str, str, flo
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "one of up, set, rescore, stats, export, import, compact, drop"),
+        ([], "one of up, set, rescore, stats, export, import, bundle, compact, drop"),
         (["export"], "missing argument 'FOLDER'"),
         (["stats", "--yes"], "`agentrl store stats` takes no --yes, `agentrl store compact` does"),
         (["drop", "--run_name", "nobody"], ".agentrl/mongo/nobody does not exist"),

@@ -60,7 +60,7 @@ async def step(store: TrajectoryStore, clock: Path, seconds: int) -> None:
             await asyncio.sleep(0.05)
 
 
-@pytest.mark.parametrize("is_fresh", [False, True])
+@pytest.mark.parametrize("is_fresh", [False, pytest.param(True, marks=pytest.mark.slow)])
 async def test_a_step_forward_takes_no_live_lease(
     stepping: TrajectoryStore, clock: Path, is_fresh: bool
 ) -> None:
@@ -84,6 +84,7 @@ async def test_a_step_forward_takes_no_live_lease(
     assert [one.ended_by for one in ended.attempts] == ["expired"]
 
 
+@pytest.mark.slow
 async def test_a_step_back_does_not_block_the_slots_of_the_dead(
     stepping: TrajectoryStore, clock: Path
 ) -> None:
@@ -104,6 +105,7 @@ async def test_a_step_back_does_not_block_the_slots_of_the_dead(
     assert again.id == dead.id
 
 
+@pytest.mark.slow
 async def test_a_turn_is_dated_by_the_servers_clock(stepping: TrajectoryStore, clock: Path) -> None:
     await step(stepping, clock, 2 * HOUR)
     now = await stepping.database.server_time()

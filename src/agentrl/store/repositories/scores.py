@@ -51,12 +51,13 @@ class ScoreRepository(Repository):
             The Record under a new lease, its Task and its turns; None when there is none.
         """
         now = await self._db.server_time()
-        if not self._db.clock.is_settled(lease_seconds):
-            return None  # live scorers have to renew first
+        # After a step of the clock, live scorers have to renew first; nobody holds a waiting Record.
+        is_settled = self._db.clock.is_settled(lease_seconds)
+        unheld = {} if is_settled else {"lease.owner": ""}
         # The status stays `finished`: only the lease says that somebody is scoring the Record. The
         # Record whose lease expired first is scored first.
         document = await self._db.records.find_one_and_update(
-            {"status": "finished", "lease.expires_at": {"$lt": now}},
+            {"status": "finished", "lease.expires_at": {"$lt": now}, **unheld},
             [{"$set": {"fence": NEXT_FENCE, "lease": lease(owner, NEXT_FENCE, lease_seconds)}}],
             sort=[("lease.expires_at", 1)],
             return_document=ReturnDocument.AFTER,

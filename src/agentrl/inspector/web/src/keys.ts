@@ -26,7 +26,7 @@ export function useKeys(go: (path: string) => void, help: () => void): void {
     const press = (event: KeyboardEvent) => {
       const target = event.target as HTMLElement;
       if (event.ctrlKey || event.metaKey || event.altKey) return;
-      if (target.closest("input, select, textarea, dialog")) return;
+      if (target.closest("input, select, textarea, dialog[open]")) return;
       const click = (name: string) =>
         document.querySelector<HTMLElement>(`[data-key="${name}"]`)?.click();
       const actions: Record<string, () => void> = {
