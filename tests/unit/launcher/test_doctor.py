@@ -1,5 +1,6 @@
 """`agentrl doctor`: lines that pass or say what to do."""
 
+import importlib.util
 import json
 import sys
 from pathlib import Path
@@ -56,6 +57,10 @@ def test_what_is_missing_is_said_with_what_to_do(
     smi.write_text("#!/bin/sh\necho 'NVIDIA H100, 81559, 12'\n")
     smi.chmod(0o755)
     monkeypatch.setenv("PATH", str(bin_folder))
+    real = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "sglang" else real(name)
+    )
     monkeypatch.setenv("MONGOD_BINARY", "/nowhere/mongod")
     servers = {
         "dead": {"url": "http://127.0.0.1:1/mcp"},

@@ -70,7 +70,9 @@ def sglang_python() -> str:
     Raises:
         ConfigError: SGLang is not installed.
     """
-    if importlib.util.find_spec("sglang") is not None:
+    found = importlib.util.find_spec("sglang")
+    # A folder of that name, such as a checkout beside the run, is found too, and has no origin.
+    if found is not None and found.origin is not None:
         return sys.executable
     script = shutil.which("sglang")
     if script is not None:

@@ -55,7 +55,7 @@ def kill_after_steps(config: RootConfig, num_steps: int, log: Path) -> None:
     ("dtype", "async_save", "lora_rank"),
     [
         ("float32", "false", 0),
-        ("bfloat16", "true", 0),
+        pytest.param("bfloat16", "true", 0, marks=pytest.mark.slow),
         pytest.param("bfloat16", "false", 4, marks=pytest.mark.slow),
     ],
     ids=["plain", "async", "adapter"],
