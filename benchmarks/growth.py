@@ -19,18 +19,15 @@ import asyncio
 import functools
 import json
 import multiprocessing
-import os
-import platform
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from datetime import UTC, datetime
-from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import psutil
+from harness.machine import machine
 from pymongo import AsyncMongoClient
 
 from agentrl.config.sections import DataSection
@@ -350,18 +347,6 @@ def measure(sizes: tuple[int, ...]) -> dict[str, Any]:
             "adding_1000000_seconds": ADD_GOAL_SECONDS,
         },
         "sizes": rows,
-    }
-
-
-def machine() -> dict[str, Any]:
-    """Return what the figures depend on."""
-    return {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "processor": platform.processor() or platform.machine(),
-        "cores": os.cpu_count(),
-        "load_before": os.getloadavg()[0],
-        "python": platform.python_version(),
-        "pymongo": version("pymongo"),
     }
 
 

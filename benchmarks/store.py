@@ -18,14 +18,11 @@ import asyncio
 import json
 import multiprocessing
 import os
-import platform
 import statistics
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from importlib.metadata import version
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -33,6 +30,7 @@ from typing import Any
 import bson
 import numpy as np
 import psutil
+from harness.machine import machine
 from pymongo import AsyncMongoClient, ReturnDocument
 from pymongo.write_concern import WriteConcern
 
@@ -597,18 +595,6 @@ def measure(sizes: Sizes) -> dict[str, Any]:
         "many_samplers": samplers,
         "trainer_reads": reads,
         "bytes_per_token": by_turns,
-    }
-
-
-def machine() -> dict[str, Any]:
-    """Return what the figures depend on."""
-    return {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "processor": platform.processor() or platform.machine(),
-        "cores": os.cpu_count(),
-        "load_before": os.getloadavg()[0],
-        "python": platform.python_version(),
-        "pymongo": version("pymongo"),
     }
 
 

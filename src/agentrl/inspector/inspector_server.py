@@ -4,7 +4,6 @@ The configuration of a command comes in; what it prints is the address, with the
 """
 
 import os
-import signal
 import socket
 from collections.abc import Callable
 from urllib.parse import quote
@@ -18,6 +17,7 @@ from agentrl.inspector.inspector_app import InspectorApp
 from agentrl.inspector.reader_access import TOKEN_VARIABLE, kept_token
 from agentrl.inspector.run_sources import RunSources
 from agentrl.runtime.ports import free_port
+from agentrl.runtime.signalled_server import serve_until_signalled
 
 FIRST_PORT = 8480
 _CLOSE_SECONDS = 1
@@ -62,28 +62,11 @@ async def serve_inspector(
         reachable = host if is_loopback(host) else socket.gethostname()
         is_named = "run_name" in config.run.model_fields_set
         page = f"/runs/{quote(config.run.run_name)}" if is_named else "/"
-        server = _AnnouncingServer(
-            uvicorn.Config(
-                app.asgi(token=token, host=host, port=bound),
-                log_level="warning",
-                lifespan="on",
-                timeout_graceful_shutdown=_CLOSE_SECONDS,
-            ),
-            lambda: when_ready(f"http://{reachable}:{bound}{page}?token={quote(token)}"),
+        server = uvicorn.Config(
+            app.asgi(token=token, host=host, port=bound),
+            log_level="warning",
+            lifespan="on",
+            timeout_graceful_shutdown=_CLOSE_SECONDS,
         )
-        # uvicorn stops on these signals and then raises them again; the exit status is to be 0.
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda *_: None)
-        await server.serve(sockets=[listener])
-
-
-class _AnnouncingServer(uvicorn.Server):
-    """Calls `when_ready` once it accepts requests."""
-
-    def __init__(self, config: uvicorn.Config, when_ready: Callable[[], None]) -> None:
-        super().__init__(config)
-        self._when_ready = when_ready
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        self._when_ready()
+        address = f"http://{reachable}:{bound}{page}?token={quote(token)}"
+        await serve_until_signalled(server, listener, lambda: when_ready(address))

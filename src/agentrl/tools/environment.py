@@ -11,7 +11,6 @@ import contextlib
 import hmac
 import logging
 import shutil
-import signal
 import socket
 import tempfile
 import time
@@ -50,6 +49,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from agentrl.errors import ConfigError, ToolCallFailed, ToolError
 from agentrl.runtime.confinement import Confinement
 from agentrl.runtime.http_guard import HttpGuard
+from agentrl.runtime.signalled_server import serve_until_signalled
 from agentrl.tools.admission import FAILURE_KEY
 from agentrl.tools.connection import ServerConnection
 from agentrl.tools.server_config import McpServer, ToolsConfig
@@ -393,29 +393,11 @@ async def serve(
     except OSError as error:
         raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}") from error
     with listener:
-        server = _NotifyingServer(
-            uvicorn.Config(
-                environment.app(host=host),
-                log_config=None,
-                log_level="warning",
-                lifespan="on",
-                timeout_graceful_shutdown=_CLOSE_SECONDS,
-            ),
-            when_ready,
+        config = uvicorn.Config(
+            environment.app(host=host),
+            log_config=None,
+            log_level="warning",
+            lifespan="on",
+            timeout_graceful_shutdown=_CLOSE_SECONDS,
         )
-        # uvicorn stops on these signals and then raises them again; the exit status must be 0.
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda *_: None)
-        await server.serve(sockets=[listener])
-
-
-class _NotifyingServer(uvicorn.Server):
-    """Calls `when_ready` once it accepts requests."""
-
-    def __init__(self, config: uvicorn.Config, when_ready: Callable[[], None]) -> None:
-        super().__init__(config)
-        self._when_ready = when_ready
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        self._when_ready()
+        await serve_until_signalled(config, listener, when_ready)

@@ -1,0 +1,19 @@
+"""What the figures of a benchmark depend on: the machine, its load and the versions."""
+
+import os
+import platform
+from datetime import UTC, datetime
+from importlib.metadata import version
+from typing import Any
+
+
+def machine() -> dict[str, Any]:
+    """Return what the figures depend on."""
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "processor": platform.processor() or platform.machine(),
+        "cores": os.cpu_count(),
+        "load_before": os.getloadavg()[0],
+        "python": platform.python_version(),
+        "pymongo": version("pymongo"),
+    }

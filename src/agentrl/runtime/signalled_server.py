@@ -1,0 +1,32 @@
+"""`serve_until_signalled`: an HTTP server of a command that runs until Ctrl-C.
+
+In: uvicorn's configuration and a listening socket. Out: nothing; it says when it accepts requests.
+"""
+
+import signal
+import socket
+from collections.abc import Callable
+
+import uvicorn
+
+
+async def serve_until_signalled(
+    config: uvicorn.Config, listener: socket.socket, when_ready: Callable[[], None]
+) -> None:
+    """Serve on `listener` until SIGINT or SIGTERM; calls `when_ready` once requests are accepted."""
+    # uvicorn stops on these signals and then raises them again; the exit status must be 0.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: None)
+    await _NotifyingServer(config, when_ready).serve(sockets=[listener])
+
+
+class _NotifyingServer(uvicorn.Server):
+    """Calls `when_ready` once it accepts requests."""
+
+    def __init__(self, config: uvicorn.Config, when_ready: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._when_ready = when_ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._when_ready()
