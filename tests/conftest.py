@@ -1,5 +1,6 @@
 """Fixtures for all rooms: one real mongod a session, one database a test."""
 
+import logging
 import uuid
 from collections.abc import AsyncIterator, Iterator
 
@@ -7,6 +8,19 @@ import pytest
 
 from agentrl.store import TrajectoryStore
 from agentrl.store.private_mongod import EmbeddedMongo
+
+
+@pytest.fixture(autouse=True)
+def root_logger() -> Iterator[logging.Logger]:
+    """The root logger, left as it was found: commands that tests call in this process set it up."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield root
+    for handler in root.handlers:
+        if handler not in handlers:
+            handler.close()
+    root.handlers[:] = handlers
+    root.setLevel(level)
 
 
 @pytest.fixture(scope="session")

@@ -1,23 +1,10 @@
 import logging
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from agentrl.config.secret_text import redact
 from agentrl.runtime.logs import setup_logging
-
-
-@pytest.fixture
-def root_logger() -> Iterator[logging.Logger]:
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    yield root
-    for handler in root.handlers:
-        if handler not in handlers:
-            handler.close()
-    root.handlers[:] = handlers
-    root.setLevel(level)
 
 
 def test_passwords_and_tokens_never_reach_the_log_file(
