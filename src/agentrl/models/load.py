@@ -28,6 +28,7 @@ from agentrl.models.attention.attention_registry import (
 )
 from agentrl.models.policy import PolicyModel
 from agentrl.models.recurrent.recurrent_layers import follow_paths
+from agentrl.models.router_replay import make_routers_exact
 from agentrl.models.weights import materialize, read_weights
 
 
@@ -130,6 +131,7 @@ def wrap_policy(model: PreTrainedModel, *, gradient_checkpointing: bool = False)
     """
     if model.dtype == torch.float64:
         _make_norms_exact(model)
+        make_routers_exact(model)
         # transformers computes experts with torch's grouped matrix products, which lack float64.
         model.set_experts_implementation("eager")
     follow_paths(model)

@@ -10,7 +10,7 @@ Shape legend: N tokens, L layers, K experts per token, E experts.
 """
 
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -52,8 +52,19 @@ def make_routers_replay(model: PreTrainedModel) -> None:
                     f"out (known are {', '.join(sorted(_KNOWN_ROUTERS))})"
                 )
             layer.register_forward_pre_hook(partial(_hand_over, number), with_kwargs=True)
-            layer.mlp.gate.replayed = None
-            layer.mlp.gate.forward = partial(_route, layer.mlp.gate)
+            _take_over(block.gate)
+
+
+def make_routers_exact(model: PreTrainedModel) -> None:
+    """Make known routers of a float64 model stay in float64, in place; they round to float32."""
+    for block in model.modules():
+        if is_mixture(block) and type(block.gate).__name__ in _KNOWN_ROUTERS:
+            _take_over(cast(nn.Module, block.gate))
+
+
+def _take_over(gate: Any) -> None:
+    gate.replayed = None
+    gate.forward = partial(_route, gate)
 
 
 def _hand_over(number: int, layer: Any, arguments: Any, keywords: dict[str, Any]) -> None:
