@@ -50,6 +50,7 @@ NUM_TOOL_CALLS = 3
 MAX_STALENESS = 4
 MONGO_PORT = 27500
 """Outside the range from which the kernel takes ports: it must be free again after every kill."""
+PATIENCE_SECONDS = 90.0
 REFUSED_STARTS = ("StoreUnreachable: connect: ", "ToolError: MCP server 'default' at ")
 """What a process says that begins while its database or its tools are away; it ends, and whoever
 supervises it starts it again."""
@@ -145,7 +146,15 @@ class Chaos:
     num_groups: int = 0
 
     def tend(self) -> None:
-        """Start again what ended by itself; that is not supposed to happen."""
+        """Start again what ended by itself; that is not supposed to happen.
+
+        Only a mongod whose disk was full may end some time later.
+        """
+        if isinstance(self.mongo, SingleMongod) and self.mongo.revive():
+            if self.faults["disk"]:
+                self.restarts["disk"] += 1
+            else:
+                self.unexpected.append("mongod ended")
         for member in self.members.values():
             status = member.process.exitcode
             if status is not None:
@@ -232,7 +241,6 @@ class Chaos:
             await asyncio.sleep(DISK_FULL_SECONDS)
             self.mongo.free_disk()
             await asyncio.sleep(DISK_FULL_SECONDS)
-            self.restarts[strike.kind] += self.mongo.revive()
         else:
             self.mongo.kill()
             self.restarts[strike.kind] += 1
@@ -256,7 +264,19 @@ class Chaos:
             log.info("%d of %d: %s %s", number, len(strikes), strike.kind, strike.victim)
             await self.carry_out(strike)
             self.tend()
-            await patiently(self.feed)
+            await self.patiently(self.feed)
+
+    async def patiently(self, work: Callable[[], Awaitable[T]]) -> T:
+        """Do something with the store, also while its mongod comes back."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while True:
+            try:
+                return await work()
+            except StoreError:
+                if time.monotonic() > deadline:
+                    raise
+                self.tend()
+                await asyncio.sleep(0.2)
 
     async def settle(self, seconds: float) -> None:
         """Wait until the trainer has consumed everything and declares the run completed.
@@ -266,25 +286,13 @@ class Chaos:
         """
         deadline = time.monotonic() + seconds
         while True:
-            run = await patiently(self.store.runs.get)
+            run = await self.patiently(self.store.runs.get)
             if run is not None and run.status == "completed":
                 return
             if time.monotonic() > deadline:
                 progress = await self.store.reports.progress()
                 raise TimeoutError(f"the run did not end in {seconds:g} s: {progress}")
             self.tend()
-            await asyncio.sleep(0.2)
-
-
-async def patiently(work: Callable[[], Awaitable[T]]) -> T:
-    """Do something with the store, also while its mongod comes back."""
-    deadline = time.monotonic() + 60
-    while True:
-        try:
-            return await work()
-        except StoreError:
-            if time.monotonic() > deadline:
-                raise
             await asyncio.sleep(0.2)
 
 

@@ -37,6 +37,8 @@ from agentrl.schema.routed_experts import first_routed, pack_experts
 TaskType = TypeVar("TaskType", bound=Task)
 _T = TypeVar("_T")
 Judge = Callable[[DispatchedSamplingTask, Reply], float | None]
+_CONTEXT_TOKENS = 8
+"""Tokens on either side of the place where a recorded and a rendered prompt part."""
 _LONG_REPLY_TOKENS = 8192
 """Replies from this length on are taken apart in a thread."""
 
@@ -326,6 +328,23 @@ class AsyncSampler(ABC, Generic[TaskType]):
             self.turns.append(turn)
         return turn
 
+    def _first_difference(self, turn: DispatchedSamplingTask, prompt: Prompt) -> str:
+        if (turn.parent, turn.shared_len) != (prompt.parent, prompt.shared_len):
+            return (
+                f"it continued turn {turn.parent} after {turn.shared_len} tokens, and now would "
+                f"continue turn {prompt.parent} after {prompt.shared_len}"
+            )
+        recorded, rendered = turn.added_ids, prompt.added_ids
+        num_shown = min(len(recorded), len(rendered))
+        differing = np.flatnonzero(recorded[:num_shown] != rendered[:num_shown])
+        first = int(differing[0]) if len(differing) else num_shown
+        start = max(0, first - _CONTEXT_TOKENS)
+        then, now = (
+            self.context.renderer.decode(ids[start : first + _CONTEXT_TOKENS])
+            for ids in (recorded, rendered)
+        )
+        return f"at token {first}, {then!r} became {now!r}"
+
     def _replay_turn(
         self, conversation: Conversation, prompt: Prompt, judge: Judge | None
     ) -> tuple[DispatchedSamplingTask, Reply]:
@@ -336,7 +355,8 @@ class AsyncSampler(ABC, Generic[TaskType]):
         if not (same and np.array_equal(turn.added_ids, prompt.added_ids)):
             raise RenderError(
                 f"{self.record.id} cannot be resumed: its turn {turn.index} was sampled from "
-                "another prompt than this process renders (other tools, template or sampler)"
+                "another prompt than this process renders (other tools, template or sampler): "
+                f"{self._first_difference(turn, prompt)}"
             )
         reply = self.context.renderer.parse(turn.output_ids, turn=turn.index)
         if judge is not None:

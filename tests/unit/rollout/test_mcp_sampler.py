@@ -13,7 +13,7 @@ from support.play import TOOL_SERVER, ExactScoring, begin_run, claim, open_play,
 from support.tool_server import INJECTION
 
 from agentrl.config.sections import RolloutSection, SamplingSection
-from agentrl.errors import ConfigError, InferenceError, ToolError
+from agentrl.errors import ConfigError, InferenceError, RenderError, ToolError
 from agentrl.renderers.renderer import Renderer
 from agentrl.renderers.reply import Reply
 from agentrl.rollout import MCPSampler, RolloutResult, async_sampler
@@ -54,6 +54,27 @@ async def test_a_tool_call_leads_to_its_result_and_then_to_an_answer(
     assert first.output_ids[-1] == renderer.stop_token_ids[0]
     assert first.version_spans[0].version == 3
     assert_prompts_as_sent(turns, engine)
+
+
+async def test_a_rollout_is_not_resumed_on_another_prompt_and_the_difference_is_shown(
+    store: TrajectoryStore, renderer: Renderer
+) -> None:
+    with serve_script(renderer, replies(ANSWER)) as engine:
+        await begin_run(store, engine, TASK)
+        async with open_play(store, engine, None) as context:
+            record, task = await claim(store)
+            played = MCPSampler(task, record, context)
+            await played.run()
+            edited = task.model_copy(update={"query": "What does the rug cost?"})
+            resumed = MCPSampler(edited, record, context)
+            resumed.resume(played.turns)
+            with pytest.raises(
+                RenderError,
+                match=r"q1/0 cannot be resumed: its turn 0 .*: at token \d+, "
+                r"'.*the lamp cos' became '.*the rug cost'",
+            ):
+                await resumed.run()
+    assert len(engine.requests) == 1
 
 
 async def test_a_long_reply_is_parsed_off_the_event_loop(
