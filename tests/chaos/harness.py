@@ -34,7 +34,6 @@ from agentrl.cli.main import main as agentrl
 from agentrl.errors import StoreError
 from agentrl.renderers.renderer import Renderer
 from agentrl.runtime.child_processes import end_with_parent
-from agentrl.runtime.ports import free_port
 from agentrl.schema import MCPTask
 from agentrl.store import TrajectoryStore
 
@@ -48,8 +47,9 @@ LEASE_SECONDS = 6
 MODEL_SECONDS = 0.25
 NUM_TOOL_CALLS = 3
 MAX_STALENESS = 4
-MONGO_PORT = 27500
-"""Outside the range from which the kernel takes ports: it must be free again after every kill."""
+MONGO_PORT, TOOLS_PORT = 27500, 27499
+"""Outside the range from which the kernel takes ports: while one of the two is down, no other process
+of the machine may answer in its place (a foreign tool server's tools make other prompts)."""
 PATIENCE_SECONDS = 90.0
 REFUSED_STARTS = ("StoreUnreachable: connect: ", "ToolError: MCP server 'default' at ")
 """What a process says that begins while its database or its tools are away; it ends, and whoever
@@ -99,7 +99,7 @@ class ToolServer:
     """The tool server, on the same port whenever it is started."""
 
     def __init__(self, log_file: Path) -> None:
-        self.port = free_port()
+        self.port = TOOLS_PORT
         self._command = [sys.executable, str(TOOL_SERVER), str(log_file), str(self.port)]
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -113,7 +113,11 @@ class ToolServer:
 
     async def until_listening(self) -> None:
         """Wait until it takes connections."""
+        assert self._process is not None
         while True:
+            assert self._process.poll() is None, (
+                f"the tool server ended; is port {self.port} taken?"
+            )
             try:
                 _, writer = await asyncio.open_connection("127.0.0.1", self.port)
             except OSError:
