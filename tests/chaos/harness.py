@@ -14,7 +14,7 @@ import sys
 import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 RUN = "chaos"
 NUM_GENERATIONS = 4
-GROUPS_AT_ONCE = 4
+GROUPS_AT_ONCE, FEED_SECONDS = 4, 0.5
 LEASE_SECONDS = 6
 MODEL_SECONDS = 0.25
 NUM_TOOL_CALLS = 3
@@ -174,12 +174,6 @@ class Chaos:
         member.start()
         self.journal.write("start", member=member.name, process=member.process.pid)
 
-    async def feed(self) -> None:
-        """Keep more groups in the run than samplers are admitted to."""
-        run = await self.store.runs.get()
-        if run is None or self.num_groups - run.admitted_groups < GROUPS_AT_ONCE:
-            await self.add_groups()
-
     async def add_groups(self) -> None:
         """Add questions."""
         numbers = range(self.num_groups, self.num_groups + GROUPS_AT_ONCE)
@@ -262,13 +256,25 @@ class Chaos:
             self.start(member)
 
     async def rage(self, strikes: Sequence[Strike]) -> None:
-        """Strike as planned."""
-        for number, strike in enumerate(strikes, 1):
-            await asyncio.sleep(strike.pause_seconds)
-            log.info("%d of %d: %s %s", number, len(strikes), strike.kind, strike.victim)
-            await self.carry_out(strike)
-            self.tend()
-            await self.patiently(self.feed)
+        """Strike as planned, while questions are added: a trainer without any is done."""
+        async with asyncio.TaskGroup() as group:
+            feeding = group.create_task(self._feed())
+            for number, strike in enumerate(strikes, 1):
+                await asyncio.sleep(strike.pause_seconds)
+                log.info("%d of %d: %s %s", number, len(strikes), strike.kind, strike.victim)
+                await self.carry_out(strike)
+                self.tend()
+                await self.patiently(self.store.runs.get)
+            feeding.cancel()
+
+    async def _feed(self) -> None:
+        """Keep more groups in the run than samplers are admitted to."""
+        while True:
+            with suppress(StoreError):  # the database is away, for the trainer as well
+                run = await self.store.runs.get()
+                if run is None or self.num_groups - run.admitted_groups < GROUPS_AT_ONCE:
+                    await self.add_groups()
+            await asyncio.sleep(FEED_SECONDS)
 
     async def patiently(self, work: Callable[[], Awaitable[T]]) -> T:
         """Do something with the store, also while its mongod comes back."""
