@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from agentrl.config.loading import build_config, secret_environment, write_config
 from agentrl.config.sections import RootConfig
@@ -38,7 +38,6 @@ from agentrl.integrations.question_rows import (
 )
 from agentrl.integrations.reward_functions import RewardFunction, check_reward_function
 from agentrl.integrations.trainer_processor import TrainerProcessor
-from agentrl.launcher.policy_checks import check_policy
 
 PYTHON_VARIABLE = "AGENTRL_PYTHON"
 _OWN_KEYS = ("agent_processes", "training_python")
@@ -51,6 +50,16 @@ from agentrl.integrations.agent_worker.sampler_agent import agent_in_workers
 
 run_agent = agent_in_workers(Path(__file__).with_name("agent_workers.json"))
 '''
+_POLICY_CHECK = """\
+import sys
+from agentrl.config.command_line import parse_flags
+from agentrl.errors import AgentRLError
+from agentrl.launcher.policy_checks import check_policy
+try:
+    check_policy(parse_flags(["--config", sys.argv[1]]), trains=sys.argv[2] == "True")
+except AgentRLError as error:
+    sys.exit(str(error))
+"""
 
 
 class NativeEngine(TrainerProcessor):
@@ -62,6 +71,9 @@ class NativeEngine(TrainerProcessor):
         training_python: the interpreter that has `agentrl-mongo[train,engine]`, where this one has not;
             the environment variable AGENTRL_PYTHON when not given.
     """
+
+    trains_by_itself: ClassVar[bool] = True
+    """Whether our trainer computes, so that it has to know the model's layers and the mesh."""
 
     def __init__(self, run_path: str | Path) -> None:
         super().__init__(run_path)
@@ -125,13 +137,13 @@ class NativeEngine(TrainerProcessor):
             self._config = build_config(settings)
         except ConfigError as error:
             raise ConfigError(f"config: {str(error).removeprefix('--')}") from None
+        write_config(self._config, self.config_path)
         self._check_policy(self._config)
         if self._config.data.train_file is None and self._config.data.eval_file is None:
             raise ConfigError(
                 "train_dataset: nothing given; pass it, or `train_file` in the config"
             )
         self._write_agent(own.get("agent_processes"))
-        write_config(self._config, self.config_path)
         return self._config
 
     def _write_data(self, dataset: Any, path: Path, argument: str) -> None:
@@ -139,8 +151,24 @@ class NativeEngine(TrainerProcessor):
         write_questions(dataset, path, argument)
 
     def _check_policy(self, config: RootConfig) -> None:
-        """Refuse a model that is missing or that our trainer cannot train on these ranks."""
-        check_policy(config)
+        """Refuse a model that is missing or that cannot be trained on these ranks."""
+        if self._python == sys.executable:
+            from agentrl.launcher.policy_checks import (  # noqa: PLC0415 - has its own packages
+                check_policy,
+            )
+
+            check_policy(config, trains=self.trains_by_itself)
+            return
+        # An agents' interpreter may lack what reads models.
+        done = subprocess.run(
+            [self._python, "-c", _POLICY_CHECK, self.config_path, str(self.trains_by_itself)],
+            env={**os.environ, **secret_environment(config)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode != 0:
+            raise ConfigError((done.stderr.splitlines() or ["the model's check died"])[-1])
 
     def train(self) -> dict[str, Any]:
         """Run `agentrl run`, and return what its `summary.json` says.

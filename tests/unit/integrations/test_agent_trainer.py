@@ -171,7 +171,7 @@ def test_an_engine_need_not_answer_questions(
 def test_importing_agentrl_imports_neither_the_trainer_nor_torch() -> None:
     code = (
         "import sys, agentrl; assert 'agentrl.integrations' not in sys.modules; "
-        "sys.modules.update(torch=None, mcp=None, pymongo=None); "
+        "sys.modules.update(torch=None, tokenizers=None, transformers=None, mcp=None, pymongo=None); "
         "agentrl.AgentTrainer; import agentrl.integrations.native_engine, agentrl.integrations.verl.verl_engine, "
         "agentrl.integrations.agent_worker.worker_main"
     )
@@ -180,6 +180,27 @@ def test_importing_agentrl_imports_neither_the_trainer_nor_torch() -> None:
     assert agentrl.AgentTrainer is AgentTrainer
     with pytest.raises(AttributeError, match="no attribute 'Trainer'"):
         _ = agentrl.Trainer
+
+
+def test_another_interpreter_that_trains_checks_the_model(tmp_path: Path) -> None:
+    trains = tmp_path / "python"
+    trains.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    trains.chmod(0o755)
+    config = {"training_python": str(trains), "max_steps": 1}
+    agent = tmp_path / "agent.py"
+    agent.write_text("async def play(task, endpoint):\n    return '7'\n")
+
+    def make(model: str) -> AgentTrainer:
+        return AgentTrainer(
+            f"{agent}:play",
+            config={**config, "model_name_or_path": model},
+            train_dataset=[{"query": "How many?", "answer": "7"}],
+            run_path=tmp_path / "run",
+        )
+
+    make("assets/demo/model")
+    with pytest.raises(ConfigError, match=r"^--model_name_or_path nowhere/model: "):
+        make("nowhere/model")
 
 
 @pytest.mark.skipif(find_spec("aworld") is not None, reason="AWorld is installed here")

@@ -22,7 +22,6 @@ from agentrl.config.sections import (
 from agentrl.errors import ConfigError
 from agentrl.integrations.engine_settings import has_package, load_settings
 from agentrl.integrations.native_engine import NativeEngine
-from agentrl.launcher.policy_checks import check_policy
 
 ARGUMENTS_FILE = "trl.json"
 REQUIREMENT = "trl>=1.16,<2"
@@ -55,6 +54,8 @@ class TrlEngine(NativeEngine):
         agent_processes, training_python: as for the engine `agentrl`; `training_python` has trl.
     """
 
+    trains_by_itself = False
+
     def check_config(self, config: Any) -> RootConfig:
         """Fill in what the other arguments say, check all flags, and write the run's files."""
         settings = load_settings(config)
@@ -76,10 +77,6 @@ class TrlEngine(NativeEngine):
             raise ConfigError(f"config: trl: only plain values can be given ({error})") from None
         (self.run_path / ARGUMENTS_FILE).write_text(text + "\n", encoding="utf-8")
         return checked
-
-    def _check_policy(self, config: RootConfig) -> None:
-        """Refuse a model that is missing; TRL itself knows which it trains."""
-        check_policy(config, trains=False)
 
     def _training_command(self) -> list[str]:
         return ["agentrl.integrations.trl.trl_process", str(self.arguments_path)]
