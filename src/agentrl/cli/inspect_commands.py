@@ -209,10 +209,10 @@ async def _follow(config: RootConfig, as_json: bool) -> int:
     from rich.live import Live
 
     from agentrl.cli import tables
-    from agentrl.launcher.display import Rates
+    from agentrl.launcher.display import Rates, draws_in_place
 
     console, rates = Console(highlight=False), Rates()
-    live = Live(console=console, auto_refresh=False) if console.is_terminal else None
+    live = Live(console=console, auto_refresh=False) if draws_in_place(console) else None
     async with opened_store(config) as store:
         if live is not None and not as_json:
             live.start(refresh=False)

@@ -5,6 +5,7 @@ terminal shows its long columns below each row, and in a pipe every row is one l
 is never read as markup and cannot steer the terminal.
 """
 
+import sys
 from collections.abc import Sequence
 
 from rich.cells import cell_len
@@ -87,6 +88,7 @@ def whole(line: Text) -> Text:
 def show(page: RenderableType) -> None:
     """Print a page to standard output; in a pipe, every line of it is whole."""
     console = Console(highlight=False)
-    if not console.is_terminal:
+    # FORCE_COLOR, which kernels of notebooks set, makes a pipe no terminal.
+    if not sys.stdout.isatty():
         console = Console(highlight=False, width=PIPE_WIDTH)
     console.print(page, crop=False)

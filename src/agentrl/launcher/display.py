@@ -28,6 +28,15 @@ RATE_WINDOW_SECONDS = 20.0
 _EACH_STEP = ("sampling", "training", "publishing")
 
 
+def draws_in_place(console: Console) -> bool:
+    """Return whether what is printed can be replaced; a notebook's cell shows every frame of it.
+
+    A kernel runs `!agentrl ...` on a terminal that nobody sees, and asks all programs for colors.
+    """
+    is_terminal = console.file.isatty() and not console.is_dumb_terminal
+    return is_terminal and "JPY_PARENT_PID" not in os.environ
+
+
 class Rates:
     """Samples and tokens a second over the last `RATE_WINDOW_SECONDS`."""
 
@@ -93,7 +102,7 @@ class Display:
 
     async def follow(self) -> None:
         """Show the run until cancelled."""
-        if not self._console.is_terminal:
+        if not draws_in_place(self._console):
             while True:
                 await self.update()
                 for line in self._new_lines():

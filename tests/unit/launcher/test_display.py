@@ -1,4 +1,4 @@
-"""The lines of a run where there is no terminal."""
+"""The lines of a run where nothing can be drawn in place."""
 
 import asyncio
 import io
@@ -11,7 +11,7 @@ from rich.console import Console
 from support.stored import claim, make_task, play
 
 from agentrl.launcher import display as display_module
-from agentrl.launcher.display import Display
+from agentrl.launcher.display import Display, draws_in_place
 from agentrl.schema import Run, RunPhase
 from agentrl.store import TrajectoryStore
 
@@ -84,6 +84,21 @@ async def test_without_a_terminal_there_is_a_line_a_step_and_one_a_phase_before(
     ]
     assert lines[3].startswith("step    2/9  reward  0.500")
     assert len([line for line in lines if line.startswith("step")]) == 1
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_only_a_terminal_of_its_own_is_drawn_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("JPY_PARENT_PID", raising=False)
+    assert draws_in_place(Console(file=_Terminal(), force_terminal=True))
+    assert not draws_in_place(Console(file=_Terminal(), _environ={"TERM": "dumb"}))
+    # Kernels of notebooks ask every program for colors, and run `!` on a terminal that nobody sees.
+    assert not draws_in_place(Console(file=io.StringIO(), _environ={"FORCE_COLOR": "1"}))
+    monkeypatch.setenv("JPY_PARENT_PID", "1")
+    assert not draws_in_place(Console(file=_Terminal(), force_terminal=True))
 
 
 async def test_the_last_evaluations_are_read_from_the_store(
