@@ -23,7 +23,13 @@ def test_every_command_of_the_readme_runs(tmp_path: Path) -> None:
     environment = {**os.environ, "PATH": paths}
     printed = [run_shell(block, tmp_path, environment, seconds=500) for block in blocks]
     assert "step    3/3" in printed[0]
-    for words in ("3 steps", "honey: how many if we buy 2?", "train/0/q"):
+    for words in (
+        "status  completed, policy version 3",
+        "train/0/q12/0  trained",
+        "candles: packs once 4 arrive?",
+        "training  step 1 of trainer",
+        "conversations in out: 96 of train",
+    ):
         assert words in printed[1]
     summary = json.loads((tmp_path / "output/first/summary.json").read_text())
     assert (summary["status"], summary["steps"]) == ("completed", 20)
