@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from urllib.parse import unquote
 
 HIDDEN = "***"
+_PUBLIC_WORD = re.compile(r"\{port\}|-m|--[a-z][a-z_-]*|[\w./-]+\.(?:py|m?js|ts|sh)")
 SECRET_NAME = re.compile(
     r"auth|key|token|secret|passw|cookie|credential|bearer|signature", re.IGNORECASE
 )
@@ -55,8 +56,11 @@ def secrets_of_url(url: str) -> list[str]:
 
 
 def public_command(words: Iterable[str]) -> list[str]:
-    """Return a command with its program's name alone: any argument may be a secret."""
-    return [word if number == 0 else HIDDEN for number, word in enumerate(words)]
+    """Return a command with its program, scripts and names of flags: any other word may be a secret."""
+    return [
+        word if number == 0 or _PUBLIC_WORD.fullmatch(word) else HIDDEN
+        for number, word in enumerate(words)
+    ]
 
 
 def secrets_of_command(words: Iterable[str]) -> list[str]:

@@ -274,6 +274,14 @@ def test_a_mistyped_secret_is_not_repeated(values: dict[str, Any]) -> None:
     assert not re.findall(r"plant-\d+", shown), shown
 
 
+def test_a_command_shows_its_script_and_the_names_of_its_flags() -> None:
+    config = build_config(
+        {"tool_server_command": "python a/b.py --port {port} --key c0ffee -pc0ffee"}
+    )
+    shown = "python a/b.py --port {port} --key *** ***"
+    assert str(config.tools.tool_server_command) == shown
+
+
 def test_processes_of_the_run_read_the_whole_values(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
