@@ -5,6 +5,7 @@ Every case starts the command as a user does, in a folder that is empty but for 
 
 import json
 import resource
+import shlex
 import socket
 import subprocess
 import sys
@@ -72,6 +73,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "typo.yaml": "learning_rat: 1\n",
         "servers.json": '{"mcpServers": {"a": {"comand": "x"}}}',
         "broken.json": "{",
+        "words.json": '{"mcpServers": {"a": {"command": "python tools.py"}}}',
+        "text.json": '{"mcpServers": {"a": {"command": "python", "args": "tools.py"}}}',
         "syntax.py": "def f(:\n",
         "importing.py": "import no_such_package\n",
         "agent.py": "async def play(task, endpoint):\n    return ''\n",
@@ -196,7 +199,7 @@ MISTAKES = {
     # files of questions
     "--train_file none": "nothing to train on",
     "--train_file=": "--train_file is empty",
-    "--train_file nowhere.jsonl": "nowhere.jsonl: No such file",
+    "--train_file nowhere.jsonl": "nowhere.jsonl: No such file or directory in /",
     "--train_file malformed.jsonl": "line 2: not valid JSON",
     "--train_file twice.jsonl": "id 'a' was used before",
     "--train_file empty.jsonl": "holds no questions",
@@ -210,7 +213,7 @@ MISTAKES = {
     "--train_file no_answer.jsonl": "line 1",
     "--train_file judged.jsonl --agent_config_path nowhere.yml": "nowhere.yml",
     "--train_file judged.jsonl --agent_config_path judge.yml": "scorer_agent",
-    "--scorer_module nowhere.py": "nowhere.py",
+    "--scorer_module nowhere.py": "nowhere.py: no such file in /",
     "--scorer_module syntax.py": "SyntaxError",
     "--scorer_module importing.py": "No module named 'no_such_package'",
     # models
@@ -225,17 +228,22 @@ MISTAKES = {
     "--chat_template nowhere.jinja": "--chat_template: No such file",
     "--chat_template bad_template.jinja": "the chat template does not compile",
     "--chat_template_kwargs {": "--chat_template_kwargs is not valid JSON",
-    '--chat_template_kwargs {"tools":1}': "tools is the conversation's own",
+    """--chat_template_kwargs '{"tools":1}'""": "tools is the conversation's own",
     "--tool_call_parser nope": "nope",
     # agents and tools
     "--agent nowhere.py:play": "nowhere.py",
     "--agent agent.py:plya": "plya",
     "--agent syntax.py:play": "SyntaxError",
     "--agent_routes {}x": "--agent_routes is not valid JSON",
-    "--mcp_servers nowhere.json": "nowhere.json",
+    "--mcp_servers nowhere.json": "nowhere.json: no such file in /",
     f"{NO_TOOLS} --mcp_servers broken.json": "broken.json",
     f"{NO_TOOLS} --mcp_servers servers.json": "mcpServers.a.comand: unknown setting",
     "--tool_server_command nosuchprogram": "no such program",
+    "--tool_server_command agent.py": "no such program",
+    '--tool_server_command "python nowhere.py {port}"': "nowhere.py: no such file in /",
+    '--tool_server_command "python agent.py"': "has no {port}",
+    f"{NO_TOOLS} --mcp_servers words.json": 'write "command": "python", "args": ["tools.py"]',
+    f"{NO_TOOLS} --mcp_servers text.json": "args: expected a list, as in",
     "--mcp_manager_url http://127.0.0.1:1/mcp": "exclude each other",
     f"{NO_TOOLS} --mcp_manager_url http://127.0.0.1:1/mcp": "http://127.0.0.1:1/mcp",
     # servers and databases
@@ -265,7 +273,7 @@ def test_a_mistake_is_one_line(
 ) -> None:
     """In this process, since starting Python and importing the checks takes seconds a case."""
     monkeypatch.chdir(folder)
-    words = ["run", *given(tmp_path), *flags.split()]
+    words = ["run", *given(tmp_path), *shlex.split(flags)]
     began = time.process_time()
     code = main(words)
     assert time.process_time() - began < CPU_SECONDS
@@ -277,7 +285,7 @@ def test_a_mistake_is_one_line(
 @pytest.mark.slow
 @pytest.mark.parametrize("flags", MISTAKES)
 def test_the_command_says_the_same(flags: str, folder: Path, tmp_path: Path) -> None:
-    done = run(tmp_path, folder, *flags.split())
+    done = run(tmp_path, folder, *shlex.split(flags))
     assert_one_line(done, tmp_path, MISTAKES[flags])
 
 

@@ -30,7 +30,7 @@ def load_user_module(source: str | Path, what: str) -> ModuleType:
         if path.suffix != ".py":
             return importlib.import_module(str(source))
         if not path.is_file():
-            raise ConfigError(f"{what}: no such file")
+            raise ConfigError(f"{what}: no such file in {path.absolute().parent}")
         return _load_file(path.resolve())
     except ConfigError:
         raise

@@ -64,16 +64,22 @@ def read_entries(source: Path) -> Iterator[Entry]:
     elif _folder(source).is_dir() or _is_hub_name(source):
         yield from _hub(source)
     else:
-        raise DatasetError(f"{source}: No such file or directory")
+        raise _missing(source)
 
 
 def _kind(path: Path) -> str:
     return Path(path.stem).suffix if path.suffix == ".gz" else path.suffix
 
 
+def _missing(path: Path) -> DatasetError:
+    return DatasetError(f"{path}: No such file or directory in {path.absolute().parent}")
+
+
 def _checked(path: Path, read: Callable[[Path], Iterable[Entry]]) -> Iterator[Entry]:
     try:
         yield from read(path)
+    except FileNotFoundError:
+        raise _missing(path) from None
     except OSError as error:
         raise DatasetError(f"{path}: {error.strerror or error}") from None
     except UnicodeDecodeError as error:

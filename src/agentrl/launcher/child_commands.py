@@ -1,11 +1,13 @@
 """The command lines of the processes that `agentrl run` starts."""
 
 import shlex
+import shutil
 import sys
 from pathlib import Path
 
 from agentrl.config.sections import TrainerSection
 from agentrl.config.shipped_files import existing_or_shipped, shipped_file
+from agentrl.errors import ConfigError
 from agentrl.runtime.child_processes import program
 
 
@@ -44,3 +46,24 @@ def tool_server_command(template: str, port: int) -> list[str]:
         script = existing_or_shipped(Path(words[1]))
         words[1] = str(script) if script.is_absolute() else words[1]
     return words
+
+
+def check_tool_server_command(template: str) -> None:
+    """Refuse a command that cannot start, or that is not told its port.
+
+    Raises:
+        ConfigError: program or script are missing, or there is no `{port}`.
+    """
+    words = tool_server_command(template, port=0)
+    if not words or shutil.which(words[0]) is None:
+        raise ConfigError(f"--tool_server_command {words[0] if words else ''!r}: no such program")
+    script = Path(words[1]) if len(words) > 1 else Path()
+    if words[0] == sys.executable and script.suffix == ".py" and not script.is_file():
+        raise ConfigError(
+            f"--tool_server_command: {script}: no such file in {script.absolute().parent}"
+        )
+    if "{port}" not in template:
+        raise ConfigError(
+            "--tool_server_command has no {port}: the server has to serve HTTP at the port that is "
+            "put there; a server that speaks over stdio goes into --mcp_servers"
+        )

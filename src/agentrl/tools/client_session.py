@@ -2,6 +2,8 @@
 
 import asyncio
 import logging
+import os
+import re
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -27,6 +29,8 @@ from agentrl.tools.server_failures import describe
 from agentrl.tools.stdio_transport import StdioServer, stdio_transport
 
 logger = logging.getLogger(__name__)
+
+_VARIABLE = re.compile(r"\b[A-Z][A-Z0-9]*_[A-Z0-9_]+\b")
 
 _CLIENT_INFO = Implementation(name="agentrl", version="0.1.0")
 _READ_MARGIN_SECONDS = (
@@ -93,12 +97,21 @@ class McpSession:
                 logger.warning("lost MCP server at %s: %s", self._server.address, describe(error))
             else:
                 said = self._started.last_line
+                hint = _variable_hint(self._server, said)
                 self._opened.set_exception(
-                    ToolError(f"{describe(error)}; it said: {said}") if said else error
+                    ToolError(f"{describe(error)}; it said: {said}{hint}") if said else error
                 )
         finally:
             if not self._opened.done():
                 self._opened.cancel()
+
+
+def _variable_hint(server: McpServer, said: str) -> str:
+    """Return how to pass on a variable that a command misses and this process has, or nothing."""
+    for name in _VARIABLE.findall(said):
+        if name in os.environ and name not in server.env:
+            return f' (commands get named variables only: "env": {{"{name}": "${{{name}}}"}})'
+    return ""
 
 
 @asynccontextmanager

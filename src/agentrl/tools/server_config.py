@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 from collections.abc import Collection, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
 
 from agentrl.errors import ConfigError
+from agentrl.runtime.child_processes import program
 from agentrl.runtime.confinement import Confinement
 
 Transport = Literal["http", "sse", "stdio", "aggregator"]
@@ -239,6 +241,9 @@ def _read_json(source: str | Path) -> object:
         origin = text
         try:
             text = Path(source).read_text(encoding="utf-8")
+        except FileNotFoundError:
+            folder = Path(source).absolute().parent
+            raise ConfigError(f"MCP servers file {origin}: no such file in {folder}") from None
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"MCP servers file {origin}: {error}") from error
     try:
@@ -301,7 +306,7 @@ def _parse_server(name: str, value: object) -> McpServer:
         if limit in fields:
             fields["call_timeout_seconds"] = fields.pop(limit)
     try:
-        return McpServer.model_validate({**fields, "transport": _TRANSPORT_NAMES[kind]})
+        server = McpServer.model_validate({**fields, "transport": _TRANSPORT_NAMES[kind]})
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(["mcpServers", name, *map(str, first["loc"])])
@@ -309,7 +314,14 @@ def _parse_server(name: str, value: object) -> McpServer:
         if first["type"] == "extra_forbidden":
             known = ", ".join(key for key in McpServer.model_fields if key != "written")
             reason = f"unknown setting (known: {known})"
+        elif first["type"] == "tuple_type":
+            reason = 'expected a list, as in ["server.py", "--verbose"]'
         raise ConfigError(f"{where}: {reason}") from error
+    words = (server.command or "").split()
+    if len(words) > 1 and shutil.which(program(server.command or "")) is None:
+        split = json.dumps({"command": words[0], "args": words[1:]})[1:-1]
+        raise ConfigError(f"mcpServers.{name}: no program has this name; write {split}")
+    return server
 
 
 def _written(value: Mapping[str, object]) -> tuple[str, ...]:

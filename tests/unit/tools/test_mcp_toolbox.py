@@ -183,6 +183,22 @@ async def test_probing_names_the_address_of_a_server_that_is_not_there(
         await probe(config_for({"x": {"command": "true"}}))
 
 
+async def test_a_command_that_misses_a_variable_of_ours_is_told_how_to_get_it(
+    config_for: ConfigFor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = "import os; os.environ['GARDEN_API_KEY']"
+    servers = {"garden": {"command": "python", "args": ["-c", code]}}
+    monkeypatch.setenv("GARDEN_API_KEY", "s3cret")
+    with pytest.raises(ConfigError, match="it said: KeyError: 'GARDEN_API_KEY'") as caught:
+        await probe(config_for(servers))
+    hint = '"env": {"GARDEN_API_KEY": "${GARDEN_API_KEY}"}'
+    assert f"(commands get named variables only: {hint})" in str(caught.value)
+    assert "s3cret" not in str(caught.value)
+    monkeypatch.delenv("GARDEN_API_KEY")
+    with pytest.raises(ConfigError, match=r"GARDEN_API_KEY'$"):
+        await probe(config_for(servers))
+
+
 async def test_a_command_may_take_long_to_answer_but_not_for_ever(config_for: ConfigFor) -> None:
     silent = {"command": sys.executable, "args": ["-c", "import sys; sys.stdin.read()"]}
     config = config_for({"x": silent}, start_timeout_seconds=0.2, connect_timeout_seconds=60)
