@@ -230,7 +230,8 @@ def _takes_config(name: str, function: ScoringFunction) -> bool:
             f"scorer {name!r}: a scoring function takes (answer, truth) or "
             "(answer, truth, agent_config)"
         )
-    return len(positional) >= 3
+    # A third one with a default may be the user's own (`tolerance=0.1`).
+    return len(required) == 3 or (len(positional) >= 3 and "config" in positional[2].name)
 
 
 def load_scorer_module(source: str | Path) -> None:

@@ -56,6 +56,21 @@ async def test_plain_and_async_functions_of_two_and_three_arguments_are_scorers(
     assert (await MCPScorerFactory.get_scorer("numpy").score("ab", TRUTH)).value == 0.5
 
 
+async def test_a_third_argument_with_a_default_is_the_scorer_s_own() -> None:
+    config = AgentConfig(path="a.yml")
+
+    def near(answer: str, truth: GroundTruth, tolerance: float = 0.5) -> float:
+        return tolerance
+
+    def judged(answer: str, truth: GroundTruth, config: AgentConfig | None = None) -> float:
+        return float(config is not None)
+
+    MCPScorerFactory.register_scorer("near", near)
+    MCPScorerFactory.register_scorer("judged", judged)
+    assert (await MCPScorerFactory.get_scorer("near").score("x", TRUTH, config)).value == 0.5
+    assert (await MCPScorerFactory.get_scorer("judged").score("x", TRUTH, config)).value == 1.0
+
+
 @pytest.mark.parametrize(
     ("function", "reason"),
     [
