@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import date, datetime, time
 from decimal import Decimal
+from difflib import get_close_matches
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,10 @@ _ANSWER_KEYS = (
 _AUG_ANSWER_KEYS = ("aug_answers", "aug_answer")
 _ID_KEYS = ("id", "task_id", "tid")
 _TAG_KEYS = ("tags", "tag", "category")
+_READ_KEYS = (
+    *(*_QUERY_KEYS, *_ANSWER_KEYS, *_AUG_ANSWER_KEYS, *_ID_KEYS, *_TAG_KEYS),
+    *("scorer", "answer_schema", "system_prompt", "images", "image", "messages", "raw"),
+)
 _MAX_LISTED_KEYS = 8
 _MAX_TEXT_CHARS = 3_000_000
 """Text of one question; a MongoDB document holds 16 MB."""
@@ -92,6 +98,18 @@ def question_of(entry: Any, defaults: DataSection, where: str, folder: Path) -> 
     )
     _check_size(question)
     return question
+
+
+@lru_cache
+def unread_keys(keys: tuple[str, ...]) -> tuple[str, ...]:
+    """Return those of an entry's keys that nothing reads, with the name that may have been meant."""
+    absent = [name for name in _READ_KEYS if name not in keys]
+    found = []
+    for key in keys:
+        if key not in _READ_KEYS:
+            near = get_close_matches(key.lower(), absent, n=1, cutoff=0.8)
+            found.append(f"{key} (did you mean {near[0]}?)" if near else key)
+    return tuple(found)
 
 
 def _query(entry: Mapping[str, Any]) -> str:

@@ -16,7 +16,7 @@ import numpy as np
 
 from agentrl.config.sections import DataSection
 from agentrl.datasets.entries import read_entries
-from agentrl.datasets.question import Question, ScorerCheck, question_of
+from agentrl.datasets.question import Question, ScorerCheck, question_of, unread_keys
 from agentrl.errors import ConfigError, DatasetError
 
 _MAX_NAMED_PROBLEMS = 3
@@ -51,6 +51,8 @@ class QuestionFile(Sequence[Question]):
         """Whether a question shows images."""
         self.num_without_scorer = 0
         """Questions that have the default scorer because they name none."""
+        self.unread_keys: dict[str, None] = {}
+        """Keys of entries that nothing reads, in their order; see `question.unread_keys`."""
         # A nameless file disappears with the process, however that ends.
         self._spool = tempfile.TemporaryFile()  # noqa: SIM115
         try:
@@ -111,6 +113,7 @@ class QuestionFile(Sequence[Question]):
             digests.append(int.from_bytes(hashlib.blake2b(identity, digest_size=8).digest()))
             self._scorers.add(question.scorer)
             self.num_without_scorer += not entry.get("scorer")
+            self.unread_keys |= dict.fromkeys(unread_keys(tuple(entry)))
             self.has_images = self.has_images or bool(question.images)
         for place, repeated in self._repeated_ids(digests):
             note(place, repeated)

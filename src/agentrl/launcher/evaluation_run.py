@@ -6,6 +6,7 @@ documents or weights.
 
 import asyncio
 import json
+import time
 from pathlib import Path
 
 from rich.console import Console
@@ -15,20 +16,27 @@ from rich.text import Text
 from agentrl.config.loading import flat_values
 from agentrl.config.sections import ModelSection, RootConfig
 from agentrl.datasets.task_stream import eval_tasks
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, StoreError
 from agentrl.evaluation.eval_scores import EvalMetrics
 from agentrl.evaluation.held_out import evaluate
 from agentrl.inference.weight_sync import AdapterNames
 from agentrl.inference.weight_sync.version_files import weight_bytes
+from agentrl.launcher.display import QUIET_SECONDS
 from agentrl.launcher.fitted_values import fitted_to_model
 from agentrl.launcher.gpu_placement import placed
 from agentrl.launcher.local_cluster import LocalCluster, until_interrupted
 from agentrl.launcher.preflight import check_inputs
-from agentrl.launcher.run_report import print_gpus, say
+from agentrl.launcher.run_panel import duration
+from agentrl.launcher.run_report import print_gpus, say, told_if_slow
+from agentrl.launcher.run_warnings import RunWarnings
 from agentrl.models.adapter_files import is_adapter, read_shape
 from agentrl.rewards import MCPScorerFactory
 from agentrl.runtime.signals import INTERRUPTED
 from agentrl.schema import Policy, Run
+from agentrl.store import TrajectoryStore
+
+FIRST_PAUSE_SECONDS = 10.0
+"""Before the first line on how far an evaluation is; the pauses double up to `QUIET_SECONDS`."""
 
 
 def newest_checkpoint(output_path: Path) -> Path:
@@ -61,8 +69,11 @@ async def run_evaluation(config: RootConfig, checkpoint: Path | None) -> int:
         config = config.model_copy(update={"model": serving(config.model, checkpoint)})
     adapter = checkpoint if checkpoint is not None and is_adapter(checkpoint) else None
     config, gpus = placed(config, trains=False)
-    notes = await check_inputs(config, trains=False)
     console = Console()
+    async with told_if_slow(
+        console, "looking at the model, the questions and the tool servers ..."
+    ):
+        notes = await check_inputs(config, trains=False)
     config, fitted = fitted_to_model(config)
     for note in (*notes, *fitted):
         say(console, f"note: {note}")
@@ -109,23 +120,28 @@ async def _evaluate(
         await store.policies.publish(
             Policy(version=0, path=str(adapter), adapter=name, num_bytes=weight_bytes(adapter))
         )
-    await cluster.start_tool_server()
+    async with told_if_slow(console, "waiting for the tool server to answer ..."):
+        await cluster.start_tool_server()
     cluster.write_config()
     await cluster.start_servers()
     await cluster.start_samplers()
     tasks = eval_tasks(config.data, 0, MCPScorerFactory.check_question)
     model = str(adapter or config.model.model_name_or_path)
     say(console, f"{len(tasks)} questions for {model}")
-    metrics = await cluster.watch(
-        evaluate(
-            store,
-            tasks,
-            version=0,
-            reuse=False,
-            timeout_seconds=config.trainer.eval_timeout_seconds,
-            stop=asyncio.Event(),
+    following = asyncio.create_task(follow(console, store))
+    try:
+        metrics = await cluster.watch(
+            evaluate(
+                store,
+                tasks,
+                version=0,
+                reuse=False,
+                timeout_seconds=config.trainer.eval_timeout_seconds,
+                stop=asyncio.Event(),
+            )
         )
-    )
+    finally:
+        following.cancel()
     assert metrics is not None, "nothing sets the stop event"
     await store.runs.set_status("completed")
     result = {
@@ -144,6 +160,24 @@ async def _evaluate(
     say(console, f"  result       {result_path}")
     say(console, f"  database     {store.redacted_uri}")
     return 0
+
+
+async def follow(console: Console, store: TrajectoryStore) -> None:
+    """Say how far the evaluation is and what a person should look at, until cancelled."""
+    began, pause = time.monotonic(), FIRST_PAUSE_SECONDS
+    warnings = RunWarnings(store)
+    while True:
+        await asyncio.sleep(pause)
+        pause = min(2 * pause, QUIET_SECONDS)
+        for text in await warnings.new():
+            say(console, f"warning: {text}", "yellow")
+        try:
+            standing = await store.reports.evaluations()
+        except StoreError:  # it comes back, or the evaluation itself ends
+            continue
+        for one in standing[-1:]:
+            answered = f"{one.num_completed} of {one.num_tasks} questions answered"
+            say(console, f"{duration(time.monotonic() - began):>6}  {answered}")
 
 
 def _table(metrics: EvalMetrics) -> Table:

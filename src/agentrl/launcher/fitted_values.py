@@ -1,4 +1,4 @@
-"""Values that nobody gave and that follow from the model: its context bounds prompts and memory.
+"""Values that nobody gave: the model, and what follows from its context for prompts and memory.
 
 In goes a checked configuration whose model exists; out comes one with these values filled in, and a
 line for a person on each. A value that a flag or a file gave is never touched.
@@ -29,10 +29,15 @@ def fitted_to_model(
         ConfigError: the model is missing or malformed.
     """
     model_path = find_model(config.model, with_weights=with_weights)
+    notes: list[str] = []
+    if "model_name_or_path" not in config.model.model_fields_set:
+        notes.append(
+            "no --model_name_or_path: this is the demo's tiny model, which knows its tools only, such "
+            "as `stock(item)` and `add(a, b)`"
+        )
     context = served_context_length(config.inference, model_path)
     if context is None:
-        return config, []
-    notes: list[str] = []
+        return config, notes
     prompt = min(config.sampling.max_prompt_tokens, context - min(_LEAST_REPLY, context // 4))
     path = min(context, config.trainer.max_tokens)
     wanted: tuple[tuple[str, dict[str, Any]], ...] = (

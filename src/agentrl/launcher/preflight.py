@@ -18,9 +18,8 @@ import httpx
 from pydantic import SecretStr
 
 from agentrl.config.algorithm_checks import check_training_sampling
-from agentrl.config.checks import check_trackers
+from agentrl.config.checks import check_trackers, groups_per_step
 from agentrl.config.sections import (
-    AgentSection,
     DataSection,
     InferenceSection,
     RootConfig,
@@ -38,7 +37,7 @@ from agentrl.errors import (
 )
 from agentrl.inference import SGLangClient
 from agentrl.inference.supervisor.server_process import check_keys, sglang_python
-from agentrl.launcher.child_commands import tool_server_command
+from agentrl.launcher.child_commands import check_tool_server_command
 from agentrl.launcher.policy_checks import check_policy, find_model
 from agentrl.renderers.renderer import Renderer
 from agentrl.rewards import MCPScorerFactory, RegisteredScoring
@@ -49,6 +48,8 @@ from agentrl.store.private_mongod import find_mongod
 from agentrl.tools import probe
 
 _ANSWER_SECONDS = 10.0
+_MAX_KEYS = 8
+"""Keys that a note lists."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +122,7 @@ async def findings(
         "trackers": trackers,
         "groups and ranks": partial(_check_groups_and_ranks, config, trains=trains),
         "questions": lambda: _check_questions(config, *shown, trains=trains),
-        "agent": partial(_check_agent, config.agents),
+        "agent": partial(_check_agent, config),
         "database": partial(_check_store, config, trains=trains),
         "tools": tools,
         "servers": partial(_check_own_servers, config),
@@ -166,9 +167,17 @@ async def check_ranks(config: RootConfig) -> None:
             raise finding.problem
 
 
-def _check_agent(agents: AgentSection) -> None:
-    if agents.has_agent:
-        configured_agent(agents)
+def _check_agent(config: RootConfig) -> list[str]:
+    if not config.agents.has_agent:
+        return []
+    configured_agent(config.agents)
+    tools = config.tools
+    given = (tools.mcp_servers, tools.mcp_manager_url, tools.tool_server_command)
+    if not any(given):
+        return []
+    return [
+        "the agent brings its own tools: the tool servers of this run are not shown to the model"
+    ]
 
 
 async def _check_own_servers(config: RootConfig) -> None:
@@ -217,12 +226,34 @@ def _check_questions(
                 scoring.check(scorer)
             if questions.has_images and renderer is not None:
                 _check_images(config, path, renderer)
+            if questions.unread_keys:
+                keys = list(questions.unread_keys)
+                more = f" and {len(keys) - _MAX_KEYS} more" if len(keys) > _MAX_KEYS else ""
+                notes.append(
+                    f"nothing reads these keys of {path}: {', '.join(keys[:_MAX_KEYS])}{more}"
+                )
+            if path == data.train_file:
+                notes += _steps_beyond(config, len(questions))
             if data.default_scorer is None and questions.num_without_scorer:
                 notes.append(
                     f"{questions.num_without_scorer} questions of {path} name no scorer: `"
                     f"{DEFAULT_SCORER}` compares answers with the reference (--default_scorer)"
                 )
     return notes
+
+
+def _steps_beyond(config: RootConfig, num_questions: int) -> list[str]:
+    """Return a note where the questions end before the steps that were asked for."""
+    num_groups = groups_per_step(config, config.trainer.num_processes)
+    max_steps, epochs = config.trainer.max_steps, config.data.num_train_epochs
+    num_steps = -(-num_questions * epochs // num_groups)
+    if "max_steps" not in config.trainer.model_fields_set or num_steps >= max_steps:
+        return []
+    return [
+        f"--max_steps {max_steps}: {num_questions} questions are at most {num_steps} steps of "
+        f"{num_groups} groups; --num_train_epochs {-(-max_steps * num_groups // num_questions)} asks "
+        "them more often"
+    ]
 
 
 def _check_images(config: RootConfig, path: Path, renderer: Renderer) -> None:
@@ -277,10 +308,7 @@ async def _check_tools(
     tools = tools_config(config.tools)
     command = config.tools.tool_server_command
     if command is not None:
-        words = tool_server_command(command.get_secret_value(), port=0)
-        if not words or shutil.which(words[0]) is None:
-            program = words[0] if words else ""
-            raise ConfigError(f"--tool_server_command {program!r}: no such program")
+        check_tool_server_command(command.get_secret_value())
     if tools.servers and config.rollout.enable_sampling:
         specs = await probe(tools)
         if model_path is not None and renderer is not None:

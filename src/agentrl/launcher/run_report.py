@@ -1,7 +1,10 @@
-"""The end of a run for a person: its result, the places of its files, and why it failed."""
+"""What the launcher says to a person: what it waits for, the result, and why a run failed."""
 
+import asyncio
 import json
 import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 from rich.console import Console
@@ -16,11 +19,28 @@ from agentrl.store import TrajectoryStore
 # What a command says to its user, or the last line of a traceback.
 _ERROR = re.compile(r"(?:\[rank\d+\]: )?(agentrl \w+: .+|[\w.]*(?:Error|Exception): .+)")
 _TAIL_LINES = 200
+SLOW_SECONDS = 5.0
+"""How long nothing may be said before the first process runs; most starts take less."""
 
 
 def say(console: Console, text: str, style: str = "") -> None:
     """Print text that may come from outside; the terminal alone breaks its lines, so that it copies."""
     console.print(printable(text), style=style, markup=False, highlight=False, soft_wrap=True)
+
+
+@asynccontextmanager
+async def told_if_slow(console: Console, text: str) -> AsyncIterator[None]:
+    """Say what is waited for, where the block takes longer than `SLOW_SECONDS`."""
+
+    async def tell() -> None:
+        await asyncio.sleep(SLOW_SECONDS)
+        say(console, text)
+
+    telling = asyncio.create_task(tell())
+    try:
+        yield
+    finally:
+        telling.cancel()
 
 
 def last_error(child: Child) -> str:
@@ -66,6 +86,24 @@ async def print_missing_scores(
         )
 
 
+def finished(config: RootConfig, seconds: float) -> str:
+    """Return how a run ended that trained: at its last step, or at the end of its questions."""
+    path = config.run.output_path / "summary.json"
+    summary = json.loads(path.read_text()) if path.exists() else {}
+    if summary.get("status") != "data_ended":
+        return f"finished in {seconds:.0f} s"
+    epochs = config.data.num_train_epochs
+    more = (
+        "`agentrl tasks add` adds some"
+        if config.data.train_file is None
+        else f"--num_train_epochs {2 * epochs} asks them again"
+    )
+    return (
+        f"finished in {seconds:.0f} s, after step {summary.get('steps')} of {config.trainer.max_steps}: "
+        f"no questions are left; {more}"
+    )
+
+
 def print_places(console: Console, config: RootConfig, store: TrajectoryStore) -> None:
     """Print the result and where the run's logs, files and database are."""
     output = config.run.output_path
@@ -80,7 +118,7 @@ def print_places(console: Console, config: RootConfig, store: TrajectoryStore) -
         ("database", store.redacted_uri),
     ]
     for name, place in rows:
-        say(console, f"  {name:12} {place}")
+        say(console, f"  {name:15} {place}")
     print_looks(console, config)
 
 
@@ -106,9 +144,9 @@ def _print_result(console: Console, summary: dict[str, object]) -> None:
         window = min(5, len(rewards) // 2)
         first = sum(rewards[:window]) / window
         last = sum(rewards[-window:]) / window
+        steps = "step" if window == 1 else f"{window} steps"
         console.print(
-            f"mean reward {first:.3f} (first {window} steps) -> [bold]{last:.3f}[/] "
-            f"(last {window} steps)"
+            f"mean reward {first:.3f} (first {steps}) -> [bold]{last:.3f}[/] (last {steps})"
         )
     evaluation = summary.get("eval_reward")
     if isinstance(evaluation, dict) and evaluation.get("after") is not None:

@@ -22,12 +22,14 @@ from agentrl.launcher.preflight import (
 )
 from agentrl.launcher.run_report import (
     add_restarts,
+    finished,
     last_error,
     print_gpus,
     print_looks,
     print_missing_scores,
     print_places,
     say,
+    told_if_slow,
 )
 from agentrl.launcher.second_start import check_no_trainer, check_not_running
 from agentrl.runtime.signals import INTERRUPTED, NO_SIGNAL
@@ -44,8 +46,11 @@ async def run_training(config: RootConfig) -> int:
     """
     check_not_running(config)
     config, gpus = placed(config)
-    notes = await check_inputs(config)
     console = Console()
+    async with told_if_slow(
+        console, "looking at the model, the questions and the tool servers ..."
+    ):
+        notes = await check_inputs(config)
     config, fitted = fitted_to_model(config)
     for note in (*notes, *fitted):
         say(console, f"note: {note}")
@@ -80,7 +85,7 @@ async def run_training(config: RootConfig) -> int:
             signal = await store.reports.signal()
             say(console, f"ended after {seconds:.0f} s, and nothing was trained: {signal}")
         else:
-            say(console, f"finished in {seconds:.0f} s")
+            say(console, finished(config, seconds))
         await print_missing_scores(console, config, store)
         print_places(console, config, store)
         return status
@@ -90,7 +95,8 @@ async def _train(console: Console, cluster: LocalCluster, store: TrajectoryStore
     config = cluster.config
     say(console, f"run {config.run.run_name}: database {store.redacted_uri}")
     if config.rollout.enable_sampling:
-        await cluster.start_tool_server()
+        async with told_if_slow(console, "waiting for the tool server to answer ..."):
+            await cluster.start_tool_server()
         cluster.write_config()
         await cluster.start_servers()
         await cluster.start_samplers()

@@ -192,3 +192,18 @@ def test_images_that_cannot_be_had_are_named_by_their_line(tmp_path: Path) -> No
         path = write_lines(tmp_path / "d.jsonl", {"q": "A"}, {"q": "B", "images": [image]})
         with pytest.raises(DatasetError, match=f"line 2: .*({problem})"):
             load_questions(path, DEFAULTS)
+
+
+def test_keys_that_nothing_reads_are_listed_with_what_was_meant(tmp_path: Path) -> None:
+    path = write_lines(
+        tmp_path / "d.jsonl",
+        {"id": "a", "query": "Q", "anwser": 1, "scorrer": "exact"},
+        {"id": "b", "query": "Q", "answer": 1, "tools": ["add"], "Answer_schema": "boxed"},
+    )
+    with QuestionFile(path, DEFAULTS) as questions:
+        assert list(questions.unread_keys) == [
+            "anwser (did you mean answer?)",
+            "scorrer (did you mean scorer?)",
+            "tools",
+            "Answer_schema (did you mean answer_schema?)",
+        ]

@@ -65,6 +65,11 @@ def test_a_long_context_bounds_prompts_and_recomputes_activations(tmp_path: Path
     assert len(notes) == 2
 
 
+def test_a_model_that_nobody_named_is_said_to_be_the_demo_s() -> None:
+    _, notes = fitted_to_model(build_config({}))
+    assert "no --model_name_or_path: this is the demo's tiny model" in notes[0]
+
+
 def test_what_a_flag_gives_is_not_fitted(tmp_path: Path) -> None:
     path = write_model(tmp_path / "m", max_position_embeddings=40_960)
     given = {"max_prompt_tokens": 100_000, "gradient_checkpointing": False}

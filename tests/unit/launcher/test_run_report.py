@@ -1,11 +1,18 @@
-"""What is quoted of a failed trainer's log."""
+"""The end of a run: its result, and what is quoted of a failed trainer's log."""
 
+import asyncio
+import io
+import json
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
-from agentrl.launcher.run_report import last_error
+from agentrl.config.loading import load_config
+from agentrl.launcher import run_report
+from agentrl.launcher.run_report import finished, last_error, print_places
 from agentrl.runtime.child_processes import Child
+from agentrl.store import TrajectoryStore
 
 LAUNCHERS_REPORT = """\
     raise ChildFailedError(
@@ -38,3 +45,59 @@ def test_the_reason_is_quoted_and_not_the_launchers_report(
     path = tmp_path / "train_0.log"
     path.write_text(log)
     assert last_error(Child("train_0", [], path)) == said
+
+
+@pytest.mark.parametrize(
+    ("rewards", "said"),
+    [
+        ([0.25, 0.0, 0.5], "mean reward 0.250 (first step) -> 0.500 (last step)"),
+        ([0.0, 0.5, None, 0.5, 1.0], "mean reward 0.250 (first 2 steps) -> 0.750 (last 2 steps)"),
+    ],
+)
+def test_the_first_steps_are_compared_with_the_last(
+    tmp_path: Path, store: TrajectoryStore, rewards: list[float | None], said: str
+) -> None:
+    config = load_config({"run_name": "demo", "output_dir": str(tmp_path)})
+    (tmp_path / "summary.json").write_text(json.dumps({"reward_mean": rewards}))
+    text = io.StringIO()
+    print_places(Console(file=text, width=80), config, store)
+    first, *places = text.getvalue().splitlines()
+    assert first == said
+    assert {line[:18].strip() for line in places} >= {"log files", "to look into it"}
+    assert all(line[17] == " " != line[18] for line in places)
+
+
+@pytest.mark.parametrize(
+    ("flags", "status", "said"),
+    [
+        ({}, "completed", "finished in 7 s"),
+        (
+            {"train_file": "q.jsonl", "num_train_epochs": 2},
+            "data_ended",
+            "finished in 7 s, after step 9 of 20: no questions are left; --num_train_epochs 4 asks them "
+            "again",
+        ),
+        (
+            {},
+            "data_ended",
+            "finished in 7 s, after step 9 of 20: no questions are left; `agentrl tasks add` adds some",
+        ),
+    ],
+)
+def test_the_end_says_whether_questions_ran_out(
+    tmp_path: Path, flags: dict[str, object], status: str, said: str
+) -> None:
+    config = load_config({"output_dir": str(tmp_path), "max_steps": 20, **flags})
+    (tmp_path / "summary.json").write_text(json.dumps({"status": status, "steps": 9}))
+    assert finished(config, 7.1) == said
+
+
+async def test_only_a_long_wait_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_report, "SLOW_SECONDS", 0.02)
+    text = io.StringIO()
+    console = Console(file=text, width=80)
+    async with run_report.told_if_slow(console, "quick"):
+        pass
+    async with run_report.told_if_slow(console, "slow"):
+        await asyncio.sleep(0.1)
+    assert text.getvalue() == "slow\n"

@@ -5,8 +5,10 @@ from support.stored import claim, make_task, play
 
 from agentrl.launcher import run_warnings
 from agentrl.launcher.run_warnings import RunWarnings
-from agentrl.schema import Run
+from agentrl.runtime.invocation import typed_command
+from agentrl.schema import Run, Score
 from agentrl.store import TrajectoryStore
+from agentrl.store.repositories.learning_signal import LearningSignal, ScoredAnswer
 
 
 @pytest.fixture(autouse=True)
@@ -44,3 +46,30 @@ async def test_every_trouble_is_said_once(store: TrajectoryStore) -> None:
     assert "4 of 4 groups had equal scores (mean 0.000)" in said_of_signal
     assert said_of_signal.count("score 0\n") == 3
     assert await warnings.new() == []
+
+
+async def test_attempts_without_an_answer_say_why_and_where_to_look(store: TrajectoryStore) -> None:
+    await store.runs.create(Run(name="test", status="training", admitted_groups=1000))
+    await store.tasks.add(make_task(number, num_generations=1) for number in range(4))
+    ids = []
+    for _ in range(4):
+        record = await claim(store)
+        await store.records.finish(
+            record.id, record.fence, outcome="turns_limit", final_answer=None, lease_seconds=60
+        )
+        await store.scores.set(record.id, record.fence, Score(scorer="exact", value=0.0))
+        ids.append(record.id)
+    await store.trainer_leases.acquire("trainer", "me", 60)
+    await store.ledger.drop("trainer", ids, 1, "zero_variance")
+    (said,) = await RunWarnings(store).new()
+    assert "train/0/q0/0: no answer (turns_limit), score 0" in said
+    look = f"inspect record train/0/q0/0 --run_name {store.database_name}"
+    assert f"see what the model did instead of answering: {typed_command()} {look}" in said
+
+
+def test_attempts_that_failed_to_score_are_to_be_mended_first() -> None:
+    failed = ScoredAnswer(record_id="train/0/q/0", answer="4", score=None, error="returned str")
+    signal = LearningSignal(
+        run_name="r", num_groups=1, num_equal=1, num_kept=0, mean_score=None, examples=(failed,)
+    )
+    assert "what to try: mend what failed above; `agentrl store rescore`" in str(signal)

@@ -6,6 +6,7 @@ is slow.
 
 import textwrap
 
+from agentrl.runtime.invocation import typed_command
 from agentrl.schema.base import Value
 from agentrl.store.database import RunDatabase
 from agentrl.store.documents.codec import Document
@@ -22,12 +23,14 @@ class ScoredAnswer(Value):
     record_id: str
     answer: str | None
     score: float | None
+    outcome: str | None = None
+    """Why there is no answer."""
     error: str | None = None
 
     def __str__(self) -> str:
         score = "no score" if self.score is None else f"score {self.score:g}"
         answer = (
-            "no answer"
+            " ".join(filter(None, ("no answer", self.outcome and f"({self.outcome})")))
             if self.answer is None
             else f"answered {_shortened(self.answer, _ANSWER_CHARACTERS)!r}"
         )
@@ -38,6 +41,7 @@ class ScoredAnswer(Value):
 class LearningSignal(Value):
     """The groups that a trainer consumed, by whether they had anything to teach."""
 
+    run_name: str
     num_groups: int
     num_equal: int
     """Groups dropped for equal scores."""
@@ -58,6 +62,17 @@ class LearningSignal(Value):
             return "see why records were dropped or have no score: agentrl inspect failures"
         if self.mean_score is not None and self.mean_score > 0.5:
             return "harder questions; these are answered right every time"
+        if self.examples and all(example.error is not None for example in self.examples):
+            return (
+                "mend what failed above; `agentrl store rescore` scores the answers that there are"
+            )
+        if self.examples and all(example.answer is None for example in self.examples):
+            which = ("--run_name", self.run_name)
+            see = typed_command("inspect", "record", self.examples[0].record_id, *which)
+            return (
+                f"see what the model did instead of answering: {see}; a stronger model, easier "
+                "questions, a higher --max_turns or --max_new_tokens"
+            )
         return (
             "read the answers above against the scorer and --answer_schema; easier questions, a "
             "stronger model, a higher --temperature or more --num_generations"
@@ -102,6 +117,7 @@ async def read_signal(database: RunDatabase, consumer: str) -> LearningSignal:
     first = [group["_id"] for group in found[:NUM_EXAMPLES]]
     examples = database.records.find({"task_id": {"$in": first}, "traj_id": 0}).sort("order", 1)
     return LearningSignal(
+        run_name=database.name,
         num_groups=len(found),
         num_equal=sum(group["equal"] and not group["kept"] for group in found),
         num_kept=sum(group["kept"] for group in found),
@@ -134,6 +150,7 @@ def _example(document: Document) -> ScoredAnswer:
         record_id=document["_id"],
         answer=document.get("final_answer"),
         score=None if score is None else score["value"],
+        outcome=document.get("outcome"),
         error=document.get("error"),
     )
 

@@ -1,0 +1,43 @@
+"""What a person should know before a run starts that is no mistake."""
+
+import json
+from pathlib import Path
+
+from agentrl.config.loading import load_config
+from agentrl.launcher.preflight import check_inputs
+
+
+async def test_questions_that_end_early_and_keys_that_nothing_reads_are_noted(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "q.jsonl"
+    lines = [{"id": f"{n}", "query": "Q", "anwser": n} for n in range(10)]
+    path.write_text("\n".join(json.dumps(line | {"scorer": "told"}) for line in lines))
+    scorers = tmp_path / "scorers.py"
+    scorers.write_text(
+        "from agentrl.rewards import MCPScorerFactory\n"
+        "MCPScorerFactory.register_scorer('told')(lambda answer, truth: 1.0)\n"
+    )
+    given = {"train_file": str(path), "scorer_module": str(scorers), "groups_per_step": 4}
+    assert await check_inputs(load_config(given)) == [
+        f"nothing reads these keys of {path}: anwser (did you mean answer?)"
+    ]
+    notes = await check_inputs(load_config(given | {"max_steps": 9}))
+    assert notes[1] == (
+        "--max_steps 9: 10 questions are at most 3 steps of 4 groups; --num_train_epochs 4 asks them "
+        "more often"
+    )
+    assert len(await check_inputs(load_config(given | {"max_steps": 3}))) == 1
+
+
+async def test_tools_beside_an_agent_are_noted(tmp_path: Path) -> None:
+    (tmp_path / "q.jsonl").write_text('{"query": "Q", "answer": 1, "scorer": "exact"}')
+    (tmp_path / "own.py").write_text("async def play(task, endpoint):\n    return ''\n")
+    command = "python examples/shop/server.py --port {port}"
+    given = {
+        "train_file": str(tmp_path / "q.jsonl"),
+        "agent": f"{tmp_path}/own.py:play",
+        "tool_server_command": command,
+    }
+    (note,) = await check_inputs(load_config(given))
+    assert note.startswith("the agent brings its own tools")
