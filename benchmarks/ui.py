@@ -242,6 +242,9 @@ def main() -> None:
         "python": platform.python_version(),
         "date": f"{datetime.now(UTC):%Y-%m-%d}",
     }
+    if arguments.out is not None and arguments.out.exists():
+        known = json.loads(arguments.out.read_text(encoding="utf-8"))
+        result |= {name: known[name] for name in known if name.startswith("step_rate")}
     text = json.dumps(result, indent=2) + "\n"
     print(text, end="")
     if arguments.out is not None:
