@@ -88,7 +88,8 @@ async def record(
     from agentrl.cli.record_view import record_json, record_page
 
     async with opened_store(config) as store:
-        detail = await store.reports.record_detail(record_id, attempt)
+        held = store.holding(record_id)
+        detail = await held.reports.record_detail(record_id, attempt)
     return _show(record_page(detail, full=full), record_json(detail, full=full), as_json)
 
 
@@ -147,7 +148,7 @@ async def servers(config: RootConfig, as_json: bool) -> int:
 @click.option(
     "--allow_control",
     is_flag=True,
-    help="Let readers pause, resume and change runs, and retry failures.",
+    help="Let readers pause, resume and change runs, retry failures, and fork records.",
 )
 @click.option(
     "--index_texts",

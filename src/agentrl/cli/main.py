@@ -32,6 +32,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "ui": ("inspect_commands:ui", "look at runs in a browser, live and ended ones"),
     "env": ("commands:env", "up: serve MCP servers behind one address, isolated by client"),
+    "fork": ("fork_commands:fork", "play on from a turn of a stored record"),
     "replay": ("verify_commands:replay", "make recorded optimizer steps again, and compare"),
     "verify": (
         "verify_commands:verify",

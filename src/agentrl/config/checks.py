@@ -147,7 +147,8 @@ def _contradictions(config: RootConfig) -> Iterator[str]:
     yield from _model_contradictions(config.model)
     trainer, tools = config.trainer, config.tools
     missing = [name for name in tools.tool_server_env if name not in os.environ]
-    if missing and tools.tool_server_command is not None:
+    is_started = tools.tool_server_url is not None
+    if missing and tools.tool_server_command is not None and not is_started:
         yield f"--tool_server_env: the environment variable {missing[0]} is not set"
     if tools.mcp_manager_url and tools.tool_server_command:
         yield "--mcp_manager_url and --tool_server_command exclude each other; give one"

@@ -28,12 +28,12 @@ _SHORT_HELP_FLAGS = 25
 
 
 class Count(click.IntRange):
-    """A whole number from 1, as the value of a command's own option."""
+    """A whole number from 1 (or `least`), as the value of a command's own option."""
 
     name = "whole number"
 
-    def __init__(self) -> None:
-        super().__init__(1)
+    def __init__(self, least: int = 1) -> None:
+        super().__init__(least)
 
 
 class Steps(click.ParamType[tuple[int, int]]):

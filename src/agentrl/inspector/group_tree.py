@@ -6,7 +6,7 @@ part ways. The trainer's tree (`agentrl.data`) needs torch, and cuts turns for t
 for reading.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import groupby, pairwise
 from typing import Any
@@ -44,19 +44,27 @@ class _Node:
 def group_tree(
     turns: Sequence[DispatchedSamplingTask],
     scores: Mapping[str, float | None],
+    forked: Set[str],
     tokenizer: Tokenizer | None,
 ) -> dict[str, Any]:
     """Return the nodes of a group's token tree.
 
+    Forks are branches of it, and say nothing of where the tries part ways.
+
     Args:
         turns: all turns of one attempt of each record, record by record.
         scores: record id -> score.
+        forked: ids of those records that are tries of forks.
         tokenizer: turns tokens into text; None leaves the texts out.
     """
     paths = sorted(_paths(turns), key=lambda path: path.ids.astype(">i4").tobytes())
     nodes = _nodes(paths)
-    means = [_mean([scores.get(one) for one in node.records]) for node in nodes]
-    gaps = _gaps(nodes, means)
+    own = [node.records - forked for node in nodes]
+    means = [
+        _mean([scores.get(one) for one in mine or node.records])
+        for node, mine in zip(nodes, own, strict=True)
+    ]
+    gaps = _gaps(nodes, [mean if mine else None for mean, mine in zip(means, own, strict=True)])
     widest = max(gaps, default=0.0)
     return {
         "num_tokens": sum(node.end - node.start for node in nodes),
@@ -69,6 +77,7 @@ def group_tree(
                 "depth": node.start,
                 "num_tokens": node.end - node.start,
                 "records": sorted(node.records),
+                "is_fork": not own[number],
                 "turns": [turn_id for turn_id, _ in node.turns],
                 "score": means[number],
                 "gap": gaps[number],

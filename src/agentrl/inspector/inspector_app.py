@@ -25,6 +25,7 @@ from starlette.staticfiles import StaticFiles
 
 from agentrl.datasets.task_stream import retry_dead_letters
 from agentrl.errors import AgentRLError, ConfigError, StoreUnreachable
+from agentrl.inspector.forking import ForkStarter, fork_of, forks_of, shown
 from agentrl.inspector.group_tree import group_tree
 from agentrl.inspector.reader_access import ReaderAccess
 from agentrl.inspector.record_answers import record_answer, tokens_answer, whole_text
@@ -32,7 +33,7 @@ from agentrl.inspector.run_answers import curves, errors, overview, run_row, ste
 from agentrl.inspector.run_sources import RunSources
 from agentrl.inspector.token_texts import tokenizer_of
 from agentrl.runtime.http_guard import HttpGuard
-from agentrl.schema import ENDED_RUNS
+from agentrl.schema import ENDED_RUNS, DispatchedSamplingTask, task_of_record
 from agentrl.schema.image import stored_address
 from agentrl.store import TrajectoryStore
 from agentrl.store.repositories.browsing import GroupFilter, Place
@@ -62,6 +63,7 @@ class InspectorApp:
         self._version = version
         self._sources = sources
         self._writable = writable
+        self._forks = None if writable is None else ForkStarter(writable)
         self._rows: dict[str, dict[str, Any]] = {}
         self._reading: asyncio.Task[None] | None = None
 
@@ -79,8 +81,12 @@ class InspectorApp:
             "step": lambda store, request: step_answer(store, _number(request, "step", 1)),
             "errors": lambda store, _: errors(store),
             "search": _search,
+            "forks": _forks,
+            "shown": lambda store, request: shown(
+                store, _text_of(request, "id"), _number(request, "turn", 0)
+            ),
         }
-        change = {"control": _set_control, "retry": _retry}
+        change = {"control": _set_control, "retry": _retry, "fork": self._fork}
         routes = [
             Route("/api/session", self._session),
             Route("/api/runs", self._list),
@@ -116,9 +122,15 @@ class InspectorApp:
             tasks = [*closing, *([self._reading] if self._reading else [])]
             for task in tasks:
                 task.cancel()
+            if self._forks is not None:
+                await self._forks.close()
             await asyncio.gather(*tasks, return_exceptions=True)
             for one in open_sources:
                 await one.close()
+
+    async def _fork(self, store: TrajectoryStore, request: Request) -> Any:
+        assert self._forks is not None, "changes are refused without a store that can write"
+        return await self._forks.start(store, await request.body())
 
     async def _session(self, _: Request) -> Response:
         return _json(
@@ -240,9 +252,13 @@ async def _group(store: TrajectoryStore, request: Request) -> Any:
         raise ConfigError(f"there is no task {_text_of(request, 'task')!r}")
     (row,) = rows
     turns = await store.turns.of_records([one.record_id for one in row.tries])
+    forks = await forks_of(store, row.task_id)
+    forked = [one["record_id"] for fork in forks for one in fork["tries"]]
+    turns += await store.forked.turns.of_records(forked)
     run = await store.runs.get()
-    answer = row.model_dump(mode="json")
+    answer = {**row.model_dump(mode="json"), "forks": forks}
     scores = {one.record_id: one.score for one in row.tries}
+    scores |= {one["record_id"]: one["score"] for fork in forks for one in fork["tries"]}
     if not turns:
         return {**answer, "tree": None, "why": "no try has a turn yet"}
     if any(turn.added_images for turn in turns):
@@ -254,24 +270,44 @@ async def _group(store: TrajectoryStore, request: Request) -> Any:
     if not any(turn.trainable for turn in turns):
         return {**answer, "tree": None, "why": "another model than the policy made these tries"}
     tokenizer = None if run is None else tokenizer_of(run.config)
-    return {**answer, "tree": await asyncio.to_thread(group_tree, turns, scores, tokenizer)}
+    return {
+        **answer,
+        "tree": await asyncio.to_thread(group_tree, turns, scores, frozenset(forked), tokenizer),
+    }
 
 
 async def _record(store: TrajectoryStore, request: Request) -> Any:
     attempt = _number(request, "attempt", 0) or None
-    detail = await store.reports.record_detail(_text_of(request, "id"), attempt)
-    return record_answer(detail, _number(request, "start", 0))
+    record_id = _text_of(request, "id")
+    detail = await store.holding(record_id).reports.record_detail(record_id, attempt)
+    return {
+        **record_answer(detail, _number(request, "start", 0)),
+        "fork": await fork_of(store, record_id),
+    }
+
+
+async def _forks(store: TrajectoryStore, request: Request) -> Any:
+    record_id = _text_of(request, "id")
+    fork = await store.forks.of_record(record_id)
+    task_id = task_of_record(record_id) if fork is None else fork.task_id
+    return {"forks": await forks_of(store, task_id, record_id)}
 
 
 async def _tokens(store: TrajectoryStore, request: Request) -> Any:
-    (turn,) = await store.turns.get_many([_text_of(request, "turn")])
+    turn = await _asked_turn(store, request)
     run = await store.runs.get()
     tokenizer = None if run is None else tokenizer_of(run.config)
     return await asyncio.to_thread(tokens_answer, turn, tokenizer, _number(request, "start", 0))
 
 
+async def _asked_turn(store: TrajectoryStore, request: Request) -> DispatchedSamplingTask:
+    turn_id = _text_of(request, "turn")
+    (turn,) = await store.holding(turn_id).turns.get_many([turn_id])
+    return turn
+
+
 async def _text(store: TrajectoryStore, request: Request) -> Any:
-    (turn,) = await store.turns.get_many([_text_of(request, "turn")])
+    turn = await _asked_turn(store, request)
     return whole_text(turn, _text_of(request, "part"), _number(request, "start", 0))
 
 

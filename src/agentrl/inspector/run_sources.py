@@ -6,6 +6,7 @@ data, and ended when nobody has asked for the run for a while, so that the run c
 """
 
 import asyncio
+import os
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -66,6 +67,11 @@ class RunSources:
     def is_server(self) -> bool:
         """Whether all runs are on one server of the user's."""
         return self._uri is not None
+
+    def environment(self) -> dict[str, str]:
+        """Return the environment of a process that is to find the same runs."""
+        ours = {name: value for name, value in os.environ.items() if name != "MONGODB_URI"}
+        return ours if self._uri is None else {**ours, "MONGODB_URI": self._uri}
 
     async def names(self) -> list[str]:
         """Return the names of all runs."""

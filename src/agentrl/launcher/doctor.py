@@ -242,7 +242,8 @@ async def _tools(config: RootConfig) -> AsyncIterator[Diagnosis]:
     if command is not None:
         yield Diagnosis("note", "tools", "--tool_server_command is started with the run")
     try:
-        tools = tools_config(config.tools)
+        # The written configuration of a run names the server that it had.
+        tools = tools_config(config.tools.model_copy(update={"tool_server_url": None}))
     except AgentRLError as error:
         yield Diagnosis("FAIL", "tools", str(error))
         return

@@ -181,7 +181,13 @@ class LocalCluster:
         confinement = self._tool_confinement()
         words = tool_server_command(command.get_secret_value(), port)
         child = self._child("tools", confinement.command(words), RESTARTS, gpus=self._gpus.free)
-        named = {name: os.environ[name] for name in self.config.tools.tool_server_env}
+        wanted = self.config.tools.tool_server_env
+        missing = [name for name in wanted if name not in os.environ]
+        if missing:
+            raise ConfigError(
+                f"--tool_server_env: the environment variable {missing[0]} is not set"
+            )
+        named = {name: os.environ[name] for name in wanted}
         child.environment = (
             confinement.environment()
             | named
@@ -191,9 +197,7 @@ class LocalCluster:
         child.inherits_environment = False
         await self._supervisor.start(child)
         address = SecretUrl(f"http://127.0.0.1:{port}/mcp")
-        tools = self.config.tools.model_copy(
-            update={"mcp_manager_url": address, "tool_server_command": None}
-        )
+        tools = self.config.tools.model_copy(update={"tool_server_url": address})
         deadline = time.monotonic() + TOOL_SERVER_START_SECONDS
         while True:
             try:

@@ -305,7 +305,8 @@ def _no_questions(database: str) -> ConfigError:
 async def _check_tools(
     config: RootConfig, model_path: Path | None, renderer: Renderer | None = None
 ) -> None:
-    tools = tools_config(config.tools)
+    # The written configuration of a run names the server that it had.
+    tools = tools_config(config.tools.model_copy(update={"tool_server_url": None}))
     command = config.tools.tool_server_command
     if command is not None:
         check_tool_server_command(command.get_secret_value())

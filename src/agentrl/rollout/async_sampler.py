@@ -15,12 +15,13 @@ from typing import Any, Generic, NoReturn, TypeVar
 
 import numpy as np
 
-from agentrl.errors import ConfigError, InferenceError, RenderError
+from agentrl.errors import ConfigError, InferenceError
 from agentrl.inference import GenerateRequest, GenerateResult, OnPartial
 from agentrl.renderers.conversation import Conversation, Prompt
 from agentrl.renderers.reply import Reply
 from agentrl.renderers.untrusted_text import Tools
 from agentrl.rollout.context import RolloutContext
+from agentrl.rollout.recorded_turns import ForkPoint, ResumedTurns
 from agentrl.schema import (
     DispatchedSamplingTask,
     Message,
@@ -29,6 +30,7 @@ from agentrl.schema import (
     SamplingParams,
     Score,
     Task,
+    ToolCall,
     ToolResult,
 )
 from agentrl.schema.image import content_with_images
@@ -37,8 +39,6 @@ from agentrl.schema.routed_experts import first_routed, pack_experts
 TaskType = TypeVar("TaskType", bound=Task)
 _T = TypeVar("_T")
 Judge = Callable[[DispatchedSamplingTask, Reply], float | None]
-_CONTEXT_TOKENS = 8
-"""Tokens on either side of the place where a recorded and a rendered prompt part."""
 _LONG_REPLY_TOKENS = 8192
 """Replies from this length on are taken apart in a thread."""
 
@@ -105,7 +105,7 @@ class AsyncSampler(ABC, Generic[TaskType]):
         self._appending = asyncio.Lock()
         self._appends: set[asyncio.Task[DispatchedSamplingTask]] = set()
         self._results_written: list[asyncio.Task[None]] = []
-        self._recorded: tuple[DispatchedSamplingTask, ...] = ()
+        self._recorded: ResumedTurns | ForkPoint = ResumedTurns()
         # By turn: tokens that its images take in the server's prompt beyond their placeholders.
         self._image_tokens: dict[int, int] = {}
 
@@ -119,7 +119,15 @@ class AsyncSampler(ABC, Generic[TaskType]):
         Args:
             turns: the durable turns of the attempt, in order.
         """
-        self._recorded = tuple(turns)
+        self._recorded = ResumedTurns(tuple(turns))
+
+    def fork(self, point: ForkPoint) -> None:
+        """Begin at a turn of another Record instead of at the question.
+
+        `run` starts from the beginning, as it does in `resume`; the turns before the fork are stored
+        again, as this attempt's.
+        """
+        self._recorded = point
 
     @abstractmethod
     async def run(self) -> RolloutResult:
@@ -176,9 +184,9 @@ class AsyncSampler(ABC, Generic[TaskType]):
             LeaseLost: another process owns the slot by now.
             RenderError: a resumed attempt renders another prompt than the recorded one.
         """
-        prompt = conversation.next_prompt(self.context.renderer)
-        if len(self.turns) < len(self._recorded):
-            return self._replay_turn(conversation, prompt, judge)
+        prompt = self._recorded.prompt(len(self.turns), conversation, self.context.renderer)
+        if len(self.turns) < len(self._recorded.turns):
+            return await self._replay_turn(conversation, prompt, judge)
         turn, reply = await self.sample(
             prompt,
             messages=conversation.pending,
@@ -220,7 +228,8 @@ class AsyncSampler(ABC, Generic[TaskType]):
             LimitReached: see `generate`, like the other errors.
         """
         hidden = 0 if prompt.parent is None else self._image_tokens.get(prompt.parent, 0)
-        params = self._params(len(prompt.ids) + hidden, min_room, sampling)
+        given = {**self._recorded.sampling, **sampling}
+        params = self._params(len(prompt.ids) + hidden, min_room, given)
         number = self._num_requests
         self._num_requests += 1
         if params.seed is None:
@@ -328,48 +337,29 @@ class AsyncSampler(ABC, Generic[TaskType]):
             self.turns.append(turn)
         return turn
 
-    def _first_difference(self, turn: DispatchedSamplingTask, prompt: Prompt) -> str:
-        if (turn.parent, turn.shared_len) != (prompt.parent, prompt.shared_len):
-            return (
-                f"it continued turn {turn.parent} after {turn.shared_len} tokens, and now would "
-                f"continue turn {prompt.parent} after {prompt.shared_len}"
-            )
-        recorded, rendered = turn.added_ids, prompt.added_ids
-        num_shown = min(len(recorded), len(rendered))
-        differing = np.flatnonzero(recorded[:num_shown] != rendered[:num_shown])
-        first = int(differing[0]) if len(differing) else num_shown
-        start = max(0, first - _CONTEXT_TOKENS)
-        then, now = (
-            self.context.renderer.decode(ids[start : first + _CONTEXT_TOKENS])
-            for ids in (recorded, rendered)
-        )
-        return f"at token {first}, {then!r} became {now!r}"
-
-    def _replay_turn(
+    async def _replay_turn(
         self, conversation: Conversation, prompt: Prompt, judge: Judge | None
     ) -> tuple[DispatchedSamplingTask, Reply]:
-        turn = self._recorded[len(self.turns)]
-        same = (turn.parent, turn.shared_len, turn.added_images) == (
-            *(prompt.parent, prompt.shared_len, prompt.added_images),
-        )
-        if not (same and np.array_equal(turn.added_ids, prompt.added_ids)):
-            raise RenderError(
-                f"{self.record.id} cannot be resumed: its turn {turn.index} was sampled from "
-                "another prompt than this process renders (other tools, template or sampler): "
-                f"{self._first_difference(turn, prompt)}"
-            )
+        turn = self._recorded.turns[len(self.turns)]
         reply = self.context.renderer.parse(turn.output_ids, turn=turn.index)
         if judge is not None:
             judge(turn, reply)  # for its side effects; the verdict is in the turn
-        self.turns.append(turn)
+        if self._recorded.are_copied:
+            turn = await self._append_in_turn(turn.model_copy(update=self._ownership()))
+        else:
+            self.turns.append(turn)
         self._num_requests += 1
         full_ids = np.concatenate([prompt.ids, turn.output_ids]).astype(np.int32)
         conversation.replied(turn.index, full_ids, reply.message)
         return turn, reply
 
-    def recorded_result(self, call_id: str) -> ToolResult | None:
-        """Return the recorded result of a call of the last turn, if the turn is a resumed one."""
-        return next((r for r in self.turns[-1].tool_results if r.call_id == call_id), None)
+    def recorded_result(self, call: ToolCall) -> ToolResult | None:
+        """Return the recorded result of a call of the last turn, where one has to stand in for it.
+
+        Raises:
+            ToolError: the rollout is a fork, and the tools cannot be called in the middle of it.
+        """
+        return self._recorded.result(self.turns[-1], call)
 
     def attach_results(self, results: Sequence[ToolResult], turn_index: int = -1) -> None:
         """Store the tool results of a turn, the last one by default.
@@ -447,14 +437,12 @@ class AsyncSampler(ABC, Generic[TaskType]):
 
     def _new_turn(self, **fields: Any) -> DispatchedSamplingTask:
         """Return a turn of this attempt; its id and index follow when it is stored."""
-        return DispatchedSamplingTask(
-            id="",
-            record_id=self.record.id,
-            task_id=self.record.task_id,
-            attempt=self.record.attempt,
-            index=len(self.turns),
-            **fields,
-        )
+        return DispatchedSamplingTask(id="", index=len(self.turns), **self._ownership(), **fields)
+
+    def _ownership(self) -> dict[str, Any]:
+        """Return the fields of a turn that say whose it is."""
+        record = self.record
+        return {"record_id": record.id, "task_id": record.task_id, "attempt": record.attempt}
 
 
 def _routes(request: GenerateRequest, result: GenerateResult) -> dict[str, Any]:

@@ -174,7 +174,7 @@ class MCPSampler(AsyncSampler[MCPTask]):
                 content=f"format error: {call.format_error}",
                 is_error=True,
             )
-        recorded = self.recorded_result(call.id)
+        recorded = self.recorded_result(call)
         if recorded is None:
             recorded = await self.within_time(self._shortened(call, tools))
         self._num_images += len(recorded.images)

@@ -5,6 +5,7 @@ claimed and changed is known to `store`.
 """
 
 from agentrl.schema.base import Logprobs, Message, TokenIds, utc_now
+from agentrl.schema.fork import Fork
 from agentrl.schema.record import (
     RECORD_TRANSITIONS,
     TERMINAL_STATUSES,
@@ -71,6 +72,7 @@ __all__ = [
     "DBRecordData",
     "DispatchedSamplingTask",
     "FinishReason",
+    "Fork",
     "GroundTruth",
     "InferenceService",
     "Lease",

@@ -16,6 +16,8 @@ from agentrl.schema.base import Logprobs, Message, TokenIds, Value, utc_now
 from agentrl.schema.grammar import Grammar
 
 FinishReason = Literal["stop", "length", "abort"]
+CONTINUING = (None, "drift", "stop_token")
+"""Branch reasons of turns that add to their parent's messages; others begin with all messages."""
 NO_VERSION = -1
 """Stands for the policy version of a token that no span covers."""
 

@@ -50,13 +50,20 @@ NAMESPACE_EXISTS = 48
 _LOGIN_REFUSED = frozenset({18, 8000})
 _TLS_FAILED = "CERTIFICATE_VERIFY_FAILED"
 _AWARE: CodecOptions[Document] = CodecOptions(tz_aware=True)
+_OF_TRIES = frozenset({"tasks", "records", "turns", "record_data", "tallies"})
+"""Collections that forks have of their own."""
 
 
 class RunDatabase:
     """The database of one run, with its collections."""
 
     def __init__(
-        self, client: AsyncMongoClient[Document], handle: AsyncDatabase[Document], uri: str
+        self,
+        client: AsyncMongoClient[Document],
+        handle: AsyncDatabase[Document],
+        uri: str,
+        *,
+        of_forks: bool = False,
     ) -> None:
         """Wrap a driver's database.
 
@@ -64,26 +71,38 @@ class RunDatabase:
             client: the client that the database belongs to.
             handle: the database; its write concern has to be `DURABLE`.
             uri: the address for error messages, which never show its password.
+            of_forks: take tasks, records and turns from the collections of forks, where nothing
+                that trains, counts or exports looks.
         """
         self.client = client
         self.handle = handle
         self.uri = uri
+        self._of_forks = of_forks
         self.clock = ServerClock()
         self.leases = FreshLeases()
-        self.runs = handle["runs"]
-        self.tasks = handle["tasks"]
-        self.records = handle["records"]
-        self.turns = handle["turns"]
-        self.record_data = handle["record_data"]
-        self.turn_training = handle["turn_training"]
-        self.policies = handle["policies"]
-        self.services = handle["inference_services"]
-        self.samplers = handle["samplers"]
-        self.blobs = handle["blobs"]
-        self.tallies = handle["tallies"]
+        self.runs = self["runs"]
+        self.tasks = self["tasks"]
+        self.records = self["records"]
+        self.turns = self["turns"]
+        self.record_data = self["record_data"]
+        self.turn_training = self["turn_training"]
+        self.policies = self["policies"]
+        self.services = self["inference_services"]
+        self.samplers = self["samplers"]
+        self.blobs = self["blobs"]
+        self.tallies = self["tallies"]
+        self.forks = self["forks"]
 
     def __getitem__(self, collection: str) -> AsyncCollection[Document]:
-        return self.handle[collection]
+        return self.handle[self.stored_name(collection)]
+
+    def stored_name(self, collection: str) -> str:
+        """Return the name under which the server knows a collection."""
+        return f"forks.{collection}" if self._of_forks and collection in _OF_TRIES else collection
+
+    def of_forks(self) -> "RunDatabase":
+        """Return the same database with the collections of forks."""
+        return RunDatabase(self.client, self.handle, self.uri, of_forks=True)
 
     @property
     def name(self) -> str:

@@ -4,6 +4,7 @@ Documents of `agentrl.schema` go in and come out; types of the driver stay insid
 called from any number of processes concurrently.
 """
 
+import functools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, Self
@@ -23,6 +24,7 @@ from agentrl.store.repositories.fleet import (
     SamplerRepository,
     ServiceRepository,
 )
+from agentrl.store.repositories.forks import ForkRepository, is_of_fork
 from agentrl.store.repositories.ledger import LedgerRepository
 from agentrl.store.repositories.lineage import LineageRepository
 from agentrl.store.repositories.maintenance import MaintenanceRepository
@@ -68,6 +70,7 @@ class TrajectoryStore:
         lineage: from a step to the tool calls behind it, and from a record to its steps.
         reports: counts and details for display.
         browse: pages of groups and full-text search, for readers.
+        forks: where somebody played on from a turn of a Record.
         maintenance: sizes, and reclaiming disk space.
         transfer: export to files and import.
     """
@@ -103,6 +106,7 @@ class TrajectoryStore:
             samplers=self.samplers,
         )
         self.browse = BrowseRepository(database)
+        self.forks = ForkRepository(database)
         self.maintenance = MaintenanceRepository(database)
         self.transfer = TransferRepository(database, blobs, self.tallies)
 
@@ -172,6 +176,18 @@ class TrajectoryStore:
                 f"database {self.database_name!r} has schema version {run['schema_version']}, "
                 f"this AgentRL needs {SCHEMA_VERSION}"
             )
+
+    @functools.cached_property
+    def forked(self) -> "TrajectoryStore":
+        """The tries of forks: Tasks, Records and turns in collections of their own.
+
+        Images and other large values, servers and policies are the run's.
+        """
+        return TrajectoryStore(self._db.of_forks())
+
+    def holding(self, own_id: str) -> "TrajectoryStore":
+        """Return the store that holds a Record, or a turn of one: this, or that of the forks."""
+        return self.forked if is_of_fork(own_id) else self
 
     @operation("drop the database")
     async def drop_database(self) -> None:

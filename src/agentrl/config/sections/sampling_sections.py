@@ -118,8 +118,9 @@ class ToolsSection(ConfigSection):
     at their last durable turn instead of starting them over. In `mcp_servers`, `"resumable": true`
     says the same of one server; a rollout is resumed only if all of its servers say so."""
     tool_server_command: SecretCommand | None = None
-    """Command that `agentrl run` starts as the tool server; `{port}` is replaced by a free port,
-    and the resulting address becomes `mcp_manager_url`."""
+    """Command that `agentrl run` starts as the tool server; `{port}` is replaced by a free port."""
+    tool_server_url: SecretUrl | None = None
+    """Address of the server of `tool_server_command`; written down by what started it."""
     tool_server_env: tuple[str, ...] = ()
     """Environment variables that the tool server gets beside PATH, HOME, the locale and the
     certificates (comma separated)."""

@@ -18,11 +18,10 @@ from agentrl.renderers.thinking import THINK_CLOSE, THINK_OPEN
 from agentrl.renderers.tool_calls.call_format_registry import all_tool_call_formats
 from agentrl.runtime.atomic_directory import atomic_directory
 from agentrl.schema import DispatchedSamplingTask, MCPTask, Message, Record, Task
+from agentrl.schema.turn import CONTINUING
 from agentrl.store import TrajectoryStore
 
 ConversationFormat = Literal["chat", "dataset"]
-CONTINUING = (None, "drift", "stop_token")
-"""Branch reasons of turns that add to their parent's messages; others begin with all messages."""
 _BATCH_ROWS = 256
 _SCALARS = {
     "id": "string",

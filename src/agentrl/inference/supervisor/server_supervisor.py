@@ -12,7 +12,8 @@ import logging
 import signal
 import socket
 import time
-from contextlib import nullcontext
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,9 +25,12 @@ from agentrl.inference.supervisor.device_sharing import DeviceSharing
 from agentrl.inference.supervisor.server_heartbeat import ServerHeartbeat
 from agentrl.inference.supervisor.server_process import ServerProcess, check_keys
 from agentrl.inference.supervisor.weight_catch_up import WeightCatchUp
+from agentrl.inference.vouching import proof
+from agentrl.inference.weight_sync.server_operations import update_to_policy
 from agentrl.models.resolve import resolve_model
 from agentrl.runtime.child_processes import Supervisor
 from agentrl.runtime.signals import stop_on_signals
+from agentrl.schema import InferenceService, Policy
 from agentrl.store import TrajectoryStore
 
 logger = logging.getLogger(__name__)
@@ -67,6 +71,69 @@ async def run_server(config: RootConfig, uri: str) -> None:
                 group.create_task(
                     supervisor.run(stop, max_restarts=MAX_RESTARTS, start_seconds=start_seconds)
                 )
+
+
+@asynccontextmanager
+async def lone_server(
+    config: RootConfig, weights: Path, *, version: int, adapter: str | None
+) -> AsyncIterator[InferenceService]:
+    """Serve a version without telling the run, for as long as the block lasts.
+
+    Args:
+        config: names the model and the backend.
+        weights: directory of the version's weights, or of its adapter.
+        version: their number.
+        adapter: name of the adapter; None where `weights` holds all of the model.
+
+    Raises:
+        ConfigError: no port is free, or a key is missing.
+        InferenceError: the server did not start.
+    """
+    check_keys(config.inference)
+    model_path = weights if adapter is None else resolve_model(config.model.model_name_or_path)
+    roots = (*config.inference.weight_roots, weights)
+    inference = config.inference.model_copy(update={"weight_roots": roots})
+    start_seconds = START_SECONDS[inference.inference_backend]
+    async with Supervisor() as children:
+        process = ServerProcess(
+            children,
+            inference=inference,
+            model=config.model,
+            log_prefix=str(config.run.logs_dir / f"{config.run.run_name}_fork_engine_"),
+            seed=config.run.seed,
+        )
+        with process:
+            port = await process.start(model_path, version if adapter is None else 0)
+            url = f"http://{inference.inference_host}:{port}"
+            async with SGLangClient(
+                url, api_key=inference.inference_api_key, admin_key=inference.inference_admin_key
+            ) as client:
+                healthy = asyncio.create_task(_until_healthy(client, process, start_seconds))
+                died = asyncio.create_task(process.wait())
+                both: set[asyncio.Task[Any]] = {healthy, died}
+                await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+                died.cancel()
+                if not healthy.done():
+                    healthy.cancel()
+                    log = process.log_path(port)
+                    raise InferenceError(
+                        f"the server ended at its start; the end of {log} says: {process.log_tail()}"
+                    )
+                healthy.result()
+                if adapter is not None:
+                    policy = Policy(
+                        version=version, path=str(weights), adapter=adapter, num_bytes=0
+                    )
+                    await update_to_policy(client, policy, config.publish)
+            yield InferenceService(
+                id=url,
+                base_url=url,
+                backend=inference.inference_backend,
+                model_path=str(model_path),
+                policy_version=version,
+                adapter=adapter,
+                data_proof=proof(url, inference.inference_api_key),
+            )
 
 
 @dataclass(frozen=True)

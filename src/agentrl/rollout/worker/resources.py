@@ -89,8 +89,9 @@ def tools_config(section: ToolsSection) -> ToolsConfig:
     servers = {}
     if section.mcp_servers is not None:
         servers.update(load_mcp_servers(section.mcp_servers.get_secret_value()))
-    if section.mcp_manager_url is not None:
-        servers.update(load_mcp_servers(section.mcp_manager_url.get_secret_value()))
+    for url in (section.mcp_manager_url, section.tool_server_url):
+        if url is not None:
+            servers.update(load_mcp_servers(url.get_secret_value()))
     names = tuple(name.strip() for name in section.mcp_server_name.split(",") if name.strip())
     return ToolsConfig(
         servers=servers,

@@ -6,8 +6,8 @@ neither.
 """
 
 import gc
-from collections.abc import Iterator
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 
 import uvloop
@@ -57,7 +57,15 @@ def collect_less_garbage() -> None:
     gc.set_threshold(GC_THRESHOLD)
 
 
-async def _sample(config: RootConfig, split: Split | None) -> int:
+@asynccontextmanager
+async def open_judgement(
+    config: RootConfig,
+) -> AsyncIterator[tuple[RegisteredScoring, ModelSummarizer | None]]:
+    """Load the scorers, and the model that summarizes if one is named.
+
+    Raises:
+        ConfigError: a file, model or scorer cannot be used.
+    """
     scoring = RegisteredScoring.load(config.rollout)
     models = scoring.agent_config
     settings = None if models is None else models.summarizer_settings()
@@ -66,6 +74,12 @@ async def _sample(config: RootConfig, split: Split | None) -> int:
         if settings is not None:
             tokenizer = resolve_tokenizer(config.model.model_name_or_path)
             summarizer = await stack.enter_async_context(ModelSummarizer.open(settings, tokenizer))
+        yield scoring, summarizer
+
+
+async def _sample(config: RootConfig, split: Split | None) -> int:
+    async with AsyncExitStack() as stack:
+        scoring, summarizer = await stack.enter_async_context(open_judgement(config))
         scheduler = SamplingScheduler(
             config,
             await _agent_sampler(config, stack),

@@ -98,6 +98,10 @@ INDEXES: dict[str, list[IndexModel]] = {
         # lineage.of_record, and people who look for a turn
         IndexModel([("record_id", UP), ("turn_id", UP), ("step", UP)], name="by_turn"),
     ],
+    "forks": [
+        # forks.of_task, and the tries of a question beside which they are shown
+        IndexModel([("task_id", UP), ("created_at", UP)], name="by_task"),
+    ],
 }
 TURN_WORDS = IndexModel(
     [("output_text", TEXT), ("tool_results.content", TEXT)], name="words", **_WORDS

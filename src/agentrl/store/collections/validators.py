@@ -18,6 +18,7 @@ from pymongo.errors import OperationFailure
 from agentrl.schema import (
     DBRecordData,
     DispatchedSamplingTask,
+    Fork,
     InferenceService,
     Policy,
     Record,
@@ -42,6 +43,7 @@ _MODELS: dict[str, type[BaseModel]] = {
     "policies": Policy,
     "inference_services": InferenceService,
     "samplers": SamplerInfo,
+    "forks": Fork,
 }
 _SCALARS: dict[Any, list[str]] = {
     str: ["string"],
@@ -81,8 +83,8 @@ def validator(collection: str) -> Document:
 async def ensure_validators(database: RunDatabase) -> None:
     """Give every collection its validator; where they all are there, this is one read."""
     existing = await database.collections()
-    for name in _MODELS:
-        wanted = validator(name)
+    for collection in _MODELS:
+        name, wanted = database.stored_name(collection), validator(collection)
         if name not in existing and await database.create_collection(
             name, validator=wanted, validationLevel=_LEVEL
         ):

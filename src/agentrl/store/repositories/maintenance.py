@@ -96,7 +96,8 @@ class MaintenanceRepository(Repository):
             StoreError: a trainer holds a lease, a sampler or server reported a moment ago, or a
                 record is leased; the text names one, and since when it works.
         """
-        for process in await living_processes(self._db):
+        forks = self._db.of_forks()
+        for process in [*await living_processes(self._db), *await living_processes(forks)]:
             raise StoreError(f"run {self._db.name!r} is alive: {process}; end its processes first")
 
     @operation("plan the compaction")
@@ -175,6 +176,8 @@ class MaintenanceRepository(Repository):
         async for turn in self._db.turns.find():
             if turn["_id"] not in without:
                 used.update(blob_keys(turn))
+        async for turn in self._db["forks.turns"].find():
+            used.update(blob_keys(turn))
         async for task in self._db.tasks.find({"images": {"$gt": []}}, {"images": 1}):
             used.update(filter(None, map(stored_key, task["images"])))
         unused, size = [], 0

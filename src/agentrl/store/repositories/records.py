@@ -84,6 +84,7 @@ class RecordRepository(Repository):
         max_attempts: int,
         splits: Collection[Split] | None = None,
         resumable: bool = False,
+        task_id: str | None = None,
     ) -> tuple[Record, Task] | None:
         """Claim the first claimable slot in one atomic write.
 
@@ -98,12 +99,15 @@ class RecordRepository(Repository):
             splits: claim only slots of these splits; None means any.
             resumable: the claimer's tools keep no state. It then resumes an attempt of another such
                 claimer that died or released it; without it every claim begins a new attempt.
+            task_id: claim only slots of this Task.
 
         Returns:
             The Record under its new lease, and its Task; None when there is nothing to claim. A
             Record with `turns` is an attempt to be resumed behind them.
         """
         wanted = claim_filter(admitted_groups, splits)
+        if task_id is not None:
+            wanted["task_id"] = task_id
         update = claim_update(owner, lease_seconds, resumable=resumable)
         claimed = await self._claim_pending(wanted, update)
         # Expired leases are looked for only when nothing is pending: claims stay one write while

@@ -7,6 +7,7 @@ from pymongo.errors import OperationFailure, WriteError
 from support.stored import claim, fill, make_task, make_turn, play
 
 from agentrl.schema import (
+    Fork,
     InferenceService,
     Policy,
     Run,
@@ -47,6 +48,9 @@ async def test_what_a_run_writes_fits(store: TrajectoryStore) -> None:
     await store.services.heartbeat("e", status="updating", policy_version=1)
     await store.samplers.heartbeat(SamplerInfo(id="s", host="h", pid=1, seconds_waiting={"a": 1}))
     await store.runs.update_control(max_staleness=2)
+    await store.forks.add(
+        Fork(id="f", record_id=record.id, attempt=1, task_id="x", turn=0, version=1, messages=({},))
+    )
     await store.ledger.put_turn_trainings(
         [
             TurnTraining(

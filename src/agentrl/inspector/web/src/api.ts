@@ -120,12 +120,45 @@ export interface GroupRow {
   tries: Try[];
 }
 
+export interface ForkTry {
+  record_id: string;
+  traj_id: number;
+  status: string;
+  score: number | null;
+  outcome: string | null;
+  answer: string | null;
+  error: string | null;
+  num_turns: number;
+  num_output_tokens: number;
+}
+
+export interface ForkOrigin {
+  id: string;
+  record_id: string;
+  task_id: string;
+  turn: number;
+  version: number;
+  is_edited: boolean;
+  sampling: Record<string, unknown>;
+  created_by: string;
+  created_at: string;
+}
+
+export interface Fork extends ForkOrigin {
+  tries: ForkTry[];
+}
+
+export interface Shown {
+  messages: { role: string; content: unknown; name?: string; tool_call_id?: string }[];
+}
+
 export interface TreeNode {
   id: number;
   parent: number | null;
   depth: number;
   num_tokens: number;
   records: string[];
+  is_fork: boolean;
   turns: string[];
   score: number | null;
   gap: number;
@@ -135,6 +168,7 @@ export interface TreeNode {
 }
 
 export interface GroupAnswer extends GroupRow {
+  forks: Fork[];
   tree: { num_tokens: number; num_flat_tokens: number; is_cut: boolean; nodes: TreeNode[] } | null;
   why?: string;
 }
@@ -231,6 +265,7 @@ export interface RecordAnswer {
     num_generations: number;
     images?: string[];
   };
+  fork: ForkOrigin | null;
   attempt: number;
   policy_version: number;
   task_changed: boolean;

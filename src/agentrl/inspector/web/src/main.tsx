@@ -76,7 +76,7 @@ function App() {
           <Route path="/runs/:run">{(at) => <RunPage run={decode(at.run)} session={session} />}</Route>
           <Route path="/runs/:run/groups">{(at) => <GroupsPage run={decode(at.run)} />}</Route>
           <Route path="/runs/:run/group">{(at) => <GroupPage run={decode(at.run)} />}</Route>
-          <Route path="/runs/:run/record">{(at) => <RecordPage run={decode(at.run)} />}</Route>
+          <Route path="/runs/:run/record">{(at) => <RecordPage run={decode(at.run)} session={session} />}</Route>
           <Route path="/runs/:run/diff">{(at) => <DiffPage run={decode(at.run)} />}</Route>
           <Route path="/runs/:run/search">{(at) => <SearchPage run={decode(at.run)} />}</Route>
           <Route path="/runs/:run/step/:step">

@@ -74,10 +74,12 @@ export function LongText(props: {
   run: string;
   turn?: string;
   text: CutText | null;
+  /** Characters of the turn's text that stand before this one. */
+  before?: number;
   plain?: boolean;
   label?: string;
 }) {
-  const { text, run, turn } = props;
+  const { text, run, turn, before = 0 } = props;
   const [more, setMore] = useState("");
   const [error, setError] = useState<string | null>(null);
   const [busy, setBusy] = useState(false);
@@ -88,7 +90,7 @@ export function LongText(props: {
   const load = async () => {
     setBusy(true);
     try {
-      const url = ofRun(run, "text", { turn, part: text.part, start: num });
+      const url = ofRun(run, "text", { turn, part: text.part, start: before + num });
       const next = await ask<{ text: string }>(url);
       setMore(more + next.text);
       setError(null);
@@ -126,14 +128,16 @@ export function ModelText(props: { run: string; turn: string; text: CutText }) {
     return <LongText run={props.run} turn={props.turn} text={props.text} label="Model output" />;
   }
   const rest = props.text.text.slice(found[0].length).replace(/^\n+/, "");
-  const cutRest = { ...props.text, text: rest, length: props.text.length - props.text.text.length + rest.length };
+  const shown = Array.from(props.text.text).length;
+  const before = shown - Array.from(rest).length;
+  const said = { ...props.text, text: rest, length: props.text.length - before };
   return (
     <>
       <details class="fold">
         <summary>Thinking ({(found[1] ?? "").length.toLocaleString("en")} characters)</summary>
         <Block text={(found[1] ?? "").trim()} plain label="Thinking" />
       </details>
-      <LongText run={props.run} text={{ ...cutRest, part: undefined }} label="Model output" />
+      <LongText run={props.run} turn={props.turn} text={said} before={before} label="Model output" />
     </>
   );
 }

@@ -9,6 +9,7 @@ import {
   stepPath, useTitle,
 } from "../parts";
 import { Block, visible } from "../texts";
+import { ForkTable } from "./forks";
 
 export function GroupPage({ run }: { run: string }) {
   const task = new URLSearchParams(useSearch()).get("task") ?? "";
@@ -84,6 +85,11 @@ export function GroupPage({ run }: { run: string }) {
           </table>
         </div>
       </Section>
+      {value.forks.length > 0 && (
+        <Section title="Forks" aside={<span class="quiet">played on from a turn, never trained on</span>}>
+          <ForkTable run={run} forks={value.forks} />
+        </Section>
+      )}
       <Section
         title="Token tree"
         aside={value.tree && (
@@ -119,7 +125,7 @@ function Tree({ run, nodes }: { run: string; nodes: TreeNode[] }) {
     <>
       <p class="quiet">
         From left to right: what the tries share, once. Colours are mean scores; a bold frame marks where
-        the scores part ways.
+        the scores part ways{nodes.some((one) => one.is_fork) && ", a dashed one what forks alone went through"}.
       </p>
       <div class="tree" tabIndex={0} role="region" aria-label="Token tree">
         <div style={{ width: `${depth * (WIDTH + 40)}px`, height: `${high - low + HEIGHT}px`, position: "relative" }}>
@@ -139,14 +145,14 @@ function Tree({ run, nodes }: { run: string; nodes: TreeNode[] }) {
                 key={node.id}
                 type="button"
                 data-row
-                class={`node ${scoreClass(node.score)}${node.diverges ? " diverges" : ""}`}
+                class={`node ${scoreClass(node.score)}${node.diverges ? " diverges" : ""}${node.is_fork ? " forked" : ""}`}
                 style={{ left: `${left}px`, top: `${top}px` }}
                 onClick={() => setOpen(node.id)}
                 aria-expanded={open === node.id}
               >
                 <span class="node-text" dir="ltr">{node.text === null ? "(no tokenizer on this machine)" : visible(node.text.slice(0, 90))}</span>
                 <span class="node-facts">
-                  {number(node.num_tokens)} tokens · {node.records.length} {node.records.length === 1 ? "try" : "tries"} · {number(node.score, 2)}
+                  {number(node.num_tokens)} tokens · {node.records.length} {node.records.length === 1 ? "try" : "tries"}{node.is_fork && " of forks"} · {number(node.score, 2)}
                 </span>
               </button>
             );

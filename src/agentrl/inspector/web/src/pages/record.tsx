@@ -2,15 +2,16 @@
 
 import { useEffect, useState } from "preact/hooks";
 import { Link, useLocation, useSearch } from "wouter-preact";
-import { ofRun, query, type RecordAnswer, type Turn, useAsk, useNews, ask } from "../api";
+import { ofRun, query, type RecordAnswer, type Session, type Turn, useAsk, useNews, ask } from "../api";
 import {
   Ago, Badge, between, Crumbs, Facts, groupPath, Loading, number, Problem, recordPath, runPath,
   ScoreChip, seconds, Section, Status, stepPath, useTitle,
 } from "../parts";
 import { LongText, ModelText } from "../texts";
+import { ForkForm, ForksOf } from "./forks";
 import { COLOURS, type Colouring, TokenLegend, Tokens } from "./tokens";
 
-export function RecordPage({ run }: { run: string }) {
+export function RecordPage({ run, session }: { run: string; session: Session | null }) {
   const given = new URLSearchParams(useSearch());
   const id = given.get("id") ?? "";
   const attempt = given.get("attempt");
@@ -30,8 +31,10 @@ export function RecordPage({ run }: { run: string }) {
   useEffect(() => {
     if (wanted !== null && value) document.getElementById(`turn-${wanted}`)?.scrollIntoView();
   }, [wanted, value === null]);
-  const task = id.slice(0, id.lastIndexOf("/"));
-  const crumbs = <Crumbs run={run} items={[["Groups", `${runPath(run)}/groups`], [task, groupPath(run, task)], [`try ${id.slice(task.length + 1)}`, null]]} />;
+  const [forked, setForked] = useState(0);
+  const group = id.slice(0, id.lastIndexOf("/"));
+  const task = value?.fork?.task_id ?? group;
+  const crumbs = <Crumbs run={run} items={[["Groups", `${runPath(run)}/groups`], [task, groupPath(run, task)], [value?.fork ? `fork at turn ${value.fork.turn}` : `try ${id.slice(group.length + 1)}`, null]]} />;
   if (error && !value) return <>{crumbs}<Problem text={error} /></>;
   if (!value) return <>{crumbs}<Loading /></>;
   const { record } = value;
@@ -40,7 +43,7 @@ export function RecordPage({ run }: { run: string }) {
   const nextColour = COLOURS[(COLOURS.findIndex(([name]) => name === colouring) + 1) % COLOURS.length]?.[0] ?? "none";
   const sibling = (by: number) => {
     const at = record.traj_id + by;
-    return at < 0 || at >= value.task.num_generations ? null : recordPath(run, `${task}/${at}`, colouring === "none" ? {} : { colour: colouring });
+    return at < 0 || at >= value.task.num_generations ? null : recordPath(run, `${group}/${at}`, colouring === "none" ? {} : { colour: colouring });
   };
   const load = async () => {
     const page = await ask<RecordAnswer>(ofRun(run, "record", { id, attempt, start: next }));
@@ -55,6 +58,7 @@ export function RecordPage({ run }: { run: string }) {
         <ScoreChip score={record.score?.value} />
         <Status value={record.status} />
         {record.outcome && <Badge kind="plain">{record.outcome.replace(/_/g, " ")}</Badge>}
+        {value.fork && <Badge kind="warn">fork, never trained on</Badge>}
         <span class="spring" />
         {sibling(-1) && <Link class="button" data-key="previous" href={sibling(-1) as string}>← try {record.traj_id - 1}</Link>}
         {sibling(1) && <Link class="button" data-key="next" href={sibling(1) as string}>try {record.traj_id + 1} →</Link>}
@@ -71,6 +75,7 @@ export function RecordPage({ run }: { run: string }) {
         </Section>
         <Section title="Facts">
           <Facts rows={[
+            ...(value.fork ? [["fork of", <><Link href={recordPath(run, value.fork.record_id, { turn: String(value.fork.turn) })}>{value.fork.record_id}</Link> from turn {value.fork.turn}{value.fork.is_edited && ", with edited messages"} (<Link href={`${runPath(run)}/diff${query({ a: value.fork.record_id, b: id })}`}>compare</Link>)</>] as [string, preact.ComponentChildren]] : []),
             ["training", <Ledger run={run} value={value} />],
             ["policy versions", record.min_version === null ? "none" : `${record.min_version} to ${record.max_version}; the run is at ${value.policy_version}`],
             ["tokens", `${number(record.num_prompt_tokens)} from outside, ${number(record.num_output_tokens)} sampled`],
@@ -101,6 +106,7 @@ export function RecordPage({ run }: { run: string }) {
           {!record.score && <p class="quiet">Not scored.</p>}
         </Section>
       </div>
+      <ForksOf run={run} id={id} tick={tick + forked} />
       <Timeline turns={turns} value={value} />
       <div class="row bar-row">
         <label class="field inline">
@@ -112,7 +118,14 @@ export function RecordPage({ run }: { run: string }) {
         <button type="button" class="hidden" data-key="colour" tabIndex={-1} onClick={() => keep(nextColour)}>Next colour</button>
         <TokenLegend colouring={colouring} />
       </div>
-      {turns.map((turn) => <TurnCard key={turn.id} run={run} turn={turn} colouring={colouring} policy={value.policy_version} />)}
+      {turns.map((turn) => (
+        <TurnCard
+          key={turn.id} run={run} turn={turn} colouring={colouring} policy={value.policy_version}
+          inherited={value.fork !== null && turn.index < value.fork.turn}
+          fork={session?.may_control && turn.trainable && value.attempt === record.attempt ? () => setForked(forked + 1) : null}
+          record={id}
+        />
+      ))}
       {!turns.length && <p class="quiet">Attempt {value.attempt} has no turns.</p>}
       {next !== null && <button type="button" onClick={load}>Show turns from {next} of {value.num_turns}</button>}
     </>
@@ -136,8 +149,11 @@ function Ledger({ run, value }: { run: string; value: RecordAnswer }) {
   );
 }
 
-function TurnCard(props: { run: string; turn: Turn; colouring: Colouring; policy: number }) {
+function TurnCard(props: {
+  run: string; record: string; turn: Turn; colouring: Colouring; policy: number; inherited: boolean; fork: (() => void) | null;
+}) {
   const { run, turn, colouring } = props;
+  const [forking, setForking] = useState(false);
   const versions = [...new Set(turn.version_spans.map((span) => span.version))];
   const took = between(turn.started_at, turn.finished_at) ?? 0;
   return (
@@ -152,7 +168,13 @@ function TurnCard(props: { run: string; turn: Turn; colouring: Colouring; policy
         </span>
         {turn.branch_reason && <Badge kind="warn">branches from turn {turn.parent ?? "none"}: {turn.branch_reason}</Badge>}
         {!turn.trainable && <Badge kind="plain">{turn.model || "another model"}, not trained</Badge>}
+        {props.inherited && <Badge kind="plain">of its parent</Badge>}
+        <span class="spring" />
+        {props.fork && (
+          <button type="button" aria-expanded={forking} onClick={() => setForking(!forking)}>Fork here</button>
+        )}
       </div>
+      {forking && <ForkForm run={run} id={props.record} turn={turn.index} done={() => { setForking(false); props.fork?.(); }} />}
       {turn.tools.length > 0 && (
         <details class="fold">
           <summary>{turn.tools.length} tools: {turn.tools.map((tool) => tool.name).join(", ")}</summary>

@@ -1,7 +1,7 @@
 // Sampled tokens, coloured by what the store holds of them: by token the logprob and the version, by
 // turn what a step made of it. What the store does not hold is said, not estimated.
 
-import { useEffect, useState } from "preact/hooks";
+import { useEffect, useRef, useState } from "preact/hooks";
 import { ask, ofRun, type Tokens as TokenAnswer, type Turn } from "../api";
 import { Loading, number, Problem } from "../parts";
 import { visible } from "../texts";
@@ -62,7 +62,26 @@ function classOf(turn: Turn, found: TokenAnswer, at: number, colouring: Colourin
   }
 }
 
+/** The tokens of a turn, from when it comes near the window: a record may have a hundred thousand. */
 export function Tokens(props: { run: string; turn: Turn; colouring: Colouring }) {
+  const [near, setNear] = useState(false);
+  const place = useRef<HTMLDivElement>(null);
+  useEffect(() => {
+    const found = place.current;
+    if (near || !found) return;
+    const observer = new IntersectionObserver(
+      (seen) => setNear(seen.some((one) => one.isIntersecting)),
+      { rootMargin: "800px" },
+    );
+    observer.observe(found);
+    return () => observer.disconnect();
+  }, [near]);
+  if (near) return <NearTokens {...props} />;
+  // About as high as its tokens, so that the page keeps its length.
+  return <div ref={place} style={{ height: `${Math.min(400, 20 + props.turn.num_output / 5)}px` }} />;
+}
+
+function NearTokens(props: { run: string; turn: Turn; colouring: Colouring }) {
   const { run, turn, colouring } = props;
   const [pages, setPages] = useState<TokenAnswer[]>([]);
   const [error, setError] = useState<string | null>(null);

@@ -1,0 +1,152 @@
+"""`agentrl fork`: play on from a turn of a stored record."""
+
+import asyncio
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from agentrl.cli.databases import opened_store, served_uri
+from agentrl.config.command_line import Count, FlagCommand, given_flags
+from agentrl.config.loading import load_config
+from agentrl.config.sections import RootConfig
+from agentrl.errors import ConfigError
+from agentrl.runtime.printable import one_line
+
+if TYPE_CHECKING:
+    from agentrl.launcher.fork_run import WantedFork
+    from agentrl.schema import Fork, Record
+
+_SAMPLING = (
+    *("temperature", "top_p", "top_k", "min_p"),
+    *("presence_penalty", "frequency_penalty", "repetition_penalty"),
+)
+
+
+@click.command("fork", cls=FlagCommand, sections=("run", "store", "sampling", "tools"))
+@click.argument("record_id", metavar="RECORD")
+@click.option(
+    "--turn", type=Count(least=0), required=True, help="First turn to sample anew, from 0."
+)
+@click.option(
+    "--version",
+    type=Count(least=0),
+    help="Policy version; by default what the run serves, or its newest.",
+)
+@click.option(
+    "--edit",
+    metavar="FILE",
+    type=Path,
+    help="JSON file of the messages that the turn is shown instead, as --show prints them.",
+)
+@click.option("--tries", "num_tries", type=Count(), default=1, help="How often to play on. [1]")
+@click.option(
+    "--show", is_flag=True, help="Print what the turn was shown, to be edited; play nothing."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line.")
+@click.pass_context
+def fork(
+    context: click.Context,
+    /,
+    config: RootConfig,
+    record_id: str,
+    turn: int,
+    edit: Path | None,
+    show: bool,
+    as_json: bool,
+    **wanted: Any,
+) -> int:
+    """Play on from a turn of RECORD: with other weights, sampling or words, as often as you like.
+
+    Turns before --turn stay as they are, token by token. A live run's servers are asked; for a run
+    that has ended, a server is started on the version's files. The new tries are kept beside the
+    record and are never trained on. The exit status is 1 where one of them failed.
+    """
+    given = given_flags(context)
+    config = _as_trained(config, given)
+    if show:
+        return asyncio.run(_show(config, record_id, turn))
+    from agentrl.launcher.fork_run import WantedFork, edited_messages
+    from agentrl.runtime.logs import setup_logging
+
+    setup_logging("fork")
+    asked = WantedFork(
+        record_id,
+        turn,
+        messages=None if edit is None else edited_messages(_read(edit)),
+        sampling={name: getattr(config.sampling, name) for name in _SAMPLING if name in given},
+        **wanted,
+    )
+    with served_uri(config) as uri:
+        config = load_config(
+            {**given, "config": _written(config, given), "db_connection_string": uri}
+        )
+        return asyncio.run(_play(config, asked, as_json))
+
+
+def _written(config: RootConfig, given: dict[str, str]) -> str:
+    """Return the file of the configuration that the run was trained with."""
+    written = config.run.output_path / "config.yaml"
+    if written.is_file():
+        return str(written)
+    if "config" not in given:
+        raise ConfigError(
+            f"no run {config.run.run_name!r} here: {written} does not exist; give --run_name or "
+            "--config output/RUN_NAME/config.yaml"
+        )
+    return given["config"]
+
+
+def _as_trained(config: RootConfig, given: dict[str, str]) -> RootConfig:
+    return load_config({**given, "config": _written(config, given)})
+
+
+def _read(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"--edit {path}: {error.strerror}") from None
+    except ValueError as error:
+        raise ConfigError(f"--edit {path} is not JSON: {error}") from None
+
+
+async def _show(config: RootConfig, record_id: str, turn: int) -> int:
+    from agentrl.launcher.fork_run import messages_of_turn
+
+    async with opened_store(config) as store:
+        messages = await messages_of_turn(store, record_id, turn)
+    print(json.dumps({"messages": messages}, indent=2))
+    return 0
+
+
+async def _play(config: RootConfig, wanted: "WantedFork", as_json: bool) -> int:
+    from agentrl.launcher.fork_run import run_fork
+
+    def say(fork: "Fork", records: Sequence[str]) -> None:
+        if as_json:
+            print(
+                json.dumps({"fork": fork.id, "version": fork.version, "records": records}),
+                flush=True,
+            )
+        else:
+            print(f"{fork.id}: {len(records)} tries by version {fork.version}", flush=True)
+
+    num_failed = 0
+    async for record in run_fork(config, wanted, when_begun=say):
+        num_failed += record.status == "failed"
+        if as_json:
+            print(record.model_dump_json(), flush=True)
+        else:
+            print(one_line(_line(record)), flush=True)
+    if not as_json:
+        print(f"  agentrl inspect record {record.id} --run_name {config.run.run_name}")
+    return 1 if num_failed else 0
+
+
+def _line(record: "Record") -> str:
+    score = "-" if record.score is None else f"{record.score.value:.3f}"
+    how = record.error if record.outcome is None else record.outcome
+    answer = "" if record.final_answer is None else f"  {record.final_answer}"
+    return f"  {record.id}  score {score}  {len(record.turns)} turns  {how}{answer}"

@@ -1,0 +1,186 @@
+"""Forks in the inspector: those of a question as JSON values, and new ones.
+
+A new one is a process of `agentrl fork`, as somebody would type it: models, tools and what a policy
+writes stay out of the process that serves the pages.
+"""
+
+import asyncio
+import json
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from pydantic import ConfigDict, Field
+
+from agentrl.errors import ConfigError
+from agentrl.inspector.run_sources import RunSources
+from agentrl.schema import Fork, Record
+from agentrl.schema.base import Value
+from agentrl.schema.fork import check_fork_turn, shown_before
+from agentrl.store import TrajectoryStore
+
+MAX_RUNNING = 2
+_NAMED = "agentrl fork: "
+
+
+class AskedFork(Value):
+    """What a page asks for."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    record: str
+    turn: int = Field(ge=0)
+    version: int | None = Field(default=None, ge=0)
+    tries: int = Field(default=1, ge=1, le=32)
+    temperature: float | None = Field(default=None, ge=0)
+    messages: list[dict[str, Any]] | None = None
+
+
+async def fork_of(store: TrajectoryStore, record_id: str) -> dict[str, Any] | None:
+    """Return where a try of a fork left its parent; None for a try of the run."""
+    fork = await store.forks.of_record(record_id)
+    return None if fork is None else _fork(fork)
+
+
+async def forks_of(
+    store: TrajectoryStore, task_id: str, record_id: str | None = None
+) -> list[dict[str, Any]]:
+    """Return the forks of a question's tries, or of one of them, each with its own tries."""
+    forks = await store.forks.of_task(task_id)
+    return [
+        {**_fork(one), "tries": [_try(try_) for try_ in await store.forked.records.of_task(one.id)]}
+        for one in forks
+        if record_id in (None, one.record_id)
+    ]
+
+
+def _fork(fork: Fork) -> dict[str, Any]:
+    return {
+        **fork.model_dump(mode="json", exclude={"messages"}),
+        "is_edited": fork.messages is not None,
+    }
+
+
+def _try(record: Record) -> dict[str, Any]:
+    return {
+        "record_id": record.id,
+        "traj_id": record.traj_id,
+        "status": record.status,
+        "score": None if record.score is None else record.score.value,
+        "outcome": record.outcome,
+        "answer": None if record.final_answer is None else record.final_answer[:200],
+        "error": None if record.error is None else record.error[:400],
+        "num_turns": len(record.turns),
+        "num_output_tokens": record.num_output_tokens,
+    }
+
+
+async def shown(store: TrajectoryStore, record_id: str, turn: int) -> dict[str, Any]:
+    """Return the messages that a turn was shown, whole, to be edited.
+
+    Raises:
+        ConfigError: the record has no such turn.
+        StoreError: there is no such record.
+    """
+    turns = await store.holding(record_id).turns.of_record(record_id)
+    check_fork_turn(turns, turn)
+    return {"messages": shown_before(turns, turn)}
+
+
+class ForkStarter:
+    """Starts processes of `agentrl fork`; `close` ends those that still play."""
+
+    def __init__(self, sources: RunSources) -> None:
+        """Remember where the runs are; their stores can write."""
+        self._sources = sources
+        self._playing: dict[asyncio.subprocess.Process, asyncio.Task[None]] = {}
+
+    async def start(self, store: TrajectoryStore, body: bytes) -> dict[str, Any]:
+        """Begin a fork and return its id and those of its records; they play on meanwhile.
+
+        Raises:
+            ConfigError: it cannot be played; the text is what the command says.
+            StoreError: there is no such record.
+        """
+        asked = AskedFork.model_validate_json(body)
+        turns = await store.holding(asked.record).turns.of_record(asked.record)
+        check_fork_turn(turns, asked.turn)
+        run = await store.runs.get()
+        folder = "" if run is None else str(run.config.get("output_dir") or "")
+        config_path = Path(folder, "config.yaml")
+        if not await asyncio.to_thread(config_path.is_file):
+            raise ConfigError(
+                f"the run's configuration is not on this machine ({config_path}); "
+                "`agentrl fork` on the run's own plays on"
+            )
+        if len(self._playing) >= MAX_RUNNING:
+            raise ConfigError(f"{MAX_RUNNING} forks play already; wait until one has ended")
+        async with AsyncExitStack() as stack:
+            edit = await stack.enter_async_context(_edit_file(asked.messages))
+            process = await asyncio.create_subprocess_exec(
+                *_command(asked, config_path, edit),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                env=self._sources.environment(),
+            )
+            complaints = asyncio.create_task(_last_line(process))
+            self._playing[process] = asyncio.create_task(
+                self._until_ended(store.database_name, process, complaints)
+            )
+            assert process.stdout is not None
+            begun = await process.stdout.readline()
+        if begun:
+            found: dict[str, Any] = json.loads(begun)
+            return found
+        said = (await complaints).removeprefix(_NAMED)
+        raise ConfigError(said or "`agentrl fork` ended without a word")
+
+    async def _until_ended(
+        self, run: str, process: asyncio.subprocess.Process, complaints: asyncio.Task[str]
+    ) -> None:
+        # Open for as long as it plays: a mongod that was started for readers would end before.
+        async with self._sources.opened(run):
+            try:
+                await process.wait()
+                await complaints
+            finally:
+                del self._playing[process]
+
+    async def close(self) -> None:
+        """End what still plays."""
+        for process in self._playing:
+            process.terminate()
+        await asyncio.gather(*self._playing.values(), return_exceptions=True)
+
+
+def _command(asked: AskedFork, config_path: Path, edit: Path | None) -> Sequence[str]:
+    argv = [sys.executable, "-m", "agentrl", "fork", f"--turn={asked.turn}", "--json"]
+    argv += [f"--config={config_path}", f"--tries={asked.tries}"]
+    for name in ("version", "temperature"):
+        value = getattr(asked, name)
+        argv += [] if value is None else [f"--{name}={value}"]
+    argv += [] if edit is None else [f"--edit={edit}"]
+    return [*argv, "--", asked.record]
+
+
+@asynccontextmanager
+async def _edit_file(messages: list[dict[str, Any]] | None) -> AsyncIterator[Path | None]:
+    if messages is None:
+        yield None
+        return
+    with tempfile.NamedTemporaryFile("w", suffix=".json", encoding="utf-8") as file:
+        json.dump({"messages": messages}, file)
+        file.flush()
+        yield Path(file.name)
+
+
+async def _last_line(process: asyncio.subprocess.Process) -> str:
+    assert process.stderr is not None
+    last = ""
+    async for line in process.stderr:
+        last = line.decode("utf-8", "replace").strip() or last
+    return last

@@ -1,0 +1,118 @@
+// Where somebody played on from a turn, and the form that does.
+
+import { useEffect, useState } from "preact/hooks";
+import { Link } from "wouter-preact";
+import { ask, type Fork, ofRun, type Shown, tell, useAsk } from "../api";
+import { Ago, Field, Problem, recordPath, ScoreChip, Section, Status } from "../parts";
+import { visible } from "../texts";
+
+const REFRESH_MS = 1000;
+const ENDED = new Set(["scored", "failed", "finished"]);
+
+/** The tries of forks, a line each. */
+export function ForkTable({ run, forks }: { run: string; forks: Fork[] }) {
+  return (
+    <div class="scroll" tabIndex={0} role="region" aria-label="Forks">
+      <table>
+        <thead>
+          <tr>
+            <th scope="col">From</th><th scope="col">Differs by</th><th scope="col">Try</th>
+            <th scope="col">Score</th><th scope="col">Outcome</th><th scope="col">Answer</th>
+            <th scope="col">Made</th>
+          </tr>
+        </thead>
+        <tbody>
+          {forks.flatMap((fork) => fork.tries.map((one) => (
+            <tr key={one.record_id}>
+              <td><Link href={recordPath(run, fork.record_id, { turn: String(fork.turn) })}>try {fork.record_id.slice(fork.record_id.lastIndexOf("/") + 1)}, turn {fork.turn}</Link></td>
+              <td>{difference(fork)}</td>
+              <td><Link href={recordPath(run, one.record_id)} data-row>{one.traj_id}</Link></td>
+              <td><ScoreChip score={one.score} /></td>
+              <td>{one.outcome?.replace(/_/g, " ") ?? <Status value={one.status} />}{one.error && <span class="quiet"> {visible(one.error)}</span>}</td>
+              <td>{one.answer === null ? "–" : visible(one.answer)}</td>
+              <td><Ago at={fork.created_at} /></td>
+            </tr>
+          )))}
+        </tbody>
+      </table>
+    </div>
+  );
+}
+
+function difference(fork: Fork): string {
+  const given = Object.entries(fork.sampling).map(([name, value]) => `${name} ${value}`);
+  return [`version ${fork.version}`, ...(fork.is_edited ? ["edited messages"] : []), ...given].join(", ");
+}
+
+/** The forks of one record, looked at again while any of them plays. */
+export function ForksOf({ run, id, tick }: { run: string; id: string; tick: number }) {
+  const [round, next] = useState(0);
+  const { value, error } = useAsk<{ forks: Fork[] }>(ofRun(run, "forks", { id }), tick + round);
+  const plays = value?.forks.some((fork) => fork.tries.some((one) => !ENDED.has(one.status))) ?? false;
+  useEffect(() => {
+    if (!plays) return;
+    const timer = window.setTimeout(() => next(round + 1), REFRESH_MS);
+    return () => window.clearTimeout(timer);
+  }, [plays, value]);
+  if (error) return <Problem text={error} />;
+  if (!value?.forks.length) return null;
+  return <Section title="Forks"><ForkTable run={run} forks={value.forks} /></Section>;
+}
+
+/** Plays on from a turn, with what it was shown to be edited. */
+export function ForkForm(props: { run: string; id: string; turn: number; done: () => void }) {
+  const { run, id, turn, done } = props;
+  const [shown, setShown] = useState<Shown | null>(null);
+  const [error, setError] = useState<string | null>(null);
+  const [starting, setStarting] = useState(false);
+  useEffect(() => {
+    ask<Shown>(ofRun(run, "shown", { id, turn })).then(setShown, (problem: Error) => setError(problem.message));
+  }, [run, id, turn]);
+  const submit = async (event: SubmitEvent) => {
+    event.preventDefault();
+    const given = new FormData(event.currentTarget as HTMLFormElement);
+    const count = (name: string) => {
+      const typed = String(given.get(name) ?? "").trim();
+      return typed === "" ? {} : { [name]: Number(typed) };
+    };
+    const messages = (shown?.messages ?? []).map((one, at) =>
+      typeof one.content === "string" ? { ...one, content: String(given.get(`message-${at}`) ?? "").replace(/\r\n/g, "\n") } : one,
+    );
+    const edited = messages.some((one, at) => one.content !== shown?.messages[at]?.content);
+    setStarting(true);
+    setError(null);
+    try {
+      await tell(ofRun(run, "fork"), {
+        record: id, turn, ...count("tries"), ...count("temperature"), ...count("version"),
+        ...(edited ? { messages } : {}),
+      });
+      done();
+    } catch (problem) {
+      setError((problem as Error).message);
+    }
+    setStarting(false);
+  };
+  return (
+    <form class="fork" onSubmit={submit} aria-label={`Fork at turn ${turn}`}>
+      <p class="quiet">
+        Turns before {turn} stay as they are; turn {turn} and what follows are sampled anew and never trained on.
+      </p>
+      {shown?.messages.map((one, at) =>
+        typeof one.content === "string" ? (
+          <Field key={at} label={`${one.role} ${one.name ?? ""}`}>
+            <textarea name={`message-${at}`} rows={Math.min(10, one.content.split("\n").length + 1)} dir="ltr">{one.content}</textarea>
+          </Field>
+        ) : (
+          <p key={at} class="quiet">{one.role}: shown as it was, with its images</p>
+        ),
+      )}
+      <div class="row">
+        <Field label="Tries"><input name="tries" type="number" min="1" max="32" value="1" /></Field>
+        <Field label="Temperature"><input name="temperature" type="number" min="0" step="any" placeholder="as it was" /></Field>
+        <Field label="Version"><input name="version" type="number" min="0" placeholder="newest" /></Field>
+        <button type="submit" disabled={starting || !shown}>{starting ? "Starting…" : "Play on"}</button>
+      </div>
+      {error && <Problem text={error} />}
+    </form>
+  );
+}

@@ -1,0 +1,205 @@
+"""Turns that a rollout goes through again before it samples: of a resumed attempt, or before a fork.
+
+A sampler's `run` starts from the beginning; `AsyncSampler.generate` asks here for each prompt and
+takes the recorded turns as replies for as long as there are any.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from agentrl.errors import RenderError, ToolError
+from agentrl.renderers.conversation import Conversation, Prompt
+from agentrl.renderers.renderer import Renderer
+from agentrl.schema import (
+    DispatchedSamplingTask,
+    Message,
+    ToolCall,
+    ToolResult,
+    rebuild_images,
+    rebuild_prompts,
+)
+from agentrl.schema.fork import check_fork_turn, result_message
+
+_OWN_SAMPLING = {"seed", "max_new_tokens", "grammar", "stop"}
+"""Sampling parameters that belong to one call; the others are those of the whole rollout."""
+_CONTEXT_TOKENS = 8
+"""Tokens on either side of the place where a recorded and a rendered prompt part."""
+
+
+@dataclass(frozen=True)
+class ResumedTurns:
+    """The durable turns of an attempt whose holder died or released it.
+
+    What this process renders has to be what they were sampled from: it goes on where they end, from
+    messages that it makes itself.
+    """
+
+    turns: tuple[DispatchedSamplingTask, ...] = ()
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    are_copied = False
+    """The turns are this attempt's own already."""
+
+    def prompt(self, index: int, conversation: Conversation, renderer: Renderer) -> Prompt:
+        """Return the prompt of turn `index`.
+
+        Raises:
+            RenderError: a recorded turn was sampled from another one.
+        """
+        prompt = conversation.next_prompt(renderer)
+        if index < len(self.turns):
+            turn = self.turns[index]
+            same = (turn.parent, turn.shared_len, turn.added_images) == (
+                *(prompt.parent, prompt.shared_len, prompt.added_images),
+            )
+            if not (same and np.array_equal(turn.added_ids, prompt.added_ids)):
+                raise RenderError(
+                    f"{turn.record_id} cannot be resumed: its turn {turn.index} was sampled from "
+                    "another prompt than this process renders (other tools, template or sampler): "
+                    f"{_first_difference(turn, prompt, renderer)}"
+                )
+        return prompt
+
+    def result(self, turn: DispatchedSamplingTask, call: ToolCall) -> ToolResult | None:
+        """Return the recorded result of a call of the last turn, if there is one."""
+        return next((one for one in turn.tool_results if one.call_id == call.id), None)
+
+
+class ForkPoint:
+    """A turn from which a rollout is played on anew, and what is different there.
+
+    Prompts up to the fork are the stored ids, whatever a template or tokenizer would make of their
+    texts today.
+
+    Attributes:
+        turns: the parent's turns before the fork, their results as edited.
+        sampling: parameters of all new turns.
+        first_sampling: further ones of the first.
+    """
+
+    are_copied = True
+    """The turns are the parent's, and are stored again."""
+
+    def __init__(
+        self,
+        parent: Sequence[DispatchedSamplingTask],
+        turn: int,
+        *,
+        messages: Sequence[Message] | None = None,
+        sampling: Mapping[str, Any] | None = None,
+        tools_keep_state: bool,
+    ) -> None:
+        """Mark the fork.
+
+        Args:
+            parent: all turns of the parent's attempt.
+            turn: index of the first one that is sampled anew.
+            messages: what it is shown instead since the turn before it.
+            sampling: parameters that differ from the parent's.
+            tools_keep_state: tools cannot be called in the middle of a rollout: recorded results
+                stand in for them as long as the calls are the parent's.
+
+        Raises:
+            ConfigError: there is no such turn, or it cannot be played.
+        """
+        check_fork_turn(parent, turn)
+        self.turn = turn
+        self.messages = None if messages is None else tuple(messages)
+        self.turns = tuple(parent[:turn])
+        if messages is not None and turn:
+            self.turns = (*self.turns[:-1], _with_results(self.turns[-1], messages))
+        own = parent[turn].sampling_params
+        kept = own.model_dump(exclude=_OWN_SAMPLING)
+        self.sampling = {**kept, **(sampling or {})}
+        self.first_sampling = {"grammar": own.grammar, "stop": own.stop}
+        self._parent = tuple(parent)
+        self._keep_state = tools_keep_state
+        self._same_calls = True
+        self._prompts = rebuild_prompts(parent[: turn + 1])
+        self._images = rebuild_images(parent[: turn + 1])
+
+    def prompt(self, index: int, conversation: Conversation, renderer: Renderer) -> Prompt:
+        """Return the prompt of turn `index`: up to the fork the stored one."""
+        if index == 0:
+            conversation.tools = self._parent[0].tools
+        is_edited = index == self.turn and self.messages is not None
+        if self.messages is not None and is_edited:
+            conversation.pending = list(self.messages)
+        if index > self.turn or is_edited:
+            return conversation.next_prompt(renderer)
+        turn = self._parent[index]
+        return Prompt(
+            self._prompts[index],
+            turn.parent,
+            turn.shared_len,
+            turn.branch_reason,
+            images=self._images[index],
+            shared_images=turn.shared_images,
+        )
+
+    def result(self, turn: DispatchedSamplingTask, call: ToolCall) -> ToolResult | None:
+        """Return a recorded result: before the fork always, behind it where tools keep state.
+
+        Raises:
+            ToolError: the tools keep state, and nobody has made this call before.
+        """
+        if turn.index < self.turn:
+            return next((one for one in turn.tool_results if one.call_id == call.id), None)
+        if not self._keep_state:
+            return None
+        recorded = self._parent[turn.index] if turn.index < len(self._parent) else None
+        self._same_calls &= recorded is not None and _calls(recorded) == _calls(turn)
+        if recorded is not None and self._same_calls:
+            position = turn.tool_calls.index(call)
+            sent = recorded.tool_calls[position].id
+            for one in recorded.tool_results:
+                if one.call_id == sent:
+                    return one.model_copy(update={"call_id": call.id})
+        raise ToolError(
+            f"cannot be forked beyond turn {turn.index}: its call of {call.name} was not recorded, "
+            "and the tools may keep state; --resumable_tools true says that they keep none"
+        )
+
+
+def _first_difference(turn: DispatchedSamplingTask, prompt: Prompt, renderer: Renderer) -> str:
+    if (turn.parent, turn.shared_len) != (prompt.parent, prompt.shared_len):
+        return (
+            f"it continued turn {turn.parent} after {turn.shared_len} tokens, and now would "
+            f"continue turn {prompt.parent} after {prompt.shared_len}"
+        )
+    recorded, rendered = turn.added_ids, prompt.added_ids
+    num_shown = min(len(recorded), len(rendered))
+    differing = np.flatnonzero(recorded[:num_shown] != rendered[:num_shown])
+    first = int(differing[0]) if len(differing) else num_shown
+    start = max(0, first - _CONTEXT_TOKENS)
+    then, now = (
+        renderer.decode(ids[start : first + _CONTEXT_TOKENS]) for ids in (recorded, rendered)
+    )
+    return f"at token {first}, {then!r} became {now!r}"
+
+
+def _with_results(
+    turn: DispatchedSamplingTask, messages: Sequence[Message]
+) -> DispatchedSamplingTask:
+    """Return a turn with the results that the messages say it had."""
+    said = {one.get("tool_call_id"): one["content"] for one in messages if one["role"] == "tool"}
+    results = [
+        replaced
+        for one in turn.tool_results
+        if (replaced := _replaced(one, said.get(one.call_id))) is not None
+    ]
+    return turn.model_copy(update={"tool_results": tuple(results)})
+
+
+def _replaced(result: ToolResult, content: object) -> ToolResult | None:
+    if content is None:
+        return None
+    if content == result_message(result)["content"]:
+        return result
+    return result.model_copy(update={"content": str(content), "images": ()})
+
+
+def _calls(turn: DispatchedSamplingTask) -> list[tuple[str, dict[str, Any]]]:
+    return [(call.name, call.arguments) for call in turn.tool_calls]

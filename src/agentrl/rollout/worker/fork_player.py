@@ -1,0 +1,188 @@
+"""Plays the tries of a fork: from the parent's stored turns to Records of their own, with scores.
+
+The context of a sampler comes in; ended Records go out, one by one. Tries are claimed, leased, scored
+and given up as those of a run are (`attempt`), in the store of the forks.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from agentrl.errors import ScoringError
+from agentrl.renderers.conversation import Conversation
+from agentrl.renderers.reply import Reply
+from agentrl.rollout.async_sampler import AsyncSampler, LimitReached, RolloutResult
+from agentrl.rollout.context import RolloutContext
+from agentrl.rollout.mcp_sampler import MCPSampler
+from agentrl.rollout.recorded_turns import ForkPoint
+from agentrl.rollout.worker.attempt import LeaseRenewal, RolloutAttempt, SlotCounts
+from agentrl.rollout.worker.scheduler import sampler_class_for
+from agentrl.runtime.process_identity import new_lease_owner
+from agentrl.schema import (
+    TERMINAL_STATUSES,
+    DispatchedSamplingTask,
+    Fork,
+    MCPTask,
+    Record,
+    Task,
+)
+from agentrl.schema.fork import shown_before
+from agentrl.store import TrajectoryStore
+
+_ONE_REPLY = "one reply of the policy: nobody but its agent can go on with this task"
+
+
+class OneReply(AsyncSampler[Task]):
+    """Samples the turn of a fork and ends there: the rest is known to a program of the user's."""
+
+    def __init__(
+        self,
+        task: Task,
+        record: Record,
+        context: RolloutContext,
+        parent: Sequence[DispatchedSamplingTask],
+        point: ForkPoint,
+    ) -> None:
+        super().__init__(task, record, context)
+        self.fork(point)
+        self._parent = parent
+        self._point = point
+
+    async def run(self) -> RolloutResult:
+        """Sample one turn."""
+        path = {self._point.turn}
+        while (before := self._parent[min(path)].parent) is not None:
+            path.add(before)
+        main = Conversation([])
+        try:
+            for index in range(self._point.turn):
+                await self._next(main if index in path else Conversation([]), index)
+            reply = await self._next(main, self._point.turn, **self._point.first_sampling)
+        except LimitReached as limit:
+            return RolloutResult(limit.outcome)
+        return RolloutResult("turns_limit", reply.content or None)
+
+    async def _next(self, conversation: Conversation, index: int, **sampling: Any) -> Reply:
+        conversation.add(*shown_before(self._parent, index))
+        _, reply = await self.generate(conversation, **sampling)
+        return reply
+
+    async def evaluate_record(self, result: RolloutResult) -> float:
+        """Leave it unscored.
+
+        Raises:
+            ScoringError: always.
+        """
+        raise ScoringError(_ONE_REPLY)
+
+
+async def store_fork(store: TrajectoryStore, fork: Fork, task: Task, num_tries: int) -> Task:
+    """Store a fork and its pending tries; return its Task, which asks what the parent's did.
+
+    Args:
+        store: of the run.
+        fork: where the tries begin.
+        task: the parent's.
+        num_tries: how many tries.
+    """
+    pending = {"status": "created", "completed_at": None, "num_generations": num_tries}
+    own = task.model_copy(update={"id": fork.id, **pending})
+    await store.forked.ensure_schema()
+    await store.forks.add(fork)
+    await store.forked.tasks.add([own])
+    return own
+
+
+async def play(
+    context: RolloutContext,
+    fork: Fork,
+    task: Task,
+    parent: Sequence[DispatchedSamplingTask],
+    *,
+    tools_keep_state: bool,
+    is_agents: bool,
+    max_running: int,
+) -> AsyncIterator[Record]:
+    """Play the tries of a fork, and yield each when it has ended.
+
+    Args:
+        context: of the run, with its own store.
+        fork: where the tries begin.
+        task: what `store_fork` returned.
+        parent: all turns of the parent's attempt.
+        tools_keep_state: recorded results have to stand in for calls.
+        is_agents: an agent of the user's played the parent.
+        max_running: tries at a time.
+
+    Raises:
+        ConfigError: the fork cannot be played.
+        StoreError: the store went away.
+    """
+    point = partial(
+        ForkPoint,
+        parent,
+        fork.turn,
+        messages=fork.messages,
+        sampling=fork.sampling,
+        tools_keep_state=tools_keep_state,
+    )
+    point()  # raises what every try would raise
+    whole = isinstance(task, MCPTask) and not is_agents and sampler_class_for(task) is MCPSampler
+    store = context.store.forked
+    rollout = context.rollout.model_copy(update={"max_attempts": 1, "scoring": "own"})
+    context = replace(context, store=store, rollout=rollout)
+    make = partial(_sampler, whole, parent, point)
+    owner, counts = new_lease_owner(), SlotCounts()
+    renewal = LeaseRenewal(store, rollout.lease_seconds)
+    renewing = asyncio.create_task(renewal.run())
+    running: dict[asyncio.Task[None], RolloutAttempt] = {}
+    try:
+        while True:
+            claimed = None
+            if len(running) < max_running:
+                claimed = await store.records.claim(
+                    owner,
+                    lease_seconds=rollout.lease_seconds,
+                    admitted_groups=task.order + 1,
+                    max_attempts=1,
+                    task_id=fork.id,
+                )
+            if claimed is not None:
+                record = claimed[0]
+                attempt = RolloutAttempt(
+                    task, record, context, make, counts, on_generated=lambda: None
+                )
+                renewal.add(attempt)
+                running[attempt.start()] = attempt
+                continue
+            if not running:
+                return
+            done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+            for job in done:
+                attempt = running.pop(job)
+                renewal.remove(attempt)
+                ended = await store.records.get(attempt.record.id)
+                assert ended is not None, "records are never removed"
+                if ended.status in {*TERMINAL_STATUSES, "finished"}:
+                    yield ended
+    finally:
+        for job in (renewing, *running):
+            job.cancel()
+        await asyncio.gather(renewing, *running, return_exceptions=True)
+
+
+def _sampler(
+    whole: bool,
+    parent: Sequence[DispatchedSamplingTask],
+    point: partial[ForkPoint],
+    task: Task,
+    record: Record,
+    context: RolloutContext,
+) -> AsyncSampler[Any]:
+    if not (whole and isinstance(task, MCPTask)):
+        return OneReply(task, record, context, parent, point())
+    sampler = MCPSampler(task, record, context)
+    sampler.fork(point())
+    return sampler

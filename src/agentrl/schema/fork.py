@@ -1,0 +1,73 @@
+"""`Fork`: somebody played on from a turn of a Record, with other weights, words or sampling."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+from pydantic import Field
+
+from agentrl.errors import ConfigError
+from agentrl.schema.base import Message, Value, utc_now
+from agentrl.schema.image import content_with_images
+from agentrl.schema.turn import CONTINUING, DispatchedSamplingTask, ToolResult
+
+
+class Fork(Value):
+    """Where its tries leave a Record, and what is different about them.
+
+    Its Task, Records and turns have collections of their own, where no trainer, evaluation, count
+    or export looks. Every try holds a copy of the turns before the fork, so that it can be read
+    without its parent.
+    """
+
+    id: str
+    """`fork:{parent record id}@{turn}-{random}`, which is the id of its Task as well."""
+    record_id: str
+    """The parent: a Record, or a try of another fork."""
+    attempt: int
+    """Whose turns it continues."""
+    task_id: str
+    """The question, beside whose tries those of the fork are shown."""
+    turn: int
+    """First turn that is sampled anew; those before it are the parent's."""
+    version: int
+    """Policy version that the tries were to be sampled by."""
+    messages: tuple[Message, ...] | None = None
+    """What turn `turn` is shown after the turn before it; None: what the parent was shown."""
+    sampling: dict[str, Any] = Field(default_factory=dict)
+    """Sampling parameters that were given; the others are those of the parent's turn."""
+    created_by: str = ""
+    created_at: datetime = Field(default_factory=utc_now)
+
+
+def check_fork_turn(turns: Sequence[DispatchedSamplingTask], turn: int) -> None:
+    """Make sure that a fork may begin at a turn.
+
+    Raises:
+        ConfigError: there is no such turn, or another model's call is.
+    """
+    if not turns:
+        raise ConfigError("the record has no turns yet")
+    if not 0 <= turn < len(turns):
+        raise ConfigError(f"--turn {turn}: the record has turns 0 to {len(turns) - 1}")
+    if not turns[turn].trainable:
+        raise ConfigError(f"--turn {turn} is a call of {turns[turn].model or 'another model'}")
+
+
+def shown_before(turns: Sequence[DispatchedSamplingTask], index: int) -> list[Message]:
+    """Return the messages that turn `index` was shown since the turn that it continues."""
+    turn = turns[index]
+    results: Sequence[ToolResult] = ()
+    if turn.parent is not None and turn.branch_reason in CONTINUING:
+        results = turns[turn.parent].tool_results
+    return [*map(result_message, results), *turn.added_messages]
+
+
+def result_message(result: ToolResult) -> Message:
+    """Return a tool result as the message that shows it."""
+    return {
+        "role": "tool",
+        "tool_call_id": result.call_id,
+        "name": result.name,
+        "content": content_with_images(result.content, result.images),
+    }
