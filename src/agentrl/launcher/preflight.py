@@ -236,7 +236,7 @@ def _check_questions(
                 notes += _steps_beyond(config, len(questions))
             if data.default_scorer is None and questions.num_without_scorer:
                 notes.append(
-                    f"{questions.num_without_scorer} questions of {path} name no scorer: `"
+                    f"{questions.num_without_scorer} question(s) of {path} name no scorer: `"
                     f"{DEFAULT_SCORER}` compares answers with the reference (--default_scorer)"
                 )
     return notes
@@ -250,8 +250,8 @@ def _steps_beyond(config: RootConfig, num_questions: int) -> list[str]:
     if "max_steps" not in config.trainer.model_fields_set or num_steps >= max_steps:
         return []
     return [
-        f"--max_steps {max_steps}: {num_questions} questions are at most {num_steps} steps of "
-        f"{num_groups} groups; --num_train_epochs {-(-max_steps * num_groups // num_questions)} asks "
+        f"--max_steps {max_steps}: {num_questions} question(s) are at most {num_steps} step(s) of "
+        f"{num_groups}; --num_train_epochs {-(-max_steps * num_groups // num_questions)} asks "
         "them more often"
     ]
 

@@ -35,12 +35,16 @@ async def keep_running(mongo: EmbeddedMongo, restarts: Restarts) -> None:
     Call it in the main thread.
 
     Raises:
-        StoreError: it ended too often.
+        StoreError: it ended too often, or its data were deleted.
     """
     while True:
         await asyncio.sleep(_LOOK_SECONDS)
         status, said = mongo.exit_status(), ""
         while status is not None:
+            if not mongo.data_dir.is_dir():
+                text = f"the private mongod {ending(status)}: its data in {mongo.data_dir} are gone"
+                logger.error("%s; the processes of the run are ended", text)
+                raise StoreError(text)
             delay = restarts.next_delay()
             if delay is None:
                 raise StoreError(f"the private mongod {ending(status)}, too often {said}".rstrip())

@@ -13,6 +13,7 @@ import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -116,8 +117,10 @@ class Supervisor:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        for name in reversed(list(self._children)):
-            await self.stop(name)
+        # Children of one kind (`sampler_0`, `sampler_1`) end together, later kinds first.
+        last_first = list(reversed(self._children))
+        for _, names in groupby(last_first, key=lambda name: name.rstrip("0123456789")):
+            await asyncio.gather(*map(self.stop, names))
 
     async def start(self, child: Child) -> None:
         """Start a child; its output is appended to its log file.

@@ -24,7 +24,7 @@ async def test_questions_that_end_early_and_keys_that_nothing_reads_are_noted(
     ]
     notes = await check_inputs(load_config(given | {"max_steps": 9}))
     assert notes[1] == (
-        "--max_steps 9: 10 questions are at most 3 steps of 4 groups; --num_train_epochs 4 asks them "
+        "--max_steps 9: 10 question(s) are at most 3 step(s) of 4; --num_train_epochs 4 asks them "
         "more often"
     )
     assert len(await check_inputs(load_config(given | {"max_steps": 3}))) == 1

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import signal
 from pathlib import Path
 
@@ -64,4 +65,13 @@ async def test_a_mongod_that_ends_again_and_again_is_given_up(
         os.kill(mongo.pid, signal.SIGKILL)
         async with asyncio.timeout(20):
             with pytest.raises(StoreError, match=r"too often .*ended at once \(exit 3\)"):
+                await keep_running(mongo, Restarts(2, first_delay_seconds=0.01))
+
+
+async def test_data_that_were_deleted_under_a_mongod_are_told(tmp_path: Path) -> None:
+    with EmbeddedMongo(tmp_path / "data") as mongo:
+        shutil.rmtree(tmp_path / "data")
+        os.kill(mongo.pid, signal.SIGKILL)
+        async with asyncio.timeout(20):
+            with pytest.raises(StoreError, match=r"its data in .*/data are gone"):
                 await keep_running(mongo, Restarts(2, first_delay_seconds=0.01))

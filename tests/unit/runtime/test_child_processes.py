@@ -57,6 +57,34 @@ async def test_a_child_that_ignores_sigterm_is_killed_after_the_bound(tmp_path: 
     assert not alive(child.pid)
 
 
+async def test_children_of_one_kind_end_together(tmp_path: Path) -> None:
+    # Each ends once all were told to end.
+    patient = (
+        "import pathlib, signal, sys, time\n"
+        "told = pathlib.Path(sys.argv[1])\n"
+        "signal.signal(signal.SIGTERM, lambda *_: (told / sys.argv[2]).touch())\n"
+        "print('ready', flush=True)\n"
+        "while len(list(told.iterdir())) < 2: time.sleep(0.01)\n"
+    )
+    (told := tmp_path / "told").mkdir()
+    children = [
+        Child(
+            f"server_{number}",
+            [sys.executable, "-c", patient, str(told), str(number)],
+            tmp_path / f"{number}.log",
+            stop_seconds=5,
+        )
+        for number in range(2)
+    ]
+    async with Supervisor() as supervisor:
+        for child in children:
+            await supervisor.start(child)
+        async with asyncio.timeout(10):
+            while not all("ready" in child.log_tail() for child in children):
+                await asyncio.sleep(0.02)
+    assert [child.process and child.process.returncode for child in children] == [0, 0]
+
+
 async def test_a_failing_child_is_restarted_so_often_and_then_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
