@@ -91,7 +91,8 @@ def importance_correction(
         lower: lower bound on R.
         upper: upper bound on R.
         veto_threshold: mask a whole sequence in which any token has rho below this.
-        sequences: index of each target token's turn, int64 [N]. A turn must not be split over calls.
+        sequences: number of each target token's turn, int64 [N], below N. A turn must not be split
+            over calls.
 
     Raises:
         ConfigError: sequences are needed and missing.
@@ -147,11 +148,16 @@ def kl_penalty(
 def sequence_sums(
     values: torch.Tensor, sequences: torch.Tensor, *, mean: bool = False
 ) -> torch.Tensor:
-    """Return, for every target token, the sum (or mean) of the values of its sequence [N]."""
-    _, index = torch.unique(sequences, return_inverse=True)
-    num_sequences = int(index.max()) + 1 if index.numel() else 0
-    sums = values.new_zeros(num_sequences).index_add(0, index, values)
+    """Return, for every target token, the sum (or mean) of the values of its sequence [N].
+
+    Args:
+        values: [N].
+        sequences: number of each token's sequence, int64 [N], below N.
+        mean: divide by the number of tokens.
+    """
+    # Room for N sequences: to count them would wait for the device.
+    sums = torch.zeros_like(values).index_add(0, sequences, values)
     if mean:
-        counts = values.new_zeros(num_sequences).index_add(0, index, torch.ones_like(values))
-        sums = sums / counts
-    return sums.index_select(0, index)
+        counts = torch.zeros_like(values).index_add(0, sequences, torch.ones_like(values))
+        sums = sums / counts.clamp(min=1.0)
+    return sums.index_select(0, sequences)

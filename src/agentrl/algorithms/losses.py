@@ -101,8 +101,8 @@ def policy_loss(
         proximal_logprobs: log pi_p [N] (decoupled PPO); mu takes its place when not given. The
             drop range and `TargetLosses.ratio` stay with pi/mu.
         staleness: policy versions that a token is behind [N]; needed with `out_of_date_decay`.
-        sequences: index of each target token's turn, int64 [N] (GSPO only). A turn must not be split over
-            calls.
+        sequences: number of each target token's turn, int64 [N], below N (GSPO only). A turn must not be
+            split over calls.
 
     Returns:
         Loss, keep mask, ratio and clip mask, each [N].

@@ -222,10 +222,7 @@ def _deal_out(experts: Any, mesh: DeviceMesh) -> None:
         # expert) pairs by expert also groups them by destination.
         order = chosen.flatten().argsort(stable=True)
         expert = chosen.flatten()[order]
-        sent = torch.bincount(expert // experts.num_experts, minlength=num_ranks)
-        received = torch.empty_like(sent)
-        dist.all_to_all_single(received, sent, group=group)
-        splits = sent.tolist(), received.tolist()
+        splits = exchanged_counts(expert // experts.num_experts, num_ranks, group)
         rows = all_to_all(hidden[order // chosen.shape[1]], *splits, group)
         local = all_to_all(expert % experts.num_experts, *splits, group)
         # A row of zeros for the first expert: a rank that receives no token still produces (zero)
@@ -242,6 +239,24 @@ def _deal_out(experts: Any, mesh: DeviceMesh) -> None:
         return total.to(hidden.dtype)
 
     experts.forward = dispatch
+
+
+def exchanged_counts(
+    ranks: torch.Tensor, num_ranks: int, group: dist.ProcessGroup
+) -> tuple[list[int], list[int]]:
+    """Return how many rows this rank sends to each rank, and receives from each (collective).
+
+    Args:
+        ranks: int64 [rows], the rank that each row goes to.
+        num_ranks: of the group.
+        group: the ranks that exchange rows.
+    """
+    # `bincount` would wait for the device to learn the size of its result; here it waits once.
+    sent = ranks.new_zeros(num_ranks).scatter_add_(0, ranks, torch.ones_like(ranks))
+    received = torch.empty_like(sent)
+    dist.all_to_all_single(received, sent, group=group)
+    to_each, from_each = torch.stack([sent, received]).tolist()
+    return to_each, from_each
 
 
 def _distribute(module: nn.Module, mesh: DeviceMesh, placement: Placement) -> None:

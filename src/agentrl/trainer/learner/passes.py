@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -160,7 +161,9 @@ def _loss(
         return _Loss(loss, losses, ~losses.keep, 0.0, logprobs.detach())
     behavior = torch.from_numpy(batch.behavior_logprobs).to(device)
     staleness = torch.from_numpy(batch.staleness).to(device)
-    turns = torch.from_numpy(batch.turns).to(device)
+    # Numbered within the micro-batch.
+    _, numbers = np.unique(batch.turns, return_inverse=True)
+    turns = torch.from_numpy(numbers).to(device)
     proximal = proximal_logprobs(logprobs, behavior, kind=algorithm.proximal, staleness=staleness)
     losses = policy_loss(
         logprobs,
