@@ -1,0 +1,97 @@
+"""Fills the table of docs/performance.md from benchmarks/results/*.json.
+
+    .venv/bin/python scripts/performance_page.py            write the table
+    .venv/bin/python scripts/performance_page.py --check    fail where the page says something else
+
+A figure that no result holds is left out.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs/performance.md"
+RESULTS = ROOT / "benchmarks/results"
+BEGIN, END = "<!-- figures -->\n", "<!-- /figures -->\n"
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One row of the table."""
+
+    what: str
+    file: str
+    """Without `.json`; the script of the same name measured it."""
+    key: str
+    """Keys from the outside to the inside, with dots between them."""
+    goal: str
+    form: str = "{:.2f}"
+
+
+FIGURES = (
+    Figure("sampler CPU around a model call, ms", "turn_cost", "sampler_ms", "≤ 3"),
+    Figure("mongod CPU around a model call, ms", "turn_cost", "mongod_ms", "≤ 2"),
+    Figure("tokens/s of a sampler over the bare engine's", "rollout", "throughput_ratio", "≥ 0.95"),
+    Figure("claims/s over a bare PyMongo loop's", "store", "claims_ratio", "≥ 0.9"),
+    Figure("writes of turns/s over a bare loop's", "store", "turn_writes_ratio", "≥ 0.9"),
+    Figure("bytes a token, 200 turns", "store", "bytes_per_token_200_turns", "≤ 16", "{:.1f}"),
+    Figure("trainer's reads/s over a bare cursor's", "store", "reads_ratio", "1"),
+    Figure(
+        "engine over `generate` in batches", "engine", "burst.engine_over.static_generate", "≥ 2"
+    ),
+    Figure(
+        "engine over transformers' continuous batching",
+        "engine",
+        "burst.engine_over.continuous_batching",
+        "≥ 3",
+    ),
+    Figure("merged steps of the demo over separate turns", "replay", "speedup.tree", "", "{:.1f}"),
+    Figure("publishing by disk over its bound", "weight_sync", "ratio", "≤ 1.2"),
+    Figure("publishing by broadcast over its bound", "weight_sync", "broadcast_ratio", "≤ 1.2"),
+    Figure("publishing of dense models over its bound", "weight_sync", "dense_ratio", "≤ 1.2"),
+    Figure("planned against measured memory, error", "plan", "largest_error", "≤ 10 %", "{:.1%}"),
+    Figure("trainer over measured GEMM peak, least", "trainer", "least_share", "≥ 0.6"),
+    Figure("idle share of the trainer, 256 servers", "scale_sim", "idle_share", "", "{:.1%}"),
+    Figure("first answer of a page at 1,000,000 turns, s", "ui", "first_answer_seconds_max", "≤ 1"),
+    Figure("search at 1,000,000 turns, s", "ui", "search_seconds_max", "≤ 0.3"),
+)
+
+
+def rows() -> Iterator[str]:
+    """Yield the lines of the table."""
+    yield "| figure | measured | goal | source |\n|---|---|---|---|\n"
+    for figure in FIGURES:
+        path = RESULTS / f"{figure.file}.json"
+        value = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+        for key in figure.key.split("."):
+            value = value.get(key) if isinstance(value, dict) else None
+        if value is not None:
+            source = f"`{figure.file}.json`: `{figure.key}`"
+            yield f"| {figure.what} | {figure.form.format(value)} | {figure.goal} | {source} |\n"
+
+
+def filled(page: str) -> str:
+    """Return a page with the table of now."""
+    before, _, rest = page.partition(BEGIN)
+    return before + BEGIN + "\n" + "".join(rows()) + "\n" + END + rest.partition(END)[2]
+
+
+def main() -> int:
+    """Write the page, or compare it."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--check", action="store_true")
+    page = PAGE.read_text(encoding="utf-8")
+    if not parser.parse_args().check:
+        PAGE.write_text(filled(page), encoding="utf-8")
+    elif page != filled(page):
+        print("docs/performance.md differs from the results: run scripts/performance_page.py")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
