@@ -1,0 +1,172 @@
+"""Planned memory of the trainer against resident memory, on this machine's CPU.
+
+    python benchmarks/plan.py --out benchmarks/results/plan.json
+
+Each configuration is planned as `agentrl plan` does it, by a step of the learner's code on tensors
+without memory, and then measured: a process loads a random model of about 50 million parameters,
+makes a step, and then one of two micro-batches, whose highest resident memory counts, less what the
+process held before the model. `error` is the distance of the plan from what was measured, over the
+latter; `largest_error` is the largest of them. Without tensors, a process also differs by what kernels
+and gloo take for themselves.
+
+`--measure NAME` is one process of a measurement. `--only NAME` takes one configuration.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from harness.machine import machine
+from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3MoeConfig
+
+from agentrl.config.sections import AlgorithmSection, ModelSection, TrainerSection
+from agentrl.distributed import MeshShape, Ranks, joined_ranks
+from agentrl.trainer.learner.learner import Learner
+from agentrl.trainer.learner.settings import LearnerSettings, StartWeights
+from agentrl.trainer.rehearsal.rehearsal import filled_row, rehearse
+
+GOAL = 0.1
+_SIZES: dict[str, Any] = {
+    "vocab_size": 32_000,
+    "hidden_size": 512,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 64,
+    "max_position_embeddings": 8192,
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One configuration."""
+
+    num_tokens: int
+    num_chunks: int = 1
+    num_ranks: int = 1
+    is_mixture: bool = False
+    model: dict[str, Any] = field(default_factory=dict)
+    trainer: dict[str, Any] = field(default_factory=dict)
+
+
+CASES = {
+    "dense": Case(1024),
+    "recomputed": Case(2048, trainer={"gradient_checkpointing": True, "loss_seq_chunk_size": 512}),
+    "bfloat16": Case(1024, model={"torch_dtype": "bfloat16"}),
+    "chunks": Case(2048, num_chunks=4),
+    "adapter": Case(1024, model={"lora_rank": 16}),
+    "experts": Case(1024, is_mixture=True),
+    "two_ranks": Case(1024, num_ranks=2),
+}
+
+
+def write_model(case: Case, path: Path) -> None:
+    """Write a random model."""
+    torch.manual_seed(0)
+    if case.is_mixture:
+        config: Any = Qwen3MoeConfig(
+            **_SIZES, num_experts=8, num_experts_per_tok=2, moe_intermediate_size=512
+        )
+    else:
+        config = Qwen3Config(**_SIZES, intermediate_size=1536)
+    AutoModelForCausalLM.from_config(config).save_pretrained(path)
+
+
+def settings(case: Case, path: Path) -> LearnerSettings:
+    """Return a learner's settings."""
+    model = {"model_name_or_path": str(path), "torch_dtype": "float32", **case.model}
+    return LearnerSettings(
+        weights=StartWeights(path),
+        model=ModelSection.model_validate(model),
+        trainer=TrainerSection.model_validate(case.trainer),
+        algorithm=AlgorithmSection(),
+        seed=0,
+    )
+
+
+def resident(line: str) -> int:
+    """Return a line of this process's status, in bytes."""
+    text = Path("/proc/self/status").read_text(encoding="utf-8")
+    found = next(row for row in text.splitlines() if row.startswith(line))
+    return int(found.split()[1]) * 1024
+
+
+def measure(case: Case, path: Path, ranks: Ranks) -> int:
+    """Return the bytes that a rank's second step takes beyond an empty process."""
+    # Libraries take what they need for themselves before the model is there.
+    torch.mm(torch.ones(512, 512), torch.ones(512, 512))
+    ranks.barrier()
+    empty = resident("VmRSS")
+    learner = Learner(settings(case, path), ranks)
+    batch = filled_row(case.num_tokens, case.num_tokens, num_chunks=case.num_chunks)
+    learner.train([batch])
+    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # a new highest VmHWM
+    learner.train([batch, batch])
+    return resident("VmHWM") - empty
+
+
+def measured(name: str, case: Case, path: Path) -> int:
+    """Return what `measure` finds in a process of its own, on rank 0."""
+    out = path / "measured"
+    words = ["--measure", name, "--model", str(path), "--out", str(out)]
+    launch = [sys.executable, __file__]
+    if case.num_ranks > 1:
+        torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+        launch = [sys.executable, *torchrun, str(case.num_ranks), __file__]
+    # Freed blocks go back to the system at once, so that what is resident is what is in use.
+    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "OMP_NUM_THREADS": "1"}
+    subprocess.run([*launch, *words], env=environment, check=True)
+    return int(out.read_text(encoding="utf-8"))
+
+
+def row(name: str, case: Case) -> dict[str, Any]:
+    """Plan and measure one configuration."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder)
+        write_model(case, path)
+        batch = filled_row(case.num_tokens, case.num_tokens, num_chunks=case.num_chunks)
+        shape = MeshShape.of(case.num_ranks)
+        planned = rehearse(settings(case, path), shape, batch, device="cpu").peak
+        found = measured(name, case, path)
+    error = abs(planned - found) / found
+    print(f"{name:12} planned {planned / 1e6:7.0f} MB, measured {found / 1e6:7.0f} MB, {error:.1%}")
+    return {"name": name, **asdict(case), "planned": planned, "measured": found, "error": error}
+
+
+def main() -> None:
+    """Measure and write."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/plan.json"))
+    parser.add_argument("--only", choices=CASES)
+    parser.add_argument("--measure", choices=CASES)
+    parser.add_argument("--model", type=Path)
+    arguments = parser.parse_args()
+    if arguments.measure:
+        with joined_ranks() as ranks:
+            found = measure(CASES[arguments.measure], arguments.model, ranks)
+            if ranks.is_main:
+                arguments.out.write_text(str(found), encoding="utf-8")
+        return
+    about = {**machine(), "torch": torch.__version__, "transformers": transformers.__version__}
+    names = [arguments.only] if arguments.only else list(CASES)
+    rows = [row(name, CASES[name]) for name in names]
+    result = {
+        "largest_error": max(one["error"] for one in rows),
+        "goal": GOAL,
+        "configurations": rows,
+        "machine": about,
+    }
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    arguments.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
