@@ -138,7 +138,7 @@ def bound(policy: PolicyModel, batch: MicroBatch, *, recomputed: bool) -> float:
     pairs = float(batch.row.positions.sum()) + batch.row.num_tokens
     # 12 operations a pair, of which 4 are the forward pass's.
     operations: float = FlopCount.of(policy).per_pair * pairs * (4 / 3 if recomputed else 1)
-    return total + operations / rate
+    return float(total + operations / rate)
 
 
 def measure(kind: str, num_tokens: int, *, recomputed: bool) -> dict[str, Any]:

@@ -22,6 +22,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "sft": ("commands:sft", "supervised fine-tuning on conversations, or on records of a run"),
     "serve": ("commands:serve", "an inference server, registered and kept up to date"),
     "eval": ("commands:evaluate", "score a checkpoint on held-out questions"),
+    "plan": ("plan_command:plan", "what a run takes of a cluster: memory, time, what would fit"),
     "doctor": ("commands:doctor", "check this machine: packages, GPUs, database, servers, tools"),
     "export": ("commands:export", "merge a run's adapter (LoRA) into its model's weights"),
     "push_to_hub": ("hub_commands:push_to_hub", "upload a checkpoint or an exported data set"),

@@ -128,6 +128,14 @@ class Ranks:
             return torch.device("cuda", self.local_rank)
         return torch.device("cpu")
 
+    def build_mesh(self) -> DeviceMesh | None:
+        """Return the mesh of all ranks, or None for a single process (collective)."""
+        return None if self.world_size == 1 else self.shape.build(self.device)
+
+    def new_group(self) -> dist.ProcessGroup | None:
+        """Return another group of all ranks on host memory; None for a single process (collective)."""
+        return None if self.world_size == 1 else dist.new_group(backend="gloo")
+
     def enter_thread(self) -> None:
         """Make this rank's device the current one of the calling thread."""
         if torch.cuda.is_available():

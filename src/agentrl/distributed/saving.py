@@ -15,7 +15,6 @@ from pathlib import Path, PurePath
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.distributed.checkpoint import metadata as descriptions
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
@@ -39,7 +38,7 @@ class StateWriter:
         """Create a separate process group (collective)."""
         self._is_alone = ranks.world_size == 1
         # Collectives of background writes must not interleave with those of training.
-        self._group = None if self._is_alone else dist.new_group(backend="gloo")
+        self._group = ranks.new_group()
         self._pending: tuple[Future[Any], Path] | None = None
 
     def write(self, state: State, directory: Path, *, in_background: bool) -> None:

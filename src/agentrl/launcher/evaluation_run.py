@@ -25,6 +25,7 @@ from agentrl.launcher.display import QUIET_SECONDS
 from agentrl.launcher.fitted_values import fitted_to_model
 from agentrl.launcher.gpu_placement import placed
 from agentrl.launcher.local_cluster import LocalCluster, until_interrupted
+from agentrl.launcher.policy_checks import find_model
 from agentrl.launcher.preflight import check_inputs
 from agentrl.launcher.run_panel import duration
 from agentrl.launcher.run_report import print_gpus, say, told_if_slow
@@ -74,7 +75,7 @@ async def run_evaluation(config: RootConfig, checkpoint: Path | None) -> int:
         console, "looking at the model, the questions and the tool servers ..."
     ):
         notes = await check_inputs(config, trains=False)
-    config, fitted = fitted_to_model(config)
+    config, fitted = fitted_to_model(config, find_model(config.model))
     for note in (*notes, *fitted):
         say(console, f"note: {note}")
     print_gpus(console, gpus)

@@ -4,10 +4,10 @@ In goes a checked configuration whose model exists; out comes one with these val
 line for a person on each. A value that a flag or a file gave is never touched.
 """
 
+from pathlib import Path
 from typing import Any
 
 from agentrl.config.sections import RootConfig
-from agentrl.launcher.policy_checks import find_model
 from agentrl.rollout.worker.resources import served_context_length
 
 _LEAST_REPLY = 1024
@@ -16,19 +16,16 @@ _LONG_CONTEXT = 8192
 """Tokens above which activations of a whole path are kept only in part."""
 
 
-def fitted_to_model(
-    config: RootConfig, *, with_weights: bool = True
-) -> tuple[RootConfig, list[str]]:
+def fitted_to_model(config: RootConfig, model_path: Path) -> tuple[RootConfig, list[str]]:
     """Return the configuration with what the model's context says, and notes about it.
 
     Args:
         config: the checked configuration.
-        with_weights: see `resolve_model`.
+        model_path: the model's directory, with config.json.
 
     Raises:
-        ConfigError: the model is missing or malformed.
+        ConfigError: config.json is malformed.
     """
-    model_path = find_model(config.model, with_weights=with_weights)
     notes: list[str] = []
     if "model_name_or_path" not in config.model.model_fields_set:
         notes.append(

@@ -3,13 +3,12 @@
 In goes the configuration and the flags as they were typed; out comes a plan in parts, as text and as
 JSON: every value with its origin, the processes with their GPUs, and what the checks of a real start
 find. Nothing is started or written; of a hub id, only the model's small files are fetched.
-
-A further part (an estimate of memory) is one more field of `RunPlan` and one more entry in its
-`parts` and `lines`.
 """
 
+import asyncio
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from pydantic import SecretStr
@@ -18,10 +17,13 @@ from agentrl.config.flags import FLAGS
 from agentrl.config.loading import flat_values, origins
 from agentrl.config.secret_text import HIDDEN
 from agentrl.config.sections import SECTIONS, RootConfig
-from agentrl.errors import AgentRLError
+from agentrl.errors import AgentRLError, ConfigError
 from agentrl.launcher.fitted_values import fitted_to_model
 from agentrl.launcher.gpu_placement import NO_GPUS, GpuMap, placed
+from agentrl.launcher.memory_check import planned_memory
+from agentrl.launcher.policy_checks import find_model
 from agentrl.launcher.preflight import Finding, findings, findings_on_ranks
+from agentrl.planner.cluster_plan import ClusterPlan
 
 _NAME_WIDTH = 34
 _VALUE_WIDTH = 24
@@ -45,6 +47,8 @@ class RunPlan:
     """Where each value comes from, by flag."""
     gpus: GpuMap
     findings: tuple[Finding, ...]
+    memory: ClusterPlan | None = None
+    """None without GPUs of a known kind."""
 
     @property
     def can_start(self) -> bool:
@@ -62,6 +66,7 @@ class RunPlan:
             },
             "processes": [vars(process) for process in self._processes()],
             "gpus": dict(self.gpus.rows()),
+            "memory": None if self.memory is None else self.memory.parts(),
             "checks": [
                 {
                     "subject": finding.subject,
@@ -87,6 +92,9 @@ class RunPlan:
         yield "GPUs:" if rows else "GPUs: none"
         for name, words in rows.items():
             yield f"  {name:12} {words}"
+        if self.memory is not None:
+            yield "memory:"
+            yield from (f"  {line}" for line in self.memory.lines())
         yield "checks:"
         for finding in self.findings:
             said = "ok" if finding.problem is None else f"PROBLEM {finding.problem}"
@@ -125,7 +133,7 @@ async def plan_run(config: RootConfig, typed: Mapping[str, Any]) -> RunPlan:
         typed: the flags from which it was made.
     """
     found: list[Finding] = []
-    gpus = NO_GPUS
+    gpus, memory = NO_GPUS, None
     try:
         config, gpus = placed(config)
         found.append(Finding("GPUs"))
@@ -136,9 +144,29 @@ async def plan_run(config: RootConfig, typed: Mapping[str, Any]) -> RunPlan:
     else:
         found += [finding async for finding in findings(config, with_weights=False)]
         if not any(finding.problem for finding in found if finding.subject == "model"):
-            config, notes = fitted_to_model(config, with_weights=False)
+            path = find_model(config.model, with_weights=False)
+            config, notes = fitted_to_model(config, path)
             found.append(Finding("limits", notes=tuple(notes)))
-    return RunPlan(config, origins(typed, config), gpus, tuple(found))
+            memory = await _memory(config, gpus, path, found)
+    return RunPlan(config, origins(typed, config), gpus, tuple(found), memory)
+
+
+async def _memory(
+    config: RootConfig, gpus: GpuMap, path: Path, found: list[Finding]
+) -> ClusterPlan | None:
+    """Return the plan of memory, and add what is found."""
+    try:
+        plan = await asyncio.to_thread(planned_memory, config, gpus, path)
+    except AgentRLError as error:
+        found.append(Finding("memory", error))
+        return None
+    if plan is not None:
+        problem = ConfigError("; ".join(plan.problems)) if plan.problems else None
+        found.append(Finding("memory", problem))
+    elif gpus.names:
+        note = "the kind of GPU is not known; name it to `agentrl plan --gpu`"
+        found.append(Finding("memory", notes=(note,)))
+    return plan
 
 
 def _values(config: RootConfig) -> dict[str, Any]:

@@ -15,6 +15,8 @@ from agentrl.launcher.display import Display
 from agentrl.launcher.fitted_values import fitted_to_model
 from agentrl.launcher.gpu_placement import placed
 from agentrl.launcher.local_cluster import LocalCluster, until_interrupted
+from agentrl.launcher.memory_check import check_memory
+from agentrl.launcher.policy_checks import find_model
 from agentrl.launcher.preflight import (
     check_has_questions,
     check_inputs,
@@ -51,8 +53,10 @@ async def run_training(config: RootConfig) -> int:
         console, "looking at the model, the questions and the tool servers ..."
     ):
         notes = await check_inputs(config)
-    config, fitted = fitted_to_model(config)
-    for note in (*notes, *fitted):
+        model_path = find_model(config.model)
+        config, fitted = fitted_to_model(config, model_path)
+        notes += [*fitted, *await asyncio.to_thread(check_memory, config, gpus, model_path)]
+    for note in notes:
         say(console, f"note: {note}")
     print_gpus(console, gpus)
     started = time.monotonic()

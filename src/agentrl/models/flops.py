@@ -1,4 +1,4 @@
-"""Floating-point operations for training on a row, and the peak rates of devices.
+"""Floating-point operations for training on a row, and the peak rate of a device.
 
 Counts follow the convention of model FLOPs utilization (Chowdhery et al., arXiv 2204.02311,
 appendix B): forward and backward passes as the model defines them, without recomputation that saves
@@ -14,18 +14,7 @@ import torch
 
 from agentrl.data.rows import PackedRow
 from agentrl.models.policy import PolicyModel
-
-_DENSE_BF16_TFLOPS = {
-    "B200": 2250.0,
-    "H200": 989.0,
-    "H100 PCIe": 756.0,
-    "H100 NVL": 835.0,
-    "H100": 989.0,
-    "A100": 312.0,
-    "L40S": 362.0,
-}
-"""Dense bfloat16 peaks from the vendor's data sheets. The first key within the device's name wins,
-so variants precede the plain name."""
+from agentrl.runtime.gpus import gpu_model
 
 
 @dataclass(frozen=True)
@@ -111,5 +100,5 @@ def peak_tflops(device: torch.device) -> float | None:
     """Return the device's dense bfloat16 peak in TFLOP/s, or None if it is not in the table."""
     if device.type != "cuda":
         return None
-    name = torch.cuda.get_device_name(device)
-    return next((peak for key, peak in _DENSE_BF16_TFLOPS.items() if key in name), None)
+    model = gpu_model(torch.cuda.get_device_name(device))
+    return None if model is None else model.tflops

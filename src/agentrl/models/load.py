@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from accelerate import init_empty_weights
 from torch import nn
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -65,12 +66,14 @@ def load_policy(
     config = read_config(path, trust_remote_code=trust_remote_code)
     if attention is not None:
         check_device(attention, torch.device(device))
-    policy = wrap_policy(
-        _without_weights(Path(path), config, dtype, attention, trust_remote_code),
-        gradient_checkpointing=gradient_checkpointing,
-    )
-    if prepare is not None:
-        prepare(policy)
+    # Without memory also where tensors are fake: torch can give memory to meta tensors alone.
+    with unset_fake_temporarily():
+        policy = wrap_policy(
+            _without_weights(Path(path), config, dtype, attention, trust_remote_code),
+            gradient_checkpointing=gradient_checkpointing,
+        )
+        if prepare is not None:
+            prepare(policy)
     computes_on = torch.device(device)
     materialize(
         policy,

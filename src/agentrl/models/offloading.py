@@ -14,6 +14,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement
 
+HOST = torch.device("cpu")
 _SMALLEST_BYTES = 1024
 """Copies of less cost more time than they save memory."""
 
@@ -43,7 +44,7 @@ def _to_host(tensor: torch.Tensor) -> torch.Tensor | _OnHost:
     if isinstance(tensor, DTensor):
         layout = (tensor.device_mesh, tensor.placements, tensor.size(), tensor.stride())
         local = tensor.to_local()
-    return _OnHost(local.detach().to("cpu", copy=True), local.device, layout)
+    return _OnHost(local.detach().to(HOST, copy=True), local.device, layout)
 
 
 def _to_device(saved: torch.Tensor | _OnHost) -> torch.Tensor:

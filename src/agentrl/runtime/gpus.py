@@ -25,6 +25,39 @@ class Gpu:
     used_mib: int | None = None
 
 
+@dataclass(frozen=True)
+class GpuModel:
+    """What a kind of GPU can do."""
+
+    name: str
+    memory_mib: int
+    """As nvidia-smi says it."""
+    tflops: float
+    """Dense bfloat16 peak."""
+    gb_per_second: float
+    """Bandwidth of its memory."""
+
+
+GPU_MODELS = (
+    GpuModel("B200", 183_359, 2250, 8000),
+    GpuModel("H200", 143_771, 989, 4800),
+    GpuModel("H100 PCIe", 81_559, 756, 2000),
+    GpuModel("H100 NVL", 95_830, 835, 3900),
+    GpuModel("H100", 81_559, 989, 3350),
+    GpuModel("A100", 81_920, 312, 2039),
+    GpuModel("L40S", 46_068, 362, 864),
+    GpuModel("RTX 4090", 24_564, 165, 1008),
+)
+"""From the vendor's data sheets. The first whose name is in the device's name wins, so variants precede
+the plain name."""
+
+
+def gpu_model(device_name: str) -> GpuModel | None:
+    """Return what is known of a device, or None."""
+    name = device_name.lower()
+    return next((model for model in GPU_MODELS if model.name.lower() in name), None)
+
+
 def machine_gpus() -> list[Gpu]:
     """Return all GPUs of the machine in the order of `nvidia-smi` (by PCI bus)."""
     program = shutil.which("nvidia-smi")

@@ -59,14 +59,14 @@ def test_a_trainer_without_a_configuration_trains_the_packaged_model(
 
 def test_a_long_context_bounds_prompts_and_recomputes_activations(tmp_path: Path) -> None:
     path = write_model(tmp_path / "m", max_position_embeddings=40_960)
-    config, notes = fitted_to_model(build_config({"model_name_or_path": str(path)}))
+    config, notes = fitted_to_model(build_config({"model_name_or_path": str(path)}), path)
     assert config.sampling.max_prompt_tokens == 40_960 - 1024
     assert config.trainer.gradient_checkpointing
     assert len(notes) == 2
 
 
 def test_a_model_that_nobody_named_is_said_to_be_the_demo_s() -> None:
-    _, notes = fitted_to_model(build_config({}))
+    _, notes = fitted_to_model(build_config({}), DEMO)
     assert "no --model_name_or_path: this is the demo's tiny model" in notes[0]
 
 
@@ -74,7 +74,7 @@ def test_what_a_flag_gives_is_not_fitted(tmp_path: Path) -> None:
     path = write_model(tmp_path / "m", max_position_embeddings=40_960)
     given = {"max_prompt_tokens": 100_000, "gradient_checkpointing": False}
     config = build_config({"model_name_or_path": str(path), **given})
-    assert fitted_to_model(config) == (config, [])
+    assert fitted_to_model(config, path) == (config, [])
 
 
 def test_a_template_and_its_variables_are_stored_with_the_run_and_render(tmp_path: Path) -> None:

@@ -157,7 +157,9 @@ def scan_along_paths(
         start = None if known is None else known.index_select(0, parents)
         output, left = scan([tensor[index] for tensor in padded], start)
         known = _after_none(left) if known is None else torch.cat([known, left])
-        outputs.append(output[torch.from_numpy(is_inside).to(device)])
+        # A mask as an index would wait for the device to count it.
+        inside = torch.from_numpy(np.flatnonzero(is_inside)).to(device)
+        outputs.append(output.flatten(0, 1).index_select(0, inside))
         tokens.append(places[is_inside])
     assert known is not None, "a row has tokens"
     if states is not None and len(tree.exports):

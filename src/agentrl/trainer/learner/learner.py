@@ -124,7 +124,7 @@ class Learner:
                 "bfloat16, or use flex or sdpa"
             )
         adapter = adapter_shape(model)
-        self._mesh = None if ranks.world_size == 1 else ranks.shape.build(ranks.device)
+        self._mesh = ranks.build_mesh()
         self._policy = self._load(
             settings.weights.model_path,
             # Below an adapter all weights are frozen, so no master copy is needed.

@@ -1,0 +1,43 @@
+"""Whether a run fits the memory of its GPUs, before anything of it is started."""
+
+from pathlib import Path
+
+from agentrl.config.sections import RootConfig
+from agentrl.errors import ConfigError
+from agentrl.launcher.gpu_placement import GpuMap
+from agentrl.planner.cluster import this_machine
+from agentrl.planner.cluster_plan import ClusterPlan, plan_cluster
+
+
+def planned_memory(config: RootConfig, gpus: GpuMap, model_path: Path) -> ClusterPlan | None:
+    """Return the plan for the GPUs of this machine; None without any, or where nothing is known of them.
+
+    Args:
+        config: the checked configuration, with its number of servers.
+        gpus: the GPUs of its processes.
+        model_path: the model's directory.
+
+    Raises:
+        ConfigError: the model cannot be planned for.
+    """
+    cluster = this_machine(has_gpus=True) if gpus.trainer else None
+    return None if cluster is None else plan_cluster(config, model_path, cluster)
+
+
+def check_memory(config: RootConfig, gpus: GpuMap, model_path: Path) -> list[str]:
+    """Refuse a run that its GPUs cannot hold; see `planned_memory` for the arguments.
+
+    Returns:
+        Notes for a person.
+
+    Raises:
+        ConfigError: says what does not fit, and what would.
+    """
+    plan = planned_memory(config, gpus, model_path)
+    if plan is None:
+        return []
+    if plan.problems:
+        would = [remedy.flags for remedy in plan.remedies]
+        hint = f"; it fits with {' or '.join(would)}" if would else ""
+        raise ConfigError(f"{plan.problems[0]}{hint} (`agentrl plan` shows the parts)")
+    return [f"memory: {plan.rank_words}"]

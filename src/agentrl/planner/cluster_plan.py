@@ -1,0 +1,292 @@
+"""`agentrl plan`: does a configuration fit a cluster, what limits it, and what would fit?
+
+In goes a configuration and a cluster, none of which needs to exist yet; out comes a plan, as text and
+as JSON. The trainer's memory is that of its own code on tensors without memory (`rehearsals`); the rest
+is arithmetic on shapes and on the rates below.
+"""
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from agentrl.config.checks import groups_per_step
+from agentrl.config.sections import RootConfig
+from agentrl.errors import ConfigError
+from agentrl.models.architectures import raw_config
+from agentrl.planner.cluster import GB, Cluster
+from agentrl.planner.rehearsals import RankMemory, rehearsals
+from agentrl.planner.remedies import Remedy, remedies
+from agentrl.planner.served_model import BYTES_OF_VALUE, ServedModel, Servers, served_model
+
+TRAINER_SHARE = 0.4
+"""Of a GPU's peak that training reaches."""
+SAMPLER_MS, MONGOD_MS = 3.0, 2.0
+"""CPU time of a turn, see benchmarks/results/turn_cost.json."""
+_BUSY = 0.7
+"""Most of a core that one process should be given."""
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What the questions are like; only times and loads depend on it."""
+
+    turns: float
+    """Model calls of a record."""
+    tokens: int
+    """Of a record at its end; half of them are sampled."""
+
+
+@dataclass(frozen=True)
+class ClusterPlan:
+    """What would come of a run."""
+
+    config: RootConfig
+    cluster: Cluster
+    workload: Workload
+    rank: RankMemory
+    served: ServedModel
+    remedies: tuple[Remedy, ...]
+    """Changes with which the trainer would fit, where it does not."""
+
+    @property
+    def servers(self) -> Servers:
+        """The servers of the run."""
+        return Servers(self.config.inference, self.cluster, self.served, self.workload.tokens)
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """What does not fit."""
+        return tuple(self._problems())
+
+    @property
+    def slows_down(self) -> str | None:
+        """What keeps the run from this pace."""
+        loads = self._cores(SAMPLER_MS + MONGOD_MS)
+        if loads <= self.cluster.cores:
+            return None
+        return (
+            f"samplers and mongod take {loads:.0f} cores, and the machine has {self.cluster.cores}; start "
+            "samplers on further machines (docs/deploy.md)"
+        )
+
+    @property
+    def rank_words(self) -> str:
+        """What a rank takes and has, for people."""
+        return f"a trainer rank takes {_gb(self.rank.peak)}, and has {_gb(self._device_bytes)}"
+
+    def parts(self) -> dict[str, Any]:
+        """Return the plan as a JSON object; sizes are in bytes, times in seconds."""
+        return {
+            "fits": not self.problems,
+            "problems": list(self.problems),
+            "slows_down": self.slows_down,
+            "remedies": [asdict(remedy) for remedy in self.remedies],
+            "trainer": {
+                **asdict(self.rank),
+                "ranks": self.config.trainer.num_processes,
+                "device_bytes": self._device_bytes,
+                "step_flops": self.step_flops,
+                "seconds": self.train_seconds,
+            },
+            "servers": {
+                **asdict(self.served),
+                "servers": self.servers.count,
+                "cache_bytes": self.servers.cache_bytes,
+                "cached_tokens": self.servers.cached_tokens,
+                "conversations": self.servers.conversations,
+                "tokens_per_second": self.servers.tokens_per_second,
+                "seconds": self.sample_seconds,
+            },
+            "publish": {"bytes": self._published_bytes, "seconds": self.publish_seconds},
+            "step": {"seconds": self.step_seconds, "records": self._records},
+            "turns_per_second": self.turns_per_second,
+            "mongod_cores": self._cores(MONGOD_MS),
+            "sampler_cores": self._cores(SAMPLER_MS),
+            "samplers": self.samplers,
+        }
+
+    def lines(self) -> Iterator[str]:
+        """Yield the plan for a person; what matters most comes last."""
+        rank, trainer = self.rank, self.config.trainer
+        gpu = self.cluster.gpu
+        yield f"trainer: {trainer.num_processes} rank(s) on {'CPU' if gpu is None else gpu.name}"
+        held = f"gradients {_gb(rank.gradients)}, AdamW {_gb(rank.optimizer)}"
+        yield f"  weights {_gb(rank.weights)}, {held}"
+        yield f"  passes beside them {_gb(rank.activations)}, most at a time {_gb(rank.peak)}"
+        host = f"; {_gb(rank.host)} in host memory" if rank.host else ""
+        yield f"  of {_gb(self._device_bytes)} a rank{host}"
+        each = f"of {self.config.inference.inf_tp_size} GPU(s)"
+        yield f"servers: {self.servers.count} {each if self.servers.gpu else 'on the CPU'}"
+        cache = f"cache {self.served.cache_per_token / 1024:.0f} KiB a token"
+        yield f"  weights {_gb(self.served.weights)}, {cache}"
+        at_once = f"{self.servers.conversations} conversations at a time"
+        yield f"  cache for {self.servers.cached_tokens:,} tokens, {at_once}"
+        if self.train_seconds and self.sample_seconds:
+            yield from self._times()
+        if self.slows_down is not None:
+            yield f"slower than that: {self.slows_down}"
+        for problem in self.problems:
+            yield f"DOES NOT FIT: {problem}"
+        for remedy in self.remedies:
+            yield f"  would fit: {remedy.flags} ({_gb(remedy.peak)} a rank)"
+        if not self.problems:
+            yield "fits"
+
+    def _times(self) -> Iterator[str]:
+        work, loads = self.workload, f"{self.samplers} sampler(s)"
+        yield (
+            f"a step of {self._records} records, {work.tokens:,} tokens each in {work.turns:g} turns, if "
+            "no prefix is shared:"
+        )
+        reached = f"{self.step_flops:.2g} operations at {TRAINER_SHARE:.0%} of the peak"
+        yield f"  trainer {self.train_seconds:.0f} s ({reached})"
+        yield f"  servers {self.sample_seconds:.0f} s ({self.servers.tokens_per_second:,.0f} tokens/s)"
+        yield f"  publishing {self.publish_seconds:.1f} s ({_gb(self._published_bytes)})"
+        loads += f", {self._cores(MONGOD_MS):.2f} cores of mongod"
+        yield f"  together {self.step_seconds:.0f} s, {self.turns_per_second:.1f} turns/s: {loads}"
+
+    @property
+    def _device_bytes(self) -> int:
+        """What a rank may take."""
+        if self.cluster.gpu is not None:
+            return self.cluster.gpu_bytes
+        return self.cluster.host_bytes // self._ranks_here
+
+    @property
+    def _ranks_here(self) -> int:
+        return max(1, self.config.trainer.num_processes // self.config.trainer.num_machines)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest conversation."""
+        return self.config.sampling.max_prompt_tokens + self.config.sampling.max_new_tokens
+
+    @property
+    def _records(self) -> int:
+        config, trainer = self.config, self.config.trainer
+        shares = trainer.num_processes // (trainer.cp_size * trainer.tp_size)
+        return groups_per_step(config, shares) * config.data.num_generations
+
+    @property
+    def step_flops(self) -> float:
+        """Operations of a step if no prefix were shared; merged training takes less."""
+        tokens = self.workload.tokens
+        each = self.rank.flops_per_token * tokens + self.rank.flops_per_pair * tokens**2 / 2
+        return self._records * (each + self.rank.flops_per_head_position * tokens / 2)
+
+    @property
+    def train_seconds(self) -> float:
+        """Seconds of the passes of a step."""
+        if self.cluster.gpu is None:
+            return 0.0
+        rate = self.cluster.gpu.tflops * 1e12 * TRAINER_SHARE
+        recomputed = 4 / 3 if self.config.trainer.gradient_checkpointing else 1
+        return recomputed * self.step_flops / rate / self.config.trainer.num_processes
+
+    @property
+    def sample_seconds(self) -> float:
+        """Seconds in which the servers sample the tokens of a step."""
+        if not self.servers.tokens_per_second:
+            return 0.0
+        return self._records * self.workload.tokens / 2 / self.servers.tokens_per_second
+
+    @property
+    def _published_bytes(self) -> int:
+        if self.config.model.lora_rank:
+            return self.rank.num_trained * BYTES_OF_VALUE
+        return self.rank.num_parameters * BYTES_OF_VALUE
+
+    @property
+    def publish_seconds(self) -> float:
+        """Seconds in which the weights cross the network once."""
+        return self._published_bytes / GB / self.cluster.network_gb_per_second
+
+    @property
+    def step_seconds(self) -> float:
+        """Seconds from one policy to the next: sampling goes on while the trainer computes."""
+        both = (self.train_seconds, self.sample_seconds)
+        return (sum if self.config.inference.colocated else max)(both) + self.publish_seconds
+
+    @property
+    def turns_per_second(self) -> float:
+        """Model calls of all samplers."""
+        if not self.train_seconds:
+            return 0.0
+        return self._records * self.workload.turns / self.step_seconds
+
+    def _cores(self, milliseconds: float) -> float:
+        return self.turns_per_second * milliseconds / 1000
+
+    @property
+    def samplers(self) -> int:
+        """Sampler processes for these turns."""
+        rollouts = self.config.rollout.max_concurrent_samples_per_process
+        at_once = self.servers.count * self.servers.conversations
+        return max(1, -(-at_once // rollouts), -int(-self._cores(SAMPLER_MS) // _BUSY))
+
+    def _problems(self) -> Iterator[str]:
+        rank, cluster = self.rank, self.cluster
+        if rank.peak > self._device_bytes:
+            yield self.rank_words
+        if cluster.gpu is not None and rank.host * self._ranks_here > cluster.host_bytes:
+            yield (
+                f"{self._ranks_here} rank(s) keep {_gb(rank.host * self._ranks_here)} in host memory, "
+                f"and the machine has {_gb(cluster.host_bytes)}"
+            )
+        if self.served.cache(self.longest) > self.servers.cache_bytes:
+            yield (
+                f"a server has {_gb(self.servers.cache_bytes)} of cache a GPU, and the longest "
+                f"conversation of {self.longest:,} tokens takes "
+                f"{_gb(self.served.cache(self.longest))}; raise --inf_tp_size, or lower "
+                "--max_prompt_tokens"
+            )
+
+
+def plan_cluster(
+    config: RootConfig, model_path: Path, cluster: Cluster, workload: Workload | None = None
+) -> ClusterPlan:
+    """Rehearse the trainer's step and compute the rest.
+
+    Args:
+        config: the checked configuration, with its number of servers.
+        model_path: directory with config.json.
+        cluster: what the run has.
+        workload: what the questions are like.
+
+    Raises:
+        ConfigError: config.json cannot be used, or the mesh does not fit the model.
+    """
+    with rehearsals(model_path, on_gpu=cluster.gpu is not None) as open_rehearsals:
+        rank = open_rehearsals.rank(config)
+        plan = ClusterPlan(
+            config,
+            cluster,
+            workload or usual_workload(config),
+            rank,
+            _served(config, model_path, rank),
+            remedies=(),
+        )
+        if rank.peak <= plan._device_bytes:
+            return plan
+        found = remedies(open_rehearsals, config, rank, plan._device_bytes)
+    return ClusterPlan(config, cluster, plan.workload, rank, plan.served, found)
+
+
+def usual_workload(config: RootConfig, turns: float = 4, tokens: int | None = None) -> Workload:
+    """Return a workload; records take half of the longest conversation where nothing is said."""
+    longest = config.sampling.max_prompt_tokens + config.sampling.max_new_tokens
+    return Workload(turns, tokens or longest // 2)
+
+
+def _served(config: RootConfig, model_path: Path, rank: RankMemory) -> ServedModel:
+    try:
+        return served_model(
+            raw_config(model_path), rank.num_parameters, tp_size=config.inference.inf_tp_size
+        )
+    except KeyError as error:
+        raise ConfigError(f"{model_path / 'config.json'} lacks {error}") from None
+
+
+def _gb(size: float) -> str:
+    return f"{size / GB:.1f} GB" if size >= GB / 10 else f"{size / 1e6:.1f} MB"

@@ -1,0 +1,142 @@
+"""Rehearsals of the trainer's step, in a process of their own that imports torch.
+
+In goes a configuration, out come the bytes of a rank.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from agentrl.config.sections import RootConfig
+from agentrl.errors import ConfigError
+from agentrl.runtime.gpus import VISIBLE
+
+_MODULE = "agentrl.trainer.rehearsal.rehearsal_process"
+
+
+@dataclass(frozen=True)
+class RankMemory:
+    """Bytes of one trainer rank, and the costs of its model."""
+
+    weights: int
+    gradients: int
+    optimizer: int
+    activations: int
+    """What passes take beside these three: activations, logits, gathered and rounded weights."""
+    peak: int
+    """Most on the device at a time."""
+    host: int
+    """Most in host memory, where the device is another."""
+    num_parameters: int
+    num_trained: int
+    flops_per_token: float
+    """Forward and backward, outside attention."""
+    flops_per_pair: float
+    """For each token that a token sees."""
+    flops_per_head_position: float
+
+
+class Rehearsals:
+    """Rehearses one configuration after another."""
+
+    def __init__(self, model_path: Path, *, on_gpu: bool, errors: IO[bytes]) -> None:
+        self._model_path = model_path
+        self._on_gpu = on_gpu
+        self._errors = errors
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", _MODULE],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            # It plays a GPU, and takes none.
+            env={**os.environ, VISIBLE: ""},
+        )
+
+    def rank(self, config: RootConfig) -> RankMemory:
+        """Return the memory of rank 0.
+
+        Raises:
+            ConfigError: the model cannot be divided so, or cannot be followed without values.
+        """
+        longest = config.sampling.max_prompt_tokens + config.sampling.max_new_tokens
+        found = self._ask(
+            {
+                "model": config.model.model_dump(mode="json"),
+                "trainer": config.trainer.model_dump(mode="json"),
+                "algorithm": config.algorithm.model_dump(mode="json"),
+                "model_path": str(self._model_path),
+                "longest": longest,
+                "device": "gpu" if self._on_gpu else "cpu",
+            }
+        )
+        held = found["weights"] + found["gradients"] + found["optimizer"]
+        device, host = found["peak"], found["offloaded"]
+        if self._on_gpu and config.trainer.cpu_offload:
+            # Passes copy one layer at a time to the device.
+            device, host = found["activations"], host + held
+        elif self._on_gpu and config.inference.colocated:
+            host += found["weights"] + found["optimizer"]  # while the servers sample
+        flops = found["flops"]
+        return RankMemory(
+            weights=found["weights"],
+            gradients=found["gradients"],
+            optimizer=found["optimizer"],
+            activations=found["activations"],
+            peak=device,
+            host=host,
+            num_parameters=found["num_parameters"],
+            num_trained=found["num_trained"],
+            flops_per_token=flops["per_token"],
+            flops_per_pair=flops["per_pair"],
+            flops_per_head_position=flops["per_head_position"],
+        )
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.kill()
+        self._process.communicate()
+
+    def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        try:
+            self._process.stdin.write(json.dumps(request) + "\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            raise self._ended() from None
+        line = self._process.stdout.readline()
+        if not line:
+            raise self._ended()
+        answer: dict[str, Any] = json.loads(line)
+        if "problem" in answer:
+            raise ConfigError(answer["problem"])
+        return answer
+
+    def _ended(self) -> ConfigError:
+        self._errors.seek(0)
+        said = self._errors.read().decode(errors="replace").strip().splitlines()
+        return ConfigError(f"a step of this model cannot be rehearsed: {said[-1] if said else '?'}")
+
+
+@contextmanager
+def rehearsals(model_path: Path, *, on_gpu: bool) -> Iterator[Rehearsals]:
+    """Open the process.
+
+    Args:
+        model_path: directory with config.json.
+        on_gpu: whether a GPU is played, else a CPU.
+    """
+    with tempfile.TemporaryFile() as errors:
+        opened = Rehearsals(model_path, on_gpu=on_gpu, errors=errors)
+        try:
+            yield opened
+        finally:
+            opened.close()

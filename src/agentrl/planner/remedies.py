@@ -1,0 +1,88 @@
+"""What would make a trainer rank fit: changes of flags, each rehearsed before it is offered."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from agentrl.config.sections import RootConfig, TrainerSection
+from agentrl.errors import ConfigError
+from agentrl.planner.rehearsals import RankMemory, Rehearsals
+
+_MOST = 2
+"""Remedies that are offered: each costs a rehearsal of some seconds."""
+_MOST_REHEARSALS = 4
+_SHORT_ROW, _SHORT_CHUNK = 4096, 1024
+_ADAPTER_RANK = 16
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """Flags, and what a rank would take with them."""
+
+    flags: str
+    peak: int
+
+
+def remedies(
+    rehearsals: Rehearsals, config: RootConfig, rank: RankMemory, device_bytes: int
+) -> tuple[Remedy, ...]:
+    """Return changes with which a rank fits; the first are those that cost least.
+
+    Args:
+        rehearsals: an open process.
+        config: the configuration that does not fit.
+        rank: what it takes.
+        device_bytes: what a rank may take.
+    """
+    found: list[Remedy] = []
+    for section, changes in islice(_changes(config, rank, device_bytes), _MOST_REHEARSALS):
+        changed = getattr(config, section).model_copy(update=changes)
+        try:
+            peak = rehearsals.rank(config.model_copy(update={section: changed})).peak
+        except ConfigError:
+            continue  # the model or the mesh does not allow it
+        if peak <= device_bytes:
+            words = (f"--{name} {_word(value)}" for name, value in changes.items())
+            found.append(Remedy(" ".join(words), peak))
+        if len(found) == _MOST:
+            break
+    return tuple(found)
+
+
+def _changes(
+    config: RootConfig, rank: RankMemory, device_bytes: int
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    trainer = config.trainer
+    held = rank.weights + rank.gradients + rank.optimizer
+    if held <= device_bytes:
+        yield from (("trainer", changes) for changes in _smaller_passes(trainer))
+    num_ranks = trainer.num_processes
+    for factor in (2, 4, 8):
+        if held // factor <= device_bytes:
+            yield "trainer", {"num_processes": num_ranks * factor}
+    if num_ranks > 1 and not trainer.cpu_offload:
+        yield "trainer", {"cpu_offload": True}
+    if not config.model.lora_rank:
+        yield "model", {"lora_rank": _ADAPTER_RANK}
+
+
+def _smaller_passes(trainer: TrainerSection) -> Iterator[dict[str, Any]]:
+    """Yield changes that add up, from cheap to dear."""
+    changes: dict[str, Any] = {}
+    if trainer.loss_seq_chunk_size > _SHORT_CHUNK:
+        changes["loss_seq_chunk_size"] = _SHORT_CHUNK
+        yield dict(changes)
+    if not trainer.gradient_checkpointing:
+        changes["gradient_checkpointing"] = True
+        yield dict(changes)
+    if trainer.max_tokens > _SHORT_ROW:
+        changes["max_tokens"] = max(_SHORT_ROW, trainer.max_tokens // 4)
+        yield dict(changes)
+    if not trainer.activation_offloading:
+        changes["activation_offloading"] = True
+        yield dict(changes)
+
+
+def _word(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,114 @@
+"""Tensors without memory and arithmetic, which compute as a CPU or as a GPU would.
+
+torch's `FakeTensorMode` knows shapes, dtypes, storages and devices. Without CUDA it has no gradients
+on a CUDA device, so that a GPU is played by the CPU: attention and its kernels go the way that they
+go on a GPU.
+"""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from typing import Any, Literal, NamedTuple
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from transformers.integrations import moe
+
+from agentrl.models import load, offloading, parallel
+from agentrl.models.attention import flex, sdpa, varlen
+from agentrl.trainer.learner import learner
+
+FakeDevice = Literal["cpu", "gpu", "meta"]
+"""What is played: a CPU; a GPU; or a device that is neither, on which a tensor that was left in host
+memory is an error."""
+HOST = "meta"
+"""Where a rehearsal puts what a GPU's passes keep in host memory."""
+
+
+@contextmanager
+def fake_tensors(device: FakeDevice) -> Iterator[None]:
+    """Make all tensors within the block fake."""
+    stand_ins: list[tuple[Any, str, Any]] = [
+        (load, "read_weights", lambda *_: None),
+        (learner, "start_adapter", lambda *_: None),
+        (parallel, "exchanged_counts", _equal_counts),
+        # torch knows the shapes of its own kernel for experts in bfloat16 alone.
+        (moe, "_can_use_grouped_mm", lambda *_: False),
+        # Its own method would ask for every value by itself.
+        (FakeTensor, "tolist", torch.Tensor.tolist),
+    ]
+    if device == "gpu":
+        stand_ins += [
+            (load, "check_device", lambda *_: None),
+            (sdpa.RowLayout, "has_segments", False),
+            (flex, "flex_attention", _fused_attention),
+            (varlen, "varlen_attn", _fused_rows),
+            (offloading, "HOST", torch.device(HOST)),
+        ]
+    if device == "meta":
+        stand_ins += [
+            (torch, "autocast", lambda *_, **__: nullcontext()),
+            (torch, "is_autocast_enabled", lambda *_: False),
+        ]
+    with ExitStack() as stack:
+        for owner, name, stand_in in stand_ins:
+            stack.enter_context(patch.object(owner, name, stand_in))
+        stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+        yield
+
+
+@contextmanager
+def fake_group(world_size: int) -> Iterator[None]:
+    """Be rank 0 of a process group whose other ranks do not exist: collectives return at once."""
+    if world_size == 1:
+        yield
+        return
+    dist.init_process_group("fake", rank=0, world_size=world_size, store=FakeStore())
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def _equal_counts(
+    ranks: torch.Tensor, num_ranks: int, _group: dist.ProcessGroup
+) -> tuple[list[int], list[int]]:
+    """Return counts for rows that are spread evenly, see `parallel.exchanged_counts`."""
+    each, more = divmod(len(ranks), num_ranks)
+    counts = [each + (rank < more) for rank in range(num_ranks)]
+    return counts, counts
+
+
+class _Aux(NamedTuple):
+    lse: torch.Tensor
+
+
+def _fused_attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **settings: Any
+) -> Any:
+    output, lse = _FusedAttention.apply(query, key, value)  # type: ignore[no-untyped-call]
+    return output if settings["return_aux"] is None else (output, _Aux(lse))
+
+
+def _fused_rows(*states: torch.Tensor, **_settings: Any) -> torch.Tensor:
+    query, key, value = (tensor.transpose(0, 1)[None] for tensor in states[:3])
+    output: torch.Tensor = _FusedAttention.apply(query, key, value)[0]  # type: ignore[no-untyped-call]
+    return output[0].transpose(0, 1)
+
+
+class _FusedAttention(torch.autograd.Function):
+    """Keeps and allocates what a fused kernel does: nothing of the size N x N."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        query, _, value = inputs
+        output = query.new_empty((*query.shape[:3], value.shape[3]))
+        lse = query.new_empty(query.shape[:3], dtype=torch.float32)
+        ctx.save_for_backward(*inputs, output, lse)
+        return output, lse
+
+    @staticmethod
+    def backward(ctx: Any, *_gradients: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(torch.empty_like(tensor) for tensor in ctx.saved_tensors[:3])

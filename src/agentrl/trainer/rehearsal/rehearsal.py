@@ -1,0 +1,242 @@
+"""One optimizer step of the real learner on tensors without memory: what would it take?
+
+In goes what a learner gets, and a mesh; out comes the memory of a rank, part by part, and where the
+step waits for its device. No weights are read, nothing is computed, and no GPU is needed: a model of
+any size takes seconds. Memory that libraries take beside torch's tensors is not seen: the CUDA
+context, workspaces of kernels, buffers of NCCL, and gaps between tensors.
+"""
+
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch._subclasses.fake_tensor import (
+    DynamicOutputShapeException,
+    UnsupportedFakeTensorException,
+    unset_fake_temporarily,
+)
+from torch.distributed.device_mesh import DeviceMesh
+
+from agentrl.config.sections import AlgorithmSection, ModelSection, TrainerSection
+from agentrl.data import MicroBatch
+from agentrl.data.rows import PackedRow
+from agentrl.distributed import MeshShape, Ranks
+from agentrl.errors import ConfigError
+from agentrl.models.flops import FlopCount
+from agentrl.trainer.bootstrap import mesh_shape
+from agentrl.trainer.learner.learner import Learner
+from agentrl.trainer.learner.settings import LearnerSettings, StartWeights
+from agentrl.trainer.rehearsal.fake_device import HOST, FakeDevice, fake_group, fake_tensors
+from agentrl.trainer.rehearsal.observers import Allocations, HostReads
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class StepMemory:
+    """Bytes of one rank."""
+
+    weights: int
+    gradients: int
+    optimizer: int
+    passes: int
+    """Most on the device while gradients are computed, all of the above included."""
+    update: int
+    """Most on the device while the optimizer updates the weights."""
+    offloaded: int
+    """Most activations in host memory, with `--activation_offloading`."""
+    made: int
+    """Bytes of all tensors that the passes make one after the other."""
+    num_parameters: int
+    """Of the whole model."""
+    num_trained: int
+    flops: FlopCount
+    host_reads: dict[str, int]
+    """Where a micro-batch waits for the device -> times."""
+
+    @property
+    def peak(self) -> int:
+        """Most on the device."""
+        return max(self.passes, self.update)
+
+    @property
+    def activations(self) -> int:
+        """What the passes take beside weights, gradients and optimizer: also gathered copies."""
+        return self.passes - self.weights - self.gradients - self.optimizer
+
+
+def rehearse(
+    settings: LearnerSettings, shape: MeshShape, batch: MicroBatch, *, device: FakeDevice
+) -> StepMemory:
+    """Make a step with gradients of an earlier micro-batch and the optimizer's state in place.
+
+    Args:
+        settings: of the learner; of the model, only config.json is read.
+        shape: the mesh; this is its rank 0.
+        batch: the micro-batch.
+        device: what computes it.
+    """
+    place = "meta" if device == "meta" else "cpu"
+    ranks = _LoneRank(world_size=shape.world_size, shape=shape, computes_on=place)
+    reads, memory = HostReads(torch.device(place)), Allocations()
+    with fake_group(shape.world_size), fake_tensors(device), reads, memory:
+        learner = _Rehearsed(settings, ranks)
+        held = learner.begin(memory, place)
+        reads.places.clear()
+        learner.train([batch])
+        return StepMemory(
+            weights=held["weights"],
+            gradients=held["gradients"],
+            optimizer=held["optimizer"],
+            passes=learner.peaks[place],
+            update=memory.peak[place],
+            offloaded=learner.peaks[HOST] if place != HOST else 0,
+            made=learner.made,
+            host_reads=dict(reads.places),
+            **learner.sizes(),
+        )
+
+
+def rehearse_run(
+    model: ModelSection,
+    trainer: TrainerSection,
+    algorithm: AlgorithmSection,
+    *,
+    model_path: Path,
+    longest: int,
+    device: FakeDevice,
+) -> StepMemory:
+    """Rehearse the largest micro-batch that the flags of a run allow.
+
+    Args:
+        model: of the configuration.
+        trainer: of the configuration.
+        algorithm: of the configuration.
+        model_path: directory with config.json.
+        longest: most tokens of a conversation.
+        device: what computes the step.
+
+    Raises:
+        ConfigError: the flags ask for another number of ranks, or the model cannot be followed.
+    """
+    if trainer.merge == "none":
+        batch = filled_row(longest, longest)
+    else:
+        num_chunks = -(-longest // trainer.max_tokens)
+        batch = filled_row(max(longest, trainer.max_tokens), longest, num_chunks=num_chunks)
+    reference = algorithm.kl_coefficient and not model.lora_rank
+    settings = LearnerSettings(
+        weights=StartWeights(model_path),
+        model=model,
+        trainer=trainer,
+        algorithm=algorithm,
+        seed=0,
+        reference_path=model_path if reference else None,
+    )
+    shape = mesh_shape(trainer, trainer.num_processes)
+    try:
+        return rehearse(settings, shape, batch, device=device)
+    except (
+        NotImplementedError,
+        UnsupportedFakeTensorException,
+        DynamicOutputShapeException,
+    ) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ConfigError(
+            f"the model at {model_path} needs values to be followed: {reason}"
+        ) from error
+
+
+def filled_row(num_tokens: int, longest: int, *, num_chunks: int = 1) -> MicroBatch:
+    """Return a row of conversations with all of their tokens in the loss.
+
+    Args:
+        num_tokens: of the row.
+        longest: tokens of each conversation, but for the last, which fills the row.
+        num_chunks: passes in which the row is computed.
+    """
+    starts = np.arange(0, num_tokens, longest)
+    ends = np.minimum(starts + longest, num_tokens)
+    lengths = ends - starts
+    positions = np.concatenate([np.arange(length) for length in lengths])
+    sources = np.flatnonzero(positions < np.repeat(lengths, lengths) - 1)
+    zeros, ones = np.zeros(len(sources), dtype=np.int64), np.ones(len(sources))
+    row = PackedRow(
+        token_ids=np.zeros(num_tokens, dtype=np.int64),
+        positions=positions,
+        subtree_ends=np.repeat(ends, lengths),
+        sources=sources,
+        targets=zeros,
+        temperatures=ones.astype(np.float32),
+    )
+    return MicroBatch(
+        row=row,
+        turns=zeros,
+        records=zeros,
+        advantages=ones,
+        behavior_logprobs=-ones.astype(np.float32),
+        staleness=zeros,
+        weights=ones / max(len(sources), 1),
+        num_chunks=num_chunks,
+    )
+
+
+class _Rehearsed(Learner):
+    """A learner that says what it holds."""
+
+    def begin(self, memory: Allocations, place: str) -> dict[str, int]:
+        """Put gradients and the optimizer's state in place; return the bytes of each."""
+        trained = [p for p in self._policy.parameters() if p.requires_grad]
+        sizes = {"weights": memory.live[place]}
+        for parameter in trained:
+            parameter.grad = torch.empty_like(parameter)
+        sizes["gradients"] = memory.live[place] - sum(sizes.values())
+        self._optimizer.step()
+        sizes["optimizer"] = memory.live[place] - sum(sizes.values())
+        memory.restart()
+        self.peaks: Counter[str] = Counter()
+        before = memory.made
+
+        def passes_are_done(*_: Any) -> None:
+            self.peaks.update(memory.peak)
+            self.made = memory.made - before
+            memory.restart()
+
+        self._optimizer.register_step_pre_hook(passes_are_done)
+        return sizes
+
+    def sizes(self) -> dict[str, Any]:
+        """Return the counts of parameters and operations."""
+        parameters = list(self._policy.parameters())
+        return {
+            "num_parameters": sum(p.numel() for p in parameters),
+            "num_trained": sum(p.numel() for p in parameters if p.requires_grad),
+            "flops": self._flops,
+        }
+
+
+@dataclass(frozen=True)
+class _LoneRank(Ranks):
+    """Rank 0 without the others: what is exchanged as Python objects is its own."""
+
+    computes_on: str = "cpu"
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device(self.computes_on)
+
+    def build_mesh(self) -> DeviceMesh | None:
+        with unset_fake_temporarily():  # a mesh computes with real numbers of ranks
+            return super().build_mesh()
+
+    def new_group(self) -> None:
+        return None
+
+    def gather_dp(self, value: T) -> list[T]:
+        return [value]
+
+    def sum(self, values: Any) -> list[float]:
+        return list(values)

@@ -1,0 +1,42 @@
+"""The process that rehearses: a request a line on standard input, an answer a line on standard output.
+
+`python -m agentrl.trainer.rehearsal.rehearsal_process`, which a command that plans starts instead of
+importing torch. It should see no GPU (`CUDA_VISIBLE_DEVICES=`), since it plays one.
+"""
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from agentrl.config.sections import AlgorithmSection, ModelSection, TrainerSection
+from agentrl.errors import ConfigError
+from agentrl.trainer.rehearsal.rehearsal import rehearse_run
+
+
+def answer(request: dict[str, Any]) -> dict[str, Any]:
+    """Rehearse what a request describes.
+
+    Args:
+        request: sections `model`, `trainer` and `algorithm`, and the other arguments of
+            `rehearse_run`.
+    """
+    try:
+        found = rehearse_run(
+            ModelSection.model_validate(request["model"]),
+            TrainerSection.model_validate(request["trainer"]),
+            AlgorithmSection.model_validate(request["algorithm"]),
+            model_path=Path(request["model_path"]),
+            longest=request["longest"],
+            device=request["device"],
+        )
+    except ConfigError as error:
+        return {"problem": str(error)}
+    return {**asdict(found), "activations": found.activations, "peak": found.peak}
+
+
+if __name__ == "__main__":
+    for line in sys.stdin:
+        sys.stdout.write(json.dumps(answer(json.loads(line))) + "\n")
+        sys.stdout.flush()
