@@ -74,6 +74,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "sglang").write_text(f"#!{sys.executable}\n")
     (tmp_path / "sglang").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    (tmp_path / "tools.py").touch()
     (tmp_path / "questions.jsonl").write_text('{"id": "a", "query": "q", "answer": "1"}\n')
     return tmp_path
 
