@@ -55,7 +55,10 @@ def test_a_model_that_is_only_described_is_planned_for_eight_gpus(
     (described / "config.json").write_bytes((DEMO / "model/config.json").read_bytes())
     flags = ("--model_name_or_path", str(described), "--gpu", "A100", "--num_gpus", "8")
     status, found = plan(
-        capsys, *flags, "--trainer_gpus", "0-3", "--inference_backend", "sglang", "--bf16"
+        capsys,
+        *flags,
+        *("--trainer_gpus", "0-3", "--inference_backend", "sglang", "--bf16"),
+        *("--max_tokens", "8192"),
     )
     assert status == 0
     assert found["trainer"]["ranks"] == 4
@@ -64,9 +67,12 @@ def test_a_model_that_is_only_described_is_planned_for_eight_gpus(
     # float32, divided over four ranks in blocks of 512 bytes.
     assert 1 <= found["trainer"]["weights"] / trained < 1.1
     assert found["trainer"]["optimizer"] == pytest.approx(2 * found["trainer"]["weights"], rel=0.05)
-    status, found = plan(capsys, *flags, "--gpu_memory_gb", "2.05", "--inference_backend", "sglang")
+    small = ("--gpu_memory_gb", "2.4", "--max_tokens", "16384", "--gradient_checkpointing", "false")
+    status, found = plan(capsys, *flags, *small, "--inference_backend", "sglang")
     assert status == 2
-    assert found["remedies"]
+    assert found["trainer"]["peak"] > found["trainer"]["device_bytes"]
+    assert [remedy["peak"] for remedy in found["remedies"]]
+    assert all(remedy["peak"] < 0.4e9 for remedy in found["remedies"])
 
 
 @pytest.mark.slow
