@@ -8,8 +8,8 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from pymongo import MongoClient
 from pymongo.errors import PyMongoError
 
 from agentrl.runtime.child_processes import end_with_parent
-from agentrl.runtime.ports import free_port
+from agentrl.runtime.ports import ReservedPort
 from agentrl.store.private_mongod import EmbeddedMongo, find_mongod
 
 FAKETIME = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1")
@@ -136,9 +136,9 @@ def _run(*command: object) -> bool:
 class ReplicaSet:
     """Three mongods that elect a primary."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, ports: Sequence[int]) -> None:
         self._folder = folder
-        self.ports = [free_port() for _ in range(3)]
+        self.ports = ports
         self._members: dict[int, subprocess.Popen[bytes]] = {}
 
     def uri(self, database: str) -> str:
@@ -222,9 +222,9 @@ class ReplicaSet:
 @contextmanager
 def replica_set(folder: Path) -> Iterator[ReplicaSet]:
     """Run three members; they end with the block."""
-    found = ReplicaSet(folder)
-    try:
+    with ExitStack() as stack:
+        reserved = [stack.enter_context(ReservedPort("127.0.0.1")) for _ in range(3)]
+        found = ReplicaSet(folder, [one.port for one in reserved])
+        stack.callback(found.stop)
         found.start()
         yield found
-    finally:
-        found.stop()

@@ -34,6 +34,7 @@ from agentrl.cli.main import main as agentrl
 from agentrl.errors import StoreError
 from agentrl.renderers.renderer import Renderer
 from agentrl.runtime.child_processes import end_with_parent
+from agentrl.runtime.ports import ReservedPort
 from agentrl.schema import MCPTask
 from agentrl.store import TrajectoryStore
 
@@ -47,9 +48,6 @@ LEASE_SECONDS = 6
 MODEL_SECONDS = 0.25
 NUM_TOOL_CALLS = 3
 MAX_STALENESS = 4
-MONGO_PORT, TOOLS_PORT = 27500, 27499
-"""Outside the range from which the kernel takes ports: while one of the two is down, no other process
-of the machine may answer in its place (a foreign tool server's tools make other prompts)."""
 PATIENCE_SECONDS = 90.0
 REFUSED_STARTS = ("StoreUnreachable: connect: ", "ToolError: MCP server 'default' at ")
 """What a process says that begins while its database or its tools are away; it ends, and whoever
@@ -98,8 +96,8 @@ class Outcome:
 class ToolServer:
     """The tool server, on the same port whenever it is started."""
 
-    def __init__(self, log_file: Path) -> None:
-        self.port = TOOLS_PORT
+    def __init__(self, log_file: Path, port: int) -> None:
+        self.port = port
         self._command = [sys.executable, str(TOOL_SERVER), str(log_file), str(self.port)]
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -365,12 +363,17 @@ def _not_playable(mongo: SingleMongod | ReplicaSet) -> dict[Kind, str]:
 async def _open(folder: Path, *, is_replicated: bool) -> AsyncIterator[Chaos]:
     with ExitStack() as stack:
         links = stack.enter_context(network())
+        # While one of the two is down, no other process of the machine may answer in its place: a
+        # foreign tool server's tools make other prompts.
+        mongo_port, tools_port = (
+            stack.enter_context(ReservedPort("127.0.0.1")).port for _ in range(2)
+        )
         mongo: SingleMongod | ReplicaSet
         if is_replicated:
             mongo = stack.enter_context(replica_set(folder))
             uris = dict.fromkeys(("", *_MEMBER_NAMES), mongo.uri(RUN))
         else:
-            mongo = stack.enter_context(single_mongod(folder, MONGO_PORT))
+            mongo = stack.enter_context(single_mongod(folder, mongo_port))
             uris = {
                 name: mongo.uri(RUN, links.link(f"{name}>mongod", mongo.port).port)
                 for name in _MEMBER_NAMES
@@ -380,7 +383,7 @@ async def _open(folder: Path, *, is_replicated: bool) -> AsyncIterator[Chaos]:
             serve_script(Renderer.load(model), _script(), delay_seconds=MODEL_SECONDS)
         )
         engine.requests = deque(maxlen=1)  # a long run would fill the memory
-        tools = ToolServer(folder / "tools.log")
+        tools = ToolServer(folder / "tools.log", tools_port)
         tools.start()
         stack.callback(tools.kill)
         await tools.until_listening()
