@@ -56,7 +56,9 @@ async def test_a_run_rides_out_the_death_of_each_of_its_processes(tmp_path: Path
 
 
 def test_a_trainer_that_fails_by_itself_ends_the_run(tmp_path: Path) -> None:
-    command = run_command(tmp_path, optim_args="no_such_argument=1")
+    command = run_command(tmp_path, report_to="tensorboard")
+    (tmp_path / "output").mkdir()
+    (tmp_path / "output/tensorboard").write_text("in the way of a folder")
     with started(command, tmp_path) as run:
         assert run.process.wait(END_SECONDS) == 1
         assert "the trainer failed" in run.said()

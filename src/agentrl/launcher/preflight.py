@@ -373,7 +373,8 @@ async def check_name_is_free(section: RunSection, store: TrajectoryStore) -> Non
     """
     run = await store.runs.get()
     output = section.output_path
-    if run is None and not output.exists():
+    # TRL's configuration makes its directory.
+    if run is None and not (output.exists() and any(output.iterdir())):
         return
     if not section.delete_existing:
         raise StoreError(
