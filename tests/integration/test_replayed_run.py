@@ -21,7 +21,8 @@ ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "MON
 
 def last_step(metrics: Path) -> int:
     """Return the last step that was recorded; 0 before the first."""
-    lines = metrics.read_text().splitlines() if metrics.exists() else []
+    text = metrics.read_text() if metrics.exists() else ""
+    lines = text.rpartition("\n")[0].splitlines()  # the last one may be half written
     return max((json.loads(line).get("step", 0) for line in lines), default=0)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from support.stored import claim, make_task, make_turn
 
 from agentrl.schema import (
+    Fork,
     Policy,
     RatioStats,
     Run,
@@ -28,6 +29,7 @@ HOSTILE = (
 HUGE = "0123456789" * 500_000
 NUM_GROUPS = 3
 HOSTILE_RECORD = "train/0/q1/0"
+FORKED_RECORD = "train/0/q0/0"
 
 
 def step_figures(step: int) -> dict[str, Any]:
@@ -147,3 +149,40 @@ async def _train(store: TrajectoryStore, num_steps: int) -> None:
         await store.figures.put_step("trainer", step_figures(step))
     await store.figures.put_evaluation("trainer", {"version": 0, "reward_mean": 0.25})
     await store.policies.publish(Policy(version=1, path="/weights/1", num_bytes=1000))
+
+
+async def seed_fork(store: TrajectoryStore) -> None:
+    """Play on from the last turn of a record, with another reply."""
+    fork = Fork(
+        id=f"fork:{FORKED_RECORD}@1-0a1b",
+        record_id=FORKED_RECORD,
+        attempt=1,
+        task_id="train/0/q0",
+        turn=1,
+        version=1,
+        messages=({"role": "tool", "tool_call_id": "c1", "content": HOSTILE},),
+        sampling={"temperature": 0.5},
+    )
+    await store.forked.ensure_schema()
+    await store.forks.add(fork)
+    task = make_task(0, num_generations=1).model_copy(update={"id": fork.id})
+    await store.forked.tasks.add([task])
+    claimed = await store.forked.records.claim(
+        "player", lease_seconds=60, admitted_groups=9, max_attempts=1, task_id=fork.id
+    )
+    assert claimed is not None
+    record = claimed[0]
+    for turn in await store.turns.of_record(FORKED_RECORD):
+        turn_id = f"{record.id}/{record.fence}/{turn.index}"
+        own: dict[str, Any] = {"id": turn_id, "record_id": record.id, "task_id": fork.id}
+        if turn.index == 1:
+            own |= {"output_ids": turn.output_ids[::-1] + 1, "output_text": f"Forked. {HOSTILE}"}
+        await store.forked.turns.append(turn.model_copy(update=own), record.fence)
+    await store.forked.records.finish(
+        *(record.id, record.fence),
+        outcome="answered",
+        final_answer=f"a forked answer {HOSTILE}",
+        lease_seconds=60,
+    )
+    score = Score(scorer="judge", value=1.0)
+    await store.forked.scores.set(record.id, record.fence, score)

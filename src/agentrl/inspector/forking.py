@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -50,8 +51,12 @@ async def forks_of(
 ) -> list[dict[str, Any]]:
     """Return the forks of a question's tries, or of one of them, each with its own tries."""
     forks = await store.forks.of_task(task_id)
+    now = store.clock.now()
     return [
-        {**_fork(one), "tries": [_try(try_) for try_ in await store.forked.records.of_task(one.id)]}
+        {
+            **_fork(one),
+            "tries": [_try(record, now) for record in await store.forked.records.of_task(one.id)],
+        }
         for one in forks
         if record_id in (None, one.record_id)
     ]
@@ -64,11 +69,12 @@ def _fork(fork: Fork) -> dict[str, Any]:
     }
 
 
-def _try(record: Record) -> dict[str, Any]:
+def _try(record: Record, now: datetime) -> dict[str, Any]:
+    is_lost = record.status == "running" and record.lease and record.lease.expires_at < now
     return {
         "record_id": record.id,
         "traj_id": record.traj_id,
-        "status": record.status,
+        "status": "failed" if is_lost else record.status,
         "score": None if record.score is None else record.score.value,
         "outcome": record.outcome,
         "answer": None if record.final_answer is None else record.final_answer[:200],

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
-from support.inspected import seed
+from support.inspected import seed, seed_fork
 
 from agentrl.store import TrajectoryStore
 from agentrl.store.private_mongod import EmbeddedMongo
@@ -57,6 +57,7 @@ def run_uri(mongod: EmbeddedMongo) -> Iterator[str]:
     async def fill() -> None:
         async with TrajectoryStore.connect(uri) as store:
             await seed(store, RUN)
+            await seed_fork(store)
 
     async def drop() -> None:
         async with TrajectoryStore.connect(uri) as store:

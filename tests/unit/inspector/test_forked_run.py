@@ -60,7 +60,7 @@ async def _read(uri: str, record_id: str) -> tuple[list[DispatchedSamplingTask],
 
 async def _record_of_three_turns(uri: str) -> str:
     async with TrajectoryStore.connect(uri, RUN_NAME) as store:
-        wanted = {"status": "scored", "turns.2": {"$exists": True}, "outcome": "answered"}
+        wanted = {"outcome": "answered", "turns": {"$size": 3}, "num_tool_calls": 2}
         found = await store.database["records"].find_one(wanted)
         assert found is not None
         return str(found["_id"])
@@ -80,16 +80,20 @@ def on_store(folder: Path, work: Any, *given: str) -> Any:
         return run_elsewhere(reading)
 
 
+@pytest.fixture(scope="module")
+def record_id(ended: Path) -> str:
+    return str(on_store(ended, _record_of_three_turns))
+
+
 def test_three_forks_of_a_record_keep_its_tokens_and_an_edit_changes_its_answer(
-    ended: Path,
+    ended: Path, record_id: str
 ) -> None:
-    record_id = on_store(ended, _record_of_three_turns)
     before = on_store(ended, _counts)
     for turn in range(3):
         agentrl(ended, "fork", record_id, "--turn", str(turn), "--temperature", "0")
     shown = json.loads(agentrl(ended, "fork", record_id, "--turn", "2", "--show"))
     assert shown["messages"][-1]["role"] == "tool"
-    shown["messages"][-1]["content"] = "4321"
+    shown["messages"][-1]["content"] = "97"
     (ended / "edit.json").write_text(json.dumps(shown))
     told = agentrl(
         *(ended, "fork", record_id, "--turn", "2", "--temperature", "0"),
@@ -105,9 +109,9 @@ def test_three_forks_of_a_record_keep_its_tokens_and_an_edit_changes_its_answer(
     (_, plain), (fork, edited) = tries[2:]
     assert fork.version == 0
     assert {span.version for span in edited[2].version_spans} == {0}
-    assert "4321" in edited[2].output_text
+    assert "97" in edited[2].output_text
     assert edited[2].output_text != plain[2].output_text
-    assert json.loads(told.splitlines()[1])["final_answer"] == "4321"
+    assert json.loads(told.splitlines()[1])["final_answer"] == "97"
     assert on_store(ended, _counts) == before
     assert "trainer" not in agentrl(ended, "inspect", "record", f"{fork.id}/0")
 
@@ -123,8 +127,9 @@ def test_three_forks_of_a_record_keep_its_tokens_and_an_edit_changes_its_answer(
         (("RECORD",), "missing option '--turn'"),
     ],
 )
-def test_mistakes_are_one_line(ended: Path, words: tuple[str, ...], said: str) -> None:
-    record_id = on_store(ended, _record_of_three_turns)
+def test_mistakes_are_one_line(
+    ended: Path, record_id: str, words: tuple[str, ...], said: str
+) -> None:
     (ended / "bad.json").write_text('{"mesages": []}')
     given = [record_id if word == "RECORD" else word for word in words]
     status = 1 if words[0].startswith("nosuch") else 2
@@ -133,8 +138,9 @@ def test_mistakes_are_one_line(ended: Path, words: tuple[str, ...], said: str) -
     assert "\n" not in told
 
 
-def test_a_page_forks_a_record_and_shows_the_tries(browser: Browser, ended: Path) -> None:
-    record_id = on_store(ended, _record_of_three_turns)
+def test_a_page_forks_a_record_and_shows_the_tries(
+    browser: Browser, ended: Path, record_id: str
+) -> None:
     command = [sys.executable, "-m", "agentrl", "ui", "--run_name", RUN_NAME, "--allow_control"]
     command += ["--mongo_data_dir", str(ended / "mongo")]
     with subprocess.Popen(
@@ -151,17 +157,19 @@ def test_a_page_forks_a_record_and_shows_the_tries(browser: Browser, ended: Path
         page.goto(f"{base}/runs/{RUN_NAME}/record?id={quote(record_id, safe='')}")
         turn = page.get_by_role("region", name="Turn 2")
         turn.get_by_role("button", name="Fork here").click()
-        page.get_by_label("Fork at turn 2").get_by_label("tool").fill("8765")
-        page.get_by_label("Temperature").fill("0")
-        page.get_by_label("Version").fill("77")
-        page.get_by_role("button", name="Play on").click()
+        form = page.get_by_label("Fork at turn 2")
+        form.get_by_label("tool").fill("96")
+        form.get_by_label("Temperature").fill("0")
+        form.get_by_label("Version").fill("77")
+        form.get_by_role("button", name="Play on").click()
         expect(page.get_by_role("alert")).to_contain_text("no server serves it", timeout=LONG_MS)
-        page.get_by_label("Version").fill("")
-        page.get_by_role("button", name="Play on").click()
+        form.get_by_label("Version").fill("")
+        form.get_by_role("button", name="Play on").click()
         forks = page.get_by_role("region", name="Forks")
-        expect(forks.get_by_text("8765")).to_be_visible(timeout=LONG_MS)
-        expect(forks.get_by_text("edited messages").first).to_be_visible()
-        forks.get_by_role("row", name="8765").get_by_role("link").last.click()
+        row = forks.get_by_role("row").filter(has=page.get_by_role("cell", name="96", exact=True))
+        expect(row).to_be_visible(timeout=LONG_MS)
+        expect(row).to_contain_text("edited messages")
+        row.get_by_role("link").last.click()
         expect(page.get_by_text("fork, never trained on")).to_be_visible()
         expect(page.get_by_text("of its parent")).to_have_count(2)
         page.get_by_role("link", name=record_id.rpartition("/")[0], exact=True).click()

@@ -195,7 +195,7 @@ async def test_a_reader_changes_nothing(store: TrajectoryStore, mongo_uri: str) 
     await seed(store, store.database_name)
     path = f"/api/runs/{store.database_name}"
     async with client_of(config_for(mongo_uri), headers=HEADERS) as client:
-        for name in ("control", "retry"):
+        for name in ("control", "retry", "fork"):
             response = await client.post(f"{path}/{name}", json={"sampling_paused": True})
             assert response.status_code == 403
             assert "--allow_control" in response.json()["error"]

@@ -8,7 +8,7 @@ from urllib.parse import quote
 import axe_playwright_python
 import pytest
 from playwright.sync_api import Browser, Page, expect
-from support.inspected import HOSTILE_RECORD, HUGE, step_figures
+from support.inspected import FORKED_RECORD, HOSTILE_RECORD, HUGE, step_figures
 from unit.inspector.conftest import RUN, TOKEN, run_elsewhere
 
 from agentrl.store import TrajectoryStore
@@ -185,6 +185,32 @@ def test_news_arrive_and_sampling_is_paused_from_the_page(
     page.get_by_label("Value").fill("-1")
     page.get_by_role("button", name="Set").click()
     expect(page.get_by_role("alert")).to_contain_text("max_staleness")
+
+
+def test_a_fork_is_shown_beside_its_parent_and_another_can_be_asked_for(
+    page: Page, inspector: str
+) -> None:
+    opened(page, inspector, f"/runs/{RUN}/record?id={quote(FORKED_RECORD, safe='')}")
+    forks = page.get_by_role("region", name="Forks")
+    expect(forks).to_contain_text("version 1, edited messages, temperature 0.5")
+    expect(forks).to_contain_text("a forked answer <script>")
+    turn = page.get_by_role("region", name="Turn 1")
+    turn.get_by_role("button", name="Fork here").click()
+    form = page.get_by_label("Fork at turn 1")
+    form.get_by_label("tool lookup").fill("18")
+    form.get_by_label("Tries").fill("2")
+    assert findings(page) == []
+    form.get_by_role("button", name="Play on").click()
+    expect(page.get_by_role("alert")).to_contain_text("configuration is not on this machine")
+    expect(form.get_by_label("Tries")).to_have_value("2")
+    forks.get_by_role("link", name="0", exact=True).click()
+    expect(page.get_by_text("fork, never trained on")).to_be_visible()
+    expect(page.get_by_text("of its parent")).to_have_count(1)
+    page.get_by_role("link", name="train/0/q0", exact=True).click()
+    node = page.locator(".node.forked")
+    expect(node).to_contain_text("of forks")
+    page.get_by_role("link", name="try 0, turn 1").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text(FORKED_RECORD)
 
 
 def test_a_stranger_sees_nothing(browser: Browser, inspector: str) -> None:

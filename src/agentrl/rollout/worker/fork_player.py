@@ -5,12 +5,13 @@ and given up as those of a run are (`attempt`), in the store of the forks.
 """
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from agentrl.errors import ScoringError
+from agentrl.errors import LeaseLost, ScoringError
 from agentrl.renderers.conversation import Conversation
 from agentrl.renderers.reply import Reply
 from agentrl.rollout.async_sampler import AsyncSampler, LimitReached, RolloutResult
@@ -138,19 +139,21 @@ async def play(
     renewal = LeaseRenewal(store, rollout.lease_seconds)
     renewing = asyncio.create_task(renewal.run())
     running: dict[asyncio.Task[None], RolloutAttempt] = {}
+
+    async def claim() -> Record | None:
+        claimed = await store.records.claim(
+            owner,
+            lease_seconds=rollout.lease_seconds,
+            admitted_groups=task.order + 1,
+            max_attempts=1,
+            task_id=fork.id,
+        )
+        return None if claimed is None else claimed[0]
+
     try:
         while True:
-            claimed = None
-            if len(running) < max_running:
-                claimed = await store.records.claim(
-                    owner,
-                    lease_seconds=rollout.lease_seconds,
-                    admitted_groups=task.order + 1,
-                    max_attempts=1,
-                    task_id=fork.id,
-                )
-            if claimed is not None:
-                record = claimed[0]
+            record = await claim() if len(running) < max_running else None
+            if record is not None:
                 attempt = RolloutAttempt(
                     task, record, context, make, counts, on_generated=lambda: None
                 )
@@ -171,6 +174,13 @@ async def play(
         for job in (renewing, *running):
             job.cancel()
         await asyncio.gather(renewing, *running, return_exceptions=True)
+        # Nobody else would go on with them.
+        left = [attempt.record for attempt in running.values()]
+        while (unbegun := await claim()) is not None:
+            left.append(unbegun)
+        for record in left:
+            with contextlib.suppress(LeaseLost):  # its rollout had ended, and was being scored
+                await store.records.fail_attempt(record.id, record.fence, "interrupted", 1)
 
 
 def _sampler(

@@ -1,6 +1,7 @@
 """Forks by a scripted model with real tools: what is kept, what is sampled anew, what is refused."""
 
 import asyncio
+import threading
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -182,6 +183,24 @@ async def test_a_try_whose_player_dies_is_given_up_by_the_next_fork(
     lost = await store.forked.records.get("fork:x@0-0/0")
     assert lost is not None
     assert lost.status == "failed"
+
+
+async def test_an_interrupted_fork_leaves_no_try_that_seems_to_go_on(
+    store: TrajectoryStore, renderer: Renderer, tools_url: str
+) -> None:
+    with serve_script(renderer, script) as engine:
+        parent = await played(store, engine, tools_url)
+        engine.gate = threading.Event()
+        playing = asyncio.create_task(
+            forked(store, engine, tools_url, parent, 1, num_tries=3, max_running=2)
+        )
+        while len(engine.requests) < 4:  # two of the parent, two of the fork
+            await asyncio.sleep(0.01)
+        playing.cancel()
+        await asyncio.gather(playing, return_exceptions=True)
+        engine.gate.set()
+    tries = [one async for one in store.forked.records.find()]
+    assert [(one.status, one.error) for one in tries] == [("failed", "interrupted")] * 3
 
 
 async def test_turns_that_are_not_there_or_not_the_policys_are_refused(

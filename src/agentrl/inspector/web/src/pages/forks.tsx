@@ -107,7 +107,7 @@ export function ForkForm(props: { run: string; id: string; turn: number; done: (
         ),
       )}
       <div class="row">
-        <Field label="Tries"><input name="tries" type="number" min="1" max="32" value="1" /></Field>
+        <Field label="Tries"><input name="tries" type="number" min="1" max="32" defaultValue="1" /></Field>
         <Field label="Temperature"><input name="temperature" type="number" min="0" step="any" placeholder="as it was" /></Field>
         <Field label="Version"><input name="version" type="number" min="0" placeholder="newest" /></Field>
         <button type="submit" disabled={starting || !shown}>{starting ? "Starting…" : "Play on"}</button>

@@ -76,7 +76,7 @@ export function RecordPage({ run, session }: { run: string; session: Session | n
         <Section title="Facts">
           <Facts rows={[
             ...(value.fork ? [["fork of", <><Link href={recordPath(run, value.fork.record_id, { turn: String(value.fork.turn) })}>{value.fork.record_id}</Link> from turn {value.fork.turn}{value.fork.is_edited && ", with edited messages"} (<Link href={`${runPath(run)}/diff${query({ a: value.fork.record_id, b: id })}`}>compare</Link>)</>] as [string, preact.ComponentChildren]] : []),
-            ["training", <Ledger run={run} value={value} />],
+            ["training", value.fork ? "never, as a fork" : <Ledger run={run} value={value} />],
             ["policy versions", record.min_version === null ? "none" : `${record.min_version} to ${record.max_version}; the run is at ${value.policy_version}`],
             ["tokens", `${number(record.num_prompt_tokens)} from outside, ${number(record.num_output_tokens)} sampled`],
             ["turns, tool calls", `${value.num_turns}, ${record.num_tool_calls}`],
@@ -107,7 +107,7 @@ export function RecordPage({ run, session }: { run: string; session: Session | n
         </Section>
       </div>
       <ForksOf run={run} id={id} tick={tick + forked} />
-      <Timeline turns={turns} value={value} />
+      <Timeline turns={turns.filter((turn) => turn.index >= (value.fork?.turn ?? 0))} value={value} />
       <div class="row bar-row">
         <label class="field inline">
           <span>Colour tokens by</span>

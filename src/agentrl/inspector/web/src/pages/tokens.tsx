@@ -62,28 +62,39 @@ function classOf(turn: Turn, found: TokenAnswer, at: number, colouring: Colourin
   }
 }
 
-/** The tokens of a turn, from when it comes near the window: a record may have a hundred thousand. */
+/** The tokens of a turn while it is near the window: a record may have a hundred thousand. */
 export function Tokens(props: { run: string; turn: Turn; colouring: Colouring }) {
   const [near, setNear] = useState(false);
   const place = useRef<HTMLDivElement>(null);
+  // At first about as high as its tokens will be, so that the page keeps its length.
+  const height = useRef(Math.min(400, 20 + props.turn.num_output / 5));
+  const pages = useState<TokenAnswer[]>([]);
   useEffect(() => {
     const found = place.current;
-    if (near || !found) return;
+    if (!found) return;
     const observer = new IntersectionObserver(
-      (seen) => setNear(seen.some((one) => one.isIntersecting)),
+      (seen) => {
+        const isNear = seen[seen.length - 1]?.isIntersecting ?? false;
+        if (!isNear && found.offsetHeight) height.current = found.offsetHeight;
+        setNear(isNear);
+      },
       { rootMargin: "800px" },
     );
     observer.observe(found);
     return () => observer.disconnect();
-  }, [near]);
-  if (near) return <NearTokens {...props} />;
-  // About as high as its tokens, so that the page keeps its length.
-  return <div ref={place} style={{ height: `${Math.min(400, 20 + props.turn.num_output / 5)}px` }} />;
+  }, []);
+  return (
+    <div ref={place} style={near ? undefined : { height: `${height.current}px` }}>
+      {near && <NearTokens {...props} pages={pages} />}
+    </div>
+  );
 }
 
-function NearTokens(props: { run: string; turn: Turn; colouring: Colouring }) {
+type Pages = [TokenAnswer[], (change: (old: TokenAnswer[]) => TokenAnswer[]) => void];
+
+function NearTokens(props: { run: string; turn: Turn; colouring: Colouring; pages: Pages }) {
   const { run, turn, colouring } = props;
-  const [pages, setPages] = useState<TokenAnswer[]>([]);
+  const [pages, setPages] = props.pages;
   const [error, setError] = useState<string | null>(null);
   const num = pages.reduce((sum, page) => sum + page.ids.length, 0);
   const load = (start: number) =>
@@ -92,9 +103,8 @@ function NearTokens(props: { run: string; turn: Turn; colouring: Colouring }) {
       (problem: Error) => setError(problem.message),
     );
   useEffect(() => {
-    setPages([]);
-    void load(0);
-  }, [run, turn.id]);
+    if (!pages.length) void load(0);
+  }, []);
   const last = turn.trainings[turn.trainings.length - 1];
   const facts = last
     ? [
