@@ -10,6 +10,7 @@ from agentrl.runtime.invocation import typed_command
 from agentrl.runtime.process_identity import is_alive
 from agentrl.store import TrajectoryStore
 from agentrl.store.private_mongod import serving
+from agentrl.trainer.checkpoint import check_has_database, latest_checkpoint
 
 LOOKS = tuple(f"`agentrl {command}" for command in ("inspect", "store", "tasks", "ui"))
 """What processes that serve a run's data without working on the run call themselves."""
@@ -60,3 +61,20 @@ async def check_no_trainer(config: RootConfig, store: TrajectoryStore) -> None:
             raise already_running(
                 config.run.run_name, f"its trainer on {host}, process {pid}{since}"
             )
+
+
+async def look_at_files(config: RootConfig, store: TrajectoryStore) -> str | None:
+    """Compare a run's checkpoints with its database; return a note where the checkpoints are gone.
+
+    Raises:
+        ConfigError: the database is gone.
+    """
+    checkpoint = latest_checkpoint(config.run.output_path)
+    run = await store.runs.get()
+    check_has_database(checkpoint, run)
+    if checkpoint is not None or run is None or run.policy_version == 0:
+        return None
+    return (
+        f"run {run.name!r} was at version {run.policy_version}, and {config.run.output_path} holds no "
+        "checkpoint: it is trained again from the start, with the records that it has"
+    )

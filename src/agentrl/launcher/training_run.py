@@ -33,7 +33,7 @@ from agentrl.launcher.run_report import (
     say,
     told_if_slow,
 )
-from agentrl.launcher.second_start import check_no_trainer, check_not_running
+from agentrl.launcher.second_start import check_no_trainer, check_not_running, look_at_files
 from agentrl.runtime.signals import INTERRUPTED, NO_SIGNAL
 from agentrl.store import TrajectoryStore
 
@@ -65,6 +65,9 @@ async def run_training(config: RootConfig) -> int:
         if config.run.fresh:
             await check_name_is_free(config.run, store)
         await check_no_trainer(config, store)
+        gone = await look_at_files(config, store)
+        if gone is not None:
+            say(console, f"note: {gone}")
         await check_has_questions(config.data, store)
         done = await already_done(config.trainer, store)
         if done is not None:

@@ -117,6 +117,8 @@ class Supervisor:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        for child in self._children.values():
+            child.stopping = True  # what ends meanwhile is not started again
         # Children of one kind (`sampler_0`, `sampler_1`) end together, later kinds first.
         last_first = list(reversed(self._children))
         for _, names in groupby(last_first, key=lambda name: name.rstrip("0123456789")):

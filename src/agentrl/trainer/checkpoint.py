@@ -22,6 +22,7 @@ from agentrl.config.sections import TrainerSection
 from agentrl.errors import ConfigError, WriteError
 from agentrl.inference.weight_sync.version_files import remove_old_versions, version_dir
 from agentrl.runtime.atomic_directory import commit_directory, stage_directory
+from agentrl.schema import Run
 from agentrl.trainer.metrics.history import History
 
 MODEL_DIR = "model"
@@ -162,6 +163,19 @@ class RankStates(Protocol):
 
     async def wait_saved(self) -> None:
         """Return when the state is written."""
+
+
+def check_has_database(checkpoint: Checkpoint | None, run: Run | None) -> None:
+    """Refuse to go on from a checkpoint whose records are gone.
+
+    Raises:
+        ConfigError: there is a checkpoint, and no run in the database.
+    """
+    if checkpoint is not None and run is None:
+        raise ConfigError(
+            f"{checkpoint.path} is the checkpoint of a run whose database is empty; use another "
+            "--run_name, or --fresh --delete_existing to start anew"
+        )
 
 
 class CheckpointSaver:

@@ -10,12 +10,15 @@ import pytest
 from agentrl.config.loading import build_config
 from agentrl.config.sections import RootConfig
 from agentrl.errors import ConfigError, StoreError
+from agentrl.launcher import second_start
 from agentrl.launcher.local_cluster import LocalCluster
-from agentrl.launcher.second_start import check_no_trainer, check_not_running
+from agentrl.launcher.second_start import check_no_trainer, check_not_running, look_at_files
 from agentrl.launcher.training_run import already_done
 from agentrl.runtime.process_identity import new_lease_owner
 from agentrl.schema import Policy, Run
 from agentrl.store import TrajectoryStore, private_mongod
+from agentrl.trainer.checkpoint import Checkpoint
+from agentrl.trainer.metrics.history import History
 
 WHERE = rf"on {re.escape(socket.gethostname())}, process {os.getpid()}, since 20\d\d-\d\d-\d\d"
 
@@ -67,6 +70,25 @@ async def test_in_a_database_of_ones_own_it_is_the_trainer_that_is_named(
         await check_no_trainer(config, store)
     await store.trainer_leases.release("trainer")
     await check_no_trainer(config, store)
+
+
+async def test_files_and_database_that_do_not_belong_together_are_told(
+    store: TrajectoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = config_in(tmp_path)
+    kept = Checkpoint(tmp_path / "out/checkpoints/000003", 3, History())
+    with monkeypatch.context() as patched:
+        patched.setattr(second_start, "latest_checkpoint", lambda path: kept)
+        with pytest.raises(ConfigError, match="of a run whose database is empty; use another"):
+            await look_at_files(config, store)
+    assert await look_at_files(config, store) is None
+    await store.runs.create(Run(name=store.database_name))
+    assert await look_at_files(config, store) is None
+    await store.policies.publish(Policy(version=3, path="p", num_bytes=1))
+    note = await look_at_files(config, store)
+    assert note is not None
+    assert "was at version 3, and" in note
+    assert "it is trained again from the start" in note
 
 
 async def test_a_run_beyond_max_steps_samples_nothing_and_says_how_to_go_on(

@@ -85,6 +85,29 @@ async def test_children_of_one_kind_end_together(tmp_path: Path) -> None:
     assert [child.process and child.process.returncode for child in children] == [0, 0]
 
 
+async def test_what_ends_while_others_are_stopped_is_not_started_again(tmp_path: Path) -> None:
+    flag = tmp_path / "flag"
+    waits = f"import os, time\nwhile not os.path.exists({str(flag)!r}): time.sleep(0.01)\n"
+    first = Child(
+        "first", [sys.executable, "-c", f"{waits}raise SystemExit(3)"], tmp_path / "first"
+    )
+    first.restarts = Restarts(5, first_delay_seconds=0.0)
+    told = (
+        "import pathlib, signal, time\n"
+        f"signal.signal(signal.SIGTERM, lambda *_: pathlib.Path({str(flag)!r}).touch())\n"
+        "print('ready', flush=True)\n"
+        f"{waits}time.sleep(0.5)\n"
+    )
+    async with Supervisor() as supervisor:
+        await supervisor.start(first)
+        last = Child("last", [sys.executable, "-c", told], tmp_path / "last", stop_seconds=5)
+        await supervisor.start(last)
+        async with asyncio.timeout(10):
+            while "ready" not in last.log_tail():
+                await asyncio.sleep(0.02)
+    assert first.restarts.total == 0
+
+
 async def test_a_failing_child_is_restarted_so_often_and_then_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -39,7 +39,12 @@ from agentrl.trainer.bootstrap import (
     state_to_resume,
     training_session,
 )
-from agentrl.trainer.checkpoint import Checkpoint, checkpoints_root, latest_checkpoint
+from agentrl.trainer.checkpoint import (
+    Checkpoint,
+    check_has_database,
+    checkpoints_root,
+    latest_checkpoint,
+)
 from agentrl.trainer.learner.merge_trial import with_exact_merge
 from agentrl.trainer.learner.settings import LearnerSettings
 from agentrl.trainer.learner.worker_group import WorkerGroup
@@ -167,11 +172,7 @@ async def _open_run(store: TrajectoryStore, config: RootConfig, ranks: Ranks) ->
     output_path = config.run.output_path
     clear_leftovers(checkpoints_root(output_path))
     checkpoint = latest_checkpoint(output_path)
-    if checkpoint is not None and await store.runs.get() is None:
-        raise ConfigError(
-            f"{checkpoint.path} is the checkpoint of a run whose database is empty; use another "
-            "--run_name, or --fresh --delete_existing to start anew"
-        )
+    check_has_database(checkpoint, await store.runs.get())
     if config.trainer.consumer != DEFAULT_CONSUMER:
         if await store.runs.get() is None:
             raise ConfigError(
