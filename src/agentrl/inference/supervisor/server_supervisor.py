@@ -54,6 +54,7 @@ async def run_server(config: RootConfig, uri: str) -> None:
     """
     stop = stop_on_signals("the server is ended first")
     plans = _plans(config)
+    logger.info("starting %d server(s) for run %s", len(plans), config.run.run_name)
     async with TrajectoryStore.connect(uri, database=config.run.run_name) as store:
         supervisors = [
             ServerSupervisor(

@@ -41,6 +41,8 @@ class LoopTimes:
     """Between two looks for scoring that other processes left behind."""
     log_waiting: float = 30.0
     """Between two log lines that say why nothing happens."""
+    log_progress: float = 60.0
+    """Between two log lines that say what is done; the first ones come sooner."""
     scoring_grace: float = 5.0
     """For scoring under way when the process ends."""
     store_patience: float = 60.0
@@ -121,6 +123,7 @@ class SamplingLoop:
         """
         chores = [
             asyncio.create_task(self._renewal.run()),
+            asyncio.create_task(self._say_progress()),
             asyncio.create_task(self._every(self._times.report, self._report)),
             asyncio.create_task(self._every(self._context.rollout.lease_seconds / 3, self._reap)),
         ]
@@ -362,6 +365,14 @@ class SamplingLoop:
             }
         )
         await self._context.store.samplers.heartbeat(self._info)
+
+    async def _say_progress(self) -> None:
+        pause = self._times.log_progress / 8
+        while True:
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, self._times.log_progress)
+            done, tokens = self.counts.finished, self.counts.num_output_tokens
+            log.info("rollouts: %d running, %d finished, %d tokens", len(self._jobs), done, tokens)
 
     async def _reap(self) -> None:
         """Repair what dead processes left behind."""

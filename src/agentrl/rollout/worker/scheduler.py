@@ -110,6 +110,7 @@ class SamplingScheduler:
             ConfigError: the configuration names something that does not exist or is not reachable.
             StoreError: the store was away for too long.
         """
+        log.info("joining run %s", self._config.run.run_name)
         with signal_events("no new slots are claimed", self._stop, self._abandoned):
             async with open_context(self._config, self._scoring, self._summarizer) as context:
                 if self._dataset is not None:

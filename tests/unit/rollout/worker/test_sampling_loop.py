@@ -1,4 +1,5 @@
 import asyncio
+import logging
 import re
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -29,7 +30,9 @@ WAIT_SECONDS = 60
 FOREVER = 3600
 """Seconds that a tool call takes which nobody waits for."""
 ANSWER = "<answer>7</answer>"
-TIMES = LoopTimes(busy_refresh=0.05, idle_poll=0.05, report=0.1, scoring=0.1, scoring_grace=1.0)
+TIMES = LoopTimes(
+    busy_refresh=0.05, idle_poll=0.05, report=0.1, scoring=0.1, scoring_grace=1.0, log_progress=0.08
+)
 
 
 def task(number: int, num_generations: int = 2) -> MCPTask:
@@ -113,8 +116,9 @@ async def acknowledged_turns(store: TrajectoryStore, record_id: str) -> tuple[st
 
 
 async def test_slots_are_claimed_played_and_scored_until_nothing_is_left(
-    store: TrajectoryStore, renderer: Renderer, tools_url: str
+    store: TrajectoryStore, renderer: Renderer, tools_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO)
     rollout = RolloutSection(exit_when_done=True, max_concurrent_samples_per_process=4)
     with serve_script(renderer, look_then_answer) as engine:
         await begin_run(store, engine, *(task(k) for k in range(5)))
@@ -137,6 +141,7 @@ async def test_slots_are_claimed_played_and_scored_until_nothing_is_left(
             assert bytes(str(prompt.tolist()), "ascii") in sent
     (info,) = await store.samplers.all()
     assert (info.status, info.num_finished, info.num_running) == ("stopped", 10, 0)
+    assert re.search(r"rollouts: \d+ running, \d+ finished, \d+ tokens$", caplog.text, re.MULTILINE)
 
 
 async def test_branches_are_counted_by_reason_and_exposed(
