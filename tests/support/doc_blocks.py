@@ -19,7 +19,7 @@ def write_blocks(page: str, folder: Path) -> tuple[int, list[str]]:
         named = _FILE_NAME.match(text)
         if language == "bash":
             commands.append(text)
-        else:
+        elif language != "text":  # what a command prints
             assert named is not None, f"a block of {language} without a file name"
             body = text if language == "python" else text[named.end() :]
             (folder / named[1]).write_text(body)
