@@ -1,27 +1,31 @@
-"""Values that nobody gave: the model, and what follows from its context for prompts and memory.
+"""Values that nobody gave: the model, and what its context and the machine mean for memory.
 
 In goes a checked configuration whose model exists; out comes one with these values filled in, and a
 line for a person on each. A value that a flag or a file gave is never touched.
 """
 
 from pathlib import Path
-from typing import Any
 
 from agentrl.config.sections import RootConfig
 from agentrl.rollout.worker.resources import served_context_length
 
 _LEAST_REPLY = 1024
 """Tokens that a context keeps free for one more reply, in models that have four times as many."""
+CPU_TOKENS = 8192
+"""Tokens in a forward pass on a CPU, where more cost memory and save no time."""
 _LONG_CONTEXT = 8192
 """Tokens above which activations of a whole path are kept only in part."""
 
 
-def fitted_to_model(config: RootConfig, model_path: Path) -> tuple[RootConfig, list[str]]:
-    """Return the configuration with what the model's context says, and notes about it.
+def fitted_to_model(
+    config: RootConfig, model_path: Path, *, trains_on_cpu: bool = False
+) -> tuple[RootConfig, list[str]]:
+    """Return the configuration with what model and machine say, and notes about it.
 
     Args:
         config: the checked configuration.
         model_path: the model's directory, with config.json.
+        trains_on_cpu: whether this is for a trainer without a GPU.
 
     Raises:
         ConfigError: config.json is malformed.
@@ -32,22 +36,25 @@ def fitted_to_model(config: RootConfig, model_path: Path) -> tuple[RootConfig, l
             "no --model_name_or_path: this is the demo's tiny model, which knows its tools only, such "
             "as `stock(item)` and `add(a, b)`"
         )
+    if trains_on_cpu:
+        config = _fitted(config, "trainer", "max_tokens", CPU_TOKENS, "without a GPU", notes)
     context = served_context_length(config.inference, model_path)
     if context is None:
         return config, notes
+    why = f"as the model's context is {context} tokens"
     prompt = min(config.sampling.max_prompt_tokens, context - min(_LEAST_REPLY, context // 4))
-    path = min(context, config.trainer.max_tokens)
-    wanted: tuple[tuple[str, dict[str, Any]], ...] = (
-        ("sampling", {"max_prompt_tokens": prompt}),
-        ("trainer", {"gradient_checkpointing": True} if path > _LONG_CONTEXT else {}),
-    )
-    for name, values in wanted:
-        section = getattr(config, name)
-        missing = {key: values[key] for key in values.keys() - section.model_fields_set}
-        changed = {key: new for key, new in missing.items() if new != getattr(section, key)}
-        notes += [
-            f"--{key} {str(value).lower()}, as the model's context is {context} tokens"
-            for key, value in changed.items()
-        ]
-        config = config.model_copy(update={name: section.model_copy(update=changed)})
+    config = _fitted(config, "sampling", "max_prompt_tokens", prompt, why, notes)
+    if min(context, config.trainer.max_tokens) > _LONG_CONTEXT:
+        config = _fitted(config, "trainer", "gradient_checkpointing", True, why, notes)
     return config, notes
+
+
+def _fitted(
+    config: RootConfig, section: str, key: str, value: object, why: str, notes: list[str]
+) -> RootConfig:
+    """Return the configuration with a value that nobody gave, and note it where it is another."""
+    values = getattr(config, section)
+    if key in values.model_fields_set or getattr(values, key) == value:
+        return config
+    notes.append(f"--{key} {str(value).lower()}, {why}")
+    return config.model_copy(update={section: values.model_copy(update={key: value})})

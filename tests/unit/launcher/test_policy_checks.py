@@ -70,6 +70,16 @@ def test_a_model_that_nobody_named_is_said_to_be_the_demo_s() -> None:
     assert "no --model_name_or_path: this is the demo's tiny model" in notes[0]
 
 
+def test_without_a_gpu_a_forward_pass_is_small(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "m", max_position_embeddings=2048)
+    given = {"model_name_or_path": str(path), "max_prompt_tokens": 1000}
+    config, notes = fitted_to_model(build_config(given), path, trains_on_cpu=True)
+    assert config.trainer.max_tokens == 8192
+    assert notes == ["--max_tokens 8192, without a GPU"]
+    config = build_config(given | {"max_tokens": 9000})
+    assert fitted_to_model(config, path, trains_on_cpu=True) == (config, [])
+
+
 def test_what_a_flag_gives_is_not_fitted(tmp_path: Path) -> None:
     path = write_model(tmp_path / "m", max_position_embeddings=40_960)
     given = {"max_prompt_tokens": 100_000, "gradient_checkpointing": False}
