@@ -106,7 +106,7 @@ def _head(detail: RecordDetail) -> list[Text]:
         row(consumer, standing + (f"; trained at {steps}" if steps else ""))
     if lineage.task_version:
         edited = ", edited since" if lineage.task_changed else ""
-        row("version of it", lineage.task_version + edited)
+        row("task version", lineage.task_version + edited)
     if record.error:
         row("error", record.error)
     return rows

@@ -192,8 +192,8 @@ def step_page(step: StepLineage) -> RenderableType:
         else "its weights are not published (any more)"
     )
     table = Rows(
-        *("record", "standing", ">reward", "+scorer", "+question", ">turns", "+tools", ">ratio"),
-        "+masked",
+        *("record", "standing", ">reward", "+scorer", "+task version"),
+        *(">turns", "+tools", ">ratio", "+masked"),
     )
     for record in step.trained:
         table.add(*_lineage_row(record, step, "trained"))
