@@ -24,18 +24,21 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 from support.tiny_families import FAMILIES, VOCABULARY, exact_everywhere, tiny_model
+from support.tiny_vision import VISION_FAMILIES, shown_pictures, vision_model
 from support.trees import make_record, make_turn
+from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from agentrl.config.sections import AlgorithmSection, ModelSection, TrainerSection
 from agentrl.data import SelectedGroup, TokenTree, build_step, select_group
 from agentrl.data.random_groups import random_group
+from agentrl.data.shown_images import ImageBook, ShownImage, expanded, processor_key
 from agentrl.distributed import Ranks
 from agentrl.inference.engine.generation.batch_scheduler import BatchScheduler, SchedulerLimits
 from agentrl.inference.engine.generation.model_runner import load_model
 from agentrl.inference.engine.generation.token_sequence import DrawParams, TokenSequence
 from agentrl.inference.engine.weights.live_weights import read_weights
-from agentrl.models.attention.attention_registry import TREE_ATTENTION
+from agentrl.models.attention.attention_registry import TREE_ATTENTION, set_attention
 from agentrl.models.checkpoint_export import save_hf
 from agentrl.models.load import load_policy, wrap_policy
 from agentrl.models.policy import target_logprobs
@@ -47,6 +50,7 @@ ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs/models.md"
 BEGIN, END = "<!-- made by scripts/model_table --write -->", "<!-- end -->"
 BOUNDS = {"trainer_float64": 1e-12, "trainer_float32": 1e-5, "engine_logprobs": 1e-4}
+NAMES = (*FAMILIES, *VISION_FAMILIES)
 TEMPERATURE = 2.0
 """Of samples, since random models are sure of single tokens, which teaches nothing."""
 _SMOOTH = AlgorithmSection(loss_calculator="REINFORCE", importance_weight_cap_ratio=1e12)
@@ -64,15 +68,15 @@ LIMITS = SchedulerLimits(
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print, and write the page if asked; 1 if a figure is beyond its bound."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--families", default=",".join(FAMILIES), help="comma separated")
+    parser.add_argument("--families", default=",".join(NAMES), help="comma separated")
     parser.add_argument("--seed", type=int, default=0, help="of groups, prompts and scores")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--write", action="store_true", help="write the table into docs/models.md")
     given = parser.parse_args(arguments)
     names = given.families.split(",")
-    unknown = sorted({*names} - {*FAMILIES})
+    unknown = sorted({*names} - {*NAMES})
     if unknown:
-        parser.error(f"unknown: {', '.join(unknown)}; known are {', '.join(FAMILIES)}")
+        parser.error(f"unknown: {', '.join(unknown)}; known are {', '.join(NAMES)}")
     torch.set_num_threads(1)
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
@@ -94,8 +98,8 @@ def measured(family: str, seed: int) -> dict[str, Any]:
         float64 = trainer_error(family, torch.float64, seed)
     with tempfile.TemporaryDirectory() as folder:
         served = Path(folder) / "model"
-        tiny_model(family, torch.float32).save_pretrained(served)
-        engine, stepped = engine_and_step(served, seed)
+        made(family, torch.float32).save_pretrained(served)
+        engine, stepped = engine_and_step(served, seed, shown(family))
         return {
             "trainer_float64": float64,
             "trainer_float32": trainer_error(family, torch.float32, seed),
@@ -103,6 +107,16 @@ def measured(family: str, seed: int) -> dict[str, Any]:
             "export_equal": is_exported_equally(served),
             "rl_step": stepped,
         }
+
+
+def made(family: str, dtype: torch.dtype) -> PreTrainedModel:
+    """Return a family's tiny model."""
+    return vision_model(family, dtype) if family in VISION_FAMILIES else tiny_model(family, dtype)
+
+
+def shown(family: str) -> list[ShownImage]:
+    """Return what prompts for a family show beside text."""
+    return shown_pictures(family) if family in VISION_FAMILIES else []
 
 
 def is_within(figures: dict[str, Any]) -> bool:
@@ -113,13 +127,15 @@ def is_within(figures: dict[str, Any]) -> bool:
 
 def trainer_error(family: str, dtype: torch.dtype, seed: int) -> float:
     """Largest gradient error over all packings of two random groups."""
-    model = tiny_model(family, dtype)
-    model.set_attn_implementation(TREE_ATTENTION)
+    model = made(family, dtype)
+    set_attention(model, TREE_ATTENTION)
     policy = wrap_policy(model)
     errors: list[float] = []
     for number in range(2):
         rng = np.random.default_rng([seed, number])
-        group = random_group(rng, vocabulary=VOCABULARY, num_records=3, num_turns=3)
+        group = random_group(
+            rng, vocabulary=VOCABULARY, num_records=3, num_turns=3, images=shown(family)
+        )
         errors += packing_errors(policy, group, _SMOOTH).values()
     return float(np.max(errors))
 
@@ -133,19 +149,20 @@ def is_exported_equally(path: Path) -> bool:
     return is_same and configs[0] == configs[1]
 
 
-def engine_and_step(path: Path, seed: int) -> tuple[float, bool]:
+def engine_and_step(path: Path, seed: int, images: Sequence[ShownImage]) -> tuple[float, bool]:
     """Largest difference of logprobs before a step, and whether the step went through.
 
     Args:
         path: of the model.
         seed: of prompts and scores.
+        images: what prompts show.
     """
     scheduler = BatchScheduler(load_model(path, torch.float32), LIMITS, "0")
-    group = _sampled_group(scheduler, seed)
+    group = _sampled_group(scheduler, seed, images)
     before = _difference(path, group)
     settings = LearnerSettings(
         weights=StartWeights(path),
-        model=ModelSection(model_name_or_path=str(path)),
+        model=ModelSection(model_name_or_path=str(path), train_vision=True),
         trainer=TrainerSection(learning_rate=1e-3),
         algorithm=AlgorithmSection(),
         seed=seed,
@@ -156,19 +173,26 @@ def engine_and_step(path: Path, seed: int) -> tuple[float, bool]:
     updated = path.parent / "updated"
     learner.export(updated)
     scheduler.install(read_weights(updated, scheduler.model), "1")
-    moved = _difference(path, _sampled_group(scheduler, seed + 1))
-    after = _difference(updated, _sampled_group(scheduler, seed + 1))
+    moved = _difference(path, _sampled_group(scheduler, seed + 1, images))
+    after = _difference(updated, _sampled_group(scheduler, seed + 1, images))
     is_done = outcome.skipped is None and outcome.grad_norm > 0.0
     return before, is_done and after <= BOUNDS["engine_logprobs"] < moved
 
 
-def _sampled_group(scheduler: BatchScheduler, seed: int) -> SelectedGroup:
-    """Four records of two turns, sampled by the engine and scored at random."""
+def _sampled_group(
+    scheduler: BatchScheduler, seed: int, images: Sequence[ShownImage]
+) -> SelectedGroup:
+    """Four records of two turns, sampled by the engine and scored at random.
+
+    Each turn begins with an image, if there are any.
+    """
     rng = np.random.default_rng(seed)
-    prompt = rng.integers(0, VOCABULARY, size=12).tolist()
-    first = _sample(scheduler, [prompt] * 4, seed)
-    tool = rng.integers(0, VOCABULARY, size=3).tolist()
-    second = _sample(scheduler, [[*prompt, *s.output_ids, *tool] for s in first], seed + 100)
+    placeholder = [image.image_token_id for image in images[:1]]
+    prompt = placeholder + rng.integers(0, VOCABULARY, size=12).tolist()
+    tool = placeholder + rng.integers(0, VOCABULARY, size=3).tolist()
+    first = _sample(scheduler, [prompt] * 4, images[:1], seed)
+    prompts = [[*prompt, *sampled.output_ids, *tool] for sampled in first]
+    second = _sample(scheduler, prompts, images[:2], seed + 100)
     records = []
     for number, (one, other) in enumerate(zip(first, second, strict=True)):
         record_id = f"train/0/q/{number}"
@@ -192,24 +216,44 @@ def _sampled_group(scheduler: BatchScheduler, seed: int) -> SelectedGroup:
                 temperature=TEMPERATURE,
             ),
         ]
+        if images:
+            turns = [
+                turn.model_copy(
+                    update={
+                        "added_images": (str(place),),
+                        "shared_images": place,
+                        "image_placeholder": placeholder[0],
+                        "image_processor": images[0].processor,
+                    }
+                )
+                for place, turn in enumerate(turns)
+            ]
         records.append(make_record(turns, float(number % 2), task_id="train/0/q", traj_id=number))
-    return select_group(records, AlgorithmSection(), policy_version=0, seed=seed)
+    book = ImageBook(
+        {(str(place), processor_key(image.processor)): image for place, image in enumerate(images)}
+    )
+    return select_group(records, AlgorithmSection(), policy_version=0, seed=seed, images=book)
 
 
 def _sample(
-    scheduler: BatchScheduler, prompts: Sequence[list[int]], seed: int
+    scheduler: BatchScheduler, prompts: Sequence[list[int]], images: Sequence[ShownImage], seed: int
 ) -> list[TokenSequence]:
-    sequences = [
-        TokenSequence.start(
-            f"{seed}/{number}",
-            np.array(prompt, dtype=np.int32),
-            DrawParams(max_new_tokens=8, temperature=TEMPERATURE, seed=seed + number),
+    sequences = []
+    for number, prompt in enumerate(prompts):
+        given = np.array(prompt, dtype=np.int32)
+        params = DrawParams(
+            max_new_tokens=8,
+            temperature=TEMPERATURE,
+            seed=seed + number,
         )
-        for number, prompt in enumerate(prompts)
-    ]
+        places = np.flatnonzero(given == images[0].image_token_id).tolist() if images else []
+        ids, placed = expanded(given, list(zip(places, images, strict=True)))
+        sequences.append(TokenSequence.start(f"{seed}/{number}", ids, params).showing(placed))
     scheduler.submit_all(sequences)
     while scheduler.has_work:
         scheduler.step()
+    if any(image.image_token_id in one.output_ids for image in images for one in sequences):
+        return _sample(scheduler, prompts, images, seed + 1000)  # it stands for no image
     return sequences
 
 

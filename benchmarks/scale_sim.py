@@ -52,6 +52,7 @@ from agentrl.rollout.async_sampler import AsyncSampler, RolloutResult
 from agentrl.rollout.context import RolloutContext
 from agentrl.rollout.worker.sampling_loop import SamplingLoop
 from agentrl.schema import InferenceService, MCPTask, SamplingParams, Score
+from agentrl.trainer.record_images import RecordImages
 from agentrl.trainer.rl.step_groups import GroupReader, StepControl
 
 _PROMPT = np.zeros(1, np.int32)
@@ -180,6 +181,7 @@ async def train(setting: Setting, rates: Rates, store: SimStore, folder: Path) -
     clock = asyncio.get_running_loop().time
     reader = GroupReader(
         cast(Any, store),
+        RecordImages(cast(Any, store), None),
         consumer="trainer",
         algorithm=AlgorithmSection(max_staleness=setting.max_staleness),
         seed=setting.seed,

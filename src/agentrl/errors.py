@@ -24,6 +24,7 @@
     ├── UserCodeError                 the user's agent or reward function raised; the rollout counts
     ├── APIError                      a model call of an agent is answered with an error
     ├── RenderError                   a chat template or tokenizer cannot do what is asked
+    ├── ImageError                    an image cannot be read, or is too large for it
     ├── ScoringError                  a scorer could not decide; the score stays missing
     │   └── ScorerDefect              a scoring function has a mistake in it, which no retry mends
     ├── TrainingError                 optimization cannot go on (non-finite losses or gradients)
@@ -196,6 +197,10 @@ class APIError(AgentRLError):
 
 class RenderError(AgentRLError):
     """A chat template or tokenizer cannot do what is asked of it."""
+
+
+class ImageError(AgentRLError):
+    """An image cannot be read by a model's processor, or is larger than anything is decoded."""
 
 
 class ScoringError(AgentRLError):

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from support.tiny_vision import VISION_FAMILIES, shown_pictures
 from support.trees import random_group, routed_group
 
 from agentrl.config.sections import AlgorithmSection, ModelSection, TrainerSection
@@ -32,10 +33,15 @@ STEPS = (
 )
 
 
-def step_batch(number: int, num_shares: int, *, routed: bool = False) -> StepBatch:
+def step_batch(
+    number: int, num_shares: int, *, routed: bool = False, vision: str | None = None
+) -> StepBatch:
     seeds, token_budget = STEPS[number]
     if routed:  # as `write_moe_model` has them
         groups = [routed_group(seed, layers=3, experts=8) for seed in seeds]
+    elif vision:  # every second group shows images, so that some ranks have none
+        images = shown_pictures(vision)
+        groups = [random_group(seed, images=() if seed % 2 else images) for seed in seeds]
     else:
         groups = [random_group(seed) for seed in seeds]
     return build_step(groups, policy_version=3, token_budget=token_budget, num_ranks=num_shares)
@@ -46,7 +52,7 @@ class MeshCase:
     """A model, what is asked of its trainer, and the mesh that the ranks make."""
 
     architecture: str = "dense"
-    """`dense` or `moe`: the model of that name beside the others."""
+    """`dense`, `moe` or a vision family: the model of that name beside the others."""
     dp_replicate: int = 1
     cp: int = 1
     ep: int = 1
@@ -92,6 +98,7 @@ def make_learner(models: Path, ranks: Ranks, case: MeshCase) -> Learner:
         model=ModelSection(
             model_name_or_path=str(model_path),
             torch_dtype=case.dtype,
+            train_vision=True,
             lora_rank=case.lora_rank,
             lora_target_modules=targets[:4] if case.architecture == "moe" else targets,
         ),
@@ -113,7 +120,9 @@ def three_steps(models: Path, ranks: Ranks, case: MeshCase) -> dict[str, Any]:
     learner = make_learner(models, ranks, case)
     outcomes = []
     for number in range(len(STEPS)):
-        shares = step_batch(number, ranks.shape.dp_size, routed=case.routed).micro_batches
+        vision = case.architecture if case.architecture in VISION_FAMILIES else None
+        batch = step_batch(number, ranks.shape.dp_size, routed=case.routed, vision=vision)
+        shares = batch.micro_batches
         outcomes.append(learner.train(ranks.scatter(shares if ranks.is_main else None)))
     return {
         "losses": torch.tensor([outcome.loss for outcome in outcomes]),

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from support.gloo_ranks import run_ranks
 from support.mesh_run import MeshCase, three_steps
+from support.tiny_vision import vision_model
 from support.training import write_model, write_moe_model
 
 from agentrl.distributed import Ranks
@@ -65,6 +66,15 @@ GROUPS: dict[str, tuple[int, list[MeshCase]]] = {
             *_cases("moe", _FSDP, _CP | _TP, **_EXACT),
         ],
     ),
+    "two-vision": (
+        2,
+        [
+            *_cases("qwen3_vl", _FSDP, _HSDP),
+            *_cases("qwen3_vl", _FSDP, dtype="float64", gradient_checkpointing=True),
+            *_cases("gemma3", _FSDP),
+        ],
+    ),
+    "four-vision": (4, _cases("qwen3_vl", _FSDP, _HSDP)),
     "four-experts": (
         4,
         [
@@ -78,10 +88,15 @@ GROUPS: dict[str, tuple[int, list[MeshCase]]] = {
 }
 
 
+_MODELS = {"moe": "Qwen3-MoE", "dense": "Qwen3"}
+
+
 def write_models(folder: Path) -> Path:
     """Write what the cases' `architecture` names, and return the folder."""
     write_model(folder / "dense")
     write_moe_model(folder / "moe")
+    for family in ("qwen3_vl", "gemma3"):
+        vision_model(family, torch.float32).save_pretrained(folder / family)
     return folder
 
 
@@ -109,7 +124,7 @@ class Outcome:
         case = self.case
         options = ("gradient_checkpointing", "cpu_offload", "activation_offloading", "routed")
         found: dict[str, Any] = {
-            "model": "Qwen3-MoE" if case.architecture == "moe" else "Qwen3",
+            "model": _MODELS.get(case.architecture, case.architecture),
             "ranks": self.num_ranks,
             "mesh": case.mesh_name(self.num_ranks),
             "dtype": case.dtype,

@@ -129,7 +129,7 @@ SEEING = (
 )
 
 
-def write_seeing_tokenizer(directory: Path) -> Path:
+def write_seeing_tokenizer(directory: Path, template: str = SEEING) -> Path:
     """Write the files of a model that sees: its template shows one placeholder an image."""
     special = (*SPECIAL, "<|vision_start|>", IMAGE_TOKEN, "<|vision_end|>")
-    return write_tokenizer(directory, SEEING, special=special, image_token_id=IMAGE_TOKEN)
+    return write_tokenizer(directory, template, special=special, image_token_id=IMAGE_TOKEN)

@@ -23,6 +23,7 @@ from agentrl.config.sections import AlgorithmSection
 from agentrl.data import random_groups
 from agentrl.data.batch import StepBatch
 from agentrl.data.select import SelectedGroup
+from agentrl.data.shown_images import ShownImage
 from agentrl.models.load import wrap_policy
 from agentrl.models.policy import PolicyModel
 from agentrl.models.router_replay import make_routers_replay
@@ -147,7 +148,9 @@ def make_record(
     )
 
 
-def random_group(seed: int, *, num_records: int = 4, num_turns: int = 4) -> SelectedGroup:
+def random_group(
+    seed: int, *, num_records: int = 4, num_turns: int = 4, images: Sequence[ShownImage] = ()
+) -> SelectedGroup:
     """A group with random advantages, one a turn."""
     return random_groups.random_group(
         np.random.default_rng(seed),
@@ -155,6 +158,7 @@ def random_group(seed: int, *, num_records: int = 4, num_turns: int = 4) -> Sele
         num_records=num_records,
         num_turns=num_turns,
         task_id=f"train/0/q{seed}",
+        images=images,
     )
 
 

@@ -141,6 +141,8 @@ def build_step(
         )
         for share in shares
     )
+    if num_ranks > 1:
+        micro_batches = _with_stand_ins(micro_batches)
     rows = [batch.row for share in micro_batches for batch in share if batch.row.num_targets]
     return StepBatch(
         micro_batches=micro_batches,
@@ -228,6 +230,26 @@ class _TargetTable:
             weights=np.concatenate([self.weights[number] for number in numbers.tolist()]),
             num_chunks=num_chunks,
         )
+
+
+def _with_stand_ins(
+    shares: tuple[tuple[MicroBatch, ...], ...],
+) -> tuple[tuple[MicroBatch, ...], ...]:
+    """Let rows without images encode the step's smallest one where others have some."""
+    images = [
+        image
+        for share in shares
+        for batch in share
+        if batch.row.images is not None
+        for image in batch.row.images.images
+    ]
+    if not images:
+        return shares
+    smallest = min(images, key=lambda image: (image.num_positions, image.key))
+    return tuple(
+        tuple(replace(batch, row=replace(batch.row, stand_in=smallest)) for batch in share)
+        for share in shares
+    )
 
 
 def _empty(num_chunks: int) -> MicroBatch:

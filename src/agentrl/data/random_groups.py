@@ -10,6 +10,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from agentrl.data.select import SelectedGroup
+from agentrl.data.shown_images import ImageBook, ShownImage, processor_key
 from agentrl.data.tokens import TurnTokens, turn_tokens
 from agentrl.schema import DispatchedSamplingTask, SamplingParams, VersionSpan, task_of_record
 
@@ -33,15 +34,17 @@ def random_group(
     num_records: int = 8,
     num_turns: int = 20,
     task_id: str = "random/0",
+    images: Sequence[ShownImage] = (),
 ) -> SelectedGroup:
     """Return a group whose records share a prompt and then diverge.
 
     Args:
         rng: source of all randomness.
-        vocabulary: token ids are below this.
+        vocabulary: token ids are below this, except those of images.
         num_records: tries of the group.
         num_turns: turns of each.
         task_id: name of the group.
+        images: prompts show them here and there.
     """
     moves = [
         [
@@ -50,7 +53,7 @@ def random_group(
         ]
         for _ in range(num_records)
     ]
-    return group_of_moves(rng, moves, vocabulary=vocabulary, task_id=task_id)
+    return group_of_moves(rng, moves, vocabulary=vocabulary, task_id=task_id, images=images)
 
 
 def group_of_moves(
@@ -59,6 +62,7 @@ def group_of_moves(
     *,
     vocabulary: int,
     task_id: str = "random/0",
+    images: Sequence[ShownImage] = (),
 ) -> SelectedGroup:
     """Return a group whose records make the given moves.
 
@@ -71,12 +75,17 @@ def group_of_moves(
             turns) to the turn from which it derives.
         vocabulary: token ids are below this.
         task_id: name of the group.
+        images: see `random_group`.
     """
+    book = ImageBook(
+        {(str(number), processor_key({})): image for number, image in enumerate(images)}
+    )
     prompt = rng.integers(0, vocabulary, _PROMPT_TOKENS).tolist()
     record_ids = tuple(f"{task_id}/{number}" for number in range(len(moves)))
     turns: list[TurnTokens] = []
     for record_id, record_moves in zip(record_ids, moves, strict=True):
-        turns += turn_tokens(random_turns(rng, record_id, prompt, record_moves, vocabulary))
+        record = _RandomRecord(rng, vocabulary, record_id, images)
+        turns += turn_tokens(_with_moves(record, prompt, record_moves), book)
     advantages = rng.normal(size=len(turns))
     return SelectedGroup(
         task_id=task_id,
@@ -97,8 +106,13 @@ def random_turns(
     vocabulary: int,
 ) -> list[DispatchedSamplingTask]:
     """Return the turns of one record; arguments as of `group_of_moves`."""
-    record = _RandomRecord(rng, vocabulary, record_id)
-    record.add_turn(None, 0, list(prompt))
+    return _with_moves(_RandomRecord(rng, vocabulary, record_id), prompt, moves)
+
+
+def _with_moves(
+    record: "_RandomRecord", prompt: Sequence[int], moves: Sequence[tuple[Move, int]]
+) -> list[DispatchedSamplingTask]:
+    record.add_turn(None, 0, [*prompt, *record.some_image()])
     for move, back in moves:
         record.add_turn(*record.context(move, back))
     return record.turns
@@ -107,9 +121,17 @@ def random_turns(
 class _RandomRecord:
     """Builds the turns of one record."""
 
-    def __init__(self, rng: np.random.Generator, vocabulary: int, record_id: str) -> None:
+    def __init__(
+        self,
+        rng: np.random.Generator,
+        vocabulary: int,
+        record_id: str,
+        images: Sequence[ShownImage] = (),
+    ) -> None:
         self.turns: list[DispatchedSamplingTask] = []
-        self._full: list[list[int]] = []  # prompt and output of every turn
+        # Prompt and output of every turn; -1 - k stands for the k-th image.
+        self._full: list[list[int]] = []
+        self._images = images
         self._rng = rng
         self._vocabulary = vocabulary
         self._record_id = record_id
@@ -120,6 +142,8 @@ class _RandomRecord:
         # Few distinct first tokens, so that samples of a group agree for some tokens.
         output = self._ids(1, 4, vocabulary=2) + self._ids(0, 4)
         cut = int(self._rng.integers(0, len(output) + 1))
+        before = self._full[parent][:shared] if parent is not None else []
+        placeholder = self._images[0].image_token_id if self._images else None
         self.turns.append(
             DispatchedSamplingTask(
                 id=f"{self._record_id}/1/{index}",
@@ -129,7 +153,10 @@ class _RandomRecord:
                 index=index,
                 parent=parent,
                 shared_len=shared,
-                added_ids=added,
+                added_ids=[placeholder if id_ < 0 else id_ for id_ in added],
+                shared_images=sum(id_ < 0 for id_ in before),
+                added_images=tuple(str(-1 - id_) for id_ in added if id_ < 0),
+                image_placeholder=placeholder,
                 output_ids=output,
                 output_logprobs=(-self._rng.uniform(0.0, 5.0, len(output))).tolist(),
                 version_spans=(
@@ -140,7 +167,6 @@ class _RandomRecord:
                 sampling_params=SamplingParams(temperature=float(self._rng.choice([0.7, 1.0]))),
             )
         )
-        before = self._full[parent][:shared] if parent is not None else []
         self._full.append(before + added + output)
 
     def context(self, move: Move, back: int) -> tuple[int | None, int, list[int]]:
@@ -148,15 +174,24 @@ class _RandomRecord:
         parent = max(0, len(self.turns) - back)
         full = self._full[parent]
         if move == "grow":
-            return parent, len(full), self._ids(1, 4)
+            return parent, len(full), self.some_image() + self._ids(1, 4)
         if move == "edit":
-            return parent, int(self._rng.integers(1, len(full))), self._ids(1, 5)
+            return (
+                parent,
+                int(self._rng.integers(1, len(full))),
+                self._ids(1, 5) + self.some_image(),
+            )
         if move == "strip":
             reply = self.turns[parent].output_ids.tolist()
             return parent, len(full) - len(reply), reply[1:] + self._ids(1, 3)
         if move == "tools":  # the head of the prompt changes, the rest stays
             return parent, 0, self._ids(1, 3) + full[2:]
         return None, 0, self._ids(3, 6)
+
+    def some_image(self) -> list[int]:
+        """Return an image, or none, as it stands among tokens."""
+        drawn = int(self._rng.integers(0, 2 * len(self._images))) if self._images else 0
+        return [-1 - drawn] if drawn < len(self._images) else []
 
     def _ids(self, low: int, high: int, *, vocabulary: int | None = None) -> list[int]:
         count = int(self._rng.integers(low, high))

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from agentrl.data.shown_images import RowImages, ShownImage
+
 
 @dataclass(frozen=True)
 class PackedRow:
@@ -34,6 +36,14 @@ class PackedRow:
     routed_experts: np.ndarray | None = None
     """int16 [N, W], experts of each token, layer by layer; -1 where the model's own router chooses.
     None if it chooses for all tokens."""
+    images: RowImages | None = None
+    """None if the row shows none."""
+    rotary_positions: np.ndarray | None = None
+    """int64 [3, N], time, row and column of each token on its path, where a row shows images to a
+    model that counts them so; None: all three are `positions`."""
+    stand_in: ShownImage | None = None
+    """Where rows of other ranks show images: encoded without being shown where this row, or a chunk of
+    it, shows none, because encoding takes part in the ranks' collective operations."""
 
     @property
     def num_tokens(self) -> int:

@@ -27,8 +27,9 @@ from agentrl.algorithms.filters import (
 )
 from agentrl.config.sections import AlgorithmSection
 from agentrl.data.expert_replay import with_routed_experts
+from agentrl.data.shown_images import ImageBook
 from agentrl.data.tokens import TurnTokens, turn_tokens
-from agentrl.schema import DBRecordData, SamplingParams
+from agentrl.schema import DBRecordData, DispatchedSamplingTask
 from agentrl.schema.turn import NO_VERSION
 
 TurnDrop = Literal[
@@ -36,6 +37,8 @@ TurnDrop = Literal[
     "no_logprobs",
     "no_version",
     "penalties",
+    "placeholder",
+    "positions",
     "stale",
     "zero_advantage",
     "minimal_advantage",
@@ -45,6 +48,8 @@ TurnDrop = Literal[
 
 `no_version`: no one knows which policy sampled some of its tokens, so neither its age nor its ratios
 are known. `penalties`: its logprobs are after penalties on repeated tokens, the policy's are not.
+`placeholder`: the policy sampled the token of an image, for which there is none. `positions`: the
+server made other positions of its images than their processor does.
 """
 
 
@@ -87,6 +92,7 @@ def select_group(
     *,
     policy_version: int,
     seed: int = 0,
+    images: ImageBook | None = None,
 ) -> SelectedGroup:
     """Decide what to train on in a completed group.
 
@@ -95,9 +101,9 @@ def select_group(
         algorithm: filters, advantages and freshness.
         policy_version: version of the weights that the step starts from.
         seed: draws the records that `balance_sample` and `reserve_context_error_count` keep.
+        images: what the records show; nothing is trained of a turn with another image.
 
     Raises:
-        TrainingError: a record contains images, which cannot be trained on.
         ValueError: the records are not of one Task, or turns are missing.
     """
     if len({record.task_id for record in records}) != 1:
@@ -123,9 +129,9 @@ def select_group(
     left_out: list[LeftOutTurn] = []
     for record, reason, of_turns in zip(ordered, reasons, advantages.tolist(), strict=True):
         if reason is None:
-            verdicts = _turn_verdicts(record, of_turns, algorithm, policy_version)
+            verdicts = _turn_verdicts(record, of_turns, algorithm, policy_version, images)
         else:
-            verdicts = [("record", turn) for turn in turn_tokens(record.turns)]
+            verdicts = [("record", turn) for turn in turn_tokens(record.turns, images)]
         lost: Counter[str] = Counter()
         for verdict, turn in verdicts:
             if verdict is None:
@@ -186,10 +192,11 @@ def _turn_verdicts(
     advantages: Sequence[float],
     algorithm: AlgorithmSection,
     policy_version: int,
+    images: ImageBook | None,
 ) -> list[tuple[TurnDrop | None, TurnTokens]]:
     """Return every trainable turn with its advantage and the reason to drop it, if any."""
     assert record.score is not None, "records without a score are filtered before"
-    tokens = with_routed_experts(turn_tokens(record.turns), record.turns)
+    tokens = with_routed_experts(turn_tokens(record.turns, images), record.turns)
     stored = {turn.id: turn for turn in record.turns}
     own_turns = [stored[turn.turn_id] for turn in tokens]
     # With rewards of its own, a turn keeps its sign: a bad step on the way to a right answer stays one.
@@ -202,7 +209,7 @@ def _turn_verdicts(
         sign_clip=algorithm.sign_clip and not has_steps,
     )
     unusable = [
-        _never_usable(turn, own.sampling_params)
+        _never_usable(turn, own, images or ImageBook())
         for turn, own in zip(tokens, own_turns, strict=True)
     ]
     # A rollout that was resumed, or took long, holds turns of several versions: it counts as old as
@@ -235,13 +242,19 @@ def _without_steps(score: float | None, record: DBRecordData) -> float | None:
     return score - sum(reward or 0.0 for reward in _step_rewards(record))
 
 
-def _never_usable(turn: TurnTokens, sampling: SamplingParams) -> TurnDrop | None:
+def _never_usable(
+    turn: TurnTokens, stored: DispatchedSamplingTask, images: ImageBook
+) -> TurnDrop | None:
     """Return why no importance ratio of the turn would be right, or None."""
     if np.isnan(turn.behavior_logprobs).any():
         return "no_logprobs"  # given text, which nobody sampled
     if (turn.versions == NO_VERSION).any():
         return "no_version"
-    return "penalties" if sampling.has_penalties else None
+    if images.stray_tokens(turn.full_ids, turn.images):
+        return "placeholder"
+    if turn.images and stored.prompt_positions not in (0, turn.num_prompt_tokens):
+        return "positions"
+    return "penalties" if stored.sampling_params.has_penalties else None
 
 
 def _turn_drop(advantage: float, algorithm: AlgorithmSection, *, is_stale: bool) -> TurnDrop | None:

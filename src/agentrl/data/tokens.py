@@ -11,7 +11,13 @@ from itertools import groupby
 
 import numpy as np
 
-from agentrl.errors import TrainingError
+from agentrl.data.shown_images import (
+    ImageBook,
+    PlacedImage,
+    ShownImage,
+    expanded,
+    processor_key,
+)
 from agentrl.schema import DispatchedSamplingTask, token_versions
 
 
@@ -25,7 +31,8 @@ class TurnTokens:
     """Turns of a record with the same chain extend each other: of any two, one's path is a prefix
     of the other's."""
     full_ids: np.ndarray
-    """int32 [P + T], the prompt as sent to the engine and the tokens as sampled."""
+    """int32 [P + T], the prompt as the model read it, images at their full length, and the tokens as
+    sampled."""
     num_prompt_tokens: int
     """P."""
     behavior_logprobs: np.ndarray
@@ -37,6 +44,8 @@ class TurnTokens:
     routed_experts: np.ndarray | None = None
     """int16 [P + T - 1, W], experts that the server chose for each token of the path, see
     `data.expert_replay`; None if the server did not return them."""
+    images: tuple[PlacedImage, ...] = ()
+    """Images of the prompt, in order."""
 
     @property
     def num_targets(self) -> int:
@@ -63,48 +72,76 @@ class TurnTokens:
         return self.full_ids[:-1]
 
 
-def turn_tokens(turns: Iterable[DispatchedSamplingTask]) -> list[TurnTokens]:
+def turn_tokens(
+    turns: Iterable[DispatchedSamplingTask], images: ImageBook | None = None
+) -> list[TurnTokens]:
     """Return the trainable turns of any number of records, record by record.
 
     Turns of an untrained model and turns without a sampled token are not returned. They must be
-    passed nevertheless, because later prompts are stored as additions to them.
+    passed nevertheless, because later prompts are stored as additions to them. Nor are turns with an
+    image that `images` lacks.
 
     Args:
         turns: all turns of one attempt of each record, in any order.
+        images: those that the turns show, as far as they can be read.
 
     Raises:
-        TrainingError: a record contains images, which token ids alone do not represent.
-        ValueError: a turn is missing, has no prompt, or shares more tokens than its parent has.
+        ValueError: a turn is missing, has no prompt, shares more tokens than its parent has, or has
+            more or fewer placeholders than images.
     """
     ordered = sorted(turns, key=lambda turn: (turn.record_id, turn.index))
     return [
         tokens
         for _, of_record in groupby(ordered, key=lambda turn: turn.record_id)
-        for tokens in _record_tokens(list(of_record))
+        for tokens in _record_tokens(list(of_record), images or ImageBook())
     ]
 
 
-def _record_tokens(turns: Sequence[DispatchedSamplingTask]) -> list[TurnTokens]:
-    if any(turn.added_images for turn in turns):
-        raise TrainingError(
-            f"record {turns[0].record_id} contains images, and the trainer reads text only; "
-            "train on questions and tools without images (--max_images 0)"
-        )
+def _record_tokens(turns: Sequence[DispatchedSamplingTask], book: ImageBook) -> list[TurnTokens]:
     lengths = _full_lengths(turns)
     chains, extended_by = _chains(turns, lengths)
+    places = _image_places(turns, book)
     full: dict[int, np.ndarray] = {}
+    images: dict[int, tuple[PlacedImage, ...]] = {}
     # In reverse order, so that the array of a turn's extension exists before the turn itself.
     for index in reversed(range(len(turns))):
-        heir = extended_by.get(index)
-        if heir is not None and turns[heir].shared_len == lengths[index]:
-            full[index] = full[heir][: lengths[index]]
+        heir, own = extended_by.get(index), places[index]
+        if own is None:
+            continue
+        if heir in full and turns[heir].shared_len == lengths[index]:
+            num_more = sum(image.num_tokens - 1 for _, image in own)
+            full[index] = full[heir][: lengths[index] + num_more]
+            images[index] = images[heir][: len(own)]
         else:
-            full[index] = _gather(turns, index, lengths[index])
+            full[index], images[index] = expanded(_gather(turns, index, lengths[index]), own)
     return [
-        _tokens(turn, chains[turn.index], full[turn.index])
+        _tokens(turn, chains[turn.index], full[turn.index], images[turn.index])
         for turn in turns
-        if turn.trainable and len(turn.output_ids)
+        if turn.trainable and len(turn.output_ids) and turn.index in full
     ]
+
+
+def _image_places(
+    turns: Sequence[DispatchedSamplingTask], book: ImageBook
+) -> list[list[tuple[int, ShownImage]] | None]:
+    """Return where the placeholders of every turn's images stand; None if one cannot be read."""
+    found: list[list[tuple[int, ShownImage]] | None] = []
+    for turn in turns:
+        before = found[turn.parent] if turn.parent is not None and turn.shared_images else []
+        key = processor_key(turn.image_processor) if turn.added_images else ""
+        own = [book.images.get((address, key)) for address in turn.added_images]
+        if before is None or None in own:
+            found.append(None)
+            continue
+        ids = np.flatnonzero(turn.added_ids == turn.image_placeholder) if own else ()
+        if len(ids) != len(own):
+            raise ValueError(f"turn {turn.id} has {len(ids)} placeholders for {len(own)} images")
+        shown = [image for image in own if image is not None]
+        found.append(
+            before[: turn.shared_images]
+            + [(turn.shared_len + int(i), image) for i, image in zip(ids, shown, strict=True)]
+        )
+    return found
 
 
 def _full_lengths(turns: Sequence[DispatchedSamplingTask]) -> list[int]:
@@ -164,7 +201,12 @@ def _gather(turns: Sequence[DispatchedSamplingTask], index: int, length: int) ->
         turn = turns[turn.parent]
 
 
-def _tokens(turn: DispatchedSamplingTask, chain: int, full_ids: np.ndarray) -> TurnTokens:
+def _tokens(
+    turn: DispatchedSamplingTask,
+    chain: int,
+    full_ids: np.ndarray,
+    images: tuple[PlacedImage, ...],
+) -> TurnTokens:
     num_prompt_tokens = len(full_ids) - len(turn.output_ids)
     if num_prompt_tokens == 0:
         raise ValueError(f"turn {turn.id} has no prompt")
@@ -183,4 +225,5 @@ def _tokens(turn: DispatchedSamplingTask, chain: int, full_ids: np.ndarray) -> T
         versions=token_versions(turn),
         # At temperature 0 (greedy) servers return the logprobs of the undivided logits.
         temperature=turn.sampling_params.temperature or 1.0,
+        images=images,
     )

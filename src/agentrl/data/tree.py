@@ -8,9 +8,12 @@ Target tokens are a flat list beside the tree, one per (turn, sampled token). Tw
 the same token after the same context share its node and have two targets; a token that one turn
 sampled and another has in its prompt has one target. Masks, advantages and normalizers belong to
 targets, never to nodes.
+
+Tokens of images have the same id whatever they show. Paths are therefore compared by a key that tells
+images apart.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -19,6 +22,7 @@ from typing import Literal
 import numpy as np
 
 from agentrl.data.rows import PackedRow
+from agentrl.data.shown_images import PlacedImage, RowImages, ShownImage, rotary_positions
 from agentrl.data.tokens import TurnTokens, turn_tokens
 from agentrl.schema import DispatchedSamplingTask
 
@@ -35,6 +39,13 @@ class Branch:
     """int32, the longest of the turns' paths."""
     shared: int
     """Leading tokens of the path that the previous branch has already written to the row."""
+    key: np.ndarray
+    """int32, the path with a negative number, one for each image of the tree, where an image is."""
+
+    @property
+    def images(self) -> tuple[PlacedImage, ...]:
+        """Return the images of the path."""
+        return self.turns[-1].images
 
     @property
     def num_new_tokens(self) -> int:
@@ -77,11 +88,13 @@ class TokenTree:
                 that extend each other; `none` makes every turn a separate path.
         """
         if merge == "none":
-            return cls(tuple(Branch((turn,), turn.path, 0) for turn in turns))
+            return cls(tuple(Branch((turn,), turn.path, 0, turn.path) for turn in turns))
+        numbers = _image_numbers(turns)
         chains: dict[tuple[str, int], list[TurnTokens]] = {}
         for turn in turns:
             chains.setdefault((turn.record_id, turn.chain), []).append(turn)
-        branches = sorted(map(_chain_branch, chains.values()), key=_depth_first)
+        branches = [_chain_branch(chain, numbers) for chain in chains.values()]
+        branches.sort(key=_depth_first)
         if merge == "tree":
             branches = _with_shared_lengths(branches)
         return cls(tuple(branches))
@@ -155,6 +168,7 @@ def lay_out(branches: Sequence[Branch]) -> PackedRow:
         ]
         offset, depth = end, length
     turns = [turn for branch in branches for turn in branch.turns]
+    images, rotary = _laid_down_images(branches)
     experts = [branch.turns[-1].routed_experts for branch in branches]
     return PackedRow(
         token_ids=token_ids,
@@ -166,7 +180,28 @@ def lay_out(branches: Sequence[Branch]) -> PackedRow:
             [np.full(turn.num_targets, turn.temperature, dtype=np.float32) for turn in turns]
         ),
         routed_experts=_laid_down(experts, branches),
+        images=images,
+        rotary_positions=rotary,
     )
+
+
+def _laid_down_images(
+    branches: Sequence[Branch],
+) -> tuple[RowImages | None, np.ndarray | None]:
+    """Return the images of a row, and its positions where images have positions of their own."""
+    placed: list[tuple[int, ShownImage]] = []
+    offset = 0
+    for branch in branches:
+        own = [image for image in branch.images if branch.shared <= image.start < len(branch.path)]
+        placed += [(offset + one.start - branch.shared, one.image) for one in own]
+        offset += branch.num_new_tokens
+    images = RowImages.of(placed)
+    if images is None or images.images[0].grid is None:
+        return images, None
+    positions = [
+        rotary_positions(len(branch.path), branch.images)[:, branch.shared :] for branch in branches
+    ]
+    return images, np.concatenate(positions, axis=1)
 
 
 def _laid_down(
@@ -180,21 +215,32 @@ def _laid_down(
     return np.concatenate(known) if len(known) == len(experts) else None
 
 
-def _chain_branch(turns: list[TurnTokens]) -> Branch:
+def _image_numbers(turns: Iterable[TurnTokens]) -> dict[str, int]:
+    """Return a negative number for every image, the same for equal sets of turns."""
+    keys = {placed.image.key for turn in turns for placed in turn.images}
+    return {key: -1 - number for number, key in enumerate(sorted(keys))}
+
+
+def _chain_branch(turns: list[TurnTokens], numbers: Mapping[str, int]) -> Branch:
     ordered = sorted(turns, key=lambda turn: (len(turn.path), turn.turn_id))
-    return Branch(tuple(ordered), ordered[-1].path, 0)
+    path = key = ordered[-1].path
+    if ordered[-1].images:
+        key = path.copy()
+        for placed in ordered[-1].images:
+            key[placed.start : placed.end] = numbers[placed.image.key]
+    return Branch(tuple(ordered), path, 0, key)
 
 
 def _depth_first(branch: Branch) -> tuple[bytes, str]:
     # Big-endian bytes compare like the sequences of ids, with prefixes first.
-    return branch.path.astype(">u4").tobytes(), branch.turns[0].turn_id
+    return branch.key.astype(">u4").tobytes(), branch.turns[0].turn_id
 
 
 def _with_shared_lengths(branches: list[Branch]) -> list[Branch]:
     merged = branches[:1]
     for before, branch in pairwise(branches):
-        size = min(len(before.path), len(branch.path))
-        differs = before.path[:size] != branch.path[:size]
+        size = min(len(before.key), len(branch.key))
+        differs = before.key[:size] != branch.key[:size]
         shared = int(differs.argmax()) if differs.any() else size
         merged.append(replace(branch, shared=shared))
     return merged

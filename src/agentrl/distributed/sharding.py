@@ -193,8 +193,17 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _decoder_layers(model: nn.Module) -> list[nn.Module]:
-    """Return the repeated blocks of a Hugging Face decoder, however deep it is wrapped."""
-    for name, module in model.named_modules():
-        if name.rpartition(".")[2] == "layers" and isinstance(module, nn.ModuleList):
-            return list(module)
-    return []
+    """Return the repeated blocks of a Hugging Face decoder, however deep it is wrapped.
+
+    An image encoder has blocks of the same name; it is the smaller part.
+    """
+    found = [
+        list(module)
+        for name, module in model.named_modules()
+        if name.rpartition(".")[2] == "layers" and isinstance(module, nn.ModuleList)
+    ]
+    return max(found, key=_num_weights, default=[])
+
+
+def _num_weights(layers: Sequence[nn.Module]) -> int:
+    return sum(parameter.numel() for layer in layers for parameter in layer.parameters())

@@ -65,6 +65,12 @@ def check_parallel_support(config: Any, shape: Sizes) -> None:
     Raises:
         ConfigError: names the flag and the number that it does not divide.
     """
+    if getattr(config, "vision_config", None) and max(shape.tp, shape.cp) > 1:
+        flag = f"--tp_size {shape.tp}" if shape.tp > 1 else f"--cp_size {shape.cp}"
+        raise ConfigError(
+            f"{flag}: models that read images ({config.model_type}) are not divided; use 1, and "
+            "more ranks shard the weights"
+        )
     experts = getattr(config, "num_experts", None)
     heads = getattr(config, "num_attention_heads", None)
     groups = getattr(config, "num_key_value_heads", heads)

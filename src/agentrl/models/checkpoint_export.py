@@ -27,11 +27,14 @@ _COPIED = (
     "tokenizer.model",
     TEMPLATE_FILE,
     "chat_template.json",
+    "preprocessor_config.json",
+    "processor_config.json",
+    "video_preprocessor_config.json",
 )
 
 
 def read_tokenizer_files(path: str | Path) -> dict[str, bytes]:
-    """Return a model directory's tokenizer and template files by name.
+    """Return a model directory's tokenizer, template and processor files by name.
 
     The trainer keeps them in memory, because a long run outlives the checkpoint it was started from:
     old checkpoints are removed while later ones still need the tokenizer.

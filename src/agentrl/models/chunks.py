@@ -22,6 +22,7 @@ import torch
 from torch import nn
 
 from agentrl.data.rows import PackedRow, empty_row
+from agentrl.data.shown_images import RowImages
 from agentrl.models.chunk_states import ChunkStates, Place, TokenValues
 from agentrl.models.policy import TargetLogprobs
 from agentrl.models.row_tree import continued_keys
@@ -56,13 +57,19 @@ class RowChunk:
 
 
 def cut_row(row: PackedRow, num_chunks: int) -> list[RowChunk | None]:
-    """Cut a row into chunks whose lengths differ by one token at most.
+    """Cut a row into chunks of about the same length, and never through an image.
+
+    The encoder makes an image whole, and in some families its tokens attend to one another.
 
     Returns:
         Exactly `num_chunks` entries. All ranks of a sharded model must make the same number of
         passes, because each pass gathers parameters; None is a pass without tokens.
     """
     edges = np.linspace(0, row.num_tokens, min(num_chunks, row.num_tokens) + 1).astype(np.int64)
+    if row.images is not None:
+        for start, end in row.images.spans.tolist():
+            edges[(edges > start) & (edges < end)] = start
+        edges = np.unique(edges)
     chunks = [
         _stretch(row, start, end)
         for start, end in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)
@@ -162,9 +169,10 @@ class ChunkedPass:
     def _run(
         self, chunk: RowChunk | None, states: ChunkStates, with_entropy: bool
     ) -> TargetLogprobs:
+        row = replace(empty_row(), stand_in=self._row.stand_in) if chunk is None else chunk.row
         with self._autocast:
             output: TargetLogprobs = self._policy(
-                empty_row() if chunk is None else chunk.row,
+                row,
                 chunk_size=self._chunk_size,
                 with_entropy=with_entropy,
                 states=states,
@@ -258,6 +266,9 @@ def _tensors_of(states: ChunkStates) -> Iterator[torch.Tensor]:
 
 def _stretch(row: PackedRow, start: int, end: int) -> RowChunk:
     targets = np.flatnonzero((row.sources >= start) & (row.sources < end))
+    shown = [] if row.images is None else row.images.placed
+    images = RowImages.of([(at - start, image) for at, image in shown if start <= at < end])
+    rotary = None if row.rotary_positions is None else row.rotary_positions[:, start:end]
     part = PackedRow(
         token_ids=row.token_ids[start:end],
         positions=row.positions[start:end],
@@ -266,6 +277,9 @@ def _stretch(row: PackedRow, start: int, end: int) -> RowChunk:
         targets=row.targets[targets],
         temperatures=row.temperatures[targets],
         routed_experts=None if row.routed_experts is None else row.routed_experts[start:end],
+        images=images,
+        rotary_positions=rotary,
+        stand_in=row.stand_in,
     )
     # In preorder, every earlier token that a token of the chunk can see is an ancestor of the chunk's
     # first token, so these are all the keys that the chunk needs.

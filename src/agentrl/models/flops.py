@@ -14,6 +14,7 @@ import torch
 
 from agentrl.data.rows import PackedRow
 from agentrl.models.policy import PolicyModel
+from agentrl.models.vision.image_encoders import reads_images
 from agentrl.runtime.gpus import gpu_model
 
 
@@ -22,8 +23,8 @@ class FlopCount:
     """Operations per token, visible pair and LM-head position, forward and backward together."""
 
     per_token: float
-    """6 per parameter outside the embedding and the head (4 for a frozen one); of the experts only
-    the share that a token is routed to."""
+    """6 per parameter outside the embedding, the head and an image encoder, which few tokens pass (4
+    for a frozen one); of the experts only the share that a token is routed to."""
     per_pair: float
     """12 * layers * heads * head size, for each (query, key) pair that the mask lets through. Layers
     with a window count per token instead, as if every token saw a full one."""
@@ -33,13 +34,14 @@ class FlopCount:
     @classmethod
     def of(cls, policy: PolicyModel) -> Self:
         """Read the costs off a model, sharded or not."""
-        config: Any = policy.model.config
+        config: Any = policy.model.config.get_text_config()
         embedding: Any = policy.model.get_input_embeddings()
         head: Any = policy.model.get_output_embeddings()
         tables = {id(embedding.weight), id(head.weight)}
         per_token = 0.0
         for name, parameter in policy.named_parameters():
-            if id(parameter) in tables:
+            is_text = ".language_model." in name or not reads_images(policy.model.config)
+            if id(parameter) in tables or not is_text:
                 continue
             share = 1.0
             if ".experts." in name:  # stacked: the first dimension counts them

@@ -14,7 +14,6 @@ from torch import nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from transformers import (
     AutoConfig,
-    AutoModelForCausalLM,
     GenerationConfig,
     PretrainedConfig,
     PreTrainedModel,
@@ -25,11 +24,14 @@ from agentrl.errors import ConfigError
 from agentrl.models.attention.attention_registry import (
     TREE_ATTENTION,
     check_device,
+    check_images,
     own_attention,
+    set_attention,
 )
 from agentrl.models.policy import PolicyModel
 from agentrl.models.recurrent.recurrent_layers import follow_paths
 from agentrl.models.router_replay import make_routers_exact
+from agentrl.models.vision.image_encoders import model_class
 from agentrl.models.weights import materialize, read_weights
 
 
@@ -66,6 +68,7 @@ def load_policy(
     config = read_config(path, trust_remote_code=trust_remote_code)
     if attention is not None:
         check_device(attention, torch.device(device))
+        check_images(attention, config)
     # Without memory also where tensors are fake: torch can give memory to meta tensors alone.
     with unset_fake_temporarily():
         policy = wrap_policy(
@@ -96,14 +99,12 @@ def _without_weights(
     Buffers (rotary frequencies) are computed at construction and are not in the files.
     """
     with init_empty_weights(include_buffers=False):
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(
+        model: PreTrainedModel = model_class(config).from_config(
             config,
             dtype=dtype,
-            attn_implementation=attention,
             trust_remote_code=trust_remote_code,
         )
-    if attention is None:
-        model.set_attn_implementation(own_attention(model))
+    set_attention(model, own_attention(model) if attention is None else attention)
     model.tie_weights()
     if (path / "generation_config.json").is_file():
         # `save_pretrained` writes it with every export, and servers read their stop tokens from it.

@@ -19,13 +19,14 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.distributed.tensor import DTensor
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, PreTrainedModel
 
 from agentrl.distributed import load_full_state_dict
 from agentrl.errors import ConfigError
 from agentrl.models.adapter_files import WEIGHTS_FILE, AdapterShape
 from agentrl.models.checkpoint_export import read_tokenizer_files, weights_appear_whole
 from agentrl.models.policy import PolicyModel, TargetLogprobs
+from agentrl.models.vision.image_encoders import model_class
 
 BASE = "base_layer"
 """PEFT's attribute for the linear layer below an adapter."""
@@ -206,7 +207,7 @@ def merge_adapter(adapter: Path, base: Path, target: Path) -> Path:
     from peft import PeftModel  # noqa: PLC0415
 
     dtype = AutoConfig.from_pretrained(base).dtype or torch.float32
-    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    model = model_class(AutoConfig.from_pretrained(base)).from_pretrained(base, dtype=torch.float32)
     merged: Any = PeftModel.from_pretrained(model, adapter).merge_and_unload()
     with weights_appear_whole(target) as partial:
         merged.to(dtype).save_pretrained(partial)

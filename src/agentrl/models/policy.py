@@ -22,10 +22,21 @@ from transformers import PreTrainedModel
 
 from agentrl.data.rows import PackedRow
 from agentrl.errors import TrainingError
-from agentrl.models.attention.attention_registry import layer_keywords
+from agentrl.models.attention.attention_registry import (
+    attention_of,
+    computes_trees,
+    layer_keywords,
+)
 from agentrl.models.chunk_states import ChunkStates
 from agentrl.models.router_replay import ROUTED_EXPERTS
 from agentrl.models.row_split import RowShare, RowSplit
+from agentrl.models.vision.image_encoders import (
+    grid_keywords,
+    kind_keywords,
+    shown_features,
+    unshown_features,
+)
+from agentrl.models.vision.image_reader import ImageReader
 from agentrl.models.vocabulary import Vocabulary
 
 
@@ -48,6 +59,7 @@ class PolicyModel(nn.Module):
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
         self.model = model
+        self.reader = ImageReader(model.config)
         self.split = RowSplit()
         """How rows are split over ranks; set by `models.parallel`."""
 
@@ -134,8 +146,18 @@ class PolicyModel(nn.Module):
     ) -> torch.Tensor:
         """Return the last hidden states of this rank's tokens [N, D]."""
         device = self.device
-        implementation = self.model.config._attn_implementation
+        implementation = attention_of(self.model)
         extra = layer_keywords(implementation, row, device, share, states)
+        positions_N = torch.from_numpy(share.own(row.positions)).to(device)[None]
+        if row.rotary_positions is not None:
+            positions_N = torch.from_numpy(row.rotary_positions).to(device)[:, None]
+        if row.images is not None:
+            extra |= shown_features(self.model, self.reader, row.images)
+            if not computes_trees(self.model):
+                extra |= kind_keywords(self.model, row.images, row.num_tokens)
+                if row.rotary_positions is not None:
+                    # The model's own positions, so that they are the reference of ours.
+                    extra |= grid_keywords(self.model, self.reader, row.images)
         if row.routed_experts is not None:
             choices = share.between_blocks(share.own(row.routed_experts))
             extra[ROUTED_EXPERTS] = self._by_layer(
@@ -143,11 +165,13 @@ class PolicyModel(nn.Module):
             )
         output = self.model.base_model(
             input_ids=torch.from_numpy(share.own(row.token_ids)).to(device)[None],
-            position_ids=torch.from_numpy(share.own(row.positions)).to(device)[None],
+            position_ids=None if "image_grid_thw" in extra else positions_N,
             use_cache=False,
             **extra,
         )
         hidden: torch.Tensor = output.last_hidden_state[0]
+        if row.images is None and row.stand_in is not None:
+            hidden = hidden + unshown_features(self.model, self.reader, row.stand_in)
         return hidden
 
     def _by_layer(self, choices_NW: torch.Tensor) -> torch.Tensor:
@@ -156,7 +180,7 @@ class PolicyModel(nn.Module):
         Raises:
             TrainingError: the servers routed with another model.
         """
-        config: Any = self.model.config
+        config: Any = self.model.config.get_text_config()
         layers, chosen = config.num_hidden_layers, getattr(config, "num_experts_per_tok", 0)
         if choices_NW.shape[1] != layers * chosen:
             raise TrainingError(

@@ -7,8 +7,11 @@ layers, width of convolutions) stays as it is.
 
 from typing import Any
 
+import numpy as np
 import torch
-from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
+
+from agentrl.models.vision.image_encoders import model_class, reads_images
 
 _HEAD_SIZE = 16
 _AT_MOST: dict[str, int] = {
@@ -62,6 +65,27 @@ _AT_MOST: dict[str, int] = {
     "mamba_chunk_size": 16,
 }
 """Largest values in a small copy, by their names in configurations."""
+_VISION_AT_MOST = {
+    "depth": 3,
+    "num_hidden_layers": 2,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_heads": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "global_head_dim": 16,
+    "patch_size": 4,
+    "image_size": 16,
+    "spatial_merge_size": 2,
+    "temporal_patch_size": 2,
+    "window_size": 16,
+    "num_position_embeddings": 64,
+    "position_embedding_size": 64,
+}
+"""The same of image encoders."""
+_FEW_BLOCKS = (("deepstack_visual_indexes", [0]), ("fullatt_block_indexes", [1]))
+_NUM_IMAGE_TOKENS = 16
 _HEAD_PAIRS = (
     ("num_key_value_heads", "num_attention_heads"),
     ("linear_num_key_heads", "linear_num_value_heads"),
@@ -75,7 +99,79 @@ def small_config(config: PretrainedConfig) -> PretrainedConfig:
     Raises:
         Exception: the family's configuration class refuses the values; it may be anybody's code.
     """
-    values = _bounded(config.to_dict())
+    if config.get_text_config() is not config:
+        return _small_composite(config)
+    values = _small_values(config.to_dict())
+    copy: PretrainedConfig = type(config).from_dict(values)
+    return copy
+
+
+def small_image_processor(config: PretrainedConfig) -> dict[str, Any]:
+    """Return settings with which the family's image processor reads images for a small copy."""
+    vision: Any = config.vision_config
+    if hasattr(vision, "spatial_merge_size"):
+        return {
+            "image_processor_type": "Qwen2VLImageProcessor",
+            "patch_size": vision.patch_size,
+            "merge_size": vision.spatial_merge_size,
+            "temporal_patch_size": vision.temporal_patch_size,
+            "size": {"shortest_edge": 64, "longest_edge": 1024},
+        }
+    if hasattr(vision, "pooling_kernel_size"):
+        return {
+            "image_processor_type": "Gemma4ImageProcessor",
+            "patch_size": vision.patch_size,
+            "pooling_kernel_size": vision.pooling_kernel_size,
+            "max_soft_tokens": 70,
+        }
+    return {
+        "image_processor_type": "Gemma3ImageProcessor",
+        "size": {"height": vision.image_size, "width": vision.image_size},
+    }
+
+
+def _small_composite(config: PretrainedConfig) -> PretrainedConfig:
+    """Return a copy of all parts; the image's own tokens are the last of the vocabulary."""
+    values: dict[str, Any] = config.to_dict()
+    text = _small_values(config.get_text_config().to_dict())
+    rope = text.get("rope_parameters") or {}
+    if "mrope_section" in rope:
+        size = int(text.get("head_dim", _HEAD_SIZE) * rope.get("partial_rotary_factor", 1.0)) // 2
+        edges = np.cumsum([0, *rope["mrope_section"]])
+        sections = np.diff(np.round(edges * size / edges[-1])).astype(int).tolist()
+        text["rope_parameters"] = {**rope, "mrope_section": sections}
+    values["text_config"] = text | {"pad_token_id": 0}  # some stand it where images are
+    if reads_images(config):
+        values["vision_config"] = _small_encoder(values["vision_config"], text["hidden_size"])
+    for name, value in (("mm_tokens_per_image", 4), ("audio_config", None)):
+        if name in values:
+            values[name] = value
+    names = [name for name in values if name.endswith(("_token_id", "_token_index"))]
+    for number, name in enumerate(names):
+        values[name] = text["vocab_size"] - 1 - number
+    copy: PretrainedConfig = type(config).from_dict(values)
+    return copy
+
+
+def _small_encoder(values: dict[str, Any], hidden_size: int) -> dict[str, Any]:
+    found = {
+        name: min(value, _VISION_AT_MOST.get(name, value)) if isinstance(value, int) else value
+        for name, value in values.items()
+    }
+    for name, value in (("out_hidden_size", hidden_size), *_FEW_BLOCKS):
+        if name in found:
+            found[name] = value
+    return found
+
+
+def text_vocabulary(config: PretrainedConfig) -> int:
+    """Return the number of tokens of a small copy that are no images'."""
+    size: int = config.get_text_config().vocab_size
+    return size - _NUM_IMAGE_TOKENS if reads_images(config) else size
+
+
+def _small_values(values: dict[str, Any]) -> dict[str, Any]:
+    values = _bounded(values)
     for few, many in _HEAD_PAIRS:
         if isinstance(values.get(many), int):
             ratio = values[many] // (values.get(few) or values[many])
@@ -95,9 +191,7 @@ def small_config(config: PretrainedConfig) -> PretrainedConfig:
             values["mamba_d_ssm"] = width
     for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
         values[name] = None
-    values |= _few_layers(values)
-    copy: PretrainedConfig = type(config).from_dict(values)
-    return copy
+    return values | _few_layers(values)
 
 
 def _bounded(values: dict[str, Any]) -> dict[str, Any]:
@@ -148,18 +242,22 @@ def small_model(config: PretrainedConfig, *, trust_remote_code: bool = False) ->
 
     Nothing is left at 0 or 1 (norms, sinks, biases, time steps), so that a forgotten term shows.
     """
-    generator = torch.Generator().manual_seed(0)
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(0)
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(
+        model: PreTrainedModel = model_class(config).from_config(
             config, dtype=torch.float32, trust_remote_code=trust_remote_code
         )
-    with torch.no_grad():
-        for parameter in model.parameters():
-            noise = torch.randn(parameter.shape, generator=generator)
-            parameter.add_(noise * (0.15 if parameter.dim() > 1 else 0.2))
-        for name, values in model.named_buffers():
-            if "correction_bias" in name:
-                values.add_(torch.randn(values.shape, generator=generator) * 0.2)
-    model.double()
+    return randomized(model).double()
+
+
+@torch.no_grad()
+def randomized(model: PreTrainedModel) -> PreTrainedModel:
+    """Move every parameter of a small model off the value that it starts from (in place)."""
+    generator = torch.Generator().manual_seed(0)
+    for parameter in model.parameters():
+        noise = torch.randn(parameter.shape, generator=generator)
+        parameter.add_(noise * (0.15 if parameter.dim() > 1 else 0.2))
+    for name, values in model.named_buffers():
+        if "correction_bias" in name:
+            values.add_(torch.randn(values.shape, generator=generator) * 0.2)
     return model

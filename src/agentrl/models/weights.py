@@ -14,12 +14,13 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
-from transformers.conversion_mapping import get_checkpoint_conversion_mapping
+from transformers import PretrainedConfig, PreTrainedModel
+from transformers.conversion_mapping import get_model_conversion_mapping
 
 from agentrl.errors import ConfigError
 from agentrl.models.checkpoint_layout import Box, Piece, pieces, tied_names, whole_piece
 from agentrl.models.lora import base_parameters
+from agentrl.models.vision.image_encoders import model_class
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
@@ -74,7 +75,7 @@ def read_weights(model: PreTrainedModel, path: Path) -> None:
         wanted[name] = [whole_piece(found, shape)] if is_whole else list(pieces(found, shape))
     buffers = _stored_buffers(model)
     expected = {piece.name for parts in wanted.values() for piece in parts} | buffers.keys()
-    if not expected <= files.names and is_converted(model.config):
+    if not expected <= files.names and is_converted(model):
         _copy_converted(model, path)
         return
     _check_names(files, expected, set(tied))
@@ -97,9 +98,9 @@ def _stored_buffers(model: PreTrainedModel) -> dict[str, torch.Tensor]:
     return {name: buffer for name, buffer in model.named_buffers() if name in names}
 
 
-def is_converted(config: PretrainedConfig) -> bool:
+def is_converted(model: PreTrainedModel) -> bool:
     """Return whether a family's checkpoints may be arranged otherwise than its models."""
-    return bool(get_checkpoint_conversion_mapping(config.model_type))
+    return bool(get_model_conversion_mapping(model, add_legacy=False))
 
 
 def converted_model(path: str | Path, config: PretrainedConfig) -> PreTrainedModel:
@@ -111,7 +112,7 @@ def converted_model(path: str | Path, config: PretrainedConfig) -> PreTrainedMod
         ConfigError: the weights do not match the configuration.
     """
     try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = model_class(config).from_pretrained(
             path, config=copy.deepcopy(config), dtype="auto", output_loading_info=True
         )
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:

@@ -1,13 +1,14 @@
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 from support.trees import make_record, make_turn
 
 from agentrl.config.sections import AlgorithmSection
 from agentrl.data import select_group
 from agentrl.data.select import SelectedGroup
-from agentrl.errors import TrainingError
+from agentrl.data.shown_images import ImageBook, ShownImage, processor_key
 from agentrl.schema import DBRecordData, DispatchedSamplingTask
 
 TASK = "train/0/q0"
@@ -43,8 +44,14 @@ def record(
     return make_record(turns, score, traj_id=traj_id, task_id=task_id, outcome=outcome)
 
 
-def select(records: Sequence[DBRecordData], policy_version: int = 3, **knobs: Any) -> SelectedGroup:
-    return select_group(records, AlgorithmSection(**knobs), policy_version=policy_version)
+def select(
+    records: Sequence[DBRecordData],
+    policy_version: int = 3,
+    images: ImageBook | None = None,
+    **knobs: Any,
+) -> SelectedGroup:
+    algorithm = AlgorithmSection(**knobs)
+    return select_group(records, algorithm, policy_version=policy_version, images=images)
 
 
 def advantages(group: SelectedGroup) -> dict[str, float]:
@@ -261,9 +268,50 @@ def test_records_of_two_tasks_are_refused() -> None:
         select([record(0, 1.0), record(0, 0.0, task_id="train/0/q1")])
 
 
-def test_a_record_that_shows_images_is_refused_by_name() -> None:
-    seen = record(1, 0.0)
-    turn = seen.turns[0].model_copy(update={"added_images": ("sha256:aa",)})
+def seeing(number: int, score: float, **changes: object) -> DBRecordData:
+    """A record whose prompt begins with an image."""
+    seen = record(number, score)
+    turn = seen.turns[0]
+    shown = {
+        "added_ids": np.concatenate([[99], turn.added_ids]).astype(np.int32),
+        "added_images": ("sha256:aa",),
+        "image_placeholder": 99,
+        "image_processor": {"size": 3},
+    }
+    turn = turn.model_copy(update=shown | changes)
+    return seen.model_copy(update={"turns": (turn,)})
+
+
+IMAGE = ShownImage(key="a", data=b"", processor={"size": 3}, image_token_id=99, num_positions=5)
+BOOK = ImageBook({("sha256:aa", processor_key({"size": 3})): IMAGE}, token_id=99)
+
+
+def test_an_image_takes_its_positions_in_the_prompt() -> None:
+    group = select([seeing(0, 1.0), record(1, 0.0)], images=BOOK)
+    turn = group.turns[0]
+    assert turn.full_ids[:5].tolist() == [99] * 5
+    assert [(placed.start, placed.end) for placed in turn.images] == [(0, 5)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"image_processor": {"size": 4}}, "no_targets"),
+        ({"prompt_positions": 3}, "positions"),
+        ({"output_ids": np.array([99], np.int32), "output_logprobs": [-1.0]}, "placeholder"),
+    ],
+)
+def test_a_record_whose_images_were_read_otherwise_is_left_out(
+    changes: dict[str, object], reason: str
+) -> None:
+    group = select([seeing(0, 1.0, **changes), record(1, 0.0)], images=BOOK)
+    assert group.dropped_records == {f"{TASK}/0": reason}
+
+
+def test_the_token_of_an_image_in_a_text_is_left_out_too() -> None:
+    seen = record(0, 1.0)
+    output = {"output_ids": np.array([99, 4], np.int32), "output_logprobs": [-1.0, -1.0]}
+    turn = seen.turns[0].model_copy(update=output)
     seen = seen.model_copy(update={"turns": (turn,)})
-    with pytest.raises(TrainingError, match=f"record {TASK}/1 contains images"):
-        select([record(0, 1.0), seen])
+    group = select([seen, record(1, 0.0)], images=BOOK)
+    assert group.dropped_records == {f"{TASK}/0": "placeholder"}

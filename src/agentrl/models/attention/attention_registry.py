@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from agentrl.data.rows import PackedRow
 from agentrl.errors import ConfigError
@@ -19,6 +19,8 @@ from agentrl.models.attention.sdpa import SDPA
 from agentrl.models.attention.varlen import VARLEN
 from agentrl.models.chunk_states import ChunkStates
 from agentrl.models.row_split import RowShare
+from agentrl.models.vision.image_encoders import reads_images
+from agentrl.models.vision.image_reader import sees_images_whole
 
 BACKENDS: tuple[AttentionBackend, ...] = (SDPA, FLEX, VARLEN)
 """The first is the default."""
@@ -48,10 +50,39 @@ def check_device(implementation: str, device: torch.device) -> None:
         )
 
 
+def check_images(implementation: str, config: PretrainedConfig) -> None:
+    """Check that a back end computes a model's attention within images.
+
+    Raises:
+        ConfigError: it knows paths only; the text names one that does more.
+    """
+    if implementation != TREE_ATTENTION and sees_images_whole(config):
+        raise ConfigError(
+            f"--attention_implementation {_BY_IMPLEMENTATION[implementation].flag}: the tokens of an "
+            f"image attend to one another in {config.model_type} models; use {SDPA.flag}"
+        )
+
+
 def own_attention(model: PreTrainedModel) -> str:
     """Return transformers' name of the attention that a model has without ours."""
     softcap = getattr(model.config.get_text_config(), "attn_logit_softcapping", None)
     return "sdpa" if model._supports_sdpa and softcap is None else "eager"
+
+
+def set_attention(model: PreTrainedModel, implementation: str) -> None:
+    """Select the attention of a model's decoder; an image encoder keeps its own."""
+    if reads_images(model.config):
+        model.set_attn_implementation(
+            {"text_config": implementation, "vision_config": own_attention(model)}
+        )
+    else:
+        model.set_attn_implementation(implementation)
+
+
+def attention_of(model: PreTrainedModel) -> str:
+    """Return transformers' name of the attention of a model's decoder."""
+    implementation: str = model.config.get_text_config()._attn_implementation
+    return implementation
 
 
 @contextmanager
@@ -61,17 +92,17 @@ def with_own_attention(model: PreTrainedModel) -> Iterator[None]:
     Rows are then single turns. The result is the reference of merged training: no code for token
     trees takes part in it.
     """
-    implementation = model.config._attn_implementation
-    model.set_attn_implementation(own_attention(model))
+    implementation = attention_of(model)
+    set_attention(model, own_attention(model))
     try:
         yield
     finally:
-        model.set_attn_implementation(implementation)
+        set_attention(model, implementation)
 
 
 def computes_trees(model: PreTrainedModel) -> bool:
     """Return whether a model's attention is one of our back ends."""
-    return model.config._attn_implementation in _BY_IMPLEMENTATION
+    return attention_of(model) in _BY_IMPLEMENTATION
 
 
 def layer_keywords(

@@ -11,12 +11,13 @@ Shape legend as in `backend`.
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from agentrl.data.rows import PackedRow
 from agentrl.models.attention.backend import AttentionVariant, register_backend
-from agentrl.models.attention.layout import attention_layout
+from agentrl.models.attention.layout import attention_layout, whole_images
 from agentrl.models.attention.segments import Segment, attend_along_segments, segments_of
 
 MAX_BLOCK = 512
@@ -32,22 +33,28 @@ class BlockMasks:
 
     def __init__(self, window: int | None = None) -> None:
         self._window = window
-        self._made: dict[tuple[int, int], torch.Tensor] = {}
+        self._made: dict[tuple[int, int, bool], torch.Tensor] = {}
 
     def lower_right(
-        self, num_queries: int, num_keys: int, like: torch.Tensor
+        self, num_queries: int, num_keys: int, like: torch.Tensor, *, is_whole: bool = False
     ) -> torch.Tensor | None:
         """Return a mask [num_queries, num_keys] with the device and dtype of `like`.
 
-        None: a single query at the end of its path, which attends to all of its keys.
+        None: all queries attend to all keys, as does a single one at the end of its path.
+
+        Args:
+            num_queries: of the block.
+            num_keys: of the block.
+            like: the queries.
+            is_whole: the queries see one another.
         """
-        if num_queries == 1:
+        if num_queries == 1 or (is_whole and num_keys <= (self._window or num_keys)):
             return None
-        shape = (num_queries, num_keys)
+        shape = (num_queries, num_keys, is_whole)
         if shape not in self._made:
             before = num_keys - num_queries
-            hidden = torch.full(shape, -torch.inf, dtype=like.dtype, device=like.device)
-            mask = hidden.triu(diagonal=before + 1)
+            hidden = torch.full(shape[:2], -torch.inf, dtype=like.dtype, device=like.device)
+            mask = torch.zeros_like(hidden) if is_whole else hidden.triu(diagonal=before + 1)
             if self._window is not None:
                 mask += hidden.tril(diagonal=before - self._window)
             self._made[shape] = mask
@@ -62,6 +69,8 @@ class BlockLayout:
     key_lengths: list[int]
     key_index: torch.Tensor | None
     """int64 [total keys]; None if every block attends only to its own tokens."""
+    whole: tuple[bool, ...]
+    """Blocks whose own tokens see one another."""
     masks: BlockMasks
     """Shared by all layers of a window."""
     window: int | None
@@ -80,8 +89,13 @@ class RowLayout:
 
     @property
     def has_segments(self) -> bool:
-        """Return whether the device's kernel gives the normalizers that segments need."""
-        return self._device.type == "cpu"
+        """Return whether the device's kernel gives the normalizers that segments need.
+
+        Segments see all of their own tokens: an image longer than the window is none.
+        """
+        lengths = np.diff(whole_images(self._row), axis=1)
+        fits = self._window is None or int(lengths.max(initial=0)) <= self._window
+        return self._device.type == "cpu" and fits
 
     @cached_property
     def segments(self) -> tuple[Segment, ...]:
@@ -151,6 +165,7 @@ def block_layout(
         query_lengths=list(layout.query_lengths),
         key_lengths=list(layout.key_lengths),
         key_index=None if alone else torch.from_numpy(layout.key_index).to(device),
+        whole=layout.whole,
         masks=BlockMasks(window),
         window=window,
     )
@@ -169,11 +184,12 @@ def attend_by_blocks(
     # allocate a gradient of the whole row for each block.
     keys, values = (_gathered(states, layout.key_index, group) for states in (key, value))
     outputs = [
-        _block_attention(q, k, v, layout, variant)
-        for q, k, v in zip(
+        _block_attention(q, k, v, layout, variant, is_whole=is_whole)
+        for q, k, v, is_whole in zip(
             torch.split(query, layout.query_lengths, dim=2),
             torch.split(keys, layout.key_lengths, dim=2),
             torch.split(values, layout.key_lengths, dim=2),
+            layout.whole,
             strict=True,
         )
     ]
@@ -186,13 +202,17 @@ def _block_attention(
     value: torch.Tensor,
     layout: BlockLayout,
     variant: AttentionVariant,
+    *,
+    is_whole: bool,
 ) -> torch.Tensor:
     """Attend from queries that are the last tokens among their keys."""
     num_queries, num_keys, scaling = query.shape[2], key.shape[2], variant.scaling
-    mask = layout.masks.lower_right(num_queries, num_keys, query)
+    mask = layout.masks.lower_right(num_queries, num_keys, query, is_whole=is_whole)
     if variant.softcap is not None or variant.s_aux is not None:
         return _explicit_attention(query, key, value, mask, variant)
-    if num_queries == num_keys and (layout.window is None or num_keys <= layout.window):
+    if is_whole and mask is None:
+        return scaled_dot_product_attention(query, key, value, scale=scaling)
+    if not is_whole and num_queries == num_keys <= (layout.window or num_keys):
         return scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling)
     return scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling)
 

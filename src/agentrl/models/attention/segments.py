@@ -40,12 +40,15 @@ class Segment:
     leaving: torch.Tensor | None = None
     """int64, indices among the keys of those above that leave the window within the segment, nearest
     first: query i of Q sees the first Q - 1 - i of them (or all, if they are fewer)."""
+    is_causal: bool = True
+    """Whether its own tokens see those before them only."""
 
 
 def segments_of(layout: AttentionLayout, window: int | None = None) -> tuple[Segment, ...]:
     """Return a layout's blocks, each of which is a whole segment, or no longer than the window."""
     segments, first, used = [], 0, 0
-    for queries, keys in zip(layout.query_lengths, layout.key_lengths, strict=True):
+    blocks = zip(layout.query_lengths, layout.key_lengths, layout.whole, strict=True)
+    for queries, keys, is_whole in blocks:
         above = layout.key_index[used : used + keys - queries]
         num_leaving = 0 if window is None else max(0, keys - window)
         leaving, above = above[:num_leaving], above[num_leaving:]
@@ -54,6 +57,7 @@ def segments_of(layout: AttentionLayout, window: int | None = None) -> tuple[Seg
                 queries=slice(first, first + queries),
                 above=torch.from_numpy(above) if len(above) else None,
                 leaving=torch.from_numpy(leaving[::-1].copy()) if len(leaving) else None,
+                is_causal=not is_whole,
             )
         )
         first, used = first + queries, used + keys
@@ -98,7 +102,7 @@ class _AlongSegments(torch.autograd.Function):
         for segment in segments:
             here, q = segment.queries, query[:, :, segment.queries]
             keys, values = own_keys[:, :, here], own_values[:, :, here]
-            own.put(here, *_kernel(q, keys, values, 0.0, True, scale=scaling))
+            own.put(here, *_kernel(q, keys, values, 0.0, segment.is_causal, scale=scaling))
             if segment.leaving is not None:
                 leaving = leaving or _Attended(query)
                 keys, values = (
@@ -138,7 +142,9 @@ class _AlongSegments(torch.autograd.Function):
             here = segment.queries
             of_segment = [states[:, :, here] for states in rows]
             keys, values = own_keys[:, :, here], own_values[:, :, here]
-            parts = _part_backward(of_segment, keys, values, causal=True, scaling=ctx.scaling)
+            parts = _part_backward(
+                of_segment, keys, values, causal=segment.is_causal, scaling=ctx.scaling
+            )
             for total, part in zip(
                 (grad_query, grad_own_keys, grad_own_values), parts, strict=True
             ):

@@ -1,0 +1,100 @@
+"""Models that read images, and what their forward pass needs of the images in a row.
+
+Each image is encoded once a row, however often the row shows it; its features then stand in every
+place. The model's own forward pass puts them among its embeddings. An encoder that is trained gets its
+gradient from all places.
+"""
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from transformers import (
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    PretrainedConfig,
+    PreTrainedModel,
+)
+
+from agentrl.data.shown_images import RowImages, ShownImage
+from agentrl.models.vision.image_reader import ImageReader
+
+_KIND_NAMES = ("token_type_ids", "mm_token_type_ids")
+"""Keywords by which families learn what is text (0) and what is an image (1)."""
+
+
+def reads_images(config: PretrainedConfig) -> bool:
+    """Return whether a model has an image encoder."""
+    return getattr(config, "vision_config", None) is not None
+
+
+def model_class(config: PretrainedConfig) -> Any:
+    """Return the class through which transformers makes and loads a model with a language head."""
+    is_mapped = type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+    return AutoModelForImageTextToText if is_mapped else AutoModelForCausalLM
+
+
+def freeze_encoder(model: PreTrainedModel) -> None:
+    """Take the parameters that only images pass through out of training; none in a model of text."""
+    if not reads_images(model.config):
+        return
+    base: Any = model.base_model
+    text = {id(parameter) for parameter in base.language_model.parameters()}
+    for parameter in base.parameters():
+        if id(parameter) not in text:
+            parameter.requires_grad = False
+
+
+def shown_features(
+    model: PreTrainedModel, reader: ImageReader, images: RowImages
+) -> dict[str, Any]:
+    """Return the keyword of a model's forward pass that holds what its encoder made of images."""
+    features = _encoded(model, reader, images.images)
+    order = images.which.tolist()
+    features.pooler_output = _each(features.pooler_output, order)
+    if getattr(features, "deepstack_features", None) is not None:
+        features.deepstack_features = [_each(part, order) for part in features.deepstack_features]
+    return {"mm_encoder_outputs": {"image": features}}
+
+
+def unshown_features(
+    model: PreTrainedModel, reader: ImageReader, image: ShownImage
+) -> torch.Tensor:
+    """Encode an image for nobody: the result is 0, and depends on the whole encoder."""
+    features = _encoded(model, reader, [image])
+    made = [features.pooler_output, *(getattr(features, "deepstack_features", None) or ())]
+    total = torch.stack([part.sum() for parts in made for part in parts]).sum()
+    return total * 0.0
+
+
+def kind_keywords(model: PreTrainedModel, images: RowImages, num_tokens: int) -> dict[str, Any]:
+    """Return what a model's own masks are made of: which of its tokens are images."""
+    device = next(model.parameters()).device
+    kinds = torch.zeros(1, num_tokens, dtype=torch.int64, device=device)
+    for start, end in images.spans.tolist():
+        kinds[:, start:end] = 1
+    known = inspect.signature(model.base_model.forward).parameters
+    return {name: kinds for name in _KIND_NAMES if name in known}
+
+
+def grid_keywords(model: PreTrainedModel, reader: ImageReader, images: RowImages) -> dict[str, Any]:
+    """Return what a model's own positions are made of, where it counts rows and columns."""
+    grids = reader.inputs(images.images)["image_grid_thw"]
+    return {"image_grid_thw": grids[images.which.tolist()].to(next(model.parameters()).device)}
+
+
+def _encoded(model: PreTrainedModel, reader: ImageReader, images: Sequence[ShownImage]) -> Any:
+    base: Any = model.base_model
+    device = next(model.parameters()).device
+    pixels = {name: part.to(device) for name, part in reader.inputs(images).items()}
+    pixels["pixel_values"] = pixels["pixel_values"].to(model.dtype)
+    return base.get_image_features(**pixels, return_dict=True)
+
+
+def _each(parts: Any, order: list[int]) -> Any:
+    """Return the features of each image that is shown, from those of each that is encoded."""
+    if isinstance(parts, torch.Tensor):
+        return parts[order]
+    return tuple(parts[number] for number in order)
