@@ -9,6 +9,7 @@ from tokenizers import Tokenizer
 
 from agentrl.errors import ConfigError
 
+_NOT_SETTINGS = ("auto_map", "processor_class")
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
 
 
@@ -23,7 +24,9 @@ class ModelFiles:
     """`bos_token`, `eos_token`, ... as the template may use them."""
     stop_token_ids: tuple[int, ...]
     image_token_id: int | None
-    """Placeholder of an image, where the model's configuration names one."""
+    """Placeholder of an image in the template's text, where the model's configuration names one."""
+    image_processor: dict[str, Any]
+    """Settings of the model's image processor; empty for models without."""
 
 
 def read_model_files(model_dir: str | Path, *, chat_template: str | None = None) -> ModelFiles:
@@ -55,7 +58,8 @@ def read_model_files(model_dir: str | Path, *, chat_template: str | None = None)
         chat_template=_chat_template(path, config) if chat_template is None else chat_template,
         named_tokens=named_tokens,
         stop_token_ids=_stop_token_ids(path, tokenizer, named_tokens.get("eos_token")),
-        image_token_id=_image_token_id(path),
+        image_token_id=image_placeholder(path),
+        image_processor=image_processor(path),
     )
 
 
@@ -94,10 +98,23 @@ def _chat_template(path: Path, config: dict[str, Any]) -> str:
     return template
 
 
-def _image_token_id(path: Path) -> int | None:
+def image_placeholder(path: Path) -> int | None:
+    """Return the token that a model's template writes for an image; None for a model of text."""
     config = _read_json(path / "config.json")
-    named = (config.get(name) for name in ("image_token_id", "image_token_index"))
+    # Gemma 3's template writes what begins an image; the image's own token follows behind it.
+    names = ("boi_token_index",) if config.get("model_type") == "gemma3" else ()
+    named = (config.get(name) for name in (*names, "image_token_id", "image_token_index"))
     return next((value for value in named if isinstance(value, int)), None)
+
+
+def image_processor(path: Path) -> dict[str, Any]:
+    """Return the settings of a model's image processor; empty where its directory has none."""
+    settings = _read_json(path / "preprocessor_config.json")
+    nested = _read_json(path / "processor_config.json").get("image_processor")
+    if not settings and isinstance(nested, dict):
+        settings = nested
+    # Code of the checkpoint's is not run; what is left says how pixels are made.
+    return {name: settings[name] for name in sorted(settings) if name not in _NOT_SETTINGS}
 
 
 def _stop_token_ids(path: Path, tokenizer: Tokenizer, eos_token: str | None) -> tuple[int, ...]:

@@ -59,6 +59,8 @@ class Renderer:
         )
         self.image_token_id = files.image_token_id
         """Placeholder that stands once for every image of a prompt; None for models without."""
+        self.image_processor = files.image_processor
+        """Settings of the model's image processor."""
         self.stop_token_ids = files.stop_token_ids
         """Ids that end a turn, int; sampling stops at any of them."""
         self._stop_literals = {
@@ -119,6 +121,15 @@ class Renderer:
     def control_token_ids(self) -> frozenset[int]:
         """Ids that only the template and the model may produce, never text from outside."""
         return self._untrusted.control_ids
+
+    def image_fields(self, images: Sequence[str]) -> dict[str, Any]:
+        """Return the fields of a turn that say how the images it adds are read."""
+        if not images:
+            return {}
+        return {
+            "image_placeholder": self.image_token_id,
+            "image_processor": self.image_processor,
+        }
 
     def shows_images_of(self, role: str) -> bool:
         """Whether images in messages of `role` (`user` or `tool`) reach the model."""

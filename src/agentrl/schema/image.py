@@ -10,6 +10,8 @@ from collections.abc import Iterable, Sequence
 
 from agentrl.schema.base import Message, Value
 
+MAX_PIXELS = 64 * 2**20
+"""Most pixels of an image that anybody decodes: small files may hold gigabytes of one color."""
 _STORED = "sha256:"
 _SIGNATURES = (
     (b"\x89PNG\r\n\x1a\n", "image/png"),
@@ -18,6 +20,10 @@ _SIGNATURES = (
     (b"RIFF", "image/webp"),
     (b"BM", "image/bmp"),
 )
+
+
+_NO_FRAMES = (0xC4, 0xC8, 0xCC)
+"""Markers of JPEG among those of frames, which say the size, that are none."""
 
 
 class Image(Value):
@@ -36,12 +42,44 @@ def image_from_bytes(data: bytes) -> Image:
     """Return the image in a file's bytes; their signature decides its type.
 
     Raises:
-        ValueError: they are not an image of a known format.
+        ValueError: they are not an image of a known format, or it has more than `MAX_PIXELS` pixels.
     """
     for signature, mime_type in _SIGNATURES:
         if data.startswith(signature) and (mime_type != "image/webp" or data[8:12] == b"WEBP"):
+            width, height = _size(data, mime_type)
+            if width * height > MAX_PIXELS:
+                raise ValueError(f"{width} x {height} pixels, more than {MAX_PIXELS}")
             return Image(mime_type=mime_type, data=data)
     raise ValueError("neither PNG, JPEG, GIF, WebP nor BMP")
+
+
+def _size(data: bytes, mime_type: str) -> tuple[int, int]:
+    """Return width and height as the file's header says; 0 where it does not."""
+    if mime_type == "image/png":
+        return int.from_bytes(data[16:20]), int.from_bytes(data[20:24])
+    if mime_type == "image/gif":
+        return int.from_bytes(data[6:8], "little"), int.from_bytes(data[8:10], "little")
+    if mime_type == "image/bmp":
+        sides = (data[18:22], data[22:26])
+        width, height = (int.from_bytes(side, "little", signed=True) for side in sides)
+        return abs(width), abs(height)  # rows of a negative height go downwards
+    if mime_type == "image/jpeg":
+        return _jpeg_size(data)
+    if data[12:16] == b"VP8X":
+        return 1 + int.from_bytes(data[24:27], "little"), 1 + int.from_bytes(data[27:30], "little")
+    return 0, 0  # WebP's other forms have sides of up to 14 bits
+
+
+def _jpeg_size(data: bytes) -> tuple[int, int]:
+    place = 2
+    while place + 9 <= len(data) and data[place] == 0xFF:
+        marker, length = data[place + 1], int.from_bytes(data[place + 2 : place + 4])
+        if 0xC0 <= marker <= 0xCF and marker not in _NO_FRAMES:
+            sides = data[place + 5 : place + 7], data[place + 7 : place + 9]
+            height, width = map(int.from_bytes, sides)
+            return width, height
+        place += 2 + length
+    return 0, 0
 
 
 def image_from_data_url(url: str) -> Image:

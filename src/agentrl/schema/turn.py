@@ -102,6 +102,12 @@ class DispatchedSamplingTask(Value):
     added_images: tuple[str, ...] = ()
     """Addresses of the images whose placeholders stand in `added_ids`, in order. Every image is one
     placeholder there; the server's expansion of it is not stored."""
+    image_placeholder: int | None = None
+    """Token id of these placeholders; None without images."""
+    image_processor: dict[str, Any] = Field(default_factory=dict)
+    """Settings with which the model's image processor reads them."""
+    prompt_positions: int = 0
+    """Positions that the prompt took at the server, every image at its full length; 0: unknown."""
     output_ids: TokenIds
     """Sampled ids, the end-of-turn token included, int32 [T]."""
     output_logprobs: Logprobs

@@ -31,6 +31,7 @@ from agentrl.inference.engine.generation.running_batch import RunningBatch
 from agentrl.inference.engine.generation.token_sampling import SamplingBatch
 from agentrl.inference.engine.generation.token_sequence import FinishReason, TokenSequence
 from agentrl.inference.engine.weights.live_weights import swap_weights
+from agentrl.models.attention.attention_registry import attention_of
 
 PauseMode = Literal["abort", "retract", "in_place"]
 
@@ -88,8 +89,8 @@ class BatchScheduler:
         self.limits = limits
         self.label = label
         self._find_stop = find_stop
-        self._vocab_size = int(config.vocab_size)
-        is_plain = model.config._attn_implementation == ENGINE_ATTENTION
+        self._vocab_size = int(config.get_text_config().vocab_size)
+        is_plain = attention_of(model) == ENGINE_ATTENTION
         shape = kv_shape(model, is_plain=is_plain)
         self._kv: KVCache | OwnCaches
         self._runner: ModelRunner | OwnCacheRunner
@@ -378,7 +379,7 @@ class BatchScheduler:
         budget = self.limits.prefill_tokens_per_step
         chunks: list[Chunk] = []
         for row in range(num_decoding, len(self._running)):
-            budget -= self._add_chunk(chunks, row, budget)
+            budget = self._add_chunk(chunks, row, budget)
         skipped: list[TokenSequence] = []
         fresh = self._running[num_decoding:]
         while self._waiting and budget > 0:
@@ -392,17 +393,23 @@ class BatchScheduler:
             self._waiting.popleft()
             if self._batch.admit(sequence, fresh):
                 fresh.append(sequence)
-                budget -= self._add_chunk(chunks, len(self._running) - 1, budget)
+                budget = self._add_chunk(chunks, len(self._running) - 1, budget)
             else:
                 skipped.append(sequence)
         self._waiting.extendleft(reversed(skipped))
         return chunks
 
     def _add_chunk(self, chunks: list[Chunk], row: int, budget: int) -> int:
+        """Add the next part of a row's prompt, and return the budget that is left.
+
+        Nothing is left behind an unfinished prompt: rows finish in their order.
+        """
         sequence = self._running[row]
-        end = min(sequence.length, sequence.num_computed + budget)
+        if budget <= 0:
+            return 0
+        end = sequence.beside_images(min(sequence.length, sequence.num_computed + budget))
         chunks.append(Chunk(row, sequence.num_computed, end))
-        return end - sequence.num_computed
+        return budget - end + sequence.num_computed if end == sequence.length else 0
 
     def _make_room(self) -> None:
         """Make the cache long enough for the tokens of this step, retracting where it cannot be."""

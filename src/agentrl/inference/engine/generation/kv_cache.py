@@ -44,7 +44,7 @@ def kv_shape(model: PreTrainedModel, *, is_plain: bool) -> KVShape:
         model: keeps keys and values of all layers.
         is_plain: equally many of equal size; otherwise they are as large as hidden states, a bound.
     """
-    config = model.config
+    config = model.config.get_text_config()
     heads, layers = config.num_attention_heads, config.num_hidden_layers
     if not is_plain:
         return KVShape(layers, num_heads=1, head_dim=config.hidden_size, dtype=model.dtype)

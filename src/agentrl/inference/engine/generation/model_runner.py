@@ -17,7 +17,7 @@ from typing import Any, Self
 import numpy as np
 import torch
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from agentrl.errors import ConfigError
@@ -27,8 +27,9 @@ from agentrl.inference.engine.generation.token_sequence import TokenSequence
 from agentrl.inference.engine.weights.live_weights import check_checkpoint, first_line
 from agentrl.inference.engine.weights.lora_adapters import AdapterLayers
 from agentrl.models.architectures import has_plain_layers
-from agentrl.models.attention.attention_registry import own_attention
+from agentrl.models.attention.attention_registry import own_attention, set_attention
 from agentrl.models.attention.backend import CONTEXT
+from agentrl.models.vision.image_encoders import model_class
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +52,7 @@ def load_model(path: str | Path, dtype: torch.dtype) -> PreTrainedModel:
     check_checkpoint(path, config, dtype)
     keeps_rows = has_plain_layers(config)
     try:
-        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+        model: PreTrainedModel = model_class(config).from_pretrained(
             path,
             config=config,
             dtype=dtype,
@@ -60,7 +61,7 @@ def load_model(path: str | Path, dtype: torch.dtype) -> PreTrainedModel:
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise ConfigError(f"--model-path {path}: {first_line(error)}") from error
     if not keeps_rows:
-        model.set_attn_implementation(own_attention(model))
+        set_attention(model, own_attention(model))
         logger.info(
             "%s models keep more than keys and values: sequences are computed one by one, and a "
             "prefix is used again only where it ends a turn",

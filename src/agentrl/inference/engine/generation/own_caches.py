@@ -19,11 +19,14 @@ import torch
 from torch.nn.functional import softplus
 from transformers import DynamicCache, PreTrainedModel
 
+from agentrl.data.shown_images import RowImages
 from agentrl.inference.engine.generation.cached_attention import Chunk
 from agentrl.inference.engine.generation.kv_cache import KVShape
 from agentrl.inference.engine.generation.model_runner import score_prompt
 from agentrl.inference.engine.generation.token_sequence import TokenSequence
 from agentrl.inference.engine.weights.lora_adapters import AdapterLayers
+from agentrl.models.vision.image_encoders import kind_keywords, shown_features
+from agentrl.models.vision.image_reader import ImageReader
 
 _STEP = "mamba2_selective_state_update"
 """The function of modeling files that computes a single token."""
@@ -115,6 +118,7 @@ class OwnCacheRunner:
     def __init__(self, model: PreTrainedModel, caches: OwnCaches) -> None:
         _limit_steps(model)
         self._model = model
+        self._reader = ImageReader(model.config)
         self._caches = caches
         self._adapters = AdapterLayers(model)
         self.num_prefilled = 0
@@ -150,14 +154,36 @@ class OwnCacheRunner:
         """Return the logits [size or 1, V] of a sequence's next tokens."""
         self._adapters.choose([sequence.adapter] * chunk.size)
         tokens = sequence.tokens[chunk.start : chunk.end].astype(np.int64)
+        positions = sequence.positions(chunk.start, chunk.end)
         logits: torch.Tensor = self._model(
             input_ids=torch.from_numpy(tokens)[None],
-            position_ids=torch.arange(chunk.start, chunk.end)[None],
+            position_ids=torch.from_numpy(np.ascontiguousarray(positions)),
             past_key_values=self._caches.of(chunk.row),
             use_cache=True,
             logits_to_keep=0 if sequence.prompt_logprobs_from >= 0 else 1,
+            **self._images(sequence, chunk),
         ).logits[0]
         return logits
+
+    def _images(self, sequence: TokenSequence, chunk: Chunk) -> dict[str, Any]:
+        """Return the keywords that show the model the images of a chunk, each of them whole."""
+        shown = RowImages.of(
+            [
+                (placed.start - chunk.start, placed.image)
+                for placed in sequence.images
+                if chunk.start <= placed.start < chunk.end
+            ]
+        )
+        if shown is None:
+            return {}
+        # Masks count tokens from the start of the sequence.
+        so_far = RowImages.of(
+            [(placed.start, placed.image) for placed in sequence.images if placed.start < chunk.end]
+        )
+        assert so_far is not None, "those of the chunk are among them"
+        return shown_features(self._model, self._reader, shown) | kind_keywords(
+            self._model, so_far, chunk.end
+        )
 
 
 def _limit_steps(model: PreTrainedModel) -> None:

@@ -6,6 +6,7 @@ from typing import Literal
 
 import numpy as np
 
+from agentrl.data.shown_images import PlacedImage, rotary_positions
 from agentrl.inference.engine.generation.grammars import GrammarConstraint
 from agentrl.inference.engine.weights.lora_adapters import Adapter
 
@@ -82,6 +83,8 @@ class TokenSequence:
     stream: bool = False
     constraint: GrammarConstraint | None = None
     """Where the output stands in the grammar that it has to follow."""
+    images: tuple[PlacedImage, ...] = ()
+    """Images of the prompt."""
     prompt_logprobs_from: int = -1
     """First prompt position whose logprob is wanted; -1: none."""
     length: int = 0
@@ -93,6 +96,8 @@ class TokenSequence:
     """Weight label and index of the first output token sampled under it."""
     num_computed: int = 0
     """Leading tokens whose keys and values are in the sequence's cache row."""
+    first_sampled: int | None = None
+    """Position of the first sampled token, where images have rows and columns; known once used."""
     epoch: int = -1
     """Weights under which they were computed; -1 for none."""
     num_cached: int | None = None
@@ -134,10 +139,35 @@ class TokenSequence:
             length=len(prompt),
         )
 
+    def showing(self, images: tuple[PlacedImage, ...]) -> "TokenSequence":
+        """Return the sequence, whose prompt shows these; its prefix is shared where they are."""
+        self.images = images
+        self.namespace = "\0".join([self.namespace, *(placed.image.key for placed in images)])
+        return self
+
     @property
     def is_prefilled(self) -> bool:
         """Whether all tokens but the last sampled one are in the cache."""
         return bool(self.output_ids) and self.num_computed == self.length - 1
+
+    def beside_images(self, end: int) -> int:
+        """Return where a chunk of the prompt ends that is to end here, but not within an image."""
+        for placed in self.images:
+            if placed.start < end < placed.end:
+                return placed.start if placed.start > self.num_computed else placed.end
+        return end
+
+    def positions(self, start: int, end: int) -> np.ndarray:
+        """Return the positions of some tokens, int64 [1 or 3, 1, end - start]."""
+        if not self.images or self.images[0].image.grid is None:
+            return np.arange(start, end)[None]
+        if start >= self.num_prompt:  # text, which goes on from what the prompt ends with
+            if self.first_sampled is None:
+                whole = rotary_positions(self.num_prompt, self.images)
+                self.first_sampled = int(whole[0, -1]) + 1
+            first = self.first_sampled - self.num_prompt
+            return np.broadcast_to(np.arange(start, end) + first, (3, 1, end - start))
+        return rotary_positions(end, self.images)[:, None, start:]
 
     def append(self, token: int, logprob: float, label: str) -> None:
         """Take a sampled token."""

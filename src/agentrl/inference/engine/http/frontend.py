@@ -27,6 +27,7 @@ from agentrl.inference.engine.generation.grammar_trial import COMPILER_STACK_BYT
 from agentrl.inference.engine.generation.grammars import GrammarCompiler, GrammarConstraint
 from agentrl.inference.engine.generation.token_sequence import TokenSequence
 from agentrl.inference.engine.http.generation_requests import GenerationRequests
+from agentrl.inference.engine.http.prompt_images import PromptImages
 from agentrl.inference.engine.http.request_parsing import (
     ModelLimits,
     ParsedRequest,
@@ -42,12 +43,14 @@ from agentrl.inference.engine.weights.weight_receiver import (
     awaited_tensors,
 )
 from agentrl.inference.wire import MIXED_LABEL
+from agentrl.models.attention.attention_registry import attention_of
 from agentrl.schema.grammar import Grammar
 
 T = TypeVar("T")
 
 _BODY_BYTES = 1 << 20
 _BODY_BYTES_PER_TOKEN = 32
+_IMAGE_BODY_BYTES = 64 << 20
 """An id takes up to 8 bytes of JSON, and a token of text about 4."""
 _MAX_SEQUENCES = 256
 
@@ -78,16 +81,20 @@ class FrontEnd:
         self.model_type = str(model.config.model_type)
         self.architectures = list(model.config.architectures or [])
         self.text = TextCodec(config.model_path)
-        own_limit = int(model.config.max_position_embeddings)
+        self.images = PromptImages(config.model_path, model.config)
+        text: Any = model.config.get_text_config()
+        own_limit = int(text.max_position_embeddings)
         context_length = min(config.context_length or own_limit, own_limit)
         self.max_body_bytes = _BODY_BYTES + _BODY_BYTES_PER_TOKEN * context_length
+        if self.images.are_read:
+            self.max_body_bytes += _IMAGE_BODY_BYTES
         """Longest body of a request for generation."""
         self.limits = ModelLimits(
             context_length=context_length,
-            vocab_size=int(model.config.vocab_size),
+            vocab_size=int(text.vocab_size),
             eos_ids=end_of_text_ids(config.model_path, model.config, self.text),
-            has_experts=model.config._attn_implementation == ENGINE_ATTENTION
-            and getattr(model.config, "num_experts_per_tok", None) is not None,
+            has_experts=attention_of(model) == ENGINE_ATTENTION
+            and getattr(text, "num_experts_per_tok", None) is not None,
             max_sequences=_MAX_SEQUENCES,
             max_text_chars=context_length * self.text.longest_token,
         )
@@ -159,6 +166,7 @@ class FrontEnd:
             body,
             self.limits,
             encode=self.text.encode,
+            show=self.images.show,
             new_seed=lambda: self._seeds.getrandbits(63),
             adapters=self.adapters,
             constrain=self._constrain,

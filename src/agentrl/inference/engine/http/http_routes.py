@@ -155,7 +155,7 @@ class _Routes:
                 "load_format": "safetensors",
                 "model_type": engine.model_type,
                 "architectures": engine.architectures,
-                "has_image_understanding": False,
+                "has_image_understanding": engine.images.are_read,
                 "has_audio_understanding": False,
             }
         )

@@ -4,12 +4,13 @@ Unknown keys beside the prompt are ignored; unknown sampling parameters are refu
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, get_args
 
 import numpy as np
 
+from agentrl.data.shown_images import PlacedImage
 from agentrl.inference.engine.generation.grammars import GrammarConstraint
 from agentrl.inference.engine.generation.token_sequence import DrawParams, TokenSequence
 from agentrl.inference.engine.http.http_errors import (
@@ -29,6 +30,8 @@ from agentrl.inference.wire import (
 from agentrl.schema.grammar import Grammar, GrammarKind
 
 DEFAULT_NEW_TOKENS = 128
+ShowImages = Callable[[Sequence[int], Sequence[str]], tuple[np.ndarray, tuple[PlacedImage, ...]]]
+"""Puts images, by their `data:` URLs, in place of a prompt's placeholders."""
 
 
 @dataclass(frozen=True)
@@ -147,10 +150,12 @@ _MAX_ID_CHARS = 256
 
 
 def is_quick(body: Mapping[str, Any]) -> bool:
-    """Return whether a request brings token ids, and neither text nor a grammar."""
+    """Return whether a request brings token ids, and neither text nor images nor a grammar."""
     samplings = body.get("sampling_params") or {}
     given = samplings if isinstance(samplings, list) else [samplings]
-    return body.get("input_ids") is not None and not any(
+    if body.get("input_ids") is None or body.get("image_data"):
+        return False
+    return not any(
         isinstance(sampling, dict) and sampling.keys() & set(get_args(GrammarKind))
         for sampling in given
     )
@@ -161,6 +166,7 @@ def parse_generate(
     limits: ModelLimits,
     *,
     encode: Callable[[str], list[int]],
+    show: ShowImages,
     new_seed: Callable[[], int],
     adapters: Mapping[str, Adapter],
     constrain: Callable[[Grammar], GrammarConstraint],
@@ -171,6 +177,7 @@ def parse_generate(
         body: the decoded JSON object.
         limits: what the model allows.
         encode: makes token ids of text; raises `InvalidRequest` where there is no tokenizer.
+        show: puts images into prompts; raises `InvalidRequest` where the model reads none.
         new_seed: gives seeds to sequences that come without.
         adapters: those that are loaded, by name.
         constrain: compiles a grammar; raises `InvalidRequest` where there is no tokenizer, and
@@ -193,8 +200,14 @@ def parse_generate(
     sequences: list[TokenSequence] = []
     rids = _rids(body.get("rid"), len(prompts), is_batch)
     _check_count(sum(sampling.get("n") or 1 for sampling in samplings), limits)
-    for prompt, sampling, rid, adapter in zip(prompts, samplings, rids, chosen, strict=True):
-        _check_prompt(prompt, limits)
+    images = _images(body.get("image_data"), len(prompts), is_batch)
+    for given, urls, sampling, rid, adapter in zip(
+        prompts, images, samplings, rids, chosen, strict=True
+    ):
+        _check_prompt(given, limits)
+        prompt, placed = show(given, urls)
+        if placed:
+            _check_prompt(prompt.tolist(), limits)
         if return_logprob and logprob_start > len(prompt):
             raise InvalidRequest("logprob_start_len is beyond the end of the prompt")
         params, count = _draw_params(sampling, len(prompt), limits, new_seed)
@@ -204,14 +217,14 @@ def parse_generate(
             sequences.append(
                 TokenSequence.start(
                     rid if count == 1 else new_rid(),
-                    np.asarray(prompt, dtype=np.int32),
+                    prompt,
                     seeded,
                     namespace="\0".join([*keys, adapter.namespace] if adapter else keys),
                     adapter=adapter,
                     stream=stream,
                     constraint=None if constraint is None else constraint.fresh(),
                     prompt_logprobs_from=logprob_start if return_logprob else -1,
-                )
+                ).showing(placed)
             )
     return ParsedRequest(
         sequences=tuple(sequences),
@@ -233,11 +246,9 @@ def _prompts(
 ) -> tuple[list[list[int]], bool]:
     if body.get("input_embeds") is not None:
         raise InvalidRequest("input_embeds is not supported here; send input_ids")
-    for name in ("image_data", "video_data", "audio_data"):
+    for name in ("video_data", "audio_data"):
         if body.get(name):
-            raise InvalidRequest(
-                f"{name} is not supported: this engine reads text only; use SGLang"
-            )
+            raise InvalidRequest(f"{name} is not supported: this engine reads text and images")
     text = body.get("text")
     if text is not None and not _is_texts(text):
         raise InvalidField("text has to be a string or a list of strings")
@@ -260,6 +271,22 @@ def _prompts(
             f"holds at most {limits.max_text_chars}"
         )
     return [encode(item) for item in texts], not isinstance(text, str)
+
+
+def _images(value: object, count: int, is_batch: bool) -> list[list[str]]:
+    """Return the URLs of each prompt's images."""
+    if not value:
+        return [[] for _ in range(count)]
+    given: list[Any] = value if is_batch and isinstance(value, list) else [value]
+    each: list[Any] = [[item] if isinstance(item, str) else item or [] for item in given]
+    if len(each) != count or not all(
+        isinstance(item, list) and all(map(_is_text, item)) for item in each
+    ):
+        raise InvalidField(
+            "image_data has to be a data: URL or a list of them; a list of such lists, one for each "
+            "prompt, where there are several"
+        )
+    return each
 
 
 def _check_count(count: int, limits: ModelLimits) -> None:

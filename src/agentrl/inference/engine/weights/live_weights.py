@@ -7,10 +7,11 @@ from pathlib import Path
 import psutil
 import torch
 from safetensors import SafetensorError, safe_open
-from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from agentrl.errors import ConfigError, InferenceError
 from agentrl.models.checkpoint_layout import checkpoint_tensors, is_expert, pieces, tied_names
+from agentrl.models.vision.image_encoders import model_class
 from agentrl.models.weights import converted_model, is_converted
 
 
@@ -23,7 +24,7 @@ def check_checkpoint(path: str | Path, config: PretrainedConfig, dtype: torch.dt
     Raises:
         ConfigError: files and configuration do not fit, or memory is too short.
     """
-    from_config: Callable[[PretrainedConfig], PreTrainedModel] = AutoModelForCausalLM.from_config
+    from_config: Callable[[PretrainedConfig], PreTrainedModel] = model_class(config).from_config
     with torch.device("meta"):
         model = from_config(copy.deepcopy(config))
     places = model_places(model)
@@ -94,7 +95,7 @@ def _is_rearranged(
     files: Iterable[Path], model: PreTrainedModel, places: Mapping[str, torch.Tensor]
 ) -> bool:
     """Return whether a checkpoint has other tensors than the model, as its family arranges them."""
-    if not is_converted(model.config):
+    if not is_converted(model):
         return False
     names, tied = _names_of(files), tied_names(model)
     wanted = {

@@ -55,7 +55,13 @@ def no_grammars(grammar: Grammar) -> GrammarConstraint:
 
 def parse(body: dict[str, Any], limits: ModelLimits) -> ParsedRequest:
     return parse_generate(
-        body, limits, encode=lambda _: [], new_seed=lambda: 0, adapters={}, constrain=no_grammars
+        body,
+        limits,
+        encode=lambda _: [],
+        show=lambda ids, _: (np.asarray(ids, dtype=np.int32), ()),
+        new_seed=lambda: 0,
+        adapters={},
+        constrain=no_grammars,
     )
 
 

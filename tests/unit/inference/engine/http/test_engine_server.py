@@ -113,7 +113,7 @@ async def test_images_are_refused_in_words(app: httpx.AsyncClient) -> None:
     image = {"image_data": ["data:image/png;base64,AA=="]}
     refused = await app.post("/generate", json=BODY | image)
     assert refused.status_code == 400
-    assert "image_data is not supported" in refused.json()["error"]["message"]
+    assert "image_data: this model reads text only" in refused.json()["error"]["message"]
     assert (await app.post("/generate", json=BODY | {"image_data": None})).status_code == 200
 
 

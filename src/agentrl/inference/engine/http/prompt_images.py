@@ -1,0 +1,86 @@
+"""Images of requests: `data:` URLs come in, prompts with the images at their full length go out.
+
+Decoding takes long and memory: the front end does it in its parsing thread, one request at a time.
+"""
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from transformers import PretrainedConfig
+
+from agentrl.data.shown_images import PlacedImage, ShownImage, expanded
+from agentrl.errors import ImageError
+from agentrl.inference.engine.http.http_errors import InvalidRequest
+from agentrl.models.vision.image_encoders import reads_images
+from agentrl.models.vision.image_reader import ImageReader
+from agentrl.renderers.model_files import image_placeholder, image_processor
+from agentrl.schema.image import image_from_data_url
+
+_REMEMBERED_BYTES = 64 * 2**20
+
+
+class PromptImages:
+    """Puts images where a prompt has their placeholders.
+
+    Args:
+        model_path: directory of the model.
+        config: of the model.
+    """
+
+    def __init__(self, model_path: str | Path, config: PretrainedConfig) -> None:
+        path = Path(model_path)
+        self._processor = image_processor(path) if reads_images(config) else {}
+        self._placeholder = image_placeholder(path)
+        self._reader = ImageReader(config, path) if self._processor else None
+        self._read: OrderedDict[bytes, ShownImage] = OrderedDict()
+
+    @property
+    def are_read(self) -> bool:
+        """Whether the model reads images, and its directory says how."""
+        return self._reader is not None
+
+    def show(
+        self, prompt: Sequence[int], urls: Sequence[str]
+    ) -> tuple[np.ndarray, tuple[PlacedImage, ...]]:
+        """Return a prompt as the model reads it, int32, and where its images stand.
+
+        Args:
+            prompt: ids with a placeholder an image.
+            urls: `data:` URLs, one for each placeholder.
+
+        Raises:
+            InvalidRequest: the model reads none, there are more or fewer, or one cannot be read.
+        """
+        ids = np.asarray(prompt, dtype=np.int32)
+        if not urls:
+            return ids, ()
+        if self._reader is None:
+            raise InvalidRequest(
+                "image_data: this model reads text only, or its directory lacks the settings of its "
+                "image processor (preprocessor_config.json)"
+            )
+        places = np.flatnonzero(ids == self._placeholder).tolist()
+        if len(places) != len(urls):
+            raise InvalidRequest(
+                f"image_data has {len(urls)} images for {len(places)} placeholders "
+                f"(id {self._placeholder}) in input_ids"
+            )
+        images = [self._shown(self._reader, number, url) for number, url in enumerate(urls)]
+        return expanded(ids, list(zip(places, images, strict=True)))
+
+    def _shown(self, reader: ImageReader, number: int, url: str) -> ShownImage:
+        key = hashlib.sha256(url.encode(errors="replace")).digest()
+        if key in self._read:
+            self._read.move_to_end(key)
+            return self._read[key]
+        try:
+            shown = reader.shown(image_from_data_url(url).data, self._processor)
+        except (ValueError, ImageError) as error:
+            raise InvalidRequest(f"image_data[{number}]: {error}") from None
+        self._read[key] = shown
+        while sum(len(one.data) for one in self._read.values()) > _REMEMBERED_BYTES:
+            self._read.popitem(last=False)
+        return shown
