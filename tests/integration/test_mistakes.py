@@ -66,6 +66,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "no_answer.jsonl": json.dumps({"id": "a", "query": "q", "scorer": "exact"}),
         "no_query.jsonl": json.dumps({"id": "a", "answer": 1, "scorer": "exact"}),
         "images.jsonl": json.dumps(GOOD | {"images": "http://x.org/a.png"}),
+        "no_image.jsonl": json.dumps(GOOD | {"images": ["chart.png"]}),
+        "no_picture.jsonl": json.dumps(GOOD | {"images": ["good.jsonl"]}),
+        "bomb.jsonl": json.dumps(GOOD | {"images": ["bomb.png"]}),
         "good.jsonl": json.dumps(GOOD),
         "questions.xlsx": "PK",
         "broken.yaml": "a: [1",
@@ -83,6 +86,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     }
     for name, text in texts.items():
         (folder / name).write_text(text)
+    (folder / "bomb.png").write_bytes(
+        b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + 2 * (30_000).to_bytes(4) + bytes(1000)
+    )
     return folder
 
 
@@ -205,7 +211,10 @@ MISTAKES = {
     "--train_file empty.jsonl": "holds no questions",
     "--train_file questions.xlsx": "questions.xlsx",
     "--train_file no_query.jsonl": "line 1: no question",
-    "--train_file images.jsonl": "not trained on yet",
+    "--train_file images.jsonl": "shows none; take a vision model",
+    "--train_file no_image.jsonl": "chart.png': No such file",
+    "--train_file no_picture.jsonl": "neither PNG, JPEG, GIF, WebP nor BMP",
+    "--train_file bomb.jsonl": "30000 x 30000 pixels",
     "--eval_file nowhere.jsonl": "nowhere.jsonl: No such file",
     # scorers
     "--train_file unknown_scorer.jsonl": "unknown scorer 'exakt'",

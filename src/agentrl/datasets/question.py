@@ -226,13 +226,22 @@ def _images(entry: Mapping[str, Any], folder: Path) -> tuple[str, ...]:
     content = _first_user_content(entry)
     if not given and isinstance(content, list):
         given = image_addresses([{"content": content}])
-    found = tuple(_address(image, folder) for image in given)
+    found = tuple(image_address(image, folder) for image in given)
     if sum(map(len, found)) > _MAX_IMAGE_CHARS:
         raise BadEntry("its images have more than 10 MB together; give their addresses instead")
     return found
 
 
-def _address(image: object, folder: Path) -> str:
+def image_address(image: object, folder: Path) -> str:
+    """Return the http(s) or `data:` URL of an image that an entry names.
+
+    Args:
+        image: an address, a file, or a file's bytes as data sets hold them.
+        folder: directory to which the file's name is relative.
+
+    Raises:
+        BadEntry: it is nothing of these, or no image.
+    """
     data = image.get("bytes") if isinstance(image, dict) else None
     if not isinstance(image, str) and not isinstance(data, bytes):
         raise BadEntry(f"an image must be an address or a file, found {_kind(image)}")

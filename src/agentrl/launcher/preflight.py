@@ -257,19 +257,15 @@ def _steps_beyond(config: RootConfig, num_questions: int) -> list[str]:
 
 
 def _check_images(config: RootConfig, path: Path, renderer: Renderer) -> None:
-    if path == config.data.train_file:
-        raise ConfigError(
-            f"{path} has images: they can be sampled and evaluated, but not trained on yet"
-        )
-    if config.inference.inference_backend == "embedded":
-        raise ConfigError(
-            f"{path} has images, and the embedded engine reads text only; "
-            "use --inference_backend sglang"
-        )
     if not renderer.shows_images_of("user"):
         raise ConfigError(
             f"{path} has images, and the chat template of {config.model.model_name_or_path} "
             "shows none; take a vision model"
+        )
+    if not renderer.image_processor:
+        raise ConfigError(
+            f"{path} has images, and {config.model.model_name_or_path} has no "
+            "preprocessor_config.json, which says how the model reads them"
         )
 
 

@@ -267,6 +267,8 @@ class AsyncSampler(ABC, Generic[TaskType]):
             added_ids=prompt.added_ids,
             shared_images=prompt.shared_images,
             added_images=prompt.added_images,
+            **self.context.renderer.image_fields(prompt.added_images),
+            prompt_positions=result.prompt_tokens,
             output_ids=result.output_ids,
             output_logprobs=result.output_logprobs,
             version_spans=result.version_spans,

@@ -81,6 +81,8 @@ class ModelSection(ConfigSection):
     router_replay: bool = False
     """Mixture-of-experts models: ask the servers which experts every token went to, store it with
     the turns, and make the trainer send each token to the same ones."""
+    train_vision: bool = False
+    """Vision models: train the image encoder too; by default it stays as it is."""
     lora_rank: int = Field(default=0, ge=0)
     """Rank of a low-rank adapter (LoRA) that is trained on the frozen model; 0 trains all weights.
     Servers load adapters beside the model and go on sampling meanwhile (see docs/lora.md)."""

@@ -14,10 +14,12 @@ from typing import Any
 import numpy as np
 
 from agentrl.datasets.entries import BadEntry, read_entries
+from agentrl.datasets.question import image_address
 from agentrl.errors import DatasetError
 from agentrl.renderers.conversation import Conversation
 from agentrl.renderers.renderer import Renderer
 from agentrl.schema import DispatchedSamplingTask, Message, SamplingParams, VersionSpan
+from agentrl.schema.image import image_part
 
 UNKNOWN_LOGPROB = float("nan")
 """Behavior logprob of tokens that no model sampled."""
@@ -44,7 +46,7 @@ def read_demonstrations(path: Path) -> Iterator[Demonstration]:
     """
     for where, entry in read_entries(path):
         try:
-            yield _demonstration(entry, where)
+            yield _demonstration(entry, where, path.parent)
         except BadEntry as problem:
             raise DatasetError(f"{path}: {where}: {problem}") from None
 
@@ -94,6 +96,7 @@ def demonstration_turns(
                 added_ids=prompt.added_ids,
                 shared_images=prompt.shared_images,
                 added_images=prompt.added_images,
+                **renderer.image_fields(prompt.added_images),
                 output_ids=output_ids,
                 output_logprobs=np.full(len(output_ids), UNKNOWN_LOGPROB, dtype=np.float32),
                 version_spans=(VersionSpan(version=0, start=0, end=len(output_ids)),),
@@ -111,12 +114,12 @@ def demonstration_turns(
     return turns
 
 
-def _demonstration(entry: Any, where: str) -> Demonstration:
+def _demonstration(entry: Any, where: str, folder: Path) -> Demonstration:
     if isinstance(entry, BadEntry):
         raise entry
     if not isinstance(entry, dict) or not isinstance(entry.get("messages"), list):
         raise BadEntry('expected an object with a list of "messages"')
-    messages = [_without_gaps(message) for message in entry["messages"]]
+    messages = [_with_files(_without_gaps(message), folder) for message in entry["messages"]]
     for message in messages:
         if not isinstance(message.get("role"), str):
             raise BadEntry('a message is an object with a "role"')
@@ -137,6 +140,24 @@ def _without_gaps(message: Any) -> Message:
     """Return a message without the fields that a table format gives to every row."""
     fields = message if isinstance(message, dict) else {}
     return {key: value for key, value in fields.items() if value is not None or key == "content"}
+
+
+def _with_files(message: Message, folder: Path) -> Message:
+    """Return a message that holds its images, rather than naming files."""
+    content = message.get("content")
+    if not isinstance(content, list):
+        return message
+    return {**message, "content": [_with_file(part, folder) for part in content]}
+
+
+def _with_file(part: Any, folder: Path) -> Any:
+    if not isinstance(part, dict) or part.get("type") not in ("image", "image_url"):
+        return part
+    named = part.get("image_url", part.get("image"))
+    address = image_address(named["url"] if isinstance(named, dict) else named, folder)
+    if not address.startswith("data:"):
+        raise BadEntry(f"image {address[:80]!r}: conversations name files, not addresses")
+    return image_part(address)
 
 
 def _tools(given: Any) -> tuple[dict[str, Any], ...]:

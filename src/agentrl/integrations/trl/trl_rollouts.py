@@ -181,6 +181,11 @@ def longest_sequence(turns: Sequence[DispatchedSamplingTask]) -> RolloutSequence
     Raises:
         TrainingError: the rollout shows images.
     """
+    shown = next((turn.record_id for turn in turns if turn.added_images), None)
+    if shown is not None:
+        raise TrainingError(
+            f"record {shown} shows images, and this engine gives TRL text only; train with agentrl run"
+        )
     muted = {turn.id for turn in turns if turn.advantage == 0.0}
     tokens = sorted(turn_tokens(turns), key=lambda turn: turn.chain)
     found = [_sequence(list(chain), muted) for _, chain in groupby(tokens, lambda t: t.chain)]

@@ -37,7 +37,7 @@ PREVIEW_CHARS = 80
 _BLOB = "blob"
 WHOLE_FIELDS = (
     *("added_ids", "tools", "output_ids", "output_logprobs", "output_text"),
-    "routed_experts",
+    *("routed_experts", "image_processor"),
 )
 """Fields that move to a blob as a whole."""
 LIST_FIELDS = ("added_messages", "tool_results")
@@ -115,6 +115,9 @@ def pack(turn: DispatchedSamplingTask, tools: ToolsPacker) -> tuple[Document, li
     document["added_ids"] = _pack("added_ids", document["added_ids"], limit, blobs)
     for field in ("output_ids", "output_logprobs", "output_text", "routed_experts"):
         document[field] = _pack(field, document[field], LARGE_BYTES, blobs)
+    # A run has one image processor, whichever turn shows an image.
+    processor = _pack("image_processor", document["image_processor"], SHARED_BYTES, blobs)
+    document["image_processor"] = processor
     for field, bound in (("added_messages", limit), ("tool_results", LARGE_BYTES)):
         document[field], more = pack_values(field, document[field], bound)
         blobs.extend(more)

@@ -55,6 +55,7 @@ from agentrl.models.lora import (
 from agentrl.models.parallel import parallelize
 from agentrl.models.policy import PolicyModel
 from agentrl.models.router_replay import make_routers_replay
+from agentrl.models.vision.image_encoders import freeze_encoder
 from agentrl.trainer.learner.merge_check import STEP_TOLERANCE, MergeCheck, check_merge
 from agentrl.trainer.learner.optimizer import learning_rate, make_optimizer, move_state
 from agentrl.trainer.learner.passes import PassOutcome, forward_backward, frozen_logprobs
@@ -346,6 +347,8 @@ class Learner:
         def prepare(policy: PolicyModel) -> None:
             if self._settings.model.router_replay:
                 make_routers_replay(policy.model)
+            if not self._settings.model.train_vision:
+                freeze_encoder(policy.model)
             if adapter is not None:
                 add_adapter(policy.model, adapter, dtype=self._precision.master)
             parallelize(policy, self._mesh)

@@ -12,20 +12,30 @@ import logging
 import os
 from dataclasses import replace
 from importlib.metadata import version
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image as PillowImage
 from transformers import PretrainedConfig
 
 import agentrl.models
 from agentrl.data.random_groups import random_group
+from agentrl.data.shown_images import ShownImage
 from agentrl.distributed import MeshShape
 from agentrl.errors import ConfigError
-from agentrl.models.attention.attention_registry import TREE_ATTENTION
+from agentrl.models.attention.attention_registry import TREE_ATTENTION, set_attention
 from agentrl.models.load import read_config, wrap_policy
-from agentrl.models.small_copy import small_config, small_model
+from agentrl.models.small_copy import (
+    small_config,
+    small_image_processor,
+    small_model,
+    text_vocabulary,
+)
+from agentrl.models.vision.image_encoders import reads_images
+from agentrl.models.vision.image_reader import ImageReader
 from agentrl.trainer.learner.merge_check import packing_errors
 from agentrl.trainer.learner.settings import LearnerSettings
 
@@ -92,9 +102,13 @@ def why_unmerged(config: PretrainedConfig, *, trust_remote_code: bool = False) -
 
 def _largest_error(copy: PretrainedConfig, trust_remote_code: bool) -> float:
     model = small_model(copy, trust_remote_code=trust_remote_code)
-    model.set_attn_implementation(TREE_ATTENTION)
+    set_attention(model, TREE_ATTENTION)
     group = random_group(
-        np.random.default_rng(0), vocabulary=copy.vocab_size, num_records=3, num_turns=3
+        np.random.default_rng(0),
+        vocabulary=text_vocabulary(copy),
+        num_records=3,
+        num_turns=3,
+        images=_images(copy) if reads_images(copy) else (),
     )
     # The learner's own random state stays what its seed made it.
     with torch.random.fork_rng(devices=()):
@@ -102,9 +116,21 @@ def _largest_error(copy: PretrainedConfig, trust_remote_code: bool) -> float:
     return float(np.max(list(errors.values())))
 
 
+def _images(copy: PretrainedConfig) -> list[ShownImage]:
+    """Return two images of one size and one of another."""
+    reader, processor = ImageReader(copy), small_image_processor(copy)
+    files = []
+    for seed, size in enumerate(((16, 16), (16, 16), (40, 16))):
+        pixels = np.random.default_rng(seed).integers(0, 256, (*size, 3), dtype=np.uint8)
+        written = BytesIO()
+        PillowImage.fromarray(pixels).save(written, format="PNG")
+        files.append(written.getvalue())
+    return [reader.shown(file, processor) for file in files]
+
+
 def _rope_types(config: PretrainedConfig) -> set[str]:
     """Return the types of a model's rotary embeddings; layers of one kind may have their own."""
-    found: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
+    found: dict[str, Any] = getattr(config.get_text_config(), "rope_parameters", None) or {}
     nested = [value for value in found.values() if isinstance(value, dict)]
     return {str(one.get("rope_type", "default")) for one in (found, *nested)}
 

@@ -19,6 +19,7 @@ from safetensors import safe_open
 
 from agentrl.config.sections import AlgorithmSection, RootConfig
 from agentrl.data import SelectedGroup, StepBatch, build_training_step, select_group
+from agentrl.data.shown_images import ImageBook
 from agentrl.distributed import Ranks
 from agentrl.errors import ConfigError
 from agentrl.schema import DBRecordData, TurnTraining
@@ -36,6 +37,7 @@ from agentrl.trainer.learner.worker_group import WorkerGroup
 from agentrl.trainer.metrics.history import StepMetrics
 from agentrl.trainer.metrics.measures import finite
 from agentrl.trainer.metrics.reporting import read_metrics
+from agentrl.trainer.record_images import RecordImages, image_reader
 from agentrl.trainer.rl.step_groups import scored_by
 from agentrl.trainer.rl.train_process import reference_path
 
@@ -131,10 +133,11 @@ def replay(config: RootConfig, uri: str, first: int, last: int) -> list[Replayed
             learners(ranks, settings, state_path) as group,
         ):
             replayed: list[ReplayedStep] = []
+            images = RecordImages(store, image_reader(settings.weights.model_path, config.model))
             for step in range(made + 1, last + 1):
                 if stop.is_set():
                     break
-                found = await _replay_step(config, store, group, recorded[step])
+                found = await _replay_step(config, store, group, recorded[step], images)
                 logger.info("step %d: %s", step, "equal" if found.equal else "different")
                 if step >= first:
                     replayed.append(found)
@@ -144,11 +147,16 @@ def replay(config: RootConfig, uri: str, first: int, last: int) -> list[Replayed
 
 
 async def _replay_step(
-    config: RootConfig, store: TrajectoryStore, group: WorkerGroup, recorded: StepMetrics
+    config: RootConfig,
+    store: TrajectoryStore,
+    group: WorkerGroup,
+    recorded: StepMetrics,
+    images: RecordImages,
 ) -> ReplayedStep:
     step = recorded.step
     trainings, records = await store.ledger.trained_groups(config.trainer.consumer, step)
-    groups, differences = _select(config, step, trainings, records)
+    shown = (turn for of_task in records for record in of_task for turn in record.turns)
+    groups, differences = _select(config, step, trainings, records, await images.book(shown))
     batch = build_training_step(
         groups,
         config.algorithm,
@@ -176,6 +184,7 @@ def _select(
     step: int,
     trainings: Sequence[TurnTraining],
     records: Sequence[Sequence[DBRecordData]],
+    images: ImageBook,
 ) -> tuple[list[SelectedGroup], list[Difference]]:
     """Select anew from what the store holds; name what is not as the step used it."""
     # What the step left out is known: bounds that were edited during the run do not matter.
@@ -185,7 +194,9 @@ def _select(
     differences: list[Difference] = []
     for found in records:
         scored = scored_by(config.trainer.trained_scorer, found) or list(found)
-        group = select_group(scored, algorithm, policy_version=step - 1, seed=config.run.seed)
+        group = select_group(
+            scored, algorithm, policy_version=step - 1, seed=config.run.seed, images=images
+        )
         turns = tuple(turn for turn in group.turns if turn.turn_id in used)
         groups.append(replace(group, turns=turns, left_out=()))
         for turn in turns:

@@ -18,6 +18,7 @@ from agentrl.data import SelectedGroup, select_group
 from agentrl.runtime.signals import stopped_within
 from agentrl.schema import ENDED_RUNS, DBRecordData, LedgerEntry, score_of
 from agentrl.store import DEFAULT_CONSUMER, TrajectoryStore
+from agentrl.trainer.record_images import RecordImages
 
 logger = logging.getLogger(__name__)
 
@@ -90,6 +91,7 @@ class GroupReader:
     def __init__(
         self,
         store: TrajectoryStore,
+        images: RecordImages,
         *,
         consumer: str,
         algorithm: AlgorithmSection,
@@ -102,6 +104,7 @@ class GroupReader:
 
         Args:
             store: the run's store.
+            images: reads what the records show.
             consumer: name of the trainer's ledger.
             algorithm: filters and freshness.
             seed: seed of the filters that draw records.
@@ -110,6 +113,7 @@ class GroupReader:
             scorer: NAME or NAME@VERSION of the scores to train on; None: the samplers' scores.
         """
         self._store = store
+        self._images = images
         self._consumer = consumer
         self._algorithm = algorithm
         self._seed = seed
@@ -240,7 +244,10 @@ class GroupReader:
             for record_id, entry in entries.items()
             if entry is None or _may_be_trained(entry, algorithm.max_trained_count)
         }
-        group = select_group(records, algorithm, policy_version=version, seed=self._seed)
+        images = await self._images.book(turn for record in records for turn in record.turns)
+        group = select_group(
+            records, algorithm, policy_version=version, seed=self._seed, images=images
+        )
         group = _only(group, eligible)
         kept = {turn.record_id for turn in group.turns}
         dropped = {r: why for r, why in group.dropped_records.items() if r in eligible}

@@ -48,6 +48,7 @@ from agentrl.trainer.checkpoint import (
 from agentrl.trainer.learner.merge_trial import with_exact_merge
 from agentrl.trainer.learner.settings import LearnerSettings
 from agentrl.trainer.learner.worker_group import WorkerGroup
+from agentrl.trainer.record_images import RecordImages, image_reader
 from agentrl.trainer.rl.colocation import SharedDevice
 from agentrl.trainer.rl.step_groups import GroupReader, StepControl
 from agentrl.trainer.rl.training_loop import TrainLoop, TrainResult
@@ -117,6 +118,7 @@ async def lead(config: RootConfig, ranks: Ranks, *, stop: asyncio.Event) -> Trai
             device = SharedDevice(store, publisher, session.group)
         reader = GroupReader(
             store,
+            RecordImages(store, image_reader(settings.weights.model_path, config.model)),
             consumer=consumer,
             algorithm=config.algorithm,
             seed=config.run.seed,

@@ -10,12 +10,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agentrl.data import SelectedGroup, StepBatch, build_step
+from agentrl.data.shown_images import ImageBook, processor_key
 from agentrl.data.tokens import TurnTokens, turn_tokens
 from agentrl.data.tree import Merge
 from agentrl.datasets.demonstrations.demonstration import demonstration_turns, read_demonstrations
-from agentrl.errors import ConfigError, RenderError
+from agentrl.errors import ConfigError, ImageError, RenderError
+from agentrl.models.vision.image_reader import ImageReader
 from agentrl.renderers.renderer import Renderer
+from agentrl.schema import DispatchedSamplingTask
+from agentrl.schema.image import image_from_data_url
 from agentrl.store import TrajectoryStore
+from agentrl.trainer.record_images import RecordImages
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,8 +36,15 @@ class Example:
         return sum(turn.num_targets for turn in self.turns)
 
 
-def file_examples(path: Path, renderer: Renderer) -> list[Example]:
+def file_examples(
+    path: Path, renderer: Renderer, reader: ImageReader | None = None
+) -> list[Example]:
     """Return the conversations of a file, rendered with the model's chat template.
+
+    Args:
+        path: see `read_demonstrations`.
+        renderer: of the model.
+        reader: reads images for it; None for a model of text.
 
     Raises:
         ConfigError: an entry is malformed, or the template cannot render it; the text names it.
@@ -46,28 +58,46 @@ def file_examples(path: Path, renderer: Renderer) -> list[Example]:
                 record_id=f"{path.name}/{demonstration.id}",
                 task_id=path.name,
             )
-        except RenderError as error:
+            images = _images_of(turns, reader)
+        except (RenderError, ImageError) as error:
             raise ConfigError(f"{path}: {demonstration.id}: {error}") from error
-        examples.append(Example(demonstration.id, tuple(turn_tokens(turns))))
+        examples.append(Example(demonstration.id, tuple(turn_tokens(turns, images))))
     if not examples:
         raise ConfigError(f"{path}: the file has no conversations")
     return examples
 
 
-async def record_examples(store: TrajectoryStore, min_score: float) -> list[Example]:
+def _images_of(turns: Sequence[DispatchedSamplingTask], reader: ImageReader | None) -> ImageBook:
+    if reader is None:
+        return ImageBook()
+    images = {
+        (url, processor_key(turn.image_processor)): reader.shown(
+            image_from_data_url(url).data, turn.image_processor
+        )
+        for turn in turns
+        for url in turn.added_images
+    }
+    return ImageBook(images, reader.token_id)
+
+
+async def record_examples(
+    store: TrajectoryStore, min_score: float, reader: ImageReader | None = None
+) -> list[Example]:
     """Return the scored training records of a run, with their tokens as sampled.
 
     Args:
         store: the run's store.
         min_score: records with lower scores are skipped.
+        reader: reads images for the model; None for a model of text.
 
     Raises:
         ConfigError: no record has such a score.
     """
-    examples = []
+    examples, images = [], RecordImages(store, reader)
     async for record in store.records.find(status="scored", split="train"):
         if record.score is not None and record.score.value >= min_score:
-            turns = turn_tokens(await store.turns.of_record(record.id))
+            stored = await store.turns.of_record(record.id)
+            turns = turn_tokens(stored, await images.book(stored))
             if turns:
                 examples.append(Example(record.id, tuple(turns)))
     if not examples:

@@ -14,6 +14,7 @@ from pathlib import Path
 from agentrl.config.sections import DataSection, RootConfig
 from agentrl.distributed import Ranks
 from agentrl.errors import ConfigError
+from agentrl.models.vision.image_reader import ImageReader
 from agentrl.renderers.renderer import Renderer
 from agentrl.store import TrajectoryStore
 from agentrl.trainer.bootstrap import (
@@ -31,6 +32,7 @@ from agentrl.trainer.learner.settings import LearnerSettings
 from agentrl.trainer.metrics.history import StepMetrics
 from agentrl.trainer.metrics.measures import check_finite, learner_figures
 from agentrl.trainer.metrics.reporting import write_summary
+from agentrl.trainer.record_images import image_reader
 from agentrl.trainer.sft.curriculum import (
     Curriculum,
     Example,
@@ -91,10 +93,13 @@ async def lead_sft(
         checkpoint = _own_checkpoint(config.run.output_path)
         weights = start_weights(config.model, checkpoint, ranks.shape)
         renderer = Renderer.of_policy(config.model, weights.model_path)
-        examples = await _examples(config.data, renderer, records_uri)
+        reader = image_reader(weights.model_path, config.model)
+        examples = await _examples(config.data, renderer, reader, records_uri)
         held_out: Sequence[Example] = ()
         if config.data.eval_file is not None:
-            held_out = await asyncio.to_thread(file_examples, config.data.eval_file, renderer)
+            held_out = await asyncio.to_thread(
+                file_examples, config.data.eval_file, renderer, reader
+            )
         plan = _plan(config, len(examples), ranks.shape.dp_size)
         settings = LearnerSettings(
             weights=weights,
@@ -270,15 +275,15 @@ class _SftLoop:
 
 
 async def _examples(
-    data: DataSection, renderer: Renderer, records_uri: str | None
+    data: DataSection, renderer: Renderer, reader: ImageReader | None, records_uri: str | None
 ) -> list[Example]:
     if (data.train_file is None) == (data.records_of is None):
         raise ConfigError("`agentrl sft` needs either --train_file FILE or --records_of RUN_NAME")
     if data.train_file is not None:
-        return await asyncio.to_thread(file_examples, data.train_file, renderer)
+        return await asyncio.to_thread(file_examples, data.train_file, renderer, reader)
     assert records_uri is not None, "the command finds the database of --records_of"
     async with TrajectoryStore.connect(records_uri, data.records_of) as store:
-        return await record_examples(store, data.min_score)
+        return await record_examples(store, data.min_score, reader)
 
 
 def _own_checkpoint(output_path: Path) -> Checkpoint | None:

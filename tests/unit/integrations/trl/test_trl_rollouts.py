@@ -1,8 +1,10 @@
 """One sequence of a rollout's tree."""
 
 import numpy as np
+import pytest
 from support.trees import make_turn
 
+from agentrl.errors import TrainingError
 from agentrl.integrations.trl.trl_rollouts import longest_sequence
 
 R = "train/0/q0/0"
@@ -60,3 +62,9 @@ def test_a_call_that_cannot_be_parsed_stays_in_the_sequence_without_loss() -> No
 def test_a_rollout_of_other_models_calls_has_no_sequence() -> None:
     assert longest_sequence([make_turn(R, 0, [], [], trainable=False)]) is None
     assert longest_sequence([]) is None
+
+
+def test_a_rollout_that_shows_images_is_refused_by_name() -> None:
+    turn = make_turn(R, 0, [1], [2]).model_copy(update={"added_images": ("sha256:a",)})
+    with pytest.raises(TrainingError, match=f"record {R} shows images"):
+        longest_sequence([turn])

@@ -10,6 +10,7 @@ from support.training import Player, train_tasks
 from agentrl.config.sections import AlgorithmSection
 from agentrl.schema import Record
 from agentrl.store import TrajectoryStore
+from agentrl.trainer.record_images import RecordImages
 from agentrl.trainer.rl.step_groups import GroupReader, StepControl
 
 pytestmark = pytest.mark.timeout(90)
@@ -25,6 +26,7 @@ class Reads:
         self.store = store
         self.reader = GroupReader(
             store,
+            RecordImages(store, None),
             consumer="trainer",
             algorithm=AlgorithmSection(**algorithm),
             seed=0,

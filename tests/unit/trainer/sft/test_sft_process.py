@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from support.tiny_vision import picture, vision_checkpoint
 from support.training import MakeConfig, Player, train_tasks
 from support.trees import NO_AUTOCAST, flat_gradient, relative_error
 from transformers import AutoModelForCausalLM
@@ -218,3 +219,53 @@ def test_the_command_says_where_the_model_is(
     )
     assert main(["sft", "--run_name", "typed2"]) == 2
     assert "either --train_file FILE or --records_of" in capsys.readouterr().err
+
+
+def seen(name: str, said: str) -> str:
+    question = [{"type": "image", "image": name}, {"type": "text", "text": "color?"}]
+    talk = [{"role": "user", "content": question}, {"role": "assistant", "content": said}]
+    return f"{json.dumps({'messages': talk})}\n"
+
+
+@pytest.mark.slow
+async def test_answers_that_only_images_tell_apart_are_learned(
+    make_sft: MakeConfig, tmp_path: Path
+) -> None:
+    model = vision_checkpoint(tmp_path / "seeing", "qwen3_vl")
+    (tmp_path / "a.png").write_bytes(picture(1))
+    (tmp_path / "b.png").write_bytes(picture(2))
+    talks = tmp_path / "seen.jsonl"
+    talks.write_text(seen("a.png", "red") + seen("b.png", "blue"))
+    config = make_sft(
+        train_file=talks,
+        model_name_or_path=model,
+        num_train_epochs=40,
+        learning_rate=3e-3,
+        train_vision=True,
+    )
+    result = await tune(config)
+    losses = json.loads(result.summary_path.read_text())["loss"]
+    # Whoever does not see has a loss of log 2 for one token of each answer.
+    assert losses[-1] < 0.05 < losses[0]
+    exported, start = (load_file(path / "model.safetensors") for path in (result.model_path, model))
+    assert exported.keys() == start.keys()
+    assert not torch.equal(
+        *(part["model.visual.patch_embed.proj.weight"] for part in (exported, start))
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("none.png", "line 1: image 'none.png': No such file"),
+        ("seen.jsonl", "neither PNG, JPEG, GIF, WebP nor BMP"),
+        ("https://a.example/b.png", "conversations name files, not addresses"),
+    ],
+)
+async def test_a_conversation_whose_image_is_none_is_named(
+    name: str, reason: str, make_sft: MakeConfig, tmp_path: Path
+) -> None:
+    talks = tmp_path / "seen.jsonl"
+    talks.write_text(seen(name, "red"))
+    with pytest.raises(ConfigError, match=reason):
+        await tune(make_sft(train_file=talks))

@@ -1,0 +1,82 @@
+"""`RecordImages`: the images of records, from the store to how the model reads them.
+
+Rank 0 reads an image once, however many records and steps show it; what an image processor makes of it
+follows from the settings that are stored with the turns.
+"""
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Iterable
+from pathlib import Path
+
+from agentrl.config.sections import ModelSection
+from agentrl.data.shown_images import ImageBook, ShownImage, processor_key
+from agentrl.errors import ImageError, TrainingError
+from agentrl.models.load import read_config
+from agentrl.models.vision.image_encoders import reads_images
+from agentrl.models.vision.image_reader import ImageReader
+from agentrl.schema import DispatchedSamplingTask
+from agentrl.store import TrajectoryStore
+
+logger = logging.getLogger(__name__)
+
+_REMEMBERED_BYTES = 256 * 2**20
+
+
+def image_reader(path: Path, model: ModelSection) -> ImageReader | None:
+    """Return what reads images for the model in a directory; None if it reads text only."""
+    config = read_config(path, trust_remote_code=model.trust_remote_code)
+    return ImageReader(config, path) if reads_images(config) else None
+
+
+class RecordImages:
+    """Reads the images of records for one model.
+
+    Args:
+        store: holds the images.
+        reader: of the model; None where it reads text only.
+    """
+
+    def __init__(self, store: TrajectoryStore, reader: ImageReader | None) -> None:
+        self._store = store
+        self._reader = reader
+        self._read: OrderedDict[tuple[str, str], ShownImage] = OrderedDict()
+
+    async def book(self, turns: Iterable[DispatchedSamplingTask]) -> ImageBook:
+        """Return the images that turns add; those that cannot be read are missing, and logged.
+
+        Raises:
+            TrainingError: the model reads text only.
+        """
+        processors = {
+            (address, processor_key(turn.image_processor)): turn
+            for turn in turns
+            for address in turn.added_images
+        }
+        if self._reader is None:
+            if not processors:
+                return ImageBook()
+            record = next(iter(processors.values())).record_id
+            raise TrainingError(
+                f"record {record} shows images, and the model reads text only; train on questions "
+                "and tools without images (--max_images 0), or a vision model"
+            )
+        found = {key: self._read[key] for key in processors if key in self._read}
+        missing = [key for key in processors if key not in found]
+        files = await self._store.images.get([address for address, _ in missing])
+        for key, file in zip(missing, files, strict=True):
+            turn = processors[key]
+            try:
+                shown = await asyncio.to_thread(self._reader.shown, file.data, turn.image_processor)
+            except ImageError as error:
+                logger.warning("%s is not trained: image %s: %s", turn.record_id, key[0], error)
+                continue
+            found[key] = self._remember(key, shown)
+        return ImageBook(found, self._reader.token_id)
+
+    def _remember(self, key: tuple[str, str], shown: ShownImage) -> ShownImage:
+        self._read[key] = shown
+        while sum(len(one.data) for one in self._read.values()) > _REMEMBERED_BYTES:
+            self._read.popitem(last=False)
+        return shown
