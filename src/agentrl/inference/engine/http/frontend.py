@@ -81,14 +81,14 @@ class FrontEnd:
         self.model_type = str(model.config.model_type)
         self.architectures = list(model.config.architectures or [])
         self.text = TextCodec(config.model_path)
-        self.images = PromptImages(config.model_path, model.config)
         text: Any = model.config.get_text_config()
         own_limit = int(text.max_position_embeddings)
         context_length = min(config.context_length or own_limit, own_limit)
+        self.images = PromptImages(config.model_path, model.config, context_length)
         self.max_body_bytes = _BODY_BYTES + _BODY_BYTES_PER_TOKEN * context_length
+        """Longest body of a request for generation."""
         if self.images.are_read:
             self.max_body_bytes += _IMAGE_BODY_BYTES
-        """Longest body of a request for generation."""
         self.limits = ModelLimits(
             context_length=context_length,
             vocab_size=int(text.vocab_size),

@@ -28,9 +28,13 @@ class PromptImages:
     Args:
         model_path: directory of the model.
         config: of the model.
+        max_positions: most positions that a prompt may have.
     """
 
-    def __init__(self, model_path: str | Path, config: PretrainedConfig) -> None:
+    def __init__(
+        self, model_path: str | Path, config: PretrainedConfig, max_positions: int
+    ) -> None:
+        self._max_positions = max_positions
         path = Path(model_path)
         self._processor = image_processor(path) if reads_images(config) else {}
         self._placeholder = image_placeholder(path)
@@ -52,7 +56,8 @@ class PromptImages:
             urls: `data:` URLs, one for each placeholder.
 
         Raises:
-            InvalidRequest: the model reads none, there are more or fewer, or one cannot be read.
+            InvalidRequest: the model reads none, there are more or fewer, one cannot be read, or they
+                do not fit.
         """
         ids = np.asarray(prompt, dtype=np.int32)
         if not urls:
@@ -68,7 +73,16 @@ class PromptImages:
                 f"image_data has {len(urls)} images for {len(places)} placeholders "
                 f"(id {self._placeholder}) in input_ids"
             )
-        images = [self._shown(self._reader, number, url) for number, url in enumerate(urls)]
+        images: list[ShownImage] = []
+        length = len(ids)
+        for number, url in enumerate(urls):
+            images.append(self._shown(self._reader, number, url))
+            length += images[-1].num_tokens - 1
+            if length > self._max_positions:  # before the next one is decoded
+                raise InvalidRequest(
+                    f"image_data[{number}]: the prompt has more than {self._max_positions} positions "
+                    "with it, which is the context length"
+                )
         return expanded(ids, list(zip(places, images, strict=True)))
 
     def _shown(self, reader: ImageReader, number: int, url: str) -> ShownImage:

@@ -57,7 +57,7 @@ def test_logprobs_are_the_trainers_also_where_a_prefix_is_continued(checkpoint: 
         renderer.render([{"role": "user", "content": content}])
         for content in ([image, image], "Why?", "")
     ]
-    images = PromptImages(checkpoint, AutoConfig.from_pretrained(checkpoint))
+    images = PromptImages(checkpoint, AutoConfig.from_pretrained(checkpoint), 512)
     model = load_model(checkpoint, torch.float32)
     limits = SchedulerLimits(4, 4, 512, 13, 1 << 24, 1 << 24)
     engine, turns = BatchScheduler(model, limits, "1"), []
@@ -91,7 +91,7 @@ def test_logprobs_are_the_trainers_also_where_a_prefix_is_continued(checkpoint: 
 @pytest.mark.parametrize("checkpoint", ["qwen3_vl"], indirect=True)
 def test_prompts_that_share_steps_are_computed_as_alone(checkpoint: Path) -> None:
     config = AutoConfig.from_pretrained(checkpoint)
-    images, model = PromptImages(checkpoint, config), load_model(checkpoint, torch.float32)
+    images, model = PromptImages(checkpoint, config, 512), load_model(checkpoint, torch.float32)
     limits = SchedulerLimits(4, 4, 512, 7, 1 << 24, 1 << 24)
 
     def sequences() -> list[TokenSequence]:
@@ -118,7 +118,7 @@ def test_prompts_that_share_steps_are_computed_as_alone(checkpoint: Path) -> Non
 @pytest.mark.parametrize("checkpoint", ["qwen3_vl"], indirect=True)
 def test_images_that_cannot_be_read_are_refused_in_one_line(checkpoint: Path) -> None:
     config = AutoConfig.from_pretrained(checkpoint)
-    images = PromptImages(checkpoint, config)
+    images = PromptImages(checkpoint, config, 20)
     one = [config.image_token_id]
     bomb = bytearray(picture(1))
     bomb[16:24] = (30_000).to_bytes(4) * 2
@@ -129,6 +129,7 @@ def test_images_that_cannot_be_read_are_refused_in_one_line(checkpoint: Path) ->
         (one, url(picture(1, 900, 3)), "aspect ratio"),
         (one, "data:text/html;base64,AAAA", "neither PNG"),
         (one, "https://example.com/a.png", "not a base64 data: URL"),
+        ([1] * 18 + one, url(picture(1)), "more than 20 positions"),
         ([1, 2], url(picture(1)), "1 images for 0 placeholders"),
     ):
         with pytest.raises(InvalidRequest, match=reason) as refused:
