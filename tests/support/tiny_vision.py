@@ -133,6 +133,43 @@ VISION_FAMILIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         },
         {"image_processor_type": "Gemma3ImageProcessor", "size": {"height": 16, "width": 16}},
     ),
+    # Its images are longer than its window.
+    "gemma4": (
+        {
+            "text_config": {
+                **_TEXT,
+                **_WINDOWED,
+                "vocab_size_per_layer_input": 48,
+                "hidden_size_per_layer_input": 8,
+                "pad_token_id": 0,
+                "use_bidirectional_attention": "vision",
+            },
+            "vision_config": {
+                "model_type": "gemma4_vision",
+                "hidden_size": 32,
+                "intermediate_size": 48,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 2,
+                "num_key_value_heads": 2,
+                "head_dim": 16,
+                "patch_size": 4,
+                "pooling_kernel_size": 3,
+                "position_embedding_size": 64,
+            },
+            "audio_config": None,
+            "image_token_id": _IDS["image"],
+            "boi_token_id": _IDS["start"],
+            "eoi_token_id": _IDS["end"],
+            "video_token_id": _IDS["video"],
+            "audio_token_id": _IDS["audio"],
+        },
+        {
+            "image_processor_type": "Gemma4ImageProcessor",
+            "patch_size": 4,
+            "pooling_kernel_size": 3,
+            "max_soft_tokens": 70,
+        },
+    ),
 }
 """What transformers' configuration of a model type gets, and the settings of its image processor."""
 

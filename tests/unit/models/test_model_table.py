@@ -23,7 +23,7 @@ ILL_CONDITIONED = pytest.mark.xfail(
 def marks(family: str) -> list[pytest.MarkDecorator]:
     if family == "lfm2":
         return []
-    return [pytest.mark.slow, *([ILL_CONDITIONED] if family.startswith("gemma4_text") else [])]
+    return [pytest.mark.slow, *([ILL_CONDITIONED] if family.startswith("gemma4") else [])]
 
 
 @pytest.mark.parametrize("family", [pytest.param(name, marks=marks(name)) for name in NAMES])

@@ -63,7 +63,9 @@ def plain_loss(model: PreTrainedModel, turn: TurnTokens, family: str, folder: st
         processor = AutoImageProcessor.from_pretrained(folder, backend="pil")
         pictures = [PillowImage.open(BytesIO(placed.image.data)) for placed in turn.images]
         given = dict(processor(images=pictures, return_tensors="pt"))
-        given.pop("num_crops", None)
+        for name in ("num_crops", "num_soft_tokens_per_image"):
+            given.pop(name, None)
+        given["pixel_values"] = given["pixel_values"].to(model.dtype)
         for placed in turn.images:
             kinds[:, placed.start : placed.end] = 1
         given["token_type_ids" if family == "gemma3" else "mm_token_type_ids"] = kinds
