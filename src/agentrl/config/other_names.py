@@ -174,8 +174,8 @@ ELSEWHERE = {
     "mask_truncated_completions": "give --reserve_context_error_count 0",
     "max_completion_length": _LENGTH,
     "max_length": _LENGTH,
-    "max_pixels": "images are sampled and evaluated, not trained on: --max_images and "
-    "--max_image_megabytes bound them",
+    "max_pixels": "the model's preprocessor_config.json says how large its images get; --max_images and "
+    "--max_image_megabytes bound what is taken",
     "max_prompt_length": "questions are never cut; " + _LENGTH,
     "max_response_length": _LENGTH,
     "max_seq_length": _LENGTH,
