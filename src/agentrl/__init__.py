@@ -4,17 +4,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from agentrl.integrations import AgentTrainer
+    from agentrl.schema import AgentResult
 
     __version__: str
 
-__all__ = ["AgentTrainer", "__version__"]
+__all__ = ["AgentResult", "AgentTrainer", "__version__"]
 
 _DISTRIBUTION = "agentrl-mongo"
 _UNKNOWN_VERSION = "0+unknown"
 
 
 def __getattr__(name: str) -> Any:
-    """Import `AgentTrainer`, and look the version up, when they are asked for.
+    """Import `AgentTrainer` or `AgentResult`, and look the version up, when they are asked for.
 
     A sampler never needs the trainer's imports, and only an installed package has a version.
     """
@@ -22,6 +23,10 @@ def __getattr__(name: str) -> Any:
         from agentrl.integrations import AgentTrainer  # noqa: PLC0415
 
         return AgentTrainer
+    if name == "AgentResult":
+        from agentrl.schema import AgentResult  # noqa: PLC0415
+
+        return AgentResult
     if name == "__version__":
         from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 
+from agentrl.schema import AgentResult
 from agentrl.schema.agent_endpoint import AgentEndpoint
 
 CATALOGUE = json.loads((Path(__file__).parents[2] / "assets/demo/catalogue.json").read_text())
@@ -81,6 +82,12 @@ def _called(name: str, arguments: str) -> str:
 async def failing_agent(task: Any, endpoint: AgentEndpoint) -> str:
     """Fail as the user's own code may."""
     raise ValueError("my own mistake")
+
+
+def rewarding_agent(task: Any, endpoint: AgentEndpoint) -> AgentResult:
+    """Hand over a reward, or none that anybody could train on."""
+    reward = float("nan") if task.query == "nan" else 0.5
+    return AgentResult("7", reward=reward, step_rewards=(0.25, None), metrics={"won": True})
 
 
 def threaded_agent(task: Any, endpoint: AgentEndpoint) -> str:

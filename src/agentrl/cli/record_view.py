@@ -90,6 +90,11 @@ def _head(detail: RecordDetail) -> list[Text]:
         row("reward", f"{figure(score.value)} by {score.scorer} {score.version} {score.detail}")
     else:
         row("reward", "not scored")
+    if record.metrics:
+        row(
+            "metrics",
+            ", ".join(f"{name} {figure(value)}" for name, value in record.metrics.items()),
+        )
     versions = (
         "none" if record.min_version is None else f"{record.min_version}..{record.max_version}"
     )
@@ -140,6 +145,8 @@ def _turn(
     behind = _staleness(turn, policy_version)
     if behind:
         title += f" · {behind} behind the run"
+    if turn.reward is not None:
+        title += f" · earned {figure(turn.reward)}"
     if turn.branch_reason:
         title += f" · branches from turn {turn.parent}: {turn.branch_reason}"
     yield Text("")

@@ -179,7 +179,7 @@ def _facts(record: DBRecordData) -> RecordFacts:
         outcome=record.outcome,
         has_targets=has_targets,
         has_step_scores=record.score is not None
-        and any(step is not None for step in record.score.step_scores),
+        and any(step is not None for step in _step_rewards(record)),
     )
 
 
@@ -230,9 +230,13 @@ def _turn_verdicts(
 
 
 def _step_rewards(record: DBRecordData) -> list[float | None]:
-    """Return the reward of every turn that the record's scorer gave one, None for the others."""
+    """Return what each turn earned by the record's scorer, else by its rollout; None for the others."""
     steps = () if record.score is None else record.score.step_scores
-    return [steps[index] if index < len(steps) else None for index in range(len(record.turns))]
+    given = [steps[index] if index < len(steps) else None for index in range(len(record.turns))]
+    return [
+        turn.reward if step is None else step
+        for turn, step in zip(record.turns, given, strict=True)
+    ]
 
 
 def _without_steps(score: float | None, record: DBRecordData) -> float | None:

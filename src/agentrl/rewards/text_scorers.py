@@ -1,4 +1,4 @@
-"""The scorers that compare texts: `exact`, `em` and `gaia`.
+"""The scorers that compare texts (`exact`, `em` and `gaia`), and `reported`, which leaves it to the agent.
 
 `gaia` has the rules by which the GAIA benchmark compares short answers. The kind of the reference decides how an answer is read:
 
@@ -23,6 +23,7 @@ import unicodedata
 from collections.abc import Mapping
 from typing import Any
 
+from agentrl.errors import ScorerDefect
 from agentrl.rewards.factory import MCPScorerFactory, Verdict
 from agentrl.schema import GroundTruth
 
@@ -41,6 +42,16 @@ async def exact(answer: str, truth: GroundTruth) -> Verdict:
     """Return 1 if the answer equals a right one up to leading and trailing space."""
     given = answer.strip()
     return Verdict(float(any(given == right.strip() for right in truth.accepted)))
+
+
+@MCPScorerFactory.register_scorer("reported")
+async def reported(answer: str, truth: GroundTruth) -> Verdict:
+    """Score nothing: the agent hands over its reward, and this one did not."""
+    raise ScorerDefect(
+        "the agent handed over no reward; return agentrl.AgentResult(answer, reward=...), or name "
+        "another scorer",
+        kind="reported",
+    )
 
 
 @MCPScorerFactory.register_scorer("em", needs_answer=True)

@@ -7,8 +7,8 @@ an attempt are the worker's.
 import asyncio
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
 from typing import Any, Generic, NoReturn, TypeVar
@@ -57,10 +57,15 @@ class LimitReached(Exception):
 
 @dataclass(frozen=True)
 class RolloutResult:
-    """How a rollout ended: its outcome, and the policy's final answer, if it gave one."""
+    """How a rollout ended: its outcome, and the policy's final answer, if it gave one.
+
+    What an agent or environment hands over beside them is kept with the Record.
+    """
 
     outcome: Outcome
     final_answer: str | None = None
+    reward: float | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 class AsyncSampler(ABC, Generic[TaskType]):
@@ -381,6 +386,17 @@ class AsyncSampler(ABC, Generic[TaskType]):
                 )
             )
         )
+
+    def reward_turns(self, rewards: Mapping[int, float]) -> None:
+        """Store what turns earned, by their index; `finish` waits for it."""
+        if not rewards:
+            return
+        by_id = {}
+        for index, reward in rewards.items():
+            self.turns[index] = self.turns[index].model_copy(update={"reward": reward})
+            by_id[self.turns[index].id] = reward
+        writing = self.context.store.turns.set_rewards(by_id, self.record.id, self.record.fence)
+        self._results_written.append(asyncio.create_task(writing))
 
     async def finish(self) -> None:
         """Wait until every write of this rollout is durable."""

@@ -4,6 +4,7 @@ What processes exchange through the store is defined here, and only that. How do
 claimed and changed is known to `store`.
 """
 
+from agentrl.schema.agent_result import AgentResult
 from agentrl.schema.base import Logprobs, Message, TokenIds, utc_now
 from agentrl.schema.fork import Fork
 from agentrl.schema.record import (
@@ -66,6 +67,7 @@ __all__ = [
     "SCHEMA_VERSION",
     "TASK_TYPES",
     "TERMINAL_STATUSES",
+    "AgentResult",
     "Attempt",
     "Control",
     "ControlChange",

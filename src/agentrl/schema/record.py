@@ -88,8 +88,9 @@ class Score(Value):
     """What the scorer was given beside the record itself (model answer, reference)."""
     step_scores: tuple[FiniteFloat | None, ...] = ()
     """Rewards of single turns by index, where the scorer gives any; None, and turns past the last
-    entry, earned none. A turn is trained on what the record earned from it on, `value` at the end
-    included, against the same of the other records of its group."""
+    entry, have what their rollout gave them (`DispatchedSamplingTask.reward`). A turn is trained on
+    what the record earned from it on, `value` at the end included, against the same of the other
+    records of its group."""
     value_includes_steps: bool = False
     """`value` is the whole return, step scores included, as environments in Gym's manner give it; by
     default it comes on top of them."""
@@ -129,6 +130,10 @@ class Record(Value):
     """Ids of the current attempt's acknowledged turns (`DispatchedSamplingTask.id`), in order."""
     outcome: Outcome | None = None
     final_answer: str | None = None
+    reward: float | None = None
+    """What the agent or environment itself handed over, from which the score is made."""
+    metrics: dict[str, float] = Field(default_factory=dict)
+    """Further figures that it handed over, by name."""
     score: Score | None = None
     """The current score. None means not yet scored, never 0."""
     more_scores: tuple[Score, ...] = ()

@@ -133,6 +133,8 @@ class DispatchedSamplingTask(Value):
     """False for calls to a model that is not being trained; they have no token ids."""
     model: str = ""
     """Name of the model where it is not the policy."""
+    reward: float | None = None
+    """What the agent or environment said that the turn earned, on top of the rollout's reward."""
     advantage: float | None = None
     """Per-turn override from the rollout (0 for a format error), combined by the trainer."""
     sampling_params: SamplingParams

@@ -43,8 +43,15 @@ async def fill_run(uri: str, name: str, *, status: RunStatus = "completed") -> N
             f"{record.id}/{record.fence}/0", record.id, record.fence, [result]
         )
         await store.turns.append(make_turn(record, 1), record.fence)
+        earned = {f"{record.id}/{record.fence}/1": -0.25}
+        await store.turns.set_rewards(earned, record.id, record.fence)
         await store.records.finish(
-            record.id, record.fence, outcome="answered", final_answer="4", lease_seconds=60
+            record.id,
+            record.fence,
+            outcome="answered",
+            final_answer="4",
+            lease_seconds=60,
+            metrics={"moves": 3.0},
         )
         await store.scores.set(record.id, record.fence, Score(scorer="exact", value=1.0))
         await play(store, await claim(store), score=0.0)
@@ -146,6 +153,8 @@ def test_a_record_is_told_turn_by_turn(inspect: Callable[..., str]) -> None:
         "trained at step 1; trained at 1",
         "the server [bold]left",
         "<answer>4</answer>",
+        "metrics  moves 3.000",
+        " · stop · earned -0.250",
     ):
         assert part in page
     story = json.loads(inspect("record", RECORD, "--json"))

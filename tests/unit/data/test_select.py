@@ -154,6 +154,24 @@ def test_a_value_that_includes_the_steps_is_not_counted_twice() -> None:
     )
 
 
+def test_what_a_turn_earned_in_its_rollout_counts_where_the_scorer_says_nothing_of_it() -> None:
+    def earning(data: DBRecordData, *rewards: float | None) -> DBRecordData:
+        turns = [
+            turn.model_copy(update={"reward": reward})
+            for turn, reward in zip(data.turns, rewards, strict=True)
+        ]
+        return data.model_copy(update={"turns": tuple(turns)})
+
+    plain, other = record(0, 1.0, versions=(3, 3)), record(1, 0.0)
+    scored = with_steps(plain, 0.5, -0.25)
+    assert advantages(select([earning(plain, 0.5, -0.25), other])) == advantages(
+        select([scored, other])
+    )
+    assert advantages(select([earning(scored, 9.0, 9.0), other])) == advantages(
+        select([scored, other])
+    )
+
+
 def odd(**facts: Any) -> SelectedGroup:
     """A group whose first record has one turn with these facts."""
     return select(

@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any
 
-from agentrl.errors import AgentRLError, APIError, InferenceError
+from agentrl.errors import AgentRLError, AgentWorkerError, APIError, InferenceError
 from agentrl.inference.dialects.api_server import APIServer
 from agentrl.inference.dialects.messages import arguments_of
 from agentrl.inference.dialects.session import ChatRequest, Completion, ModelSession, OnDelta
@@ -106,7 +106,8 @@ class EngineAgent:
         """Run the agent on a task; return its answer.
 
         Raises:
-            AgentWorkerError: a worker ended, or could not reach what it needs.
+            AgentWorkerError: a worker ended, or could not reach what it needs, or the agent hands over
+                a reward, which these engines take from the reward function alone.
             UserCodeError: the agent raised.
         """
         if self._server is None:
@@ -115,7 +116,15 @@ class EngineAgent:
         # Shielded: a rollout that runs out of time must not stop the server for the others.
         server = await asyncio.shield(self._server)
         async with server.serve(EngineSession(MODEL, answer)) as endpoint:
-            return await self.workers.run(task, endpoint)
+            result = await self.workers.run(task, endpoint)
+        if result.error is not None:
+            raise AgentWorkerError(f"the agent ended the attempt: {result.error}")
+        if result.reward is not None or result.step_rewards:
+            raise AgentWorkerError(
+                "the agent hands over a reward, and this engine rewards by reward_func: return the "
+                "answer alone, or train with the engine `agentrl`"
+            )
+        return result.answer
 
     async def close(self) -> None:
         """Stop the server and the workers."""

@@ -7,6 +7,8 @@ from agentrl.integrations.agent_worker.worker_pool import AgentWorkerPool
 from agentrl.integrations.question_rows import SCORER
 from agentrl.rewards import GroundTruth, MCPScorerFactory
 from agentrl.rollout.agent import AgentFunction
+from agentrl.schema import AgentResult, MCPTask
+from agentrl.schema.agent_endpoint import AgentEndpoint
 
 
 def agent_in_workers(settings_path: Path) -> AgentFunction:
@@ -17,7 +19,13 @@ def agent_in_workers(settings_path: Path) -> AgentFunction:
     workers = AgentWorkerPool.load(settings_path)
     if workers.settings.reward is not None:
         _register_reward(workers)
-    return workers.run
+
+    async def play(task: MCPTask, endpoint: AgentEndpoint) -> AgentResult:
+        return await workers.run(task, endpoint)
+
+    # Scores that the agent hands over are called after it.
+    play.__name__ = (workers.settings.agent or {}).get("name", "agent")
+    return play
 
 
 def _register_reward(workers: AgentWorkerPool) -> None:

@@ -17,14 +17,15 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from functools import partial
 from typing import Any, TextIO
 
-from agentrl.errors import AgentRLError, UserCodeError
+from agentrl.errors import AgentError, AgentRLError, UserCodeError
 from agentrl.integrations.agent_worker.description import FunctionAgent, parse_description
 from agentrl.integrations.agent_worker.references import load_object
 from agentrl.integrations.aworld.building import build, run_task
-from agentrl.schema import GroundTruth, MCPTask
+from agentrl.schema import AgentResult, GroundTruth, MCPTask
 from agentrl.schema.agent_endpoint import AgentEndpoint
 
 _THREADS = 256
@@ -46,8 +47,19 @@ class AgentWorker:
             self._agent = load_object(self._description.reference, "agent")
         self._reward = None if reward is None else load_object(reward, "reward_func")
 
-    async def run(self, task: dict[str, Any], endpoint: AgentEndpoint) -> str | None:
-        """Run the agent on a task; return its answer."""
+    async def run(self, task: dict[str, Any], endpoint: AgentEndpoint) -> AgentResult:
+        """Run the agent on a task.
+
+        Raises:
+            AgentError: what it returned is no answer, reward or figure.
+        """
+        returned = await self._returned(task, endpoint)
+        try:
+            return AgentResult.of(returned)
+        except ValueError as error:
+            raise AgentError(str(error)) from None
+
+    async def _returned(self, task: dict[str, Any], endpoint: AgentEndpoint) -> object:
         question = MCPTask.model_validate(task)
         if self._description is None:
             raise AgentRLError("no agent was given to this worker")
@@ -57,8 +69,8 @@ class AgentWorker:
             agents = self._agent(endpoint).build_agents()
             agents = await agents if inspect.isawaitable(agents) else agents
             return await run_task(agents, question.query)
-        answer = await _called(self._agent, question, endpoint)
-        return None if answer is None else str(answer)
+        returned = await _called(self._agent, question, endpoint)
+        return returned if isinstance(returned, AgentResult | None) else str(returned)
 
     async def reward(self, arguments: dict[str, Any]) -> float:
         """Return the reward of an answer."""
@@ -119,7 +131,7 @@ async def _answer(
             reply: dict[str, Any] = {"result": await worker.reward(request["reward"])}
         else:
             endpoint = AgentEndpoint(**request["endpoint"])
-            reply = {"result": await worker.run(request["run"], endpoint)}
+            reply = {"result": asdict(await worker.run(request["run"], endpoint))}
     except asyncio.CancelledError:
         return
     except Exception as error:  # noqa: BLE001  (whatever the user's code raises is a reply)

@@ -15,7 +15,7 @@ from typing import Any, Self
 
 from agentrl.errors import AgentWorkerError, UserCodeError
 from agentrl.integrations.agent_worker.description import WorkerSettings
-from agentrl.schema import MCPTask
+from agentrl.schema import AgentResult, MCPTask
 from agentrl.schema.agent_endpoint import AgentEndpoint
 
 _END_SECONDS = 5.0
@@ -48,8 +48,8 @@ class AgentWorkerPool:
         """Requests that wait for an answer."""
         return sum(worker.num_busy for worker in self._workers)
 
-    async def run(self, task: MCPTask, endpoint: AgentEndpoint) -> str | None:
-        """Run the agent on a task; this method is an `AgentFunction`.
+    async def run(self, task: MCPTask, endpoint: AgentEndpoint) -> AgentResult:
+        """Run the agent on a task.
 
         Raises:
             AgentWorkerError: a worker ended, or could not reach what it needs.
@@ -61,16 +61,14 @@ class AgentWorkerPool:
             "endpoint": asdict(endpoint),
         }
         if not self.settings.serial:
-            answer: str | None = await worker.ask(request)
-            return answer
+            return AgentResult(**await worker.ask(request))
         worker.num_waiting += 1
         worker.num_rollouts += 1
         try:
             async with worker.turn:
-                answer = await worker.ask(request)
+                return AgentResult(**await worker.ask(request))
         finally:
             worker.num_waiting -= 1
-        return answer
 
     async def reward(self, arguments: dict[str, Any]) -> float:
         """Call the reward function with these keyword arguments, or `positional` ones.

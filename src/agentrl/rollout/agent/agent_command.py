@@ -83,6 +83,7 @@ def command_agent(section: AgentSection) -> AgentFunction:
             printed = await _run(arguments, variables, folder)
             return _written(answer_file) if "{answer_file}" in command else printed
 
+    play.__name__ = Path(words[0]).name
     return play
 
 

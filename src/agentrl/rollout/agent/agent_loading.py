@@ -5,15 +5,16 @@ from importlib.metadata import entry_points
 
 from agentrl.config.user_code import check_agent_function, load_user_module
 from agentrl.errors import ConfigError
-from agentrl.schema import MCPTask
+from agentrl.schema import AgentResult, MCPTask
 from agentrl.schema.agent_endpoint import AgentEndpoint
 
 ENTRY_POINTS = "agentrl.agents"
 
 
-AgentFunction = Callable[[MCPTask, AgentEndpoint], Awaitable[str | None] | str | None]
-"""Works on a task by calling the model at the endpoint, and returns the answer. A plain function runs
-in a thread of its own. None or an empty text means that there is no answer."""
+Returned = AgentResult | str | None
+AgentFunction = Callable[[MCPTask, AgentEndpoint], Awaitable[Returned] | Returned]
+"""Works on a task by calling the model at the endpoint, and returns the answer, or an `AgentResult`.
+A plain function runs in a thread of its own. None or an empty text means that there is no answer."""
 
 
 def load_agent(name: str) -> AgentFunction:

@@ -24,7 +24,7 @@ from agentrl.rollout.agent.forwarded_models import ForwardedModels
 from agentrl.rollout.agent.recording import RecordingSession
 from agentrl.rollout.async_sampler import AsyncSampler, RolloutResult
 from agentrl.rollout.context import RolloutContext
-from agentrl.schema import MCPTask, Record, Score
+from agentrl.schema import AgentResult, MCPTask, Outcome, Record, Score
 from agentrl.schema.agent_endpoint import AgentEndpoint
 
 log = logging.getLogger(__name__)
@@ -80,7 +80,8 @@ class AgentEndpointServer:
 class AgentSampler(AsyncSampler[MCPTask]):
     """Runs an agent on a task and records its calls to the policy.
 
-    What the agent returns is the answer, or holds it inside the task's answer schema. An agent that
+    What the agent returns is the answer, or holds it inside the task's answer schema; a reward that
+    it hands over (`AgentResult`) is the score, in place of the scorer's. An agent that
     raises failed because of what the policy said (outcome `agent_error`, score 0), unless a failure
     of the infrastructure or a call that the endpoint refuses caused it, or the policy was never
     asked: that ends the attempt without a score.
@@ -98,6 +99,7 @@ class AgentSampler(AsyncSampler[MCPTask]):
         super().__init__(task, record, context)
         self._agent = agent
         self._endpoints = endpoints
+        self._name = getattr(agent, "__name__", type(agent).__name__)
         self._error = ""
 
     async def run(self) -> RolloutResult:
@@ -124,19 +126,25 @@ class AgentSampler(AsyncSampler[MCPTask]):
         return self._answered(running.result(), session)
 
     async def evaluate_record(self, result: RolloutResult) -> Score:
-        """Let the task's scorer judge the answer; a rollout without an answer scores 0."""
+        """Take the agent's reward, or let the task's scorer judge the answer.
+
+        A rollout with neither scores 0.
+        """
+        if result.reward is not None and self.context.scorer_of(self.task) == self.task.scorer:
+            given = {"answer": result.final_answer}
+            return Score(scorer=self._name, value=result.reward, inputs=given)
         reason = self._error or result.outcome
         return await self.context.score(self.task, result.final_answer, no_answer=reason)
 
     async def _run_agent(self, endpoint: AgentEndpoint) -> object:
-        answer: object
+        returned: object
         if inspect.iscoroutinefunction(self._agent):
-            answer = await self._agent(self.task, endpoint)
+            returned = await self._agent(self.task, endpoint)
         else:
-            answer = await _in_thread(self._agent, self.task, endpoint)
-            if inspect.isawaitable(answer):
-                answer = await answer
-        return answer
+            returned = await _in_thread(self._agent, self.task, endpoint)
+            if inspect.isawaitable(returned):
+                returned = await returned
+        return returned
 
     async def _end(self, running: asyncio.Task[object]) -> None:
         """Cancel the agent; go on without it if it does not end in time."""
@@ -147,21 +155,44 @@ class AgentSampler(AsyncSampler[MCPTask]):
         if pending:
             log.warning("%s: the agent keeps running after it was cancelled", self.record.id)
 
-    def _answered(self, answer: object, session: RecordingSession) -> RolloutResult:
-        if answer is not None and not isinstance(answer, str):
-            raise AgentError(
-                f"the agent returned {type(answer).__name__}; it has to return the answer as text, "
-                "or None"
-            )
+    def _answered(self, returned: object, session: RecordingSession) -> RolloutResult:
+        try:
+            result = AgentResult.of(returned)
+        except ValueError as error:
+            raise AgentError(str(error)) from None
+        if result.error is not None:
+            raise AgentError(f"the agent ended the attempt: {result.error}")
         if session.limit is None and not any(turn.trainable for turn in self.turns):
             raise AgentError(
                 "the agent returned without one model call to the policy, so there is nothing to "
                 "train on; it has to call the model at the base_url and api_key that it is given"
             )
-        if answer is None or not answer.strip():
-            return RolloutResult(session.limit or "no_answer")
+        self.reward_turns(self._rewards_by_turn(result))
+        outcome: Outcome = "turns_limit" if result.truncated else "no_answer"
+        ended = RolloutResult(
+            session.limit or outcome, reward=result.reward, metrics=result.metrics
+        )
+        answer = (result.answer or "").strip()
+        if not answer:
+            return ended
         marked = self.context.scoring.extract_answer(answer, self.task.answer_schema)
-        return RolloutResult("answered", answer.strip() if marked is None else marked)
+        return replace(
+            ended,
+            outcome="turns_limit" if result.truncated else "answered",
+            final_answer=answer if marked is None else marked,
+        )
+
+    def _rewards_by_turn(self, result: AgentResult) -> dict[int, float]:
+        """Return what each turn earned, by its index."""
+        steps = tuple(result.step_rewards)
+        calls = [turn.index for turn in self.turns if turn.trainable]
+        if len(steps) > len(calls):
+            raise AgentError(
+                f"the agent returned {len(steps)} step_rewards for {len(calls)} calls of the policy"
+            )
+        return {
+            index: reward for index, reward in zip(calls, steps, strict=False) if reward is not None
+        }
 
     def _out_of_time(self) -> RolloutResult:
         if not self.turns:

@@ -155,6 +155,8 @@ class RolloutAttempt:
                 *self.lease,
                 outcome=result.outcome,
                 final_answer=result.final_answer,
+                reward=result.reward,
+                metrics=result.metrics,
                 lease_seconds=self._context.rollout.lease_seconds,
             )
             finished = True
@@ -173,8 +175,9 @@ class RolloutAttempt:
     async def _score_again(self) -> None:
         """Score a Record whose rollout ended earlier, perhaps in another process."""
         self.phase = "scoring"
-        assert self.record.outcome is not None
-        result = RolloutResult(self.record.outcome, self.record.final_answer)
+        record = self.record
+        assert record.outcome is not None
+        result = RolloutResult(record.outcome, record.final_answer, record.reward, record.metrics)
         await self._score(self._make_sampler(self.task, self.record, self._context), result)
 
     async def _score(self, sampler: AsyncSampler[Any], result: RolloutResult) -> None:

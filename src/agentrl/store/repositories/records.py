@@ -3,7 +3,8 @@
 A claim is one atomic write. Every later write of the holder goes through `FencedRecords`.
 """
 
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from types import MappingProxyType
 
 from pymongo import ReturnDocument
 
@@ -163,6 +164,8 @@ class RecordRepository(Repository):
         outcome: Outcome,
         final_answer: str | None,
         lease_seconds: float,
+        reward: float | None = None,
+        metrics: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
         """Store how the rollout ended; the lease goes on, for scoring.
 
@@ -172,6 +175,8 @@ class RecordRepository(Repository):
         update = {
             "outcome": literal(outcome),
             "final_answer": literal(encode(final_answer)),
+            "reward": reward,
+            "metrics": literal(encode(dict(metrics))),
             "finished_at": "$$NOW",
             "attempts": attempts_closed("finished", None),
             "lease.expires_at": after(lease_seconds),
@@ -253,6 +258,8 @@ def claim_update(owner: str, lease_seconds: float, *, resumable: bool = False) -
         "finished_at": None,
         "outcome": None,
         "final_answer": None,
+        "reward": None,
+        "metrics": literal({}),
         "error": None,
     }
     anew: Document = {

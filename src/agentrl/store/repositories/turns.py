@@ -1,6 +1,6 @@
 """Turns: durable before the call returns, stored as what they added to their parent."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from agentrl.errors import LeaseLost, StoreError
 from agentrl.schema import DispatchedSamplingTask, ToolResult
@@ -96,6 +96,21 @@ class TurnRepository(Repository):
         if updates:
             await update_each(self._db.turns, updates)
         return [refused.get(turn_id) for turn_id, *_ in items]
+
+    @operation("store rewards of turns")
+    async def set_rewards(self, rewards: Mapping[str, float], record_id: str, fence: int) -> None:
+        """Store what turns of a Record earned, by the turn's id.
+
+        Raises:
+            LeaseLost: the caller's lease is gone; nothing was written.
+        """
+        refused, _ = await self._refused([(turn_id, record_id, fence) for turn_id in rewards])
+        for error in refused.values():
+            raise error
+        updates: list[Update] = [
+            ({"_id": turn_id}, {"$set": {"reward": reward}}) for turn_id, reward in rewards.items()
+        ]
+        await update_each(self._db.turns, updates)
 
     async def _refused(
         self, claims: list[tuple[str, str, int]]

@@ -10,14 +10,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.function_agents import contains_answer, failing_agent, shop_agent, threaded_agent
+from support.function_agents import (
+    contains_answer,
+    failing_agent,
+    rewarding_agent,
+    shop_agent,
+    threaded_agent,
+)
 
 from agentrl.errors import AgentWorkerError, UserCodeError
 from agentrl.integrations.agent_worker.describe import describe
 from agentrl.integrations.agent_worker.description import worker_settings
+from agentrl.integrations.agent_worker.engine_session import EngineAgent, EngineReply
 from agentrl.integrations.agent_worker.worker_pool import AgentWorkerPool
 from agentrl.integrations.reward_functions import check_reward_function
-from agentrl.schema import MCPTask
+from agentrl.schema import AgentResult, MCPTask
 from agentrl.schema.agent_endpoint import AgentEndpoint
 
 TASK = MCPTask(id="t", query="How many?")
@@ -47,7 +54,25 @@ def importable(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 async def test_a_plain_function_answers_and_may_print() -> None:
     workers = workers_for(threaded_agent)
     answers = await asyncio.gather(*(workers.run(TASK, ENDPOINT) for _ in range(20)))
-    assert answers == ["How many? at http://127.0.0.1:9/v1"] * 20
+    assert [result.answer for result in answers] == ["How many? at http://127.0.0.1:9/v1"] * 20
+
+
+async def test_a_reward_and_its_figures_reach_the_sampler() -> None:
+    result = await workers_for(rewarding_agent).run(TASK, ENDPOINT)
+    assert result == AgentResult("7", 0.5, [0.25, None], {"won": 1.0})
+    impossible = TASK.model_copy(update={"query": "nan"})
+    with pytest.raises(AgentWorkerError, match="reward is nan, not a finite number"):
+        await workers_for(rewarding_agent).run(impossible, ENDPOINT)
+
+
+async def test_an_engine_that_rewards_by_a_function_refuses_an_agents_own_reward() -> None:
+    async def never_asked(messages: Any, tools: Any) -> EngineReply:
+        raise AssertionError
+
+    agent = EngineAgent(workers_for(rewarding_agent))
+    with pytest.raises(AgentWorkerError, match="this engine rewards by reward_func"):
+        await agent.run(TASK, never_asked)
+    await agent.close()
 
 
 async def test_what_the_agent_raises_is_the_agents_failure() -> None:
@@ -77,25 +102,25 @@ async def test_a_worker_that_dies_fails_its_rollouts_and_another_takes_its_place
         with pytest.raises(AgentWorkerError, match="ended with status -9"):
             await running
         quick = TASK.model_copy(update={"query": "quick"})
-        assert await workers.run(quick, ENDPOINT) == "quick"
+        assert (await workers.run(quick, ENDPOINT)).answer == "quick"
 
 
 async def test_a_rollout_that_is_given_up_is_cancelled_in_its_worker() -> None:
     workers = workers_for(f"{SLOW}:slow_agent")
     quick = TASK.model_copy(update={"query": "quick"})
-    assert await workers.run(quick, ENDPOINT) == "quick"
+    assert (await workers.run(quick, ENDPOINT)).answer == "quick"
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.3):
             await workers.run(TASK, ENDPOINT)
     assert workers.num_busy == 0
     told = TASK.model_copy(update={"query": "cancelled?"})
-    assert await workers.run(told, ENDPOINT) == "1"
+    assert (await workers.run(told, ENDPOINT)).answer == "1"
 
 
 async def test_serial_workers_run_one_rollout_at_a_time_each() -> None:
     workers = workers_for(f"{SLOW}:counting_agent", serial=True, processes=2)
     most = await asyncio.gather(*(workers.run(TASK, ENDPOINT) for _ in range(8)))
-    assert set(most) == {"1"}
+    assert {result.answer for result in most} == {"1"}
     assert len(workers.process_ids) == 2
 
 
@@ -106,7 +131,7 @@ async def test_a_serial_worker_that_did_its_share_is_replaced(
         "agentrl.integrations.agent_worker.worker_pool._ROLLOUTS_OF_A_SERIAL_WORKER", 2
     )
     workers = workers_for(f"{SLOW}:process_agent", serial=True)
-    processes = [await workers.run(TASK, ENDPOINT) for _ in range(5)]
+    processes = [(await workers.run(TASK, ENDPOINT)).answer for _ in range(5)]
     assert processes[0] == processes[1]
     assert processes[2] == processes[3]
     assert len(set(processes)) == 3
@@ -149,9 +174,9 @@ reward = check_reward_function(lambda answer, truth: helper(answer) + truth["ans
 async def main():
     pool = AgentWorkerPool(worker_settings(description, 1, reward))
     try:
-        answer = await pool.run(MCPTask(id="t", query="four"), AgentEndpoint("u", "m", "k"))
+        result = await pool.run(MCPTask(id="t", query="four"), AgentEndpoint("u", "m", "k"))
         truth = {{"query": "q", "answer": 1}}
-        print(answer, await pool.reward({{"positional": ["abc", truth]}}))
+        print(result.answer, await pool.reward({{"positional": ["abc", truth]}}))
     finally:
         pool.close()
 

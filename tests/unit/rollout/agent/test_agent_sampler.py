@@ -13,8 +13,9 @@ from agentrl.config.sections import RolloutSection
 from agentrl.errors import AgentError, ConfigError, InferenceError
 from agentrl.renderers.renderer import Renderer
 from agentrl.rollout import RolloutResult
-from agentrl.rollout.agent import AgentEndpoint, load_agent
-from agentrl.schema import MCPTask
+from agentrl.rollout.agent import AgentEndpoint, AgentSampler, load_agent
+from agentrl.rollout.worker.attempt import RolloutAttempt, SlotCounts
+from agentrl.schema import AgentResult, MCPTask
 from agentrl.store import TrajectoryStore
 
 TASK = MCPTask(id="train/0/q1", query="What does the lamp cost?", answer="7")
@@ -120,6 +121,18 @@ async def asks_for_two_answers(task: MCPTask, endpoint: AgentEndpoint) -> str:
     return await ask(endpoint) + await ask(endpoint, "again", n=2)
 
 
+async def loses_its_game(task: MCPTask, endpoint: AgentEndpoint) -> AgentResult:
+    return AgentResult(await ask(endpoint), reward=0.0, error="the game server is full")
+
+
+async def rewards_a_call_that_was_not_made(task: MCPTask, endpoint: AgentEndpoint) -> AgentResult:
+    return AgentResult(await ask(endpoint), step_rewards=(0.5, 0.5))
+
+
+async def rewards_nothing_finite(task: MCPTask, endpoint: AgentEndpoint) -> AgentResult:
+    return AgentResult(await ask(endpoint), reward=float("nan"))
+
+
 async def hides_a_refusal(task: MCPTask, endpoint: AgentEndpoint) -> str:
     await ask(endpoint)
     try:
@@ -137,6 +150,9 @@ async def hides_a_refusal(task: MCPTask, endpoint: AgentEndpoint) -> str:
         (outage_behind_it, "RuntimeError: my tool failed"),
         (fails_before_it_asks, "KeyError: 'a bug'"),
         (returns_no_text, "the agent returned dict"),
+        (loses_its_game, "the agent ended the attempt: the game server is full"),
+        (rewards_a_call_that_was_not_made, "2 step_rewards for 1 calls of the policy"),
+        (rewards_nothing_finite, "reward is nan, not a finite number"),
     ],
 )
 async def test_what_is_not_the_policys_doing_ends_the_attempt_and_is_not_scored(
@@ -148,6 +164,83 @@ async def test_what_is_not_the_policys_doing_ends_the_attempt_and_is_not_scored(
             sampler, _ = await stage.sampler(agent)
             with pytest.raises(AgentError, match=reason):
                 await sampler.run()
+
+
+async def rewards_itself(task: MCPTask, endpoint: AgentEndpoint) -> AgentResult:
+    await ask(endpoint)
+    await ask(endpoint, "again")
+    return AgentResult("8", reward=-0.5, step_rewards=(None, 0.25), metrics={"a.b": 2, "$c": 1.0})
+
+
+async def test_an_agents_own_reward_is_the_score_and_its_figures_stay_with_the_record(
+    store: TrajectoryStore, renderer: Renderer
+) -> None:
+    with serve_script(renderer, lambda prompt: "<answer>7</answer>") as engine:
+        await begin_run(store, engine, TASK)
+        async with open_stage(store, engine) as stage:
+            sampler, record = await stage.sampler(rewards_itself)
+            attempt = RolloutAttempt(
+                TASK,
+                record,
+                stage.context,
+                lambda *_: sampler,
+                SlotCounts(),
+                on_generated=lambda: None,
+            )
+            await attempt.start()
+    stored = await store.records.get(record.id)
+    assert stored is not None
+    assert (stored.status, stored.reward, stored.metrics) == (
+        *("scored", -0.5),
+        {"a.b": 2.0, "$c": 1.0},
+    )
+    assert stored.score is not None
+    assert (stored.score.scorer, stored.score.value) == ("rewards_itself", -0.5)
+    assert [turn.reward for turn in await store.turns.of_record(record.id)] == [None, 0.25]
+
+
+async def test_a_reward_outlives_the_process_that_was_to_score_it(
+    store: TrajectoryStore, renderer: Renderer
+) -> None:
+    with serve_script(renderer, lambda prompt: "<answer>7</answer>") as engine:
+        await begin_run(store, engine, TASK)
+        elsewhere = RolloutSection(scoring="elsewhere")
+        async with open_stage(store, engine, rollout=elsewhere) as stage:
+            sampler, record = await stage.sampler(rewards_itself)
+            context = stage.context
+            counts = SlotCounts()
+            attempt = RolloutAttempt(
+                TASK, record, context, lambda *_: sampler, counts, on_generated=lambda: None
+            )
+            await attempt.start()
+            claimed = await store.scores.claim("another", 30)
+            assert claimed is not None
+            again, task, _ = claimed
+            scorer = AgentSampler(
+                TASK, again, context, agent=rewards_itself, endpoints=stage.endpoints
+            )
+            late = RolloutAttempt(
+                task, again, context, lambda *_: scorer, counts, on_generated=lambda: None
+            )
+            await late.start(scoring_only=True)
+    stored = await store.records.get(record.id)
+    assert stored is not None
+    assert stored.score is not None
+    assert (stored.score.value, stored.metrics["a.b"]) == (-0.5, 2.0)
+
+
+async def cuts_the_episode_short(task: MCPTask, endpoint: AgentEndpoint) -> AgentResult:
+    return AgentResult(await ask(endpoint), reward=0.0, truncated=True)
+
+
+async def test_an_episode_that_was_cut_short_ends_at_a_limit_with_its_reward(
+    store: TrajectoryStore, renderer: Renderer
+) -> None:
+    with serve_script(renderer, lambda prompt: "<answer>7</answer>") as engine:
+        await begin_run(store, engine, TASK)
+        async with open_stage(store, engine) as stage:
+            result, _ = await stage.play(cuts_the_episode_short)
+    assert result == RolloutResult("turns_limit", "7", reward=0.0)
 
 
 async def test_an_agent_may_try_something_else_after_a_refusal(
