@@ -353,6 +353,7 @@ def _or_demo(
     """
     named = {"config", "model_name_or_path", "db_connection_string", questions}
     output, database = config.run.output_path, config.private_mongo_dir
+    named |= {"env", "eval_env"}
     if not named.isdisjoint(given) or "MONGODB_URI" in os.environ:
         return config, False
     if not output.exists() and database.exists():

@@ -40,13 +40,13 @@ def tasks() -> None:
 
 @tasks.command("add")
 async def add(config: RootConfig) -> int:
-    """Add the questions of --train_file that the run does not have yet."""
+    """Add the questions of --train_file, or the tasks of --env, that the run does not have yet."""
     from agentrl.datasets.task_stream import append_tasks, train_tasks
     from agentrl.rewards import MCPScorerFactory, load_scorer_module
     from agentrl.store import TrajectoryStore
 
-    if config.data.train_file is None:
-        raise ConfigError("`agentrl tasks add` needs --train_file")
+    if not config.data.has_training:
+        raise ConfigError("`agentrl tasks add` needs --train_file, or --env")
     if config.rollout.scorer_module is not None:
         load_scorer_module(config.rollout.scorer_module)
     with served_uri(config, create=True) as uri:

@@ -160,8 +160,9 @@ def _contradictions(config: RootConfig) -> Iterator[str]:
         )
     if trainer.groups_per_step is not None and trainer.groups_per_step < 1:
         yield f"--groups_per_step must be at least 1, got {trainer.groups_per_step}"
-    if trainer.eval_strategy != "no" and config.data.eval_file is None:
-        yield f"--eval_strategy {trainer.eval_strategy} needs --eval_file"
+    if trainer.eval_strategy != "no" and not config.data.has_held_out:
+        yield f"--eval_strategy {trainer.eval_strategy} needs --eval_file (or --eval_env)"
+    yield from _environment_contradictions(config)
     if config.run.delete_existing and not config.run.fresh:
         yield "--delete_existing goes with --fresh"
     parse_optim_args(trainer.optim_args)
@@ -171,6 +172,19 @@ def _contradictions(config: RootConfig) -> Iterator[str]:
         yield "--db_connection_string: expected mongodb://HOST:PORT or mongodb+srv://HOST"
     yield from _engine_contradictions(config.inference)
     yield from placement_contradictions(config)
+
+
+def _environment_contradictions(config: RootConfig) -> Iterator[str]:
+    data = config.data
+    for env, questions in (("env", "train_file"), ("eval_env", "eval_file")):
+        if getattr(data, env) is not None and getattr(data, questions) is not None:
+            yield f"--{env} and --{questions} exclude each other; give one"
+    if data.environments and config.agents.has_agent:
+        flag = "agent" if config.agents.agent is not None else "agent_command"
+        yield f"--{next(iter(data.environments))} plays its tasks itself; leave out --{flag}"
+    for name in data.env_variables:
+        if name not in os.environ:
+            yield f"--env_variables: the environment variable {name} is not set"
 
 
 def _model_contradictions(model: ModelSection) -> Iterator[str]:

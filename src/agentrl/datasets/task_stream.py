@@ -10,17 +10,23 @@ import re
 from array import array
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from itertools import islice
+from pathlib import Path
+from typing import Any
 
 from agentrl.config.sections import DataSection
-from agentrl.datasets.question import Question, ScorerCheck
+from agentrl.datasets.question import Question, ScorerCheck, question_of
 from agentrl.datasets.question_files import QuestionFile, load_questions
+from agentrl.environments import EnvironmentProcess, EnvironmentUri
 from agentrl.errors import DatasetError
-from agentrl.schema import MCPTask, Split, Task
+from agentrl.schema import EnvironmentTask, MCPTask, Split, Task
 from agentrl.store import TrajectoryStore
 
 _BATCH_SIZE = 1000
 """Tasks whose ids are looked up in one query."""
 _MAX_QUOTED_CHARS = 60
+_HELD_OUT_SEED = 1_000_000_007
+"""Far from the seeds of training tasks, which environments count up from task to task."""
+_ROWS_AT_ONCE = 64
 _RETRY_MARK = "~"
 _RETRY = re.compile(rf"(?P<id>.+){_RETRY_MARK}(?P<number>[1-9][0-9]{{0,5}})", re.DOTALL)
 
@@ -73,14 +79,58 @@ def tasks_from_questions(
             order += 1
 
 
+def tasks_of_environment(
+    uri: EnvironmentUri, config: DataSection, split: Split, **stream: Any
+) -> Iterator[EnvironmentTask]:
+    """Yield the tasks of an environment.
+
+    Args:
+        uri: the environment, with all of its arguments.
+        config: the interpreter that has it, and defaults of the tasks.
+        split: split of the tasks.
+        **stream: see `tasks_from_questions`.
+
+    Raises:
+        ConfigError: there is no such environment, or it cannot be had.
+        DatasetError: a task of it cannot be stored.
+    """
+    flag = "--env" if split == "train" else "--eval_env"
+    questions: list[Question] = []
+    with EnvironmentProcess(uri, config, flag) as environment:
+        numbers = range(environment.size())
+        for start in numbers[::_ROWS_AT_ONCE]:
+            rows = environment.rows(numbers[start : start + _ROWS_AT_ONCE])
+            for number, row in enumerate(rows, start):
+                entry = {"id": f"{uri.name}.{uri.digest}-{number}", **row, "scorer": "reported"}
+                questions.append(question_of(entry, config, f"row {number}", Path()))
+    rows_by_id = {question.id: number for number, question in enumerate(questions)}
+    for task in tasks_from_questions(questions, split, **stream):
+        yield EnvironmentTask(
+            **dict(task), env_id=uri.env_id, args=uri.args, row=rows_by_id[task.dataset_id]
+        )
+
+
 def train_tasks(
     config: DataSection, seed: int, check_scorer: ScorerCheck | None = None
 ) -> Iterator[MCPTask]:
     """Yield all training tasks of a run, in their order over all epochs; nothing without a file.
 
     Raises:
+        ConfigError: at the first task; see `tasks_of_environment`.
         DatasetError: at the first task; see `QuestionFile`.
     """
+    if config.env is not None:
+        uri = EnvironmentUri.parse(config.env)
+        if uri.is_seeded:
+            uri.args.setdefault("seed", seed)
+        yield from tasks_of_environment(
+            uri,
+            config,
+            "train",
+            epochs=range(config.num_train_epochs),
+            num_generations=config.num_generations,
+            shuffle_seed=seed if config.shuffle else None,
+        )
     if config.train_file is None:
         return
     with QuestionFile(config.train_file, config, check_scorer) as questions:
@@ -103,6 +153,22 @@ def eval_tasks(
     Raises:
         DatasetError: see `load_questions`.
     """
+    tag = f"eval@{version}"
+    if config.eval_env is not None:
+        uri = EnvironmentUri.parse(config.eval_env, "--eval_env")
+        if uri.is_seeded:
+            uri.args.setdefault("seed", _HELD_OUT_SEED)
+        tasks = list(
+            tasks_of_environment(
+                uri,
+                config,
+                "eval",
+                epochs=(version,),
+                num_generations=config.eval_num_generations,
+                tag=tag,
+            )
+        )
+        return [task.model_copy(update={"order": task.order - len(tasks)}) for task in tasks]
     if config.eval_file is None:
         return []
     questions = load_questions(config.eval_file, config, check_scorer)
@@ -113,7 +179,7 @@ def eval_tasks(
             epochs=(version,),
             num_generations=config.eval_num_generations,
             first_order=-len(questions),
-            tag=f"eval@{version}",
+            tag=tag,
         )
     )
 

@@ -45,13 +45,14 @@ class AgentTrainer:
 
     def __init__(
         self,
-        agent: Any,
+        agent: Any = None,
         config: Any = None,
         reward_func: Any = None,
         train_dataset: Any = None,
         test_dataset: Any = None,
         run_path: str | Path | None = None,
         train_engine_name: str = "agentrl",
+        env: str | None = None,
     ) -> None:
         """Check everything.
 
@@ -69,13 +70,19 @@ class AgentTrainer:
             run_path: folder of the run, made when missing; `runs` in the working directory when
                 not given.
             train_engine_name: `agentrl`, `areal`, `sft`, `trl`, `verl`, or a registered one.
+            env: an environment, as in `reasoning_gym:NAME?size=200`, in place of `agent`,
+                `train_dataset` and `reward_func`, all of which it brings.
 
         Raises:
             ConfigError: an argument cannot be used; the message names it and what to do.
         """
-        if agent is None or agent == "":
+        brought = {"agent": agent, "train_dataset": train_dataset, "reward_func": reward_func}
+        given = [name for name, value in brought.items() if value is not None]
+        if env is not None and given:
+            raise ConfigError(f"env: {env} brings its {given[0]}; leave {given[0]} out")
+        if env is None and (agent is None or agent == ""):
             raise ConfigError(
-                "agent: nothing given; pass an agent object, a function, or the path of one"
+                "agent: nothing given; pass an agent object, a function, or the path of one, or an env"
             )
         engine_class = self._engine_class(train_engine_name)
         self.run_path = _made_folder(Path("runs" if run_path is None else run_path).absolute())
@@ -86,7 +93,10 @@ class AgentTrainer:
                 "an engine derives from agentrl.integrations.TrainerProcessor"
             )
         self.train_processor = processor
-        processor.check_agent(agent)
+        if env is None:
+            processor.check_agent(agent)
+        else:
+            processor.check_environment(env)
         processor.check_dataset(train_dataset, test_dataset)
         processor.check_reward(reward_func)
         self.config = processor.check_config(config)

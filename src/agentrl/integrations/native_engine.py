@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 from agentrl.config.loading import build_config, secret_environment, write_config
 from agentrl.config.sections import RootConfig
+from agentrl.environments import EnvironmentUri
 from agentrl.errors import AgentRLError, ConfigError
 from agentrl.integrations.agent_worker.describe import describe
 from agentrl.integrations.agent_worker.description import (
@@ -78,6 +79,7 @@ class NativeEngine(TrainerProcessor):
     def __init__(self, run_path: str | Path) -> None:
         super().__init__(run_path)
         self._description: AgentDescription | None = None
+        self._env: str | None = None
         self._reward: RewardFunction | None = None
         self._files: dict[str, Path] = {}
         self._config: RootConfig | None = None
@@ -92,6 +94,11 @@ class NativeEngine(TrainerProcessor):
         """Describe the agent (see `describe`); its secrets go into this process's environment."""
         self._description, secrets = describe(agent, self.run_path)
         os.environ.update(secrets)
+
+    def check_environment(self, env: str) -> None:
+        """Keep the environment; `agentrl run` looks whether its package has it."""
+        EnvironmentUri.parse(env, "env:")
+        self._env = env
 
     def check_dataset(self, dataset: Any, test_dataset: Any = None) -> None:
         """Write the questions to `train_data.jsonl` and `test_data.jsonl`."""
@@ -123,7 +130,10 @@ class NativeEngine(TrainerProcessor):
         settings.setdefault("output_dir", self.run_path / "output")
         settings.setdefault("logs_dir", self.run_path / "logs")
         settings.setdefault("mongo_data_dir", self.run_path / "mongo")
-        settings["agent"] = f"{self._agent_module}:run_agent"
+        if self._env is None:
+            settings["agent"] = f"{self._agent_module}:run_agent"
+        else:
+            settings["env"] = self._env
         for flag, argument in (("train_file", "train_dataset"), ("eval_file", "test_dataset")):
             if argument in self._files and not settings.get(flag):
                 settings[flag] = self._files[argument]
@@ -139,11 +149,12 @@ class NativeEngine(TrainerProcessor):
             raise ConfigError(f"config: {str(error).removeprefix('--')}") from None
         write_config(self._config, self.config_path)
         self._check_policy(self._config)
-        if self._config.data.train_file is None and self._config.data.eval_file is None:
+        if not self._config.data.has_training and not self._config.data.has_held_out:
             raise ConfigError(
                 "train_dataset: nothing given; pass it, or `train_file` in the config"
             )
-        self._write_agent(own.get("agent_processes"))
+        if self._description is not None:
+            self._write_agent(self._description, own.get("agent_processes"))
         return self._config
 
     def _write_data(self, dataset: Any, path: Path, argument: str) -> None:
@@ -178,7 +189,7 @@ class NativeEngine(TrainerProcessor):
             AgentRLError: the run failed; its own messages were printed.
         """
         config = self._checked_config()
-        if config.data.train_file is None:
+        if not config.data.has_training:
             raise ConfigError("train_dataset: nothing given; pass it to AgentTrainer")
         # These concern this start alone, so no file holds them.
         once = [f"--{name}" for name in ("fresh", "delete_existing") if getattr(config.run, name)]
@@ -199,14 +210,18 @@ class NativeEngine(TrainerProcessor):
         """
         config = self._checked_config()
         path = config.data.eval_file
+        if dataset is not None and self._env is not None:
+            raise ConfigError(
+                "dataset: an environment plays its own tasks; name them as `eval_env`"
+            )
         if dataset is not None:
             path = self.run_path / "inference_data.jsonl"
             write_questions(dataset, path, "dataset")
             if self._reward is not None:
                 rewrite_questions(path, scored_by(SCORER, self._reward.form))
-        if path is None:
+        if path is None and config.data.eval_env is None:
             raise ConfigError("dataset: nothing given; pass it here, or test_dataset before")
-        flags = ["--eval_file", str(path)]
+        flags = [] if path is None else ["--eval_file", str(path)]
         if not list((config.run.output_path / "checkpoints").glob("*/model/config.json")):
             flags += ["--model_name_or_path", config.model.model_name_or_path]
         self._run("agentrl", "eval", *flags)
@@ -224,8 +239,8 @@ class NativeEngine(TrainerProcessor):
         return ["agentrl", "run"]
 
     def _run(self, module: str, word: str, *flags: str) -> None:
-        assert self._description is not None, "AgentTrainer checks before it trains"
-        check_can_run(self._description)
+        if self._description is not None:
+            check_can_run(self._description)
         argv = [self._python, "-m", module, word, "--config", str(self.config_path), *flags]
         config = self._checked_config()
         environment = {
@@ -251,9 +266,8 @@ class NativeEngine(TrainerProcessor):
     def _agent_module(self) -> Path:
         return self.run_path / "worker_agent.py"
 
-    def _write_agent(self, processes: object) -> None:
-        assert self._description is not None, "the agent is checked first"
-        settings = worker_settings(self._description, processes, self._reward)
+    def _write_agent(self, description: AgentDescription, processes: object) -> None:
+        settings = worker_settings(description, processes, self._reward)
         write_worker_settings(settings, self.run_path / "agent_workers.json")
         self._agent_module.write_text(_AGENT_MODULE, encoding="utf-8")
 

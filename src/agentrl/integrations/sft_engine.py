@@ -11,6 +11,7 @@ from agentrl.errors import ConfigError, DatasetError
 from agentrl.integrations.native_engine import NativeEngine
 from agentrl.integrations.question_rows import write_rows
 from agentrl.integrations.reward_functions import check_reward_function
+from agentrl.integrations.trainer_processor import TrainerProcessor
 
 
 class SftEngine(NativeEngine):
@@ -20,6 +21,8 @@ class SftEngine(NativeEngine):
     keys are the flags of `agentrl sft`, and `agent_processes` and `training_python` as for the engine
     `agentrl`.
     """
+
+    check_environment = TrainerProcessor.check_environment
 
     def check_dataset(self, dataset: Any, test_dataset: Any = None) -> None:
         """Write the conversations to `train_data.jsonl` and `test_data.jsonl`."""

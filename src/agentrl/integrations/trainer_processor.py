@@ -41,6 +41,16 @@ class TrainerProcessor(ABC):
             ConfigError: it is no agent that this engine can run.
         """
 
+    def check_environment(self, env: str) -> None:
+        """Take an environment, which brings agent, training data and reward.
+
+        Raises:
+            ConfigError: it does not exist, or this engine takes none.
+        """
+        raise ConfigError(
+            f"env: {type(self).__name__} takes no environments; use train_engine_name='agentrl'"
+        )
+
     @abstractmethod
     def check_dataset(self, dataset: Any, test_dataset: Any = None) -> None:
         """Take the questions: objects or paths; None where the configuration names them.

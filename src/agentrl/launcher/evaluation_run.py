@@ -64,8 +64,8 @@ async def run_evaluation(config: RootConfig, checkpoint: Path | None) -> int:
     Raises:
         AgentRLError: a mistake of the user (before anything starts), or a child that failed.
     """
-    if config.data.eval_file is None:
-        raise ConfigError("an evaluation needs --eval_file")
+    if not config.data.has_held_out:
+        raise ConfigError("an evaluation needs --eval_file, or --eval_env")
     if checkpoint is not None:
         config = config.model_copy(update={"model": serving(config.model, checkpoint)})
     adapter = checkpoint if checkpoint is not None and is_adapter(checkpoint) else None
@@ -147,7 +147,7 @@ async def _evaluate(
     await store.runs.set_status("completed")
     result = {
         "model": model,
-        "eval_file": str(config.data.eval_file),
+        "eval_file": str(config.data.eval_env or config.data.eval_file),
         "num_generations": config.data.eval_num_generations,
         "temperature": config.sampling.eval_temperature,
         **metrics.model_dump(mode="json", exclude={"version", "on_version"}),

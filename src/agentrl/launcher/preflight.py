@@ -28,6 +28,7 @@ from agentrl.config.sections import (
 )
 from agentrl.datasets.question import DEFAULT_SCORER
 from agentrl.datasets.question_files import QuestionFile
+from agentrl.environments import EnvironmentProcess, EnvironmentUri
 from agentrl.errors import (
     AgentRLError,
     ConfigError,
@@ -68,7 +69,7 @@ Check = Callable[[], Awaitable[None] | list[str] | None]
 
 
 async def check_inputs(config: RootConfig, *, trains: bool = True) -> list[str]:
-    """Check model, questions, scorers, agent, database, tool servers and inference servers.
+    """Check model, questions, environments, scorers, agent, database, tool servers and inference servers.
 
     Args:
         config: the checked configuration.
@@ -206,7 +207,7 @@ def _check_main_port(trainer: TrainerSection) -> None:
 
 
 def _check_group_size(data: DataSection) -> None:
-    if data.train_file is not None and data.num_generations == 1:
+    if data.has_training and data.num_generations == 1:
         raise ConfigError(
             "--num_generations 1: a try is judged against the others of its question, so that "
             "nothing would be learned; give 2 or more"
@@ -239,6 +240,11 @@ def _check_questions(
                     f"{questions.num_without_scorer} question(s) of {path} name no scorer: `"
                     f"{DEFAULT_SCORER}` compares answers with the reference (--default_scorer)"
                 )
+    for flag, uri in data.environments.items():
+        if trains or flag != "env":
+            num_tasks = _num_environment_tasks(uri, data, f"--{flag}")
+            notes.append(f"--{flag} {uri}: {num_tasks} tasks")
+            notes += _steps_beyond(config, num_tasks) if flag == "env" else []
     return notes
 
 
@@ -254,6 +260,11 @@ def _steps_beyond(config: RootConfig, num_questions: int) -> list[str]:
         f"{num_groups}; --num_train_epochs {-(-max_steps * num_groups // num_questions)} asks "
         "them more often"
     ]
+
+
+def _num_environment_tasks(uri: str, data: DataSection, flag: str) -> int:
+    with EnvironmentProcess(EnvironmentUri.parse(uri, flag), data, flag, quiet=True) as environment:
+        return environment.size()
 
 
 def _check_images(config: RootConfig, path: Path, renderer: Renderer) -> None:
@@ -273,7 +284,7 @@ async def _check_store(config: RootConfig, *, trains: bool) -> None:
     uri = config.store.db_connection_string
     if uri is None:
         find_mongod()
-        if trains and config.data.train_file is None and not config.private_mongo_dir.exists():
+        if trains and not config.data.has_training and not config.private_mongo_dir.exists():
             raise _no_questions(config.run.run_name)
         return
     async with TrajectoryStore.connect(uri.get_secret_value(), config.run.run_name) as store:
@@ -287,14 +298,14 @@ async def check_has_questions(data: DataSection, store: TrajectoryStore) -> None
     Raises:
         ConfigError: there is nothing to train on.
     """
-    if data.train_file is None and await store.tasks.count(split="train") == 0:
+    if not data.has_training and await store.tasks.count(split="train") == 0:
         raise _no_questions(store.database_name)
 
 
 def _no_questions(database: str) -> ConfigError:
     return ConfigError(
         f"nothing to train on: database {database!r} holds no questions; give "
-        "--train_file questions.jsonl"
+        "--train_file questions.jsonl, or --env"
     )
 
 

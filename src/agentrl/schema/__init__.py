@@ -35,6 +35,7 @@ from agentrl.schema.run import (
 )
 from agentrl.schema.task import (
     TASK_TYPES,
+    EnvironmentTask,
     GroundTruth,
     MCPTask,
     Split,
@@ -73,6 +74,7 @@ __all__ = [
     "ControlChange",
     "DBRecordData",
     "DispatchedSamplingTask",
+    "EnvironmentTask",
     "FinishReason",
     "Fork",
     "GroundTruth",

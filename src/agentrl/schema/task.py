@@ -61,6 +61,20 @@ class MCPTask(Task):
     added), or addresses of stored images."""
 
 
+class EnvironmentTask(MCPTask):
+    """A task of an environment, which plays and rewards it (`agentrl run --env KIND:NAME`)."""
+
+    kind: ClassVar[str] = "environment"
+
+    env_id: str
+    """`KIND:NAME`, as in `reasoning_gym:leg_counting`."""
+    args: dict[str, Any] = Field(default_factory=dict)
+    """The environment's own arguments (size, seed, difficulty)."""
+    row: int
+    """Number of the task in the environment, from 0."""
+    scorer: str = "reported"
+
+
 _COMPARE = "a scorer compares an answer with truth.answer, not with the whole truth"
 
 
@@ -118,7 +132,7 @@ def _as_text(answer: object) -> str:
     return json.dumps(answer, ensure_ascii=False)
 
 
-TASK_TYPES: dict[str, type[Task]] = {Task.kind: Task, MCPTask.kind: MCPTask}
+TASK_TYPES: dict[str, type[Task]] = {cls.kind: cls for cls in (Task, MCPTask, EnvironmentTask)}
 TaskClass = TypeVar("TaskClass", bound=type[Task])
 
 

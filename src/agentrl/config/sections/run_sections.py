@@ -145,6 +145,18 @@ class DataSection(ConfigSection):
     `agentrl-mongo[data]`). Without it, the tasks that the database holds."""
     eval_file: Path | None = None
     """Held-out questions, in any form that train_file takes; no evaluation by default."""
+    env: str | None = None
+    """Environment that brings the training tasks, plays and rewards them, instead of train_file:
+    `reasoning_gym:NAME?size=200&seed=1`, `textarena:NAME` (see docs/environments.md)."""
+    eval_env: str | None = None
+    """Environment of the held-out tasks, instead of eval_file. Without a seed it draws other tasks
+    than env does."""
+    env_python: Path | None = None
+    """Python that has the environments' packages; by default .agentrl/environments/KIND/bin/python
+    where it exists, else this one."""
+    env_variables: tuple[str, ...] = ()
+    """Environment variables that an environment's process gets beside PATH, HOME, the locale, caches
+    and certificates (comma separated)."""
     records_of: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$")
     """`agentrl sft`: learn from the training records of this run instead of a train_file."""
     min_score: float = 0.5
@@ -164,6 +176,22 @@ class DataSection(ConfigSection):
     """System prompt of questions that bring none; no system prompt by default."""
     shuffle: bool = True
     """Ask the questions of each epoch in an order drawn with the seed."""
+
+    @property
+    def has_training(self) -> bool:
+        """Whether training questions or an environment are named."""
+        return self.train_file is not None or self.env is not None
+
+    @property
+    def has_held_out(self) -> bool:
+        """Whether held-out questions or an environment of such are named."""
+        return self.eval_file is not None or self.eval_env is not None
+
+    @property
+    def environments(self) -> dict[str, str]:
+        """The environments that are named, by flag."""
+        named = {"env": self.env, "eval_env": self.eval_env}
+        return {flag: uri for flag, uri in named.items() if uri is not None}
 
     @field_validator("train_file", "eval_file")
     @classmethod

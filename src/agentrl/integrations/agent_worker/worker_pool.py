@@ -2,23 +2,19 @@
 
 import asyncio
 import atexit
-import contextlib
-import itertools
 import json
 import os
-import subprocess
-import threading
-from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
 from agentrl.errors import AgentWorkerError, UserCodeError
 from agentrl.integrations.agent_worker.description import WorkerSettings
+from agentrl.runtime.request_process import RequestProcess
 from agentrl.schema import AgentResult, MCPTask
 from agentrl.schema.agent_endpoint import AgentEndpoint
 
-_END_SECONDS = 5.0
 _ROLLOUTS_OF_A_SERIAL_WORKER = 200
 """Rollouts after which a serial worker is replaced: AWorld's registries keep megabytes of each."""
 
@@ -102,35 +98,24 @@ class _WorkerProcess:
 
     def __init__(self, settings: WorkerSettings) -> None:
         wanted = json.dumps({"agent": settings.agent, "reward": settings.reward})
-        self._process = subprocess.Popen(
+        self._process = RequestProcess(
+            "the agent's worker process",
             [settings.python, "-m", "agentrl.integrations.agent_worker.worker_main", wanted],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            encoding="utf-8",
             # AWorld prints some hundred lines a rollout, which are in its log files, too.
-            env={"AWORLD_DISABLE_CONSOLE_LOG": "true", **os.environ},
+            {"AWORLD_DISABLE_CONSOLE_LOG": "true", **os.environ},
+            encode=partial(json.dumps, default=_plain),
         )
+        self.process_id = self._process.process_id
+        self.close = self._process.close
         self._loop = asyncio.get_running_loop()
-        self._waiting: dict[int, asyncio.Future[Any]] = {}
-        self._numbers = itertools.count(1)
-        self._end = ""
         self.turn = asyncio.Lock()
         self.num_waiting = 0
         self.num_rollouts = 0
-        self._listening = threading.Thread(target=self._listen, daemon=True)
-        self._listening.start()
-
-    @property
-    def process_id(self) -> int:
-        """The id of the process."""
-        return self._process.pid
 
     @property
     def is_alive(self) -> bool:
         """Whether it still takes requests, in this event loop."""
-        is_ours = self._loop is asyncio.get_running_loop()
-        return is_ours and not self._end and self._process.poll() is None
+        return self._loop is asyncio.get_running_loop() and self._process.is_alive
 
     @property
     def is_worn(self) -> bool:
@@ -140,18 +125,7 @@ class _WorkerProcess:
     @property
     def num_busy(self) -> int:
         """Requests that wait for an answer, or for their turn."""
-        return max(self.num_waiting, len(self._waiting))
-
-    def close(self) -> None:
-        """End the process."""
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it has ended already
-            self._process.stdin.close()
-        try:
-            self._process.wait(_END_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-        self._listening.join()
+        return max(self.num_waiting, self._process.num_waiting)
 
     async def ask(self, request: dict[str, Any]) -> Any:
         """Return the result of a request.
@@ -160,57 +134,10 @@ class _WorkerProcess:
             AgentWorkerError: the process ended, or something that it needs did not answer.
             UserCodeError: the user's code raised.
         """
-        number = next(self._numbers)
-        self._waiting[number] = self._loop.create_future()
-        try:
-            self._send({"id": number, **request})
-            return await self._waiting[number]
-        except asyncio.CancelledError:
-            self._send({"id": number, "cancel": True})
-            raise
-        finally:
-            del self._waiting[number]
-
-    def _send(self, request: dict[str, Any]) -> None:
-        assert self._process.stdin is not None
-        try:
-            self._process.stdin.write(json.dumps(request, default=_plain) + "\n")
-            self._process.stdin.flush()
-        except OSError as error:
-            raise AgentWorkerError(
-                f"the agent's worker process ended ({error.strerror})"
-            ) from error
-
-    def _listen(self) -> None:
-        assert self._process.stdout is not None
-        with self._process.stdout as replies:
-            for line in replies:
-                self._from_thread(self._answered, json.loads(line))
-        self._from_thread(self._ended, self._process.wait())
-
-    def _from_thread(self, function: Callable[[Any], None], argument: Any) -> None:
-        # The loop may be closed by then, and nobody waits.
-        with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(function, argument)
-
-    def _answered(self, reply: dict[str, Any]) -> None:
-        if reply["id"] == 0:
-            self._end = reply["error"]
-            return
-        future = self._waiting.get(reply["id"])
-        if future is None or future.done():
-            return
+        reply = await self._process.ask(request)
         if "error" in reply:
-            failure = AgentWorkerError if reply["lost"] else UserCodeError
-            future.set_exception(failure(reply["error"]))
-        else:
-            future.set_result(reply["result"])
-
-    def _ended(self, status: int) -> None:
-        self._end = self._end or f"the agent's worker process ended with status {status}"
-        for future in self._waiting.values():
-            if not future.done():
-                future.set_exception(AgentWorkerError(self._end))
+            raise (AgentWorkerError if reply["lost"] else UserCodeError)(reply["error"])
+        return reply["result"]
 
 
 def _plain(value: Any) -> Any:

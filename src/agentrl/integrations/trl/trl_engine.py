@@ -22,6 +22,7 @@ from agentrl.config.sections import (
 from agentrl.errors import ConfigError
 from agentrl.integrations.engine_settings import has_package, load_settings
 from agentrl.integrations.native_engine import NativeEngine
+from agentrl.integrations.trainer_processor import TrainerProcessor
 
 ARGUMENTS_FILE = "trl.json"
 REQUIREMENT = "trl>=1.16,<2"
@@ -55,6 +56,7 @@ class TrlEngine(NativeEngine):
     """
 
     trains_by_itself = False
+    check_environment = TrainerProcessor.check_environment
 
     def check_config(self, config: Any) -> RootConfig:
         """Fill in what the other arguments say, check all flags, and write the run's files."""

@@ -119,7 +119,7 @@ class AgentSampler(AsyncSampler[MCPTask]):
         if session.refusal is not None and session.limit is None:
             raise AgentError(f"the endpoint refused a call: {session.refusal}")
         if not in_time:
-            return self._out_of_time()
+            return self._out_of_time(session)
         error = running.exception()
         if error is not None:
             return self._after_error(error, session)
@@ -194,7 +194,7 @@ class AgentSampler(AsyncSampler[MCPTask]):
             index: reward for index, reward in zip(calls, steps, strict=False) if reward is not None
         }
 
-    def _out_of_time(self) -> RolloutResult:
+    def _out_of_time(self, session: RecordingSession) -> RolloutResult:
         if not self.turns:
             seconds = self.context.rollout.rollout_timeout_seconds
             raise AgentError(

@@ -100,6 +100,7 @@ class RecordingSession(ModelSession):
         self._forwarded = ForwardedCalls(sampler, forwarded)
         self._history = CallHistory(sampler.context.renderer)
         self._num_calls = 0
+        self._num_sampling = 0
         self._failures: dict[str, Exception] = {}
 
     @property
@@ -111,6 +112,11 @@ class RecordingSession(ModelSession):
     def failure(self) -> Exception | None:
         """A failure of the infrastructure after which the same call did not succeed."""
         return next(iter(self._failures.values()), None)
+
+    @property
+    def was_asked_last(self) -> bool:
+        """Whether it is the policy that the agent waits for, or that a limit stopped."""
+        return self._num_sampling > 0 or self.limit is not None
 
     async def chat(self, request: ChatRequest, on_delta: OnDelta | None = None) -> Completion:
         """Continue a conversation; the turn is durable on return.
@@ -294,11 +300,14 @@ class RecordingSession(ModelSession):
         if self._num_calls >= self._sampler.context.rollout.max_turns:
             raise LimitReached("turns_limit")
         self._num_calls += 1
+        self._num_sampling += 1
         try:
             yield
         except Exception:
             self._num_calls -= 1
             raise
+        finally:
+            self._num_sampling -= 1
 
     async def _with_kept_images(self, messages: Sequence[Message]) -> tuple[Message, ...]:
         """Store the images of messages; return messages that name them by their stored addresses."""

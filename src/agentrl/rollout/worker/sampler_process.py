@@ -8,7 +8,7 @@ neither.
 import gc
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from functools import partial
+from typing import Any
 
 import uvloop
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -16,13 +16,20 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from agentrl.config.sections import RootConfig
 from agentrl.models.resolve import resolve_tokenizer
 from agentrl.rewards import RegisteredScoring
-from agentrl.rollout.agent import AgentEndpointServer, AgentSampler, configured_agent
+from agentrl.rollout.agent import (
+    AgentEndpointServer,
+    AgentSampler,
+    EnvironmentProcesses,
+    configured_agent,
+)
+from agentrl.rollout.async_sampler import AsyncSampler
+from agentrl.rollout.context import RolloutContext
 from agentrl.rollout.worker.attempt import MakeSampler
 from agentrl.rollout.worker.sampling_loop import LoopState
-from agentrl.rollout.worker.scheduler import SamplingScheduler
+from agentrl.rollout.worker.scheduler import SamplingScheduler, sampler_class_for
 from agentrl.rollout.worker.summarizer import ModelSummarizer
 from agentrl.runtime.prometheus import metrics_endpoint
-from agentrl.schema import Split
+from agentrl.schema import EnvironmentTask, MCPTask, Record, Split, Task
 
 GC_THRESHOLD = 10_000
 """Objects created and not yet freed after which the garbage collector runs."""
@@ -98,14 +105,24 @@ async def _sample(config: RootConfig, split: Split | None) -> int:
 
 
 async def _agent_sampler(config: RootConfig, stack: AsyncExitStack) -> MakeSampler | None:
-    """Return what runs the configured agent on tasks; None without one."""
-    if not config.agents.has_agent:
+    """Return what runs the configured agent, and environments, on tasks; None without either."""
+    if not config.agents.has_agent and not config.data.environments:
         return None
-    agent = configured_agent(config.agents)
+    agent = configured_agent(config.agents) if config.agents.has_agent else None
     endpoints = await stack.enter_async_context(
         AgentEndpointServer.open(config.agents, config.model.model_name)
     )
-    return partial(AgentSampler, agent=agent, endpoints=endpoints)
+    environments = stack.enter_context(EnvironmentProcesses.open(config.data, endpoints))
+
+    def make(task: Task, record: Record, context: RolloutContext) -> AsyncSampler[Any]:
+        if isinstance(task, EnvironmentTask):
+            return environments.sampler(task, record, context)
+        if agent is None:
+            return sampler_class_for(task)(task, record, context)
+        assert isinstance(task, MCPTask)
+        return AgentSampler(task, record, context, agent=agent, endpoints=endpoints)
+
+    return make
 
 
 def sampler_metrics(state: LoopState | None) -> Iterator[Metric]:

@@ -15,7 +15,7 @@ from agentrl.rollout.worker.resources import open_context
 from agentrl.rollout.worker.sampling_loop import LoopState, SamplingLoop
 from agentrl.runtime.process_identity import new_lease_owner
 from agentrl.runtime.signals import INTERRUPTED, signal_events
-from agentrl.schema import MCPTask, Record, Split, Task
+from agentrl.schema import EnvironmentTask, MCPTask, Record, Split, Task
 from agentrl.store import TrajectoryStore
 
 log = logging.getLogger(__name__)
@@ -42,6 +42,10 @@ def sampler_class_for(task: Task) -> SamplerClass:
     Raises:
         ConfigError: no sampler is registered for this kind of task.
     """
+    if isinstance(task, EnvironmentTask):
+        raise ConfigError(
+            f"task {task.id} is played by {task.env_id}: start the sampler with --env {task.env_id}"
+        )
     for cls in type(task).__mro__:
         if cls in _SAMPLERS:
             return _SAMPLERS[cls]

@@ -199,7 +199,7 @@ async def _open_run(store: TrajectoryStore, config: RootConfig, ranks: Ranks) ->
     await store.tasks.add(train_tasks(config.data, config.run.seed))
     if await store.tasks.count(split="train") == 0:
         raise ConfigError(
-            f"database {store.database_name!r} holds no training tasks; give --train_file"
+            f"database {store.database_name!r} holds no training tasks; give --train_file or --env"
         )
     return checkpoint
 

@@ -1,19 +1,21 @@
 """How a slot ends that an agent plays."""
 
 import asyncio
+import time
 from typing import Any
 
 import openai
 import pytest
 from harness.scripted_engine import serve_script
 from support.agents import client_of, open_stage
-from support.play import begin_run
+from support.play import begin_run, claim
 
 from agentrl.config.sections import RolloutSection
 from agentrl.errors import AgentError, ConfigError, InferenceError
 from agentrl.renderers.renderer import Renderer
 from agentrl.rollout import RolloutResult
 from agentrl.rollout.agent import AgentEndpoint, AgentSampler, load_agent
+from agentrl.rollout.agent.environment_sampler import EnvironmentSampler
 from agentrl.rollout.worker.attempt import RolloutAttempt, SlotCounts
 from agentrl.schema import AgentResult, MCPTask
 from agentrl.store import TrajectoryStore
@@ -119,6 +121,38 @@ async def never_asks(task: MCPTask, endpoint: AgentEndpoint) -> str:
 
 async def asks_for_two_answers(task: MCPTask, endpoint: AgentEndpoint) -> str:
     return await ask(endpoint) + await ask(endpoint, "again", n=2)
+
+
+async def asks_twice(task: MCPTask, endpoint: AgentEndpoint) -> str:
+    return await ask(endpoint) + await ask(endpoint, "think long")
+
+
+async def test_an_environment_that_hangs_is_no_failure_of_the_policy(
+    store: TrajectoryStore, renderer: Renderer
+) -> None:
+    task = TASK.model_copy(update={"num_generations": 2})
+    limits = RolloutSection(rollout_timeout_seconds=0.7)
+
+    def reply(prompt: str) -> str:
+        time.sleep(1.0 if "think long" in prompt else 0.0)
+        return "<answer>7</answer>"
+
+    with serve_script(renderer, reply) as engine:
+        await begin_run(store, engine, task)
+        async with open_stage(store, engine, rollout=limits) as stage:
+            ends: list[Any] = []
+            for agent in (waits_for_ever, asks_twice):
+                record, _ = await claim(store)
+                sampler = EnvironmentSampler(
+                    TASK, record, stage.context, agent=agent, endpoints=stage.endpoints
+                )
+                try:
+                    ends.append(await sampler.run())
+                except AgentError as error:
+                    ends.append(str(error))
+                await sampler.discard()
+    assert "waits_for_ever was at work when the rollout's time was up" in ends[0]
+    assert ends[1] == RolloutResult("time_limit")
 
 
 async def loses_its_game(task: MCPTask, endpoint: AgentEndpoint) -> AgentResult:

@@ -1,0 +1,118 @@
+"""The program that holds an environment, run by the interpreter that has its package.
+
+Its arguments are a kind, a name and JSON with the environment's own arguments. It speaks the protocol
+of `runtime.request_process`, and knows Python's own library alone:
+
+    {"describe": true}               -> {"size": 20}           or {"mistake": ...}, {"missing": ...}
+    {"rows": [0, 1, ...]}            -> {"rows": [{"query": ...}, ...]}
+    {"play": 3, "endpoint": {...}}   -> {"result": {...}}      or {"error": ...}
+
+What its packages print goes to stderr.
+"""
+
+import json
+import os
+import sys
+import threading
+import traceback
+import urllib.error
+import urllib.request
+from typing import Any, TextIO
+
+from environment_kinds import KINDS, Mistake  # type: ignore[import-not-found]
+
+_MAX_WORDS = 300
+_LIMITS = ("turns_limit", "time_limit", "context_length_exceeded")
+
+
+class _LimitReached(Exception):
+    """The model may say nothing more in this rollout."""
+
+
+class _Chat:
+    """Asks the model of one rollout."""
+
+    def __init__(self, endpoint: dict[str, str]) -> None:
+        self.endpoint = endpoint
+
+    def __call__(self, messages: list[dict[str, Any]], **fields: Any) -> dict[str, Any]:
+        body = {"model": self.endpoint["model"], "messages": messages, **fields}
+        request = urllib.request.Request(
+            f"{self.endpoint['base_url']}/chat/completions",
+            json.dumps(body).encode(),
+            {
+                "Authorization": f"Bearer {self.endpoint['api_key']}",
+                "Content-Type": "application/json",
+            },
+        )
+        try:
+            with urllib.request.urlopen(request) as reply:
+                message: dict[str, Any] = json.load(reply)["choices"][0]["message"]
+        except urllib.error.HTTPError as error:
+            said = json.loads(error.read())["error"]
+            if said["code"] in _LIMITS:
+                raise _LimitReached from None
+            raise ConnectionError(said["message"]) from None
+        return message
+
+
+class _Host:
+    def __init__(self, kind: str, name: str, args: dict[str, Any]) -> None:
+        self._made: Any = None
+        self._failure: dict[str, Any] = {}
+        try:
+            self._made = KINDS[kind](name, args)
+        except Mistake as mistake:
+            self._failure = {"mistake": str(mistake)}
+        except ModuleNotFoundError as error:
+            self._failure = {"missing": error.name}
+        except Exception as error:  # noqa: BLE001  (whatever a package raises on what it was given)
+            traceback.print_exc()
+            self._failure = {"mistake": _in_words(error)}
+
+    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        if self._made is None:
+            return self._failure
+        if "describe" in request:
+            return {"size": self._made.size}
+        if "rows" in request:
+            return {"rows": [self._made.row(number) for number in request["rows"]]}
+        try:
+            return {"result": self._made.play(request["play"], _Chat(request["endpoint"]))}
+        except _LimitReached:
+            return {"result": {"answer": None}}
+        except Exception as error:  # noqa: BLE001  (the attempt fails with it, not the process)
+            traceback.print_exc()
+            return {"error": _in_words(error)}
+
+
+def _in_words(error: BaseException) -> str:
+    words = f"{type(error).__name__}: {error}".replace("*", "").split()
+    return " ".join(words)[:_MAX_WORDS]
+
+
+def main() -> None:
+    """Answer requests until stdin ends."""
+    replies, lock = os.fdopen(os.dup(1), "w", encoding="utf-8"), threading.Lock()
+    os.dup2(2, 1)
+    host = _Host(sys.argv[1], sys.argv[2], json.loads(sys.argv[3]))
+
+    def work(request: dict[str, Any]) -> None:
+        _send(replies, lock, {"id": request["id"], **host.answer(request)})
+
+    for line in sys.stdin:
+        request = json.loads(line)
+        if "cancel" not in request:  # the model refuses a rollout that is over
+            threading.Thread(target=work, args=(request,), daemon=True).start()
+    sys.stderr.flush()
+    os._exit(0)  # without the threads that still play
+
+
+def _send(replies: TextIO, lock: threading.Lock, reply: dict[str, Any]) -> None:
+    with lock:
+        replies.write(json.dumps(reply, default=float) + "\n")
+        replies.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,124 @@
+"""`EnvironmentProcess`: an environment in the interpreter that has its package.
+
+It lists tasks and plays them; the model that plays is reached through a rollout's `AgentEndpoint`.
+Knows no store and no samplers.
+"""
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Self
+
+from agentrl.config.sections import DataSection
+from agentrl.environments.environment_uri import EnvironmentUri
+from agentrl.errors import AgentError, AgentWorkerError, ConfigError
+from agentrl.runtime.request_process import RequestProcess
+from agentrl.schema import AgentResult
+from agentrl.schema.agent_endpoint import AgentEndpoint
+
+START_SECONDS = 120.0
+_HOST = Path(__file__).with_name("environment_host.py")
+_INHERITED = (
+    *("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "PYTHONPATH"),
+    *("SSL_CERT_FILE", "SSL_CERT_DIR", "XDG_CACHE_HOME", "HF_HOME"),
+)
+
+
+class EnvironmentProcess:
+    """The process that holds one environment (context manager).
+
+    Args:
+        uri: the environment.
+        section: which interpreter runs it, and which variables it gets.
+        flag: the flag that names it, for messages.
+        quiet: what it prints is dropped; otherwise it goes where our messages go.
+    """
+
+    def __init__(
+        self,
+        uri: EnvironmentUri,
+        section: DataSection,
+        flag: str = "--env",
+        *,
+        quiet: bool = False,
+    ) -> None:
+        self._uri = uri
+        self._flag = flag
+        self._python = uri.python(section.env_python)
+        names = (*_INHERITED, *section.env_variables)
+        self._process = RequestProcess(
+            f"the process of {uri.env_id}",
+            [self._python, str(_HOST), uri.kind, uri.name, json.dumps(uri.args)],
+            {name: os.environ[name] for name in names if name in os.environ},
+            quiet=quiet,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the process; what still plays is lost."""
+        self._process.close()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it still plays."""
+        return self._process.is_alive
+
+    def size(self) -> int:
+        """Return the number of its tasks.
+
+        Raises:
+            ConfigError: its package is not installed, or the user named something that is not there.
+        """
+        return int(self._asked({"describe": True})["size"])
+
+    def rows(self, numbers: Sequence[int]) -> list[dict[str, Any]]:
+        """Return tasks by their numbers: `query`, and what else the environment says of them.
+
+        Raises:
+            ConfigError: see `size`.
+        """
+        rows: list[dict[str, Any]] = self._asked({"rows": list(numbers)})["rows"]
+        return rows
+
+    async def play(self, row: int, endpoint: AgentEndpoint) -> AgentResult:
+        """Play a task with the model at an endpoint.
+
+        Raises:
+            AgentError: the environment failed, which says nothing of the model.
+        """
+        reply = await self._process.ask({"play": row, "endpoint": asdict(endpoint)})
+        if "result" not in reply:
+            raise AgentError(f"{self._uri.env_id} failed: {self._in_words(reply)}")
+        return AgentResult(**reply["result"])
+
+    def _asked(self, request: dict[str, Any]) -> dict[str, Any]:
+        where = f"{self._flag} {self._uri.env_id}"
+        try:
+            reply = self._process.ask_and_wait(request, START_SECONDS)
+        except AgentWorkerError as error:
+            raise ConfigError(f"{where}: {error}") from error
+        except TimeoutError:
+            raise ConfigError(f"{where}: it does not start within {START_SECONDS:g} s") from None
+        words = self._in_words(reply)
+        if words:
+            raise ConfigError(f"{where}: {words}")
+        return reply
+
+    def _in_words(self, reply: dict[str, Any]) -> str:
+        """Return why an environment failed; empty where it did not."""
+        missing = str(reply.get("missing", ""))
+        if missing.partition(".")[0] == self._uri.kind:
+            return (
+                f"{missing} is not installed for {self._python}; install it by "
+                f"`{self._uri.install_command()}`, or name the Python that has it with --env_python"
+            )
+        if missing:
+            return f"it needs {missing}, which is not installed for {self._python}"
+        return str(reply.get("mistake") or reply.get("error") or "")

@@ -1,0 +1,106 @@
+"""`--env KIND:NAME?size=20&seed=1`: which environment, with which arguments, and who runs it.
+
+In goes what the user typed; out comes an `EnvironmentUri`, or a `ConfigError` of one line. Whether the
+environment exists is known to the interpreter that has its package alone (`EnvironmentProcess`).
+"""
+
+import hashlib
+import json
+import os
+import sys
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl
+
+from agentrl.errors import ConfigError
+from agentrl.schema import EnvironmentTask
+
+PACKAGES = {"reasoning_gym": "reasoning-gym==0.1.25", "textarena": "textarena==0.7.4"}
+"""The kinds, and the package that each needs."""
+_SEEDED = frozenset({"reasoning_gym", "textarena"})
+PLACE = Path(".agentrl/environments")
+"""Folder of the environments' own interpreters, one folder a kind."""
+
+
+@dataclass(frozen=True)
+class EnvironmentUri:
+    """One environment."""
+
+    kind: str
+    name: str
+    args: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, text: str, flag: str = "--env") -> "EnvironmentUri":
+        """Return the environment that a text names.
+
+        Raises:
+            ConfigError: it names none.
+        """
+        kind, _, rest = text.partition(":")
+        name, _, query = rest.partition("?")
+        if kind not in PACKAGES:
+            near = get_close_matches(kind, PACKAGES, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise ConfigError(
+                f"{flag} {text}: unknown kind {kind!r}{hint} (known: {', '.join(PACKAGES)}); write "
+                "KIND:NAME"
+            )
+        if not name:
+            raise ConfigError(f"{flag} {text}: it names no environment; write {kind}:NAME")
+        pairs = parse_qsl(query, keep_blank_values=True)
+        given = [name for name, _ in pairs]
+        if len(set(given)) < len(given) or len(pairs) != len(list(filter(None, query.split("&")))):
+            raise ConfigError(f"{flag} {text}: write parameters once each, as ?size=20&seed=1")
+        return cls(kind, name, {key: _value(value) for key, value in pairs})
+
+    @classmethod
+    def of(cls, task: EnvironmentTask) -> "EnvironmentUri":
+        """Return the environment of a task."""
+        kind, _, name = task.env_id.partition(":")
+        return cls(kind, name, task.args)
+
+    @property
+    def is_seeded(self) -> bool:
+        """Whether its tasks are drawn with a seed."""
+        return self.kind in _SEEDED
+
+    @property
+    def env_id(self) -> str:
+        """`KIND:NAME`."""
+        return f"{self.kind}:{self.name}"
+
+    @property
+    def digest(self) -> str:
+        """What tells its tasks from those of the same name with other arguments; a size tells none."""
+        args = {name: value for name, value in self.args.items() if name != "size"}
+        text = json.dumps(args, sort_keys=True)
+        return hashlib.blake2b(text.encode(), digest_size=2).hexdigest()
+
+    def python(self, given: Path | None) -> str:
+        """Return the interpreter that runs it: the given one, the kind's own, or this one.
+
+        Raises:
+            ConfigError: the given one is no program.
+        """
+        own = PLACE / self.kind / "bin/python"
+        if given is None:
+            return str(own.absolute()) if own.exists() else sys.executable
+        if not os.access(given, os.X_OK) or given.is_dir():
+            raise ConfigError(f"--env_python {given}: no program; name an environment's bin/python")
+        return str(given.absolute())
+
+    def install_command(self) -> str:
+        """Return the command after which the kind is there."""
+        folder = PLACE / self.kind
+        return f"python3 -m venv {folder} && {folder}/bin/pip install {PACKAGES[self.kind]}"
+
+
+def _value(text: str) -> Any:
+    """Return a parameter's value: a number, a truth value or a list in JSON, else the text."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text

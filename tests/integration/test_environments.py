@@ -1,0 +1,185 @@
+"""Environments of other projects' packages, each in an interpreter of its own."""
+
+import json
+import subprocess
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness.scripted_engine import replies, serve_script
+from support.agent_venvs import python_with
+from support.agents import assert_prompts_as_sent, open_stage
+from support.play import begin_run, claim
+
+from agentrl.config.sections import DataSection
+from agentrl.data import TokenTree
+from agentrl.datasets.task_stream import eval_tasks, train_tasks
+from agentrl.environments import EnvironmentProcess, EnvironmentUri
+from agentrl.errors import AgentError, ConfigError
+from agentrl.renderers.renderer import Renderer
+from agentrl.rollout import RolloutResult
+from agentrl.rollout.agent import EnvironmentProcesses
+from agentrl.schema import DispatchedSamplingTask, EnvironmentTask, Score
+from agentrl.store import TrajectoryStore
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+MODEL_DIR = Path(__file__).parents[2] / "assets/demo/model"
+
+
+def data(env: str, **more: Any) -> DataSection:
+    kind = env.partition(":")[0]
+    return DataSection(env=env, env_python=python_with(kind), **more)
+
+
+def tasks_of(section: DataSection, seed: int = 0) -> list[EnvironmentTask]:
+    tasks = list(train_tasks(section, seed))
+    assert all(isinstance(task, EnvironmentTask) for task in tasks)
+    return [task for task in tasks if isinstance(task, EnvironmentTask)]
+
+
+async def played(
+    store: TrajectoryStore, section: DataSection, task: EnvironmentTask, *said: str
+) -> tuple[RolloutResult, list[DispatchedSamplingTask], Score]:
+    """Play a task with a policy that says these things; every id has to be where it belongs."""
+    renderer = Renderer.load(MODEL_DIR)
+    with serve_script(renderer, replies(*said)) as engine:
+        await begin_run(store, engine, task)
+        async with open_stage(store, engine) as stage:
+            with EnvironmentProcesses.open(section, stage.endpoints) as environments:
+                record, stored = await claim(store)
+                assert stored == task
+                sampler = environments.sampler(task, record, stage.context)
+                result = await sampler.run()
+                await sampler.finish()
+                score = await sampler.evaluate_record(result)
+        turns = await store.turns.of_record(record.id)
+        assert_prompts_as_sent(turns, [body["input_ids"] for body in engine.requests])
+        drawn = [engine.reply_ids(text) for text in said]
+    assert [turn.output_ids.tolist() for turn in turns] == drawn
+    assert TokenTree.from_turns(turns).num_targets == sum(map(len, drawn))
+    return result, turns, score
+
+
+@pytest.mark.parametrize(
+    ("env", "problem"),
+    [
+        ("reasoning_gym:leg_countin", "there is no 'leg_countin' among its 106; leg_counting or"),
+        ("reasoning_gym:leg_counting?sizee=3", "it has no parameter 'sizee'; size, seed"),
+        ("reasoning_gym:leg_counting?size=x", "size=x: expected a value such as 500"),
+        ("reasoning_gym:leg_counting?size=0", "size=0: expected a number from 1"),
+        ("reasoning_gym:leg_counting?seed=x", "seed=x: expected a value such as 0"),
+        ("reasoning_gym:leg_counting?max_animals=1", "max_animals must be >= min_animals"),
+        ("textarena:TicTacToe-v0", "TicTacToe-v0 is no game for one player"),
+        ("textarena:GuessTheNumber", "there is no 'GuessTheNumber' among its"),
+        ("textarena:GuessTheNumber-v0?max_turn=3", "it has no parameter 'max_turn'; max_turns"),
+    ],
+)
+def test_a_mistake_is_said_in_one_line(env: str, problem: str) -> None:
+    section = data(env)
+    with (
+        EnvironmentProcess(EnvironmentUri.parse(env), section, quiet=True) as environment,
+        pytest.raises(ConfigError, match=problem) as caught,
+    ):
+        environment.size()
+    assert "\n" not in str(caught.value)
+    assert str(caught.value).startswith(f"--env {env.partition('?')[0]}: ")
+
+
+async def test_a_question_of_reasoning_gym_is_scored_by_its_data_set(
+    store: TrajectoryStore,
+) -> None:
+    section = data("reasoning_gym:leg_counting?size=3&max_animals=3")
+    tasks = tasks_of(section)
+    assert sorted(task.row for task in tasks) == [0, 1, 2]
+    assert {task.args["seed"] for task in tasks} == {0}
+    said = f"It is <answer>{tasks[0].answer}</answer>"
+    result, turns, score = await played(store, section, tasks[0], said)
+    assert result == RolloutResult("answered", tasks[0].answer, reward=1.0)
+    assert (score.scorer, score.value) == ("reasoning_gym:leg_counting", 1.0)
+    assert [message["role"] for message in turns[0].added_messages] == ["system", "user"]
+    assert turns[0].added_messages[1]["content"] == tasks[0].query
+
+
+async def test_a_question_without_an_answer_earns_nothing(store: TrajectoryStore) -> None:
+    section = data("reasoning_gym:leg_counting?size=1")
+    result, _, score = await played(store, section, tasks_of(section)[0], "I do not know.")
+    assert result == RolloutResult("no_answer", reward=0.0)
+    assert score.value == 0.0
+
+
+def test_held_out_tasks_are_others_and_the_same_in_every_evaluation() -> None:
+    section = data(
+        "reasoning_gym:leg_counting?size=20", eval_env="reasoning_gym:leg_counting?size=20"
+    )
+    trained = {task.query for task in tasks_of(section, seed=42)}
+    first, second = (eval_tasks(section, version) for version in (0, 7))
+    assert [task.order for task in first] == list(range(-20, 0))
+    assert [task.query for task in first] == [task.query for task in second]
+    assert trained.isdisjoint(task.query for task in first)
+
+
+def guesser(number: int) -> tuple[str, ...]:
+    return tuple(f"[{guess}]" for guess in range(1, number + 1))
+
+
+async def test_a_game_of_textarena_is_a_conversation_and_its_outcome_the_reward(
+    store: TrajectoryStore,
+) -> None:
+    env = "textarena:GuessTheNumber-v0?size=2&max_number=3&max_turns=5"
+    section = data(env)
+    task = tasks_of(section)[0]
+    number = _secret(section, task)
+    result, turns, score = await played(store, section, task, *guesser(number))
+    assert result.reward == 1.0
+    assert result.metrics == {"moves": float(number), "invalid_move": 0.0}
+    assert (score.scorer, score.value) == ("textarena:GuessTheNumber-v0", 1.0)
+    assert turns[0].added_messages[0]["content"] == task.query
+    said = [turn.added_messages[0]["content"] for turn in turns[1:]]
+    assert said == ["The target number is higher."] * (number - 1)
+    assert [turn.parent for turn in turns] == [None, *range(number - 1)]
+
+
+def _secret(section: DataSection, task: EnvironmentTask) -> int:
+    """Find the number of a game as the game's own package draws it."""
+    program = (
+        "import textarena as ta; g = ta.make(env_id='GuessTheNumber-v0', max_number=3, max_turns=5);"
+        f"g.reset(num_players=1, seed={task.args['seed'] + task.row});"
+        "print(g.env.env.game_number)"
+    )
+    done = subprocess.run(
+        [str(section.env_python), "-c", program], capture_output=True, text=True, check=True
+    )
+    return int(done.stdout)
+
+
+def test_a_game_is_the_same_however_many_begin_at_once() -> None:
+    env = "textarena:GuessTheNumber-v0?size=8"
+    uri = EnvironmentUri.parse(env)
+    with (
+        EnvironmentProcess(uri, data(env)) as environment,
+        ThreadPoolExecutor(8) as threads,
+    ):
+        assert environment.size() == 8
+        listed: Callable[[int], Any] = lambda _: environment.rows(range(8))  # noqa: E731
+        assert len({json.dumps(rows) for rows in threads.map(listed, range(16))}) == 1
+
+
+async def test_an_environment_that_dies_ends_the_attempt_and_not_the_sampler(
+    store: TrajectoryStore,
+) -> None:
+    section = data("textarena:GuessTheNumber-v0?size=1&max_number=3")
+    (task,) = tasks_of(section)
+    renderer = Renderer.load(MODEL_DIR)
+    with serve_script(renderer, replies("[9]")) as engine:
+        await begin_run(store, engine, task)
+        async with open_stage(store, engine) as stage:
+            with EnvironmentProcesses.open(section, stage.endpoints) as environments:
+                record, _ = await claim(store)
+                environments._process_of(task)._process._process.kill()
+                with pytest.raises(AgentError, match=r"the process of textarena:Guess.* ended"):
+                    await environments.sampler(task, record, stage.context).run()
+                again = environments.sampler(task, record, stage.context)
+                assert (await again.run()).reward is not None
