@@ -1,13 +1,16 @@
 """Environments of other projects' packages, each in an interpreter of its own."""
 
+import asyncio
 import json
 import subprocess
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
+from harness.processes import listening_process
 from harness.scripted_engine import replies, serve_script
 from support.agent_venvs import python_with
 from support.agents import assert_prompts_as_sent, open_stage
@@ -26,6 +29,8 @@ from agentrl.store import TrajectoryStore
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
+PACKAGES = Path(__file__).parents[1] / "support/environments"
+OPENENV_SERVER = PACKAGES / "openenv_server.py"
 MODEL_DIR = Path(__file__).parents[2] / "assets/demo/model"
 
 
@@ -72,6 +77,8 @@ async def played(
         ("reasoning_gym:leg_counting?size=0", "size=0: expected a number from 1"),
         ("reasoning_gym:leg_counting?seed=x", "seed=x: expected a value such as 0"),
         ("reasoning_gym:leg_counting?max_animals=1", "max_animals must be >= min_animals"),
+        ("verifiers:no_such_taskset", "taskset 'no_such_taskset' not found"),
+        ("openenv:http://127.0.0.1:9", "no OpenEnv server answers there"),
         ("textarena:TicTacToe-v0", "TicTacToe-v0 is no game for one player"),
         ("textarena:GuessTheNumber", "there is no 'GuessTheNumber' among its"),
         ("textarena:GuessTheNumber-v0?max_turn=3", "it has no parameter 'max_turn'; max_turns"),
@@ -155,6 +162,79 @@ def _secret(section: DataSection, task: EnvironmentTask) -> int:
     return int(done.stdout)
 
 
+@pytest.fixture
+def tasksets(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Put a task set on the path; verifiers' harness installs its program from pip's indexes."""
+    monkeypatch.setenv("PYTHONPATH", str(PACKAGES))
+    monkeypatch.setenv("UV_INDEX_STRATEGY", "unsafe-best-match")
+    names = ["UV_INDEX_STRATEGY"]
+    python = python_with("verifiers")
+    for ours, theirs in (
+        ("find-links", "UV_FIND_LINKS"),
+        ("extra-index-url", "UV_EXTRA_INDEX_URL"),
+    ):
+        asked = [str(python), "-m", "pip", "config", "get", f"global.{ours}"]
+        done = subprocess.run(asked, capture_output=True, text=True, check=False)
+        if done.returncode == 0:
+            monkeypatch.setenv(theirs, done.stdout.strip())
+            names.append(theirs)
+    return {"env_variables": tuple(names)}
+
+
+async def test_the_rubric_of_verifiers_is_the_score_and_its_parts_are_metrics(
+    store: TrajectoryStore, tasksets: dict[str, Any]
+) -> None:
+    section = data("verifiers:sums_taskset?size=3", shuffle=False, **tasksets)
+    tasks = tasks_of(section)
+    assert [(task.query, task.answer) for task in tasks] == [
+        (f"{n} + 1 = ?", str(n + 1)) for n in range(3)
+    ]
+    result, turns, score = await played(store, section, tasks[1], "2")
+    assert (result.outcome, result.final_answer, result.reward) == ("answered", "2", 1.5)
+    assert result.metrics == {"right": 1.0, "short": 0.5, "length": 1.0}
+    assert (score.scorer, score.value) == ("verifiers:sums_taskset", 1.5)
+    assert len(turns) == 1
+
+
+async def test_steps_of_an_openenv_server_are_rewards_of_the_turns(store: TrajectoryStore) -> None:
+    server: list[str | Path] = [python_with("openenv"), OPENENV_SERVER, "{port}", "1"]
+    with listening_process(server) as url:
+        section = data(f"openenv:{url}?size=2&seed=5", shuffle=False)
+        task = tasks_of(section)[0]
+        number = Random(5).randint(1, 3)
+        wrong = 3 if number == 1 else 1
+        said = ("hm", f'{{"number": {wrong}}}', str(number))
+        result, turns, score = await played(store, section, task, *said)
+    assert (result.reward, result.metrics) == (1.0, {"return": 0.75, "actions": 3.0})
+    assert [turn.reward for turn in turns] == [0.0, -0.25, None]
+    assert score.value == 1.0
+    assert "that is no action of the schema" in turns[1].added_messages[0]["content"]
+
+
+async def test_a_full_openenv_server_is_waited_for(store: TrajectoryStore) -> None:
+    server: list[str | Path] = [python_with("openenv"), OPENENV_SERVER, "{port}", "1"]
+    renderer = Renderer.load(MODEL_DIR)
+    with listening_process(server) as url:
+        section = data(f"openenv:{url}?size=3&seed=5", shuffle=False)
+        tasks = tasks_of(section)
+        with serve_script(renderer, guess_after) as engine:
+            await begin_run(store, engine, *tasks)
+            async with open_stage(store, engine) as stage:
+                with EnvironmentProcesses.open(section, stage.endpoints) as environments:
+                    samplers = []
+                    for _ in tasks:
+                        record, task = await claim(store)
+                        assert isinstance(task, EnvironmentTask)
+                        samplers.append(environments.sampler(task, record, stage.context))
+                    ended = await asyncio.gather(*(sampler.run() for sampler in samplers))
+    assert [result.reward for result in ended] == [1.0] * 3
+
+
+def guess_after(prompt: str) -> str:
+    """Return the first number that was not wrong yet."""
+    return str(1 + prompt.count("wrong"))
+
+
 def test_a_game_is_the_same_however_many_begin_at_once() -> None:
     env = "textarena:GuessTheNumber-v0?size=8"
     uri = EnvironmentUri.parse(env)
@@ -178,7 +258,7 @@ async def test_an_environment_that_dies_ends_the_attempt_and_not_the_sampler(
         async with open_stage(store, engine) as stage:
             with EnvironmentProcesses.open(section, stage.endpoints) as environments:
                 record, _ = await claim(store)
-                environments._process_of(task)._process._process.kill()
+                environments.process_of(task)._process._process.kill()
                 with pytest.raises(AgentError, match=r"the process of textarena:Guess.* ended"):
                     await environments.sampler(task, record, stage.context).run()
                 again = environments.sampler(task, record, stage.context)

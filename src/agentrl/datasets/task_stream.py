@@ -101,7 +101,7 @@ def tasks_of_environment(
         for start in numbers[::_ROWS_AT_ONCE]:
             rows = environment.rows(numbers[start : start + _ROWS_AT_ONCE])
             for number, row in enumerate(rows, start):
-                entry = {"id": f"{uri.name}.{uri.digest}-{number}", **row, "scorer": "reported"}
+                entry = {"id": f"{uri.id_prefix}-{number}", **row, "scorer": "reported"}
                 questions.append(question_of(entry, config, f"row {number}", Path()))
     rows_by_id = {question.id: number for number, question in enumerate(questions)}
     for task in tasks_from_questions(questions, split, **stream):

@@ -65,7 +65,8 @@ class _Host:
         except Mistake as mistake:
             self._failure = {"mistake": str(mistake)}
         except ModuleNotFoundError as error:
-            self._failure = {"missing": error.name}
+            words = _in_words(error)
+            self._failure = {"missing": error.name} if error.name else {"mistake": words}
         except Exception as error:  # noqa: BLE001  (whatever a package raises on what it was given)
             traceback.print_exc()
             self._failure = {"mistake": _in_words(error)}

@@ -11,17 +11,35 @@ A kind is a class whose
 `chat(messages, **fields)` asks the model and returns its message.
 """
 
+import asyncio
+import contextlib
 import dataclasses
 import importlib
 import inspect
+import itertools
+import json
+import os
 import threading
+import time
+import urllib.request
 from collections.abc import Callable, Collection, Mapping
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, Protocol
 
-Chat = Callable[..., dict[str, Any]]
 _MAX_SHOWN = 3
 _DEFAULT_SIZE = 500
+_CAPACITY_SECONDS, _MAX_CAPACITY_WAITS = 0.5, 1200
+
+
+class Chat(Protocol):
+    """Asks the model of one rollout."""
+
+    endpoint: dict[str, str]
+    """`base_url`, `model` and `api_key` of a client of its own."""
+
+    def __call__(self, messages: list[dict[str, Any]], **fields: Any) -> dict[str, Any]:
+        """Return the model's message."""
+        ...
 
 
 class Mistake(Exception):
@@ -96,7 +114,137 @@ class TextArena:
         return game
 
 
-KINDS: dict[str, type[Any]] = {"reasoning_gym": ReasoningGym, "textarena": TextArena}
+class Verifiers:
+    """`verifiers:TASKSET?size=...`: a task set with its rubric; each of its rewards is a metric."""
+
+    def __init__(self, name: str, args: dict[str, Any]) -> None:
+        self._vf = vf = importlib.import_module("verifiers.v1")
+        size = _taken(args, "size", _DEFAULT_SIZE)
+        # The default runtime is a service that wants a login.
+        agent = {"harness": {"id": "null"}, "runtime": {"type": "subprocess"}}
+        config = vf.resolve_env_config({"taskset": {"id": name, **args}, "agent": agent})
+        self._env = vf.load_environment(config)
+        self._tasks = list(itertools.islice(self._env.taskset, size))
+        self.size = len(self._tasks)
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._loop.run_forever, daemon=True).start()
+        self._run(self._env.serving().__aenter__())
+
+    def row(self, number: int) -> dict[str, Any]:
+        """Describe a task."""
+        data = self._tasks[number].data
+        return {"query": _as_text(data.prompt), "answer": getattr(data, "answer", None)}
+
+    def play(self, number: int, chat: Chat) -> dict[str, Any]:
+        """Play a task."""
+        name, there = f"AGENTRL_KEY_{id(chat)}", chat.endpoint
+        os.environ[name] = there["api_key"]  # concurrent rollouts have keys of their own
+        client = self._vf.EvalClientConfig(base_url=there["base_url"], api_key_var=name)
+        context = self._vf.ModelContext(model=there["model"], client=client)
+        try:
+            episode = self._run(self._env.run_episode(self._tasks[number], context))
+        finally:
+            del os.environ[name]
+        errors = [*episode.errors, *(one for trace in episode.traces for one in trace.errors)]
+        if errors or not episode.traces:
+            return {"answer": None, "error": errors[-1].message if errors else "no agent ran"}
+        trace = episode.traces[0]
+        metrics = {key: found.value for key, found in trace.rewards.items() if found is not None}
+        metrics |= {key: value for key, value in trace.metrics.items() if value is not None}
+        return {"answer": trace.last_reply, "reward": trace.reward, "metrics": metrics}
+
+    def _run(self, work: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+
+class OpenEnv:
+    """`openenv:URL?size=...&seed=...`: a server's episodes, with a reward for each action in JSON."""
+
+    def __init__(self, name: str, args: dict[str, Any]) -> None:
+        self._client = importlib.import_module("openenv.core.generic_client").GenericEnvClient
+        self._url = name.rstrip("/")
+        self.size, self._seed = _taken(args, "size", _DEFAULT_SIZE), _taken(args, "seed", 0)
+        _check_arguments(args, {"size": 0, "seed": 0})
+        self._schema = _schema_of_actions(self._url)
+
+    def row(self, number: int) -> dict[str, Any]:
+        """Describe a task."""
+        return {"query": f"episode {self._seed + number} at {self._url}"}
+
+    def play(self, number: int, chat: Chat) -> dict[str, Any]:
+        """Play a task."""
+        asked = f"Reply with an action, as JSON of this schema: {json.dumps(self._schema)}"
+        messages, rewards = [{"role": "system", "content": asked}], []
+        env, state = self._begun(number)
+        seen = state.observation
+        with contextlib.closing(env):
+            while not state.done:
+                messages.append({"role": "user", "content": json.dumps(seen)})
+                messages.append(chat(messages))
+                try:
+                    state = env.step(_as_action(messages[-1]["content"] or "", self._schema))
+                    seen = state.observation
+                except RuntimeError as error:
+                    if "VALIDATION_ERROR" not in str(error):
+                        raise
+                    state.reward, seen = 0.0, {"error": "that is no action of the schema"}
+                rewards.append(state.reward or 0.0)
+        metrics = {"return": sum(rewards), "actions": len(rewards)}
+        *steps, last = rewards or [0.0]
+        answer = messages[-1]["content"]
+        return {"answer": answer, "reward": last, "step_rewards": steps, "metrics": metrics}
+
+    def _begun(self, number: int) -> tuple[Any, Any]:
+        """Open a session and begin its episode; wait while the server has no session free."""
+        for _ in range(_MAX_CAPACITY_WAITS):
+            env = self._client(base_url=self._url).sync().connect()
+            try:
+                return env, env.reset(seed=self._seed + number)
+            except Exception as error:
+                env.close()
+                # A full server says so and closes the connection, which may be noticed first.
+                closed = type(error).__name__ == "ConnectionClosedOK"
+                if not closed and "CAPACITY_REACHED" not in str(error):
+                    raise
+            time.sleep(_CAPACITY_SECONDS)
+        raise TimeoutError(f"{self._url} has had no session free")
+
+
+KINDS: dict[str, type[Any]] = {
+    "reasoning_gym": ReasoningGym,
+    "textarena": TextArena,
+    "verifiers": Verifiers,
+    "openenv": OpenEnv,
+}
+
+
+def _schema_of_actions(url: str) -> dict[str, Any]:
+    try:
+        with urllib.request.urlopen(f"{url}/schema", timeout=10) as reply:
+            schema: dict[str, Any] = json.load(reply)["action"]
+    except (OSError, ValueError, KeyError) as error:
+        raise Mistake(f"no OpenEnv server answers there ({error})") from None
+    return schema
+
+
+def _as_action(text: str, schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a reply as an action; one of a single field may be given by its value alone."""
+    text = text.strip().removeprefix("```json").removeprefix("```").removesuffix("```")
+    try:
+        action = json.loads(text)
+    except ValueError:
+        action = text.strip()
+    if isinstance(action, dict):
+        return action
+    required = schema.get("required", ())
+    return {required[0] if len(required) == 1 else "": action}
+
+
+def _as_text(prompt: Any) -> str:
+    """Return a prompt of text or messages as one text."""
+    if prompt is None or isinstance(prompt, str):
+        return prompt or "(the environment begins)"
+    return "\n".join(str(getattr(message, "content", message)) for message in prompt)
 
 
 def _said_by_game(game: Any) -> str:

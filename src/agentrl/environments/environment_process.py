@@ -51,7 +51,7 @@ class EnvironmentProcess:
         self._process = RequestProcess(
             f"the process of {uri.env_id}",
             [self._python, str(_HOST), uri.kind, uri.name, json.dumps(uri.args)],
-            {name: os.environ[name] for name in names if name in os.environ},
+            _environment(names, self._python),
             quiet=quiet,
         )
 
@@ -122,3 +122,9 @@ class EnvironmentProcess:
         if missing:
             return f"it needs {missing}, which is not installed for {self._python}"
         return str(reply.get("mistake") or reply.get("error") or "")
+
+
+def _environment(names: Sequence[str], python: str) -> dict[str, str]:
+    """Return variables of ours, with the programs beside an interpreter before all others."""
+    kept = {name: os.environ[name] for name in names if name in os.environ}
+    return {**kept, "PATH": f"{Path(python).parent}{os.pathsep}{kept.get('PATH', os.defpath)}"}

@@ -7,6 +7,7 @@ environment exists is known to the interpreter that has its package alone (`Envi
 import hashlib
 import json
 import os
+import re
 import sys
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -17,9 +18,15 @@ from urllib.parse import parse_qsl
 from agentrl.errors import ConfigError
 from agentrl.schema import EnvironmentTask
 
-PACKAGES = {"reasoning_gym": "reasoning-gym==0.1.25", "textarena": "textarena==0.7.4"}
+PACKAGES = {
+    "reasoning_gym": "reasoning-gym==0.1.25",
+    "textarena": "textarena==0.7.4",
+    "verifiers": "verifiers==0.4.0 uv",  # its harnesses are programs that uv runs
+    "openenv": "openenv-core==0.3.0",
+}
 """The kinds, and the package that each needs."""
-_SEEDED = frozenset({"reasoning_gym", "textarena"})
+_SEEDED = frozenset({"reasoning_gym", "textarena", "openenv"})
+_NO_ID = re.compile(r"[^\w.-]+")
 PLACE = Path(".agentrl/environments")
 """Folder of the environments' own interpreters, one folder a kind."""
 
@@ -73,11 +80,12 @@ class EnvironmentUri:
         return f"{self.kind}:{self.name}"
 
     @property
-    def digest(self) -> str:
-        """What tells its tasks from those of the same name with other arguments; a size tells none."""
+    def id_prefix(self) -> str:
+        """What the ids of its tasks begin with; other arguments than a size make other tasks."""
         args = {name: value for name, value in self.args.items() if name != "size"}
         text = json.dumps(args, sort_keys=True)
-        return hashlib.blake2b(text.encode(), digest_size=2).hexdigest()
+        digest = hashlib.blake2b(text.encode(), digest_size=2).hexdigest()
+        return f"{_NO_ID.sub('_', self.name)}.{digest}"
 
     def python(self, given: Path | None) -> str:
         """Return the interpreter that runs it: the given one, the kind's own, or this one.

@@ -34,10 +34,13 @@ def test_a_mistake_is_said_in_one_line(text: str, problem: str) -> None:
 
 def test_tasks_of_other_arguments_have_other_ids_and_more_of_the_same_keep_theirs() -> None:
     drawn = {
-        EnvironmentUri.parse(f"textarena:Hangman-v0?{query}").digest
+        EnvironmentUri.parse(f"textarena:Hangman-v0?{query}").id_prefix
         for query in ("seed=1&size=10", "seed=1&size=20", "seed=2&size=20")
     }
     assert len(drawn) == 2
+    served = EnvironmentUri.parse("openenv:http://127.0.0.1:8000?size=3")
+    assert (served.name, served.args) == ("http://127.0.0.1:8000", {"size": 3})
+    assert served.id_prefix.startswith("http_127.0.0.1_8000.")
 
 
 def test_the_environment_of_a_task_is_the_one_that_made_it() -> None:

@@ -147,7 +147,8 @@ class DataSection(ConfigSection):
     """Held-out questions, in any form that train_file takes; no evaluation by default."""
     env: str | None = None
     """Environment that brings the training tasks, plays and rewards them, instead of train_file:
-    `reasoning_gym:NAME?size=200&seed=1`, `textarena:NAME` (see docs/environments.md)."""
+    `reasoning_gym:NAME?size=200&seed=1`, `textarena:NAME`, `verifiers:TASKSET`, `openenv:URL` (see
+    docs/environments.md)."""
     eval_env: str | None = None
     """Environment of the held-out tasks, instead of eval_file. Without a seed it draws other tasks
     than env does."""

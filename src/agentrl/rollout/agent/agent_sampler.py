@@ -160,7 +160,7 @@ class AgentSampler(AsyncSampler[MCPTask]):
             result = AgentResult.of(returned)
         except ValueError as error:
             raise AgentError(str(error)) from None
-        if result.error is not None:
+        if result.error is not None and session.limit is None:
             raise AgentError(f"the agent ended the attempt: {result.error}")
         if session.limit is None and not any(turn.trainable for turn in self.turns):
             raise AgentError(

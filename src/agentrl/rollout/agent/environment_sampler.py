@@ -61,12 +61,13 @@ class EnvironmentProcesses:
         """Return what runs a task."""
 
         async def play(_: MCPTask, endpoint: AgentEndpoint) -> AgentResult:
-            return await self._process_of(task).play(task.row, endpoint)
+            return await self.process_of(task).play(task.row, endpoint)
 
         play.__name__ = task.env_id
         return EnvironmentSampler(task, record, context, agent=play, endpoints=self._endpoints)
 
-    def _process_of(self, task: EnvironmentTask) -> EnvironmentProcess:
+    def process_of(self, task: EnvironmentTask) -> EnvironmentProcess:
+        """Return the process that plays a task, started if it does not run."""
         uri = EnvironmentUri.of(task)
         key = repr(uri)
         process = self._processes.get(key)
