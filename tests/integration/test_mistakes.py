@@ -239,6 +239,14 @@ MISTAKES = {
     "--chat_template_kwargs {": "--chat_template_kwargs is not valid JSON",
     """--chat_template_kwargs '{"tools":1}'""": "tools is the conversation's own",
     "--tool_call_parser nope": "nope",
+    # environments
+    "--env textarena:Hangman-v0": "--env and --train_file exclude each other",
+    "--train_file none --env textarna:Hangman-v0": "unknown kind 'textarna'; did you mean 'textarena'?",
+    "--train_file none --env textarena": "it names no environment; write textarena:NAME",
+    "--train_file none --env textarena:Hangman-v0": "textarena is not installed for",
+    "--train_file none --env textarena:Hangman-v0 --env_python nowhere": "nowhere: no program",
+    "--train_file none --env textarena:Hangman-v0 --agent agent.py:play": "leave out --agent",
+    "--env_variables NOT_THERE": "the environment variable NOT_THERE is not set",
     # agents and tools
     "--agent nowhere.py:play": "nowhere.py",
     "--agent agent.py:plya": "plya",

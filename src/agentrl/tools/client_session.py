@@ -24,7 +24,7 @@ from agentrl.runtime.confinement import Confinement
 from agentrl.tools.admission import MAX_MESSAGE_BYTES
 from agentrl.tools.http_transport import FailureReportingTransport
 from agentrl.tools.json_repair import repairing
-from agentrl.tools.server_config import McpServer, ToolsConfig, http_headers
+from agentrl.tools.server_config import ROLLOUT_DIR, McpServer, ToolsConfig, http_headers
 from agentrl.tools.server_failures import describe
 from agentrl.tools.stdio_transport import StdioServer, stdio_transport
 
@@ -172,10 +172,15 @@ async def _started(
         confinement = Confinement(scratch=Path(scratch), hidden=config.hidden_paths)
     writable = tuple(Path(path) for path in server.writable)
     confinement = replace(confinement, writable=(*confinement.writable, *writable))
+
+    def filled(text: str) -> str:
+        return text.replace(ROLLOUT_DIR, str(confinement.scratch))
+
+    words = [program(server.command or ""), *map(filled, server.args)]
     return stdio_transport(
-        await asyncio.to_thread(confinement.command, [program(server.command or ""), *server.args]),
+        await asyncio.to_thread(confinement.command, words),
         environment=confinement.environment()
-        | {name: value.get_secret_value() for name, value in server.env.items()},
-        cwd=server.cwd or (confinement.scratch if confinement.read_only else None),
+        | {name: filled(value.get_secret_value()) for name, value in server.env.items()},
+        cwd=filled(server.cwd or "") or (confinement.scratch if confinement.read_only else None),
         started=started,
     )

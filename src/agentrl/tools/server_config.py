@@ -16,6 +16,9 @@ from agentrl.runtime.child_processes import program
 from agentrl.runtime.confinement import Confinement
 
 Transport = Literal["http", "sse", "stdio", "aggregator"]
+ROLLOUT_DIR = "${rollout_dir}"
+"""Stands for a directory of the rollout's own in arguments, variables and working directory of a
+`per_rollout` command."""
 _SECRET_FLAG = re.compile(r"-\S*(?:key|token|secret|passw|auth|credential)\S*", re.IGNORECASE)
 
 
@@ -53,6 +56,11 @@ class McpServer(BaseModel):
             raise ValueError(f"a {self.transport} server needs `{given}` and no `{missing}`")
         if self.per_rollout and self.resumable:
             raise ValueError("per_rollout means state in the session, resumable that there is none")
+        texts = (*self.args, *(one.get_secret_value() for one in self.env.values()), self.cwd or "")
+        if any(ROLLOUT_DIR in text for text in texts) and not self.per_rollout:
+            raise ValueError(f'{ROLLOUT_DIR} is a rollout\'s own; add "per_rollout": true')
+        if ROLLOUT_DIR in "".join((self.url or "", self.command or "")):
+            raise ValueError(f"{ROLLOUT_DIR} stands in args, env and cwd of a command only")
         if self.url is not None and not re.match(r"https?://[^/\s]", self.url):
             raise ValueError(f"url {self.url!r} is not an http(s) address")
         return self
@@ -269,6 +277,8 @@ def _filled_in(name: str, value: object) -> object:
 
 
 def _variable(name: str, match: re.Match[str]) -> str:
+    if match[0] == ROLLOUT_DIR:
+        return match[0]  # known when the command starts
     value = os.environ.get(match["name"], match["default"])
     if value is None:
         raise ConfigError(

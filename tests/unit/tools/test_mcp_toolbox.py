@@ -4,11 +4,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from agentrl.errors import ConfigError, ToolError
 from agentrl.tools import ToolsConfig, connect_tools, probe
 
+TOOL_SERVER = Path(__file__).parents[2] / "support/tool_server.py"
 ConfigFor = Callable[..., ToolsConfig]
 
 
@@ -298,6 +300,25 @@ async def test_servers_with_state_give_every_rollout_a_session_of_its_own(
         await second.call("note", {"text": "b"})
         assert (await first.call("note", {"text": "c"})).content == "a c"
         assert (await second.call("note", {"text": "d"})).content == "b d"
+
+
+async def test_a_server_that_keeps_files_has_a_directory_for_each_rollout(
+    config_for: ConfigFor,
+) -> None:
+    server = {
+        "command": "python",
+        "args": [str(TOOL_SERVER), "${rollout_dir}/calls.log"],
+        "per_rollout": True,
+    }
+    async with connect_tools(config_for({"s": server})) as box:
+        async with box.for_rollout() as first, box.for_rollout() as second:
+            for rollout in (first, first, second):
+                assert (await rollout.call("look", {"key": "lamp"})).content == "7"
+            words = [word for child in psutil.Process().children(True) for word in child.cmdline()]
+            logs = {Path(word) for word in words if word.endswith("/calls.log")}
+            written = [log.read_text().count("\n") for log in logs if log.exists()]
+        assert sorted(written) == [1, 2]
+        assert not any(log.exists() for log in logs)
 
 
 async def test_a_session_that_ended_with_its_state_fails_the_rollout_and_is_opened_again(

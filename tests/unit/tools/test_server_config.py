@@ -94,6 +94,11 @@ def test_files_of_other_clients_are_read_as_they_are(tmp_path: Path) -> None:
         ('{"mcpServers": []}', "non-empty object"),
         ({"a": 3}, r"mcpServers\.a: expected an object"),
         ({"a": {}}, r"mcpServers\.a: a http server needs `url`"),
+        ({"a": {"command": "y", "args": ["${rollout_dir}/x"]}}, 'add "per_rollout": true'),
+        (
+            {"a": {"url": "http://x/${rollout_dir}"}},
+            "stands in args, env and cwd of a command only",
+        ),
         ({"a": {"url": "example.org"}}, r"mcpServers\.a: url 'example.org' is not an http"),
         ({"a": {"url": "http://x", "command": "y"}}, "a stdio server needs `command` and no `url`"),
         (
