@@ -25,11 +25,11 @@ _MAX_WORDS = 300
 _LIMITS = ("turns_limit", "time_limit", "context_length_exceeded")
 
 
-class _LimitReached(Exception):
+class _NothingMoreIsSaid(Exception):
     """The model may say nothing more in this rollout."""
 
 
-class _Chat:
+class _ModelAtEndpoint:
     """Asks the model of one rollout."""
 
     def __init__(self, endpoint: dict[str, str]) -> None:
@@ -51,7 +51,7 @@ class _Chat:
         except urllib.error.HTTPError as error:
             said = json.loads(error.read())["error"]
             if said["code"] in _LIMITS:
-                raise _LimitReached from None
+                raise _NothingMoreIsSaid from None
             raise ConnectionError(said["message"]) from None
         return message
 
@@ -79,8 +79,10 @@ class _Host:
         if "rows" in request:
             return {"rows": [self._made.row(number) for number in request["rows"]]}
         try:
-            return {"result": self._made.play(request["play"], _Chat(request["endpoint"]))}
-        except _LimitReached:
+            return {
+                "result": self._made.play(request["play"], _ModelAtEndpoint(request["endpoint"]))
+            }
+        except _NothingMoreIsSaid:
             return {"result": {"answer": None}}
         except Exception as error:  # noqa: BLE001  (the attempt fails with it, not the process)
             traceback.print_exc()

@@ -31,7 +31,7 @@ _DEFAULT_SIZE = 500
 _CAPACITY_SECONDS, _MAX_CAPACITY_WAITS = 0.5, 1200
 
 
-class Chat(Protocol):
+class ModelOfRollout(Protocol):
     """Asks the model of one rollout."""
 
     endpoint: dict[str, str]
@@ -65,7 +65,7 @@ class ReasoningGym:
         entry = self._data[number]
         return {"query": entry["question"], "answer": entry["answer"]}
 
-    def play(self, number: int, chat: Chat) -> dict[str, Any]:
+    def play(self, number: int, chat: ModelOfRollout) -> dict[str, Any]:
         """Play a task."""
         entry = self._data[number]
         system = {"role": "system", "content": self._words.SYSTEM_PROMPTS["default"]}
@@ -94,7 +94,7 @@ class TextArena:
         """Describe a task."""
         return {"query": _said_by_game(self._begun(number))}
 
-    def play(self, number: int, chat: Chat) -> dict[str, Any]:
+    def play(self, number: int, chat: ModelOfRollout) -> dict[str, Any]:
         """Play a task."""
         game, done, move, messages = self._begun(number), False, "", []
         while not done:
@@ -135,7 +135,7 @@ class Verifiers:
         data = self._tasks[number].data
         return {"query": _as_text(data.prompt), "answer": getattr(data, "answer", None)}
 
-    def play(self, number: int, chat: Chat) -> dict[str, Any]:
+    def play(self, number: int, chat: ModelOfRollout) -> dict[str, Any]:
         """Play a task."""
         name, there = f"AGENTRL_KEY_{id(chat)}", chat.endpoint
         os.environ[name] = there["api_key"]  # concurrent rollouts have keys of their own
@@ -171,7 +171,7 @@ class OpenEnv:
         """Describe a task."""
         return {"query": f"episode {self._seed + number} at {self._url}"}
 
-    def play(self, number: int, chat: Chat) -> dict[str, Any]:
+    def play(self, number: int, chat: ModelOfRollout) -> dict[str, Any]:
         """Play a task."""
         asked = f"Reply with an action, as JSON of this schema: {json.dumps(self._schema)}"
         messages, rewards = [{"role": "system", "content": asked}], []

@@ -58,7 +58,13 @@ class EnvironmentProcesses:
     def sampler(
         self, task: EnvironmentTask, record: Record, context: RolloutContext
     ) -> EnvironmentSampler:
-        """Return what runs a task."""
+        """Return what runs a task; a `MakeSampler` for environments.
+
+        Args:
+            task: names its environment, with arguments and row.
+            record: the claimed slot.
+            context: clients and settings of the process.
+        """
 
         async def play(_: MCPTask, endpoint: AgentEndpoint) -> AgentResult:
             return await self.process_of(task).play(task.row, endpoint)

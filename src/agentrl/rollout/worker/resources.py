@@ -72,9 +72,9 @@ def _is_resumable(config: RootConfig, tools: ToolsConfig) -> bool:
 
     It may not where contexts are rewritten: the summaries behind a rewrite are not stored, and new
     ones would give another context than the recorded turns had. Nor may it resume the rollout of a
-    user's agent, of whose state nothing is known.
+    user's agent or of an environment, of whose state nothing is known.
     """
-    if config.agents.has_agent:
+    if config.agents.has_agent or config.data.environments:
         return False
     rewrites = config.rollout.new_context != "disabled" or config.rollout.enable_repetition_compress
     return (config.tools.resumable_tools or tools.is_resumable) and not rewrites
