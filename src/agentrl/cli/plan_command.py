@@ -1,8 +1,10 @@
 """`agentrl plan`: what a configuration takes of a cluster that may not exist yet."""
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -11,18 +13,37 @@ from agentrl.config.sections import RootConfig
 from agentrl.errors import ConfigError
 
 
+class _Positive(click.FloatRange):
+    """A finite number above 0."""
+
+    def __init__(self) -> None:
+        super().__init__(0, min_open=True)
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        number: float = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value} is no number", param, ctx)
+        return number
+
+
 @click.command("plan", cls=FlagCommand)
 @click.option(
     "--gpu", metavar="NAME", help="Kind of GPU (H100, A100, ...); this machine's by default."
 )
 @click.option(
-    "--gpu_memory_gb", type=float, help="Memory of a GPU in 10^9 bytes; the kind's by default."
+    "--gpu_memory_gb",
+    type=_Positive(),
+    help="Memory of a GPU in 10^9 bytes; the kind's by default.",
 )
-@click.option("--host_memory_gb", type=float, help="Memory of a machine; this one's by default.")
 @click.option(
-    "--network_gb", type=float, help="Gigabytes a second from the trainer to a server. [10]"
+    "--host_memory_gb", type=_Positive(), help="Memory of a machine; this one's by default."
 )
-@click.option("--turns", type=float, default=4.0, help="Model calls of a record. [4]")
+@click.option(
+    "--network_gb", type=_Positive(), help="Gigabytes a second from the trainer to a server. [10]"
+)
+@click.option("--turns", type=_Positive(), default=4.0, help="Model calls of a record. [4]")
 @click.option(
     "--record_tokens", type=Count(), help="Tokens of a record; half of the longest by default."
 )

@@ -28,6 +28,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (("--gpu", "GTX 970", "--num_gpus", "8"), "--gpu GTX 970: not known; one of B200, H200"),
         (("--num_gpus", "8"), "the kind of GPU is not known here; name one like it with --gpu"),
         (("--model_name_or_path", "nowhere"), "no such directory"),
+        (("--network_gb", "0"), "0.0 is not in the range x>0"),
+        (("--turns", "nan"), "nan is no number"),
     ],
 )
 def test_a_mistake_costs_one_line(
