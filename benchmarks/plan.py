@@ -9,7 +9,8 @@ process held before the model. `error` is the distance of the plan from what was
 latter; `largest_error` is the largest of them. Without tensors, a process also differs by what kernels
 and gloo take for themselves.
 
-`--measure NAME` is one process of a measurement. `--only NAME` takes one configuration.
+`--measure NAME` is one process of a measurement. `--only NAME,NAME` measures some configurations again and
+keeps the others' rows.
 """
 
 import argparse
@@ -61,7 +62,7 @@ CASES = {
     "dense": Case(1024),
     "recomputed": Case(2048, trainer={"gradient_checkpointing": True, "loss_seq_chunk_size": 512}),
     "bfloat16": Case(1024, model={"torch_dtype": "bfloat16"}),
-    "chunks": Case(2048, num_chunks=4),
+    "chunks": Case(1024, num_chunks=4),
     "adapter": Case(1024, model={"lora_rank": 16}),
     "experts": Case(1024, is_mixture=True),
     "two_ranks": Case(1024, num_ranks=2),
@@ -137,7 +138,10 @@ def row(name: str, case: Case) -> dict[str, Any]:
         planned = rehearse(settings(case, path), shape, batch, device="cpu").peak
         found = measured(name, case, path)
     error = abs(planned - found) / found
-    print(f"{name:12} planned {planned / 1e6:7.0f} MB, measured {found / 1e6:7.0f} MB, {error:.1%}")
+    print(
+        f"{name:12} planned {planned / 1e6:7.0f} MB, measured {found / 1e6:7.0f} MB, {error:.1%}",
+        flush=True,
+    )
     return {"name": name, **asdict(case), "planned": planned, "measured": found, "error": error}
 
 
@@ -145,7 +149,7 @@ def main() -> None:
     """Measure and write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/plan.json"))
-    parser.add_argument("--only", choices=CASES)
+    parser.add_argument("--only", default=",".join(CASES))
     parser.add_argument("--measure", choices=CASES)
     parser.add_argument("--model", type=Path)
     arguments = parser.parse_args()
@@ -156,16 +160,20 @@ def main() -> None:
                 arguments.out.write_text(str(found), encoding="utf-8")
         return
     about = {**machine(), "torch": torch.__version__, "transformers": transformers.__version__}
-    names = [arguments.only] if arguments.only else list(CASES)
-    rows = [row(name, CASES[name]) for name in names]
-    result = {
-        "largest_error": max(one["error"] for one in rows),
-        "goal": GOAL,
-        "configurations": rows,
-        "machine": about,
-    }
+    rows: dict[str, Any] = {}
+    if arguments.out.exists():
+        known = json.loads(arguments.out.read_text(encoding="utf-8"))["configurations"]
+        rows = {one["name"]: one for one in known}
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    for name in arguments.only.split(","):
+        rows[name] = row(name, CASES[name])
+        result = {
+            "largest_error": max(one["error"] for one in rows.values()),
+            "goal": GOAL,
+            "configurations": list(rows.values()),
+            "machine": about,
+        }
+        arguments.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
