@@ -132,9 +132,11 @@ async def check_logprobs(folder: Path, model: Path) -> None:
             images = RecordImages(store, reader)
             async for record in store.records.find(status="scored", split="train"):
                 stored = await store.turns.of_record(record.id)
-                for turn in turn_tokens(stored, await images.book(stored)):
-                    if turn.versions.any():
-                        continue  # sampled after the first step
+                book = await images.book(stored)
+                for turn in turn_tokens(stored, book):
+                    # Sampled after the first step, or with the token of an image that there is not.
+                    if turn.versions.any() or book.stray_tokens(turn.full_ids, turn.images):
+                        continue
                     num_seen += bool(turn.images)
                     group = SelectedGroup("t", (record.id,), (1.0,), (turn,))
                     step = build_step([group], policy_version=0, token_budget=10**6)
